@@ -1,0 +1,46 @@
+# Two commands do everything on a fresh machine with Python 3.11 or newer: `make demo` and `make test`.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.installed-bench
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: help setup demo test check bench clean
+
+help:  ## list the commands
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+
+setup: $(STAMP)  ## build .venv with everything
+
+# torch first and alone: the pin in constraints.txt must be the build that every later step finds.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Fenchel needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Setting up $(VENV) (a few minutes the first time) ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(INSTALL) torch
+	@$(INSTALL) -e '.[dev]'
+	@touch $@
+
+$(BENCH_STAMP): $(STAMP)
+	@$(INSTALL) -e '.[bench]'
+	@touch $@
+
+demo: setup  ## run the tour on embedded data and write report/index.html
+	@$(BIN)/fenchel tour --out report
+
+test: setup  ## run all tests
+	@$(BIN)/python -m pytest -q -n 2
+
+check: setup  ## lint, format, types, layers
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run
+	@$(BIN)/python benchmarks/maps.py
+
+clean:  ## remove the environment and what was generated
+	rm -rf $(VENV) report build dist

@@ -1,0 +1,1 @@
+from fenchel.regularizers import *

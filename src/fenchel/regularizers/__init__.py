@@ -1,0 +1,22 @@
+"""Ω, a file a family; the functional maps live beside their Ω."""
+
+from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.norm import Norm, normmax
+from fenchel.regularizers.rows import support_size
+from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
+
+__all__ = [
+    "Gini",
+    "Hard",
+    "Norm",
+    "Regularizer",
+    "Scaled",
+    "Shannon",
+    "Tsallis",
+    "argmax",
+    "entmax",
+    "normmax",
+    "softmax",
+    "sparsemax",
+    "support_size",
+]

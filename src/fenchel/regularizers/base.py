@@ -1,0 +1,195 @@
+"""Regularizer: the one abstraction. Ω goes in; a maximum, a choice, a loss and a margin come out."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from fenchel.regularizers.family import Family, Parameter
+from fenchel.regularizers.rows import check_parameter, check_scores, from_rows, parameter_rows, readable, to_rows
+
+
+class Regularizer(nn.Module):
+    r"""A convex regularizer Ω over distributions, and everything that follows from it.
+
+    ============================  ========================================================  =================
+    ``omega(p)``                  :math:`\Omega(p)`                                         one value a row
+    ``omega.max(scores)``         :math:`\max_p \langle p, s \rangle - \Omega(p)`           one value a row
+    ``omega.argmax(scores)``      the ``p`` that attains it                                 shape of scores
+    ``omega.loss(scores, y)``     :math:`\Omega^*(s) + \Omega(y) - \langle s, y \rangle`    one value a row
+    ``omega.margin``              the lead at which one choice takes all                    a number
+    ============================  ========================================================  =================
+
+    Multiply by a positive number for another temperature: ``(gamma * omega).argmax(s)`` is
+    ``omega.argmax(s / gamma)``.
+
+    A subclass sets ``family``, the mathematics, and ``parameter``, the number or tensor that selects a member.
+    """
+
+    family: Family
+
+    @property
+    def parameter(self) -> Parameter:
+        """The family's parameter: a number, or a tensor with one value a row or a head."""
+        raise NotImplementedError
+
+    @property
+    def margin(self) -> float | Tensor | None:
+        """The smallest m such that a lead of m over all other scores gives a one-hot choice and zero loss."""
+        return None
+
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        """Ω(p) of distributions along ``dim``; zero at one-hot vectors."""
+        rows = to_rows(p, dim, None)
+        return self.family.value(rows, self._parameter_rows(p, dim)).to(p.dtype)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The regularized choice, :math:`\\nabla \\Omega^*(s)`, along ``dim``."""
+        rows = to_rows(scores, dim, mask)
+        return from_rows(self.family.argmax(rows, self._parameter_rows(scores, dim)), scores, dim)
+
+    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
+        rows, top = _shift(to_rows(scores, dim, mask))
+        return (self._max_rows(rows, self._parameter_rows(scores, dim)) + top.squeeze(-1)).to(scores.dtype)
+
+    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The Fenchel-Young loss, one value a row: class indices (integers) or probabilities (shape of scores).
+
+        Never negative, and zero exactly where ``argmax(scores)`` is the target. A target that is masked
+        has loss +inf. The gradient is ``argmax(scores) - target``.
+        """
+        rows, _ = _shift(to_rows(scores, dim, mask))
+        a = self._parameter_rows(scores, dim)
+        dim = check_scores(scores, dim)
+        if target.is_floating_point():
+            y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
+            impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
+            reached = torch.where(y == 0, 0.0, y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
+            value = self._max_rows(rows, a) - reached + self.family.value(y, a)
+            # Rounding can leave the sum a hair below zero; the gradient is right as it is.
+            value = value + (value.clamp_min(0) - value).detach()
+        else:
+            index = check_indices(target, scores, dim)
+            reached = rows.gather(-1, index.unsqueeze(-1)).squeeze(-1)
+            impossible = reached == -torch.inf
+            value = self._max_rows(rows, a) - torch.where(impossible, 0.0, reached)
+        return torch.where(impossible, torch.inf, value).to(scores.dtype)
+
+    def __mul__(self, gamma: float | Tensor) -> Regularizer:
+        return Scaled(self, gamma)
+
+    __rmul__ = __mul__
+
+    def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
+        return parameter_rows(self.parameter, "alpha", scores, dim)
+
+    def _max_rows(self, rows: Tensor, a: Parameter) -> Tensor:
+        return self.family.max(rows, self.family.argmax(rows, a), a)
+
+
+class Scaled(Regularizer):
+    """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``."""
+
+    gamma: float | Tensor
+
+    def __init__(self, omega: Regularizer, gamma: float | Tensor) -> None:
+        super().__init__()
+        gamma = check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf")
+        if isinstance(gamma, float) and math.isinf(gamma):
+            raise ValueError("gamma must satisfy 0 < gamma < inf, got inf")
+        self.omega = omega
+        hold(self, "gamma", gamma)
+
+    @property
+    def margin(self) -> float | Tensor | None:
+        margin = self.omega.margin
+        return None if margin is None else self.gamma * margin
+
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        return self._each_row(p, dim) * self.omega(p, dim)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return self.omega.argmax(self._cool(scores, dim), dim, mask).to(scores.dtype)
+
+    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return (self._each_row(scores, dim) * self.omega.max(self._cool(scores, dim), dim, mask)).to(scores.dtype)
+
+    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        loss = self.omega.loss(self._cool(scores, dim), target, dim, mask)
+        return (self._each_row(scores, dim) * loss).to(scores.dtype)
+
+    def extra_repr(self) -> str:
+        return f"gamma={show(self.gamma)}"
+
+    def _cool(self, scores: Tensor, dim: int) -> Tensor:
+        """s / γ, in float32 or better: a small γ must not overflow a half-precision score."""
+        dim = check_scores(scores, dim)
+        gamma = parameter_rows(self.gamma, "gamma", scores, dim)
+        wide = scores if scores.dtype == torch.float64 else scores.float()
+        return wide / (gamma.movedim(-1, dim) if isinstance(gamma, Tensor) else gamma)
+
+    def _each_row(self, scores: Tensor, dim: int) -> float | Tensor:
+        gamma = parameter_rows(self.gamma, "gamma", scores, check_scores(scores, dim))
+        return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+
+
+def hold(module: nn.Module, name: str, value: float | Tensor) -> None:
+    """Keep a number as it is, a parameter in the state_dict, a fixed tensor with the module but out of it."""
+    if isinstance(value, nn.Parameter):
+        module.register_parameter(name, value)
+    elif isinstance(value, Tensor):
+        module.register_buffer(name, value, persistent=False)
+    else:
+        setattr(module, name, value)
+
+
+def show(value: float | Tensor) -> str:
+    """A parameter as a ``repr`` shows it: short numbers, long tensors by their shape."""
+    if not isinstance(value, Tensor):
+        return f"{value:g}"
+    if value.numel() == 1:
+        return f"{value.item():.4g}"
+    return f"tensor of shape {tuple(value.shape)}"
+
+
+def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Class indices of the shape of scores without ``dim``, as int64."""
+    if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:
+        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise TypeError(f"target must hold integer class indices or floating-point probabilities, got {kind}")
+    expected = scores.shape[:dim] + scores.shape[dim + 1 :]
+    if target.shape != expected:
+        raise ValueError(
+            f"target of class indices must have shape {tuple(expected)} for scores of shape "
+            f"{tuple(scores.shape)} and dim {dim}, got {tuple(target.shape)}"
+        )
+    classes = scores.shape[dim]
+    if readable(target) and bool(((target < 0) | (target >= classes)).any()):
+        wrong = target[(target < 0) | (target >= classes)][0].item()
+        raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
+    return target.long()
+
+
+def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Probabilities of the shape of scores: not negative, with sum 1 along ``dim``."""
+    if target.shape != scores.shape:
+        raise ValueError(
+            f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, got {tuple(target.shape)}"
+        )
+    if readable(target):
+        tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
+        totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
+        if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):
+            raise ValueError(f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}")
+    return target
+
+
+def _shift(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with largest score 0, and what was taken off: all that follows is then a sum of small terms."""
+    top = rows.detach().amax(-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    return rows - top, cast(Tensor, top)

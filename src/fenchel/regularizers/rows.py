@@ -1,0 +1,112 @@
+"""What a user passes in (scores, dim, mask, parameters, targets), checked and laid out as rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether tensor *values* may be looked at: not under compile, export, vmap, or on fake tensors."""
+    if torch.compiler.is_compiling():
+        return False
+    plain = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+    return all(
+        type(t) in plain and not t.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
+    )
+
+
+def check_scores(scores: Tensor, dim: int) -> int:
+    """Check scores and the dimension to choose along; return it counted from the front."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
+    if isinstance(dim, bool) or not isinstance(dim, int):
+        raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    rank = scores.dim()
+    if rank == 0:
+        raise ValueError("scores must have at least one dimension, got a scalar")
+    if not -rank <= dim < rank:
+        raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for scores of shape {tuple(scores.shape)}, got {dim}")
+    if scores.shape[dim] == 0:
+        raise ValueError(f"scores must not be empty along dim {dim}, got shape {tuple(scores.shape)}")
+    return dim % rank
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of ``shape`` expands to the shape ``to`` (and not the other way round)."""
+    return len(shape) <= len(to) and all(
+        a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False)
+    )
+
+
+def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores with −inf wherever the mask is False."""
+    if mask is None:
+        return scores
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"mask must be a boolean tensor (True = may receive mass), got {kind}")
+    if not broadcasts(mask.shape, scores.shape):
+        raise ValueError(
+            f"mask must broadcast to scores: mask has shape {tuple(mask.shape)}, scores {tuple(scores.shape)}"
+        )
+    return torch.where(mask, scores, -torch.inf)
+
+
+def to_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    """Checked scores with ``dim`` moved last, masked entries at −inf, in float32 or better."""
+    dim = check_scores(scores, dim)
+    rows = apply_mask(scores, mask).movedim(dim, -1)
+    return rows if rows.dtype == torch.float64 else rows.float()
+
+
+def from_rows(rows: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Undo ``to_rows`` for a result of the same shape."""
+    return rows.movedim(-1, dim).to(scores.dtype)
+
+
+def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -> float | Tensor:
+    """Lay out a parameter beside ``to_rows(scores)``: size 1 along ``dim``, which is moved last."""
+    if not isinstance(value, Tensor):
+        return value
+    if not broadcasts(value.shape, scores.shape):
+        raise ValueError(
+            f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores {tuple(scores.shape)}"
+        )
+    full = value.reshape((1,) * (scores.dim() - value.dim()) + tuple(value.shape))
+    if full.shape[dim] != 1:
+        raise ValueError(
+            f"{name} must have size 1 along dim {dim} (one value a row), got shape {tuple(value.shape)} "
+            f"for scores of shape {tuple(scores.shape)}"
+        )
+    return full.movedim(dim, -1)
+
+
+def check_parameter(value: float | Tensor, name: str, lower: float, allowed: str) -> float | Tensor:
+    """Check that a number, or every entry of a tensor, lies in (lower, inf]; return a float or the tensor."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
+        if readable(value) and not bool((value > lower).all()):
+            raise ValueError(f"{name} must satisfy {allowed}, got a tensor with smallest value {value.min().item()}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    if not value > lower:
+        raise ValueError(f"{name} must satisfy {allowed}, got {value}")
+    return float(value)
+
+
+def support_size(p: Tensor, dim: int = -1) -> Tensor:
+    """Count the entries that are not zero along ``dim``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.support_size(fenchel.sparsemax(torch.tensor([[1.0, 0.5, -1.0], [2.0, 0.0, 0.0]])))
+        tensor([2, 1])
+    """
+    return (p != 0).sum(dim)

@@ -1,0 +1,144 @@
+r"""Thresholds: the one number a row that a sparse map has to find, in plain torch for every device.
+
+Scores are rows with largest entry 0 and masked entries at −inf. A support is found exactly, by binary search over
+the sorted scores; what is left is a smooth convex equation in one unknown, solved by Newton's method from the side
+from which it converges monotonically. Nothing depends on the data but the numbers: the loops have fixed lengths, so
+the functions can be traced, compiled and mapped.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+NEWTON_STEPS = 16
+"""Enough for every row that we could construct: quadratic convergence needs 1 to 6 steps, adversarial rows up to 10."""
+
+
+def smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor) -> Tensor:
+    r"""The smallest score zₖ of the support of p ∝ [scale·z − τ]₊^power with Σ [scale·z − τ]₊^power = 1.
+
+    Entry k is in the support if and only if the mass at the threshold τ = scale·zₖ is below 1.
+    """
+    ordered = z.sort(dim=-1, descending=True).values
+    n = z.shape[-1]
+    lowest = torch.zeros_like(ordered[..., :1], dtype=torch.long)
+    highest = torch.full_like(lowest, n - 1)
+    for _ in range((n - 1).bit_length()):
+        middle = (lowest + highest + 1) // 2
+        candidate = ordered.gather(-1, middle)
+        mass = (scale * (ordered - candidate)).clamp_min(0).pow(power).sum(-1, keepdim=True)
+        inside = mass < 1
+        lowest = torch.where(inside, middle, lowest)
+        highest = torch.where(inside, highest, middle - 1)
+    return ordered.gather(-1, lowest)
+
+
+def expm1_ratio(x: Tensor, c: float | Tensor) -> Tensor:
+    """expm1(c·x) / c, and its limit x at c = 0."""
+    if isinstance(c, Tensor):
+        at_zero = c == 0
+        nonzero = torch.where(at_zero, 1.0, c)
+        return torch.where(at_zero, x, torch.expm1(nonzero * x) / nonzero)
+    return torch.expm1(c * x) / c if c else x
+
+
+_SMALL = 0.25  # below this |c|, (1 + c·u)^(1/c) magnifies the rounding of the sum too much
+
+
+def tsallis_exp(u: Tensor, c: float | Tensor) -> Tensor:
+    """[1 + c·u]₊^(1/c), the (2−α)-exponential for c = α − 1, and its limit exp(u) at c = 0."""
+    if isinstance(c, Tensor):
+        by_log = torch.where(c.abs() < _SMALL, c, _SMALL)
+        by_power = torch.where(c.abs() < _SMALL, 1.0, c)
+        return torch.where(c.abs() < _SMALL, _exp_by_log(u, by_log), _exp_by_power(u, by_power))
+    return _exp_by_log(u, c) if abs(c) < _SMALL else _exp_by_power(u, c)
+
+
+def _exp_by_power(u: Tensor, c: float | Tensor) -> Tensor:
+    return (1 + c * u).clamp_min(0).pow(1 / c)
+
+
+def _exp_by_log(u: Tensor, c: float | Tensor) -> Tensor:
+    if isinstance(c, Tensor):
+        nonzero = torch.where(c == 0, 1.0, c)
+        limited = torch.log1p((nonzero * u).clamp_min(-1)) / nonzero
+        return torch.exp(torch.where(c == 0, u, limited))
+    return torch.exp(torch.log1p((c * u).clamp_min(-1)) / c) if c else torch.exp(u)
+
+
+def entmax_up_to_2(z: Tensor, c: float | Tensor) -> Tensor:
+    r"""α-entmax for 0 < α ≤ 2 (c = α − 1), by Newton on the offset A of p = [1 + c(z − A)]₊^(1/c).
+
+    (Σp)^c is a norm of the shifted scores: convex (concave for c < 0) in A, and nearly linear, so that Newton
+    from A ≤ A* is monotone and takes few steps. At c = 0 it is log Σ exp(z − A), and one step is exact.
+    """
+    inside = z > -torch.inf
+    if isinstance(c, Tensor):
+        positive = torch.where(c > 0, c, 1.0)
+        inside = inside & ((c <= 0) | (z >= smallest_of_support(z, positive, 1 / positive)))
+    elif c > 0:
+        inside = inside & (z >= smallest_of_support(z, c, 1 / c))
+    size = inside.sum(-1, keepdim=True).to(z.dtype)
+    smallest = torch.where(inside, z, 0.0).amin(-1, keepdim=True)
+    offset = (smallest - expm1_ratio(-size.log(), c)).clamp_min(0)
+    for _ in range(NEWTON_STEPS):
+        p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
+        total = p.sum(-1, keepdim=True)
+        offset = offset - total * expm1_ratio(-total.log(), c) / _curvature(p, c).sum(-1, keepdim=True)
+    p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
+    # The offset is only as fine as its own last digit; what is missing from Σp = 1 is given to p itself.
+    s = _curvature(p, c)
+    return (p - s * ((p.sum(-1, keepdim=True) - 1) / s.sum(-1, keepdim=True))).clamp_min(0)
+
+
+def _curvature(p: Tensor, c: float | Tensor) -> Tensor:
+    """s = p^(2−α) on the support: minus the derivative of p with respect to the offset."""
+    return torch.where(p > 0, p.pow(1 - c), 0.0)
+
+
+def entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
+    r"""α-entmax for α ≥ 2 (c = α − 1), by Newton on the smallest probability w of the support.
+
+    p = (a^c + w^c)^(1/c) with a = (c(z − zₖ))^(1/c): the c-norm of (a, w), convex in w, with slopes between 1 and
+    the size of the support. Scores enter by their distance from zₖ alone, which keeps the small probabilities exact
+    where the threshold itself, in floating point, could not (an error δ in it is δ^(1/c) in mass).
+    """
+    zk = smallest_of_support(z, c, 1 / c)
+    inside = z >= zk
+    a = torch.where(inside, (c * (z - zk)).clamp_min(0).pow(1 / c), 0.0)
+    w = 1 / inside.sum(-1, keepdim=True).to(z.dtype)
+    for _ in range(NEWTON_STEPS):
+        p = _hypotenuse(a, w, c)
+        slope = torch.where(inside & (p > 0), (w / p).pow(c - 1), 0.0).sum(-1, keepdim=True)
+        excess = torch.where(inside, p, 0.0).sum(-1, keepdim=True) - 1
+        w = (w - excess / slope.clamp_min(1)).clamp_min(0)
+    return torch.where(inside, _hypotenuse(a, w, c), 0.0)
+
+
+def _hypotenuse(a: Tensor, w: Tensor, c: float | Tensor) -> Tensor:
+    """(a^c + w^c)^(1/c) without under- or overflow."""
+    longer, shorter = torch.maximum(a, w), torch.minimum(a, w)
+    ratio = torch.where(longer > 0, shorter / longer, 0.0)
+    return longer * (1 + ratio.pow(c)).pow(1 / c)
+
+
+def normmax(z: Tensor, c: float | Tensor) -> Tensor:
+    r"""α-normmax for 1 < α ≤ ∞ (c = α − 1): p ∝ b^(1/c), b = [z − μ]₊ with ‖b‖_q = 1 and q = 1 + 1/c.
+
+    Newton on the offset x = zₖ − μ from the smallest score of the support; ‖z − zₖ + x‖_q is convex in x.
+    """
+    q = 1 + 1 / c
+    zk = smallest_of_support(z, 1.0, q)
+    inside = z >= zk
+    gaps = torch.where(inside, z - zk, 0.0)
+    size = inside.sum(-1, keepdim=True).to(z.dtype)
+    x = torch.minimum(size.pow(-1 / q), 1 - gaps.amax(-1, keepdim=True))
+    for _ in range(NEWTON_STEPS):
+        b = gaps + x
+        total = torch.where(inside, b.pow(q), 0.0).sum(-1, keepdim=True)
+        slope = torch.where(inside, b.pow(q - 1), 0.0).sum(-1, keepdim=True)
+        x = (x + total * torch.expm1(-total.log() / q) / slope).clamp_min(0)
+    b = gaps + x
+    weights = torch.where(inside, (b / b.amax(-1, keepdim=True)).pow(1 / c), 0.0)
+    return weights / weights.sum(-1, keepdim=True)

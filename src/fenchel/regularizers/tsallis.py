@@ -1,0 +1,357 @@
+"""Tsallis entropies: from softmax over entmax and sparsemax to argmax, one family with one parameter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.family import Family, Parameter
+from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
+
+_ALLOWED = "0 < alpha <= inf"
+
+
+class _TsallisFamily(Family):
+    r"""Ω(p) = Σ (pᵅ − p) / (α(α−1)): Shannon's Σ p log p at α = 1, Gini's ½(‖p‖² − 1) at α = 2, 0 at α = ∞.
+
+    With c = α − 1, ∇Ω(p) = ln_c(p) + constant, where ln_c(p) = (p^c − 1)/c, and the Hessian is diag(p^(α−2)).
+    """
+
+    name = "tsallis"
+
+    def value(self, p: Tensor, a: Parameter) -> Tensor:
+        if isinstance(a, Tensor):
+            a, finite = _finite(a)
+            return torch.where(finite, _tsallis_log(p, a - 1, times_p=True) / a, 0.0).sum(-1)
+        if a == 1:
+            return -torch.special.entr(p).sum(-1)
+        if math.isinf(a):
+            return torch.zeros_like(p[..., 0])
+        if abs(a - 1) < 0.25:
+            return _tsallis_log(p, torch.as_tensor(a - 1, dtype=p.dtype, device=p.device), times_p=True).sum(-1) / a
+        return (p.pow(a) - p).sum(-1) / (a * (a - 1))
+
+    def solve(self, z: Tensor, a: Parameter) -> Tensor:
+        if isinstance(a, Tensor):
+            finite_a, finite = _finite(a)
+            c = finite_a - 1
+            p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
+            return torch.where(finite, p, _one_hot(z))
+        if a == 1:
+            return torch.softmax(z, -1)
+        if math.isinf(a):
+            return _one_hot(z)
+        return entmax_up_to_2(z, a - 1) if a <= 2 else entmax_from_2(z, a - 1)
+
+    def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        """J = diag(s) − ssᵀ/‖s‖₁ with s = p^(2−α) on the support (002, Proposition 1)."""
+        support = p != 0
+        v = torch.where(support, v, 0.0)
+        if isinstance(a, Tensor):
+            a, finite = _finite(a)
+            return torch.where(finite, _steep_product(v, p, support, a), 0.0)
+        if math.isinf(a):
+            return 0.0 * p * v
+        if a > 2:
+            return _steep_product(v, p, support, a)
+        s = p if a == 1 else torch.where(support, torch.where(support, p, 1.0).pow(2 - a), 0.0)
+        total = s.sum(-1, keepdim=True)
+        mean = (s * v).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
+        return s * (v - mean)
+
+    def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+        a, finite = _finite(a)
+        change = p * _tsallis_log_slope(p, a - 1) / a - _tsallis_log(p, a - 1, times_p=True) / a**2
+        return torch.where(finite, change, 0.0).sum(-1, keepdim=True)
+
+    def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+        a, finite = _finite(a)
+        return torch.where(finite, _tsallis_log_slope(p, a - 1), 0.0)
+
+
+def _finite(a: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor alpha with infinities replaced by a number, and where it was finite."""
+    finite = a != torch.inf
+    return torch.where(finite, a, 2.0), finite
+
+
+def _one_hot(z: Tensor) -> Tensor:
+    """argmax of rows with largest score 0; ties share."""
+    best = (z == 0).to(z.dtype)
+    return best / best.sum(-1, keepdim=True)
+
+
+def _steep_product(v: Tensor, p: Tensor, support: Tensor, a: Parameter) -> Tensor:
+    """J v for any α. Above 2, s = p^(2−α) is huge for small p and J the difference of huge numbers.
+
+    So everything is measured from the entry k with the largest s: its own product is minus the sum of the
+    others (J1 = 0), and none of the others suffers cancellation.
+    """
+    safe = torch.where(support, p, 1.0)
+    power = 2 - a
+    s = torch.where(support, safe.pow(power), 0.0).clamp_max(torch.finfo(p.dtype).max)
+    k = s.detach().argmax(-1, keepdim=True)
+    others = torch.ones_like(s).scatter(-1, k, 0.0)
+    relative = torch.where(support, (safe / safe.gather(-1, k)).pow(power), 0.0)
+    v = v - v.gather(-1, k)
+    mean = (relative * v).sum(-1, keepdim=True) / relative.sum(-1, keepdim=True).clamp_min(1)
+    product = others * s * (v - mean)
+    return torch.where(support, product - (1 - others) * product.sum(-1, keepdim=True), 0.0 * p)
+
+
+def _tsallis_log(p: Tensor, c: Tensor, times_p: bool = False) -> Tensor:
+    """ln_c(p) = (p^c − 1)/c = log p · (expm1(x)/x) at x = c·log p, or p·ln_c(p); smooth through c = 0.
+
+    At p = 0, p·ln_c(p) is 0 with the one-sided slope −1/c for c > 0 and −inf for c ≤ 0.
+    """
+    positive = p > 0
+    log_p = torch.where(positive, p, 1.0).log()
+    inside = log_p * _exponential_moment(c * log_p, 0)
+    if not times_p:
+        return inside
+    at_zero = torch.where(c > 0, -p / torch.where(c > 0, c, 1.0), -torch.special.entr(torch.where(positive, 1.0, p)))
+    return torch.where(positive, torch.where(positive, p, 0.0) * inside, at_zero)
+
+
+def _tsallis_log_slope(p: Tensor, c: Tensor) -> Tensor:
+    """∂ ln_c(p) / ∂c = log²p · ∫₀¹ t exp(xt) dt at x = c·log p; zero where p = 0."""
+    log_p = torch.where(p == 0, 1.0, p).log()
+    return log_p**2 * _exponential_moment(c * log_p, 1)
+
+
+def _exponential_moment(x: Tensor, order: int) -> Tensor:
+    """∫₀¹ tᵐ exp(xt) dt for m = 0, 1; by its series near zero, where every derivative stays exact too."""
+    near = x.abs() < 1
+    small = torch.where(near, x, 0.0)
+    series = torch.zeros_like(x)
+    for k in range(20, -1, -1):
+        series = series * small + 1 / (math.factorial(k) * (k + order + 1))
+    large = torch.where(near, 1.0, x)
+    closed = torch.expm1(large) / large if order == 0 else (1 + (large - 1) * large.exp()) / large**2
+    return torch.where(near, series, closed)
+
+
+_FAMILY = _TsallisFamily()
+
+
+class Tsallis(Regularizer):
+    r"""Tsallis negentropy, :math:`\Omega(p) = \frac{1}{\alpha(\alpha-1)} (\sum_i p_i^\alpha - 1)`.
+
+    Its argmax is α-entmax: dense for alpha ≤ 1, sparse above, with margin 1/(alpha − 1).
+
+    Args:
+        alpha: a number in (0, inf], or a tensor with one value a row or a head (size 1 along ``dim``).
+            An ``nn.Parameter`` is trained as it is.
+        learnable: make alpha a parameter that stays inside ``bounds``: a sigmoid of ``raw_alpha``.
+        bounds: the open interval of a learnable alpha.
+        shape: of a learnable alpha, such as ``(heads, 1, 1)`` for scores of shape (batch, heads, queries, keys).
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Tsallis
+        >>> omega = Tsallis(1.5)
+        >>> scores = torch.tensor([2.0, 1.0, -1.0])
+        >>> omega.argmax(scores)
+        tensor([0.8307, 0.1693, 0.0000])
+        >>> omega.loss(scores, torch.tensor(0)), omega.margin
+        (tensor(0.0655), 2.0)
+        >>> Tsallis(1.5, learnable=True, shape=(4, 1, 1))
+        Tsallis(alpha=tensor of shape (4, 1, 1), learnable, bounds=(1, 2))
+
+    References: Tsallis (1988); Peters, Niculae & Martins (2019); Correia, Niculae & Martins (2019).
+    """
+
+    family = _FAMILY
+    _alpha: float | Tensor | None
+    raw_alpha: nn.Parameter | None
+
+    def __init__(
+        self,
+        alpha: float | Tensor = 1.5,
+        *,
+        learnable: bool = False,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        shape: Sequence[int] = (),
+    ) -> None:
+        super().__init__()
+        alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
+        self.bounds = (float(bounds[0]), float(bounds[1])) if learnable else None
+        if self.bounds is None:
+            if shape:
+                raise ValueError("shape goes with learnable=True; pass a tensor alpha for fixed values")
+            hold(self, "_alpha", alpha)
+        else:
+            self.raw_alpha = nn.Parameter(_unsqueeze_alpha(alpha, self.bounds, tuple(shape)))
+
+    @property
+    def alpha(self) -> Parameter:
+        """The entropic index: a number, or a tensor (differentiable if learnable)."""
+        if self.bounds is None:
+            assert self._alpha is not None
+            return self._alpha
+        assert self.raw_alpha is not None
+        low, high = self.bounds
+        raw = self.raw_alpha if self.raw_alpha.dtype == torch.float64 else self.raw_alpha.float()
+        return low + (high - low) * torch.sigmoid(raw)
+
+    @property
+    def parameter(self) -> Parameter:
+        return self.alpha
+
+    @property
+    def margin(self) -> float | Tensor:
+        """1/(alpha − 1) for alpha > 1; inf below, where no lead is enough."""
+        alpha = self.alpha
+        if isinstance(alpha, Tensor):
+            return torch.where(alpha > 1, 1 / torch.where(alpha > 1, alpha - 1, 1.0), torch.inf)
+        return 1 / (alpha - 1) if alpha > 1 else math.inf
+
+    def extra_repr(self) -> str:
+        learnable = "" if self.bounds is None else f", learnable, bounds=({self.bounds[0]:g}, {self.bounds[1]:g})"
+        return f"alpha={show(self.alpha)}{learnable}"
+
+
+def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: tuple[int, ...]) -> Tensor:
+    """The raw parameter whose sigmoid, scaled to the bounds, is alpha."""
+    low, high = bounds
+    if not 0 < low < high < math.inf:
+        raise ValueError(f"bounds must satisfy 0 < low < high < inf, got ({low:g}, {high:g})")
+    dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
+    share = (torch.as_tensor(alpha).detach().double() - low) / (high - low)
+    if not bool(((share > 0) & (share < 1)).all()):
+        raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
+    return torch.logit(share).to(dtype).expand(shape or share.shape).clone()
+
+
+class Shannon(Tsallis):
+    r"""Shannon's negentropy, :math:`\sum_i p_i \log p_i`. Argmax: softmax. Loss: cross-entropy. No margin.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Shannon
+        >>> Shannon().argmax(torch.tensor([1.0, 0.0]))
+        tensor([0.7311, 0.2689])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class Gini(Tsallis):
+    r"""Gini's negentropy, :math:`\frac12 (\|p\|^2 - 1)`. Argmax: sparsemax. Margin: 1.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Gini
+        >>> Gini().argmax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(2.0)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+class Hard(Tsallis):
+    r"""No regularizer, :math:`\Omega = 0`. Argmax: one-hot, ties share, zero gradient. Loss: max minus the target's score.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Hard
+        >>> Hard().argmax(torch.tensor([3.0, 1.0, 3.0]))
+        tensor([0.5000, 0.0000, 0.5000])
+    """
+
+    def __init__(self) -> None:
+        super().__init__(math.inf)
+
+    def extra_repr(self) -> str:
+        return ""
+
+
+def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Maximize a linear score plus the Tsallis α-entropy over the simplex.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle
+              - \frac{1}{\alpha(\alpha-1)} \Big(\sum_i p_i^\alpha - 1\Big)
+
+    Softmax at alpha 1, sparsemax at 2, argmax at inf; sparse for every alpha > 1, dense below. A lead of
+    1/(alpha − 1) takes all. O(n log n) time: a sort, then a few vectorised passes.
+
+    Args:
+        scores: any shape, floating point.
+        alpha: a number in (0, inf], or a tensor that broadcasts to ``scores`` with size 1 along ``dim``.
+            Differentiable, at alpha 1 too.
+        dim: the dimension to choose along.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too.
+
+    Returns:
+        Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.entmax(torch.tensor([2.0, 1.0, -1.0]), alpha=1.5)
+        tensor([0.8307, 0.1693, 0.0000])
+
+    References: Peters, Niculae & Martins (2019), section 3.
+    """
+    alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
+    rows = to_rows(scores, dim, mask)
+    return from_rows(_FAMILY.argmax(rows, parameter_rows(alpha, "alpha", scores, dim)), scores, dim)
+
+
+def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Project scores onto the simplex: the sparse counterpart of softmax, piecewise linear.
+
+    .. math:: \operatorname{argmin}_{p \in \Delta} \; \|p - s\|^2
+
+    Arguments and result as in :func:`entmax`, of which this is ``alpha=2``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+
+    References: Martins & Astudillo (2016).
+    """
+    return entmax(scores, 2.0, dim, mask)
+
+
+def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Maximize a linear score plus Shannon's entropy over the simplex: torch's softmax, with a mask.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \sum_i p_i \log p_i
+
+    Arguments and result as in :func:`entmax`, of which this is ``alpha=1``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.softmax(torch.tensor([1.0, 0.0, 5.0]), mask=torch.tensor([True, True, False]))
+        tensor([0.7311, 0.2689, 0.0000])
+    """
+    return entmax(scores, 1.0, dim, mask)
+
+
+def argmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Maximize a linear score over the simplex: one-hot, ties share, zero gradient.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle
+
+    Arguments and result as in :func:`entmax`, of which this is ``alpha=inf``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.argmax(torch.tensor([3.0, 1.0, 3.0]))
+        tensor([0.5000, 0.0000, 0.5000])
+    """
+    return entmax(scores, math.inf, dim, mask)
