@@ -1,1 +1,42 @@
-from fenchel.regularizers import *
+"""Fenchel: sparse and structured, differentiable choices for PyTorch."""
+
+from fenchel import nn
+from fenchel.attention import attention
+from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
+from fenchel.regularizers import (
+    Gini,
+    Hard,
+    Norm,
+    Regularizer,
+    Shannon,
+    Tsallis,
+    argmax,
+    entmax,
+    normmax,
+    softmax,
+    sparsemax,
+    support_size,
+)
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Gini",
+    "Hard",
+    "Norm",
+    "Regularizer",
+    "Shannon",
+    "Tsallis",
+    "argmax",
+    "attention",
+    "entmax",
+    "entmax_loss",
+    "fy_loss",
+    "nn",
+    "normmax",
+    "normmax_loss",
+    "softmax",
+    "sparsemax",
+    "sparsemax_loss",
+    "support_size",
+]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -65,19 +64,22 @@ class Regularizer(nn.Module):
         rows, _ = _shift(to_rows(scores, dim, mask))
         a = self._parameter_rows(scores, dim)
         dim = check_scores(scores, dim)
+        maximum = self._max_rows(rows, a)
+        maximum = torch.where(maximum == -torch.inf, 0.0, maximum)  # nothing to choose from: any target is impossible
         if target.is_floating_point():
             y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
             impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
             reached = torch.where(y == 0, 0.0, y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
-            value = self._max_rows(rows, a) - reached + self.family.value(y, a)
+            value = maximum - reached + self.family.value(y, a)
             # Rounding can leave the sum a hair below zero; the gradient is right as it is.
             value = value + (value.clamp_min(0) - value).detach()
         else:
             index = check_indices(target, scores, dim)
             reached = rows.gather(-1, index.unsqueeze(-1)).squeeze(-1)
             impossible = reached == -torch.inf
-            value = self._max_rows(rows, a) - torch.where(impossible, 0.0, reached)
-        return torch.where(impossible, torch.inf, value).to(scores.dtype)
+            value = maximum - torch.where(impossible, 0.0, reached)
+        # Added, not chosen: the other classes of such a row keep their gradient, as in cross_entropy.
+        return (value + torch.where(impossible, torch.inf, 0.0)).to(scores.dtype)
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         return Scaled(self, gamma)
@@ -110,7 +112,8 @@ class Scaled(Regularizer):
         return None if margin is None else self.gamma * margin
 
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        return self._each_row(p, dim) * self.omega(p, dim)
+        value: Tensor = self._each_row(p, dim) * self.omega(p, dim)
+        return value
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         return self.omega.argmax(self._cool(scores, dim), dim, mask).to(scores.dtype)
@@ -192,4 +195,4 @@ def _shift(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows with largest score 0, and what was taken off: all that follows is then a sum of small terms."""
     top = rows.detach().amax(-1, keepdim=True)
     top = torch.where(top == -torch.inf, 0.0, top)
-    return rows - top, cast(Tensor, top)
+    return rows - top, top

@@ -8,17 +8,19 @@ how to solve for argmax_Ω, and how to multiply by its Jacobian *given the answe
 * ∂ max_Ω / ∂ scores = argmax_Ω and ∂ max_Ω / ∂ a = −∂ₐΩ(p), the envelope theorem.
 
 Every rule is written with differentiable operations on p, which is itself an output of the rule: derivatives
-of all orders are right. Eager mode runs an ``autograd.Function`` (forward mode, vmap); under ``torch.compile``
-and ``torch.export`` the same functions run behind a registered operator, which stays one node of the graph.
+of all orders are right. Eager mode runs the ``autograd.Function`` directly, which is faster; under ``torch.compile``
+and ``torch.export`` the same Function runs behind a registered operator, which stays one node of the graph.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -34,8 +36,8 @@ class Family(ABC):
     name: str
 
     def __init__(self) -> None:
-        self._argmax_op = _register_argmax(self)
-        self._max_op = _register_max(self)
+        self._argmax_op = _register(self, "argmax", "Tensor z", self._solve_any, torch.empty_like, _ArgmaxInGraph)
+        self._max_op = _register(self, "max", "Tensor z, Tensor p", self.attained, _one_a_row, _MaxInGraph)
 
     # -- the mathematics, written by each family ---------------------------------------------------
 
@@ -64,18 +66,12 @@ class Family(ABC):
     def argmax(self, z: Tensor, a: Parameter) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
         a = _full_rank(a, z)
-        if torch.compiler.is_compiling():
-            result: Tensor = self._argmax_op(z, *_pack(a))
-            return result
-        return _Argmax.apply(self, z, a)
+        return self._argmax_op(z, *_pack(a)) if torch.compiler.is_compiling() else _apply(_Argmax, self, z, a)
 
     def max(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """max_Ω of rows given ``p = self.argmax(z, a)``."""
         a = _full_rank(a, z)
-        if torch.compiler.is_compiling():
-            result: Tensor = self._max_op(z, p, *_pack(a))
-            return result
-        return _Max.apply(self, z, p, a)
+        return self._max_op(z, p, *_pack(a)) if torch.compiler.is_compiling() else _apply(_Max, self, z, p, a)
 
     def attained(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """⟨p, z⟩ − Ω(p): the value of max_Ω, without derivatives. −inf where nothing may be chosen."""
@@ -86,24 +82,16 @@ class Family(ABC):
         return torch.where(best == -torch.inf, best, value)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
-        """``solve`` on any rows: shifted by their maximum, zeros where all is masked, NaN where a score is NaN or +inf."""
+        """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         p = self.solve(z - torch.where(usable, top, 0.0), a)
         return torch.where(usable, p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
-    def _argmax_vjp(self, grad: Tensor, p: Tensor, a: Parameter, wants_a: bool) -> tuple[Tensor, Tensor | None]:
-        to_scores = self.jacobian_product(grad, p, a)
-        if not (wants_a and isinstance(a, Tensor)):
-            return to_scores, None
-        to_a = -(to_scores * self.gradient_sensitivity(p, a)).sum(-1, keepdim=True)
-        return to_scores, to_a
 
-    def _max_vjp(self, grad: Tensor, p: Tensor, a: Parameter, wants_a: bool) -> tuple[Tensor, Tensor | None]:
-        grad = grad.unsqueeze(-1)
-        if not (wants_a and isinstance(a, Tensor)):
-            return grad * p, None
-        return grad * p, -grad * self.value_sensitivity(p, a)
+def on_support(v: Tensor, p: Tensor) -> Tensor:
+    """v where p > 0, 0 where p = 0 (whatever v is there), NaN where p is NaN."""
+    return torch.where(p > 0, v, p.detach())
 
 
 def _full_rank(a: Parameter, z: Tensor) -> Parameter:
@@ -126,125 +114,152 @@ def _rows_first(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...
 
 class _Argmax(torch.autograd.Function):
     @staticmethod
-    def forward(family: Family, z: Tensor, a: Parameter) -> Tensor:  # type: ignore[override]
+    def forward(family: Family, z: Tensor, a: Parameter) -> Tensor:
         return family._solve_any(z, a)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Family, Tensor, Parameter], output: Tensor) -> None:
         ctx.family, _, a = inputs
-        _remember(ctx, a, output)
+        _remember(ctx, output, a)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None]:  # type: ignore[override]
-        (p,), a = _recall(ctx)
-        return None, *ctx.family._argmax_vjp(grad, p, a, ctx.needs_input_grad[2])
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None]:
+        p, a = _recall(ctx)
+        to_scores = ctx.family.jacobian_product(grad, p, a)
+        if not ctx.needs_input_grad[2]:
+            return None, to_scores, None
+        return None, to_scores, -(to_scores * ctx.family.gradient_sensitivity(p, a)).sum(-1, keepdim=True)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, da: Tensor | None) -> Tensor:  # type: ignore[override]
-        (p,), a = _recall(ctx)
-        direction = torch.zeros_like(p) if dz is None else dz
-        if da is not None and isinstance(a, Tensor):
-            direction = direction - da * ctx.family.gradient_sensitivity(p, a)
-        return ctx.family.jacobian_product(direction, p, a)
+    def jvp(ctx: Any, _: None, dz: Tensor | None, da: Tensor | None) -> Tensor:
+        p, a = _recall(ctx)
+        with forward_ad._set_fwd_grad_enabled(True):
+            p, a = _outside(p), _outside(a)
+            direction = torch.zeros_like(p) if dz is None else dz
+            if da is not None:
+                direction = direction - da * ctx.family.gradient_sensitivity(p, a)
+            product: Tensor = ctx.family.jacobian_product(direction, p, a)
+        return product
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, family: Family, z: Tensor, a: Parameter) -> tuple[Tensor, int]:  # type: ignore[override]
-        return _Argmax.apply(family, *_rows_first(info, in_dims[1:], (z, a))), 0
+    def vmap(info: Any, in_dims: Any, family: Family, z: Tensor, a: Parameter) -> tuple[Tensor, int]:
+        return _apply(_Argmax, family, *_rows_first(info, in_dims[1:], (z, a))), 0
 
 
 class _Max(torch.autograd.Function):
     @staticmethod
-    def forward(family: Family, z: Tensor, p: Tensor, a: Parameter) -> Tensor:  # type: ignore[override]
+    def forward(family: Family, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
         return family.attained(z, p, a)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Family, Tensor, Tensor, Parameter], output: Tensor) -> None:
         ctx.family, _, p, a = inputs
-        _remember(ctx, a, p)
+        _remember(ctx, p, a)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, Tensor | None]:  # type: ignore[override]
-        (p,), a = _recall(ctx)
-        to_scores, to_a = ctx.family._max_vjp(grad, p, a, ctx.needs_input_grad[3])
-        return None, to_scores, None, to_a
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None, Tensor | None]:
+        p, a = _recall(ctx)
+        grad = grad.unsqueeze(-1)
+        if not ctx.needs_input_grad[3]:
+            return None, grad * p, None, None
+        return None, grad * p, None, -grad * ctx.family.value_sensitivity(p, a)
 
     @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, dp: Tensor | None, da: Tensor | None) -> Tensor:  # type: ignore[override]
-        (p,), a = _recall(ctx)
-        tangent = torch.zeros_like(p) if dz is None else p * dz
-        if da is not None and isinstance(a, Tensor):
-            return tangent.sum(-1) - (da * ctx.family.value_sensitivity(p, a)).squeeze(-1)
-        return tangent.sum(-1)
+    def jvp(ctx: Any, _: None, dz: Tensor | None, dp: Tensor | None, da: Tensor | None) -> Tensor:
+        p, a = _recall(ctx)
+        with forward_ad._set_fwd_grad_enabled(True):
+            p, a = _outside(p), _outside(a)
+            change = torch.zeros_like(p) if dz is None else p * dz
+            total = change.sum(-1)
+            if da is not None:
+                total = total - (da * ctx.family.value_sensitivity(p, a)).squeeze(-1)
+        return total
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, family: Family, z: Tensor, p: Tensor, a: Parameter) -> tuple[Tensor, int]:  # type: ignore[override]
-        return _Max.apply(family, *_rows_first(info, in_dims[1:], (z, p, a))), 0
+    def vmap(info: Any, in_dims: Any, family: Family, z: Tensor, p: Tensor, a: Parameter) -> tuple[Tensor, int]:
+        return _apply(_Max, family, *_rows_first(info, in_dims[1:], (z, p, a))), 0
 
 
-def _remember(ctx: Any, a: Parameter, *tensors: Tensor) -> None:
+class _ArgmaxInGraph(_Argmax):
+    """The same rules when the operator is called: the forward pass is the operator itself, below autograd."""
+
+    @staticmethod
+    def forward(family: Family, z: Tensor, a: Parameter) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return family._argmax_op(z, *_pack(a))
+
+
+class _MaxInGraph(_Max):
+    @staticmethod
+    def forward(family: Family, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        with torch._C._AutoDispatchBelowAutograd():
+            return family._max_op(z, p, *_pack(a))
+
+
+def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return result
+
+
+def _remember(ctx: Any, p: Tensor, a: Parameter) -> None:
     ctx.number = None if isinstance(a, Tensor) else a
-    saved = (*tensors, a) if isinstance(a, Tensor) else tensors
+    saved = (p, a) if isinstance(a, Tensor) else (p,)
     ctx.save_for_backward(*saved)
     ctx.save_for_forward(*saved)
 
 
-def _recall(ctx: Any) -> tuple[tuple[Tensor, ...], Parameter]:
-    saved = ctx.saved_tensors
-    return (saved, ctx.number) if ctx.number is not None else (saved[:-1], saved[-1])
+def _recall(ctx: Any) -> tuple[Tensor, Any]:
+    p, *rest = ctx.saved_tensors
+    return p, rest[0] if rest else ctx.number
 
 
-# -- the same rules behind registered operators, for graphs ---------------------------------------------
+def _outside(saved: Any) -> Any:
+    """A saved tensor as the level of forward mode around this one sees it.
 
-_PARAMETER = "Tensor? tensor, float number"
+    Torch turns forward mode off inside ``jvp``, so that nested levels would silently get zero; with it turned on
+    again, inputs must not bring the tangents that this level is just propagating.
+    """
+    return forward_ad.unpack_dual(saved).primal if isinstance(saved, Tensor) else saved  # type: ignore[no-untyped-call]
+
+
+_LIBRARY: Any = torch.library.Library("fenchel", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _register(
+    family: Family,
+    verb: str,
+    tensors: str,
+    compute: Callable[..., Tensor],
+    like: Callable[[Tensor], Tensor],
+    function: type[torch.autograd.Function],
+) -> Callable[..., Tensor]:
+    """Register ``fenchel::{family}_{verb}``: the computation, its shape, its vmap rule, and its derivatives.
+
+    The derivatives are the autograd.Function's own, forward mode included, which ``register_autograd`` would drop.
+    """
+    name = f"{family.name}_{verb}"
+    _LIBRARY.define(f"{name}({tensors}, Tensor? tensor, float number) -> Tensor")
+    _LIBRARY.impl(name, lambda *args: compute(*_unpack(*args)), "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, lambda *args: _apply(function, family, *_unpack(*args)), "Autograd")
+    operator: Callable[..., Tensor] = getattr(torch.ops.fenchel, name).default
+    torch.library.register_fake(f"fenchel::{name}", lambda z, *_: like(z), lib=_LIBRARY)
+    torch.library.register_vmap(
+        f"fenchel::{name}",
+        lambda info, in_dims, *args: (operator(*_rows_first(info, in_dims, args)), 0),
+        lib=_LIBRARY,
+    )
+    return operator
 
 
 def _pack(a: Parameter) -> tuple[Tensor | None, float]:
+    """A parameter as operators take it: a tensor, or else a number."""
     return (a, 0.0) if isinstance(a, Tensor) else (None, float(a))
 
 
-def _unpack(tensor: Tensor | None, number: float) -> Parameter:
-    return number if tensor is None else tensor
+def _unpack(*args: Any) -> tuple[Any, ...]:
+    *rest, tensor, number = args
+    return *rest, number if tensor is None else tensor
 
 
-def _register_argmax(family: Family) -> Any:
-    def forward(z: Tensor, tensor: Tensor | None, number: float) -> Tensor:
-        return family._solve_any(z, _unpack(tensor, number))
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        z, tensor, ctx.number = inputs
-        ctx.save_for_backward(output, tensor)
-
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        p, tensor = ctx.saved_tensors
-        return *family._argmax_vjp(grad, p, _unpack(tensor, ctx.number), ctx.needs_input_grad[1]), None
-
-    return _register(f"{family.name}_argmax", "Tensor z", forward, torch.empty_like, setup_context, backward)
-
-
-def _register_max(family: Family) -> Any:
-    def forward(z: Tensor, p: Tensor, tensor: Tensor | None, number: float) -> Tensor:
-        return family.attained(z, p, _unpack(tensor, number))
-
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, p, tensor, ctx.number = inputs
-        ctx.save_for_backward(p, tensor)
-
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None, None]:
-        p, tensor = ctx.saved_tensors
-        to_scores, to_a = family._max_vjp(grad, p, _unpack(tensor, ctx.number), ctx.needs_input_grad[2])
-        return to_scores, None, to_a, None
-
-    def row_values(z: Tensor) -> Tensor:
-        return z.new_empty(z.shape[:-1])
-
-    return _register(f"{family.name}_max", "Tensor z, Tensor p", forward, row_values, setup_context, backward)
-
-
-def _register(name: str, tensors: str, forward: Any, like: Any, setup_context: Any, backward: Any) -> Any:
-    """Register a row-wise operator with its shape rule, its vmap rule and its backward pass."""
-    schema = f"({tensors}, {_PARAMETER}) -> Tensor"
-    operator = torch.library.custom_op(f"fenchel::{name}", forward, mutates_args=(), schema=schema)
-    operator.register_fake(lambda z, *_: like(z))
-    operator.register_autograd(backward, setup_context=setup_context)
-    operator.register_vmap(lambda info, in_dims, *args: (operator(*_rows_first(info, in_dims, args)), 0))
-    return operator
+def _one_a_row(z: Tensor) -> Tensor:
+    return z.new_empty(z.shape[:-1])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel.regularizers import thresholds
 from fenchel.regularizers.base import Regularizer, hold, show
-from fenchel.regularizers.family import Family, Parameter
+from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
 
 _ALLOWED = "1 < alpha <= inf"
@@ -31,19 +31,21 @@ class _NormFamily(Family):
 
         From dp in the kernel of 1ᵀ with H dp + 1 dμ = v, where Hp = 0 gives dμ = ⟨p, v⟩.
         """
-        a, finite = _finite(a)
+        if isinstance(a, Tensor):
+            a, finite = _finite(a)
+            return torch.where(finite, self._finite_product(v, p, a), 0.0 * p)
+        return 0.0 * p * v if math.isinf(a) else self._finite_product(v, p, a)
+
+    def _finite_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         support = p != 0
-        norm = _norm(p, a)
-        r = torch.where(support, p / torch.where(norm == 0, 1.0, norm), 1.0)
-        weight = torch.where(support, r.pow(2 - a), 0.0).clamp_max(torch.finfo(p.dtype).max)
-        v = torch.where(support, v, 0.0)
-        product = norm / (a - 1) * weight * (v - (p * v).sum(-1, keepdim=True))
-        product = product - p * product.sum(-1, keepdim=True)
-        return torch.where(finite, product, 0.0 * p)
+        weight = torch.where(support, _ratio(p, a).pow(2 - a), 0.0).clamp_max(torch.finfo(p.dtype).max)
+        v = on_support(v, p)
+        product = _finite_norm(p, a, support_only=True) / (a - 1) * weight * (v - (p * v).sum(-1, keepdim=True))
+        return product - p * product.sum(-1, keepdim=True)
 
     def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
-        return torch.where(finite, _norm(p, a) * _log_norm_slope(p, a), 0.0)
+        return torch.where(finite, _finite_norm(p, a, support_only=True) * _log_norm_slope(p, a), 0.0)
 
     def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
@@ -52,30 +54,33 @@ class _NormFamily(Family):
         return torch.where(finite & (p != 0), change, 0.0)
 
 
-def _finite(a: Parameter) -> tuple[Parameter, Tensor]:
-    """Alpha with infinities replaced by a number, and where it was finite."""
-    a = torch.as_tensor(a) if not isinstance(a, Tensor) else a
+def _finite(a: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor alpha with infinities replaced by a number, and where it was finite."""
     finite = a != torch.inf
     return torch.where(finite, a, 2.0), finite
 
 
 def _norm(p: Tensor, a: Parameter) -> Tensor:
     """‖p‖_α along the last dimension, which is kept; max p at α = ∞."""
+    if isinstance(a, Tensor):
+        a, finite = _finite(a)
+        return torch.where(finite, _finite_norm(p, a), p.amax(-1, keepdim=True))
+    return p.amax(-1, keepdim=True) if math.isinf(a) else _finite_norm(p, a)
+
+
+def _finite_norm(p: Tensor, a: Parameter, support_only: bool = False) -> Tensor:
+    """‖p‖_α; with ``support_only`` zeros are constants, whose steep higher derivatives must not be touched."""
     largest = p.detach().amax(-1, keepdim=True)
-    scale = torch.where(largest == 0, 1.0, largest)
-    if not isinstance(a, Tensor):
-        if math.isinf(a):
-            return p.amax(-1, keepdim=True)
-        return scale * (p / scale).pow(a).sum(-1, keepdim=True).pow(1 / a)
-    finite = a != torch.inf
-    a = torch.where(finite, a, 2.0)
-    norm = scale * (p / scale).pow(a).sum(-1, keepdim=True).pow(1 / a)
-    return torch.where(finite, norm, p.amax(-1, keepdim=True))
+    scale = torch.where(largest == 0, 1.0, largest)  # the norm does not depend on it, its rounding does
+    terms = torch.where(p == 0, 0.0, torch.where(p == 0, 1.0, p / scale).pow(a)) if support_only else (p / scale).pow(a)
+    total = terms.sum(-1, keepdim=True)
+    # A row of zeros has norm 0; the power 1/α must not see it, its slope there is infinite.
+    return torch.where(largest == 0, 0.0, scale * torch.where(largest == 0, 1.0, total).pow(1 / a))
 
 
-def _ratio(p: Tensor, a: Tensor) -> Tensor:
+def _ratio(p: Tensor, a: Parameter) -> Tensor:
     """p / ‖p‖_α on the support, 1 elsewhere."""
-    return torch.where(p == 0, 1.0, p / torch.where(p == 0, 1.0, _norm(p, a)))
+    return torch.where(p == 0, 1.0, p / torch.where(p == 0, 1.0, _finite_norm(p, a, support_only=True)))
 
 
 def _log_norm_slope(p: Tensor, a: Tensor) -> Tensor:
@@ -97,7 +102,7 @@ class Norm(Regularizer):
         >>> import torch
         >>> from fenchel import Norm
         >>> Norm(5.0).argmax(torch.tensor([1.0, 0.8, -1.0]))
-        tensor([0.5282, 0.4718, 0.0000])
+        tensor([0.5221, 0.4779, 0.0000])
         >>> Norm(float("inf")).argmax(torch.tensor([1.0, 0.8, -1.0]))
         tensor([0.5000, 0.5000, 0.0000])
 
@@ -134,7 +139,8 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
 
     Args:
         scores: any shape, floating point.
-        alpha: a number in (1, inf], or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.
+        alpha: a number in (1, inf], or a tensor that broadcasts to ``scores`` with size 1 along ``dim``;
+            differentiable.
         dim: the dimension to choose along.
         mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too.
 
@@ -144,7 +150,7 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
     Example:
         >>> import torch, fenchel
         >>> fenchel.normmax(torch.tensor([1.0, 0.8, -1.0]), alpha=5.0)
-        tensor([0.5282, 0.4718, 0.0000])
+        tensor([0.5221, 0.4779, 0.0000])
 
     References: Santos et al. (2024), appendix B.
     """

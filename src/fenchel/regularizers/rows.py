@@ -38,9 +38,7 @@ def check_scores(scores: Tensor, dim: int) -> int:
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to the shape ``to`` (and not the other way round)."""
-    return len(shape) <= len(to) and all(
-        a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False)
-    )
+    return len(shape) <= len(to) and all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False))
 
 
 def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.regularizers.base import Regularizer, hold, show
-from fenchel.regularizers.family import Family, Parameter
+from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
@@ -29,7 +29,7 @@ class _TsallisFamily(Family):
             a, finite = _finite(a)
             return torch.where(finite, _tsallis_log(p, a - 1, times_p=True) / a, 0.0).sum(-1)
         if a == 1:
-            return -torch.special.entr(p).sum(-1)
+            return _negative_entropy(p).sum(-1)
         if math.isinf(a):
             return torch.zeros_like(p[..., 0])
         if abs(a - 1) < 0.25:
@@ -51,7 +51,7 @@ class _TsallisFamily(Family):
     def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """J = diag(s) − ssᵀ/‖s‖₁ with s = p^(2−α) on the support (002, Proposition 1)."""
         support = p != 0
-        v = torch.where(support, v, 0.0)
+        v = on_support(v, p)
         if isinstance(a, Tensor):
             a, finite = _finite(a)
             return torch.where(finite, _steep_product(v, p, support, a), 0.0)
@@ -104,6 +104,12 @@ def _steep_product(v: Tensor, p: Tensor, support: Tensor, a: Parameter) -> Tenso
     return torch.where(support, product - (1 - others) * product.sum(-1, keepdim=True), 0.0 * p)
 
 
+def _negative_entropy(p: Tensor) -> Tensor:
+    """p log p, 0 at p = 0."""
+    entropy: Tensor = torch.special.entr(p)
+    return -entropy
+
+
 def _tsallis_log(p: Tensor, c: Tensor, times_p: bool = False) -> Tensor:
     """ln_c(p) = (p^c − 1)/c = log p · (expm1(x)/x) at x = c·log p, or p·ln_c(p); smooth through c = 0.
 
@@ -114,7 +120,7 @@ def _tsallis_log(p: Tensor, c: Tensor, times_p: bool = False) -> Tensor:
     inside = log_p * _exponential_moment(c * log_p, 0)
     if not times_p:
         return inside
-    at_zero = torch.where(c > 0, -p / torch.where(c > 0, c, 1.0), -torch.special.entr(torch.where(positive, 1.0, p)))
+    at_zero = torch.where(c > 0, -p / torch.where(c > 0, c, 1.0), _negative_entropy(torch.where(positive, 1.0, p)))
     return torch.where(positive, torch.where(positive, p, 0.0) * inside, at_zero)
 
 
@@ -159,7 +165,7 @@ class Tsallis(Regularizer):
         >>> omega.argmax(scores)
         tensor([0.8307, 0.1693, 0.0000])
         >>> omega.loss(scores, torch.tensor(0)), omega.margin
-        (tensor(0.0655), 2.0)
+        (tensor(0.0617), 2.0)
         >>> Tsallis(1.5, learnable=True, shape=(4, 1, 1))
         Tsallis(alpha=tensor of shape (4, 1, 1), learnable, bounds=(1, 2))
 
@@ -263,7 +269,7 @@ class Gini(Tsallis):
 
 
 class Hard(Tsallis):
-    r"""No regularizer, :math:`\Omega = 0`. Argmax: one-hot, ties share, zero gradient. Loss: max minus the target's score.
+    r"""No regularizer, :math:`\Omega = 0`. Argmax: one-hot, ties share, zero gradient. Margin: 0.
 
     Example:
         >>> import torch

@@ -1,0 +1,176 @@
+"""Fenchel-Young losses with the arguments of ``torch.nn.functional.cross_entropy``."""
+
+from __future__ import annotations
+
+from typing import Literal, TypedDict, Unpack
+
+import torch
+from torch import Tensor
+
+from fenchel.regularizers.base import Regularizer, check_indices
+from fenchel.regularizers.norm import Norm
+from fenchel.regularizers.rows import apply_mask, check_scores
+from fenchel.regularizers.tsallis import Gini, Tsallis
+
+Reduction = Literal["none", "mean", "sum"]
+
+
+def fy_loss(
+    scores: Tensor,
+    target: Tensor,
+    omega: Regularizer,
+    *,
+    dim: int = -1,
+    mask: Tensor | None = None,
+    weight: Tensor | None = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""The Fenchel-Young loss of any regularizer.
+
+    .. math:: L_\Omega(s, y) = \Omega^*(s) + \Omega(y) - \langle s, y \rangle
+
+    Convex in the scores, never negative, zero exactly where :math:`\operatorname{argmax}_\Omega(s) = y`, with gradient
+    :math:`\operatorname{argmax}_\Omega(s) - y`. For class indices Shannon's is cross-entropy; for soft targets and
+    label smoothing it has cross-entropy's gradient and differs by the constant :math:`\Omega(y)`.
+
+    Args:
+        scores: any shape, with the classes along ``dim``.
+        target: class indices (integers, shape of scores without ``dim``) or probabilities (shape of scores).
+        omega: the regularizer.
+        dim: the class dimension.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass. A masked target has loss +inf.
+        weight: a factor for each class; with class indices only.
+        ignore_index: a target that is left out of the loss and of the mean; with class indices only.
+        label_smoothing: the share, in [0, 1], of each target that is spread over the unmasked classes.
+        reduction: ``"none"``, ``"mean"`` (weighted, as in ``cross_entropy``) or ``"sum"``.
+
+    Returns:
+        A scalar, or the loss of every row for ``reduction="none"``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> scores = torch.tensor([[3.0, 0.0, 0.0], [0.5, 0.0, 0.0]], requires_grad=True)
+        >>> loss = fenchel.fy_loss(scores, torch.tensor([0, 0]), fenchel.Gini(), reduction="none")
+        >>> loss
+        tensor([0.0000, 0.0833], grad_fn=<WhereBackward0>)
+        >>> loss.sum().backward()
+        >>> scores.grad
+        tensor([[ 0.0000,  0.0000,  0.0000],
+                [-0.3333,  0.1667,  0.1667]])
+
+    References: Blondel, Martins & Niculae (2020).
+    """
+    _check_options(target, weight, label_smoothing, reduction)
+    dim = check_scores(scores, dim)
+    narrow = scores.dtype in (torch.float16, torch.bfloat16)
+    # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
+    dtype = torch.float32 if narrow and torch.is_autocast_enabled(scores.device.type) else scores.dtype
+    scores = scores.float() if narrow else scores
+    if target.is_floating_point():
+        if label_smoothing:
+            target = (1 - label_smoothing) * target + label_smoothing * _uniform(scores, dim, mask)
+        return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
+
+    kept = target != ignore_index
+    index = check_indices(torch.where(kept, target, 0), scores, dim)
+    scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # what stands in an ignored row does not matter
+    each = torch.ones_like(scores) if weight is None else _along(weight.to(scores), scores, dim)
+    weights = kept * each.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+    if label_smoothing:
+        # Cross-entropy's target is the measure t = (1−ε) w_y e_y + ε w∘u. As a loss of the scores, |t| times that of
+        # the distribution t/|t| has the same gradient, |t| p − t.
+        hit = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
+        measure = each * ((1 - label_smoothing) * hit + label_smoothing * _uniform(scores, dim, mask))
+        mass = measure.sum(dim, keepdim=True)
+        soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), hit)
+        loss = mass.squeeze(dim) * omega.loss(scores, soft, dim, mask)
+    else:
+        loss = omega.loss(scores, index, dim, mask)
+        loss = loss if weight is None else weights * loss
+    return _reduce(torch.where(kept, loss, 0.0), weights, reduction).to(dtype)
+
+
+class LossOptions(TypedDict, total=False):
+    """The keyword arguments that all losses share; :func:`fy_loss` tells what they mean."""
+
+    dim: int
+    mask: Tensor | None
+    weight: Tensor | None
+    ignore_index: int
+    label_smoothing: float
+    reduction: Reduction
+
+
+def sparsemax_loss(scores: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Tensor:
+    """The loss of sparsemax: :func:`fy_loss` with ``Gini()``. Zero at a lead of 1.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.sparsemax_loss(torch.tensor([[0.5, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
+        tensor([0.0625, 0.0000])
+
+    References: Martins & Astudillo (2016).
+    """
+    return fy_loss(scores, target, Gini(), **options)
+
+
+def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **options: Unpack[LossOptions]) -> Tensor:
+    """The loss of α-entmax: :func:`fy_loss` with ``Tsallis(alpha)``. Zero at a lead of 1/(alpha − 1).
+
+    Cross-entropy at alpha 1, the sparsemax loss at 2; differentiable in a tensor alpha too.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.entmax_loss(torch.tensor([[0.5, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
+        tensor([0.1844, 0.0000])
+
+    References: Peters, Niculae & Martins (2019), section 3.2.
+    """
+    return fy_loss(scores, target, Tsallis(alpha), **options)
+
+
+def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **options: Unpack[LossOptions]) -> Tensor:
+    """The loss of α-normmax: :func:`fy_loss` with ``Norm(alpha)``. Zero at a lead of 1.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.normmax_loss(torch.tensor([[0.5, 0.0], [1.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
+        tensor([0.0886, 0.0000])
+
+    References: Blondel, Martins & Niculae (2020), section 4.3.
+    """
+    return fy_loss(scores, target, Norm(alpha), **options)
+
+
+def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
+    if not isinstance(target, Tensor):
+        raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if weight is not None and target.is_floating_point():
+        raise ValueError("weight goes with class indices only; scale the rows of soft targets after reduction='none'")
+
+
+def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """One weight a class, laid out along the class dimension of the scores."""
+    if weight.shape != scores.shape[dim : dim + 1]:
+        raise ValueError(f"weight must have shape ({scores.shape[dim]},), one a class, got {tuple(weight.shape)}")
+    return weight.reshape([-1 if d == dim else 1 for d in range(scores.dim())]).expand_as(scores)
+
+
+def _uniform(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    """The uniform distribution over the unmasked classes of each row; zeros where there is none."""
+    free = (apply_mask(scores.detach(), mask) != -torch.inf).to(scores.dtype)
+    return free / free.sum(dim, keepdim=True).clamp_min(1)
+
+
+def _reduce(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return loss.sum()
+    return loss.mean() if weights is None else loss.sum() / weights.sum()

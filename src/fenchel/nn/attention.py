@@ -1,0 +1,169 @@
+"""Multi-head attention with any regularizer, drop-in for ``torch.nn.MultiheadAttention``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fenchel.attention import attention
+from fenchel.regularizers import Regularizer, Tsallis
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """``torch.nn.MultiheadAttention`` with its signature and its ``state_dict``, plus ``omega``.
+
+    A trained softmax model loads as it is: ``Shannon()`` reproduces it, any other regularizer makes it sparse.
+    A learnable alpha adds its own key; give it ``shape=(num_heads, 1, 1)`` for one alpha a head.
+
+    Masks are torch's: True in a boolean ``attn_mask`` or ``key_padding_mask`` means *may not attend*; a float mask is
+    added. A query that may attend to nothing gets zero weights. ``is_causal`` works with and without ``attn_mask``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> _ = torch.manual_seed(0)
+        >>> layer = fenchel.nn.MultiheadAttention(16, 4, batch_first=True, omega=fenchel.Gini())
+        >>> x = torch.randn(2, 5, 16)
+        >>> output, weights = layer(x, x, x, average_attn_weights=False)
+        >>> output.shape, weights.shape, bool((weights == 0).any())
+        (torch.Size([2, 5, 16]), torch.Size([2, 4, 5, 5]), True)
+
+    References: Vaswani et al. (2017); Correia, Niculae & Martins (2019).
+    """
+
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        omega: Regularizer | None = None,
+    ) -> None:
+        super().__init__(
+            embed_dim,
+            num_heads,
+            dropout=dropout,
+            bias=bias,
+            add_bias_kv=add_bias_kv,
+            add_zero_attn=add_zero_attn,
+            kdim=kdim,
+            vdim=vdim,
+            batch_first=batch_first,
+            device=device,
+            dtype=dtype,
+        )
+        self.omega = Tsallis(1.5) if omega is None else omega
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        # torch's encoder layers read this flag to bypass the module for a fused softmax kernel: never here.
+        self._qkv_same_embed_dim = False
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend; arguments, shapes and results are those of ``torch.nn.MultiheadAttention``."""
+        if query.dim() not in (2, 3):
+            raise ValueError(f"query must have 2 dimensions (unbatched) or 3, got shape {tuple(query.shape)}")
+        for name, other in (("key", key), ("value", value)):
+            if other.dim() != query.dim():
+                raise ValueError(f"{name} must have {query.dim()} dimensions as query has, got {tuple(other.shape)}")
+        batched = query.dim() == 3
+        if not batched:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+
+        mask = self._merge(query, key, attn_mask, key_padding_mask, is_causal)
+        query, key, value = (self._split(x) for x in self._append(*self._project(query, key, value)))
+        if mask is not None:
+            mask = F.pad(mask, (0, key.shape[-2] - mask.shape[-1]))
+        output, weights = attention(
+            query,
+            key,
+            value,
+            self.omega,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            return_weights=True,
+        )
+        output = self.out_proj(output.transpose(1, 2).flatten(-2))
+        weights = weights.mean(1) if average_attn_weights else weights
+        if not batched:
+            output, weights = output.squeeze(0), weights.squeeze(0)
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        return output, weights if need_weights else None
+
+    def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+        if self.in_proj_weight is not None:
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return [F.linear(x, w, b) for x, w, b in zip((query, key, value), weights, biases, strict=True)]
+
+    def _append(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The learned key and value of ``add_bias_kv``, then the zeros of ``add_zero_attn``."""
+        batch = key.shape[0]
+        if self.bias_k is not None and self.bias_v is not None:
+            key = torch.cat([key, self.bias_k.expand(batch, 1, -1).to(key.dtype)], 1)
+            value = torch.cat([value, self.bias_v.expand(batch, 1, -1).to(value.dtype)], 1)
+        if self.add_zero_attn:
+            key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+        return query, key, value
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(batch, length, width) as (batch, heads, length, width of a head)."""
+        return x.reshape(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+
+    def _merge(
+        self, query: Tensor, key: Tensor, attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool
+    ) -> Tensor | None:
+        """One float mask, broadcasting to (batch, heads, L, S), to be added to the scores."""
+        batch, targets, sources = query.shape[0], query.shape[1], key.shape[1]
+        if is_causal and attn_mask is None:
+            attn_mask = torch.ones(targets, sources, dtype=torch.bool, device=query.device).triu(1)
+        if attn_mask is not None:
+            expected = {2: (targets, sources), 3: (batch * self.num_heads, targets, sources)}
+            if tuple(attn_mask.shape) != expected.get(attn_mask.dim()):
+                raise ValueError(
+                    f"attn_mask must have shape {expected[2]} or {expected[3]}, got {tuple(attn_mask.shape)}"
+                )
+            attn_mask = _additive(attn_mask, query.dtype, "attn_mask")
+            if attn_mask.dim() == 3:
+                attn_mask = attn_mask.reshape(batch, self.num_heads, targets, sources)
+        if padding is None:
+            return attn_mask
+        if tuple(padding.shape) != (batch, sources):
+            raise ValueError(f"key_padding_mask must have shape {(batch, sources)}, got {tuple(padding.shape)}")
+        padding = _additive(padding, query.dtype, "key_padding_mask")[:, None, None, :]
+        return padding if attn_mask is None else attn_mask + padding
+
+
+def _additive(mask: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    if mask.dtype == torch.bool:
+        return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
+    if not mask.is_floating_point():
+        raise TypeError(f"{name} must be boolean (True = may not attend) or floating point, got {mask.dtype}")
+    return mask.to(dtype)

@@ -1,0 +1,104 @@
+"""Losses as modules, drop-in for ``torch.nn.CrossEntropyLoss`` (the classes are along ``dim``, −1 by default)."""
+
+from __future__ import annotations
+
+from typing import TypedDict, Unpack
+
+from torch import Tensor, nn
+
+from fenchel.losses import Reduction, fy_loss
+from fenchel.regularizers import Gini, Norm, Regularizer, Tsallis
+
+
+class _Options(TypedDict, total=False):
+    weight: Tensor | None
+    ignore_index: int
+    reduction: Reduction
+    label_smoothing: float
+    dim: int
+
+
+class FenchelYoungLoss(nn.Module):
+    """The Fenchel-Young loss of any Ω; :func:`fenchel.fy_loss` tells what the arguments mean.
+
+    Example:
+        >>> import torch, fenchel
+        >>> criterion = fenchel.nn.FenchelYoungLoss(fenchel.Tsallis(1.5), ignore_index=0)
+        >>> criterion(torch.tensor([[0.5, 0.0, 0.0], [0.0, 0.0, 9.0]]), torch.tensor([0, 2]))
+        tensor(0.)
+    """
+
+    weight: Tensor | None
+
+    def __init__(
+        self,
+        omega: Regularizer,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        dim: int = -1,
+    ) -> None:
+        super().__init__()
+        self.omega = omega
+        self.register_buffer("weight", weight)
+        self.ignore_index = ignore_index
+        self.reduction: Reduction = reduction
+        self.label_smoothing = label_smoothing
+        self.dim = dim
+
+    def forward(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The loss of scores against class indices or probabilities; ``mask`` is True where a class is allowed."""
+        return fy_loss(
+            scores,
+            target,
+            self.omega,
+            dim=self.dim,
+            mask=mask,
+            weight=self.weight,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction=self.reduction,
+        )
+
+    def extra_repr(self) -> str:
+        return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}, dim={self.dim}"
+
+
+class SparsemaxLoss(FenchelYoungLoss):
+    """The sparsemax loss, in place of ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.SparsemaxLoss()(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.0625)
+    """
+
+    def __init__(self, **options: Unpack[_Options]) -> None:
+        super().__init__(Gini(), **options)
+
+
+class EntmaxLoss(FenchelYoungLoss):
+    """The entmax loss, in place of ``torch.nn.CrossEntropyLoss``; alpha may be an ``nn.Parameter``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.EntmaxLoss(1.5)(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.1844)
+    """
+
+    def __init__(self, alpha: float | Tensor = 1.5, **options: Unpack[_Options]) -> None:
+        super().__init__(Tsallis(alpha), **options)
+
+
+class NormmaxLoss(FenchelYoungLoss):
+    """The normmax loss, in place of ``torch.nn.CrossEntropyLoss``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.NormmaxLoss(2.0)(torch.tensor([[0.5, 0.0]]), torch.tensor([0]))
+        tensor(0.0886)
+    """
+
+    def __init__(self, alpha: float | Tensor = 2.0, **options: Unpack[_Options]) -> None:
+        super().__init__(Norm(alpha), **options)

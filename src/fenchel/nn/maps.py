@@ -1,0 +1,93 @@
+"""Maps as modules, drop-in for ``torch.nn.Softmax``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fenchel.regularizers import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
+
+
+class Argmax(nn.Module):
+    """The regularized choice of any Ω along a dimension; one-hot by default.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Argmax(fenchel.Tsallis(1.5), dim=-1)(torch.tensor([2.0, 1.0, -1.0]))
+        tensor([0.8307, 0.1693, 0.0000])
+    """
+
+    def __init__(self, omega: Regularizer | None = None, dim: int = -1) -> None:
+        super().__init__()
+        self.omega = Hard() if omega is None else omega
+        self.dim = dim
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Choose; ``mask`` is True where an entry may receive mass."""
+        return self.omega.argmax(scores, self.dim, mask)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}"
+
+
+class Softmax(Argmax):
+    """``torch.nn.Softmax`` with a mask.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Softmax()(torch.tensor([1.0, 0.0]))
+        tensor([0.7311, 0.2689])
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__(Shannon(), dim)
+
+
+class Sparsemax(Argmax):
+    """Projection onto the simplex, in place of ``torch.nn.Softmax``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Sparsemax()(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        super().__init__(Gini(), dim)
+
+
+class Entmax(Argmax):
+    """α-entmax, in place of ``torch.nn.Softmax``; alpha fixed or learned.
+
+    ``Entmax(1.5, learnable=True, shape=(heads, 1, 1))`` gives each head of (batch, heads, queries, keys) an alpha of
+    its own, kept inside ``bounds`` (Correia et al., 2019).
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Entmax(1.5)(torch.tensor([2.0, 1.0, -1.0]))
+        tensor([0.8307, 0.1693, 0.0000])
+    """
+
+    def __init__(
+        self,
+        alpha: float | Tensor = 1.5,
+        dim: int = -1,
+        learnable: bool = False,
+        bounds: tuple[float, float] = (1.0, 2.0),
+        shape: Sequence[int] = (),
+    ) -> None:
+        super().__init__(Tsallis(alpha, learnable=learnable, bounds=bounds, shape=shape), dim)
+
+
+class Normmax(Argmax):
+    """α-normmax, in place of ``torch.nn.Softmax``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Normmax(5.0)(torch.tensor([1.0, 0.8, -1.0]))
+        tensor([0.5221, 0.4779, 0.0000])
+    """
+
+    def __init__(self, alpha: float | Tensor = 2.0, dim: int = -1) -> None:
+        super().__init__(Norm(alpha), dim)

@@ -1,0 +1,109 @@
+"""Which studies exist: a decorator adds one, importing the modules of this package finds them all."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import pkgutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from fenchel.studies.result import Result
+
+DATA_VARIABLE = "FENCHEL_DATA"
+"""The environment variable that names the local folder of real data."""
+
+
+class Progress(Protocol):
+    """Told by a study how far it is: a fraction in [0, 1], and what it is doing."""
+
+    def __call__(self, fraction: float, note: str = "") -> None: ...
+
+
+def _silent(fraction: float, note: str = "") -> None:
+    pass
+
+
+def _default_data() -> Path | None:
+    folder = os.environ.get(DATA_VARIABLE)
+    return Path(folder) if folder else None
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a study is asked.
+
+    Args:
+        data: local folder of real data; without one, the embedded sample. Default: ``$FENCHEL_DATA``.
+        seed: of everything random. Torch's global generator is seeded with it before the study starts.
+        full: follow the paper's full protocol, however long it takes.
+        progress: called as the work advances.
+    """
+
+    data: Path | None = field(default_factory=_default_data)
+    seed: int = 0
+    full: bool = False
+    progress: Progress = _silent
+
+
+Function = Callable[[Context], Result]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A registered study: a chapter of the report."""
+
+    name: str
+    title: str
+    source: str
+    order: float
+    function: Function
+
+
+class UnknownStudyError(LookupError):
+    """No study has the name that was asked for."""
+
+
+_STUDIES: dict[str, Study] = {}
+
+
+def study(title: str, *, source: str, order: float) -> Callable[[Function], Function]:
+    """Register a function as the study of its name.
+
+    Args:
+        title: the chapter's heading.
+        source: the paper, and which of its figures or tables.
+        order: chapters are sorted by it; leave gaps.
+    """
+
+    def register(function: Function) -> Function:
+        name = function.__name__
+        if name in _STUDIES:
+            raise ValueError(
+                f"two studies are called {name!r}: in {_STUDIES[name].function.__module__} and {function.__module__}"
+            )
+        _STUDIES[name] = Study(name, title, source, order, function)
+        return function
+
+    return register
+
+
+def studies() -> list[Study]:
+    """Every study of this package, in the order of the chapters."""
+    package = importlib.import_module(__package__)
+    for module in pkgutil.iter_modules(package.__path__, prefix=f"{__package__}."):
+        importlib.import_module(module.name)
+    return sorted(_STUDIES.values(), key=lambda study: (study.order, study.name))
+
+
+def find(name: str) -> Study:
+    """The study called ``name``."""
+    known = {study.name: study for study in studies()}
+    if name in known:
+        return known[name]
+    close = difflib.get_close_matches(name, known)
+    hint = f" Did you mean {' or '.join(close)}?" if close else ""
+    raise UnknownStudyError(f"There is no study called {name!r}.{hint} Studies: {', '.join(known)}.")

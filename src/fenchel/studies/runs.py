@@ -1,0 +1,114 @@
+"""Running a study, and keeping what came out: pictures, tables and how to get them again."""
+
+from __future__ import annotations
+
+import csv
+import importlib.metadata
+import json
+import math
+import shlex
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fenchel.studies import style
+from fenchel.studies.registry import Context, Study
+from fenchel.studies.result import Cell, Result
+
+
+@dataclass(frozen=True)
+class Run:
+    """A study that was run: its result, or the error that stopped it."""
+
+    study: Study
+    context: Context
+    seconds: float
+    result: Result | None
+    error: Exception | None = None
+
+    @property
+    def command(self) -> str:
+        """The command that does this run again."""
+        words = ["fenchel", "study", "run", self.study.name, "--seed", str(self.context.seed)]
+        if self.context.data is not None:
+            words += ["--data", str(self.context.data)]
+        if self.context.full:
+            words += ["--full"]
+        return shlex.join(words)
+
+    def save(self, folder: Path) -> None:
+        """Write ``result.json``, ``figure-1.png``, …, ``table-1.csv``, … into a folder, made if need be."""
+        if self.result is None:
+            raise ValueError(f"{self.study.name} failed and has no result to save")
+        folder.mkdir(parents=True, exist_ok=True)
+        figures, tables = [], []
+        for number, figure in enumerate(self.result.figures, 1):
+            name = f"figure-{number}.png"
+            (folder / name).write_bytes(figure.png)
+            figures.append({"file": name, "caption": figure.caption, "alt": figure.alt, "paper": figure.paper})
+        for number, table in enumerate(self.result.tables, 1):
+            name = f"table-{number}.csv"
+            rows = [[_plain(cell) for cell in row] for row in table.rows]
+            with (folder / name).open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([table.header, *rows])
+            header = list(table.header)
+            tables.append(
+                {"file": name, "caption": table.caption, "paper": table.paper, "header": header, "rows": rows}
+            )
+        record = {
+            "study": self.study.name,
+            "title": self.study.title,
+            "source": self.study.source,
+            "command": self.command,
+            "seed": self.context.seed,
+            "version": version(),
+            "commit": commit(),
+            "seconds": round(self.seconds, 3),
+            "summary": self.result.paragraphs,
+            "figures": figures,
+            "tables": tables,
+        }
+        text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
+        (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+
+
+def run(study: Study, context: Context) -> Run:
+    """Run a study. Its failure is recorded, not raised, so that it cannot take other studies with it."""
+    start = time.perf_counter()
+    try:
+        # A study's numbers may not depend on which studies ran before it.
+        with style.applied(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(context.seed)
+            result = study.function(context)
+        # A figure that cannot be drawn is the failure of its study: find out here.
+        for figure in result.figures:
+            _ = figure.svg
+    except Exception as error:
+        return Run(study, context, time.perf_counter() - start, None, error)
+    return Run(study, context, time.perf_counter() - start, result)
+
+
+def version() -> str:
+    """The version of the installed package."""
+    return importlib.metadata.version("fenchel")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from, marked if changed; None if it is not in one."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    # An installed package may lie inside somebody else's repository: ask for the file, not the folder.
+    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _plain(cell: Cell) -> Cell:
+    """A cell that JSON can hold: infinities and NaN become text."""
+    return str(cell) if isinstance(cell, float) and not math.isfinite(cell) else cell

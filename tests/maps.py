@@ -1,0 +1,49 @@
+"""Every map under test. A new map joins the conformance harness by one line in ``MAPS``."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+import fenchel
+from fenchel import Regularizer
+
+
+@dataclass(frozen=True)
+class Map:
+    """A map and its Ω. ``curved``: p is differentiable with a Jacobian that is not zero."""
+
+    name: str
+    choose: Callable[..., Tensor]  # choose(scores, dim=-1, mask=None)
+    omega: Regularizer
+    curved: bool = True
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _tensor_alpha(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    return fenchel.entmax(values, torch.tensor(1.3, dtype=torch.float64), dim, mask)
+
+
+MAPS = [
+    Map("argmax", fenchel.argmax, fenchel.Hard(), curved=False),
+    Map("softmax", fenchel.softmax, fenchel.Shannon()),
+    Map("sparsemax", fenchel.sparsemax, fenchel.Gini()),
+    Map("entmax-0.5", lambda s, dim=-1, mask=None: fenchel.entmax(s, 0.5, dim, mask), fenchel.Tsallis(0.5)),
+    Map("entmax-1.05", lambda s, dim=-1, mask=None: fenchel.entmax(s, 1.05, dim, mask), fenchel.Tsallis(1.05)),
+    Map("entmax-1.5", fenchel.entmax, fenchel.Tsallis(1.5)),
+    Map("entmax-3", lambda s, dim=-1, mask=None: fenchel.entmax(s, 3, dim, mask), fenchel.Tsallis(3)),
+    Map("entmax-tensor", _tensor_alpha, fenchel.Tsallis(torch.tensor(1.3, dtype=torch.float64))),
+    Map("normmax-1.5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 1.5, dim, mask), fenchel.Norm(1.5)),
+    Map("normmax-2", fenchel.normmax, fenchel.Norm()),
+    Map("normmax-5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 5.0, dim, mask), fenchel.Norm(5.0)),
+    Map(
+        "normmax-inf",
+        lambda s, dim=-1, mask=None: fenchel.normmax(s, torch.inf, dim, mask),
+        fenchel.Norm(torch.inf),
+        False,
+    ),
+    Map("scaled", (0.5 * fenchel.Tsallis(1.5)).argmax, 0.5 * fenchel.Tsallis(1.5)),
+]
