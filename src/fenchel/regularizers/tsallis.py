@@ -27,13 +27,13 @@ class _TsallisFamily(Family):
     def value(self, p: Tensor, a: Parameter) -> Tensor:
         if isinstance(a, Tensor):
             a, finite = _finite(a)
-            return torch.where(finite, _tsallis_log(p, a - 1, times_p=True) / a, 0.0).sum(-1)
+            return torch.where(finite, _p_tsallis_log(p, a - 1) / a, 0.0).sum(-1)
         if a == 1:
             return _negative_entropy(p).sum(-1)
         if math.isinf(a):
             return torch.zeros_like(p[..., 0])
         if abs(a - 1) < 0.25:
-            return _tsallis_log(p, torch.as_tensor(a - 1, dtype=p.dtype, device=p.device), times_p=True).sum(-1) / a
+            return _p_tsallis_log(p, torch.as_tensor(a - 1, dtype=p.dtype, device=p.device)).sum(-1) / a
         return (p.pow(a) - p).sum(-1) / (a * (a - 1))
 
     def solve(self, z: Tensor, a: Parameter) -> Tensor:
@@ -66,7 +66,7 @@ class _TsallisFamily(Family):
 
     def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
-        change = p * _tsallis_log_slope(p, a - 1) / a - _tsallis_log(p, a - 1, times_p=True) / a**2
+        change = p * _tsallis_log_slope(p, a - 1) / a - _p_tsallis_log(p, a - 1) / a**2
         return torch.where(finite, change, 0.0).sum(-1, keepdim=True)
 
     def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
@@ -110,18 +110,17 @@ def _negative_entropy(p: Tensor) -> Tensor:
     return -entropy
 
 
-def _tsallis_log(p: Tensor, c: Tensor, times_p: bool = False) -> Tensor:
-    """ln_c(p) = (p^c − 1)/c = log p · (expm1(x)/x) at x = c·log p, or p·ln_c(p); smooth through c = 0.
+def _p_tsallis_log(p: Tensor, c: Tensor) -> Tensor:
+    """p·ln_c(p) with ln_c(p) = (p^c − 1)/c = log p · (expm1(x)/x) at x = c·log p; smooth through c = 0.
 
-    At p = 0, p·ln_c(p) is 0 with the one-sided slope −1/c for c > 0 and −inf for c ≤ 0.
+    At p = 0 it is 0, with the one-sided slope −1/c for c > 0 and −inf for c ≤ 0.
     """
     positive = p > 0
     log_p = torch.where(positive, p, 1.0).log()
-    inside = log_p * _exponential_moment(c * log_p, 0)
-    if not times_p:
-        return inside
-    at_zero = torch.where(c > 0, -p / torch.where(c > 0, c, 1.0), _negative_entropy(torch.where(positive, 1.0, p)))
-    return torch.where(positive, torch.where(positive, p, 0.0) * inside, at_zero)
+    inside = torch.where(positive, p, 0.0) * log_p * _exponential_moment(c * log_p, 0)
+    linear = -p / torch.where(c > 0, c, 1.0)
+    vertical = _negative_entropy(torch.where(positive | (c > 0), 1.0, p))
+    return torch.where(positive, inside, torch.where(c > 0, linear, vertical))
 
 
 def _tsallis_log_slope(p: Tensor, c: Tensor) -> Tensor:

@@ -1,0 +1,163 @@
+"""Regularizer: γΩ, parameters as modules keep them, targets, and what a user may add."""
+
+import copy
+import itertools
+import math
+import pickle
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+import fenchel
+from fenchel import Gini, Hard, Norm, Shannon, Tsallis
+
+OMEGAS = [Hard(), Shannon(), Gini(), Tsallis(1.5), Tsallis(3.0), Norm(2.0), Norm(math.inf)]
+
+
+@pytest.mark.parametrize("omega", OMEGAS, ids=repr)
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 7.0])
+def test_gamma_omega_is_omega_at_another_temperature(omega: fenchel.Regularizer, gamma: float) -> None:
+    scores, target = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 5])
+    scaled = gamma * omega
+    p = scaled.argmax(scores)
+    assert torch.equal(p, omega.argmax(scores / gamma))
+    assert torch.allclose(scaled(p), gamma * omega(p))
+    assert torch.allclose(scaled.max(scores), (p * scores).sum(-1) - gamma * omega(p))
+    assert torch.allclose(scaled.loss(scores, target), scaled.max(scores) - scores[torch.arange(4), target])
+    assert scaled.margin == gamma * omega.margin
+
+
+def test_gamma_from_either_side_and_twice() -> None:
+    scores = torch.randn(3, 5)
+    for omega in (0.5 * Gini(), Gini() * 0.5, 0.25 * (2 * Gini()), torch.tensor(0.5) * Gini()):
+        assert torch.equal(omega.argmax(scores), fenchel.sparsemax(scores / 0.5))
+
+
+def test_gamma_may_be_a_tensor_with_one_value_a_row_and_learned() -> None:
+    gamma = torch.nn.Parameter(torch.tensor([[0.5], [2.0]], dtype=torch.float64))
+    omega = gamma * Tsallis(1.5)
+    assert [name for name, _ in omega.named_parameters()] == ["gamma"]
+    scores = torch.tensor([[1.0, 0.7, 0.5], [1.0, 0.4, 0.2]], dtype=torch.float64)
+    assert torch.equal(omega.argmax(scores)[1], Tsallis(1.5).argmax(scores[1] / 2))
+
+    def values(g: Tensor, s: Tensor) -> Tensor:
+        scaled = g * Tsallis(1.5)
+        return torch.cat([scaled.argmax(s).flatten(), scaled.max(s), scaled.loss(s, torch.tensor([0, 1]))])
+
+    inputs = (gamma.detach().clone().requires_grad_(), scores.requires_grad_())
+    assert gradcheck(values, inputs, check_forward_ad=True)
+
+
+def test_a_small_gamma_does_not_overflow_half_precision() -> None:
+    scores = torch.tensor([60000.0, 1.0], dtype=torch.float16)
+    omega = 0.01 * Shannon()
+    assert omega.argmax(scores).tolist() == [1, 0]
+    assert omega.max(scores).item() == 60000.0
+    assert omega.loss(scores, torch.tensor(0)).item() == 0.0
+
+
+@pytest.mark.parametrize(
+    ("gamma", "error"), [(0.0, ValueError), (-1, ValueError), (math.inf, ValueError), ("2", TypeError)]
+)
+def test_a_bad_gamma_is_named(gamma: object, error: type[Exception]) -> None:
+    with pytest.raises(error, match="gamma"):
+        Gini() * gamma  # type: ignore[operator]
+    with pytest.raises(ValueError, match="gamma"):
+        (torch.tensor([0.5, 1.0]) * Gini()).argmax(torch.ones(3, 2))
+
+
+@pytest.mark.parametrize(
+    "omega",
+    [*OMEGAS, 0.5 * Tsallis(1.5), Tsallis(1.5, learnable=True, shape=(2, 1)), Tsallis(torch.tensor([[1.2], [1.8]]))],
+    ids=repr,
+)
+def test_pickle_deepcopy_and_dtype_moves_keep_the_choice(omega: fenchel.Regularizer) -> None:
+    scores = torch.randn(2, 6)
+    expected = omega.argmax(scores)
+    assert torch.equal(pickle.loads(pickle.dumps(omega)).argmax(scores), expected)
+    assert torch.equal(copy.deepcopy(omega).argmax(scores), expected)
+    assert torch.allclose(copy.deepcopy(omega).double().argmax(scores.double()).float(), expected, atol=1e-6)
+    assert torch.allclose(copy.deepcopy(omega).half().argmax(scores), expected, atol=2e-3)
+    copied = copy.deepcopy(omega)
+    copied.load_state_dict(omega.state_dict())
+
+
+@pytest.mark.parametrize(
+    ("omega", "text"),
+    [
+        (Hard(), "Hard()"),
+        (Shannon(), "Shannon()"),
+        (Gini(), "Gini()"),
+        (Tsallis(1.5), "Tsallis(alpha=1.5)"),
+        (Tsallis(math.inf), "Tsallis(alpha=inf)"),
+        (Tsallis(torch.ones(4, 1)), "Tsallis(alpha=tensor of shape (4, 1))"),
+        (Tsallis(1.25, learnable=True, bounds=(1, 3)), "Tsallis(alpha=1.25, learnable, bounds=(1, 3))"),
+        (Norm(5.0), "Norm(alpha=5)"),
+    ],
+    ids=repr,
+)
+def test_repr_tells_the_parameters(omega: fenchel.Regularizer, text: str) -> None:
+    assert repr(omega) == text
+    assert "gamma=0.5" in repr(0.5 * omega)
+
+
+def test_a_masked_target_costs_infinity_and_leaves_the_rest_its_gradient() -> None:
+    scores = torch.randn(3, 4, dtype=torch.float64)
+    mask = torch.tensor([[True, True, True, False], [True] * 4, [False] * 4])
+    for target in (torch.tensor([3, 0, 1]), torch.eye(4, dtype=torch.float64)[[3, 0, 1]]):
+        s = scores.clone().requires_grad_()
+        loss = Gini().loss(s, target, mask=mask)
+        assert loss.isinf().tolist() == [True, False, True]
+        loss.sum().backward()
+        assert s.grad is not None
+        assert torch.allclose(s.grad[0], fenchel.sparsemax(scores, mask=mask)[0])
+        assert (s.grad[2] == 0).all()
+
+
+def test_soft_targets_may_be_zero_where_scores_are_masked() -> None:
+    scores = torch.tensor([[1.0, 0.5, -math.inf]], requires_grad=True)
+    loss = Tsallis(1.5).loss(scores, torch.tensor([[0.25, 0.75, 0.0]]))
+    loss.sum().backward()
+    assert loss.isfinite().all()
+    assert scores.grad is not None
+    assert scores.grad.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("target", "error"),
+    [
+        (torch.tensor([0, 5]), ValueError),
+        (torch.tensor([0, -1]), ValueError),
+        (torch.tensor([0, 1, 2]), ValueError),
+        (torch.tensor([[0, 1]]), ValueError),
+        (torch.tensor([True, False]), TypeError),
+        (torch.full((2, 4), 0.25), ValueError),
+        (torch.full((2, 5), 0.25), ValueError),
+        (torch.tensor([[1.5, -0.5, 0, 0, 0], [1.0, 0, 0, 0, 0]]), ValueError),
+    ],
+)
+def test_a_bad_target_is_named(target: Tensor, error: type[Exception]) -> None:
+    with pytest.raises(error, match="target"):
+        Gini().loss(torch.randn(2, 5), target)
+
+
+def test_max_equals_logsumexp_for_shannon_at_any_scale() -> None:
+    for scale in (1e-3, 1.0, 50.0, 1e6):
+        scores = scale * torch.randn(10, 7, dtype=torch.float64)
+        assert torch.allclose(Shannon().max(scores), scores.logsumexp(-1), rtol=1e-14, atol=1e-14)
+
+
+def test_support_size_counts_along_a_dimension() -> None:
+    p = fenchel.sparsemax(torch.tensor([[1.0, 0.5, -1.0], [2.0, 0.0, 0.0]]))
+    assert fenchel.support_size(p).tolist() == [2, 1]
+    assert fenchel.support_size(p, dim=0).tolist() == [2, 1, 0]
+
+
+def test_max_grows_when_the_regularizer_shrinks() -> None:
+    """Ω ≤ 0, so max_Ω is at least the maximum, and γΩ* decreases to it with γ."""
+    scores = torch.randn(20, 6, dtype=torch.float64)
+    values = [(gamma * Tsallis(1.5)).max(scores) for gamma in (1e-6, 0.1, 1.0, 10.0)]
+    assert torch.allclose(values[0], scores.amax(-1), atol=1e-5)
+    assert all((a <= b + 1e-12).all() for a, b in itertools.pairwise(values))
