@@ -1,0 +1,35 @@
+"""What the documentation shows is what happens: the README's example, the example scripts, the table of names."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+import fenchel
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_the_first_example_prints_what_the_readme_says(capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code, printed = re.search(r"```python\n(import torch.*?)```\s+```text\n(.*?)```", text, re.DOTALL).groups()
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out == printed
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(script), run_name="__main__")
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/coming-from-entmax.md"])
+def test_every_name_in_the_documentation_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8").replace("`fenchel.k_subsets` | in a later release", "")
+    names = set(re.findall(r"fenchel\.((?:nn\.)?\w+)", text))
+    assert len(names) > 5
+    for name in names:
+        value: object = fenchel
+        for part in name.split("."):
+            value = getattr(value, part)
