@@ -13,11 +13,11 @@ keys, values = torch.nn.Linear(64, 32), torch.nn.Linear(32, 10)
 criterion = fenchel.nn.EntmaxLoss(1.5)
 parameters = [*attend.parameters(), *keys.parameters(), *values.parameters()]
 optimizer = torch.optim.Adam(parameters, lr=0.02)
-for step in range(201):
+for step in range(101):
     weights = attend(keys(images))  # each image chooses among 32 learned prototypes
     scores = values(weights)
     loss = criterion(scores, labels)
-    if step % 50 == 0:
+    if step % 25 == 0:
         accuracy = (scores.argmax(-1) == labels).float().mean()
         size = fenchel.support_size(weights).float().mean()
         print(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.rows import broadcasts
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -84,11 +84,18 @@ def attention(
         >>> output.shape, weights.shape, bool((weights == 0).any())
         (torch.Size([2, 5, 8]), torch.Size([2, 5, 5]), True)
     """
-    omega = Tsallis(1.5) if omega is None else omega
+    omega = Tsallis(1.5) if omega is None else check_omega(omega)
     _check(query, key, value, attn_mask, is_causal, dropout_p, return_weights)
     key, value = _share_heads(query, key, "key"), _share_heads(query, value, "value")
-    scale = query.shape[-1] ** -0.5 if scale is None else scale
-    scores = (query * scale) @ key.transpose(-2, -1)
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    narrow = query.dtype in (torch.float16, torch.bfloat16)
+    if narrow and not torch.is_autocast_enabled(query.device.type):
+        # Scores in half precision would lose the order of the keys, and overflow: weights are rounded instead.
+        scores = (query.float() * scale) @ key.float().transpose(-2, -1)
+        dtype = query.dtype
+    else:
+        scores = (query * scale) @ key.transpose(-2, -1)
+        dtype = scores.dtype
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     if attn_mask is not None and not broadcasts(attn_mask.shape, scores.shape):
@@ -99,7 +106,8 @@ def attention(
     mask = attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else None
     if attn_mask is not None and mask is None:
         scores = scores + attn_mask.to(scores.dtype)
-    weights = omega.argmax(scores, dim=-1, mask=mask)
+    # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
+    weights = (omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores).to(dtype)
     output = F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value
     if not return_weights:
         return output
@@ -121,6 +129,8 @@ def _check(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+        if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+            raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         if tensor.dim() < 2:
             raise ValueError(f"{name} must have at least two dimensions (…, length, width), got {tuple(tensor.shape)}")
     if query.shape[-1] != key.shape[-1]:
@@ -129,6 +139,8 @@ def _check(
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
+    if attn_mask is not None and not isinstance(attn_mask, Tensor):
+        raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
     if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean or floating point, got {attn_mask.dtype}")
     if not 0.0 <= dropout_p <= 1.0:
@@ -139,9 +151,14 @@ def _check(
 
 def _share_heads(query: Tensor, shared: Tensor, name: str) -> Tensor:
     """Repeat the heads of keys or values for the query heads that share them (grouped queries)."""
-    if query.dim() < 3 or shared.dim() < 3 or shared.shape[-3] in (1, query.shape[-3]):
+    if any(1 not in (q, s) and q != s for q, s in zip(query.shape[-4::-1], shared.shape[-4::-1], strict=False)):
+        raise ValueError(
+            f"query and {name} must have batch dimensions that broadcast, got {tuple(query.shape)} and "
+            f"{tuple(shared.shape)}"
+        )
+    if query.dim() < 3 or shared.dim() < 3 or query.shape[-3] in (1, shared.shape[-3]) or shared.shape[-3] == 1:
         return shared
-    groups, rest = divmod(query.shape[-3], shared.shape[-3])
+    groups, rest = divmod(query.shape[-3], shared.shape[-3]) if shared.shape[-3] else (0, 1)
     if rest:
         raise ValueError(
             f"query heads must be a multiple of {name} heads, got {query.shape[-3]} and {shared.shape[-3]}"

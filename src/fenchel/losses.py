@@ -7,9 +7,9 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fenchel.regularizers.base import Regularizer, check_indices
+from fenchel.regularizers.base import Regularizer, check_indices, check_omega, check_probabilities
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, check_scores
+from fenchel.regularizers.rows import apply_mask, check_scores, readable
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
@@ -63,6 +63,7 @@ def fy_loss(
     References: Blondel, Martins & Niculae (2020).
     """
     _check_options(target, weight, label_smoothing, reduction)
+    check_omega(omega)
     dim = check_scores(scores, dim)
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
@@ -70,19 +71,23 @@ def fy_loss(
     scores = scores.float() if narrow else scores
     if target.is_floating_point():
         if label_smoothing:
-            target = (1 - label_smoothing) * target + label_smoothing * _uniform(scores, dim, mask)
+            target = check_probabilities(target, scores, dim).to(scores.dtype)
+            target = _smooth(target / target.sum(dim, keepdim=True), label_smoothing, scores, dim, mask)
         return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
-    kept = target != ignore_index
-    index = check_indices(torch.where(kept, target, 0), scores, dim)
+    kept = target != ignore_index if _holds(target.dtype, ignore_index) else torch.ones_like(target, dtype=torch.bool)
+    index = check_indices(target.masked_fill(~kept, 0), scores, dim)
     scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # what stands in an ignored row does not matter
-    each = torch.ones_like(scores) if weight is None else _along(weight.to(scores), scores, dim)
-    weights = kept * each.gather(dim, index.unsqueeze(dim)).squeeze(dim)
+    weights = kept.to(scores.dtype)
+    if weight is not None:
+        each = _along(weight.to(scores), scores, dim)
+        weights = weights * each.gather(dim, index.unsqueeze(dim)).squeeze(dim)
     if label_smoothing:
         # Cross-entropy's target is the measure t = (1−ε) w_y e_y + ε w∘u. As a loss of the scores, |t| times that of
         # the distribution t/|t| has the same gradient, |t| p − t.
         hit = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
-        measure = each * ((1 - label_smoothing) * hit + label_smoothing * _uniform(scores, dim, mask))
+        measure = _smooth(hit, label_smoothing, scores, dim, mask)
+        measure = measure if weight is None else measure * each
         mass = measure.sum(dim, keepdim=True)
         soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), hit)
         loss = mass.squeeze(dim) * omega.loss(scores, soft, dim, mask)
@@ -149,8 +154,14 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    if weight is not None and not isinstance(weight, Tensor):
+        raise TypeError(f"weight must be a tensor with one value a class, got {type(weight).__name__}")
+    if weight is not None and label_smoothing and readable(weight) and bool((weight < 0).any()):
+        raise ValueError("weight must not be negative with label_smoothing: the smoothed target would not be a measure")
     if weight is not None and target.is_floating_point():
         raise ValueError("weight goes with class indices only; scale the rows of soft targets after reduction='none'")
 
@@ -162,10 +173,18 @@ def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:
     return weight.reshape([-1 if d == dim else 1 for d in range(scores.dim())]).expand_as(scores)
 
 
-def _uniform(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-    """The uniform distribution over the unmasked classes of each row; zeros where there is none."""
+def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+    """Spread a share of each target over the unmasked classes of its row, if there are any."""
     free = (apply_mask(scores.detach(), mask) != -torch.inf).to(scores.dtype)
-    return free / free.sum(dim, keepdim=True).clamp_min(1)
+    count = free.sum(dim, keepdim=True)
+    return torch.where(count > 0, target + share * (free / count.clamp_min(1) - target), target)
+
+
+def _holds(dtype: torch.dtype, value: int) -> bool:
+    """Whether an integer dtype can hold a value at all; a comparison would let it wrap around."""
+    if dtype == torch.bool or dtype.is_complex:
+        return False
+    return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 def _reduce(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:

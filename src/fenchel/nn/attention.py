@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from fenchel.attention import attention
 from fenchel.regularizers import Regularizer, Tsallis
+from fenchel.regularizers.base import check_omega
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -62,7 +63,10 @@ class MultiheadAttention(nn.MultiheadAttention):
             device=device,
             dtype=dtype,
         )
-        self.omega = Tsallis(1.5) if omega is None else omega
+        self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}, batch_first={self.batch_first}"
 
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None
@@ -82,12 +86,21 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend; arguments, shapes and results are those of ``torch.nn.MultiheadAttention``."""
+        if query.is_nested:
+            return self._forward_nested(query, key, value, need_weights, average_attn_weights)
         if query.dim() not in (2, 3):
             raise ValueError(f"query must have 2 dimensions (unbatched) or 3, got shape {tuple(query.shape)}")
         for name, other in (("key", key), ("value", value)):
             if other.dim() != query.dim():
                 raise ValueError(f"{name} must have {query.dim()} dimensions as query has, got {tuple(other.shape)}")
+        for name, x, width in (("query", query, self.embed_dim), ("key", key, self.kdim), ("value", value, self.vdim)):
+            if x.shape[-1] != width:
+                raise ValueError(f"{name} must have width {width}, got shape {tuple(x.shape)}")
         batched = query.dim() == 3
+        batch = 0 if self.batch_first else 1
+        for name, other in (("key", key), ("value", value)) if batched else ():
+            if other.shape[batch] != query.shape[batch]:
+                raise ValueError(f"{name} must have query's batch of {query.shape[batch]}, got {tuple(other.shape)}")
         if not batched:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
@@ -108,12 +121,29 @@ class MultiheadAttention(nn.MultiheadAttention):
             return_weights=True,
         )
         output = self.out_proj(output.transpose(1, 2).flatten(-2))
-        weights = weights.mean(1) if average_attn_weights else weights
+        weights = weights.mean(1) if average_attn_weights and need_weights else weights
         if not batched:
             output, weights = output.squeeze(0), weights.squeeze(0)
         elif not self.batch_first:
             output = output.transpose(0, 1)
         return output, weights if need_weights else None
+
+    def _forward_nested(
+        self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Sequences of different lengths, as ``torch.nn.TransformerEncoder`` passes them in evaluation."""
+        present = [
+            torch.arange(max(lengths := [len(x) for x in nested.unbind()]), device=nested.device)
+            < torch.tensor(lengths, device=nested.device).unsqueeze(-1)
+            for nested in (query, key)
+        ]
+        output, weights = self(
+            *(x.to_padded_tensor(0.0) for x in (query, key, value)),
+            key_padding_mask=~present[1],
+            need_weights=need_weights,
+            average_attn_weights=average_attn_weights,
+        )
+        return torch._nested_tensor_from_mask(output, present[0], mask_check=False), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self.in_proj_weight is not None:

@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, Unpack
-
 from torch import Tensor, nn
 
 from fenchel.losses import Reduction, fy_loss
 from fenchel.regularizers import Gini, Norm, Regularizer, Tsallis
-
-
-class _Options(TypedDict, total=False):
-    weight: Tensor | None
-    ignore_index: int
-    reduction: Reduction
-    label_smoothing: float
-    dim: int
+from fenchel.regularizers.base import check_omega
 
 
 class FenchelYoungLoss(nn.Module):
@@ -40,7 +31,7 @@ class FenchelYoungLoss(nn.Module):
         dim: int = -1,
     ) -> None:
         super().__init__()
-        self.omega = omega
+        self.omega = check_omega(omega)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
@@ -62,7 +53,11 @@ class FenchelYoungLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        return f"reduction={self.reduction!r}, label_smoothing={self.label_smoothing:g}, dim={self.dim}"
+        weight = "" if self.weight is None else f"weight of {len(self.weight)} classes, "
+        return (
+            f"{weight}ignore_index={self.ignore_index}, reduction={self.reduction!r}, "
+            f"label_smoothing={self.label_smoothing:g}, dim={self.dim}"
+        )
 
 
 class SparsemaxLoss(FenchelYoungLoss):
@@ -74,8 +69,15 @@ class SparsemaxLoss(FenchelYoungLoss):
         tensor(0.0625)
     """
 
-    def __init__(self, **options: Unpack[_Options]) -> None:
-        super().__init__(Gini(), **options)
+    def __init__(
+        self,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        dim: int = -1,
+    ) -> None:
+        super().__init__(Gini(), weight, ignore_index, reduction, label_smoothing, dim)
 
 
 class EntmaxLoss(FenchelYoungLoss):
@@ -87,8 +89,16 @@ class EntmaxLoss(FenchelYoungLoss):
         tensor(0.1844)
     """
 
-    def __init__(self, alpha: float | Tensor = 1.5, **options: Unpack[_Options]) -> None:
-        super().__init__(Tsallis(alpha), **options)
+    def __init__(
+        self,
+        alpha: float | Tensor = 1.5,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        dim: int = -1,
+    ) -> None:
+        super().__init__(Tsallis(alpha), weight, ignore_index, reduction, label_smoothing, dim)
 
 
 class NormmaxLoss(FenchelYoungLoss):
@@ -100,5 +110,13 @@ class NormmaxLoss(FenchelYoungLoss):
         tensor(0.0886)
     """
 
-    def __init__(self, alpha: float | Tensor = 2.0, **options: Unpack[_Options]) -> None:
-        super().__init__(Norm(alpha), **options)
+    def __init__(
+        self,
+        alpha: float | Tensor = 2.0,
+        weight: Tensor | None = None,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        label_smoothing: float = 0.0,
+        dim: int = -1,
+    ) -> None:
+        super().__init__(Norm(alpha), weight, ignore_index, reduction, label_smoothing, dim)

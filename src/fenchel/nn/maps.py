@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fenchel.regularizers import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
+from fenchel.regularizers.base import check_omega
 
 
 class Argmax(nn.Module):
@@ -20,7 +21,7 @@ class Argmax(nn.Module):
 
     def __init__(self, omega: Regularizer | None = None, dim: int = -1) -> None:
         super().__init__()
-        self.omega = Hard() if omega is None else omega
+        self.omega = Hard() if omega is None else check_omega(omega)
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:

@@ -69,7 +69,7 @@ class Regularizer(nn.Module):
         if target.is_floating_point():
             y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
             impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
-            reached = torch.where(y == 0, 0.0, y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
+            reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
             value = maximum - reached + self.family.value(y, a)
             # Rounding can leave the sum a hair below zero; the gradient is right as it is.
             value = value + (value.clamp_min(0) - value).detach()
@@ -159,6 +159,13 @@ def show(value: float | Tensor) -> str:
     return f"tensor of shape {tuple(value.shape)}"
 
 
+def check_omega(omega: Regularizer) -> Regularizer:
+    """Check what a user passes as ``omega``."""
+    if not isinstance(omega, Regularizer):
+        raise TypeError(f"omega must be a Regularizer, such as fenchel.Gini(), got {type(omega).__name__}")
+    return omega
+
+
 def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
     """Class indices of the shape of scores without ``dim``, as int64."""
     if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:
@@ -168,13 +175,15 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
     if target.shape != expected:
         raise ValueError(
             f"target of class indices must have shape {tuple(expected)} for scores of shape "
-            f"{tuple(scores.shape)} and dim {dim}, got {tuple(target.shape)}"
+            f"{tuple(scores.shape)} with classes along dim {dim}, got {tuple(target.shape)}; "
+            "for torch's layout (N, C, …) pass dim=1"
         )
+    target = target.long()  # before any comparison: eight bits would wrap around
     classes = scores.shape[dim]
     if readable(target) and bool(((target < 0) | (target >= classes)).any()):
         wrong = target[(target < 0) | (target >= classes)][0].item()
         raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
-    return target.long()
+    return target
 
 
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:

@@ -73,7 +73,8 @@ def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -
         return value
     if not broadcasts(value.shape, scores.shape):
         raise ValueError(
-            f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores {tuple(scores.shape)}"
+            f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores {tuple(scores.shape)}; "
+            "for one value a head of (batch, heads, queries, keys) use shape (heads, 1, 1)"
         )
     full = value.reshape((1,) * (scores.dim() - value.dim()) + tuple(value.shape))
     if full.shape[dim] != 1:

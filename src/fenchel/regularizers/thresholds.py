@@ -2,8 +2,8 @@ r"""Thresholds: the one number a row that a sparse map has to find, in plain tor
 
 Scores are rows with largest entry 0 and masked entries at −inf. A support is found exactly, by binary search over
 the sorted scores; what is left is a smooth convex equation in one unknown, solved by Newton's method from the side
-from which it converges monotonically. Nothing depends on the data but the numbers: the loops have fixed lengths, so
-the functions can be traced, compiled and mapped.
+from which it converges monotonically. Nothing depends on the data but the numbers: where values cannot be read the
+loops have fixed lengths, so the functions can be traced, compiled and mapped.
 """
 
 from __future__ import annotations
@@ -11,8 +11,39 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fenchel.regularizers.rows import readable
+
 NEWTON_STEPS = 16
 """Enough for every row that we could construct: quadratic convergence needs 1 to 6 steps, adversarial rows up to 10."""
+
+
+class _Newton:
+    """Steps of Newton's method, row by row: a row whose step is down to rounding stays as it is.
+
+    So a row does not depend on the others, and on the CPU the loop may end when all have settled (elsewhere looking
+    would mean to wait for the device, and in a trace it cannot be done).
+    """
+
+    def __init__(self) -> None:
+        self.moving: Tensor | None = None
+
+    def move(self, unknown: Tensor, step: Tensor) -> Tensor:
+        """The unknown after a step."""
+        large = step.abs() > 8 * torch.finfo(step.dtype).eps * (1 + unknown.abs())
+        if self.moving is None:
+            self.moving = large
+            return unknown + step
+        moved = torch.where(self.moving, unknown + step, unknown)
+        self.moving = self.moving & large
+        return moved
+
+    @property
+    def settled(self) -> bool:
+        """Whether no row moves any more, as far as that can be known."""
+        moving = self.moving
+        if moving is None or moving.device.type != "cpu" or not readable(moving):
+            return False
+        return not bool(moving.any())
 
 
 def smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor) -> Tensor:
@@ -82,10 +113,14 @@ def entmax_up_to_2(z: Tensor, c: float | Tensor) -> Tensor:
     size = inside.sum(-1, keepdim=True).to(z.dtype)
     smallest = torch.where(inside, z, 0.0).amin(-1, keepdim=True)
     offset = (smallest - expm1_ratio(-size.log(), c)).clamp_min(0)
+    newton = _Newton()
     for _ in range(NEWTON_STEPS):
         p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
         total = p.sum(-1, keepdim=True)
-        offset = offset - total * expm1_ratio(-total.log(), c) / _curvature(p, c).sum(-1, keepdim=True)
+        step = -total * expm1_ratio(-total.log(), c) / _curvature(p, c).sum(-1, keepdim=True)
+        offset = newton.move(offset, step)
+        if newton.settled:
+            break
     p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
     # The offset is only as fine as its own last digit; what is missing from Σp = 1 is given to p itself.
     s = _curvature(p, c)
@@ -108,11 +143,14 @@ def entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
     inside = z >= zk
     a = torch.where(inside, (c * (z - zk)).clamp_min(0).pow(1 / c), 0.0)
     w = 1 / inside.sum(-1, keepdim=True).to(z.dtype)
+    newton = _Newton()
     for _ in range(NEWTON_STEPS):
         p = _hypotenuse(a, w, c)
         slope = torch.where(inside & (p > 0), (w / p).pow(c - 1), 0.0).sum(-1, keepdim=True)
         excess = torch.where(inside, p, 0.0).sum(-1, keepdim=True) - 1
-        w = (w - excess / slope.clamp_min(1)).clamp_min(0)
+        w = newton.move(w, -excess / slope.clamp_min(1)).clamp_min(0)
+        if newton.settled:
+            break
     return torch.where(inside, _hypotenuse(a, w, c), 0.0)
 
 
@@ -134,11 +172,14 @@ def normmax(z: Tensor, c: float | Tensor) -> Tensor:
     gaps = torch.where(inside, z - zk, 0.0)
     size = inside.sum(-1, keepdim=True).to(z.dtype)
     x = torch.minimum(size.pow(-1 / q), 1 - gaps.amax(-1, keepdim=True))
+    newton = _Newton()
     for _ in range(NEWTON_STEPS):
         b = gaps + x
         total = torch.where(inside, b.pow(q), 0.0).sum(-1, keepdim=True)
         slope = torch.where(inside, b.pow(q - 1), 0.0).sum(-1, keepdim=True)
-        x = (x + total * torch.expm1(-total.log() / q) / slope).clamp_min(0)
+        x = newton.move(x, total * torch.expm1(-total.log() / q) / slope).clamp_min(0)
+        if newton.settled:
+            break
     b = gaps + x
     weights = torch.where(inside, (b / b.amax(-1, keepdim=True)).pow(1 / c), 0.0)
     return weights / weights.sum(-1, keepdim=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
-from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import broadcasts, check_parameter, from_rows, parameter_rows, readable, to_rows
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
 _ALLOWED = "0 < alpha <= inf"
@@ -40,6 +40,8 @@ class _TsallisFamily(Family):
         if isinstance(a, Tensor):
             finite_a, finite = _finite(a)
             c = finite_a - 1
+            if readable(a) and bool((a <= 2).all()):
+                return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
             return torch.where(finite, p, _one_hot(z))
         if a == 1:
@@ -185,6 +187,10 @@ class Tsallis(Regularizer):
     ) -> None:
         super().__init__()
         alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
+        if not isinstance(shape, Sequence):
+            raise TypeError(f"shape must be a sequence of sizes, got {type(shape).__name__}")
+        if len(bounds) != 2:
+            raise ValueError(f"bounds must be a pair (low, high), got {bounds}")
         self.bounds = (float(bounds[0]), float(bounds[1])) if learnable else None
         if self.bounds is None:
             if shape:
@@ -202,7 +208,7 @@ class Tsallis(Regularizer):
         assert self.raw_alpha is not None
         low, high = self.bounds
         raw = self.raw_alpha if self.raw_alpha.dtype == torch.float64 else self.raw_alpha.float()
-        return low + (high - low) * torch.sigmoid(raw)
+        return (low + (high - low) * torch.sigmoid(raw)).clamp(low, high)
 
     @property
     def parameter(self) -> Parameter:
@@ -230,6 +236,8 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
     share = (torch.as_tensor(alpha).detach().double() - low) / (high - low)
     if not bool(((share > 0) & (share < 1)).all()):
         raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
+    if not broadcasts(share.shape, shape or share.shape):
+        raise ValueError(f"shape must be one that alpha, of shape {tuple(share.shape)}, expands to, got {shape}")
     return torch.logit(share).to(dtype).expand(shape or share.shape).clone()
 
 
@@ -310,6 +318,8 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
 
     References: Peters, Niculae & Martins (2019), section 3.
     """
+    if isinstance(alpha, int) and alpha < 0:
+        raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
     rows = to_rows(scores, dim, mask)
     return from_rows(_FAMILY.argmax(rows, parameter_rows(alpha, "alpha", scores, dim)), scores, dim)

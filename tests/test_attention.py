@@ -1,0 +1,455 @@
+"""Attention: scaled_dot_product_attention for Shannon, a loop over queries for every other regularizer."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import vmap
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, attention
+
+sdpa = F.scaled_dot_product_attention
+EXACT = {"atol": 1e-12, "rtol": 1e-12}
+OMEGAS = [Gini(), Tsallis(1.5), Tsallis(1.2), Tsallis(3), Norm(2), 0.5 * Tsallis(1.5), Hard()]
+every_sparse_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(o).replace("\n", ""))
+ignores_csr_beta = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
+
+
+def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_()
+
+
+def gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+    direction = torch.arange(1, output.numel() + 1, dtype=output.dtype).reshape(output.shape).cos()
+    return torch.autograd.grad(output, inputs, direction, retain_graph=True)
+
+
+def sparsemax_by_hand(z: list[float]) -> list[float]:
+    ordered, total, tau = sorted(z, reverse=True), 0.0, 0.0
+    for k, value in enumerate(ordered, 1):
+        total += value
+        if 1 + k * value > total:
+            tau = (total - 1) / k
+    return [max(v - tau, 0.0) for v in z]
+
+
+# -- softmax --------------------------------------------------------------------------------------------
+
+SIZES = [
+    ((5, 4), (6, 4), (6, 4)),
+    ((2, 5, 4), (2, 6, 4), (2, 6, 3)),
+    ((2, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 7)),
+    ((2, 1, 3, 5, 4), (2, 2, 3, 6, 4), (2, 2, 3, 6, 1)),
+    ((2, 3, 5, 4), (1, 3, 6, 4), (1, 3, 6, 4)),
+    ((2, 3, 5, 4), (2, 1, 6, 4), (2, 1, 6, 4)),
+    ((1, 3, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4)),
+    ((2, 1, 5, 4), (2, 3, 6, 4), (2, 3, 6, 4)),
+    ((1, 5, 4), (2, 6, 4), (2, 6, 4)),
+    ((3, 5, 4), (2, 3, 6, 4), (2, 1, 6, 4)),
+    ((2, 3, 1, 4), (2, 3, 1, 4), (2, 3, 1, 4)),
+]
+
+
+@pytest.mark.parametrize(("q", "k", "v"), SIZES, ids=str)
+@pytest.mark.parametrize("scale", [None, 0.0, 0.7, -1.0])
+def test_shannon_is_scaled_dot_product_attention(
+    q: tuple[int, ...], k: tuple[int, ...], v: tuple[int, ...], scale: float | None
+) -> None:
+    inputs = randn(*q), randn(*k), randn(*v)
+    ours, theirs = attention(*inputs, Shannon(), scale=scale), sdpa(*inputs, scale=scale)
+    assert_close(ours, theirs, **EXACT)
+    assert_close(gradients(ours, *inputs), gradients(theirs, *inputs), **EXACT)
+
+
+def masks(shape: tuple[int, ...]) -> Tensor:
+    mask = torch.rand(shape) < 0.6
+    mask[..., 0] = True
+    return mask
+
+
+@pytest.mark.parametrize(
+    "shape", [(5, 6), (1, 6), (5, 1), (6,), (3, 5, 6), (2, 1, 5, 6), (2, 3, 1, 6), (2, 3, 5, 6)], ids=str
+)
+@pytest.mark.parametrize("kind", ["boolean", "float", "-inf"])
+def test_masks_are_those_of_scaled_dot_product_attention(kind: str, shape: tuple[int, ...]) -> None:
+    inputs = randn(2, 3, 5, 4), randn(2, 3, 6, 4), randn(2, 3, 6, 4)
+    mask = masks(shape)
+    if kind == "float":
+        mask = torch.randn(shape, dtype=torch.float64)
+    elif kind == "-inf":
+        mask = torch.zeros(shape, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+    full = mask.expand(2, 3, 5, 6)
+    ours, theirs = attention(*inputs, Shannon(), attn_mask=mask), sdpa(*inputs, attn_mask=full)
+    assert_close(ours, theirs, **EXACT)
+    assert_close(gradients(ours, *inputs), gradients(theirs, *inputs), **EXACT)
+
+
+@pytest.mark.parametrize(("targets", "sources"), [(5, 5), (3, 6), (6, 3), (1, 4), (4, 1)])
+def test_causal_is_aligned_as_in_scaled_dot_product_attention(targets: int, sources: int) -> None:
+    inputs = randn(2, targets, 4), randn(2, sources, 4), randn(2, sources, 3)
+    ours, theirs = attention(*inputs, Shannon(), is_causal=True), sdpa(*inputs, is_causal=True)
+    assert_close(ours, theirs, **EXACT)
+    assert_close(gradients(ours, *inputs), gradients(theirs, *inputs), **EXACT)
+    for omega in OMEGAS:
+        _, weights = attention(*inputs, omega, is_causal=True, return_weights=True)
+        assert (weights.triu(1) == 0).all()
+        assert_close(weights.sum(-1), torch.ones(2, targets, dtype=torch.float64))
+
+
+@pytest.mark.parametrize(("heads", "groups"), [(4, 2), (6, 2), (6, 3), (4, 1), (4, 4)])
+@pytest.mark.parametrize("batch", [(2,), (), (2, 3)], ids=str)
+def test_grouped_queries_are_those_of_scaled_dot_product_attention(
+    heads: int, groups: int, batch: tuple[int, ...]
+) -> None:
+    inputs = randn(*batch, heads, 5, 4), randn(*batch, groups, 6, 4), randn(*batch, groups, 6, 3)
+    ours = attention(*inputs, Shannon())
+    if len(batch) == 1:
+        theirs = sdpa(*inputs, enable_gqa=True)
+    else:
+        shared = [inputs[0], *(x.repeat_interleave(heads // groups, -3) for x in inputs[1:])]
+        theirs = sdpa(*shared)
+    assert_close(ours, theirs, **EXACT)
+    assert_close(gradients(ours, *inputs), gradients(theirs, *inputs), **EXACT)
+
+
+def test_a_float_mask_receives_its_gradient() -> None:
+    inputs = randn(2, 3, 5, 4), randn(2, 3, 6, 4), randn(2, 3, 6, 4), randn(3, 1, 6)
+    ours = attention(*inputs[:3], Shannon(), attn_mask=inputs[3])
+    theirs = sdpa(*inputs[:3], attn_mask=inputs[3].expand(2, 3, 5, 6))
+    assert_close(gradients(ours, *inputs), gradients(theirs, *inputs), **EXACT)
+
+
+@given(
+    batch=st.lists(st.integers(0, 3), max_size=3),
+    targets=st.integers(0, 4),
+    sources=st.integers(1, 4),
+    width=st.integers(1, 4),
+    depth=st.integers(0, 3),
+    seed=st.integers(0, 1000),
+)
+def test_shannon_is_scaled_dot_product_attention_for_every_size(
+    batch: list[int], targets: int, sources: int, width: int, depth: int, seed: int
+) -> None:
+    torch.manual_seed(seed)
+    query, key, value = randn(*batch, targets, width), randn(*batch, sources, width), randn(*batch, sources, depth)
+    weights = torch.softmax((query @ key.mT).detach() / math.sqrt(width), -1)
+    output, ours = attention(query, key, value, Shannon(), return_weights=True)
+    assert_close(ours.detach(), weights, **EXACT)
+    assert_close(output.detach(), weights @ value.detach(), **EXACT)
+
+
+@pytest.mark.parametrize(
+    ("q", "k", "v"),
+    [
+        ((2, 0, 4), (2, 3, 4), (2, 3, 4)),
+        ((0, 3, 4), (0, 3, 4), (0, 3, 4)),
+        ((2, 0, 3, 4), (2, 0, 3, 4), (2, 0, 3, 4)),
+        ((2, 3, 4), (2, 3, 4), (2, 3, 0)),
+        ((2, 3, 4), (2, 0, 4), (2, 0, 4)),
+        ((2, 3, 0), (2, 3, 0), (2, 3, 4)),
+    ],
+    ids=["no queries", "no batch", "no heads", "no depth", "no keys", "no width"],
+)
+def test_empty_sizes_are_as_in_scaled_dot_product_attention(q: tuple, k: tuple, v: tuple) -> None:
+    inputs = randn(*q), randn(*k), randn(*v)
+    assert_close(attention(*inputs, Shannon()), sdpa(*inputs), **EXACT)
+    assert attention(*inputs, Gini()).isfinite().all()
+
+
+# -- every other regularizer ----------------------------------------------------------------------------
+
+
+@every_sparse_omega
+def test_attention_is_a_loop_over_queries(omega: Regularizer) -> None:
+    query, key, value = randn(2, 3, 5, 4), randn(2, 3, 6, 4), randn(2, 3, 6, 3)
+    mask = masks((2, 1, 5, 6))
+    output, weights = attention(3 * query, key, value, omega, attn_mask=mask, return_weights=True)
+    for b, h, i in torch.cartesian_prod(*map(torch.arange, (2, 3, 5))).tolist():
+        keep = mask[b, 0, i]
+        scores = torch.stack([3 * query[b, h, i] @ k / 2 for k in key[b, h][keep]])
+        p = omega.argmax(scores)
+        assert_close(weights[b, h, i][keep], p, **EXACT)
+        assert (weights[b, h, i][~keep] == 0).all()
+        expected = sum(w * v for w, v in zip(p, value[b, h][keep], strict=True))
+        assert_close(output[b, h, i], expected, **EXACT)
+
+
+def test_sparsemax_attention_by_hand() -> None:
+    query, key, value = randn(4, 3), randn(5, 3), randn(5, 2)
+    output, weights = attention(query, key, value, Gini(), scale=1.0, return_weights=True)
+    for i, q in enumerate(query.tolist()):
+        p = sparsemax_by_hand([sum(a * b for a, b in zip(q, k, strict=True)) for k in key.tolist()])
+        assert_close(weights[i].tolist(), p, **EXACT)
+        averaged = [sum(w * v for w, v in zip(p, column, strict=True)) for column in value.T.tolist()]
+        assert_close(output[i].tolist(), averaged, **EXACT)
+
+
+def test_the_default_is_entmax_of_one_and_a_half() -> None:
+    inputs = randn(2, 5, 4), randn(2, 6, 4), randn(2, 6, 4)
+    assert torch.equal(attention(*inputs), attention(*inputs, Tsallis(1.5)))
+
+
+@pytest.mark.parametrize("omega", [Gini(), Tsallis(1.5), Norm(2)], ids=str)
+def test_gradients_against_finite_differences(omega: Regularizer) -> None:
+    inputs = tuple((0.3 * randn(1, n, 2)).detach().requires_grad_() for n in (2, 3, 3))
+    mask = torch.tensor([[True, True, False], [True, True, True]])
+    assert gradcheck(lambda q, k, v: attention(q, k, v, omega, attn_mask=mask), inputs)
+    assert gradgradcheck(lambda q, k, v: attention(q, k, v, omega, attn_mask=mask), inputs)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+@pytest.mark.parametrize("omega", [Shannon(), *OMEGAS], ids=lambda o: str(o).replace("\n", ""))
+def test_a_query_with_no_keys_gets_zeros_and_zero_gradients(omega: Regularizer, kind: str) -> None:
+    inputs = randn(2, 4, 3), randn(2, 5, 3), randn(2, 5, 3)
+    mask = torch.ones(4, 5, dtype=torch.bool)
+    mask[2] = False
+    if kind == "float":
+        mask = torch.zeros(4, 5, dtype=torch.float64).masked_fill(~mask, -torch.inf)
+    output, weights = attention(*inputs, omega, attn_mask=mask, return_weights=True)
+    assert (output[:, 2] == 0).all()
+    assert (weights[:, 2] == 0).all()
+    assert_close(output[:, [0, 1, 3]], attention(inputs[0][:, [0, 1, 3]], *inputs[1:], omega), **EXACT)
+    slopes = gradients(output, *inputs)
+    assert all(g.isfinite().all() for g in slopes)
+    assert (slopes[0][:, 2] == 0).all()
+
+
+def test_one_alpha_a_head() -> None:
+    alpha = torch.tensor([1.0, 1.5, 2.0], dtype=torch.float64).reshape(3, 1, 1).requires_grad_()
+    inputs = randn(2, 3, 5, 4), randn(2, 3, 6, 4), randn(2, 3, 6, 4)
+    output = attention(*inputs, Tsallis(alpha))
+    for h, a in enumerate([1.0, 1.5, 2.0]):
+        expected = attention(*(x[:, h] for x in inputs), Tsallis(a))
+        assert_close(output[:, h], expected, **EXACT)
+    (slope,) = torch.autograd.grad(output.square().sum(), alpha)
+    assert slope.shape == (3, 1, 1)
+    assert slope.isfinite().all()
+    assert (slope != 0).all()
+    step = 1e-6
+    for h in range(3):
+        moved = [alpha.detach() + sign * step * F.one_hot(torch.tensor(h), 3).reshape(3, 1, 1) for sign in (1, -1)]
+        up, down = (attention(*inputs, Tsallis(a)).square().sum().item() for a in moved)
+        assert math.isclose(slope.flatten()[h].item(), (up - down) / (2 * step), rel_tol=1e-5)
+
+
+def test_one_learnable_alpha_a_head_with_grouped_queries() -> None:
+    omega = Tsallis(1.5, learnable=True, shape=(4, 1, 1))
+    inputs = randn(2, 4, 5, 3), randn(2, 2, 6, 3), randn(2, 2, 6, 3)
+    attention(*inputs, omega).square().sum().backward()
+    assert omega.raw_alpha is not None
+    assert omega.raw_alpha.grad is not None
+    assert (omega.raw_alpha.grad != 0).all()
+    assert omega.raw_alpha.grad.isfinite().all()
+
+
+# -- weights and dropout --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("omega", [Shannon(), *OMEGAS], ids=lambda o: str(o).replace("\n", ""))
+def test_returned_weights_average_the_values(omega: Regularizer) -> None:
+    inputs = randn(2, 3, 5, 4), randn(2, 3, 6, 4), randn(2, 3, 6, 2)
+    output, weights = attention(*inputs, omega, return_weights=True)
+    assert weights.shape == (2, 3, 5, 6)
+    assert (weights >= 0).all()
+    assert_close(weights.sum(-1), torch.ones(2, 3, 5, dtype=torch.float64))
+    assert_close(output, weights @ inputs[2], **EXACT)
+    assert torch.equal(output, attention(*inputs, omega))
+
+
+@ignores_csr_beta
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_sparse_weights_are_the_dense_ones_with_rows_flattened(dtype: torch.dtype) -> None:
+    inputs = randn(2, 3, 5, 4, dtype=dtype), randn(2, 3, 6, 4, dtype=dtype), randn(2, 3, 6, 2, dtype=dtype)
+    mask = masks((5, 6))
+    mask[1] = False
+    output, dense = attention(*inputs, Gini(), attn_mask=mask, return_weights=True)
+    again, sparse = attention(*inputs, Gini(), attn_mask=mask, return_weights="sparse")
+    assert torch.equal(output, again)
+    assert sparse.layout == torch.sparse_csr
+    assert sparse.dtype == dtype
+    assert sparse.shape == (30, 6)
+    assert sparse.values().numel() == (dense != 0).sum()
+    assert torch.equal(sparse.detach().to_dense(), dense.detach().reshape(30, 6))
+
+
+@ignores_csr_beta
+def test_sparse_weights_carry_gradients() -> None:
+    inputs = randn(2, 5, 4), randn(2, 6, 4), randn(2, 6, 2)
+    _, dense = attention(*inputs, Gini(), return_weights=True)
+    _, sparse = attention(*inputs, Gini(), return_weights="sparse")
+    slopes = gradients(sparse.to_dense(), *inputs[:2])
+    assert_close(slopes, gradients(dense.reshape(10, 6), *inputs[:2]), **EXACT)
+
+
+@ignores_csr_beta
+def test_sparse_weights_of_an_empty_batch() -> None:
+    inputs = randn(0, 5, 4), randn(0, 6, 4), randn(0, 6, 2)
+    output, sparse = attention(*inputs, Gini(), return_weights="sparse")
+    assert output.shape == (0, 5, 2)
+    assert sparse.shape == (0, 6)
+
+
+def test_dropout_drops_its_share_and_scales_up_the_rest() -> None:
+    # The identity as value shows the dropped weights themselves.
+    query, key, value = randn(400, 8, 4), randn(400, 8, 4), torch.eye(8, dtype=torch.float64).expand(400, 8, 8)
+    for p in (0.25, 0.5):
+        dropped, weights = attention(query, key, value, Shannon(), dropout_p=p, return_weights=True)
+        kept = dropped != 0
+        assert_close(dropped[kept], (weights / (1 - p))[kept], **EXACT)
+        share = 1 - kept.double().mean()
+        assert abs(share - p) < 5 * math.sqrt(p * (1 - p) / kept.numel())
+        assert_close(weights.sum(-1), torch.ones(400, 8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
+def test_dropping_everything_gives_zeros_and_zero_gradients(omega: Regularizer) -> None:
+    inputs = randn(2, 5, 4), randn(2, 6, 4), randn(2, 6, 4)
+    output = attention(*inputs, omega, dropout_p=1.0)
+    assert (output == 0).all()
+    assert all((g == 0).all() for g in gradients(output, *inputs))
+
+
+# -- dtypes, layouts, graphs ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("omega", [Shannon(), Gini(), Tsallis(1.5), Norm(2)], ids=str)
+def test_dtype_is_kept(omega: Regularizer, dtype: torch.dtype) -> None:
+    inputs = randn(2, 5, 4, dtype=dtype), randn(2, 6, 4, dtype=dtype), randn(2, 6, 4, dtype=dtype)
+    for mask in (None, masks((5, 6)), torch.randn(5, 6), torch.randn(5, 6, dtype=torch.float64)):
+        output, weights = attention(*inputs, omega, attn_mask=mask, return_weights=True)
+        assert output.dtype == weights.dtype == dtype
+        assert all(g.dtype == dtype and g.isfinite().all() for g in gradients(output, *inputs))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("sharpness", [1.0, 8.0])
+def test_the_error_is_that_of_the_dtype(dtype: torch.dtype, sharpness: float) -> None:
+    """As scaled_dot_product_attention keeps its scores in float32 for the half-precision dtypes."""
+    query, key, value = (torch.randn(4, 64, 64, dtype=torch.float64).to(dtype) for _ in range(3))
+    query = sharpness * query
+    exact = sdpa(query.double(), key.double(), value.double())
+    allowed = torch.finfo(dtype).eps * value.abs().max() + 2 * (sdpa(query, key, value) - exact).abs().max()
+    assert (attention(query, key, value, Shannon()) - exact).abs().max() <= allowed
+
+
+@pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
+def test_scores_beyond_the_range_of_half_precision_choose_the_best(omega: Regularizer) -> None:
+    query = torch.full((1, 1, 64), 200.0, dtype=torch.float16)
+    key = torch.cat([query, query / 2], 1)
+    value = torch.tensor([[[1.0], [2.0]]], dtype=torch.float16)
+    assert sdpa(query, key, value).item() == 1
+    assert attention(query, key, value, omega).item() == 1
+
+
+def test_autocast_is_as_in_scaled_dot_product_attention() -> None:
+    inputs = (
+        randn(2, 5, 4, dtype=torch.float32),
+        randn(2, 6, 4, dtype=torch.float32),
+        randn(2, 6, 4, dtype=torch.float32),
+    )
+    for mask in (None, masks((5, 6)), torch.randn(5, 6)):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ours, theirs = attention(*inputs, Shannon(), attn_mask=mask), sdpa(*inputs, attn_mask=mask)
+        assert ours.dtype == theirs.dtype
+        assert_close(ours, theirs, atol=3e-2, rtol=3e-2)
+        assert all(g.dtype == torch.float32 for g in gradients(ours, *inputs))
+
+
+def test_strided_inputs_are_their_copies() -> None:
+    packed = torch.randn(5, 2, 3, 3, 4, dtype=torch.float64)  # length, batch, qkv, heads, width
+    query, key, value = packed.permute(2, 1, 3, 0, 4).unbind()
+    assert not query.is_contiguous()
+    expected = attention(query.contiguous(), key.contiguous(), value.contiguous(), Gini())
+    assert_close(attention(query, key, value, Gini()), expected, **EXACT)
+    one = query[:1].expand(4, 3, 5, 4)
+    assert_close(attention(one, one, one, Gini()), attention(*[one.contiguous()] * 3, Gini()), **EXACT)
+
+
+def test_inputs_are_left_as_they_were() -> None:
+    tensors = [torch.randn(2, 5, 4), torch.randn(2, 6, 4), torch.randn(2, 6, 4), torch.randn(5, 6)]
+    kept = [t.clone() for t in tensors]
+    for t in tensors:
+        t.requires_grad_()
+    output, weights = attention(*tensors[:3], Gini(), attn_mask=tensors[3], dropout_p=0.5, return_weights=True)
+    (output.sum() + weights.square().sum()).backward()
+    assert all(torch.equal(a, b) for a, b in zip(kept, tensors, strict=True))
+
+
+def test_vmap_is_a_loop() -> None:
+    inputs = torch.randn(4, 2, 5, 3), torch.randn(4, 2, 6, 3), torch.randn(4, 2, 6, 3)
+    mask = masks((4, 5, 6))
+    mapped = vmap(lambda q, k, v, m: attention(q, k, v, Gini(), attn_mask=m))(*inputs, mask)
+    assert_close(mapped, attention(*inputs, Gini(), attn_mask=mask[:, None]))
+
+
+@pytest.mark.parametrize("options", [{"is_causal": True}, {"return_weights": True}], ids=str)
+def test_compiles_to_one_graph_with_the_same_results(options: dict) -> None:
+    torch._dynamo.reset()
+    omega = Tsallis(1.5)
+    eager = [torch.randn(2, 4, n, 3, requires_grad=True) for n in (5, 6, 6)]
+    graph = [x.detach().clone().requires_grad_() for x in eager]
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, omega, **options), fullgraph=True, backend="aot_eager")
+    expected, actual = attention(*eager, omega, **options), compiled(*graph)
+    assert_close(actual, expected)
+    if options.get("return_weights"):
+        expected, actual = expected[0], actual[0]
+    assert_close(gradients(actual, *graph), gradients(expected, *eager))
+
+
+# -- bad input ------------------------------------------------------------------------------------------
+
+
+def bad(**changes: Any) -> dict[str, Any]:
+    arguments = {"query": torch.ones(2, 4, 5, 8), "key": torch.ones(2, 4, 6, 8), "value": torch.ones(2, 4, 6, 3)}
+    return {**arguments, **changes}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "names"),
+    [
+        (bad(query=torch.ones(2, 4, 5, 8).long()), TypeError, "query"),
+        (bad(key=[1.0]), TypeError, "key"),
+        (bad(value=None), TypeError, "value"),
+        (bad(value=torch.ones(2, 4, 6, 3, dtype=torch.complex64)), TypeError, "value"),
+        (bad(query=torch.ones(8)), ValueError, "query"),
+        (bad(value=torch.ones(6)), ValueError, "value"),
+        (bad(query=torch.ones(2, 4, 5, 7)), ValueError, "query and key"),
+        (bad(value=torch.ones(2, 4, 5, 3)), ValueError, "key and value"),
+        (bad(query=torch.ones(2, 3, 5, 8)), ValueError, "query heads"),
+        (bad(key=torch.ones(2, 3, 6, 8)), ValueError, "key heads"),
+        (bad(value=torch.ones(2, 3, 6, 8)), ValueError, "value heads"),
+        (bad(key=torch.ones(2, 0, 6, 8), value=torch.ones(2, 0, 6, 8)), ValueError, "heads"),
+        (bad(key=torch.ones(3, 4, 6, 8)), ValueError, "key"),
+        (bad(value=torch.ones(3, 4, 6, 8)), ValueError, "value"),
+        (bad(key=torch.ones(2, 4, 6, 8, dtype=torch.float64)), TypeError, "key"),
+        (bad(value=torch.ones(2, 4, 6, 8, dtype=torch.float64)), TypeError, "value"),
+        (bad(attn_mask=torch.ones(5, 6), is_causal=True), ValueError, "attn_mask"),
+        (bad(attn_mask=torch.ones(5, 6).long()), TypeError, "attn_mask"),
+        (bad(attn_mask=[True]), TypeError, "attn_mask"),
+        (bad(attn_mask=torch.ones(6, 5)), ValueError, "attn_mask"),
+        (bad(attn_mask=torch.ones(6, 5, dtype=torch.bool)), ValueError, "attn_mask"),
+        (bad(attn_mask=torch.ones(2, 1, 4, 5, 6)), ValueError, "attn_mask"),
+        (bad(dropout_p=-0.1), ValueError, "dropout_p"),
+        (bad(dropout_p=1.1), ValueError, "dropout_p"),
+        (bad(dropout_p=math.nan), ValueError, "dropout_p"),
+        (bad(return_weights="dense"), ValueError, "return_weights"),
+        (bad(return_weights=None), ValueError, "return_weights"),
+        (bad(omega="softmax"), TypeError, "omega"),
+        (bad(omega=torch.ones(5, 6, dtype=torch.bool)), TypeError, "omega"),  # sdpa's fourth argument is the mask
+        (bad(omega=Tsallis(torch.full((3, 1, 1), 1.5))), ValueError, "alpha"),
+    ],
+)
+def test_bad_input_is_named(arguments: dict[str, Any], error: type, names: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(error, match=names):
+            attention(**arguments)
