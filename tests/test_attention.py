@@ -20,7 +20,6 @@ sdpa = F.scaled_dot_product_attention
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 OMEGAS = [Gini(), Tsallis(1.5), Tsallis(1.2), Tsallis(3), Norm(2), 0.5 * Tsallis(1.5), Hard()]
 every_sparse_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(o).replace("\n", ""))
-ignores_csr_beta = pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta:UserWarning")
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -264,7 +263,6 @@ def test_returned_weights_average_the_values(omega: Regularizer) -> None:
     assert torch.equal(output, attention(*inputs, omega))
 
 
-@ignores_csr_beta
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_sparse_weights_are_the_dense_ones_with_rows_flattened(dtype: torch.dtype) -> None:
     inputs = randn(2, 3, 5, 4, dtype=dtype), randn(2, 3, 6, 4, dtype=dtype), randn(2, 3, 6, 2, dtype=dtype)
@@ -280,7 +278,6 @@ def test_sparse_weights_are_the_dense_ones_with_rows_flattened(dtype: torch.dtyp
     assert torch.equal(sparse.detach().to_dense(), dense.detach().reshape(30, 6))
 
 
-@ignores_csr_beta
 def test_sparse_weights_carry_gradients() -> None:
     inputs = randn(2, 5, 4), randn(2, 6, 4), randn(2, 6, 2)
     _, dense = attention(*inputs, Gini(), return_weights=True)
@@ -289,7 +286,6 @@ def test_sparse_weights_carry_gradients() -> None:
     assert_close(slopes, gradients(dense.reshape(10, 6), *inputs[:2]), **EXACT)
 
 
-@ignores_csr_beta
 def test_sparse_weights_of_an_empty_batch() -> None:
     inputs = randn(0, 5, 4), randn(0, 6, 4), randn(0, 6, 2)
     output, sparse = attention(*inputs, Gini(), return_weights="sparse")

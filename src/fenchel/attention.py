@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Literal, overload
 
 import torch
@@ -112,7 +113,9 @@ def attention(
     if not return_weights:
         return output
     if return_weights == "sparse":
-        return output, weights.reshape(-1, weights.shape[-1]).to_sparse_csr()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return output, weights.reshape(-1, weights.shape[-1]).to_sparse_csr()
     return output, weights
 
 

@@ -21,6 +21,7 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Masks are torch's: True in a boolean ``attn_mask`` or ``key_padding_mask`` means *may not attend*; a float mask is
     added. A query that may attend to nothing gets zero weights. ``is_causal`` works with and without ``attn_mask``.
+    The weights that are returned are those before dropout.
 
     Example:
         >>> import torch, fenchel

@@ -174,7 +174,7 @@ class Tsallis(Regularizer):
     """
 
     family = _FAMILY
-    _alpha: float | Tensor | None
+    given_alpha: float | Tensor | None
     raw_alpha: nn.Parameter | None
 
     def __init__(
@@ -195,7 +195,7 @@ class Tsallis(Regularizer):
         if self.bounds is None:
             if shape:
                 raise ValueError("shape goes with learnable=True; pass a tensor alpha for fixed values")
-            hold(self, "_alpha", alpha)
+            hold(self, "given_alpha", alpha)
         else:
             self.raw_alpha = nn.Parameter(_unsqueeze_alpha(alpha, self.bounds, tuple(shape)))
 
@@ -203,8 +203,8 @@ class Tsallis(Regularizer):
     def alpha(self) -> Parameter:
         """The entropic index: a number, or a tensor (differentiable if learnable)."""
         if self.bounds is None:
-            assert self._alpha is not None
-            return self._alpha
+            assert self.given_alpha is not None
+            return self.given_alpha
         assert self.raw_alpha is not None
         low, high = self.bounds
         raw = self.raw_alpha if self.raw_alpha.dtype == torch.float64 else self.raw_alpha.float()

@@ -99,9 +99,9 @@ def _figure() -> Figure:
 def _supports() -> Table:
     temperatures = torch.tensor(TABULATED, dtype=torch.float64)
     return Table(
-        ["map", *(f"T = {t:g}" for t in TABULATED)],
+        ["map, at T =", *(f"{t:g}" for t in TABULATED)],
         [[name, *support_size(path(omega, temperatures)).tolist()] for name, omega in MAPS],
-        caption="How many of the five choices have mass at a temperature.",
+        caption="How many of the five choices have mass at a temperature T.",
         paper="No counts are printed; of entmax and normmax it is said that both tend to be sparse (section 2.2).",
     )
 
