@@ -1,7 +1,7 @@
 """Every map under test. A new map joins the conformance harness by one line in ``MAPS``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -12,12 +12,18 @@ from fenchel import Regularizer
 
 @dataclass(frozen=True)
 class Map:
-    """A map and its Ω. ``curved``: p is differentiable with a Jacobian that is not zero."""
+    """A map and its Ω.
+
+    ``curved``: p is differentiable with a Jacobian that is not zero. ``compiled``: it has kernels on the CPU, and is
+    tested a second time without them, as ``plain``.
+    """
 
     name: str
     choose: Callable[..., Tensor]  # choose(scores, dim=-1, mask=None)
     omega: Regularizer
     curved: bool = True
+    compiled: bool = False
+    plain: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -30,12 +36,12 @@ def _tensor_alpha(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> 
 MAPS = [
     Map("argmax", fenchel.argmax, fenchel.Hard(), curved=False),
     Map("softmax", fenchel.softmax, fenchel.Shannon()),
-    Map("sparsemax", fenchel.sparsemax, fenchel.Gini()),
+    Map("sparsemax", fenchel.sparsemax, fenchel.Gini(), compiled=True),
     Map("entmax-0.5", lambda s, dim=-1, mask=None: fenchel.entmax(s, 0.5, dim, mask), fenchel.Tsallis(0.5)),
     Map("entmax-1.05", lambda s, dim=-1, mask=None: fenchel.entmax(s, 1.05, dim, mask), fenchel.Tsallis(1.05)),
-    Map("entmax-1.5", fenchel.entmax, fenchel.Tsallis(1.5)),
+    Map("entmax-1.5", fenchel.entmax, fenchel.Tsallis(1.5), compiled=True),
     Map("entmax-3", lambda s, dim=-1, mask=None: fenchel.entmax(s, 3, dim, mask), fenchel.Tsallis(3)),
-    Map("entmax-tensor", _tensor_alpha, fenchel.Tsallis(torch.tensor(1.3, dtype=torch.float64))),
+    Map("entmax-tensor", _tensor_alpha, fenchel.Tsallis(torch.tensor(1.3, dtype=torch.float64)), compiled=True),
     Map("normmax-1.5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 1.5, dim, mask), fenchel.Norm(1.5)),
     Map("normmax-2", fenchel.normmax, fenchel.Norm()),
     Map("normmax-5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 5.0, dim, mask), fenchel.Norm(5.0)),
@@ -47,3 +53,4 @@ MAPS = [
     ),
     Map("scaled", (0.5 * fenchel.Tsallis(1.5)).argmax, 0.5 * fenchel.Tsallis(1.5)),
 ]
+MAPS += [replace(m, name=f"{m.name}-plain", plain=True) for m in MAPS if m.compiled]

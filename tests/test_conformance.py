@@ -20,6 +20,12 @@ every_map = pytest.mark.parametrize("case", MAPS, ids=str)
 every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved], ids=str)
 
 
+@pytest.fixture(autouse=True)
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.node.callspec.params["case"].plain:
+        monkeypatch.setenv("FENCHEL_KERNELS", "off")
+
+
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Tensor, int, Tensor]:
     """Scores of any shape, dimension, dtype and scale, and a mask."""

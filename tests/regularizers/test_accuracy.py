@@ -12,6 +12,13 @@ import oracles
 ABSOLUTE = {torch.float64: 1e-12, torch.float32: 1e-6}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
+
+@pytest.fixture(autouse=True, params=["compiled", "plain"])
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "plain":
+        monkeypatch.setenv("FENCHEL_KERNELS", "off")
+
+
 RANDOM = {
     "unit": lambda n: torch.randn(n, dtype=torch.float64),
     "flat": lambda n: 1e-2 * torch.randn(n, dtype=torch.float64),

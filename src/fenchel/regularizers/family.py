@@ -61,6 +61,14 @@ class Family(ABC):
     def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         """∂∇Ω(p)/∂a with p held fixed, up to a constant a row; anything finite where p = 0."""
 
+    def fast_solve(self, z: Tensor, a: Parameter) -> Tensor | None:
+        """argmax_Ω of *any* rows by a compiled kernel, or None if there is none for them."""
+        return None
+
+    def fast_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor | None:
+        """``jacobian_product`` by a compiled kernel, outside of a graph, or None if there is none."""
+        return None
+
     # -- what comes out of it ----------------------------------------------------------------------
 
     def argmax(self, z: Tensor, a: Parameter) -> Tensor:
@@ -83,6 +91,9 @@ class Family(ABC):
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
+        fast = self.fast_solve(z, a)
+        if fast is not None:
+            return fast
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         p = self.solve(z - torch.where(usable, top, 0.0), a)
@@ -125,7 +136,9 @@ class _Argmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None]:
         p, a = _recall(ctx)
-        to_scores = ctx.family.jacobian_product(grad, p, a)
+        # A graph of the backward pass is asked for only by higher derivatives.
+        fast = None if torch.is_grad_enabled() else ctx.family.fast_product(grad, p, a)
+        to_scores = ctx.family.jacobian_product(grad, p, a) if fast is None else fast
         if not ctx.needs_input_grad[2]:
             return None, to_scores, None
         return None, to_scores, -(to_scores * ctx.family.gradient_sensitivity(p, a)).sum(-1, keepdim=True)

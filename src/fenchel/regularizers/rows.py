@@ -14,7 +14,11 @@ def readable(*tensors: Tensor) -> bool:
         return False
     plain = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
     return all(
-        type(t) in plain and not t.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(t) for t in tensors
+        type(t) in plain
+        and not t.is_meta
+        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
+        and not torch._C._functorch.is_legacy_batchedtensor(t)
+        for t in tensors
     )
 
 

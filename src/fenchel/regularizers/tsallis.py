@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fenchel import kernels
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import broadcasts, check_parameter, from_rows, parameter_rows, readable, to_rows
@@ -66,6 +67,20 @@ class _TsallisFamily(Family):
         mean = (s * v).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
         return s * (v - mean)
 
+    def fast_solve(self, z: Tensor, a: Parameter) -> Tensor | None:
+        if not kernels.usable(z) or not _has_kernel(a):
+            return None
+        from fenchel.kernels import maps
+
+        return maps.entmax(z, a - 1)
+
+    def fast_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor | None:
+        if not kernels.usable(v, p) or not _has_kernel(a):
+            return None
+        from fenchel.kernels import maps
+
+        return maps.entmax_product(v, p, a - 1)
+
     def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         change = p * _tsallis_log_slope(p, a - 1) / a - _p_tsallis_log(p, a - 1) / a**2
@@ -74,6 +89,13 @@ class _TsallisFamily(Family):
     def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         return torch.where(finite, _tsallis_log_slope(p, a - 1), 0.0)
+
+
+def _has_kernel(a: Parameter) -> bool:
+    """Compiled kernels cover 1.25 ≤ α ≤ 2, where (1 + c·u)^(1/c) does not magnify rounding."""
+    if isinstance(a, Tensor):
+        return readable(a) and a.device.type == "cpu" and bool(((a >= 1.25) & (a <= 2)).all())
+    return 1.25 <= a <= 2
 
 
 def _finite(a: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,339 @@
+"""α-entmax of rows for 1 < α ≤ 2, and its Jacobian product.
+
+Each row is reduced to a threshold. It grows monotonically from a lower bound: for α = 2 and 1.5 by solving for the
+support at hand until that stays, else by Newton on the norm of the excess. The last, smallest step is kept apart from
+the threshold, which is too coarse for it. Wide rows are filtered first: the maxima of their blocks alone have a
+threshold below that of the whole row, and few entries reach it; narrow rows are worked on whole.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.powers import exp2, log2
+
+_NARROW = 512  # whole-row arithmetic up to here, filtering above
+_BLOCK = 64  # group of a wide row
+_CHUNK = 1024  # how far a sum goes in the row's own precision before it moves to double
+
+
+@inlined
+def _top(x: Any) -> tuple[Any, bool]:
+    """The largest entry of a row, and whether one is NaN or +inf."""
+    kind = x.dtype.type
+    top = kind(-np.inf)
+    bad = kind(0)
+    for i in range(x.size):
+        v = x[i]
+        top = max(top, v)
+        bad += kind(1) if v != v else kind(0)
+    return top, bad > 0 or top == np.inf
+
+
+@inlined
+def _block_maxima(x: Any, maxima: Any) -> tuple[int, Any, bool]:
+    """The maxima of a wide row's blocks: how many, the largest, and whether an entry is NaN or +inf.
+
+    A subset of the scores has a threshold no larger than that of all: the maxima give a bound that few others reach.
+    """
+    n = x.size
+    kind = x.dtype.type
+    bad = kind(0)
+    top = kind(-np.inf)
+    count = 0
+    for first in range(0, n, _BLOCK):
+        best = kind(-np.inf)
+        for i in range(first, min(first + _BLOCK, n)):
+            v = x[i]
+            best = max(best, v)
+            bad += kind(1) if v != v else kind(0)
+        maxima[count] = best
+        top = max(top, best)
+        count += 1
+    return count, top, bad > 0 or top == np.inf
+
+
+@inlined
+def _collect(x: Any, top: Any, line: Any, maxima: Any, z: Any, index: Any) -> int:
+    """z = x − top of the entries with z > line, block by block; ``maxima`` are relative to the top."""
+    n = x.size
+    count = 0
+    for block in range((n + _BLOCK - 1) // _BLOCK):
+        if maxima[block] > line:
+            first = block * _BLOCK
+            for i in range(first, min(first + _BLOCK, n)):
+                v = x[i] - top
+                z[count] = v
+                index[count] = i
+                count += 1 if v > line else 0
+    return count
+
+
+@inlined
+def _subtract(z: Any, n: int, coarse: Any) -> None:
+    """z −= coarse in a loop of its own: in one with the fine part the compiler would add the two first."""
+    for i in range(n):
+        z[i] -= coarse
+
+
+@inlined
+def _line(z: Any, n: int, tau: Any) -> tuple[Any, Any]:
+    """τ with Σ [z − τ]₊ = 1, as a coarse and a fine part, from a lower bound."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    before = math.inf
+    while True:
+        size, total = 0.0, 0.0
+        for first in range(0, n, _CHUNK):
+            k, s = zero, zero
+            for i in range(first, min(first + _CHUNK, n)):
+                d = z[i] - tau
+                k += one if d > zero else zero
+                s += max(d, zero)
+            size += k
+            total += s
+        step = z.dtype.type((total - 1.0) / size)
+        if size >= before:  # the support shrinks until it stays; rounding may let one in again
+            return tau, step
+        before = size
+        tau = tau + step
+
+
+@inlined
+def _parabola(z: Any, n: int, tau: Any) -> tuple[Any, Any]:
+    """τ with Σ [z − τ]₊² = 1, as a coarse and a fine part, from a lower bound."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    before = math.inf
+    while True:
+        size, total, squares = 0.0, 0.0, 0.0
+        for first in range(0, n, _CHUNK):
+            k, s, q = zero, zero, zero
+            for i in range(first, min(first + _CHUNK, n)):
+                d = z[i] - tau
+                k += one if d > zero else zero
+                d = max(d, zero)
+                s += d
+                q += d * d
+            size += k
+            total += s
+            squares += q
+        excess = squares - 1.0
+        step = z.dtype.type(excess / (total + math.sqrt(max(total * total - size * excess, 0.0))))
+        if size >= before:  # the support shrinks until it stays; rounding may let one in again
+            return tau, step
+        before = size
+        tau = tau + step
+
+
+@inlined
+def _curve(z: Any, n: int, c: Any, offset: float) -> float:
+    """A with Σ [1 + c(z − A)]₊^(1/c) = 1, by Newton on (Σp)^c from a lower bound."""
+    kind = z.dtype.type
+    one, zero, tiny = kind(1), kind(0), kind(1e-30)
+    r = one / c
+    enough = 1e-6 if z.itemsize == 4 else 1e-11
+    for _ in range(100):
+        level = 1.0 - c * offset
+        high = kind(level)
+        total, slope = 0.0, 0.0
+        for first in range(0, n, _CHUNK):
+            t, s = zero, zero
+            for i in range(first, min(first + _CHUNK, n)):
+                b = c * z[i] + high
+                on = one if b > tiny else zero
+                b = max(b, tiny)
+                p = on * exp2(r * log2(b))
+                t += p
+                s += p / b
+            total += t
+            slope += s
+        total += slope * (level - high) / c
+        step = -total * math.expm1(-c * math.log(total)) / (c * slope)
+        offset += step
+        if step < enough:
+            break
+    return offset
+
+
+@kernel
+def sparsemax(first: int, last: int, x: Any, out: Any) -> None:
+    """p = [z − τ]₊ for each row."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    zero, start = kind(0), kind(-1)
+    wide = n > _NARROW
+    maxima = np.empty(n // _BLOCK + 1 if wide else 0, x.dtype)
+    z = np.empty(n if wide else 0, x.dtype)
+    index = np.empty(n if wide else 0, np.int32)
+    for row in range(first, last):
+        source, target = x[row], out[row]
+        groups, top, bad = _block_maxima(source, maxima) if wide else (0, *_top(source))
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else zero
+        elif wide:
+            for i in range(groups):
+                maxima[i] -= top
+            tau, fine = _line(maxima, groups, start)
+            k = _collect(source, top, tau, maxima, z, index)
+            tau, fine = _line(z, k, tau)
+            target[:] = zero
+            _subtract(z, k, tau)
+            for i in range(k):
+                target[index[i]] = max(z[i] - fine, zero)
+        else:
+            for i in range(n):
+                target[i] = source[i] - top
+            tau, fine = _line(target, n, start)
+            _subtract(target, n, tau)
+            for i in range(n):
+                target[i] = max(target[i] - fine, zero)
+
+
+@kernel
+def entmax15(first: int, last: int, x: Any, out: Any) -> None:
+    """p = [z/2 − τ]₊² for each row."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    zero, half, start = kind(0), kind(0.5), kind(-1)
+    wide = n > _NARROW
+    maxima = np.empty(n // _BLOCK + 1 if wide else 0, x.dtype)
+    z = np.empty(n if wide else 0, x.dtype)
+    index = np.empty(n if wide else 0, np.int32)
+    for row in range(first, last):
+        source, target = x[row], out[row]
+        groups, top, bad = _block_maxima(source, maxima) if wide else (0, *_top(source))
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else zero
+        elif wide:
+            for i in range(groups):
+                maxima[i] = (maxima[i] - top) * half
+            tau, fine = _parabola(maxima, groups, start)
+            for i in range(groups):
+                maxima[i] += maxima[i]
+            k = _collect(source, top, tau + tau, maxima, z, index)
+            for i in range(k):
+                z[i] *= half
+            tau, fine = _parabola(z, k, tau)
+            target[:] = zero
+            _subtract(z, k, tau)
+            for i in range(k):
+                d = max(z[i] - fine, zero)
+                target[index[i]] = d * d
+        else:
+            for i in range(n):
+                target[i] = (source[i] - top) * half
+            tau, fine = _parabola(target, n, start)
+            _subtract(target, n, tau)
+            for i in range(n):
+                d = max(target[i] - fine, zero)
+                target[i] = d * d
+
+
+@kernel
+def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
+    """p = [1 + c(z − A)]₊^(1/c) for each row, with its own ¼ ≤ c ≤ 1."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    zero, one, tiny = kind(0), kind(1), kind(1e-30)
+    wide = n > _NARROW
+    maxima = np.empty(n // _BLOCK + 1 if wide else 0, x.dtype)
+    z = np.empty(n, x.dtype)
+    index = np.empty(n if wide else 0, np.int32)
+    for row in range(first, last):
+        source, target = x[row], out[row]
+        groups, top, bad = _block_maxima(source, maxima) if wide else (0, *_top(source))
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else zero
+            continue
+        c = powers[row]
+        offset = 0.0
+        k = n
+        if wide:
+            for i in range(groups):
+                maxima[i] -= top
+            offset = _curve(maxima, groups, c, 0.0)
+            k = _collect(source, top, kind(offset - 1.0 / c), maxima, z, index)
+        else:
+            for i in range(n):
+                z[i] = source[i] - top
+        offset = _curve(z, k, c, offset)
+        level = 1.0 - c * offset
+        high = kind(level)
+        r = one / c
+        rest = kind((level - high) / c)  # what is missing from the level, by the slope of the power
+        for i in range(k):
+            b = c * z[i] + high
+            on = one if b > tiny else zero
+            b = max(b, tiny)
+            p = on * exp2(r * log2(b))
+            z[i] = max(p + p / b * rest, zero)
+        if wide:
+            target[:] = zero
+            for i in range(k):
+                target[index[i]] = z[i]
+        else:
+            target[:] = z
+
+
+@inlined
+def _curvature(p: Any, c: Any, out: Any) -> None:
+    """out = s = p^(1−c) on the support, 0 off it, NaN where p is NaN."""
+    one, zero, tiny = p.dtype.type(1), p.dtype.type(0), p.dtype.type(1e-37)
+    n = p.size
+    if c == 1:
+        for i in range(n):
+            q = p[i]
+            out[i] = one if q > zero else q
+    elif c == 0.5:
+        for i in range(n):
+            out[i] = np.sqrt(p[i])
+    else:
+        power = one - c
+        for i in range(n):
+            q = p[i]
+            s = exp2(power * log2(max(q, tiny)))
+            out[i] = s if q > zero else q
+
+
+@kernel
+def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row; blocks without support are not read twice."""
+    n = p.shape[1]
+    kind = p.dtype.type
+    zero = kind(0)
+    width = _BLOCK if n > _NARROW else n
+    live = np.empty(n // width + 1, np.int32)
+    for row in range(first, last):
+        c = powers[row]
+        count = 0
+        total, weighted = 0.0, 0.0
+        for start in range(0, n, width):
+            stop = min(start + width, n)
+            q, g, s = p[row, start:stop], v[row, start:stop], out[row, start:stop]
+            if n > _NARROW:
+                on = zero
+                for i in range(q.size):
+                    on += zero if q[i] == zero else kind(1)  # NaN counts as support
+                if on == zero:
+                    s[:] = zero
+                    continue
+            live[count] = start
+            count += 1
+            _curvature(q, c, s)
+            t, w = zero, zero
+            for i in range(q.size):
+                weight, along = s[i], g[i]  # both loaded before the choice, or the loop does not vectorise
+                t += weight
+                w += weight * (along if weight != zero else zero)
+            total += t
+            weighted += w
+        mean = kind(weighted / total) if total != 0.0 else zero
+        for k in range(count):
+            stop = min(live[k] + width, n)
+            g, s = v[row, live[k] : stop], out[row, live[k] : stop]
+            for i in range(s.size):
+                weight, along = s[i], g[i]
+                s[i] = weight * (along - mean) if weight != zero else weight

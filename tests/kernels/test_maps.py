@@ -1,0 +1,197 @@
+"""Compiled kernels: they agree with the torch path, and are safe between threads, after a fork and in any number."""
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fenchel import Tsallis
+from fenchel.kernels import maps, pool, usable
+from fenchel.kernels.compiler import kernel
+from fenchel.kernels.powers import exp2, log2
+from fenchel.regularizers.thresholds import entmax_up_to_2
+
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
+ALPHAS = [1.25, 1.33, 1.5, 1.75, 1.99, 2.0]
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Tensor:
+    """Rows of any width and scale, with ties, masked entries and clusters."""
+    width = draw(st.sampled_from([1, 2, 7, 8, 63, 64, 65, 511, 512, 513, 577, 1024, 1500]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    scores = torch.randn(3, width, generator=generator, dtype=torch.float64)
+    kind = draw(st.sampled_from(["normal", "ties", "log", "masked", "one-and-many"]))
+    if kind == "ties":
+        scores = scores.round()
+    elif kind == "log":
+        scores = -torch.exp(40 * torch.rand(3, width, generator=generator, dtype=torch.float64) - 35)
+    elif kind == "masked":
+        scores[scores < 0.3] = -torch.inf
+    elif kind == "one-and-many":
+        scores = -0.5 + 1e-3 * scores
+        scores[:, 0] = 0
+    scale = draw(st.sampled_from([1e-3, 1.0, 20.0])) if kind == "normal" else 1.0
+    return (scale * scores).to(draw(st.sampled_from([torch.float32, torch.float64])))
+
+
+def plain(scores: Tensor, alpha: float) -> Tensor:
+    top = scores.amax(-1, keepdim=True)
+    empty = top == -torch.inf
+    return torch.where(empty, 0.0, entmax_up_to_2(scores.double() - torch.where(empty, 0.0, top), alpha - 1))
+
+
+@given(scores=rows(), alpha=st.sampled_from(ALPHAS))
+def test_forward_agrees_with_the_torch_path(scores: Tensor, alpha: float) -> None:
+    expected = plain(scores, alpha)
+    tolerance = TOLERANCE[scores.dtype]
+    for c in (alpha - 1, torch.full((3, 1), alpha - 1, dtype=scores.dtype)):
+        # An alpha of the scores' own precision is another number than the float.
+        p = maps.entmax(scores, c)
+        assert p.dtype == scores.dtype
+        assert torch.allclose(p.double(), expected, atol=tolerance, rtol=0)
+
+
+@given(scores=rows(), alpha=st.sampled_from(ALPHAS), seed=st.integers(0, 1000))
+def test_product_agrees_with_the_torch_path(scores: Tensor, alpha: float, seed: int) -> None:
+    p = maps.entmax(scores, alpha - 1)
+    v = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype)
+    expected = Tsallis.family.jacobian_product(v.double(), p.double(), alpha)
+    product = maps.entmax_product(v, p, alpha - 1)
+    assert torch.allclose(product.double(), expected, atol=20 * TOLERANCE[p.dtype], rtol=0)
+    assert (product[p == 0] == 0).all()
+
+
+def test_what_comes_back_off_the_support_does_not_matter() -> None:
+    for width in (5, 700):
+        p = maps.entmax(4 * torch.randn(4, width), 0.5)
+        v = torch.randn_like(p)
+        spoilt = torch.where(p == 0, torch.nan, v)
+        assert torch.equal(maps.entmax_product(spoilt, p, 0.5), maps.entmax_product(v, p, 0.5))
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_rows_are_the_same_to_the_bit_whatever_the_threads_and_the_batch(alpha: float) -> None:
+    for width in (64, 2000):
+        scores, v = torch.randn(301, width), torch.randn(301, width)
+        results = []
+        before = torch.get_num_threads()
+        try:
+            for threads in (1, 2, 3, 7):
+                torch.set_num_threads(threads)
+                p = maps.entmax(scores, alpha - 1)
+                results.append(torch.stack([p, maps.entmax_product(v, p, alpha - 1)]))
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(r, results[0]) for r in results)
+        alone = torch.cat([maps.entmax(scores[i : i + 1], alpha - 1) for i in range(0, 301, 50)])
+        assert torch.equal(alone, results[0][0][::50])
+
+
+def test_several_python_threads_may_call_at_once() -> None:
+    batches = [torch.randn(200, 300) for _ in range(16)]
+    expected = [maps.entmax(b, 0.5) for b in batches]
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            for _ in range(5):
+                found = list(threads.map(lambda b: maps.entmax(b, 0.5), batches))
+                assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+    finally:
+        torch.set_num_threads(1)
+
+
+def test_a_child_after_a_fork_makes_its_own_threads() -> None:
+    code = """
+import os, torch, fenchel
+torch.set_num_threads(2)
+scores = torch.randn(400, 300)
+expected = fenchel.sparsemax(scores)
+child = os.fork()
+if child == 0:
+    torch.set_num_threads(1)
+    same = torch.equal(fenchel.sparsemax(scores), expected)
+    from fenchel.kernels import pool
+    pool.torch.get_num_threads = lambda: 2
+    os._exit(0 if same and torch.equal(fenchel.sparsemax(scores), expected) else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, timeout=120)
+
+
+def test_importing_the_library_imports_no_compiler() -> None:
+    code = "import sys, fenchel; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_kernels_work_where_nothing_can_be_cached(tmp_path: object) -> None:
+    code = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+import torch, fenchel
+assert fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0])).tolist() == [0.75, 0.25, 0.0]
+from fenchel.kernels import rows
+assert type(rows.sparsemax._cache).__name__ == "NullCache"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_the_switch_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert usable(torch.randn(3))
+    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    assert not usable(torch.randn(3))
+    monkeypatch.setattr(maps, "entmax", None)
+    assert Tsallis(1.5).argmax(torch.zeros(2)).tolist() == [0.5, 0.5]
+
+
+def test_only_plain_data_on_the_cpu_is_usable() -> None:
+    assert not usable(torch.randn(3).half())
+    assert not usable(torch.randn(3, device="meta"))
+    seen: list[bool] = []
+    torch.func.vmap(lambda t: (seen.append(usable(t)), t)[1])(torch.randn(2, 3))
+    assert seen == [False]
+
+
+@kernel
+def _apply_log2(x, out):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        out[i] = log2(x[i])
+
+
+@kernel
+def _apply_exp2(x, out):  # type: ignore[no-untyped-def]
+    for i in range(x.size):
+        out[i] = exp2(x[i])
+
+
+def test_single_precision_powers_are_right_to_two_ulp() -> None:
+    generator = np.random.default_rng(0)
+    for x in (np.exp(20 * generator.normal(size=9999)), 1 + 1e-3 * generator.normal(size=9999)):
+        x = x.astype(np.float32)
+        out = np.empty_like(x)
+        _apply_log2(x, out)
+        exact = np.log2(x.astype(np.float64))
+        assert np.all(np.abs(out - exact) <= 2 * np.spacing(np.abs(exact).astype(np.float32)))
+    y = -np.abs(40 * generator.normal(size=9999)).clip(0, 125).astype(np.float32)
+    out = np.empty_like(y)
+    _apply_exp2(y, out)
+    exact = np.exp2(y.astype(np.float64))
+    assert np.all(np.abs(out - exact) <= 2 * np.spacing(exact.astype(np.float32)))
+
+
+def test_small_inputs_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, int]] = []
+    monkeypatch.setattr(pool.torch, "get_num_threads", lambda: 4)
+    pool.over_rows(lambda first, last: calls.append((first, last)), 8, pool.SERIAL - 1)
+    assert calls == [(0, 8)]
+    calls.clear()
+    pool.over_rows(lambda first, last: calls.append((first, last)), 10, pool.SERIAL)
+    assert sorted(calls) == [(0, 2), (2, 5), (5, 7), (7, 10)]
+    assert os.cpu_count()
