@@ -42,9 +42,11 @@ MAPS = [
     Map("entmax-1.5", fenchel.entmax, fenchel.Tsallis(1.5), compiled=True),
     Map("entmax-3", lambda s, dim=-1, mask=None: fenchel.entmax(s, 3, dim, mask), fenchel.Tsallis(3)),
     Map("entmax-tensor", _tensor_alpha, fenchel.Tsallis(torch.tensor(1.3, dtype=torch.float64)), compiled=True),
-    Map("normmax-1.5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 1.5, dim, mask), fenchel.Norm(1.5)),
-    Map("normmax-2", fenchel.normmax, fenchel.Norm()),
-    Map("normmax-5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 5.0, dim, mask), fenchel.Norm(5.0)),
+    Map(
+        "normmax-1.5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 1.5, dim, mask), fenchel.Norm(1.5), compiled=True
+    ),
+    Map("normmax-2", fenchel.normmax, fenchel.Norm(), compiled=True),
+    Map("normmax-5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 5.0, dim, mask), fenchel.Norm(5.0), compiled=True),
     Map(
         "normmax-inf",
         lambda s, dim=-1, mask=None: fenchel.normmax(s, torch.inf, dim, mask),

@@ -1,4 +1,4 @@
-"""What holds for every map: DESIGN.md's list, each line a named property, each property for every map."""
+"""What holds for every map: each a named property, each property for every map."""
 
 import math
 from collections.abc import Iterator

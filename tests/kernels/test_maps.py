@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel import Tsallis
+from fenchel import Norm, Tsallis
 from fenchel.kernels import maps, pool, usable
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.powers import exp2, log2
-from fenchel.regularizers.thresholds import entmax_up_to_2
+from fenchel.regularizers import thresholds
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
 ALPHAS = [1.25, 1.33, 1.5, 1.75, 1.99, 2.0]
@@ -45,7 +45,7 @@ def rows(draw: st.DrawFn) -> Tensor:
 def plain(scores: Tensor, alpha: float) -> Tensor:
     top = scores.amax(-1, keepdim=True)
     empty = top == -torch.inf
-    return torch.where(empty, 0.0, entmax_up_to_2(scores.double() - torch.where(empty, 0.0, top), alpha - 1))
+    return torch.where(empty, 0.0, thresholds.entmax_up_to_2(scores.double() - torch.where(empty, 0.0, top), alpha - 1))
 
 
 @given(scores=rows(), alpha=st.sampled_from(ALPHAS))
@@ -66,6 +66,23 @@ def test_product_agrees_with_the_torch_path(scores: Tensor, alpha: float, seed: 
     expected = Tsallis.family.jacobian_product(v.double(), p.double(), alpha)
     product = maps.entmax_product(v, p, alpha - 1)
     assert torch.allclose(product.double(), expected, atol=20 * TOLERANCE[p.dtype], rtol=0)
+    assert (product[p == 0] == 0).all()
+
+
+@given(scores=rows(), alpha=st.sampled_from([1.25, 1.6, 2.0, 5.0, 10.0]), seed=st.integers(0, 1000))
+def test_normmax_and_its_product_agree_with_the_torch_path(scores: Tensor, alpha: float, seed: int) -> None:
+    top = scores.amax(-1, keepdim=True)
+    empty = top == -torch.inf
+    shifted = scores.double() - torch.where(empty, 0.0, top)
+    p = maps.normmax(scores, alpha - 1)
+    expected = torch.where(empty, 0.0, thresholds.normmax(shifted, alpha - 1))
+    # Next to the threshold an ulp in a score is its root in mass: there only the scale of it can agree.
+    ulp = torch.finfo(scores.dtype).eps
+    assert torch.allclose(p.double(), expected, atol=4 * (4 * ulp) ** min(1.0, 1 / (alpha - 1)), rtol=0)
+    v = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype)
+    product = maps.normmax_product(v, p, alpha - 1)
+    exact = Norm.family.jacobian_product(v.double(), p.double(), alpha)
+    assert torch.allclose(product.double(), exact, atol=20 * TOLERANCE[p.dtype] * max(1.0, exact.abs().max().item()))
     assert (product[p == 0] == 0).all()
 
 

@@ -136,7 +136,7 @@ def test_steep_maps_survive_near_ties(alpha: float, dtype: torch.dtype) -> None:
 
 
 def test_steep_entmax_against_high_precision_bisection() -> None:
-    """The ERRATA's case: at α = 50 an error of one ulp in the threshold would be 0.3 in mass."""
+    """At α = 50 an error of one ulp in the threshold would be 0.3 in mass."""
     with oracles.mpmath.workdps(200):
         for seed in range(5):
             scores = 0.02 * torch.randn(30, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))

@@ -34,6 +34,22 @@ def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     return out.reshape(p.shape)
 
 
+def normmax(z: Tensor, c: float | Tensor) -> Tensor:
+    """α-normmax along the last dimension for c = α − 1 in [¼, 9]; a number, or one value a row."""
+    x = _rows(z)
+    out = torch.empty_like(x)
+    over_rows(rows.normmax, *_size(x), x.numpy(), _powers(c, x), out.numpy())
+    return out.reshape(z.shape)
+
+
+def normmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
+    """J v of α-normmax given its result p."""
+    q, w = _rows(p), _rows(v)
+    out = torch.empty_like(q)
+    over_rows(rows.normmax_product, *_size(q), q.numpy(), _powers(c, q), w.numpy(), out.numpy())
+    return out.reshape(p.shape)
+
+
 def _rows(tensor: Tensor) -> Tensor:
     return tensor.detach().reshape(-1, tensor.shape[-1]).contiguous()
 

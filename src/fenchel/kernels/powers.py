@@ -54,6 +54,7 @@ _SQRT_HALF = _i(0x3F3504F3)  # the bits of √½
 _ROUND = _f(12582912.0)  # 1.5 · 2²³: adding it rounds to an integer in the low bits
 _ROUND_BITS = _i(0x4B400000)
 _LOWEST = _f(-126.0)
+_HIGHEST = _f(126.0)
 _SHIFT = _i(23)
 
 
@@ -96,7 +97,7 @@ def _log2_single(x: Any) -> Any:
 
 @inlined
 def _exp2_single(y: Any) -> Any:
-    y = max(y, _LOWEST)
+    y = min(max(y, _LOWEST), _HIGHEST)
     whole = _i(_bits(y + _ROUND) - _ROUND_BITS)
     f = y - _f(whole)
     p = _E6
@@ -115,7 +116,7 @@ def log2(x: Any) -> Any:
 
 
 def exp2(y: Any) -> Any:
-    """2^y, at least the smallest normal number, vectorised for float32."""
+    """2^y, vectorised for float32 and there kept between 2⁻¹²⁶ and 2¹²⁶."""
     raise NotImplementedError("for compiled code")
 
 

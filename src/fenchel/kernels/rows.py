@@ -1,4 +1,4 @@
-"""α-entmax of rows for 1 < α ≤ 2, and its Jacobian product.
+"""α-entmax of rows for 1 < α ≤ 2, α-normmax, and their Jacobian products.
 
 Each row is reduced to a threshold. It grows monotonically from a lower bound: for α = 2 and 1.5 by solving for the
 support at hand until that stays, else by Newton on the norm of the excess. The last, smallest step is kept apart from
@@ -129,33 +129,30 @@ def _parabola(z: Any, n: int, tau: Any) -> tuple[Any, Any]:
 
 
 @inlined
-def _curve(z: Any, n: int, c: Any, offset: float) -> float:
-    """A with Σ [1 + c(z − A)]₊^(1/c) = 1, by Newton on (Σp)^c from a lower bound."""
+def _curve(z: Any, n: int, scale: Any, power: Any, level: float, enough: float) -> float:
+    """The level L with Σ [scale·z + L]₊^power = 1, by Newton on the norm (Σ b^power)^(1/power) from an upper bound."""
     kind = z.dtype.type
     one, zero, tiny = kind(1), kind(0), kind(1e-30)
-    r = one / c
-    enough = 1e-6 if z.itemsize == 4 else 1e-11
     for _ in range(100):
-        level = 1.0 - c * offset
         high = kind(level)
         total, slope = 0.0, 0.0
         for first in range(0, n, _CHUNK):
             t, s = zero, zero
             for i in range(first, min(first + _CHUNK, n)):
-                b = c * z[i] + high
+                b = scale * z[i] + high
                 on = one if b > tiny else zero
                 b = max(b, tiny)
-                p = on * exp2(r * log2(b))
+                p = on * exp2(power * log2(b))
                 t += p
                 s += p / b
             total += t
             slope += s
-        total += slope * (level - high) / c
-        step = -total * math.expm1(-c * math.log(total)) / (c * slope)
-        offset += step
+        total += slope * power * (level - high)
+        step = -total * math.expm1(-math.log(total) / power) / slope
+        level -= step
         if step < enough:
             break
-    return offset
+    return level
 
 
 @kernel
@@ -249,20 +246,20 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
             target[:] = np.nan if bad else zero
             continue
         c = powers[row]
-        offset = 0.0
+        r = one / c
+        enough = c * (1e-6 if z.itemsize == 4 else 1e-11)
+        level = 1.0
         k = n
         if wide:
             for i in range(groups):
                 maxima[i] -= top
-            offset = _curve(maxima, groups, c, 0.0)
-            k = _collect(source, top, kind(offset - 1.0 / c), maxima, z, index)
+            level = _curve(maxima, groups, c, r, level, enough)
+            k = _collect(source, top, kind(-level / c), maxima, z, index)
         else:
             for i in range(n):
                 z[i] = source[i] - top
-        offset = _curve(z, k, c, offset)
-        level = 1.0 - c * offset
+        level = _curve(z, k, c, r, level, enough)
         high = kind(level)
-        r = one / c
         rest = kind((level - high) / c)  # what is missing from the level, by the slope of the power
         for i in range(k):
             b = c * z[i] + high
@@ -276,6 +273,121 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
                 target[index[i]] = z[i]
         else:
             target[:] = z
+
+
+@inlined
+def _excess(z: Any, n: int, c: Any, q: Any, level: float, enough: float) -> Any:
+    """The level L with Σ [z + L]₊^q = 1; without powers at q = 2."""
+    if c == 1:
+        tau, fine = _parabola(z, n, z.dtype.type(-level))
+        return -(tau + np.float64(fine))
+    return _curve(z, n, z.dtype.type(1), q, level, enough)
+
+
+@kernel
+def normmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
+    """p ∝ b^(1/c) with b = [z + L]₊ and Σ b^(1 + 1/c) = 1, for each row with its own c = α − 1."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    zero, one, tiny = kind(0), kind(1), kind(1e-30)
+    wide = n > _NARROW
+    maxima = np.empty(n // _BLOCK + 1 if wide else 0, x.dtype)
+    z = np.empty(n, x.dtype)
+    index = np.empty(n if wide else 0, np.int32)
+    for row in range(first, last):
+        source, target = x[row], out[row]
+        groups, top, bad = _block_maxima(source, maxima) if wide else (0, *_top(source))
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else zero
+            continue
+        c = powers[row]
+        q = one + one / c
+        enough = 3e-8 if z.itemsize == 4 else 1e-16
+        level = 1.0
+        k = n
+        if wide:
+            for i in range(groups):
+                maxima[i] -= top
+            level = _excess(maxima, groups, c, q, level, enough)
+            k = _collect(source, top, kind(-level), maxima, z, index)
+        else:
+            for i in range(n):
+                z[i] = source[i] - top
+        level = _excess(z, k, c, q, level, enough)
+        high = kind(level)
+        if c == 1:
+            for i in range(k):
+                z[i] = max(z[i] + high, zero)
+        else:
+            r = one / c
+            for i in range(k):
+                b = z[i] + high
+                on = one if b > tiny else zero
+                z[i] = on * exp2(r * log2(max(b, tiny)))
+        total = 0.0
+        for start in range(0, k, _CHUNK):
+            t = zero
+            for i in range(start, min(start + _CHUNK, k)):
+                t += z[i]
+            total += t
+        scale = kind(1.0 / total)
+        if wide:
+            target[:] = zero
+            for i in range(k):
+                target[index[i]] = z[i] * scale
+        else:
+            for i in range(n):
+                target[i] = z[i] * scale
+
+
+@kernel
+def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """J v = (N/c)(I − p1ᵀ) diag(w) (I − 1pᵀ) v with N = ‖p‖_α and w = (p/N)^(1−c), for each row."""
+    n = p.shape[1]
+    kind = p.dtype.type
+    one, zero, tiny = kind(1), kind(0), kind(1e-37)
+    for row in range(first, last):
+        source, g, target = p[row], v[row], out[row]
+        c = powers[row]
+        alpha = one + c
+        mass, along = 0.0, 0.0
+        for start in range(0, n, _CHUNK):
+            m, a = zero, zero
+            if c == 1:
+                for i in range(start, min(start + _CHUNK, n)):
+                    q, e = source[i], g[i]
+                    m += q * q
+                    a += q * (e if q != zero else zero)
+            else:
+                for i in range(start, min(start + _CHUNK, n)):
+                    q, e = source[i], g[i]
+                    s = exp2(alpha * log2(max(q, tiny)))
+                    m += s if q > zero else q
+                    a += q * (e if q != zero else zero)
+            mass += m
+            along += a
+        mean = kind(along)
+        norm = mass ** (1.0 / np.float64(alpha))
+        factor = kind(norm / c)
+        if c == 1:
+            for i in range(n):
+                q, e = source[i], g[i]
+                target[i] = factor * (e - mean) if q > zero else q
+        else:
+            shift = kind(math.log2(norm)) if norm > 0.0 else zero
+            for i in range(n):
+                q, e = source[i], g[i]
+                w = exp2((one - c) * (log2(max(q, tiny)) - shift))
+                target[i] = factor * w * (e - mean) if q > zero else q
+        total = 0.0
+        for start in range(0, n, _CHUNK):
+            t = zero
+            for i in range(start, min(start + _CHUNK, n)):
+                t += target[i]
+            total += t
+        balance = kind(total)
+        for i in range(n):
+            target[i] -= source[i] * balance
 
 
 @inlined

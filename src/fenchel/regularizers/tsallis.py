@@ -11,10 +11,19 @@ from torch import Tensor, nn
 from fenchel import kernels
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
-from fenchel.regularizers.rows import broadcasts, check_parameter, from_rows, parameter_rows, readable, to_rows
+from fenchel.regularizers.rows import (
+    all_between,
+    broadcasts,
+    check_parameter,
+    from_rows,
+    parameter_rows,
+    readable,
+    to_rows,
+)
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
 _ALLOWED = "0 < alpha <= inf"
+_COMPILED = (1.25, 2.0)  # where a kernel's (1 + c·u)^(1/c) does not magnify rounding
 
 
 class _TsallisFamily(Family):
@@ -68,14 +77,14 @@ class _TsallisFamily(Family):
         return s * (v - mean)
 
     def fast_solve(self, z: Tensor, a: Parameter) -> Tensor | None:
-        if not kernels.usable(z) or not _has_kernel(a):
+        if not kernels.usable(z) or not all_between(a, *_COMPILED):
             return None
         from fenchel.kernels import maps
 
         return maps.entmax(z, a - 1)
 
     def fast_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor | None:
-        if not kernels.usable(v, p) or not _has_kernel(a):
+        if not kernels.usable(v, p) or not all_between(a, *_COMPILED):
             return None
         from fenchel.kernels import maps
 
@@ -89,13 +98,6 @@ class _TsallisFamily(Family):
     def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         return torch.where(finite, _tsallis_log_slope(p, a - 1), 0.0)
-
-
-def _has_kernel(a: Parameter) -> bool:
-    """Compiled kernels cover 1.25 ≤ α ≤ 2, where (1 + c·u)^(1/c) does not magnify rounding."""
-    if isinstance(a, Tensor):
-        return readable(a) and a.device.type == "cpu" and bool(((a >= 1.25) & (a <= 2)).all())
-    return 1.25 <= a <= 2
 
 
 def _finite(a: Tensor) -> tuple[Tensor, Tensor]:
