@@ -26,14 +26,6 @@ def entmax(z: Tensor, c: float | Tensor) -> Tensor:
     return out.reshape(z.shape)
 
 
-def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
-    """J v of α-entmax given its result p, for c = α − 1 in [¼, 1]."""
-    q, w = _rows(p), _rows(v)
-    out = torch.empty_like(q)
-    over_rows(rows.entmax_product, *_size(q), q.numpy(), _powers(c, q), w.numpy(), out.numpy())
-    return out.reshape(p.shape)
-
-
 def normmax(z: Tensor, c: float | Tensor) -> Tensor:
     """α-normmax along the last dimension for c = α − 1 in [¼, 9]; a number, or one value a row."""
     x = _rows(z)
@@ -42,11 +34,20 @@ def normmax(z: Tensor, c: float | Tensor) -> Tensor:
     return out.reshape(z.shape)
 
 
+def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
+    """J v of α-entmax given its result p."""
+    return _product(rows.entmax_product, v, p, c)
+
+
 def normmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     """J v of α-normmax given its result p."""
+    return _product(rows.normmax_product, v, p, c)
+
+
+def _product(kernel: Any, v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     q, w = _rows(p), _rows(v)
     out = torch.empty_like(q)
-    over_rows(rows.normmax_product, *_size(q), q.numpy(), _powers(c, q), w.numpy(), out.numpy())
+    over_rows(kernel, *_size(q), q.numpy(), _powers(c, q), w.numpy(), out.numpy())
     return out.reshape(p.shape)
 
 

@@ -22,6 +22,9 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fenchel import kernels
+from fenchel.regularizers.rows import all_between
+
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
 
@@ -34,6 +37,10 @@ class Family(ABC):
     """
 
     name: str
+    kernel: str | None = None
+    """The map's name in ``kernels.maps``, if it is compiled for the CPU …"""
+    compiled: tuple[float, float] = (0.0, 0.0)
+    """… and for which parameters."""
 
     def __init__(self) -> None:
         self._argmax_op = _register(self, "argmax", "Tensor z", self._solve_any, torch.empty_like, _ArgmaxInGraph)
@@ -61,14 +68,6 @@ class Family(ABC):
     def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         """∂∇Ω(p)/∂a with p held fixed, up to a constant a row; anything finite where p = 0."""
 
-    def fast_solve(self, z: Tensor, a: Parameter) -> Tensor | None:
-        """argmax_Ω of *any* rows by a compiled kernel, or None if there is none for them."""
-        return None
-
-    def fast_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor | None:
-        """``jacobian_product`` by a compiled kernel, outside of a graph, or None if there is none."""
-        return None
-
     # -- what comes out of it ----------------------------------------------------------------------
 
     def argmax(self, z: Tensor, a: Parameter) -> Tensor:
@@ -89,15 +88,31 @@ class Family(ABC):
         value = torch.maximum(score - self.value(p, a), best)
         return torch.where(best == -torch.inf, best, value)
 
+    def _is_compiled(self, a: Parameter, *tensors: Tensor) -> bool:
+        return self.kernel is not None and kernels.usable(*tensors) and all_between(a, *self.compiled)
+
+    def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        """J v in a backward pass; only higher derivatives ask for a graph of it, which a kernel cannot give."""
+        if not torch.is_grad_enabled() and self._is_compiled(a, v, p):
+            return _kernel(f"{self.kernel}_product")(v, p, a - 1)
+        return self.jacobian_product(v, p, a)
+
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
-        fast = self.fast_solve(z, a)
-        if fast is not None:
-            return fast
+        if self._is_compiled(a, z):
+            return _kernel(str(self.kernel))(z, a - 1)
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         p = self.solve(z - torch.where(usable, top, 0.0), a)
         return torch.where(usable, p, torch.where(top == -torch.inf, 0.0, torch.nan))
+
+
+def _kernel(name: str) -> Callable[..., Tensor]:
+    """A compiled map; the compiler is imported by the first that is asked for."""
+    from fenchel.kernels import maps
+
+    found: Callable[..., Tensor] = getattr(maps, name)
+    return found
 
 
 def on_support(v: Tensor, p: Tensor) -> Tensor:
@@ -136,9 +151,7 @@ class _Argmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None]:
         p, a = _recall(ctx)
-        # A graph of the backward pass is asked for only by higher derivatives.
-        fast = None if torch.is_grad_enabled() else ctx.family.fast_product(grad, p, a)
-        to_scores = ctx.family.jacobian_product(grad, p, a) if fast is None else fast
+        to_scores = ctx.family._product(grad, p, a)
         if not ctx.needs_input_grad[2]:
             return None, to_scores, None
         return None, to_scores, -(to_scores * ctx.family.gradient_sensitivity(p, a)).sum(-1, keepdim=True)

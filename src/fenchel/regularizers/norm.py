@@ -7,20 +7,20 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel import kernels
 from fenchel.regularizers import thresholds
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
-from fenchel.regularizers.rows import all_between, check_parameter, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
 
 _ALLOWED = "1 < alpha <= inf"
-_COMPILED = (1.25, 10.0)  # where the powers of a kernel stay in range
 
 
 class _NormFamily(Family):
     """Ω(p) = ‖p‖_α − 1. With N = ‖p‖_α and r = p/N: ∇Ω = r^(α−1), Hessian ((α−1)/N)(diag(r^(α−2)) − ∇Ω ∇Ωᵀ)."""
 
     name = "norm"
+    kernel = "normmax"
+    compiled = (1.25, 10.0)  # where powers stay in single precision's range
 
     def value(self, p: Tensor, a: Parameter) -> Tensor:
         return _norm(p, a).squeeze(-1) - 1
@@ -44,20 +44,6 @@ class _NormFamily(Family):
         v = on_support(v, p)
         product = _finite_norm(p, a, support_only=True) / (a - 1) * weight * (v - (p * v).sum(-1, keepdim=True))
         return product - p * product.sum(-1, keepdim=True)
-
-    def fast_solve(self, z: Tensor, a: Parameter) -> Tensor | None:
-        if not kernels.usable(z) or not all_between(a, *_COMPILED):
-            return None
-        from fenchel.kernels import maps
-
-        return maps.normmax(z, a - 1)
-
-    def fast_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor | None:
-        if not kernels.usable(v, p) or not all_between(a, *_COMPILED):
-            return None
-        from fenchel.kernels import maps
-
-        return maps.normmax_product(v, p, a - 1)
 
     def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)

@@ -8,11 +8,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fenchel import kernels
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import (
-    all_between,
     broadcasts,
     check_parameter,
     from_rows,
@@ -23,7 +21,6 @@ from fenchel.regularizers.rows import (
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
 _ALLOWED = "0 < alpha <= inf"
-_COMPILED = (1.25, 2.0)  # where a kernel's (1 + c·u)^(1/c) does not magnify rounding
 
 
 class _TsallisFamily(Family):
@@ -33,6 +30,8 @@ class _TsallisFamily(Family):
     """
 
     name = "tsallis"
+    kernel = "entmax"
+    compiled = (1.25, 2.0)  # where (1 + c·u)^(1/c) does not magnify rounding
 
     def value(self, p: Tensor, a: Parameter) -> Tensor:
         if isinstance(a, Tensor):
@@ -75,20 +74,6 @@ class _TsallisFamily(Family):
         total = s.sum(-1, keepdim=True)
         mean = (s * v).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
         return s * (v - mean)
-
-    def fast_solve(self, z: Tensor, a: Parameter) -> Tensor | None:
-        if not kernels.usable(z) or not all_between(a, *_COMPILED):
-            return None
-        from fenchel.kernels import maps
-
-        return maps.entmax(z, a - 1)
-
-    def fast_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor | None:
-        if not kernels.usable(v, p) or not all_between(a, *_COMPILED):
-            return None
-        from fenchel.kernels import maps
-
-        return maps.entmax_product(v, p, a - 1)
 
     def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
