@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, jvp, vjp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from fenchel import Norm, Tsallis
 from maps import MAPS, Map
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -22,7 +24,7 @@ every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved]
 
 @pytest.fixture(autouse=True)
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.node.callspec.params["case"].plain:
+    if hasattr(request.node, "callspec") and request.node.callspec.params["case"].plain:
         monkeypatch.setenv("FENCHEL_KERNELS", "off")
 
 
@@ -81,6 +83,15 @@ def test_rows_are_distributions_or_zero(case: Map, problem: tuple[Tensor, int, T
     assert (p[~mask] == 0).all()
     expected = mask.any(dim).double()
     assert ((p.sum(dim) - expected).abs() <= TOLERANCE[scores.dtype]).all()
+
+
+@every_map
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+def test_thousands_of_ordinary_rows_sum_to_one(case: Map, dtype: torch.dtype) -> None:
+    for width, count in ((10, 2000), (64, 500), (700, 100)):
+        for spread in (1e-4, 0.3, 0.7, 2.0):
+            p = case.choose((spread * torch.randn(count, width, dtype=torch.float64)).to(dtype)).double()
+            assert ((p.sum(-1) - 1).abs() <= TOLERANCE[dtype]).all()
 
 
 @every_map
@@ -333,6 +344,21 @@ def test_jvp_equals_vjp(case: Map) -> None:
 
 
 @every_map
+def test_forward_mode_passes_through_a_backward_pass(case: Map) -> None:
+    """Tangents of a gradient, without a graph of it: an Hessian-vector product."""
+    (scores,) = kinks(case, (5,), 1)
+    direction, weights = torch.randn(5, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    expected = torch.einsum("pij,p,j->i", jacrev(jacrev(case.choose))(scores), weights, direction)
+    scores.requires_grad_()
+    with torch.autograd.forward_ad.dual_level():
+        p = case.choose(torch.autograd.forward_ad.make_dual(scores, direction))
+        (gradient,) = torch.autograd.grad(p, scores, weights)
+        tangent = torch.autograd.forward_ad.unpack_dual(gradient).tangent
+    tangent = torch.zeros(5, dtype=torch.float64) if tangent is None else tangent
+    assert torch.allclose(tangent, expected, atol=1e-10)
+
+
+@every_map
 def test_vmap_is_a_loop(case: Map) -> None:
     scores, mask = torch.randn(4, 3, 5), torch.rand(4, 3, 5) < 0.7
     expected = case.choose(scores, mask=mask)
@@ -376,6 +402,21 @@ def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
         tangent = torch.autograd.forward_ad.unpack_dual(compiled(dual)).tangent
         expected = torch.autograd.forward_ad.unpack_dual(case.choose(dual)).tangent
     assert torch.equal(tangent, expected)
+
+
+@every_map
+def test_a_trace_gives_the_same_results(case: Map) -> None:
+    scores, others = torch.randn(3, 5), torch.randn(3, 5)
+    graph = make_fx(lambda s: case.choose(s))(scores)
+    assert torch.allclose(graph(others), case.choose(others), atol=1e-6)
+
+
+def test_operators_keep_what_their_shape_rules_promise() -> None:
+    scores = torch.randn(4, 3, 5).permute(2, 0, 1)
+    for family, number in ((Tsallis.family, 1.0), (Tsallis.family, 1.5), (Tsallis.family, 3.0), (Norm.family, 2.0)):
+        torch.library.opcheck(family._argmax_op, (scores, None, number), test_utils="test_faketensor")
+        p = family.argmax(scores, number)
+        torch.library.opcheck(family._max_op, (scores, p, None, number), test_utils="test_faketensor")
 
 
 @every_map

@@ -7,9 +7,10 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_indices, check_omega, check_probabilities
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, check_scores, readable
+from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
@@ -160,7 +161,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value a class, got {type(weight).__name__}")
-    if weight is not None and label_smoothing and readable(weight) and bool((weight < 0).any()):
+    if weight is not None and label_smoothing and concrete(weight) and bool((weight < 0).any()):
         raise ValueError("weight must not be negative with label_smoothing: the smoothed target would not be a measure")
     if weight is not None and target.is_floating_point():
         raise ValueError("weight goes with class indices only; scale the rows of soft targets after reduction='none'")

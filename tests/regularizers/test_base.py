@@ -22,7 +22,7 @@ def test_gamma_omega_is_omega_at_another_temperature(omega: fenchel.Regularizer,
     scores, target = torch.randn(4, 6, dtype=torch.float64), torch.tensor([0, 1, 2, 5])
     scaled = gamma * omega
     p = scaled.argmax(scores)
-    assert torch.equal(p, omega.argmax(scores / gamma))
+    assert torch.allclose(p, omega.argmax(scores / gamma), atol=1e-15)
     assert torch.allclose(scaled(p), gamma * omega(p))
     assert torch.allclose(scaled.max(scores), (p * scores).sum(-1) - gamma * omega(p))
     assert torch.allclose(scaled.loss(scores, target), scaled.max(scores) - scores[torch.arange(4), target])
@@ -161,3 +161,25 @@ def test_max_grows_when_the_regularizer_shrinks() -> None:
     values = [(gamma * Tsallis(1.5)).max(scores) for gamma in (1e-6, 0.1, 1.0, 10.0)]
     assert torch.allclose(values[0], scores.amax(-1), atol=1e-5)
     assert all((a <= b + 1e-12).all() for a, b in itertools.pairwise(values))
+
+
+def test_gamma_omega_sees_small_differences_behind_a_large_offset() -> None:
+    scores = torch.tensor([1e6 + 0.0625, 1e6])
+    assert (0.1 * Gini()).argmax(scores).tolist() == [0.8125, 0.1875]
+    assert (1e-9 * Gini()).argmax(torch.tensor([1e30, 0.0])).tolist() == [1.0, 0.0]
+
+
+def test_a_learned_gamma_has_finite_gradients_next_to_masked_scores() -> None:
+    gamma = torch.tensor(0.5, requires_grad=True)
+    scores, mask = torch.tensor([1.0, 0.8, math.nan, -math.inf]), torch.tensor([True, True, False, True])
+    omega = gamma * Gini()
+    total = omega.argmax(scores, mask=mask)[0] + omega.max(scores, mask=mask)
+    total = total + omega.loss(scores, torch.tensor(1), mask=mask)
+    (gradient,) = torch.autograd.grad(total, gamma)
+    step = 1e-3
+    values = []
+    for g in (0.5 - step, 0.5 + step):
+        fixed = g * Gini()
+        value = fixed.argmax(scores, mask=mask)[0] + fixed.max(scores, mask=mask)
+        values.append(value + fixed.loss(scores, torch.tensor(1), mask=mask))
+    assert gradient.item() == pytest.approx((values[1] - values[0]).item() / (2 * step), rel=1e-2)

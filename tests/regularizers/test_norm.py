@@ -132,3 +132,21 @@ def test_a_bad_alpha_is_named(alpha: object, error: type[Exception]) -> None:
         normmax(torch.ones(2, 3), alpha)  # type: ignore[arg-type]
     with pytest.raises(error, match="alpha"):
         Norm(alpha)  # type: ignore[arg-type]
+
+
+def test_gradients_of_wide_rows_in_single_precision() -> None:
+    """p^α underflows long before the norm does."""
+    gradients = []
+    for dtype in (torch.float32, torch.float64):
+        scores = torch.zeros(9000, dtype=dtype, requires_grad=True)
+        gradients.append(torch.autograd.grad(normmax(scores, 10.0)[0], scores)[0].double())
+    assert torch.allclose(gradients[0], gradients[1], rtol=1e-4, atol=1e-9)
+
+
+def test_second_derivatives_in_alpha_where_p_has_zeros() -> None:
+    p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    alpha = torch.tensor(2.0, dtype=torch.float64)
+    values = [torch.linalg.vector_norm(p, 2 + d) for d in (-1e-4, 0, 1e-4)]
+    difference = (values[0] - 2 * values[1] + values[2]) / 1e-8
+    for mode in (torch.func.jacrev, torch.func.jacfwd):
+        assert mode(mode(lambda a: Norm(a)(p)))(alpha).item() == pytest.approx(difference.item(), rel=1e-5)

@@ -301,3 +301,40 @@ def test_steep_gradients_are_finite_where_a_probability_is_tiny() -> None:
             (gradient,) = torch.autograd.grad(p[0], scores)
             assert gradient.isfinite().all()
             assert abs(gradient.sum()) <= 1e-5 * gradient.abs().max()
+
+
+def test_forward_and_reverse_mode_agree_in_alpha_where_the_jacobian_is_huge() -> None:
+    """Ties at the smallest probability: J is about p^(2−α) there, and cancels in the derivative by alpha."""
+    scores = torch.tensor([0.0, 0.1, 0.0], dtype=torch.float64)
+    alpha = torch.tensor(10.0, dtype=torch.float64, requires_grad=True)
+    (reverse,) = torch.autograd.grad(entmax(scores, alpha)[0], alpha)
+    step = 1e-5
+    difference = (entmax(scores, 10 + step)[0] - entmax(scores, 10 - step)[0]) / (2 * step)
+    assert reverse.item() == pytest.approx(difference.item(), rel=1e-6)
+    _, forward = torch.func.jvp(lambda a: entmax(scores, a)[0], (alpha.detach(),), (torch.ones_like(alpha.detach()),))
+    assert reverse.item() == pytest.approx(forward.item(), rel=1e-12)
+
+
+def test_an_alpha_beyond_the_precision_of_the_scores_is_infinite() -> None:
+    for dtype in (torch.float32, torch.float16):
+        assert entmax(torch.tensor([1.0, 0.0, 1.0], dtype=dtype), 1e39).tolist() == [0.5, 0.0, 0.5]
+
+
+def test_gradients_that_overflow_are_large_and_not_nan() -> None:
+    scores = torch.zeros(8, requires_grad=True)
+    (gradient,) = torch.autograd.grad(entmax(scores, 50.0), scores, torch.arange(8.0))
+    assert not gradient.isnan().any()
+
+
+@pytest.mark.parametrize("alpha", [1.1, 1.5, 2.0, 3.0])
+def test_the_hessian_of_omega_at_the_boundary(alpha: float) -> None:
+    """∂²Ω/∂p² = p^(α−2), also at p = 0."""
+    p = torch.tensor([0.5, 0.5, 0.0], dtype=torch.float64)
+    expected = torch.diag(p ** (alpha - 2))
+    for omega in (Tsallis(alpha), Tsallis(torch.tensor(alpha, dtype=torch.float64))):
+        assert torch.allclose(torch.func.hessian(omega)(p).diag(), expected.diag())
+
+
+def test_wide_flat_rows_of_a_steep_map_sum_to_one_in_single_precision() -> None:
+    p = entmax(1e-4 * torch.randn(2, 10_000), 2.1)
+    assert ((p.double().sum(-1) - 1).abs() < 1e-6).all()

@@ -104,28 +104,43 @@ def _line(z: Any, n: int, tau: Any) -> tuple[Any, Any]:
 
 @inlined
 def _parabola(z: Any, n: int, tau: Any) -> tuple[Any, Any]:
-    """τ with Σ [z − τ]₊² = 1, as a coarse and a fine part, from a lower bound."""
-    one, zero = z.dtype.type(1), z.dtype.type(0)
-    before = math.inf
-    while True:
-        size, total, squares = 0.0, 0.0, 0.0
+    """τ with Σ [z − τ]₊² = 1, as a coarse and a fine part, from a lower bound.
+
+    Newton on the norm of the excess is monotone; the root of the parabola ends it, once that keeps the support.
+    """
+    kind = z.dtype.type
+    one, zero, far = kind(1), kind(0), kind(2)
+    enough = 1e-8 if z.itemsize == 4 else 1e-17
+    last = False
+    for _ in range(200):  # far more than it takes
+        size, total, squares, nearest = 0.0, 0.0, 0.0, 2.0
         for first in range(0, n, _CHUNK):
-            k, s, q = zero, zero, zero
+            k, s, q, m = zero, zero, zero, far
             for i in range(first, min(first + _CHUNK, n)):
                 d = z[i] - tau
                 k += one if d > zero else zero
+                m = min(m, d if d > zero else far)
                 d = max(d, zero)
                 s += d
                 q += d * d
             size += k
             total += s
             squares += q
+            nearest = min(nearest, np.float64(m))
         excess = squares - 1.0
-        step = z.dtype.type(excess / (total + math.sqrt(max(total * total - size * excess, 0.0))))
-        if size >= before:  # the support shrinks until it stays; rounding may let one in again
-            return tau, step
-        before = size
-        tau = tau + step
+        root = total * total - size * excess
+        step = (squares - math.sqrt(squares)) / total
+        if root >= 0.0:
+            exact = excess / (total + math.sqrt(root))
+            if last:  # at the root but for its rounding, which is what is left
+                return tau, kind(exact)
+            if exact <= nearest:
+                last = True
+                step = exact
+        if not last and step <= enough:
+            return tau, kind(step)
+        tau = tau + kind(step)
+    return tau, zero
 
 
 @inlined
@@ -350,24 +365,28 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
         source, g, target = p[row], v[row], out[row]
         c = powers[row]
         alpha = one + c
+        largest = zero
+        for i in range(n):
+            largest = max(largest, source[i])
+        inverse = one / largest if largest > zero else one
         mass, along = 0.0, 0.0
         for start in range(0, n, _CHUNK):
             m, a = zero, zero
             if c == 1:
                 for i in range(start, min(start + _CHUNK, n)):
                     q, e = source[i], g[i]
-                    m += q * q
+                    m += (q * inverse) * (q * inverse)
                     a += q * (e if q != zero else zero)
             else:
                 for i in range(start, min(start + _CHUNK, n)):
                     q, e = source[i], g[i]
-                    s = exp2(alpha * log2(max(q, tiny)))
+                    s = exp2(alpha * log2(max(q * inverse, tiny)))
                     m += s if q > zero else q
                     a += q * (e if q != zero else zero)
             mass += m
             along += a
         mean = kind(along)
-        norm = mass ** (1.0 / np.float64(alpha))
+        norm = largest * mass ** (1.0 / np.float64(alpha))
         factor = kind(norm / c)
         if c == 1:
             for i in range(n):

@@ -7,8 +7,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from fenchel.kernels import concrete
 from fenchel.regularizers.family import Family, Parameter
-from fenchel.regularizers.rows import check_parameter, check_scores, from_rows, parameter_rows, readable, to_rows
+from fenchel.regularizers.rows import check_parameter, check_scores, from_rows, parameter_rows, to_rows
 
 
 class Regularizer(nn.Module):
@@ -101,7 +102,7 @@ class Scaled(Regularizer):
     def __init__(self, omega: Regularizer, gamma: float | Tensor) -> None:
         super().__init__()
         gamma = check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf")
-        if isinstance(gamma, float) and math.isinf(gamma):
+        if not isinstance(gamma, Tensor) and gamma == math.inf:
             raise ValueError("gamma must satisfy 0 < gamma < inf, got inf")
         self.omega = omega
         hold(self, "gamma", gamma)
@@ -113,27 +114,34 @@ class Scaled(Regularizer):
 
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         value: Tensor = self._each_row(p, dim) * self.omega(p, dim)
-        return value
+        return value.to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        return self.omega.argmax(self._cool(scores, dim), dim, mask).to(scores.dtype)
+        cooled, _ = self._cool(scores, dim, mask)
+        return self.omega.argmax(cooled, dim).to(scores.dtype)
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        return (self._each_row(scores, dim) * self.omega.max(self._cool(scores, dim), dim, mask)).to(scores.dtype)
+        cooled, top = self._cool(scores, dim, mask)
+        return (self._each_row(scores, dim) * self.omega.max(cooled, dim) + top).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        loss = self.omega.loss(self._cool(scores, dim), target, dim, mask)
-        return (self._each_row(scores, dim) * loss).to(scores.dtype)
+        cooled, _ = self._cool(scores, dim, mask)
+        return (self._each_row(scores, dim) * self.omega.loss(cooled, target, dim)).to(scores.dtype)
 
     def extra_repr(self) -> str:
         return f"gamma={show(self.gamma)}"
 
-    def _cool(self, scores: Tensor, dim: int) -> Tensor:
-        """s / γ, in float32 or better: a small γ must not overflow a half-precision score."""
+    def _cool(self, scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(s − max s) / γ with masked entries at −inf, and max s, in float32 or better.
+
+        Shifted first, or the division would round away what distinguishes scores with a large offset.
+        """
         dim = check_scores(scores, dim)
         gamma = parameter_rows(self.gamma, "gamma", scores, dim)
-        wide = scores if scores.dtype == torch.float64 else scores.float()
-        return wide / (gamma.movedim(-1, dim) if isinstance(gamma, Tensor) else gamma)
+        rows, top = _shift(to_rows(scores, dim, mask))
+        masked = rows == -torch.inf
+        cooled = torch.where(masked, rows, torch.where(masked, 0.0, rows) / gamma)
+        return cooled.movedim(-1, dim), top.squeeze(-1)
 
     def _each_row(self, scores: Tensor, dim: int) -> float | Tensor:
         gamma = parameter_rows(self.gamma, "gamma", scores, check_scores(scores, dim))
@@ -180,7 +188,7 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         )
     target = target.long()  # before any comparison: eight bits would wrap around
     classes = scores.shape[dim]
-    if readable(target) and bool(((target < 0) | (target >= classes)).any()):
+    if concrete(target) and bool(((target < 0) | (target >= classes)).any()):
         wrong = target[(target < 0) | (target >= classes)][0].item()
         raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
     return target
@@ -192,7 +200,7 @@ def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         raise ValueError(
             f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, got {tuple(target.shape)}"
         )
-    if readable(target):
+    if concrete(target):
         tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
         totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
         if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):

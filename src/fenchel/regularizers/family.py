@@ -14,6 +14,7 @@ and ``torch.export`` the same Function runs behind a registered operator, which 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
@@ -43,7 +44,7 @@ class Family(ABC):
     """… and for which parameters."""
 
     def __init__(self) -> None:
-        self._argmax_op = _register(self, "argmax", "Tensor z", self._solve_any, torch.empty_like, _ArgmaxInGraph)
+        self._argmax_op = _register(self, "argmax", "Tensor z", self._solve_any, _same_shape, _ArgmaxInGraph)
         self._max_op = _register(self, "max", "Tensor z, Tensor p", self.attained, _one_a_row, _MaxInGraph)
 
     # -- the mathematics, written by each family ---------------------------------------------------
@@ -92,8 +93,9 @@ class Family(ABC):
         return self.kernel is not None and kernels.usable(*tensors) and all_between(a, *self.compiled)
 
     def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
-        """J v in a backward pass; only higher derivatives ask for a graph of it, which a kernel cannot give."""
-        if not torch.is_grad_enabled() and self._is_compiled(a, v, p):
+        """J v in a backward pass; only higher derivatives want to differentiate it, which a kernel cannot."""
+        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
+        if plain and self._is_compiled(a, v, p):
             return _kernel(f"{self.kernel}_product")(v, p, a - 1)
         return self.jacobian_product(v, p, a)
 
@@ -121,8 +123,10 @@ def on_support(v: Tensor, p: Tensor) -> Tensor:
 
 
 def _full_rank(a: Parameter, z: Tensor) -> Parameter:
-    """Expand a tensor parameter to one value a row, so that every rule can assume it."""
-    return a.to(z.dtype).expand(*z.shape[:-1], 1) if isinstance(a, Tensor) else a
+    """A parameter in the precision of the rows, a tensor expanded to one value a row: every rule may assume it."""
+    if isinstance(a, Tensor):
+        return a.to(z.dtype).expand(*z.shape[:-1], 1)
+    return math.inf if a > torch.finfo(z.dtype).max else a
 
 
 def _rows_first(info: Any, in_dims: tuple[int | None, ...], args: tuple[Any, ...]) -> list[Any]:
@@ -154,7 +158,9 @@ class _Argmax(torch.autograd.Function):
         to_scores = ctx.family._product(grad, p, a)
         if not ctx.needs_input_grad[2]:
             return None, to_scores, None
-        return None, to_scores, -(to_scores * ctx.family.gradient_sensitivity(p, a)).sum(-1, keepdim=True)
+        # J is symmetric. Taken of the sensitivity it is moderate, taken of the gradient it may be huge and cancel here.
+        change = ctx.family._product(ctx.family.gradient_sensitivity(p, a), p, a)
+        return None, to_scores, -(on_support(grad, p) * change).sum(-1, keepdim=True)
 
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Tensor | None, da: Tensor | None) -> Tensor:
@@ -265,7 +271,8 @@ def _register(
     """
     name = f"{family.name}_{verb}"
     _LIBRARY.define(f"{name}({tensors}, Tensor? tensor, float number) -> Tensor")
-    _LIBRARY.impl(name, lambda *args: compute(*_unpack(*args)), "CompositeExplicitAutograd")
+    # Contiguous, whatever the input: the strides of a result are part of what the shape rule promises.
+    _LIBRARY.impl(name, lambda *args: compute(*_unpack(*args)).contiguous(), "CompositeExplicitAutograd")
     _LIBRARY.impl(name, lambda *args: _apply(function, family, *_unpack(*args)), "Autograd")
     operator: Callable[..., Tensor] = getattr(torch.ops.fenchel, name).default
     torch.library.register_fake(f"fenchel::{name}", lambda z, *_: like(z), lib=_LIBRARY)
@@ -285,6 +292,10 @@ def _pack(a: Parameter) -> tuple[Tensor | None, float]:
 def _unpack(*args: Any) -> tuple[Any, ...]:
     *rest, tensor, number = args
     return *rest, number if tensor is None else tensor
+
+
+def _same_shape(z: Tensor) -> Tensor:
+    return torch.empty_like(z, memory_format=torch.contiguous_format)
 
 
 def _one_a_row(z: Tensor) -> Tensor:

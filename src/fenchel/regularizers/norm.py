@@ -74,7 +74,9 @@ def _finite_norm(p: Tensor, a: Parameter, support_only: bool = False) -> Tensor:
     """‖p‖_α; with ``support_only`` zeros are constants, whose steep higher derivatives must not be touched."""
     largest = p.detach().amax(-1, keepdim=True)
     scale = torch.where(largest == 0, 1.0, largest)  # the norm does not depend on it, its rounding does
-    terms = torch.where(p == 0, 0.0, torch.where(p == 0, 1.0, p / scale).pow(a)) if support_only else (p / scale).pow(a)
+    # At p = 0 the power has derivatives in p, but none in α, where 0^α log 0 would be NaN.
+    at_zero = 0.0 if support_only else (p / scale).pow(a.detach() if isinstance(a, Tensor) else a)
+    terms = torch.where(p == 0, at_zero, torch.where(p == 0, 1.0, p / scale).pow(a))
     total = terms.sum(-1, keepdim=True)
     # A row of zeros has norm 0; the power 1/α must not see it, its slope there is infinite.
     return torch.where(largest == 0, 0.0, scale * torch.where(largest == 0, 1.0, total).pow(1 / a))

@@ -7,19 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-
-def readable(*tensors: Tensor) -> bool:
-    """Whether tensor *values* may be looked at: not under compile, export, vmap, or on fake tensors."""
-    if torch.compiler.is_compiling():
-        return False
-    plain = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
-    return all(
-        type(t) in plain
-        and not t.is_meta
-        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        and not torch._C._functorch.is_legacy_batchedtensor(t)
-        for t in tensors
-    )
+from fenchel.kernels import concrete
 
 
 def check_scores(scores: Tensor, dim: int) -> int:
@@ -92,7 +80,7 @@ def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -
 def all_between(value: float | Tensor, low: float, high: float) -> bool:
     """Whether a parameter is known, without waiting for a device, to lie in [low, high]."""
     if isinstance(value, Tensor):
-        return value.device.type == "cpu" and readable(value) and bool(((value >= low) & (value <= high)).all())
+        return value.device.type == "cpu" and concrete(value) and bool(((value >= low) & (value <= high)).all())
     return low <= value <= high
 
 
@@ -101,7 +89,7 @@ def check_parameter(value: float | Tensor, name: str, lower: float, allowed: str
     if isinstance(value, Tensor):
         if not value.is_floating_point():
             raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
-        if readable(value) and not bool((value > lower).all()):
+        if concrete(value) and not bool((value > lower).all()):
             raise ValueError(f"{name} must satisfy {allowed}, got a tensor with smallest value {value.min().item()}")
         return value
     if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):

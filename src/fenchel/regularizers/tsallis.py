@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import (
@@ -15,7 +16,6 @@ from fenchel.regularizers.rows import (
     check_parameter,
     from_rows,
     parameter_rows,
-    readable,
     to_rows,
 )
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
@@ -49,7 +49,7 @@ class _TsallisFamily(Family):
         if isinstance(a, Tensor):
             finite_a, finite = _finite(a)
             c = finite_a - 1
-            if readable(a) and bool((a <= 2).all()):
+            if concrete(a) and bool((a <= 2).all()):
                 return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
             return torch.where(finite, p, _one_hot(z))
@@ -111,8 +111,10 @@ def _steep_product(v: Tensor, p: Tensor, support: Tensor, a: Parameter) -> Tenso
     relative = torch.where(support, (safe / safe.gather(-1, k)).pow(power), 0.0)
     v = v - v.gather(-1, k)
     mean = (relative * v).sum(-1, keepdim=True) / relative.sum(-1, keepdim=True).clamp_min(1)
-    product = others * s * (v - mean)
-    return torch.where(support, product - (1 - others) * product.sum(-1, keepdim=True), 0.0 * p)
+    limit = torch.finfo(p.dtype).max
+    product = (others * s * (v - mean)).clamp(-limit, limit)
+    product = torch.where(others == 0, -product.sum(-1, keepdim=True).clamp(-limit, limit), product)
+    return torch.where(support, product, 0.0 * p)
 
 
 def _negative_entropy(p: Tensor) -> Tensor:
@@ -129,9 +131,9 @@ def _p_tsallis_log(p: Tensor, c: Tensor) -> Tensor:
     positive = p > 0
     log_p = torch.where(positive, p, 1.0).log()
     inside = torch.where(positive, p, 0.0) * log_p * _exponential_moment(c * log_p, 0)
-    linear = -p / torch.where(c > 0, c, 1.0)
+    smooth = (p.pow(c.detach().clamp_min(0) + 1) - p) / torch.where(c > 0, c, 1.0)  # its derivatives in p, at p = 0
     vertical = _negative_entropy(torch.where(positive | (c > 0), 1.0, p))
-    return torch.where(positive, inside, torch.where(c > 0, linear, vertical))
+    return torch.where(positive, inside, torch.where(c > 0, smooth, vertical))
 
 
 def _tsallis_log_slope(p: Tensor, c: Tensor) -> Tensor:
