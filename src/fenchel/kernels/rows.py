@@ -18,7 +18,7 @@ from fenchel.kernels.powers import exp2, log2
 
 _NARROW = 512  # whole-row arithmetic up to here, filtering above
 _BLOCK = 64  # group of a wide row
-_CHUNK = 1024  # how far a sum goes in the row's own precision before it moves to double
+_CHUNK = 64  # how far a sum goes in the row's own precision before it moves to double
 
 
 @inlined
