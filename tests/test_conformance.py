@@ -25,7 +25,7 @@ every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved]
 @pytest.fixture(autouse=True)
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if hasattr(request.node, "callspec") and request.node.callspec.params["case"].plain:
-        monkeypatch.setenv("FENCHEL_KERNELS", "off")
+        monkeypatch.setattr("fenchel.kernels.ENABLED", False)
 
 
 @st.composite

@@ -78,7 +78,6 @@ def fy_loss(
 
     kept = target != ignore_index if _holds(target.dtype, ignore_index) else torch.ones_like(target, dtype=torch.bool)
     index = check_indices(target.masked_fill(~kept, 0), scores, dim)
-    scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # what stands in an ignored row does not matter
     weights = kept.to(scores.dtype)
     if weight is not None:
         each = _along(weight.to(scores), scores, dim)
@@ -86,16 +85,17 @@ def fy_loss(
     if label_smoothing:
         # Cross-entropy's target is the measure t = (1−ε) w_y e_y + ε w∘u. As a loss of the scores, |t| times that of
         # the distribution t/|t| has the same gradient, |t| p − t.
+        scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # what stands in an ignored row does not matter
         hit = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
         measure = _smooth(hit, label_smoothing, scores, dim, mask)
         measure = measure if weight is None else measure * each
         mass = measure.sum(dim, keepdim=True)
         soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), hit)
-        loss = mass.squeeze(dim) * omega.loss(scores, soft, dim, mask)
+        loss = torch.where(kept, mass.squeeze(dim) * omega.loss(scores, soft, dim, mask), 0.0)
     else:
-        loss = omega.loss(scores, index, dim, mask)
-        loss = loss if weight is None else weights * loss
-    return _reduce(torch.where(kept, loss, 0.0), weights, reduction).to(dtype)
+        loss = omega.index_loss(scores, torch.where(kept, index, -1), dim, mask)
+        loss = loss if weight is None else torch.where(kept, weights * loss, 0.0)
+    return _reduce(loss, weights, reduction).to(dtype)
 
 
 class LossOptions(TypedDict, total=False):

@@ -16,7 +16,7 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 @pytest.fixture(autouse=True, params=["compiled", "plain"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "plain":
-        monkeypatch.setenv("FENCHEL_KERNELS", "off")
+        monkeypatch.setattr("fenchel.kernels.ENABLED", False)
 
 
 RANDOM = {

@@ -10,12 +10,16 @@ import os
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-SWITCH = "FENCHEL_KERNELS"
-"""The environment variable that turns the kernels off."""
+ENABLED = os.environ.get("FENCHEL_KERNELS", "on") != "off"
+"""Whether kernels may be used at all."""
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_FLOATS = (torch.float32, torch.float64)
+_wrapped = torch._C._functorch.is_functorch_wrapped_tensor
+_batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def concrete(*tensors: Tensor) -> bool:
@@ -24,19 +28,28 @@ def concrete(*tensors: Tensor) -> bool:
         return False
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
         return False
-    return all(
-        type(t) in _PLAIN
-        and not t.is_meta
-        and not torch._C._functorch.is_functorch_wrapped_tensor(t)
-        and not torch._C._functorch.is_legacy_batchedtensor(t)
-        for t in tensors
+    for t in tensors:  # noqa: SIM110 (a generator would cost as much as the checks)
+        if type(t) not in _PLAIN or t.is_meta or _wrapped(t) or _batched(t):
+            return False
+    return True
+
+
+def plain(tensor: Tensor) -> bool:
+    """Whether a tensor is data and nothing else: no derivative and no transformation looks at it."""
+    return (
+        type(tensor) is Tensor
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+        and forward_ad._current_level < 0
+        and not torch._C._are_functorch_transforms_active()
+        and usable(tensor)
     )
 
 
 def usable(*tensors: Tensor) -> bool:
     """Whether compiled kernels may work on these tensors: concrete float32 or float64 data on the CPU."""
-    return (
-        os.environ.get(SWITCH, "on") != "off"
-        and all(t.device.type == "cpu" and t.dtype in (torch.float32, torch.float64) for t in tensors)
-        and concrete(*tensors)
-    )
+    if not ENABLED:
+        return False
+    for t in tensors:
+        if t.dtype not in _FLOATS or not t.is_cpu:
+            return False
+    return concrete(*tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -9,29 +10,17 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels import rows
-from fenchel.kernels.pool import over_rows
+from fenchel.kernels.pool import SERIAL, over_rows
 
 
 def entmax(z: Tensor, c: float | Tensor) -> Tensor:
     """α-entmax along the last dimension for c = α − 1 in [¼, 1]; a number, or one value a row."""
-    x = _rows(z)
-    out = torch.empty_like(x)
-    arrays = (x.numpy(), out.numpy())
-    if not isinstance(c, Tensor) and c == 1:
-        over_rows(rows.sparsemax, *_size(x), *arrays)
-    elif not isinstance(c, Tensor) and c == 0.5:
-        over_rows(rows.entmax15, *_size(x), *arrays)
-    else:
-        over_rows(rows.entmax, *_size(x), arrays[0], _powers(c, x), arrays[1])
-    return out.reshape(z.shape)
+    return _map(rows.entmax, rows.entmax_at, z, c)
 
 
 def normmax(z: Tensor, c: float | Tensor) -> Tensor:
     """α-normmax along the last dimension for c = α − 1 in [¼, 9]; a number, or one value a row."""
-    x = _rows(z)
-    out = torch.empty_like(x)
-    over_rows(rows.normmax, *_size(x), x.numpy(), _powers(c, x), out.numpy())
-    return out.reshape(z.shape)
+    return _map(rows.normmax, rows.normmax_at, z, c)
 
 
 def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
@@ -44,22 +33,65 @@ def normmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     return _product(rows.normmax_product, v, p, c)
 
 
+def entmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+    """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
+    return _loss(rows.entmax_loss, z, index, c, residual)
+
+
+def normmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+    """As ``entmax_loss`` for normmax."""
+    return _loss(rows.normmax_loss, z, index, c, residual)
+
+
+def _loss(kernel: Any, z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+    x = as_rows(z)
+    loss = torch.empty(z.shape[:-1], dtype=z.dtype)
+    out = _like(z) if residual else z.new_empty(0, z.shape[-1])
+    target = index.contiguous().numpy().reshape(-1)
+    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x), target, loss.numpy().reshape(-1), as_rows(out))
+    return loss, out
+
+
+def _map(kernel: Any, at: Any, z: Tensor, c: float | Tensor) -> Tensor:
+    out = _like(z)
+    size = z.numel()
+    if size < SERIAL and type(c) is float and z.is_contiguous() and size:
+        n = z.shape[-1]
+        at(z.data_ptr(), out.data_ptr(), z.dtype is torch.float32, size // n, n, c)
+        return out
+    x = as_rows(z)
+    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x), as_rows(out))
+    return out
+
+
 def _product(kernel: Any, v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
-    q, w = _rows(p), _rows(v)
-    out = torch.empty_like(q)
-    over_rows(kernel, *_size(q), q.numpy(), _powers(c, q), w.numpy(), out.numpy())
-    return out.reshape(p.shape)
+    q, out = as_rows(p), _like(p)
+    over_rows(kernel, q.shape[0], q.size, q, parameter(c, q), as_rows(v), as_rows(out))
+    return out
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1, tensor.shape[-1]).contiguous()
+def _like(tensor: Tensor) -> Tensor:
+    """Room for a contiguous tensor of the same shape."""
+    if tensor.is_contiguous():
+        return torch.empty_like(tensor)
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
 
 
-def _size(x: Tensor) -> tuple[int, int]:
-    return x.shape[0], x.numel()
+def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """The rows of a tensor as a matrix, copied only if they are strewn."""
+    if tensor.requires_grad:
+        tensor = tensor.detach()
+    array: np.ndarray[Any, Any] = (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
+    return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
-def _powers(c: float | Tensor, x: Tensor) -> Any:
+def parameter(c: float | Tensor, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """One parameter for all rows, or one a row."""
     if isinstance(c, Tensor):
-        return c.detach().to(x.dtype).reshape(-1).contiguous().numpy()
-    return np.full(x.shape[0], c, dtype=x.numpy().dtype)
+        return np.asarray(c.detach().reshape(-1).contiguous().numpy(), dtype=x.dtype)
+    return _single(c, x.dtype)
+
+
+@lru_cache
+def _single(c: float, dtype: Any) -> np.ndarray[Any, Any]:
+    return np.array([c], dtype=dtype)

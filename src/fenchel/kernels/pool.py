@@ -1,42 +1,150 @@
-"""Rows over threads: a small pool that follows torch's thread count and survives threads and forks.
+"""Rows over threads: torch's own OpenMP team where it can be reached, else a small thread pool.
 
-Numba's own threading layers are unsafe after a fork or between threads. A kernel here handles a range of rows without
-the GIL; rows are independent, so results do not depend on how they were dealt out.
+A kernel handles a range of rows without the GIL; rows are independent, so results do not depend on who did which.
+Numba's threading layers are unsafe after a fork or between threads, and any second set of threads fights with torch's,
+which stay awake for a while after their work. So a kernel is handed to the same team, through the OpenMP runtime
+that torch was loaded with; the workers never touch Python. After a fork that team is gone: a child uses its own pool.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from pathlib import Path
+from typing import Any
 
+import llvmlite.binding as llvm
+import numpy as np
 import torch
+from llvmlite import ir
+from numba import int64, typeof
 
 SERIAL = 1 << 14
 """Below this many elements a thread costs more than the work."""
 
+_PARTS = 4  # a thread, so that a slow one does not hold up the rest
+
 _pool: ThreadPoolExecutor | None = None
+_forked = False
 
 
 def _forget() -> None:
-    global _pool
-    _pool = None
+    global _pool, _forked
+    _pool, _forked = None, True
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 
-def over_rows(kernel: Callable[..., None], rows: int, elements: int, *args: object) -> None:
-    """Run ``kernel(first, last, *args)`` on all rows, split among threads."""
-    global _pool
+def over_rows(kernel: Any, rows: int, elements: int, *arrays: np.ndarray[Any, Any]) -> None:
+    """Run ``kernel(first, last, *arrays)`` on all rows, split among threads."""
     threads = min(torch.get_num_threads(), rows)
     if threads < 2 or elements < SERIAL:
-        kernel(0, rows, *args)
+        kernel(0, rows, *arrays)
         return
+    team = None if _forked else _team()
+    if team is None:
+        _over_pool(kernel, rows, threads, arrays)
+        return
+    words = [_address(kernel, tuple(map(_kind, arrays)), arrays), 0, rows, min(threads * _PARTS, rows)]
+    for array in arrays:
+        # As Numba passes an array: owner, parent, size, item size, data, shape, strides.
+        words += [0, 0, array.size, array.itemsize, array.__array_interface__["data"][0], *array.shape, *array.strides]
+    block = np.array(words, dtype=np.int64)
+    team(_trampoline(len(words) - 4), block.__array_interface__["data"][0], threads, 0)
+
+
+def _over_pool(kernel: Any, rows: int, threads: int, arrays: tuple[Any, ...]) -> None:
+    global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="fenchel")
     cuts = [rows * i // threads for i in range(threads + 1)]
-    waiting = [_pool.submit(kernel, cuts[i], cuts[i + 1], *args) for i in range(1, threads)]
-    kernel(cuts[0], cuts[1], *args)
+    waiting = [_pool.submit(kernel, cuts[i], cuts[i + 1], *arrays) for i in range(1, threads)]
+    kernel(cuts[0], cuts[1], *arrays)
     for task in waiting:
         task.result()
+
+
+@cache
+def _team() -> Callable[..., None] | None:
+    """The function that runs C code on torch's OpenMP threads, if torch was built with a runtime that has it."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+        parallel = library.GOMP_parallel
+    except (OSError, AttributeError):
+        return None
+    parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
+    parallel.restype = None
+    return parallel
+
+
+def _kind(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
+    return array.dtype.num, array.ndim, array.flags.c_contiguous
+
+
+_addresses: dict[tuple[Any, ...], int] = {}
+
+
+def _address(kernel: Any, kinds: tuple[Any, ...], arrays: tuple[Any, ...]) -> int:
+    """The machine code of a kernel for arguments of these types."""
+    key = (kernel, *kinds)
+    if key not in _addresses:
+        signature = (int64, int64, *map(typeof, arrays))
+        kernel.compile(signature)
+        compiled = kernel.overloads[signature]
+        _addresses[key] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return _addresses[key]
+
+
+_engines: list[Any] = []  # machine code lives as long as its engine
+
+
+@cache
+def _trampoline(words: int) -> int:
+    """C code ``void f(int64 *block)`` that takes parts of the rows off a counter and calls a kernel on each.
+
+    The block holds the kernel's address, the counter, the number of rows and of parts, and the arrays as so many words.
+    """
+    i64, i32 = ir.IntType(64), ir.IntType(32)
+    module = ir.Module(name=f"fenchel_rows_{words}")
+    module.triple = llvm.get_process_triple()
+    function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64.as_pointer()]), name=module.name)
+    kernel = ir.FunctionType(i32, [i64.as_pointer(), i64.as_pointer(), i64, i64] + [i64] * words)
+    (block,) = function.args
+    entry, take, work, done = (function.append_basic_block(name) for name in ("entry", "take", "work", "done"))
+
+    builder = ir.IRBuilder(entry)
+    result, error = builder.alloca(i64), builder.alloca(i64)
+
+    def word(i: int) -> Any:
+        return builder.gep(block, [i64(i)])
+
+    code = builder.inttoptr(builder.load(word(0)), kernel.as_pointer())
+    rows, parts = builder.load(word(2)), builder.load(word(3))
+    arguments = [builder.load(word(4 + i)) for i in range(words)]
+    builder.branch(take)
+    builder.position_at_end(take)
+    part = builder.atomic_rmw("add", word(1), i64(1), "monotonic")
+    builder.cbranch(builder.icmp_signed("<", part, parts), work, done)
+    builder.position_at_end(work)
+    first = builder.sdiv(builder.mul(part, rows), parts)
+    last = builder.sdiv(builder.mul(builder.add(part, i64(1)), rows), parts)
+    builder.call(code, [result, error, first, last, *arguments])
+    builder.branch(take)
+    builder.position_at_end(done)
+    builder.ret_void()
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(str(module)), machine)
+    engine.finalize_object()
+    _engines.append(engine)
+    return engine.get_function_address(module.name)  # type: ignore[no-any-return]

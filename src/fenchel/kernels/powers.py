@@ -10,10 +10,10 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
 from numba import types
-from numba.extending import intrinsic, overload
+from numba.extending import overload
 
+from fenchel.kernels.bits import bits, from_bits
 from fenchel.kernels.compiler import inlined
 
 _f = np.float32
@@ -58,30 +58,12 @@ _HIGHEST = _f(126.0)
 _SHIFT = _i(23)
 
 
-def _reinterpret_float(typingctx: Any, x: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
-
-    return types.int32(types.float32), codegen
-
-
-def _reinterpret_int(typingctx: Any, x: Any) -> Any:
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.FloatType())
-
-    return types.float32(types.int32), codegen
-
-
-_bits: Any = intrinsic(_reinterpret_float)
-_from_bits: Any = intrinsic(_reinterpret_int)
-
-
 @inlined
 def _log2_single(x: Any) -> Any:
-    bits = _bits(x)
+    b = bits(x)
     # Numba widens integer arithmetic to 64 bits, which AVX2 cannot convert: narrow every step.
-    exponent = _i(_i(bits - _SQRT_HALF) >> _SHIFT)
-    t = _from_bits(_i(bits - _i(exponent << _SHIFT))) - _f(1)
+    exponent = _i(_i(b - _SQRT_HALF) >> _SHIFT)
+    t = from_bits(_i(b - _i(exponent << _SHIFT))) - _f(1)
     p = _L9
     p = p * t + _L8
     p = p * t + _L7
@@ -98,7 +80,7 @@ def _log2_single(x: Any) -> Any:
 @inlined
 def _exp2_single(y: Any) -> Any:
     y = min(max(y, _LOWEST), _HIGHEST)
-    whole = _i(_bits(y + _ROUND) - _ROUND_BITS)
+    whole = _i(bits(y + _ROUND) - _ROUND_BITS)
     f = y - _f(whole)
     p = _E6
     p = p * f + _E5
@@ -107,7 +89,7 @@ def _exp2_single(y: Any) -> Any:
     p = p * f + _E2
     p = p * f + _E1
     p = p * f + _E0
-    return _from_bits(_i(_bits(p) + _i(whole << _SHIFT)))
+    return from_bits(_i(bits(p) + _i(whole << _SHIFT)))
 
 
 def log2(x: Any) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.family import Family, Parameter
-from fenchel.regularizers.rows import check_parameter, check_scores, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import check_parameter, check_scores, parameter_rows, shifted, to_rows
 
 
 class Regularizer(nn.Module):
@@ -48,12 +48,11 @@ class Regularizer(nn.Module):
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized choice, :math:`\\nabla \\Omega^*(s)`, along ``dim``."""
-        rows = to_rows(scores, dim, mask)
-        return from_rows(self.family.argmax(rows, self._parameter_rows(scores, dim)), scores, dim)
+        return self.family.choose(scores, self.parameter, dim, mask)
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
-        rows, top = _shift(to_rows(scores, dim, mask))
+        rows, top = shifted(to_rows(scores, dim, mask))
         return (self._max_rows(rows, self._parameter_rows(scores, dim)) + top.squeeze(-1)).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -62,25 +61,26 @@ class Regularizer(nn.Module):
         Never negative, and zero exactly where ``argmax(scores)`` is the target. A target that is masked
         has loss +inf. The gradient is ``argmax(scores) - target``.
         """
-        rows, _ = _shift(to_rows(scores, dim, mask))
-        a = self._parameter_rows(scores, dim)
         dim = check_scores(scores, dim)
+        if not target.is_floating_point():
+            return self.index_loss(scores, check_indices(target, scores, dim), dim, mask)
+        rows, _ = shifted(to_rows(scores, dim, mask))
+        a = self._parameter_rows(scores, dim)
         maximum = self._max_rows(rows, a)
         maximum = torch.where(maximum == -torch.inf, 0.0, maximum)  # nothing to choose from: any target is impossible
-        if target.is_floating_point():
-            y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
-            impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
-            reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
-            value = maximum - reached + self.family.value(y, a)
-            # Rounding can leave the sum a hair below zero; the gradient is right as it is.
-            value = value + (value.clamp_min(0) - value).detach()
-        else:
-            index = check_indices(target, scores, dim)
-            reached = rows.gather(-1, index.unsqueeze(-1)).squeeze(-1)
-            impossible = reached == -torch.inf
-            value = maximum - torch.where(impossible, 0.0, reached)
+        y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
+        impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
+        reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
+        value = maximum - reached + self.family.value(y, a)
+        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
+        value = value + (value.clamp_min(0) - value).detach()
         # Added, not chosen: the other classes of such a row keep their gradient, as in cross_entropy.
         return (value + torch.where(impossible, torch.inf, 0.0)).to(scores.dtype)
+
+    def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """``loss`` for class indices that have been checked; a row with a negative one is left out: its loss is 0."""
+        rows = to_rows(scores, dim, mask)
+        return self.family.hits(rows, index, self._parameter_rows(scores, dim)).to(scores.dtype)
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         return Scaled(self, gamma)
@@ -128,6 +128,11 @@ class Scaled(Regularizer):
         cooled, _ = self._cool(scores, dim, mask)
         return (self._each_row(scores, dim) * self.omega.loss(cooled, target, dim)).to(scores.dtype)
 
+    def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        kept = (index >= 0).unsqueeze(dim)
+        cooled, _ = self._cool(torch.where(kept, scores, 0.0), dim, mask)
+        return (self._each_row(scores, dim) * self.omega.index_loss(cooled, index, dim)).to(scores.dtype)
+
     def extra_repr(self) -> str:
         return f"gamma={show(self.gamma)}"
 
@@ -138,7 +143,7 @@ class Scaled(Regularizer):
         """
         dim = check_scores(scores, dim)
         gamma = parameter_rows(self.gamma, "gamma", scores, dim)
-        rows, top = _shift(to_rows(scores, dim, mask))
+        rows, top = shifted(to_rows(scores, dim, mask))
         masked = rows == -torch.inf
         cooled = torch.where(masked, rows, torch.where(masked, 0.0, rows) / gamma)
         return cooled.movedim(-1, dim), top.squeeze(-1)
@@ -206,10 +211,3 @@ def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):
             raise ValueError(f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}")
     return target
-
-
-def _shift(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Rows with largest score 0, and what was taken off: all that follows is then a sum of small terms."""
-    top = rows.detach().amax(-1, keepdim=True)
-    top = torch.where(top == -torch.inf, 0.0, top)
-    return rows - top, top

@@ -14,6 +14,7 @@ and ``torch.export`` the same Function runs behind a registered operator, which 
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fenchel import kernels
-from fenchel.regularizers.rows import all_between
+from fenchel.regularizers.rows import all_between, from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -71,15 +72,41 @@ class Family(ABC):
 
     # -- what comes out of it ----------------------------------------------------------------------
 
+    def choose(self, scores: Tensor, a: Parameter, dim: int, mask: Tensor | None) -> Tensor:
+        """argmax_Ω of scores along a dimension; ``a`` as ``check_parameter`` gives it."""
+        # Small inputs feel every line that is passed by here.
+        simple = mask is None and dim == -1 and type(a) is float and self.compiled[0] <= a <= self.compiled[1]
+        if simple and kernels.plain(scores) and scores.dim() and scores.shape[-1]:
+            return _kernel(self.kernel)(scores, a - 1)
+        rows = to_rows(scores, dim, mask)
+        return from_rows(self.argmax(rows, parameter_rows(a, "alpha", scores, dim)), scores, dim)
+
     def argmax(self, z: Tensor, a: Parameter) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
         a = _full_rank(a, z)
-        return self._argmax_op(z, *_pack(a)) if torch.compiler.is_compiling() else _apply(_Argmax, self, z, a)
+        if torch.compiler.is_compiling():
+            return self._argmax_op(z, *_pack(a))
+        return _apply(_Argmax, self, z, a) if _tracks(z, a) else self._solve_any(z, a)
 
     def max(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """max_Ω of rows given ``p = self.argmax(z, a)``."""
         a = _full_rank(a, z)
         return self._max_op(z, p, *_pack(a)) if torch.compiler.is_compiling() else _apply(_Max, self, z, p, a)
+
+    def hits(self, z: Tensor, index: Tensor, a: Parameter) -> Tensor:
+        """max_Ω(z) − z at an index, one value a row: 0 where the index is negative, +inf where its score is −inf."""
+        a = _full_rank(a, z)
+        if forward_ad._current_level < 0 and self._is_compiled(a, z) and kernels.concrete(index):
+            return _apply(_Hits, self, z, index, a)
+        kept = index >= 0
+        z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # what stands in a row that is left out does not matter
+        maximum = self.max(z, self.argmax(z, a), a)
+        maximum = torch.where(maximum == -torch.inf, 0.0, maximum)  # nothing to choose from: any target is impossible
+        reached = z.gather(-1, index.clamp_min(0).unsqueeze(-1)).squeeze(-1)
+        impossible = reached == -torch.inf
+        value = maximum - torch.where(impossible, 0.0, reached)
+        # Added, not chosen: the other classes of such a row keep their gradient, as in cross_entropy.
+        return torch.where(kept, value + torch.where(impossible, torch.inf, 0.0), 0.0)
 
     def attained(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """⟨p, z⟩ − Ω(p): the value of max_Ω, without derivatives. −inf where nothing may be chosen."""
@@ -94,26 +121,26 @@ class Family(ABC):
 
     def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """J v in a backward pass; only higher derivatives want to differentiate it, which a kernel cannot."""
-        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
-        if plain and self._is_compiled(a, v, p):
+        if not _tracks(v, p, a) and self._is_compiled(a, v, p):
             return _kernel(f"{self.kernel}_product")(v, p, a - 1)
         return self.jacobian_product(v, p, a)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
         if self._is_compiled(a, z):
-            return _kernel(str(self.kernel))(z, a - 1)
+            return _kernel(self.kernel)(z, a - 1)
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         p = self.solve(z - torch.where(usable, top, 0.0), a)
         return torch.where(usable, p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
 
-def _kernel(name: str) -> Callable[..., Tensor]:
+@functools.cache
+def _kernel(name: str | None) -> Callable[..., Tensor]:
     """A compiled map; the compiler is imported by the first that is asked for."""
     from fenchel.kernels import maps
 
-    found: Callable[..., Tensor] = getattr(maps, name)
+    found: Callable[..., Tensor] = getattr(maps, str(name))
     return found
 
 
@@ -212,6 +239,36 @@ class _Max(torch.autograd.Function):
         return _apply(_Max, family, *_rows_first(info, in_dims[1:], (z, p, a))), 0
 
 
+class _Hits(torch.autograd.Function):
+    """max_Ω − a score in one pass of a kernel, which leaves the gradient p − y behind."""
+
+    @staticmethod
+    def forward(ctx: Any, family: Family, z: Tensor, index: Tensor, a: Parameter) -> Tensor:
+        wanted = any(ctx.needs_input_grad)
+        loss: Tensor
+        loss, ctx.residual = _kernel(f"{family.kernel}_loss")(z, index, a - 1, wanted)
+        ctx.family, ctx.number = family, None if isinstance(a, Tensor) else a
+        ctx.save_for_backward(z, index, *((a,) if isinstance(a, Tensor) else ()))
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        z, index, *rest = ctx.saved_tensors
+        a = rest[0] if rest else ctx.number
+        kept = (index >= 0).unsqueeze(-1)
+        grad = torch.where(kept, grad.unsqueeze(-1), 0.0)  # even if it is NaN, as for the mean of nothing
+        if not torch.is_grad_enabled() and not ctx.needs_input_grad[3]:
+            return None, grad * ctx.residual, None, None
+        p = torch.where(kept, ctx.family.argmax(torch.where(kept, z, 0.0), a), 0.0)
+        place = index.clamp_min(0).unsqueeze(-1)
+        hit = kept & (z.detach().gather(-1, place) > -torch.inf)
+        to_scores = grad * (p - torch.zeros_like(p).scatter(-1, place, hit.to(p.dtype)))
+        if not ctx.needs_input_grad[3]:
+            return None, to_scores, None, None
+        change = torch.where(kept, ctx.family.value_sensitivity(p, a), 0.0)
+        return None, to_scores, None, -grad * change
+
+
 class _ArgmaxInGraph(_Argmax):
     """The same rules when the operator is called: the forward pass is the operator itself, below autograd."""
 
@@ -229,8 +286,23 @@ class _MaxInGraph(_Max):
 
 
 def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    result: Tensor
+    if torch._C._are_functorch_transforms_active():
+        result = function.apply(*args)  # type: ignore[no-untyped-call]
+    else:  # what `apply` comes to, without its look at the signature, which takes as long as a small kernel
+        result = super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
     return result
+
+
+def _tracks(*args: Any) -> bool:
+    """Whether a derivative in either mode could be asked of tensors."""
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return True
+    if torch.is_grad_enabled():
+        for t in args:
+            if isinstance(t, Tensor) and t.requires_grad:
+                return True
+    return False
 
 
 def _remember(ctx: Any, p: Tensor, a: Parameter) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 from fenchel.regularizers import thresholds
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, on_support
-from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import check_parameter
 
 _ALLOWED = "1 < alpha <= inf"
 
@@ -159,5 +159,4 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
     References: Santos et al. (2024), appendix B.
     """
     alpha = check_parameter(alpha, "alpha", 1.0, _ALLOWED)
-    rows = to_rows(scores, dim, mask)
-    return from_rows(_FAMILY.argmax(rows, parameter_rows(alpha, "alpha", scores, dim)), scores, dim)
+    return _FAMILY.choose(scores, alpha, dim, mask)

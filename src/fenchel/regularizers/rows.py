@@ -50,13 +50,24 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
 def to_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
     """Checked scores with ``dim`` moved last, masked entries at −inf, in float32 or better."""
     dim = check_scores(scores, dim)
-    rows = apply_mask(scores, mask).movedim(dim, -1)
-    return rows if rows.dtype == torch.float64 else rows.float()
+    rows = apply_mask(scores, mask)
+    if dim != rows.dim() - 1:
+        rows = rows.movedim(dim, -1)
+    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+
+
+def shifted(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows with largest score 0, and what was taken off: all that follows is then a sum of small terms."""
+    top = rows.detach().amax(-1, keepdim=True)
+    top = torch.where(top == -torch.inf, 0.0, top)
+    return rows - top, top
 
 
 def from_rows(rows: Tensor, scores: Tensor, dim: int) -> Tensor:
     """Undo ``to_rows`` for a result of the same shape."""
-    return rows.movedim(-1, dim).to(scores.dtype)
+    if dim not in (-1, rows.dim() - 1):
+        rows = rows.movedim(-1, dim)
+    return rows if rows.dtype == scores.dtype else rows.to(scores.dtype)
 
 
 def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -> float | Tensor:

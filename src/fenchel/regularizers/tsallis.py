@@ -14,9 +14,6 @@ from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import (
     broadcasts,
     check_parameter,
-    from_rows,
-    parameter_rows,
-    to_rows,
 )
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
@@ -332,8 +329,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
     if isinstance(alpha, int) and alpha < 0:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
-    rows = to_rows(scores, dim, mask)
-    return from_rows(_FAMILY.argmax(rows, parameter_rows(alpha, "alpha", scores, dim)), scores, dim)
+    return _FAMILY.choose(scores, alpha, dim, mask)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

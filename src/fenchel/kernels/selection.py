@@ -1,0 +1,136 @@
+"""The support of a row of scores: filter, threshold, excess.
+
+argmax_Ω of entmax and normmax is told by b = [scale·z + L]₊ and w = b^power with Σ w·b = 1, z the scores less their
+largest: p = w·b for entmax (scale = c = α − 1, power = 1/c − 1), p ∝ w for normmax (scale 1, power 1/c).
+
+Wide rows are filtered first: the maxima of their blocks alone have a threshold below that of the whole row, and few
+entries reach it. Narrow rows are worked on whole.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fenchel.kernels.bits import from_ordered, ordered
+from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.thresholds import curve, line, parabola
+
+NARROW = 512
+"""Whole-row arithmetic up to this width, filtering above."""
+
+BLOCK = 64
+"""The group of a wide row that is skipped or read as one."""
+
+BAD = -1
+"""In place of a count: the row has a NaN or +inf."""
+
+
+@inlined
+def buffers(n: int, like: Any) -> tuple[Any, Any, Any, Any]:
+    """Room for one row of n scores: block maxima, shifted scores, weights, indices."""
+    return (
+        np.empty(n // BLOCK + 1, like.dtype),
+        np.empty(n + 1, like.dtype),
+        np.empty(n + 1, like.dtype),
+        np.empty(n + 1, np.int32),
+    )
+
+
+@inlined
+def top(x: Any) -> tuple[Any, bool]:
+    """The largest entry of a row, and whether one is NaN or +inf."""
+    kind = x.dtype.type
+    lowest, highest = ordered(kind(-np.inf)), ordered(kind(np.inf))
+    high, low = lowest, highest
+    for i in range(x.size):
+        v = ordered(x[i])
+        high = max(high, v)
+        low = min(low, v)
+    return from_ordered(high), high >= highest or low < lowest
+
+
+@inlined
+def block_maxima(x: Any, maxima: Any) -> tuple[Any, bool]:
+    """``top`` of a wide row that also keeps the maxima of its blocks."""
+    n = x.size
+    kind = x.dtype.type
+    lowest, highest = ordered(kind(-np.inf)), ordered(kind(np.inf))
+    high, low = lowest, highest
+    for block in range((n + BLOCK - 1) // BLOCK):
+        best = lowest
+        for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
+            v = ordered(x[i])
+            best = max(best, v)
+            low = min(low, v)
+        maxima[block] = from_ordered(best)
+        high = max(high, best)
+    return from_ordered(high), high >= highest or low < lowest
+
+
+@inlined
+def collect(x: Any, top: Any, line: Any, maxima: Any, z: Any, index: Any) -> int:
+    """z = x − top of the entries with z > line, block by block; ``maxima`` are relative to the top."""
+    n = x.size
+    count = 0
+    for block in range((n + BLOCK - 1) // BLOCK):
+        if maxima[block] > line:
+            for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
+                v = x[i] - top
+                z[count] = v
+                index[count] = i
+                count += 1 if v > line else 0
+    return count
+
+
+@kernel
+def weigh(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
+    """w·b of scores z ≤ 0 if ``mass``, else w, written to ``w``; returns the level L, a double."""
+    kind = z.dtype.type
+    zero = kind(0)
+    if power == 0:
+        level = line(z, n, w)
+        if not mass:
+            for i in range(n):
+                w[i] = kind(1) if w[i] > zero else zero
+        return level
+    if power == 1:
+        level = parabola(z, n, scale, w)
+        if mass:
+            for i in range(n):
+                w[i] *= w[i]
+        return level
+    # The mass is corrected for the fine part of the level below, weights alone are not.
+    enough = (1e-6 if mass else 3e-8) if z.itemsize == 4 else (1e-11 if mass else 1e-16)
+    coarse, fine = curve(z, n, scale, power, w, scale * enough)
+    if mass:
+        rest = (kind(1) + power) * fine
+        for i in range(n):
+            w[i] = max(w[i] * max(scale * z[i] + coarse, zero) + w[i] * rest, zero)
+    return np.float64(coarse) + np.float64(fine)
+
+
+@kernel
+def shift(x: Any, z: Any) -> Any:
+    """z = x − max x of a narrow row; how many entries take part, all or none, or BAD; and max x."""
+    largest, bad = top(x)
+    if bad or largest == -np.inf:
+        return BAD if bad else 0, largest
+    for i in range(x.size):
+        z[i] = x[i] - largest
+    return x.size, largest
+
+
+@kernel
+def sift(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any) -> Any:
+    """As ``shift`` for those entries of a wide row that can be in its support, and their places."""
+    largest, bad = block_maxima(x, maxima)
+    if bad or largest == -np.inf:
+        return BAD if bad else 0, largest
+    blocks = (x.size + BLOCK - 1) // BLOCK
+    for i in range(blocks):
+        maxima[i] -= largest
+    level = weigh(maxima, blocks, scale, power, False, w)
+    line = x.dtype.type(-level * (1 + 1e-5) / scale)
+    return collect(x, largest, line, maxima, z, index), largest
