@@ -94,7 +94,7 @@ def tour(
     index = report.write(runs, out)
     console.print(f"Wrote {index}: open it in a browser, or on a phone.", markup=False, soft_wrap=True)
     for run in runs:
-        _explain(run)
+        _explain(run.study.name, run.error)
     if any(run.error for run in runs):
         raise typer.Exit(1)
 
@@ -136,7 +136,7 @@ def run_study(
         bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
         run = studies.run(chosen, studies.Context(data, seed, full, bar))
         bars.update(bar.task, completed=1.0, note="")
-    _explain(run)
+    _explain(run.study.name, run.error)
     if run.result is None:
         raise typer.Exit(1)
     for paragraph in run.result.paragraphs:
@@ -180,17 +180,27 @@ def run_bench(
         return
     result = bench.Report(bench.machine(), seconds, [])
     console.print(result.source, markup=False, highlight=False)
+    failed: dict[str, Exception] = {}
     with _bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
         _follow(bars, "kernels", warmup)
         for workload in chosen:
-            outcome = _follow(bars, workload.name, partial(bench.run, workload, seconds))
+            try:
+                outcome = _follow(bars, workload.name, partial(bench.run, workload, seconds))
+            except Exception as error:
+                failed[workload.name] = error
+                continue
             result = replace(result, outcomes=[*result.outcomes, outcome])
             result.save(out)  # at once: what is measured stays if the rest is interrupted
     for outcome in result.measured:
         _show(bench.sheet(outcome))
     for line in result.missing:
         console.print(line, style="yellow", markup=False, soft_wrap=True)
-    console.print(f"Saved bench.json and bench.md to {out}.", markup=False, soft_wrap=True)
+    for name, reason in failed.items():
+        _explain(name, reason)
+    if result.outcomes:
+        console.print(f"Saved bench.json and bench.md to {out}.", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
     if readme is not None:
         page = readme.read_text(encoding="utf-8")
         readme.write_text(bench.insert(page, result.digest()), encoding="utf-8")
@@ -235,7 +245,12 @@ def _show(sheet: bench.Sheet) -> None:
 def _follow(bars: progress.Progress, title: str, work: Callable[[_Bar], T]) -> T:
     """Do a work that tells how far it is, and show that as a bar."""
     bar = _Bar(bars, bars.add_task(title, total=1.0, note=""))
-    result = work(bar)
+    try:
+        result = work(bar)
+    except Exception:
+        bars.update(bar.task, note="[red]failed[/red]")
+        bars.stop_task(bar.task)
+        raise
     bars.update(bar.task, completed=1.0, note="")
     return result
 
@@ -262,10 +277,10 @@ class _Bar:
         self.bars.update(self.task, completed=0.98 * fraction, note=escape(note))
 
 
-def _explain(run: studies.Run) -> None:
-    if run.error:
-        errors.print(f"{run.study.name} failed:", style="red")
-        traceback.print_exception(run.error, file=sys.stderr)
+def _explain(name: str, error: Exception | None) -> None:
+    if error:
+        errors.print(f"{name} failed:", style="red")
+        traceback.print_exception(error, file=sys.stderr)
 
 
 if __name__ == "__main__":

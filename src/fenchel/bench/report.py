@@ -64,12 +64,12 @@ def sheet(outcome: Outcome) -> Sheet:
         ]
         for each in outcome.measured
     ]
-    if len(outcome.measured) > 1:
+    if any(goal.statistic == "geometric mean" for goal in outcome.workload.goals):
         means = [statistics.geometric_mean([each.ratio(name, first) for each in outcome.measured]) for name in others]
         rows.append(["geometric mean", "", *map(show_ratio, means), *[""] * len(weighed)])
     return Sheet(
         title=f"{outcome.workload.name}: {outcome.workload.title}",
-        header=["", first, *others, *(f"memory of {name}" for name in weighed)],
+        header=["", first, *others, *(f"memory: {name}" for name in weighed)],
         rows=rows,
         notes=[f"{MARKS[each.holds]} {describe(each)}" for each in outcome.verdicts],
     )

@@ -206,20 +206,20 @@ def _loss() -> Workload:
         "loss",
         f"losses of 128 rows of {CLASSES} classes, forward and backward",
         [
-            Contestant("F.cross_entropy", F.cross_entropy),
+            Contestant("cross_entropy", F.cross_entropy),
             Contestant("entmax_loss 1.5", fenchel.entmax_loss),
             Contestant("sparsemax_loss", fenchel.sparsemax_loss),
             _peer("entmax15_loss", lambda f, s, y: f(s, y).mean()),
             _peer("sparsemax_loss", lambda f, s, y: f(s, y).mean()),
         ],
         [Case(f"σ = {sigma:g}", partial(_scores, 128, CLASSES, sigma, _classes(128, CLASSES))) for sigma in SPREADS],
-        _bounds(["entmax_loss 1.5", "sparsemax_loss"], 1.0, "F.cross_entropy", "largest"),
+        _bounds(["entmax_loss 1.5", "sparsemax_loss"], 1.0, "cross_entropy", "largest"),
     )
 
 
 def _linear() -> Workload:
     tokens, width = 512, 512
-    ours, torchs = "linear_entmax_loss 1.5", "F.linear + F.cross_entropy"
+    ours, torchs = "linear_entmax_loss 1.5", "linear + cross_entropy"
     peaked, flat = "peaked, σ = 3.4", "flat, σ = 0.1"
 
     def inputs(tokens: int, classes: int, sigma: float) -> tuple[Tensor, ...]:
@@ -251,7 +251,7 @@ def _linear() -> Workload:
 
 
 def _attention() -> Workload:
-    ours, torchs = "attention 1.5", "F.scaled_dot_product_attention"
+    ours, torchs = "attention 1.5", "torch SDPA"
     long = "1 × 16384 × 64"
     decoding = "decoding: 8 × 1 query, 32768 keys × 64"
 
@@ -273,7 +273,7 @@ def _attention() -> Workload:
     bounds = dict(zip((each.label for each in cases), (0.45, 0.35, 0.45, 0.35, 0.45, 0.65), strict=True))
     return Workload(
         "attention",
-        "attention (heads × length × width), forward and backward; decoding forward only",
+        "attention, heads × length × width, forward and backward; decoding forward only",
         [Contestant(torchs, F.scaled_dot_product_attention), Contestant(ours, fenchel.attention)],
         cases,
         [
