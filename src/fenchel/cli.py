@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 try:
     import typer
@@ -232,7 +233,10 @@ def _show(sheet: bench.Sheet) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(sheet.title), title_justify="left")
     for number, column in enumerate(sheet.header):
         figures = number >= sheet.names
-        table.add_column(escape(column), justify="right" if figures else "left", overflow="fold", no_wrap=not figures)
+        # Where a narrow terminal may break a name: torch.softmax, sparsemax_loss.
+        title = re.sub(r"(?<=[a-z]\.)|(?<=[a-z])(?=_)", "\n", column) if len(column) > 10 else column
+        side: Literal["left", "right"] = "right" if figures else "left"
+        table.add_column(escape(title), justify=side, overflow="fold", no_wrap=not figures)
     for row in sheet.rows:
         table.add_row(*map(escape, row))
     console.print()

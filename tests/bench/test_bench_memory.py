@@ -14,8 +14,8 @@ CHILD = f"""
 import sys, torch
 from fenchel.bench import Case, Contestant, Workload, memory
 
-def case(label, floats, **options):
-    return Case(label, lambda: (torch.ones(floats),), small=lambda: (torch.ones(8),), **options)
+def case(label, floats):
+    return Case(label, lambda: (torch.ones(floats),), small=lambda: (torch.ones(8),))
 
 def hungry(x):
     scratch = torch.ones({BIG} // 4)
@@ -29,7 +29,7 @@ contestants = [
     Contestant("hungry", hungry),
     Contestant("broken", broken),
 ]
-cases = [case("small", 100), case("large", {BIG} // 4), case("forward", 100, backward=False)]
+cases = [case("small", 100), case("large", {BIG} // 4)]
 sys.modules["fenchel.bench.workloads"].workloads = lambda: [Workload("w", "", contestants, cases, [])]
 memory.main()
 """
@@ -53,11 +53,6 @@ def test_scratch_counts_and_the_parents_memory_does_not(monkeypatch: pytest.Monk
 @linux
 def test_inputs_and_returned_gradients_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak("large", "modest", monkeypatch) < 8 * MEGABYTE
-
-
-@linux
-def test_forward_only_is_weighed_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert peak("forward", "hungry", monkeypatch) == pytest.approx(BIG, abs=4 * MEGABYTE)
 
 
 def test_a_contestant_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
