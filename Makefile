@@ -39,8 +39,8 @@ check: setup  ## lint, format, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run
-	@$(BIN)/python benchmarks/maps.py
+bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run, kept in report/bench
+	@$(BIN)/fenchel bench --out report/bench
 
 clean:  ## remove the environment and what was generated
 	rm -rf $(VENV) report build dist

@@ -8,11 +8,15 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 from typer.testing import CliRunner
 
 import fenchel.studies
-from fenchel import cli
+from fenchel import bench, cli
+from fenchel.bench import Case, Contestant, Goal, Workload
 from fenchel.studies import Context, Result, Study, Table, registry, studies
+from fenchel.warmup import Warmth
 
 runner = CliRunner()
 
@@ -46,7 +50,13 @@ def run(*words: str) -> tuple[int, str]:
 def test_help_teaches_the_first_commands() -> None:
     code, text = run("--help")
     assert code == 0
-    for words in ("instead of softmax", "fenchel tour", "fenchel study list", "fenchel study run paths", "--version"):
+    for words in (
+        "instead of softmax",
+        "fenchel tour",
+        "fenchel study list",
+        "fenchel study run paths",
+        "fenchel bench",
+    ):
         assert words in text
 
 
@@ -128,6 +138,127 @@ def test_the_tour_keeps_to_embedded_data(
     monkeypatch.setenv("FENCHEL_DATA", str(tmp_path))
     assert run("tour", "--out", str(tmp_path))[0] == 0
     assert "<td>None</td>" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
+    """Two small workloads in place of the real ones, and no kernels to compile."""
+
+    def scores() -> tuple[Tensor, ...]:
+        return (torch.ones(2, 3),)
+
+    def broken(scores: Tensor) -> Tensor:
+        raise RuntimeError("out of luck")
+
+    torchs = Contestant("torch", lambda s: s.softmax(-1))
+    ours = Contestant("ours [1]", lambda s: s.softmax(-1) * 1)
+    absent = Contestant("peer", None, "peer is not installed: pip install 'fenchel[bench]'")
+    goals = [Goal("ours [1]", 1e9, "torch"), Goal("ours [1]", 1e-9, "torch", "largest"), Goal("ours [1]", 0.01, "peer")]
+    known = {
+        "maps": Workload("maps", "maps [of rows]", [torchs, ours, absent], [Case("2 × 3", scores)], goals),
+        "loss": Workload("loss", "losses", [torchs, ours, absent], [Case("2 × 3", scores)], []),
+        "alone": Workload("alone", "nobody else", [torchs, absent], [Case("2 × 3", scores)], []),
+        "broken": Workload("broken", "bad", [torchs, Contestant("b", broken)], [Case("2 × 3", scores)], []),
+    }
+    monkeypatch.setattr(sys.modules["fenchel.bench.workloads"], "workloads", lambda: list(known.values()))
+    monkeypatch.setattr(cli, "warmup", lambda progress: Warmth(3, 4, 5.0, Path("cache")))
+    monkeypatch.delenv("FENCHEL_KERNELS", raising=False)
+    return known
+
+
+def test_bench_shows_ratios_and_goals_and_saves_them(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    code, text = run("bench", "maps", "loss", "--seconds", "0.001", "--out", str(tmp_path / "out"))
+    assert code == 0
+    assert "maps: maps [of rows]" in text
+    assert "loss: losses" in text
+    assert "✓ ours [1], geometric mean:" in text
+    assert "✗ ours [1], largest:" in text
+    assert "– ours [1], geometric mean: ≥ 100 × as fast as peer (not measured)" in text
+    assert text.count("peer is not installed: pip install 'fenchel[bench]'") == 1
+    assert "torch thread" in text
+    assert "Kernels are off" not in text
+    record = json.loads((tmp_path / "out" / "bench.json").read_text(encoding="utf-8"))
+    assert [each["name"] for each in record["workloads"]] == ["maps", "loss"]
+    assert record["seconds_each"] == 0.001
+    assert record["workloads"][0]["cases"][0]["contestants"]["ours [1]"]["runs"] >= 3
+    assert "### maps: maps [of rows]" in (tmp_path / "out" / "bench.md").read_text(encoding="utf-8")
+
+
+def test_bench_lists_workloads_and_their_goals(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    code, text = run("bench", "--list", "--out", str(tmp_path / "out"))
+    assert code == 0
+    assert "maps maps [of rows] ours [1], geometric mean: ≤ 1e+09 × torch" in text
+    assert "loss losses" in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_bench_tells_that_kernels_are_off(
+    tiny: dict[str, Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    code, text = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path))
+    assert code == 0
+    assert "Kernels are off (FENCHEL_KERNELS=off)." in text
+    assert "Kernels are off" in (tmp_path / "bench.md").read_text(encoding="utf-8")
+
+
+def test_bench_skips_a_workload_without_rivals_and_says_why(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    code, text = run("bench", "alone", "--seconds", "0", "--out", str(tmp_path))
+    assert code == 0
+    assert "peer is not installed" in text
+    assert "alone: nobody else" not in text
+
+
+def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n", encoding="utf-8")
+    code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path), "--readme", str(page))
+    assert code == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | measured | goal | |\n")
+    assert text.endswith(f"\n{bench.END}\nafter\n")
+    assert "old" not in text
+
+
+def test_bench_refuses_a_page_without_marks_before_it_measures(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    for content, words in ((None, "No such file"), ("no marks", "must hold the marks")):
+        if content:
+            page.write_text(content, encoding="utf-8")
+        code, text = run("bench", "broken", "--out", str(tmp_path / "out"), "--readme", str(page))
+        assert code == 2
+        assert words in text
+    assert page.read_text(encoding="utf-8") == "no marks"
+
+
+def test_an_unknown_workload_exits_2_with_suggestions(tiny: dict[str, Workload]) -> None:
+    code, text = run("bench", "map")
+    assert code == 2
+    assert text == "There is no workload called 'map'. Did you mean maps? Workloads: maps, loss, alone, broken."
+
+
+def test_bench_survives_a_failing_workload(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{bench.BEGIN}{bench.END}", encoding="utf-8")
+    code, text = run("bench", "broken", "maps", "--seconds", "0", "--out", str(tmp_path), "--readme", str(page))
+    assert code == 1
+    assert "broken failed" in text
+    assert "RuntimeError: out of luck" in text
+    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert [each["name"] for each in record["workloads"]] == ["maps"]
+    assert page.read_text(encoding="utf-8") == f"{bench.BEGIN}{bench.END}"  # half a table would mislead
+
+
+def test_warmup_tells_what_it_did_and_where_the_cache_lies(
+    tiny: dict[str, Workload], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, text = run("warmup")
+    assert code == 0
+    assert "Compiled 3 kernels and loaded 4 in 5.0 s. The cache lies in cache." in text
+    monkeypatch.setattr(cli, "warmup", lambda progress: Warmth(3, 0, 5.0, None))
+    assert "There is no folder to cache them in." in run("warmup")[1]
+    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    assert "FENCHEL_KERNELS=off: there is nothing to compile." in run("warmup")[1]
 
 
 @pytest.mark.parametrize("absent", ["typer", "rich", "matplotlib", "jinja2"])

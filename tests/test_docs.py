@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import fenchel
+from fenchel import bench
 
 ROOT = Path(__file__).parent.parent
 
@@ -16,6 +17,12 @@ def test_the_first_example_prints_what_the_readme_says(capsys: pytest.CaptureFix
     code, printed = re.search(r"```python\n(import torch.*?)```\s+```text\n(.*?)```", text, re.DOTALL).groups()
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == printed
+
+
+def test_the_readme_has_a_place_for_the_figures_of_the_benchmark() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "| new |" in bench.insert(text, "| new |")
+    assert text.index("## Speed") < text.index(bench.BEGIN)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

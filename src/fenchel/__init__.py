@@ -17,6 +17,7 @@ from fenchel.regularizers import (
     sparsemax,
     support_size,
 )
+from fenchel.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -39,4 +40,5 @@ __all__ = [
     "sparsemax",
     "sparsemax_loss",
     "support_size",
+    "warmup",
 ]

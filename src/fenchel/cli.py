@@ -1,11 +1,16 @@
-"""`fenchel`: the tour through the papers, and one study at a time."""
+"""`fenchel`: the tour through the papers, one study at a time, the benchmark, and the kernels compiled ahead."""
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal, TypeVar
 
 try:
     import typer
@@ -14,11 +19,13 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import studies
+    from fenchel import bench, studies
+    from fenchel.kernels import SWITCH
     from fenchel.studies import report
     from fenchel.studies.registry import DATA_VARIABLE
     from fenchel.studies.result import show
     from fenchel.studies.runs import version
+    from fenchel.warmup import warmup
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == "fenchel":
         raise
@@ -31,6 +38,7 @@ app.add_typer(study, name="study", help="One study: a figure or a table of a pap
 console = Console()
 errors = Console(stderr=True)
 
+T = TypeVar("T")
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
@@ -60,6 +68,10 @@ def main(
     [cyan]fenchel study run paths[/cyan]         one of them: pictures, tables, a record
 
     [cyan]fenchel study run paths --help[/cyan]  its options: data, seed, folder, full protocol
+
+    [cyan]fenchel bench[/cyan]                   how fast it is here, beside torch and other packages
+
+    [cyan]fenchel warmup[/cyan]                  compile the kernels now, not at their first use
     """
 
 
@@ -83,7 +95,7 @@ def tour(
     index = report.write(runs, out)
     console.print(f"Wrote {index}: open it in a browser, or on a phone.", markup=False, soft_wrap=True)
     for run in runs:
-        _explain(run)
+        _explain(run.study.name, run.error)
     if any(run.error for run in runs):
         raise typer.Exit(1)
 
@@ -125,7 +137,7 @@ def run_study(
         bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
         run = studies.run(chosen, studies.Context(data, seed, full, bar))
         bars.update(bar.task, completed=1.0, note="")
-    _explain(run)
+    _explain(run.study.name, run.error)
     if run.result is None:
         raise typer.Exit(1)
     for paragraph in run.result.paragraphs:
@@ -141,13 +153,120 @@ def run_study(
     console.print(f"Saved to {folder} in {run.seconds:.1f} s.", markup=False, soft_wrap=True)
 
 
-def _bars() -> progress.Progress:
+@app.command("bench")
+def run_bench(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="As --list shows them; all if none is named.")
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="For each contestant of each case.", min=0.0)] = 1.0,
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.md.", file_okay=False)] = Path(
+        "report/bench"
+    ),
+    readme: Annotated[
+        Path | None,
+        typer.Option(help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew.", dir_okay=False),
+    ] = None,
+    only_list: Annotated[bool, typer.Option("--list", help="Show the workloads and their goals, and leave.")] = False,
+) -> None:
+    """Measure beside torch and peers: ratios of medians in one run, and whether the goals are reached."""
+    try:
+        chosen = bench.find(names or [])
+        if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
+            bench.insert(readme.read_text(encoding="utf-8"), "")
+    except (LookupError, OSError, ValueError) as error:
+        errors.print(str(error), style="red", markup=False, soft_wrap=True)
+        raise typer.Exit(2) from None
+    if only_list:
+        _list_workloads(chosen)
+        return
+    result = bench.Report(bench.machine(), seconds, [])
+    console.print(result.source, markup=False, highlight=False)
+    failed: dict[str, Exception] = {}
+    with _bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
+        _follow(bars, "kernels", warmup)
+        for workload in chosen:
+            try:
+                outcome = _follow(bars, workload.name, partial(bench.run, workload, seconds))
+            except Exception as error:
+                failed[workload.name] = error
+                continue
+            result = replace(result, outcomes=[*result.outcomes, outcome])
+            result.save(out)  # at once: what is measured stays if the rest is interrupted
+    for outcome in result.measured:
+        _show(bench.sheet(outcome))
+    for line in result.missing:
+        console.print(line, style="yellow", markup=False, soft_wrap=True)
+    for name, reason in failed.items():
+        _explain(name, reason)
+    if result.outcomes:
+        console.print(f"Saved bench.json and bench.md to {out}.", markup=False, soft_wrap=True)
+    if failed:
+        raise typer.Exit(1)
+    if readme is not None:
+        page = readme.read_text(encoding="utf-8")
+        readme.write_text(bench.insert(page, result.digest()), encoding="utf-8")
+        console.print(f"Wrote the figures into {readme}.", markup=False, soft_wrap=True)
+
+
+@app.command("warmup")
+def run_warmup() -> None:
+    """Compile every kernel now, so that no first call has to wait for it."""
+    with _bars() as bars:
+        warmth = _follow(bars, "kernels", warmup)
+    if os.environ.get(SWITCH, "on") == "off":
+        text = f"{SWITCH}=off: there is nothing to compile."
+    else:
+        text = f"Compiled {warmth.compiled} kernels and loaded {warmth.loaded} in {warmth.seconds:.1f} s. "
+        text += f"The cache lies in {warmth.cache}." if warmth.cache else "There is no folder to cache them in."
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _list_workloads(workloads: list[bench.Workload]) -> None:
+    table = Table("name", "what is measured, and the goals", box=None, header_style="bold", pad_edge=False)
+    for each in workloads:
+        lines = [each.title, *(f"  {bench.state(goal)}" for goal in each.goals)]
+        table.add_row(f"[cyan]{each.name}[/cyan]", escape("\n".join(lines)))
+    console.print(table)
+
+
+def _show(sheet: bench.Sheet) -> None:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title=escape(sheet.title), title_justify="left")
+    for number, column in enumerate(sheet.header):
+        figures = number >= sheet.names
+        # Where a narrow terminal may break a name: torch.softmax, sparsemax_loss.
+        title = re.sub(r"(?<=[a-z]\.)|(?<=[a-z])(?=_)", "\n", column) if len(column) > 10 else column
+        side: Literal["left", "right"] = "right" if figures else "left"
+        table.add_column(escape(title), justify=side, overflow="fold", no_wrap=not figures)
+    for row in sheet.rows:
+        table.add_row(*map(escape, row))
+    console.print()
+    console.print(table)
+    for note in sheet.notes:
+        style = {"✓": "green", "✗": "red"}.get(note[0], "dim")
+        console.print(note, style=style, markup=False, highlight=False)
+
+
+def _follow(bars: progress.Progress, title: str, work: Callable[[_Bar], T]) -> T:
+    """Do a work that tells how far it is, and show that as a bar."""
+    bar = _Bar(bars, bars.add_task(title, total=1.0, note=""))
+    try:
+        result = work(bar)
+    except Exception:
+        bars.update(bar.task, note="[red]failed[/red]")
+        bars.stop_task(bar.task)
+        raise
+    bars.update(bar.task, completed=1.0, note="")
+    return result
+
+
+def _bars(refresh_per_second: float = 10) -> progress.Progress:
     return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=20),
         progress.TimeElapsedColumn(),
         progress.TextColumn("[dim]{task.fields[note]}[/dim]"),
         console=console,
+        refresh_per_second=refresh_per_second,
     )
 
 
@@ -162,10 +281,10 @@ class _Bar:
         self.bars.update(self.task, completed=0.98 * fraction, note=escape(note))
 
 
-def _explain(run: studies.Run) -> None:
-    if run.error:
-        errors.print(f"{run.study.name} failed:", style="red")
-        traceback.print_exception(run.error, file=sys.stderr)
+def _explain(name: str, error: Exception | None) -> None:
+    if error:
+        errors.print(f"{name} failed:", style="red")
+        traceback.print_exception(error, file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""Side by side with peers: ratios of medians in one interleaved run, and whether they are what we promise.
+
+Machines are shared and noisy, so a time means nothing alone. Every workload runs all its contestants in turns, in one
+process, and reports each as a ratio to its first.
+"""
+
+from fenchel.bench.machine import Machine, machine
+from fenchel.bench.measure import Timing, take_turns
+from fenchel.bench.report import BEGIN, END, Report, Sheet, insert, sheet, state
+from fenchel.bench.run import Measured, Outcome, run
+from fenchel.bench.workloads import Case, Contestant, Goal, UnknownWorkloadError, Workload, find, workloads
+
+__all__ = [
+    "BEGIN",
+    "END",
+    "Case",
+    "Contestant",
+    "Goal",
+    "Machine",
+    "Measured",
+    "Outcome",
+    "Report",
+    "Sheet",
+    "Timing",
+    "UnknownWorkloadError",
+    "Workload",
+    "find",
+    "insert",
+    "machine",
+    "run",
+    "sheet",
+    "state",
+    "take_turns",
+    "workloads",
+]

@@ -1,0 +1,320 @@
+"""What is measured: inputs, contestants and the goals that they must reach.
+
+A workload is data. Its first contestant is what all are compared with; a case gives the inputs that every contestant is
+called with; a goal bounds a ratio, or the memory, of one contestant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import itertools
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+import fenchel
+
+SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
+SPREADS = [1.0, 4.0]
+CLASSES = 32000
+MEGABYTE = 1e6
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A function of a case's inputs.
+
+    Args:
+        name: as tables show it.
+        function: called with the inputs; None where it is not to be had.
+        missing: then, one line that says so and what to do.
+    """
+
+    name: str
+    function: Callable[..., Tensor] | None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs that contestants are called with.
+
+    Args:
+        label: as tables show it.
+        inputs: makes them, the same at every call.
+        options: keyword arguments, the same for all contestants.
+        backward: measure the gradient of every floating-point input too.
+        grad: whether gradients are enabled at all.
+        small: makes small inputs that warm everything up; with these, peak memory is measured too.
+    """
+
+    label: str
+    inputs: Callable[[], tuple[Tensor, ...]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backward: bool = True
+    grad: bool = True
+    small: Callable[[], tuple[Tensor, ...]] | None = None
+
+
+Statistic = Literal["geometric mean", "largest", "memory"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound: on a ratio of medians between two contestants, or on bytes of memory.
+
+    Args:
+        of: the contestant that must reach it.
+        at_most: the bound, a ratio or bytes.
+        against: the contestant that it is compared with; none for memory.
+        statistic: of the ratios, or of the memory, of all cases.
+        cases: the labels of the cases that count; all if not given.
+    """
+
+    of: str
+    at_most: float
+    against: str = ""
+    statistic: Statistic = "geometric mean"
+    cases: tuple[str, ...] = ()
+
+    def covers(self, case: str) -> bool:
+        """Whether a case counts."""
+        return not self.cases or case in self.cases
+
+    def reduce(self, values: Sequence[float]) -> float:
+        """One number of the values of all cases."""
+        return statistics.geometric_mean(values) if self.statistic == "geometric mean" else max(values)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Contestants, what they are given, and what must come out."""
+
+    name: str
+    title: str
+    contestants: Sequence[Contestant]
+    cases: Sequence[Case]
+    goals: Sequence[Goal]
+
+    @property
+    def present(self) -> list[Contestant]:
+        """The contestants that can be run."""
+        return [each for each in self.contestants if each.function is not None]
+
+    def case(self, label: str) -> Case:
+        """The case with a label."""
+        return next(each for each in self.cases if each.label == label)
+
+    def contestant(self, name: str) -> Contestant:
+        """The contestant of a name."""
+        return next(each for each in self.contestants if each.name == name)
+
+
+class UnknownWorkloadError(LookupError):
+    """No workload has the name that was asked for."""
+
+
+def find(names: Iterable[str] = ()) -> list[Workload]:
+    """The workloads called so, in the order asked for; all if none is named."""
+    known = {each.name: each for each in workloads()}
+    asked = list(dict.fromkeys(names)) or list(known)
+    for name in asked:
+        if name not in known:
+            close = difflib.get_close_matches(name, known)
+            hint = f" Did you mean {' or '.join(close)}?" if close else ""
+            raise UnknownWorkloadError(f"There is no workload called {name!r}.{hint} Workloads: {', '.join(known)}.")
+    return [known[name] for name in asked]
+
+
+def workloads() -> list[Workload]:
+    """Every workload, in the order of the report."""
+    return [_maps(), _entmax(), _normmax(), _small(), _loss(), _linear(), _attention()]
+
+
+# -- maps ------------------------------------------------------------------------------------------------------------
+
+_SOFTMAX = Contestant("torch.softmax", lambda s: torch.softmax(s, -1))
+_SPARSEMAX = Contestant("sparsemax", fenchel.sparsemax)
+_ENTMAX15 = Contestant("entmax 1.5", fenchel.entmax)
+
+
+def _maps() -> Workload:
+    return Workload(
+        "maps",
+        "sparsemax and entmax 1.5, forward and backward",
+        [_SOFTMAX, _SPARSEMAX, _ENTMAX15, _peer("sparsemax"), _peer("entmax15")],
+        _rows(),
+        [
+            *_bounds(["sparsemax", "entmax 1.5"], 1.0, "torch.softmax"),
+            *_bounds(["sparsemax", "entmax 1.5"], 2.0, "torch.softmax", "largest"),
+            Goal("sparsemax", 1 / 30, "entmax.sparsemax"),
+            Goal("entmax 1.5", 1 / 30, "entmax.entmax15"),
+        ],
+    )
+
+
+def _entmax() -> Workload:
+    alphas = (1.33, 1.75)
+    ours = [Contestant(f"entmax {a:g}", lambda s, a=a: fenchel.entmax(s, a)) for a in alphas]
+    peers = [_peer("entmax_bisect", lambda f, s, a=a: f(s, a), f" {a:g}") for a in alphas]
+    return Workload(
+        "entmax",
+        "entmax with any alpha, forward and backward",
+        [_SOFTMAX, *ours, *peers],
+        _rows(),
+        [
+            *_bounds([f"entmax {a:g}" for a in alphas], 2.5, "torch.softmax"),
+            *(Goal(f"entmax {a:g}", 1 / 80, f"entmax.entmax_bisect {a:g}") for a in alphas),
+        ],
+    )
+
+
+def _normmax() -> Workload:
+    ours = [Contestant(f"normmax {a:g}", lambda s, a=a: fenchel.normmax(s, a)) for a in (2.0, 5.0)]
+    return Workload(
+        "normmax",
+        "normmax, forward and backward",
+        [_SOFTMAX, *ours],
+        _rows(),
+        _bounds([each.name for each in ours], 4.0, "torch.softmax"),
+    )
+
+
+def _small() -> Workload:
+    row = partial(_scores, 1, 64, 1.0)
+    return Workload(
+        "small",
+        "one row of 64 scores, forward only",
+        [_SOFTMAX, _SPARSEMAX, _ENTMAX15],
+        [Case("under no_grad", row, backward=False, grad=False), Case("plain tensors", row, backward=False)],
+        _bounds(["sparsemax", "entmax 1.5"], 6.0, "torch.softmax", "largest"),
+    )
+
+
+# -- losses ----------------------------------------------------------------------------------------------------------
+
+
+def _loss() -> Workload:
+    return Workload(
+        "loss",
+        f"losses of 128 rows of {CLASSES} classes, forward and backward",
+        [
+            Contestant("cross_entropy", F.cross_entropy),
+            Contestant("entmax_loss 1.5", fenchel.entmax_loss),
+            Contestant("sparsemax_loss", fenchel.sparsemax_loss),
+            _peer("entmax15_loss", lambda f, s, y: f(s, y).mean()),
+            _peer("sparsemax_loss", lambda f, s, y: f(s, y).mean()),
+        ],
+        [Case(f"σ = {sigma:g}", partial(_scores, 128, CLASSES, sigma, _classes(128, CLASSES))) for sigma in SPREADS],
+        _bounds(["entmax_loss 1.5", "sparsemax_loss"], 1.0, "cross_entropy", "largest"),
+    )
+
+
+def _linear() -> Workload:
+    tokens, width = 512, 512
+    ours, torchs = "linear_entmax_loss 1.5", "linear + cross_entropy"
+    peaked, flat = "peaked, σ = 3.4", "flat, σ = 0.1"
+
+    def inputs(tokens: int, classes: int, sigma: float) -> tuple[Tensor, ...]:
+        # A product of `width` independent terms: this weight gives logits of standard deviation sigma.
+        weight = _normal(classes, width, seed=1, sigma=sigma / width**0.5)
+        return _normal(tokens, width), weight, _classes(tokens, classes)
+
+    def case(label: str, sigma: float) -> Case:
+        return Case(label, lambda: inputs(tokens, CLASSES, sigma), small=lambda: inputs(64, 2000, sigma))
+
+    fused: Callable[..., Tensor] | None = getattr(fenchel, "linear_entmax_loss", None)
+    return Workload(
+        "linear",
+        f"an output layer and its loss: {tokens} tokens × {width} × {CLASSES} classes, forward and backward",
+        [
+            Contestant(torchs, lambda h, w, y: F.cross_entropy(F.linear(h, w), y)),
+            Contestant(ours, fused, "linear_entmax_loss is not part of this version of fenchel"),
+        ],
+        [case(peaked, 3.4), case(flat, 0.1)],
+        [
+            Goal(ours, 0.6, torchs, "largest", (peaked,)),
+            Goal(ours, 1.2, torchs, "largest", (flat,)),
+            Goal(ours, tokens * CLASSES * 4 / 8, statistic="memory"),  # an eighth of the logits
+        ],
+    )
+
+
+# -- attention -------------------------------------------------------------------------------------------------------
+
+
+def _attention() -> Workload:
+    ours, torchs = "attention 1.5", "torch SDPA"
+    long = "1 × 16384 × 64"
+    decoding = "decoding: 8 × 1 query, 32768 keys × 64"
+
+    def heads(heads: int, keys: int, queries: int | None = None, scale: float = 1.0) -> tuple[Tensor, ...]:
+        query = _normal(1, heads, queries or keys, 64, sigma=scale)
+        return query, _normal(1, heads, keys, 64, seed=1), _normal(1, heads, keys, 64, seed=2)
+
+    def case(label: str, scale: float, causal: bool) -> Case:
+        return Case(label, lambda: heads(4, 4096, scale=scale), {"is_causal": causal})
+
+    cases = [
+        case("4 × 4096 × 64", 1.0, False),
+        case("queries × 3", 3.0, False),
+        case("causal", 1.0, True),
+        case("causal, queries × 3", 3.0, True),
+        Case(long, lambda: heads(1, 16384), small=lambda: heads(1, 512)),
+        Case(decoding, lambda: heads(8, 32768, 1), backward=False, grad=False),
+    ]
+    bounds = dict(zip((each.label for each in cases), (0.45, 0.35, 0.45, 0.35, 0.45, 0.65), strict=True))
+    return Workload(
+        "attention",
+        "attention, heads × length × width, forward and backward; decoding forward only",
+        [Contestant(torchs, F.scaled_dot_product_attention), Contestant(ours, fenchel.attention)],
+        cases,
+        [
+            *(Goal(ours, bound, torchs, "largest", (label,)) for label, bound in bounds.items()),
+            Goal(ours, 300 * MEGABYTE, statistic="memory", cases=(long,)),
+        ],
+    )
+
+
+# -- what they are made of -------------------------------------------------------------------------------------------
+
+
+def _rows() -> list[Case]:
+    return [
+        Case(f"{rows} × {width}, σ = {sigma:g}", partial(_scores, rows, width, sigma))
+        for (rows, width), sigma in itertools.product(SHAPES, SPREADS)
+    ]
+
+
+def _bounds(names: Iterable[str], at_most: float, against: str, statistic: Statistic = "geometric mean") -> list[Goal]:
+    return [Goal(name, at_most, against, statistic) for name in names]
+
+
+def _peer(name: str, call: Callable[..., Tensor] | None = None, suffix: str = "") -> Contestant:
+    """A function of the entmax package; ``call(function, *inputs)`` if its arguments are not ours."""
+    label = f"entmax.{name}{suffix}"
+    try:
+        function = getattr(importlib.import_module("entmax"), name)
+    except ModuleNotFoundError:
+        return Contestant(label, None, "entmax is not installed and left out: pip install 'fenchel[bench]' to compare")
+    return Contestant(label, function if call is None else lambda *inputs: call(function, *inputs))
+
+
+def _scores(rows: int, width: int, sigma: float, *others: Tensor) -> tuple[Tensor, ...]:
+    return _normal(rows, width, sigma=sigma), *others
+
+
+def _normal(*shape: int, sigma: float = 1.0, seed: int = 0) -> Tensor:
+    # In place: a copy would raise the peak of memory before anything is measured.
+    return torch.empty(shape).normal_(0.0, sigma, generator=torch.Generator().manual_seed(seed))
+
+
+def _classes(rows: int, classes: int) -> Tensor:
+    return torch.randint(classes, (rows,), generator=torch.Generator().manual_seed(3))

@@ -1,0 +1,165 @@
+"""Compile every kernel ahead, so that no first call is slow: a list of small calls of the public interface.
+
+Whoever adds a kernel adds a call here that reaches it; the tests hold that nothing is left to compile.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+import fenchel
+from fenchel.kernels import SWITCH
+
+Call = Callable[[Tensor], Tensor]
+"""A differentiable function of scores, (rows, width)."""
+
+DTYPES = (torch.float32, torch.float64)
+"""What kernels are compiled for; narrower ones are computed in float32."""
+
+NARROW, WIDE = 8, 4096
+"""Widths on both sides of what kernels treat differently."""
+
+
+class Progress(Protocol):
+    """Told how far the work is: a fraction in [0, 1], and what comes next."""
+
+    def __call__(self, fraction: float, note: str = "") -> None: ...
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What a warm-up did.
+
+    Args:
+        compiled: how many kernels were compiled …
+        loaded: … and how many came from the cache, each counted once for every dtype.
+        seconds: how long it took.
+        cache: the folder that keeps them for the next process; None if none can be written.
+    """
+
+    compiled: int
+    loaded: int
+    seconds: float
+    cache: Path | None
+
+
+def warmup(progress: Progress | None = None) -> Warmth:
+    """Compile every kernel for float32 and float64, or load it from the cache on disk.
+
+    Without it a kernel is compiled by the first call that needs it. Does nothing under ``FENCHEL_KERNELS=off``.
+
+    Args:
+        progress: called with the fraction done and the name of the call that comes next.
+
+    Returns:
+        How many kernels were compiled and loaded, how long it took, and where the cache lies.
+
+    Example:
+        >>> import fenchel
+        >>> warmth = fenchel.warmup()
+        >>> fenchel.warmup().compiled  # a second time there is nothing to do
+        0
+    """
+    start = time.perf_counter()
+    if os.environ.get(SWITCH, "on") == "off":
+        return Warmth(0, 0, 0.0, None)
+    before = _counts()
+    steps = [(name, call, dtype) for name, call in calls().items() for dtype in DTYPES]
+    for done, (name, call, dtype) in enumerate(steps):
+        if progress is not None:
+            progress(done / len(steps), f"{name}, {str(dtype).removeprefix('torch.')}")
+        _exercise(call, dtype)
+    if progress is not None:
+        progress(1.0)
+    after = _counts()
+    folders = [each.stats.cache_path for each in compiled_functions() if each.stats.cache_path]
+    return Warmth(
+        compiled=after[0] - before[0],
+        loaded=after[1] - before[1],
+        seconds=time.perf_counter() - start,
+        cache=Path(folders[0]) if folders else None,
+    )
+
+
+def calls() -> dict[str, Call]:
+    """One call for every kernel and every kind of argument that it is compiled for."""
+    found: dict[str, Call] = {
+        "sparsemax": fenchel.sparsemax,
+        "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
+        "entmax": lambda s: fenchel.entmax(s, 1.33),
+        "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
+        "normmax": lambda s: fenchel.normmax(s, 3.0),
+        "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
+        "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
+        "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
+        "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
+        "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s)),
+        "attention": lambda s: fenchel.attention(*_heads(s)),
+        "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+        "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
+    }
+    fused: Callable[..., Tensor] | None = getattr(fenchel, "linear_entmax_loss", None)
+    if fused is not None:
+        found |= {f"linear_entmax_loss {alpha:g}": partial(_linear, fused, alpha) for alpha in (1.33, 1.5, 2.0)}
+    return found
+
+
+def compiled_functions() -> Iterator[Any]:
+    """Every function of this library that Numba compiles for callers, with its ``signatures`` and ``stats``.
+
+    Found among all living objects, wherever a module keeps them.
+    """
+    from numba.core.registry import CPUDispatcher
+
+    for each in gc.get_objects():
+        if type(each) is CPUDispatcher and each.targetoptions.get("nogil"):
+            module = each.py_func.__module__
+            if module == "fenchel" or module.startswith("fenchel."):
+                yield each
+
+
+def _counts() -> tuple[int, int]:
+    """How many kernels were compiled in this process, and how many loaded."""
+    misses = hits = 0
+    for each in compiled_functions():
+        stats = each.stats
+        # Where nothing can be cached, Numba counts nothing.
+        misses += sum(stats.cache_misses.values()) if stats.cache_path else len(each.signatures)
+        hits += sum(stats.cache_hits.values())
+    return misses, hits
+
+
+def _exercise(call: Call, dtype: torch.dtype) -> None:
+    """Forward and backward, forward alone; narrow and wide rows."""
+    for width in (NARROW, WIDE):
+        scores = torch.linspace(-2, 2, 3 * width, dtype=dtype).reshape(3, width)
+        with torch.no_grad():
+            call(scores)
+        with torch.enable_grad():
+            result = call(scores.requires_grad_())
+            result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+
+
+def _classes(scores: Tensor) -> Tensor:
+    return torch.zeros(len(scores), dtype=torch.long)
+
+
+def _linear(loss: Callable[..., Tensor], alpha: float, scores: Tensor) -> Tensor:
+    """The fused loss with few classes where the scores are narrow, many where they are wide."""
+    return loss(scores[:, :8], scores.reshape(-1, 8), _classes(scores), alpha=alpha)
+
+
+def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of shape (1, heads, length, 8), long where the scores are wide."""
+    heads = scores.reshape(1, 3, -1, 8)
+    return heads, heads, heads

@@ -1,0 +1,131 @@
+"""Warming up: afterwards the public interface has nothing left to compile, and it says what it did."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fenchel
+from fenchel import warmup as function
+from fenchel.warmup import calls, compiled_functions
+
+CALLS = """
+import torch, fenchel
+from fenchel.warmup import compiled_functions
+
+fenchel.warmup()
+
+def known():
+    return {(f.py_func.__module__, f.py_func.__qualname__, str(s)) for f in compiled_functions() for s in f.signatures}
+
+def exercise(f, *leaves):
+    with torch.no_grad():
+        f(*leaves)
+    leaves = [leaf.detach().requires_grad_() for leaf in leaves]
+    f(*leaves).sum().backward()  # the gradient that comes back is expanded
+    result = f(*leaves)
+    torch.autograd.grad(result, leaves, torch.randn_like(result))
+
+before = known()
+assert before
+for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
+    narrow = dtype in (torch.float16, torch.bfloat16)  # computed in float32: once is enough
+    for width in (64,) if narrow else (1, 5, 513, 3000):
+        scores = torch.randn(4, width, dtype=dtype)
+        target = torch.randint(width, (4,))
+        mask = torch.rand(4, width) < 0.7
+        maps = [fenchel.softmax, fenchel.sparsemax, fenchel.argmax, fenchel.entmax, fenchel.normmax]
+        for f in maps:
+            exercise(f, scores)
+            exercise(lambda s: f(s, mask=mask), scores)
+            exercise(lambda s: f(s, dim=0), scores)
+            exercise(lambda s: f(s.t(), dim=0), scores)
+        for alpha in (1.1, 1.25, 1.33, 1.5, 1.75, 2.0, 3.0, torch.linspace(1.3, 1.9, 4, dtype=dtype)[:, None]):
+            exercise(lambda s: fenchel.entmax(s, alpha), scores)
+            exercise(lambda s: fenchel.normmax(s, alpha), scores)
+            exercise(lambda s: fenchel.Tsallis(alpha).max(s), scores)
+            exercise(lambda s: fenchel.entmax_loss(s, target, alpha), scores)
+            exercise(lambda s: fenchel.normmax_loss(s, target, alpha), scores)
+        exercise(lambda s: fenchel.entmax(s, torch.tensor([[1.5]], dtype=dtype, requires_grad=True)), scores)
+        exercise(lambda s: fenchel.sparsemax_loss(s, target), scores)
+        exercise(lambda s: fenchel.sparsemax_loss(s, target, label_smoothing=0.1), scores)
+        exercise((0.5 * fenchel.Gini()).argmax, scores)
+        if hasattr(fenchel, "linear_entmax_loss"):
+            for alpha in (1.33, 1.5, 2.0):
+                hidden, weight = torch.randn(4, 6, dtype=dtype), torch.randn(width, 6, dtype=dtype)
+                exercise(lambda h, w: fenchel.linear_entmax_loss(h, w, target, alpha=alpha), hidden, weight)
+    for length in (7,) if narrow else (1, 7, 600):
+        query, key, value = torch.randn(3, 1, 2, length, 16, dtype=dtype).unbind()
+        for omega in (None, fenchel.Gini(), fenchel.Tsallis(1.33), fenchel.Norm(2.0)):
+            exercise(lambda q, k, v: fenchel.attention(q, k, v, omega), query, key, value)
+            exercise(lambda q, k, v: fenchel.attention(q, k, v, omega, is_causal=True), query, key, value)
+        exercise(fenchel.attention, query[..., :1, :], key, value)
+        exercise(fenchel.attention, query.transpose(1, 2).contiguous().transpose(1, 2), key, value)
+        exercise(lambda q, k, v: fenchel.attention(q[0], k[0], v[0]), query, key, value)
+new = known() - before
+assert not new, new
+"""
+
+
+@pytest.fixture(autouse=True)
+def _with_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCHEL_KERNELS", raising=False)
+
+
+def test_nothing_is_left_to_compile() -> None:
+    # In a process of its own: what other tests have compiled would hide what the warm-up forgot.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", CALLS], check=True, timeout=1200)
+
+
+def test_it_tells_what_it_did() -> None:
+    fenchel.warmup()
+    again = fenchel.warmup()
+    assert (again.compiled, again.loaded) == (0, 0)
+    assert again.seconds > 0
+    known = [each for each in compiled_functions() if each.signatures]
+    assert known
+    assert again.cache == Path(known[0].stats.cache_path)
+
+
+def test_progress_grows_to_one_and_names_every_call() -> None:
+    seen: list[tuple[float, str]] = []
+    fenchel.warmup(lambda fraction, note="": seen.append((fraction, note)))
+    fractions = [fraction for fraction, _ in seen]
+    assert fractions == sorted(fractions)
+    assert (fractions[0], fractions[-1]) == (0.0, 1.0)
+    for name in calls():
+        assert {f"{name}, float32", f"{name}, float64"} <= {note for _, note in seen}
+
+
+def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    monkeypatch.setattr(sys.modules[function.__module__], "calls", None)
+    warmth = fenchel.warmup()
+    assert (warmth.compiled, warmth.loaded, warmth.seconds, warmth.cache) == (0, 0, 0.0, None)
+
+
+def test_where_nothing_can_be_cached_it_says_so() -> None:
+    code = """
+import numba.core.caching as caching
+caching.CacheImpl._locator_classes = []
+import sys, fenchel
+from fenchel.kernels.compiler import kernel
+
+def clear(x):
+    x[:] = 0
+
+clear.__module__ = "fenchel.kernels.of_this_test"
+tiny = kernel(clear)
+
+def call(scores):
+    tiny(scores.detach().numpy())
+    return scores
+
+sys.modules["fenchel.warmup"].calls = lambda: {"tiny": call}
+warmth = fenchel.warmup()
+assert warmth.compiled == 2, warmth  # float32 and float64
+assert warmth.loaded == 0 and warmth.cache is None
+assert fenchel.warmup().compiled == 0
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
