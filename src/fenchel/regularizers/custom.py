@@ -146,7 +146,9 @@ class _Problem:
         free = (z > -torch.inf) | ~usable
         if z.numel() == 0:
             return torch.zeros_like(z)
-        found = minimize(self._looked_at(captured), torch.where(usable, z - top, 0.0), free, self.custom.tol, self.custom.max_iter)
+        found = minimize(
+            self._looked_at(captured), torch.where(usable, z - top, 0.0), free, self.custom.tol, self.custom.max_iter
+        )
         self._warn(found, usable)
         self.found = found
         self.diagonal = found.curvature.dim() == z.dim()

@@ -53,7 +53,9 @@ class View:
             self.value = omega(self._p)
             if not self.value.requires_grad:
                 raise ValueError("fn must be a differentiable function of p: its result does not depend on p")
-            (self._gradient,) = torch.autograd.grad(self.value.sum(), self._p, create_graph=True, materialize_grads=True)
+            (self._gradient,) = torch.autograd.grad(
+                self.value.sum(), self._p, create_graph=True, materialize_grads=True
+            )
         self.gradient = self._gradient.detach()
 
     def product(self, v: Tensor) -> Tensor:
@@ -76,9 +78,8 @@ class View:
         hessian = rows.movedim(0, -2)
         return (hessian + hessian.mT) / 2
 
-    def is_diagonal(self, free: Tensor) -> bool:
-        """Whether the Hessian is diagonal with a positive diagonal, by its product with a vector like no other."""
-        diagonal = self.product(torch.ones_like(self.gradient))
+    def has_diagonal(self, diagonal: Tensor, free: Tensor) -> bool:
+        """Whether the Hessian is a positive diagonal, by its product with a vector like no other."""
         probe = (torch.arange(1, free.shape[-1] + 1, dtype=diagonal.dtype, device=diagonal.device) * 2.4).sin() + 1.5
         expected = diagonal * probe
         agrees = (self.product(probe.expand_as(diagonal)) - expected).abs() <= 1e-13 * expected.abs()
@@ -115,9 +116,7 @@ class _Row:
         return torch.where(gap.isfinite(), gap.clamp_min(0), torch.inf), scale
 
 
-def minimize(
-    omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, tol: float, max_iter: int
-) -> Solution:
+def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, tol: float, max_iter: int) -> Solution:
     """Minimize over the simplex of the free entries of each row, of which there is at least one.
 
     Args:
@@ -131,8 +130,11 @@ def minimize(
     p = free / free.sum(-1, keepdim=True).to(scores.dtype)
     view = row.view(p)
     _check_finite(view, free)
-    row.diagonal = view.is_diagonal(free)
-    q, gap, scale, view = _newton(row, p, free, view)
+    curvature = row.curvature(view)
+    if not view.has_diagonal(curvature, free):
+        row.diagonal = False
+        curvature = row.curvature(view)
+    q, gap, scale, view = _newton(row, p, free, view, curvature)
     open_rows = gap > ROUNDING * 10 * scale
     if bool(open_rows.any()):
         inner, support = _interior(row, p, open_rows, tol, max_iter)
@@ -140,10 +142,12 @@ def minimize(
         row.floor = torch.where(open_rows & (inner < ROUNDING), inner, row.floor)
         inner = torch.where(open_rows, inner, q)
         support = torch.where(open_rows, support, q > 0)
-        q, gap, scale, view = _newton(row, inner, support, row.view(inner))
-    if row.diagonal and not view.is_diagonal(free & (q > 0)):
-        row.diagonal = False
+        view = row.view(inner)
+        q, gap, scale, view = _newton(row, inner, support, view, row.curvature(view))
     curvature = row.curvature(view)
+    if row.diagonal and not view.has_diagonal(curvature, free & (q > 0)):
+        curvature = view.hessian()
+    _check_convex(curvature, q)
     return Solution(q, curvature, gap, scale)
 
 
@@ -154,6 +158,17 @@ def _check_finite(view: View, free: Tensor) -> None:
     raise ValueError(
         f"fn must be finite and have a finite gradient inside the simplex: at a point that was visited it has not{masked}"
     )
+
+
+def _check_convex(curvature: Tensor, p: Tensor) -> None:
+    """At a solution with more than one entry, the Hessian on the support must be positive along the simplex."""
+    support = p > 0
+    if curvature.dim() == p.dim():
+        fine = bool((~support | (curvature > 0)).all())
+    else:
+        fine = not bool(torch.linalg.cholesky_ex(reduce(curvature, support)[2]).info.any())
+    if not fine:
+        raise ValueError("fn must be strictly convex on the simplex: at the solution its Hessian is not positive")
 
 
 def tangent(curvature: Tensor, free: Tensor) -> Callable[[Tensor], Tensor]:
@@ -213,7 +228,9 @@ def _times(curvature: Tensor, v: Tensor) -> Tensor:
 # -- Newton's method on a support -------------------------------------------------------------------------
 
 
-def _newton(row: _Row, p: Tensor, support: Tensor, view: View) -> tuple[Tensor, Tensor, Tensor, View]:
+def _newton(
+    row: _Row, p: Tensor, support: Tensor, view: View, curvature: Tensor
+) -> tuple[Tensor, Tensor, Tensor, View]:
     """Newton's method on a support that loses what turns negative and gains what would score better.
 
     A row goes on while its gap falls quickly; returned is the best point of each row.
@@ -222,15 +239,16 @@ def _newton(row: _Row, p: Tensor, support: Tensor, view: View) -> tuple[Tensor, 
     p = torch.where(support, p, 0.0)
     gap, scale = row.gap(p, ascent)
     running = gap > 0
-    for _ in range(NEWTON_STEPS):
+    for step in range(NEWTON_STEPS):
         if not bool(running.any()):
             break
-        q = torch.where(running, _newton_step(p, support, ascent, row.curvature(view)), p)
+        curvature = row.curvature(view) if step else curvature
+        q = torch.where(running, _newton_step(p, support, ascent, curvature), p)
         new = row.view(q)
         new_ascent = row.ascent(new)
         new_gap, new_scale = row.gap(q, new_ascent)
         better = running & (new_gap <= gap)
-        running = running & (new_gap < gap / 2) & (new_gap > ROUNDING * new_scale)
+        running = running & (new_gap < 0.8 * gap) & (new_gap > 4 * ROUNDING * new_scale)
         p, ascent = torch.where(better, q, p), torch.where(better, new_ascent, ascent)
         gap, scale = torch.where(better, new_gap, gap), torch.where(better, new_scale, scale)
         level = (p * ascent).sum(-1, keepdim=True)
@@ -241,17 +259,31 @@ def _newton(row: _Row, p: Tensor, support: Tensor, view: View) -> tuple[Tensor, 
 
 def _newton_step(p: Tensor, support: Tensor, ascent: Tensor, curvature: Tensor) -> Tensor:
     """The maximum of the quadratic model at p on a support, which shrinks until nothing is negative."""
-    base, slope = p, ascent
+    if curvature.dim() == p.dim():
+        support = _diagonal_support(p, support, ascent, curvature)
     while True:
-        q = base + tangent(curvature, support)(slope)
+        kept = torch.where(support, p, 0.0)
+        total = kept.sum(-1, keepdim=True)
+        base = torch.where(total > 0, kept / total, support / support.sum(-1, keepdim=True))
+        q = base + tangent(curvature, support)(ascent + _times(curvature, p - base))
         negative = q < 0
         if not bool(negative.any()):
             return q / q.sum(-1, keepdim=True)
         support = support & ~negative
-        kept = torch.where(support, p, 0.0)
-        total = kept.sum(-1, keepdim=True)
-        base = torch.where(total > 0, kept / total, support / support.sum(-1, keepdim=True))
-        slope = ascent + _times(curvature, p - base)
+
+
+def _diagonal_support(p: Tensor, support: Tensor, ascent: Tensor, curvature: Tensor) -> Tensor:
+    """Where p + w(ascent − τ) is positive, w = 1/h, for the τ at which that sums to one: Michelot's algorithm."""
+    w = 1 / curvature
+    full = p + w * ascent
+    kept = support.to(p.dtype)
+    while True:
+        tau = ((kept * full).sum(-1, keepdim=True) - 1) / (kept * w).sum(-1, keepdim=True)
+        positive = full > tau * w
+        fewer = kept * positive
+        if bool((fewer == kept).all()) or not bool(fewer.any(-1).all()):
+            return kept > 0
+        kept = fewer
 
 
 # -- the interior-point method ----------------------------------------------------------------------------
