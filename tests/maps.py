@@ -15,8 +15,8 @@ class Map:
     """A map and its Ω.
 
     ``curved``: p is differentiable with a Jacobian that is not zero. ``compiled``: it has kernels on the CPU, and is
-    tested a second time without them, as ``plain``. ``opaque``: it iterates until it is done, so that graphs cannot hold
-    it; ``dense``: by solving systems over whole rows, which know small entries only to the rounding of large ones.
+    tested a second time without them, as ``plain``. ``opaque``: it iterates until it is done, so that graphs cannot
+    hold it; ``dense``: by solving systems over whole rows, which know small entries only to the rounding of large ones.
     """
 
     name: str

@@ -50,7 +50,9 @@ def _matters(t: Tensor) -> bool:
     """Whether a tensor can carry derivatives or a mapped dimension, or is not in double precision."""
     if t.is_floating_point() and (t.requires_grad or t.dtype != torch.float64):
         return True
-    return not concrete(t) or (forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None)
+    if not concrete(t):
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class _Watch(TorchFunctionMode):
@@ -107,7 +109,7 @@ def hidden_leaf(value: Tensor, p: Tensor) -> Tensor | None:
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
+        leaf: Tensor | None = getattr(node, "variable", None)
         if leaf is not None and leaf is not p:
             return leaf
         open_nodes += [n for n, _ in node.next_functions]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -17,21 +17,28 @@ from fenchel.regularizers.family import _outside, _rows_first, on_support
 from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
 from fenchel.regularizers.rows import check_scores, from_rows, to_rows
 
+_F = TypeVar("_F", bound=Callable[..., Tensor])
+
+
+def _eager(method: _F) -> _F:
+    """Left out of compiled graphs: how long it runs depends on the scores."""
+    return cast(_F, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+
 
 class Custom(Regularizer):
     r"""Any strictly convex Ω, written as a torch function of p.
 
     .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \Omega(p)
 
-    The choice, its maximum, its loss and their derivatives of every order follow, in the scores and in every tensor that
-    ``fn`` reads (the parameters of a module, a tensor of the enclosing scope). Solved in double precision by Newton's
-    method on the support, and where that fails by an interior-point method, until the duality gap of every row
-    certifies it. O(n) a step if Ω is a sum over entries, which is noticed; O(n³), and O(n²) memory a row, otherwise.
+    The choice, its maximum, its loss and their derivatives of every order follow, in the scores and in every tensor
+    that ``fn`` reads (the parameters of a module, a tensor of the enclosing scope). Solved in double precision by
+    Newton's method on the support, and where that fails by an interior-point method, until the duality gap of every
+    row certifies it. O(n) a step if Ω is a sum over entries, which is noticed; O(n³), and O(n²) memory a row, if not.
 
     ``fn`` gets p in float64, in the shape of the scores with ``dim`` last (further leading dimensions under
-    ``vmap``), each row inside the simplex; masked entries are 0. It must be twice differentiable there, may have infinite
-    slopes at the boundary, and must not look at more than one row at a time. What Ω is at one-hot vectors is up to
-    ``fn``, and part of the loss: :math:`\Omega^*(s) + \Omega(e_y) - s_y` for a class y.
+    ``vmap``), each row inside the simplex; masked entries are 0. It must be twice differentiable there, may have
+    infinite slopes at the boundary, and must not look at more than one row at a time. What Ω is at one-hot vectors is
+    up to ``fn``, and part of the loss: :math:`\Omega^*(s) + \Omega(e_y) - s_y` for a class y.
 
     Runs eagerly: ``torch.compile`` breaks its graph here, ``fullgraph=True`` and ``torch.export`` raise.
 
@@ -43,12 +50,12 @@ class Custom(Regularizer):
     Example:
         >>> import torch
         >>> from fenchel import Custom
-        >>> omega = Custom(lambda p: 0.5 * (p * p).sum(-1) + 0.1 * (p * p.log()).sum(-1))
-        >>> scores = torch.tensor([1.0, 0.8, -1.0])
+        >>> omega = Custom(lambda p: 0.5 * p.square().sum(-1) + p.diff().square().sum(-1))  # neighbours alike
+        >>> scores = torch.tensor([1.2, 0.0, 1.0, 0.0, -1.0, -2.0])
         >>> omega.argmax(scores)
-        tensor([0.5830, 0.4170, 0.0000])
-        >>> omega.max(scores), omega.loss(scores, torch.tensor([0.6, 0.4, 0.0]))
-        (tensor(0.7296), tensor(0.0002))
+        tensor([0.4630, 0.2327, 0.2568, 0.0475, 0.0000, 0.0000])
+        >>> omega.max(scores), omega.loss(scores, torch.tensor(0))
+        (tensor(0.5444), tensor(0.8444))
 
     References: Peters, Niculae & Martins (2019), proposition 2, for the Jacobian; Blondel, Martins & Niculae (2020).
     """
@@ -67,22 +74,22 @@ class Custom(Regularizer):
         self.tol = tol
         self.max_iter = max_iter
 
-    @torch.compiler.disable
+    @_eager
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω(p) of distributions along ``dim``: what ``fn`` returns, computed in double precision."""
         return self._value(to_rows(p, dim, None).double()).to(p.dtype)
 
-    @torch.compiler.disable
+    @_eager
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         rows, _ = _shift(to_rows(scores, dim, mask).double())
         return from_rows(_Problem(self, rows).argmax(rows), scores, dim)
 
-    @torch.compiler.disable
+    @_eager
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         rows, top = _shift(to_rows(scores, dim, mask).double())
         return (_Problem(self, rows).max(rows) + top.squeeze(-1)).to(scores.dtype)
 
-    @torch.compiler.disable
+    @_eager
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         dim = check_scores(scores, dim)
         rows, _ = _shift(to_rows(scores, dim, mask).double())
@@ -162,8 +169,8 @@ class _Problem:
             value = self.omega(p, captured)
             if first and hidden_leaf(value, p) is not None:
                 raise ValueError(
-                    "fn reads a tensor that requires grad inside an operation that hides it (an autograd.Function); its "
-                    "gradient would be lost. Pass it through a torch operation first, or detach it"
+                    "fn reads a tensor that requires grad inside an operation that hides it (an autograd.Function): "
+                    "its gradient would be lost. Pass it through a torch operation first, or detach it"
                 )
             first = False
             return value
@@ -194,14 +201,12 @@ class _Problem:
         return slope
 
     def curvature(self, q: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
-        _, product = torch.func.vjp(lambda x: self.gradient(x, captured), q)
+        _, product = _vjp(lambda x: self.gradient(x, captured), q)
         if self.diagonal:
-            (diagonal,) = product(torch.ones_like(q))
-            return diagonal
+            return product(torch.ones_like(q))[0]
         n = q.shape[-1]
         basis = torch.eye(n, dtype=q.dtype, device=q.device).reshape(n, *(1,) * (q.dim() - 1), n)
-        (rows,) = torch.func.vmap(product)(basis.expand(n, *q.shape))
-        hessian = rows.movedim(0, -2)
+        hessian: Tensor = torch.func.vmap(product)(basis.expand(n, *q.shape))[0].movedim(0, -2)
         return (hessian + hessian.mT) / 2
 
     def jacobian_product(self, v: Tensor, z: Tensor, p: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
@@ -323,11 +328,16 @@ def _remember(ctx: Any, *tensors: Tensor) -> None:
     ctx.save_for_forward(*tensors)
 
 
+def _vjp(f: Callable[..., Any], *primals: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, ...]]]:
+    value, product = torch.func.vjp(f, *primals)  # type: ignore[misc]
+    return value, product
+
+
 def _pull_back(
     f: Callable[[tuple[Tensor, ...]], Tensor], captured: list[Tensor], wanted: Sequence[bool], v: Tensor
 ) -> list[Tensor | None]:
     """vᵀ ∂f/∂c for the captured tensors that want it."""
-    value, product = torch.func.vjp(*_of_some(f, captured, wanted))
+    value, product = _vjp(*_of_some(f, captured, wanted))
     gradients = iter(product(v.to(value.dtype)))
     return [next(gradients) if w else None for w in wanted]
 
@@ -336,10 +346,9 @@ def _push(
     f: Callable[[tuple[Tensor, ...]], Tensor], captured: list[Tensor], tangents: Sequence[Tensor | None]
 ) -> Tensor:
     """∂f/∂c · dc over the captured tensors that move; reverse mode twice, for forward mode does not nest everywhere."""
-    value, pull = torch.func.vjp(*_of_some(f, captured, [t is not None for t in tangents]))
-    _, push = torch.func.vjp(pull, torch.zeros_like(value))
-    (change,) = push(tuple(t for t in tangents if t is not None))
-    return change  # type: ignore[no-any-return]
+    value, pull = _vjp(*_of_some(f, captured, [t is not None for t in tangents]))
+    _, push = _vjp(pull, torch.zeros_like(value))
+    return push(tuple(t for t in tangents if t is not None))[0]
 
 
 def _of_some(

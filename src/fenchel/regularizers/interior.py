@@ -1,8 +1,8 @@
 r"""Minimize Ω(p) − ⟨p, s⟩ over the simplex for any smooth convex Ω that can be evaluated and differentiated.
 
-Newton's method on a guessed support is exact for quadratics and takes a few steps near a solution; where it does not get
-on, because the guess was poor or the slope of Ω is infinite at the boundary, a primal-dual interior-point method does,
-and hands its support back to Newton. What certifies an answer is the duality gap of each row,
+Newton's method on a guessed support is exact for quadratics and takes a few steps near a solution; where it does not
+get on, because the guess was poor or the slope of Ω is infinite at the boundary, a primal-dual interior-point method
+does, and hands its support back to Newton. What certifies an answer is the duality gap of each row,
 
 .. math:: \max_i (s - \nabla\Omega(p))_i - \langle p, s - \nabla\Omega(p) \rangle \ge
           \Omega(p) - \langle p, s \rangle - \min_q \, (\Omega(q) - \langle q, s \rangle).
@@ -156,7 +156,8 @@ def _check_finite(view: View, free: Tensor) -> None:
         return
     masked = "" if bool(free.all()) else "; masked entries are 0 in p, so write p log p as -torch.special.entr(p)"
     raise ValueError(
-        f"fn must be finite and have a finite gradient inside the simplex: at a point that was visited it has not{masked}"
+        "fn must be finite and have a finite gradient inside the simplex: at a point that was visited it has not"
+        + masked
     )
 
 
@@ -337,7 +338,7 @@ def _bend(dp: Tensor, curvature: Tensor, running: Tensor, scale: Tensor) -> Tens
     length = dp.abs().sum(-1, keepdim=True)
     if bool((running & ~(bend >= -1e-9 * scale * length * length)).any()):
         raise ValueError(
-            "fn must be strictly convex on the simplex: along a direction that was visited its curvature is not positive"
+            "fn must be strictly convex on the simplex: along a direction that was visited it has negative curvature"
         )
     return bend
 
