@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -133,7 +134,7 @@ class _Problem:
         self.custom = omega
         self.omega = Closure(omega.fn, torch.full(rows.shape, 1 / n, dtype=rows.dtype, device=rows.device))
         self.found: Solution | None = None
-        self.diagonal = True
+        self.diagonal = False
 
     def argmax(self, z: Tensor) -> Tensor:
         return _apply(_Argmax, self, z, *self.omega.captured)
@@ -147,32 +148,28 @@ class _Problem:
     def solve(self, z: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         if not concrete(z, *captured):
             raise RuntimeError("Custom cannot be traced or exported: how long it runs depends on the scores")
-        captured = tuple(c.detach() for c in captured)
-        top = z.amax(-1, keepdim=True)
-        usable = top.isfinite()
-        free = (z > -torch.inf) | ~usable
         if z.numel() == 0:
             return torch.zeros_like(z)
-        found = minimize(
-            self._looked_at(captured), torch.where(usable, z - top, 0.0), free, self.custom.tol, self.custom.max_iter
-        )
+        with torch.inference_mode(False):  # the solver differentiates fn, whoever calls
+            z, captured = _plain(z), tuple(_plain(c) for c in captured)
+            top = z.amax(-1, keepdim=True)
+            usable = top.isfinite()
+            scores = torch.where(usable, z - top, 0.0)
+            free = (z > -torch.inf) | ~usable
+            found = minimize(self._looked_at(captured), scores, free, self.custom.tol, self.custom.max_iter)
         self._warn(found, usable)
         self.found = found
         self.diagonal = found.curvature.dim() == z.dim()
         return torch.where(usable, found.p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
     def _looked_at(self, captured: tuple[Tensor, ...]) -> Callable[[Tensor], Tensor]:
-        first = True
-
         def omega(p: Tensor) -> Tensor:
-            nonlocal first
             value = self.omega(p, captured)
-            if first and hidden_leaf(value, p) is not None:
+            if hidden_leaf(value, p) is not None:
                 raise ValueError(
                     "fn reads a tensor that requires grad inside an operation that hides it (an autograd.Function): "
                     "its gradient would be lost. Pass it through a torch operation first, or detach it"
                 )
-            first = False
             return value
 
         return omega
@@ -224,6 +221,11 @@ class _Problem:
         else:
             product = (_jacobian(curvature, support) * v.unsqueeze(-2)).sum(-1)
         return on_support(product, p)
+
+
+def _plain(t: Tensor) -> Tensor:
+    """Without a graph, and such that one can be built on it."""
+    return t.clone() if t.is_inference() else t.detach()
 
 
 def _jacobian(hessian: Tensor, support: Tensor) -> Tensor:
@@ -376,8 +378,10 @@ def _mapped(
     if all(d is None for d in captured_dims):
         return _apply(function, problem, *_rows_first(info, row_dims, rows), *captured), 0
     tensors, dims = (*rows, *captured), (*row_dims, *captured_dims)
+    problems = [copy.copy(problem) for _ in range(info.batch_size)]
     results = [
-        _apply(function, problem, *(t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)))
-        for i in range(info.batch_size)
+        _apply(function, each, *(t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)))
+        for i, each in enumerate(problems)
     ]
+    problem.diagonal = all(each.diagonal for each in problems)
     return torch.stack(results), 0

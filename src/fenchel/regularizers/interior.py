@@ -80,10 +80,15 @@ class View:
 
     def has_diagonal(self, diagonal: Tensor, free: Tensor) -> bool:
         """Whether the Hessian is a positive diagonal, by its product with a vector like no other."""
-        probe = (torch.arange(1, free.shape[-1] + 1, dtype=diagonal.dtype, device=diagonal.device) * 2.4).sin() + 1.5
+        probe = _uneven(diagonal)
         expected = diagonal * probe
         agrees = (self.product(probe.expand_as(diagonal)) - expected).abs() <= 1e-13 * expected.abs()
         return bool((~free | (agrees & (diagonal > 0))).all())
+
+
+def _uneven(like: Tensor) -> Tensor:
+    """Positive numbers, one an entry, among which nothing is equal and nothing cancels."""
+    return (torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device) * 2.4).sin() + 1.5
 
 
 class _Row:
@@ -96,6 +101,7 @@ class _Row:
         self.outside = torch.where(free, 0.0, torch.inf)  # taken off what a maximum over free entries is asked of
         self.diagonal = True
         self.floor = torch.full_like(scores, TINY)
+        self.unit = torch.zeros_like(scores[..., :1])
 
     def view(self, p: Tensor) -> View:
         return View(self.omega, torch.where(self.free, torch.maximum(p, self.floor), 0.0))
@@ -112,7 +118,7 @@ class _Row:
         size = ascent.abs() + self.scores.abs()
         best = (ascent - ROUNDING * size - self.outside).amax(-1, keepdim=True)  # no slope is known better than this
         gap = best - (p * ascent).sum(-1, keepdim=True)
-        scale = (p * size).sum(-1, keepdim=True)
+        scale = (p * size).sum(-1, keepdim=True) + self.unit
         return torch.where(gap.isfinite(), gap.clamp_min(0), torch.inf), scale
 
 
@@ -130,10 +136,12 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
     p = free / free.sum(-1, keepdim=True).to(scores.dtype)
     view = row.view(p)
     _check_finite(view, free)
+    # Slopes may cancel at the solution; what they are the difference of is then told by what they were at the start.
+    row.unit = 0.01 * (p * torch.where(free, view.gradient.abs(), 0.0)).sum(-1, keepdim=True)
+    # Asked away from the centre, where what couples entries may cancel.
+    aside = row.view(p * _uneven(p) / (p * _uneven(p)).sum(-1, keepdim=True))
+    row.diagonal = aside.has_diagonal(row.curvature(aside), free)
     curvature = row.curvature(view)
-    if not view.has_diagonal(curvature, free):
-        row.diagonal = False
-        curvature = row.curvature(view)
     q, gap, scale, view = _newton(row, p, free, view, curvature)
     open_rows = gap > ROUNDING * 10 * scale
     if bool(open_rows.any()):
