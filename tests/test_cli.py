@@ -195,7 +195,7 @@ def test_bench_lists_workloads_and_their_goals(tiny: dict[str, Workload], tmp_pa
 def test_bench_tells_that_kernels_are_off(
     tiny: dict[str, Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
     code, text = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path))
     assert code == 0
     assert "Kernels are off (FENCHEL_KERNELS=off)." in text
@@ -257,7 +257,7 @@ def test_warmup_tells_what_it_did_and_where_the_cache_lies(
     assert "Compiled 3 kernels and loaded 4 in 5.0 s. The cache lies in cache." in text
     monkeypatch.setattr(cli, "warmup", lambda progress: Warmth(3, 0, 5.0, None))
     assert "There is no folder to cache them in." in run("warmup")[1]
-    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
     assert "FENCHEL_KERNELS=off: there is nothing to compile." in run("warmup")[1]
 
 

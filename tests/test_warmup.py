@@ -99,7 +99,7 @@ def test_progress_grows_to_one_and_names_every_call() -> None:
 
 
 def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FENCHEL_KERNELS", "off")
+    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
     monkeypatch.setattr(sys.modules[function.__module__], "calls", None)
     warmth = fenchel.warmup()
     assert (warmth.compiled, warmth.loaded, warmth.seconds, warmth.cache) == (0, 0, 0.0, None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import traceback
@@ -19,8 +18,7 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import bench, studies
-    from fenchel.kernels import SWITCH
+    from fenchel import bench, kernels, studies
     from fenchel.studies import report
     from fenchel.studies.registry import DATA_VARIABLE
     from fenchel.studies.result import show
@@ -213,8 +211,8 @@ def run_warmup() -> None:
     """Compile every kernel now, so that no first call has to wait for it."""
     with _bars() as bars:
         warmth = _follow(bars, "kernels", warmup)
-    if os.environ.get(SWITCH, "on") == "off":
-        text = f"{SWITCH}=off: there is nothing to compile."
+    if not kernels.ENABLED:
+        text = "FENCHEL_KERNELS=off: there is nothing to compile."
     else:
         text = f"Compiled {warmth.compiled} kernels and loaded {warmth.loaded} in {warmth.seconds:.1f} s. "
         text += f"The cache lies in {warmth.cache}." if warmth.cache else "There is no folder to cache them in."

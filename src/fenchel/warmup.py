@@ -6,7 +6,6 @@ Whoever adds a kernel adds a call here that reaches it; the tests hold that noth
 from __future__ import annotations
 
 import gc
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor
 
 import fenchel
-from fenchel.kernels import SWITCH
+from fenchel import kernels
 
 Call = Callable[[Tensor], Tensor]
 """A differentiable function of scores, (rows, width)."""
@@ -71,7 +70,7 @@ def warmup(progress: Progress | None = None) -> Warmth:
         0
     """
     start = time.perf_counter()
-    if os.environ.get(SWITCH, "on") == "off":
+    if not kernels.ENABLED:
         return Warmth(0, 0, 0.0, None)
     before = _counts()
     steps = [(name, call, dtype) for name, call in calls().items() for dtype in DTYPES]

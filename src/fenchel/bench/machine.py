@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from fenchel.kernels import SWITCH
+from fenchel import kernels
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def machine() -> Machine:
         cpu=cpu_model(),
         cores=os.cpu_count() or 1,
         torch_threads=torch.get_num_threads(),
-        kernels="off" if os.environ.get(SWITCH, "on") == "off" else "on",
+        kernels="on" if kernels.ENABLED else "off",
         python=platform.python_version(),
         torch=str(torch.__version__),
         numba=importlib.metadata.version("numba"),

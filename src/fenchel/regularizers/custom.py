@@ -12,11 +12,11 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fenchel.kernels import concrete
-from fenchel.regularizers.base import Regularizer, _shift, check_indices, check_probabilities
+from fenchel.regularizers.base import Regularizer, check_indices, check_probabilities
 from fenchel.regularizers.closures import Closure, hidden_leaf
-from fenchel.regularizers.family import _outside, _rows_first, on_support
+from fenchel.regularizers.family import apply_function, on_support, outside, rows_first
 from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
-from fenchel.regularizers.rows import check_scores, from_rows, to_rows
+from fenchel.regularizers.rows import check_scores, from_rows, shifted, to_rows
 
 _F = TypeVar("_F", bound=Callable[..., Tensor])
 
@@ -82,18 +82,18 @@ class Custom(Regularizer):
 
     @_eager
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        rows, _ = _shift(to_rows(scores, dim, mask).double())
+        rows, _ = shifted(to_rows(scores, dim, mask).double())
         return from_rows(_Problem(self, rows).argmax(rows), scores, dim)
 
     @_eager
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        rows, top = _shift(to_rows(scores, dim, mask).double())
+        rows, top = shifted(to_rows(scores, dim, mask).double())
         return (_Problem(self, rows).max(rows) + top.squeeze(-1)).to(scores.dtype)
 
     @_eager
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         dim = check_scores(scores, dim)
-        rows, _ = _shift(to_rows(scores, dim, mask).double())
+        rows, _ = shifted(to_rows(scores, dim, mask).double())
         if target.is_floating_point():
             y = check_probabilities(target, scores, dim).movedim(dim, -1).double()
         else:
@@ -106,6 +106,11 @@ class Custom(Regularizer):
         # Rounding can leave the sum a hair below zero; the gradient is right as it is.
         value = value + (value.clamp_min(0) - value).detach()
         return (value + torch.where(((y != 0) & masked).any(-1), torch.inf, 0.0)).to(scores.dtype)
+
+    def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        kept = index >= 0
+        loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
+        return torch.where(kept, loss, 0.0)
 
     def extra_repr(self) -> str:
         shown = "" if isinstance(self.fn, torch.nn.Module) else f"{getattr(self.fn, '__name__', self.fn)}, "
@@ -137,11 +142,11 @@ class _Problem:
         self.diagonal = False
 
     def argmax(self, z: Tensor) -> Tensor:
-        return _apply(_Argmax, self, z, *self.omega.captured)
+        return apply_function(_Argmax, self, z, *self.omega.captured)
 
     def max(self, z: Tensor) -> Tensor:
         p = self.argmax(z)
-        return _apply(_Max, self, z, p, *self.omega.captured)
+        return apply_function(_Max, self, z, p, *self.omega.captured)
 
     # -- forward --------------------------------------------------------------------------------------
 
@@ -264,7 +269,7 @@ class _Argmax(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Tensor | None, *tangents: Tensor | None) -> Tensor:
         with forward_ad._set_fwd_grad_enabled(True):
-            z, p, *captured = (_outside(t) for t in ctx.saved_tensors)
+            z, p, *captured = (outside(t) for t in ctx.saved_tensors)
             direction = torch.zeros_like(p) if dz is None else dz
             if any(t is not None for t in tangents):
                 q = ctx.problem.point(z, p)
@@ -307,7 +312,7 @@ class _Max(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Tensor | None, dp: Tensor | None, *tangents: Tensor | None) -> Tensor:
         with forward_ad._set_fwd_grad_enabled(True):
-            z, p, *captured = (_outside(t) for t in ctx.saved_tensors)
+            z, p, *captured = (outside(t) for t in ctx.saved_tensors)
             total = (torch.zeros_like(p) if dz is None else p * dz).sum(-1)
             if any(t is not None for t in tangents):
                 q = ctx.problem.point(z, p)
@@ -318,11 +323,6 @@ class _Max(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, problem: _Problem, z: Tensor, p: Tensor, *captured: Tensor) -> tuple[Tensor, int]:
         return _mapped(_Max, info, in_dims, problem, (z, p), captured)
-
-
-def _apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
-    result: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
-    return result
 
 
 def _remember(ctx: Any, *tensors: Tensor) -> None:
@@ -376,12 +376,18 @@ def _mapped(
     """vmap: one more leading dimension of the rows; if what ``fn`` reads is mapped too, one problem after the other."""
     row_dims, captured_dims = in_dims[1 : 1 + len(rows)], in_dims[1 + len(rows) :]
     if all(d is None for d in captured_dims):
-        return _apply(function, problem, *_rows_first(info, row_dims, rows), *captured), 0
+        return apply_function(function, problem, *rows_first(info, row_dims, rows), *captured), 0
     tensors, dims = (*rows, *captured), (*row_dims, *captured_dims)
     problems = [copy.copy(problem) for _ in range(info.batch_size)]
     results = [
-        _apply(function, each, *(t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True)))
+        apply_function(
+            function, each, *(t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True))
+        )
         for i, each in enumerate(problems)
     ]
     problem.diagonal = all(each.diagonal for each in problems)
     return torch.stack(results), 0
+
+
+def _slice(tensor: Tensor, dim: int | None, i: int) -> Tensor:
+    return tensor if dim is None else tensor.select(dim, i)
