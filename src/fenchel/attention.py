@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from typing import Literal, overload
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rows import broadcasts
+from fenchel import kernels
+from fenchel.lean import Task, attend
+from fenchel.regularizers.base import Regularizer, Scaled, check_omega
+from fenchel.regularizers.family import Parameter, tracks_forward
+from fenchel.regularizers.rows import all_between, broadcasts, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
+
+LEAN = 1 << 16
+"""From this many scores on, supports alone are worked on where that can be done; below, a matrix is faster."""
 
 
 @overload
@@ -87,8 +96,20 @@ def attention(
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
     _check(query, key, value, attn_mask, is_causal, dropout_p, return_weights)
-    key, value = _share_heads(query, key, "key"), _share_heads(query, value, "value")
+    _check_heads(query, key, "key")
+    _check_heads(query, value, "value")
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    batch = _broadcast(query.shape[:-2], _grouped(query, key), _grouped(query, value))
+    shape = (*batch, query.shape[-2], key.shape[-2])
+    if attn_mask is not None and not broadcasts(attn_mask.shape, shape):
+        raise ValueError(
+            f"attn_mask must broadcast to the scores, (…, L, S): it has shape {tuple(attn_mask.shape)}, "
+            f"the scores {tuple(shape)}"
+        )
+    lean = _lean(query, key, value, omega, attn_mask, return_weights, shape)
+    if lean is not None:
+        return _by_supports(query, key, value, *lean, shape, attn_mask, is_causal, scale, dropout_p, return_weights)
+    key, value = _share_heads(query, key), _share_heads(query, value)
     narrow = query.dtype in (torch.float16, torch.bfloat16)
     if narrow and not torch.is_autocast_enabled(query.device.type):
         # Scores in half precision would lose the order of the keys, and overflow: weights are rounded instead.
@@ -99,11 +120,6 @@ def attention(
         dtype = scores.dtype
     if is_causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
-    if attn_mask is not None and not broadcasts(attn_mask.shape, scores.shape):
-        raise ValueError(
-            f"attn_mask must broadcast to the scores, (…, L, S): it has shape {tuple(attn_mask.shape)}, "
-            f"the scores {tuple(scores.shape)}"
-        )
     mask = attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else None
     if attn_mask is not None and mask is None:
         scores = scores + attn_mask.to(scores.dtype)
@@ -117,6 +133,108 @@ def attention(
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
             return output, weights.reshape(-1, weights.shape[-1]).to_sparse_csr()
     return output, weights
+
+
+def _lean(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    omega: Regularizer,
+    attn_mask: Tensor | None,
+    return_weights: bool | str,
+    shape: Sequence[int],
+) -> tuple[Parameter, float] | None:
+    """Alpha and a temperature if the supports alone can be worked on, in compiled code; else None."""
+    gamma: Any = 1.0
+    if isinstance(omega, Scaled):
+        omega, gamma = omega.omega, omega.gamma
+    if omega.family is not Tsallis.family or isinstance(gamma, Tensor) or return_weights is True:
+        return None
+    if math.prod(shape) < LEAN or 0 in (*query.shape, *key.shape, *value.shape) or tracks_forward():
+        return None
+    if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
+        return None
+    tensors = [t.detach().float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (query, key, value)]
+    alpha = omega.parameter
+    if not kernels.usable(*tensors) or not kernels.concrete(query, key, value) or query.dim() < 2:
+        return None
+    return (alpha, gamma) if all_between(alpha, *Tsallis.family.compiled) else None
+
+
+def _by_supports(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: Parameter,
+    gamma: float,
+    shape: Sequence[int],
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float,
+    return_weights: bool | str,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Attention that works on supports alone: heads that share keys are joined to one with more rows."""
+    *batch, length, keys = shape
+    dtype = query.dtype
+    exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+    shared = _broadcast(key.shape[:-2], value.shape[:-2])
+    if len(batch) and len(shared) and shared[-1] not in (1, batch[-1]):  # grouped queries
+        outer = (*batch[:-1], shared[-1])
+        groups = batch[-1] // shared[-1]
+    else:
+        outer, groups = tuple(batch), 1
+    heads = math.prod(outer)
+    rows = groups * length
+    q = (query * (scale / gamma)).to(exact).expand(*batch, length, query.shape[-1]).reshape(heads, rows, -1)
+    k, v = (t.to(exact).expand(*outer, *t.shape[-2:]).reshape(heads, keys, -1) for t in (key, value))
+    if isinstance(alpha, Tensor):
+        parameter_rows(alpha, "alpha", q.new_empty(()).expand(shape), -1)  # for its checks
+        alpha = alpha.to(exact).expand(*batch, length, 1).reshape(heads, rows)
+
+    full: Tensor | None = None
+    if attn_mask is not None:
+        full = attn_mask if attn_mask.dtype == torch.bool else attn_mask.to(exact) / gamma
+        full = full.expand(shape).reshape(*outer, groups, length, keys) if groups > 1 else full.expand(shape)
+
+    def mask_rows(head: int, chosen: range) -> Tensor:
+        assert full is not None
+        place = [int(i) for i in np.unravel_index(head, outer)] if outer else []
+        here = full[tuple(place)]
+        number = torch.arange(chosen.start, chosen.stop)
+        return here[number // length, number % length] if groups > 1 else here[chosen.start : chosen.stop]
+
+    def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> Tensor:
+        scores = q @ k.transpose(-2, -1)
+        mask = None
+        if is_causal:
+            mask = torch.ones(length, keys, dtype=torch.bool).tril().repeat(groups, 1)
+        elif full is not None:
+            stacked = full.reshape(heads, rows, keys)
+            mask = stacked if stacked.dtype == torch.bool else None
+            scores = scores if mask is not None else scores + stacked
+        weights = Tsallis.family.choose(scores, a.unsqueeze(-1) if isinstance(a, Tensor) else a, -1, mask)
+        return (weights if factors is None else weights * factors) @ v
+
+    sparse = return_weights == "sparse"
+    task = Task(length, is_causal, None if full is None else mask_rows, dropout_p, dense, sparse)
+    output = attend(q, k, v, alpha, task).reshape(*batch, length, -1).to(dtype)
+    return (output, _joined(task, (heads * rows, keys), dtype)) if sparse else output
+
+
+def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
+    return tuple(np.broadcast_shapes(*map(tuple, shapes)))
+
+
+def _joined(task: Task, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+    """The supports of all rows as one CSR matrix."""
+    counts = np.concatenate([np.diff(each.starts) for each in task.lists])
+    starts = np.concatenate([[0], np.cumsum(counts)])
+    columns = np.concatenate([each.indices for each in task.lists]).astype(np.int64)
+    values = torch.from_numpy(np.concatenate([each.weights for each in task.lists])).to(dtype)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        return torch.sparse_csr_tensor(torch.from_numpy(starts), torch.from_numpy(columns), values, shape)
 
 
 def _check(
@@ -152,18 +270,32 @@ def _check(
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
 
 
-def _share_heads(query: Tensor, shared: Tensor, name: str) -> Tensor:
-    """Repeat the heads of keys or values for the query heads that share them (grouped queries)."""
+def _check_heads(query: Tensor, shared: Tensor, name: str) -> None:
     if any(1 not in (q, s) and q != s for q, s in zip(query.shape[-4::-1], shared.shape[-4::-1], strict=False)):
         raise ValueError(
             f"query and {name} must have batch dimensions that broadcast, got {tuple(query.shape)} and "
             f"{tuple(shared.shape)}"
         )
-    if query.dim() < 3 or shared.dim() < 3 or query.shape[-3] in (1, shared.shape[-3]) or shared.shape[-3] == 1:
-        return shared
-    groups, rest = divmod(query.shape[-3], shared.shape[-3]) if shared.shape[-3] else (0, 1)
-    if rest:
+    if _is_grouped(query, shared) and (shared.shape[-3] == 0 or query.shape[-3] % shared.shape[-3]):
         raise ValueError(
             f"query heads must be a multiple of {name} heads, got {query.shape[-3]} and {shared.shape[-3]}"
         )
-    return shared.repeat_interleave(groups, dim=-3)
+
+
+def _is_grouped(query: Tensor, shared: Tensor) -> bool:
+    """Whether each head of keys or values serves several query heads."""
+    return (
+        query.dim() > 2 and shared.dim() > 2 and query.shape[-3] != 1 and shared.shape[-3] not in (1, query.shape[-3])
+    )
+
+
+def _grouped(query: Tensor, shared: Tensor) -> Sequence[int]:
+    """The batch dimensions of keys or values as the queries see them."""
+    return (*shared.shape[:-3], query.shape[-3]) if _is_grouped(query, shared) else shared.shape[:-2]
+
+
+def _share_heads(query: Tensor, shared: Tensor) -> Tensor:
+    """Repeat the heads of keys or values for the query heads that share them (grouped queries)."""
+    if not _is_grouped(query, shared):
+        return shared
+    return shared.repeat_interleave(query.shape[-3] // shared.shape[-3], dim=-3)

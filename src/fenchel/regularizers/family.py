@@ -295,9 +295,14 @@ def apply_function(function: type[torch.autograd.Function], *args: Any) -> Tenso
     return result
 
 
+def tracks_forward() -> bool:
+    """Whether forward mode or a transformation of functions is at work."""
+    return forward_ad._current_level >= 0 or bool(torch._C._are_functorch_transforms_active())
+
+
 def _tracks(*args: Any) -> bool:
     """Whether a derivative in either mode could be asked of tensors."""
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+    if tracks_forward():
         return True
     if torch.is_grad_enabled():
         for t in args:

@@ -1,0 +1,189 @@
+"""Attention by supports: scores of some queries, their sparse weights as lists, and products over the lists alone.
+
+A chunk is a matrix of scores, one row a query. ``select`` leaves the support of each row at its front, ``pack`` joins
+the rows to lists; row r owns the entries from ``starts[r]`` to ``starts[r + 1]``. Keys and values are matrices with all
+heads below each other, ``heads[r]`` the first of row r's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.selection import NARROW, buffers, shift, sift, weigh
+
+PART = 32
+"""How many columns of a gradient one thread takes at a time."""
+
+
+@kernel
+def select(first: int, last: int, x: Any, powers: Any, limits: Any, index: Any, counts: Any) -> None:
+    """entmax of the first ``limits`` scores of each row: weights and indices of its support, at the front, in order."""
+    kind = x.dtype.type
+    one, zero = kind(1), kind(0)
+    maxima, z, p, places = buffers(x.shape[1], x)
+    for row in range(first, last):
+        c = powers[row if powers.size > 1 else 0]
+        power = one / c - one
+        n = limits[row if limits.size > 1 else 0]
+        scores, weights, found = x[row, :n], x[row], index[row]
+        if n == 0:
+            counts[row] = 0
+            continue
+        if n <= NARROW:
+            k, _ = shift(scores, z)
+        else:
+            k, _ = sift(scores, c, power, maxima, p, z, places)
+        if k <= 0:
+            counts[row] = k
+            continue
+        weigh(z, k, c, power, True, p)
+        count = 0
+        for i in range(k):
+            w = p[i]
+            weights[count] = w
+            found[count] = i if n <= NARROW else places[i]
+            count += 1 if w > zero else 0
+        counts[row] = count
+
+
+@kernel
+def pack(first: int, last: int, x: Any, index: Any, starts: Any, weights: Any, indices: Any) -> None:
+    """Join the fronts of the rows to lists."""
+    for row in range(first, last):
+        start = starts[row]
+        for i in range(starts[row + 1] - start):
+            weights[start + i] = x[row, i]
+            indices[start + i] = index[row, i]
+
+
+@inlined
+def _combine(weights: Any, indices: Any, start: int, stop: int, head: int, table: Any, out: Any) -> None:
+    """out = Σ weight · table[index] over one row's list, four at a time."""
+    width = out.size
+    out[:] = out.dtype.type(0)
+    i = start
+    while i + 4 <= stop:
+        a, b, c, d = weights[i], weights[i + 1], weights[i + 2], weights[i + 3]
+        ta, tb = table[head + indices[i]], table[head + indices[i + 1]]
+        tc, td = table[head + indices[i + 2]], table[head + indices[i + 3]]
+        for j in range(width):
+            out[j] += (a * ta[j] + b * tb[j]) + (c * tc[j] + d * td[j])
+        i += 4
+    while i < stop:
+        a, ta = weights[i], table[head + indices[i]]
+        for j in range(width):
+            out[j] += a * ta[j]
+        i += 1
+
+
+@kernel
+def combine(first: int, last: int, starts: Any, weights: Any, indices: Any, heads: Any, table: Any, out: Any) -> None:
+    """The rows Σ weight · table[index]."""
+    for row in range(first, last):
+        _combine(weights, indices, starts[row], starts[row + 1], heads[row], table, out[row])
+
+
+@kernel
+def pull_back(
+    first: int,
+    last: int,
+    starts: Any,
+    weights: Any,
+    indices: Any,
+    kept: Any,
+    heads: Any,
+    powers: Any,
+    grad: Any,
+    keys: Any,
+    values: Any,
+    slopes: Any,
+    queries: Any,
+    alphas: Any,
+) -> None:
+    """From the gradient of the output to that of the scores (``slopes``, lists), the queries and alpha, row by row.
+
+    dS = s(dP − ⟨s, dP⟩/‖s‖₁) with s = p^(1−c), and dα = −⟨∂ln_c(p)/∂c, dS⟩, for J is symmetric.
+    """
+    kind = weights.dtype.type
+    one = kind(1)
+    width = grad.shape[1]
+    for row in range(first, last):
+        c = powers[row if powers.size > 1 else 0]
+        start, stop, head = starts[row], starts[row + 1], heads[row]
+        g = grad[row]
+        mass, along = 0.0, 0.0
+        for i in range(start, stop):
+            v = values[head + indices[i]]
+            dot = kind(0)
+            for j in range(width):
+                dot += g[j] * v[j]
+            if kept.size > 0:
+                dot *= kept[i]
+            p = weights[i]
+            s = one if c == one else (np.sqrt(p) if c == kind(0.5) else p ** (one - c))
+            slopes[i] = dot
+            mass += s
+            along += s * dot
+        mean = kind(along / mass) if mass > 0.0 else kind(0)
+        for i in range(start, stop):
+            p = weights[i]
+            s = one if c == one else (np.sqrt(p) if c == kind(0.5) else p ** (one - c))
+            slopes[i] = s * (slopes[i] - mean)
+        _combine(slopes, indices, start, stop, head, keys, queries[row])
+        if alphas.size > 0:
+            total = 0.0
+            for i in range(start, stop):
+                total -= _sensitivity(np.float64(weights[i]), np.float64(c)) * slopes[i]
+            alphas[row] = kind(total)
+
+
+@inlined
+def _sensitivity(p: float, c: float) -> Any:
+    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p; by its series near p = 1."""
+    log = np.log(p)
+    x = c * log
+    if abs(x) > 1e-2:
+        moment = (1.0 + (x - 1.0) * np.exp(x)) / (x * x)
+    else:
+        moment = 0.5 + x * (1.0 / 3.0 + x * (0.125 + x / 30.0))
+    return log * log * moment
+
+
+@kernel
+def scatter(
+    first: int,
+    last: int,
+    parts: Any,
+    bounds: Any,
+    starts: Any,
+    weights: Any,
+    indices: Any,
+    heads: Any,
+    table: Any,
+    out: Any,
+) -> None:
+    """out[index] += weight · table[row]: the transpose of ``combine``, by parts of PART columns of one head's rows.
+
+    Part u of ``parts`` × the heads goes through the rows ``bounds[h]`` to ``bounds[h + 1]`` in order, so that sums do
+    not depend on who does them.
+    """
+    width = table.shape[1]
+    for unit in range(first, last):
+        block, part = unit // parts[0], unit % parts[0]
+        left = part * PART
+        right = min(left + PART, width)
+        for row in range(bounds[block], bounds[block + 1]):
+            source = table[row, left:right]
+            head = heads[row]
+            for i in range(starts[row], starts[row + 1]):
+                a = weights[i]
+                target = out[head + indices[i], left:right]
+                if right - left == PART:  # a length that the compiler knows
+                    for j in range(PART):
+                        target[j] += a * source[j]
+                else:
+                    for j in range(right - left):
+                        target[j] += a * source[j]

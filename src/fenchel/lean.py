@@ -1,0 +1,295 @@
+"""Attention that never holds a matrix of queries × keys: chunks of scores in, lists of supports out.
+
+For entmax the weights of a query are few. Scores are made for a chunk of queries at a time, their supports kept as
+(indices, weights), and everything after, the products with the values and all of the backward pass, works on these
+lists. A chunk whose supports are not sparse is forgotten and made again when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.regularizers.family import apply_function
+
+CHUNK = 1 << 21
+"""Scores that are held at a time."""
+
+SPARSE = 1 / 16
+"""The share of a chunk up to which its supports are kept for the backward pass."""
+
+Array = np.ndarray[Any, Any]
+
+
+@dataclass
+class Lists:
+    """The supports of a chunk's rows: row r owns the entries from ``starts[r]`` to ``starts[r + 1]``."""
+
+    starts: Array
+    indices: Array
+    weights: Array
+    kept: Array
+    """What dropout makes of the weights: factors, or nothing at all."""
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Queries ``rows`` of the heads ``heads``."""
+
+    heads: range
+    rows: range
+
+
+@dataclass
+class Task:
+    """What one call asks for.
+
+    Args:
+        length: of the queries; a head's rows are a multiple of it if several query heads share its keys.
+        causal: query i sees keys 0 … i.
+        mask: the rows of a head's mask, (rows, keys), boolean or to be added; None if there is none.
+        dropout: the share of weights that is dropped.
+        dense: the same in plain differentiable operations, given what dropout makes of the weights.
+        wants_lists: keep the supports for the caller, sparse or not.
+    """
+
+    length: int
+    causal: bool
+    mask: Callable[[int, range], Tensor] | None
+    dropout: float
+    dense: Callable[..., Tensor]
+    wants_lists: bool = False
+    lists: list[Lists] = field(default_factory=list)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> Tensor:
+    """entmax(query keyᵀ) value for (heads, rows, width), with a number or one alpha a row, (heads, rows)."""
+    return apply_function(_Attend, query, key, value, alpha, task)
+
+
+class _NotFiniteError(Exception):
+    """A score is NaN or +inf."""
+
+
+def chunks(heads: int, rows: int, keys: int) -> Iterator[Chunk]:
+    """Rows of one head, or several heads if they have few rows, with about CHUNK scores."""
+    size = max(CHUNK // max(keys, 1), 16)
+    if rows >= size:
+        for head in range(heads):
+            for first in range(0, rows, size):
+                yield Chunk(range(head, head + 1), range(first, min(first + size, rows)))
+    else:
+        step = max(size // max(rows, 1), 1)
+        for first in range(0, heads, step):
+            yield Chunk(range(first, min(first + step, heads)), range(rows))
+
+
+class _Pass:
+    """Forward and backward over the chunks, on arrays."""
+
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> None:
+        from fenchel.kernels import attention, maps, pool
+
+        self.loops, self.over_rows = attention, pool.over_rows
+        self.task = task
+        self.query, self.key, self.value = (t.detach().contiguous() for t in (query, key, value))
+        self.heads, self.rows, _ = query.shape
+        self.keys = key.shape[1]
+        self.powers = maps.parameter(alpha - 1, maps.as_rows(self.key))
+        self.flat_key, self.flat_value = maps.as_rows(self.key), maps.as_rows(self.value)
+        self._room = torch.empty(0, dtype=query.dtype)
+        self._places: Array = np.empty(0, np.int32)
+
+    def chunks(self) -> Iterator[Chunk]:
+        return chunks(self.heads, self.rows, self.keys)
+
+    def each(self, chunk: Chunk, array: Array) -> Array:
+        """A parameter of the rows of a chunk, if it is not one for all."""
+        if array.size == 1:
+            return array
+        rows = array.reshape(self.heads, self.rows)[chunk.heads.start : chunk.heads.stop]
+        return np.ascontiguousarray(rows[:, chunk.rows.start : chunk.rows.stop]).reshape(-1)
+
+    def part(self, chunk: Chunk, tensor: Tensor) -> Tensor:
+        return tensor[chunk.heads.start : chunk.heads.stop, chunk.rows.start : chunk.rows.stop]
+
+    def lists(self, chunk: Chunk) -> Lists:
+        """The supports of a chunk, from its scores."""
+        limits = np.array([self.keys])
+        seen = self.keys
+        if self.task.causal:
+            limits = np.minimum(np.arange(chunk.rows.start, chunk.rows.stop) % self.task.length + 1, self.keys)
+            limits = np.tile(limits, len(chunk.heads))
+            seen = int(limits.max())
+        shape = (len(chunk.heads), len(chunk.rows), seen)
+        count = len(chunk.heads) * len(chunk.rows)
+        if self._room.numel() < count * seen:
+            self._room = torch.empty(count * seen, dtype=self.query.dtype)
+            self._places = np.empty(count * seen, np.int32)
+        scores = self._room[: count * seen].view(shape)
+        keys = self.key[chunk.heads.start : chunk.heads.stop, :seen]
+        queries = self.part(chunk, self.query)
+        if len(chunk.rows) == 1:  # decoding: the same numbers, read in the order of the keys
+            torch.bmm(keys, queries.transpose(1, 2), out=scores.view(len(chunk.heads), seen, 1))
+        else:
+            torch.bmm(queries, keys.transpose(1, 2), out=scores)
+        if self.task.mask is not None:
+            mask = torch.stack([self.task.mask(head, chunk.rows) for head in chunk.heads])
+            if mask.dtype == torch.bool:
+                scores.masked_fill_(~mask, -torch.inf)
+            else:
+                scores += mask
+        x, places = scores.view(count, seen).numpy(), self._places[: count * seen].reshape(count, seen)
+        counts = np.empty(count, np.int64)
+        self.over_rows(self.loops.select, count, x.size, x, self.each(chunk, self.powers), limits, places, counts)
+        if counts.min(initial=0) < 0:
+            raise _NotFiniteError
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        weights, indices = np.empty(starts[-1], x.dtype), np.empty(starts[-1], np.int32)
+        self.over_rows(self.loops.pack, count, starts[-1], x, places, starts, weights, indices)
+        kept: Array = np.empty(0, x.dtype)
+        if self.task.dropout:
+            ones = torch.ones(weights.size, dtype=self.query.dtype)
+            kept = torch.nn.functional.dropout(ones, self.task.dropout).numpy()
+        return Lists(starts, indices, weights, kept)
+
+    def offsets(self, chunk: Chunk) -> Array:
+        """Where the keys of each row's head begin."""
+        return np.repeat(np.arange(chunk.heads.start, chunk.heads.stop) * self.keys, len(chunk.rows))
+
+    def forward(self, keep: bool) -> tuple[Tensor, list[Lists | None]]:
+        """The output, and the supports of the chunks that are sparse."""
+        output = self.value.new_empty(self.heads, self.rows, self.value.shape[-1])
+        found: list[Lists | None] = []
+        for chunk in self.chunks():
+            lists = self.lists(chunk)
+            out = self.part(chunk, output)
+            out = out if out.is_contiguous() else torch.empty_like(out)
+            rows = out.view(-1, out.shape[-1]).numpy()
+            used = lists.weights * lists.kept if lists.kept.size else lists.weights
+            work = max(used.size * rows.shape[1], rows.size)
+            self.over_rows(
+                self.loops.combine,
+                len(rows),
+                work,
+                lists.starts,
+                used,
+                lists.indices,
+                self.offsets(chunk),
+                self.flat_value,
+                rows,
+            )
+            self.part(chunk, output).copy_(out)
+            if self.task.wants_lists:
+                self.task.lists.append(lists)
+            sparse = used.size <= SPARSE * len(rows) * self.keys or self.task.dropout > 0
+            found.append(lists if keep and sparse else None)
+        return output, found
+
+    def backward(self, found: list[Lists | None], grad: Tensor, learns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of query, key, value and alpha."""
+        to_query = torch.empty_like(self.query)
+        to_key, to_value = torch.zeros_like(self.key), torch.zeros_like(self.value)
+        to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
+        for chunk, kept in zip(self.chunks(), found, strict=True):
+            lists = self.lists(chunk) if kept is None else kept
+            g, q = (self.part(chunk, t).reshape(-1, t.shape[-1]).numpy() for t in (grad, self.query))
+            slopes = np.empty_like(lists.weights)
+            queries = np.empty_like(q)
+            alphas = np.empty(len(q) if learns else 0, q.dtype)
+            offsets = self.offsets(chunk)
+            work = lists.weights.size * (g.shape[1] + q.shape[1]) + q.size
+            self.over_rows(
+                self.loops.pull_back,
+                len(q),
+                work,
+                lists.starts,
+                lists.weights,
+                lists.indices,
+                lists.kept,
+                offsets,
+                self.each(chunk, self.powers),
+                g,
+                self.flat_key,
+                self.flat_value,
+                slopes,
+                queries,
+                alphas,
+            )
+            self.part(chunk, to_query).copy_(torch.from_numpy(queries).view(len(chunk.heads), len(chunk.rows), -1))
+            if learns:
+                self.part(chunk, to_alpha).copy_(torch.from_numpy(alphas).view(len(chunk.heads), len(chunk.rows)))
+            used = lists.weights * lists.kept if lists.kept.size else lists.weights
+            for weights, table, out in ((slopes, q, to_key), (used, g, to_value)):
+                parts = -(-table.shape[1] // self.loops.PART)
+                self.over_rows(
+                    self.loops.scatter,
+                    parts * len(chunk.heads),
+                    weights.size * table.shape[1] + 1,
+                    np.array([parts]),
+                    np.arange(len(chunk.heads) + 1) * len(chunk.rows),
+                    lists.starts,
+                    weights,
+                    lists.indices,
+                    offsets,
+                    table,
+                    out.view(-1, out.shape[-1]).numpy(),
+                )
+        return to_query, to_key, to_value, to_alpha
+
+
+class _Attend(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> Tensor:
+        ctx.task, ctx.number = task, None if isinstance(alpha, Tensor) else alpha
+        ctx.save_for_backward(query, key, value, *((alpha,) if isinstance(alpha, Tensor) else ()))
+        try:
+            output, ctx.found = _Pass(query, key, value, alpha, task).forward(keep=any(ctx.needs_input_grad))
+        except _NotFiniteError:  # rows of NaN, whose derivatives are NaN all over
+            output, ctx.found = task.dense(query, key, value, alpha, None), None
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        query, key, value, *rest = ctx.saved_tensors
+        alpha = rest[0] if rest else ctx.number
+        if ctx.found is None or torch.is_grad_enabled():
+            return (*_dense_gradients(ctx, (query, key, value, alpha), grad), None)
+        learns = ctx.needs_input_grad[3]
+        passed = _Pass(query, key, value, alpha, ctx.task)
+        to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, learns)
+        return to_query, to_key, to_value, to_alpha if learns else None, None
+
+
+def _dense_gradients(ctx: Any, inputs: tuple[Any, ...], grad: Tensor) -> list[Tensor | None]:
+    """The gradients by plain operations, which can be differentiated again."""
+    higher = torch.is_grad_enabled()
+    wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:4]) if needed]
+    with torch.enable_grad():
+        if not higher:
+            inputs = tuple(t.detach().requires_grad_() if i in wanted else t for i, t in enumerate(inputs))
+        output = ctx.task.dense(*inputs, _factors(ctx, inputs[0], inputs[1]))
+        found = torch.autograd.grad(output, [inputs[i] for i in wanted], grad, create_graph=higher)
+    gradients: list[Tensor | None] = [None] * 4
+    for i, gradient in zip(wanted, found, strict=True):
+        gradients[i] = gradient
+    return gradients
+
+
+def _factors(ctx: Any, query: Tensor, key: Tensor) -> Tensor | None:
+    """What dropout made of the weights, as a matrix."""
+    if not ctx.task.dropout:
+        return None
+    heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
+    factors = torch.zeros(heads, rows, keys, dtype=query.dtype)
+    for chunk, lists in zip(chunks(heads, rows, keys), ctx.found or (), strict=True):
+        block = torch.zeros(len(chunk.heads) * len(chunk.rows), keys, dtype=query.dtype)
+        block[np.repeat(np.arange(len(block)), np.diff(lists.starts)), lists.indices] = torch.from_numpy(lists.kept)
+        part = factors[chunk.heads.start : chunk.heads.stop, chunk.rows.start : chunk.rows.stop]
+        part.copy_(block.view(part.shape))
+    return factors
