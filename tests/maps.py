@@ -15,7 +15,8 @@ class Map:
     """A map and its Ω.
 
     ``curved``: p is differentiable with a Jacobian that is not zero. ``compiled``: it has kernels on the CPU, and is
-    tested a second time without them, as ``plain``.
+    tested a second time without them, as ``plain``. ``grouped``: entries that share a value are tied to each other, and Ω
+    has a penalty that is not zero at the vertices. ``placed``: where an entry stands matters.
     """
 
     name: str
@@ -24,6 +25,8 @@ class Map:
     curved: bool = True
     compiled: bool = False
     plain: bool = False
+    grouped: bool = False
+    placed: bool = False
 
     def __str__(self) -> str:
         return self.name
@@ -31,6 +34,10 @@ class Map:
 
 def _tensor_alpha(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     return fenchel.entmax(values, torch.tensor(1.3, dtype=torch.float64), dim, mask)
+
+
+def _tensor_strength(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    return fenchel.fusedmax(values, torch.tensor(0.3), dim, mask)
 
 
 MAPS = [
@@ -52,6 +59,15 @@ MAPS = [
         lambda s, dim=-1, mask=None: fenchel.normmax(s, torch.inf, dim, mask),
         fenchel.Norm(torch.inf),
         False,
+    ),
+    Map("fusedmax", fenchel.fusedmax, fenchel.Fused(), grouped=True, placed=True),
+    Map("fusedmax-tensor", _tensor_strength, fenchel.Fused(torch.tensor(0.3)), grouped=True, placed=True),
+    Map("oscarmax", fenchel.oscarmax, fenchel.Oscar(), grouped=True),
+    Map(
+        "oscarmax-0.02",
+        lambda s, dim=-1, mask=None: fenchel.oscarmax(s, 0.02, dim, mask),
+        fenchel.Oscar(0.02),
+        grouped=True,
     ),
     Map("scaled", (0.5 * fenchel.Tsallis(1.5)).argmax, 0.5 * fenchel.Tsallis(1.5)),
 ]

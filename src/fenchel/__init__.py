@@ -4,15 +4,19 @@ from fenchel import nn
 from fenchel.attention import attention
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.regularizers import (
+    Fused,
     Gini,
     Hard,
     Norm,
+    Oscar,
     Regularizer,
     Shannon,
     Tsallis,
     argmax,
     entmax,
+    fusedmax,
     normmax,
+    oscarmax,
     softmax,
     sparsemax,
     support_size,
@@ -21,9 +25,11 @@ from fenchel.regularizers import (
 __version__ = "0.1.0"
 
 __all__ = [
+    "Fused",
     "Gini",
     "Hard",
     "Norm",
+    "Oscar",
     "Regularizer",
     "Shannon",
     "Tsallis",
@@ -31,10 +37,12 @@ __all__ = [
     "attention",
     "entmax",
     "entmax_loss",
+    "fusedmax",
     "fy_loss",
     "nn",
     "normmax",
     "normmax_loss",
+    "oscarmax",
     "softmax",
     "sparsemax",
     "sparsemax_loss",

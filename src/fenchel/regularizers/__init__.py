@@ -1,21 +1,26 @@
 """Ω, a file a family; the functional maps live beside their Ω."""
 
 from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.grouping import Fused, Oscar, fusedmax, oscarmax
 from fenchel.regularizers.norm import Norm, normmax
 from fenchel.regularizers.rows import support_size
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
 
 __all__ = [
+    "Fused",
     "Gini",
     "Hard",
     "Norm",
+    "Oscar",
     "Regularizer",
     "Scaled",
     "Shannon",
     "Tsallis",
     "argmax",
     "entmax",
+    "fusedmax",
     "normmax",
+    "oscarmax",
     "softmax",
     "sparsemax",
     "support_size",

@@ -71,7 +71,7 @@ class Regularizer(nn.Module):
             y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
             impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
             reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
-            value = maximum - reached + self.family.value(y, a)
+            value = maximum - reached + self._value_rows(y, rows, a)
             # Rounding can leave the sum a hair below zero; the gradient is right as it is.
             value = value + (value.clamp_min(0) - value).detach()
         else:
@@ -89,6 +89,10 @@ class Regularizer(nn.Module):
 
     def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
         return parameter_rows(self.parameter, "alpha", scores, dim)
+
+    def _value_rows(self, y: Tensor, rows: Tensor, a: Parameter) -> Tensor:
+        """Ω of targets; rows of scores tell which entries are masked, for an Ω to which that matters."""
+        return self.family.value(y, a)
 
     def _max_rows(self, rows: Tensor, a: Parameter) -> Tensor:
         return self.family.max(rows, self.family.argmax(rows, a), a)
