@@ -15,8 +15,8 @@ class Map:
     """A map and its Ω.
 
     ``curved``: p is differentiable with a Jacobian that is not zero. ``compiled``: it has kernels on the CPU, and is
-    tested a second time without them, as ``plain``. ``grouped``: entries that share a value are tied to each other, and Ω
-    has a penalty that is not zero at the vertices. ``placed``: where an entry stands matters.
+    tested a second time without them, as ``plain``. ``grouped``: entries that share a value are tied to each other, and
+    Ω has a penalty that is not zero at the vertices. ``placed``: where an entry stands matters.
     """
 
     name: str

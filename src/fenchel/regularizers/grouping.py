@@ -3,7 +3,7 @@
 The penalties (variation along a row, variation over a grid, the sum of pairwise maxima) have a property in common:
 the level sets of the minimiser do not depend on each other. So the penalised projection onto the simplex is sparsemax
 of the penalty's proximal map. Its Jacobian is a projection too: onto the directions that keep equal what is equal, zero
-what is zero, and the sum. It takes means over the groups, minus the mean over the support, and can be read from p itself.
+what is zero, and the sum. It takes means over the groups, minus the mean over the support, and can be read from p.
 
 One thing p does not show is which of its zeros were masked, and a masked entry does not part its neighbours. In the
 rows of these families a masked zero is therefore negative, −0.0, until they are handed out.
@@ -124,6 +124,7 @@ class _FusedFamily(_GroupingFamily):
     """penalty(p) = Σ |pᵢ − pᵢ₊₁|; groups are runs of equal neighbours."""
 
     name = "fused"
+    kernel = "fused"
 
     def penalty(self, p: Tensor) -> Tensor:
         return torch.where(self._has_before(p), p - self._before(p), 0.0).abs().sum(-1, keepdim=True)
@@ -158,6 +159,7 @@ class _OscarFamily(_GroupingFamily):
     """penalty(p) = Σᵢ<ⱼ max(pᵢ, pⱼ), on sorted entries Σₖ (n − k) p₍ₖ₎; groups are equal entries anywhere."""
 
     name = "oscar"
+    kernel = "oscar"
 
     def penalty(self, p: Tensor) -> Tensor:
         kept = (~p.signbit()).sum(-1, keepdim=True)
