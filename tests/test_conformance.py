@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fenchel import Norm, Tsallis
+from fenchel import Fused, Norm, Oscar, Tsallis
 from maps import MAPS, Map
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -21,6 +21,8 @@ TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, to
 every_map = pytest.mark.parametrize("case", MAPS, ids=str)
 every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved], ids=str)
 every_map_of_a_set = pytest.mark.parametrize("case", [m for m in MAPS if not m.placed], ids=str)
+every_map_in_a_graph = pytest.mark.parametrize("case", [m for m in MAPS if not m.rigid], ids=str)
+every_map_without_gaps = every_map_in_a_graph
 every_map_level_at_vertices = pytest.mark.parametrize("case", [m for m in MAPS if not m.grouped], ids=str)
 
 
@@ -111,7 +113,7 @@ def test_function_is_argmax_of_its_omega(case: Map, problem: tuple[Tensor, int, 
     assert torch.allclose(p, q, atol=TOLERANCE[scores.dtype], rtol=0)
 
 
-@every_map
+@every_map_without_gaps
 @given(problem=problems())
 def test_masking_is_removing(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     scores, dim, mask = problem
@@ -383,7 +385,7 @@ def test_vmap_is_a_loop(case: Map) -> None:
 # -- graphs ---------------------------------------------------------------------------------------------
 
 
-@every_map
+@every_map_in_a_graph
 def test_compiles_to_one_graph_with_the_same_results(case: Map) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(lambda s, m: case.choose(s, dim=1, mask=m), fullgraph=True, backend="aot_eager")
@@ -400,7 +402,7 @@ def test_compiles_to_one_graph_with_the_same_results(case: Map) -> None:
         assert torch.allclose(eager.grad, graph.grad, atol=1e-6)
 
 
-@every_map
+@every_map_in_a_graph
 def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(case.choose, fullgraph=True, backend="aot_eager")
@@ -413,7 +415,7 @@ def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
     assert torch.equal(tangent, expected)
 
 
-@every_map
+@every_map_in_a_graph
 def test_a_trace_gives_the_same_results(case: Map) -> None:
     scores, others = torch.randn(3, 5), torch.randn(3, 5)
     graph = make_fx(lambda s: case.choose(s))(scores)
@@ -422,13 +424,14 @@ def test_a_trace_gives_the_same_results(case: Map) -> None:
 
 def test_operators_keep_what_their_shape_rules_promise() -> None:
     scores = torch.randn(4, 3, 5).permute(2, 0, 1)
-    for family, number in ((Tsallis.family, 1.0), (Tsallis.family, 1.5), (Tsallis.family, 3.0), (Norm.family, 2.0)):
+    cases = [(Tsallis.family, 1.0), (Tsallis.family, 1.5), (Tsallis.family, 3.0), (Norm.family, 2.0)]
+    for family, number in [*cases, (Fused.family, 0.1), (Oscar.family, 0.1)]:
         torch.library.opcheck(family._argmax_op, (scores, None, number), test_utils="test_faketensor")
         p = family.argmax(scores, number)
         torch.library.opcheck(family._max_op, (scores, p, None, number), test_utils="test_faketensor")
 
 
-@every_map
+@every_map_in_a_graph
 def test_exports_with_a_dynamic_batch(case: Map) -> None:
     class Module(torch.nn.Module):
         def forward(self, scores: Tensor) -> Tensor:

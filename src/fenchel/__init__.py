@@ -11,6 +11,7 @@ from fenchel.regularizers import (
     Oscar,
     Regularizer,
     Shannon,
+    TotalVariation2d,
     Tsallis,
     argmax,
     entmax,
@@ -20,6 +21,7 @@ from fenchel.regularizers import (
     softmax,
     sparsemax,
     support_size,
+    tvmax2d,
 )
 
 __version__ = "0.1.0"
@@ -32,6 +34,7 @@ __all__ = [
     "Oscar",
     "Regularizer",
     "Shannon",
+    "TotalVariation2d",
     "Tsallis",
     "argmax",
     "attention",
@@ -47,4 +50,5 @@ __all__ = [
     "sparsemax",
     "sparsemax_loss",
     "support_size",
+    "tvmax2d",
 ]

@@ -1,7 +1,7 @@
 """Ω, a file a family; the functional maps live beside their Ω."""
 
 from fenchel.regularizers.base import Regularizer, Scaled
-from fenchel.regularizers.grouping import Fused, Oscar, fusedmax, oscarmax
+from fenchel.regularizers.grouping import Fused, Oscar, TotalVariation2d, fusedmax, oscarmax, tvmax2d
 from fenchel.regularizers.norm import Norm, normmax
 from fenchel.regularizers.rows import support_size
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
@@ -15,6 +15,7 @@ __all__ = [
     "Regularizer",
     "Scaled",
     "Shannon",
+    "TotalVariation2d",
     "Tsallis",
     "argmax",
     "entmax",
@@ -24,4 +25,5 @@ __all__ = [
     "softmax",
     "sparsemax",
     "support_size",
+    "tvmax2d",
 ]

@@ -11,9 +11,11 @@ rows of these families a masked zero is therefore negative, −0.0, until they a
 
 from __future__ import annotations
 
+import functools
 import math
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
@@ -24,9 +26,11 @@ from fenchel.kernels import concrete
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, check_indices, hold, show
 from fenchel.regularizers.family import Family, Parameter, _pack, on_support
-from fenchel.regularizers.rows import check_scores, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import apply_mask, broadcasts, check_scores, from_rows, parameter_rows, to_rows
 
 _ALLOWED = "0 <= strength < inf"
+P = ParamSpec("P")
+_Dims = int | tuple[int, int] | None
 
 
 class _GroupingFamily(Family):
@@ -96,28 +100,27 @@ class _GroupingFamily(Family):
     def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
         if plain and self.kernel is not None and self._compiled(a, v, p):
-            product: Tensor = getattr(_grouped(), f"{self.kernel}_product")(v, p, a)
-            return product
+            return self._by_kernel(f"{self.kernel}_product", v, p, a)
         return self.jacobian_product(v, p, a)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
-        if not concrete(z) and self.traceable:
-            # The rounds of the solution depend on the data: a trace holds the operator, not what it does.
-            with torch._C._AutoDispatchBelowAutograd():
-                return self._argmax_op(z, *_pack(a))
+        if not concrete(z):
+            return self._in_trace(z, a)
         if self.kernel is not None and self._compiled(a, z):
-            p: Tensor = getattr(_grouped(), self.kernel)(z, a)
-            return p
+            return self._by_kernel(self.kernel, z, a)
         return super()._solve_any(z, a)
 
-    traceable = True
+    def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
+        """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
+        with torch._C._AutoDispatchBelowAutograd():
+            return self._argmax_op(z, *_pack(a))
 
+    def _by_kernel(self, name: str, *args: Any) -> Tensor:
+        """The compiler is imported by the first kernel that is asked for."""
+        from fenchel.kernels import grouped
 
-def _grouped() -> Any:
-    """The compiled loops; the compiler is imported by the first that is asked for."""
-    from fenchel.kernels import grouped
-
-    return grouped
+        result: Tensor = getattr(grouped, name)(*args)
+        return result
 
 
 class _FusedFamily(_GroupingFamily):
@@ -181,6 +184,60 @@ class _OscarFamily(_GroupingFamily):
         return _means(v, p, group, parted)
 
 
+class _GridFamily(_GroupingFamily):
+    """penalty(p) = Σ |pᵢ − pⱼ| over the edges of a grid, whose rows stand one after the other in those of p.
+
+    Groups are connected regions of equal entries. A family belongs to a width, and is not an operator.
+    """
+
+    name = "grid"
+    kernel = "grid"
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def penalty(self, p: Tensor) -> Tensor:
+        total = torch.zeros_like(p[..., :1])
+        for dim in (-1, -2):
+            total = total + self._steps(p, dim).abs().sum((-2, -1)).unsqueeze(-1)
+        return total
+
+    def slope(self, p: Tensor) -> Tensor:
+        down = torch.zeros_like(self._grid(p))
+        for dim in (-1, -2):
+            step = self._steps(p.detach(), dim).sign()
+            ends = [1, 0, 0, 0] if dim == -1 else [0, 0, 1, 0]
+            starts = [0, 1, 0, 0] if dim == -1 else [0, 0, 0, 1]
+            down = down + torch.nn.functional.pad(step, ends) - torch.nn.functional.pad(step, starts)
+        return down.flatten(-2)
+
+    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+        return groups.spread(self._grid(z), strength.unsqueeze(-1)).flatten(-2)
+
+    def reach(self, size: int) -> float:
+        return 8.0
+
+    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
+        return _means(v, p, groups.regions(self._grid(p.detach())), parted)
+
+    def _grid(self, rows: Tensor) -> Tensor:
+        return rows.reshape(*rows.shape[:-1], rows.shape[-1] // self.width, self.width)
+
+    def _steps(self, p: Tensor, dim: int) -> Tensor:
+        """Differences along a dimension of the grid; 0 beside a masked entry."""
+        grid = self._grid(p)
+        kept = ~grid.signbit()
+        n = grid.shape[dim]
+        both = kept.narrow(dim, 1, n - 1) & kept.narrow(dim, 0, n - 1)
+        return torch.where(both, grid.diff(dim=dim), 0.0)
+
+    def _by_kernel(self, name: str, *args: Any) -> Tensor:
+        return super()._by_kernel(name, *args, self.width)
+
+    def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
+        raise RuntimeError("tvmax2d cannot be traced, for its rounds depend on the data; call it outside of the graph")
+
+
 def _means(v: Tensor, p: Tensor, group: Tensor, parted: Tensor | None) -> Tensor:
     if parted is not None:
         group = torch.where(parted, torch.arange(p.shape[-1], device=p.device), group)
@@ -189,6 +246,7 @@ def _means(v: Tensor, p: Tensor, group: Tensor, parted: Tensor | None) -> Tensor
 
 _FUSED = _FusedFamily()
 _OSCAR = _OscarFamily()
+_grid_family = functools.lru_cache(maxsize=None)(_GridFamily)
 
 
 class _Grouping(Regularizer):
@@ -294,12 +352,157 @@ class Oscar(_Grouping):
         >>> import torch
         >>> from fenchel import Oscar
         >>> Oscar(0.1).argmax(torch.tensor([0.5, -1.0, 0.3, 0.48]))
-        tensor([0.3633, 0.0000, 0.2733, 0.3633])
+        tensor([0.3467, 0.0000, 0.3067, 0.3467])
 
     References: Niculae & Blondel (2017); Bondell & Reich (2008).
     """
 
     family = _OSCAR
+
+
+def _outside_graphs(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Break the graph of ``torch.compile`` around a function; under fullgraph and export that is an error."""
+    disabled: Callable[P, Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+class _Grid(_Grouping):
+    """Ω on the flattened grids of one width: what :class:`TotalVariation2d` is when the layout is settled."""
+
+    def __init__(self, strength: float | Tensor, width: int) -> None:
+        super().__init__(strength)
+        self.family = _grid_family(width)
+
+
+class TotalVariation2d(_Grouping):
+    r"""Gini plus the variation over a grid, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_{i \sim j} |p_i - p_j|`.
+
+    Argmax: tvmax2d. The sum is over pairs of pixels side by side or one above the other; masked pixels drop out with
+    their edges. Margin: 1 + 5·strength, for a pixel with four neighbours that have no others (1 + 4.5·strength on a
+    grid without masks). Zero strength is :class:`Gini`.
+
+    Choices are made over a pair of dimensions, ``dim=(-2, -1)`` unless told. Given the ``shape`` of the grid, they are
+    made along one dimension that holds the pixels row by row, as in attention over image patches:
+    ``fenchel.attention(query, key, value, TotalVariation2d(0.1, shape=(14, 14)))``. A class index counts pixels row by
+    row in both cases.
+
+    Args:
+        strength: λ, a number ≥ 0, or a tensor with one value a grid (size 1 along ``dim``); differentiable.
+        shape: (height, width) of grids that are flattened.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import TotalVariation2d
+        >>> scores = torch.tensor([[1.0, 0.9, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.9]])
+        >>> TotalVariation2d(0.1).argmax(scores)
+        tensor([[0.2250, 0.2250, 0.0000],
+                [0.2250, 0.2250, 0.0000],
+                [0.0000, 0.0000, 0.1000]])
+
+    References: Niculae & Blondel (2017); Chambolle & Darbon (2009).
+    """
+
+    def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
+        super().__init__(strength)
+        if shape is not None and (
+            len(shape) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
+        ):
+            raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape}")
+        self.shape = None if shape is None else (shape[0], shape[1])
+
+    @property
+    def margin(self) -> float | Tensor:
+        """1 + 5·strength: the price of four edges, and what a lone neighbour is pulled up by."""
+        return 1 + 5 * self.strength
+
+    @_outside_graphs
+    def forward(self, p: Tensor, dim: _Dims = None) -> Tensor:
+        """Ω(p) of distributions over the grid."""
+        flat, omega, _ = self._flat(p, dim, None)
+        value: Tensor = omega(flat)
+        return value
+
+    @_outside_graphs
+    def argmax(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
+        """The regularized choice over the grid."""
+        flat, omega, dims = self._flat(scores, dim, mask)
+        p = omega.argmax(flat)
+        if len(dims) == 1:
+            return p.movedim(-1, dims[0])
+        return p.reshape(*p.shape[:-1], *_sizes(scores, dims)).movedim((-2, -1), dims)
+
+    @_outside_graphs
+    def max(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
+        """The regularized maximum over the grid. Its gradient is ``argmax``."""
+        flat, omega, _ = self._flat(scores, dim, mask)
+        return omega.max(flat)
+
+    @_outside_graphs
+    def loss(self, scores: Tensor, target: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
+        """The Fenchel-Young loss, one value a grid: indices of pixels, row by row, or probabilities like scores."""
+        flat, omega, dims = self._flat(scores, dim, mask)
+        if isinstance(target, Tensor) and target.is_floating_point():
+            if target.shape != scores.shape:
+                raise ValueError(
+                    f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, "
+                    f"got {tuple(target.shape)}"
+                )
+            target = _flatten(target, dims)
+        return omega.loss(flat, target)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.shape is None else f", shape={self.shape}")
+
+    def _flat(self, scores: Tensor, dim: _Dims, mask: Tensor | None) -> tuple[Tensor, _Grid, tuple[int, ...]]:
+        """Scores with their grids in the last dimension, masked ones at −inf; Ω of the width; and their dimensions."""
+        dims = self._dims(scores, dim)
+        strength = self.strength
+        if isinstance(strength, Tensor):
+            if not broadcasts(strength.shape, scores.shape):
+                parameter_rows(strength, "strength", scores, dims[0])  # says so
+            full = strength.reshape((1,) * (scores.dim() - strength.dim()) + tuple(strength.shape))
+            for d in dims:
+                parameter_rows(full, "strength", scores, d)
+            strength = _flatten(full, dims)
+        width = scores.shape[dims[-1]] if self.shape is None else self.shape[1]
+        return _flatten(apply_mask(scores, mask), dims), _Grid(strength, width), dims
+
+    def _dims(self, scores: Tensor, dim: _Dims) -> tuple[int, ...]:
+        """The dimensions of the grid, counted from the front."""
+        if dim is None:
+            dim = -1 if self.shape is not None else (-2, -1)
+        if isinstance(dim, int) and not isinstance(dim, bool):
+            if self.shape is None:
+                raise ValueError(
+                    f"dim must be a pair such as (-2, -1), got {dim}; for grids flattened along one dimension "
+                    "give their shape: TotalVariation2d(strength, shape=(height, width))"
+                )
+            d = check_scores(scores, dim)
+            if scores.shape[d] != self.shape[0] * self.shape[1]:
+                raise ValueError(
+                    f"scores must have size {self.shape[0]}·{self.shape[1]} along dim {dim} for grids of shape "
+                    f"{self.shape}, got shape {tuple(scores.shape)}"
+                )
+            return (d,)
+        if not isinstance(dim, tuple | list) or len(dim) != 2:
+            raise TypeError(f"dim must be a pair of dimensions, got {dim!r}")
+        if isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() < 2:
+            raise ValueError(f"scores must have at least two dimensions, got shape {tuple(scores.shape)}")
+        dims = (check_scores(scores, dim[0]), check_scores(scores, dim[1]))
+        if dims[0] == dims[1]:
+            raise ValueError(f"dim must be two different dimensions, got {tuple(dim)}")
+        if self.shape is not None and _sizes(scores, dims) != self.shape:
+            raise ValueError(f"scores must hold grids of shape {self.shape}, got {_sizes(scores, dims)}")
+        return dims
+
+
+def _flatten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The dimensions of the grid made one, which is last."""
+    return x.movedim(dims[0], -1) if len(dims) == 1 else x.movedim(dims, (-2, -1)).flatten(-2)
+
+
+def _sizes(scores: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(scores.shape[d] for d in dims)
 
 
 def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -329,7 +532,7 @@ def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
         >>> fenchel.sparsemax(scores)
         tensor([0.2750, 0.4750, 0.1750, 0.0000, 0.0750])
         >>> fenchel.fusedmax(scores, strength=0.1)
-        tensor([0.3333, 0.3333, 0.3333, 0.0000, 0.0000])
+        tensor([0.3750, 0.3750, 0.2250, 0.0000, 0.0250])
 
     References: Niculae & Blondel (2017), section 3.
     """
@@ -359,8 +562,44 @@ def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     Example:
         >>> import torch, fenchel
         >>> fenchel.oscarmax(torch.tensor([0.5, -1.0, 0.3, 0.48]), strength=0.1)
-        tensor([0.3633, 0.0000, 0.2733, 0.3633])
+        tensor([0.3467, 0.0000, 0.3067, 0.3467])
 
     References: Niculae & Blondel (2017), section 3.
     """
     return _choose(_OSCAR, scores, _check_strength(strength), dim, mask)
+
+
+@_outside_graphs
+def tvmax2d(scores: Tensor, strength: float | Tensor = 0.1, mask: Tensor | None = None) -> Tensor:
+    r"""Project scores on a grid onto the simplex, with a price on every step between neighbours: blobs.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
+              - \lambda \sum_{i \sim j} |p_i - p_j|
+
+    Sparsemax of the proximal map of anisotropic total variation, found by dividing the grid along minimum cuts until no
+    part wants to be divided. It ends by itself, with an answer that is exact but for rounding (1e-13 in p), as the
+    maximum flow of the last round proves: it closes the duality gap. Pixels of a region have probabilities equal to
+    the bit. Cannot be part of a compiled, exported or traced graph.
+
+    Args:
+        scores: (…, height, width), floating point.
+        strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along the last two dimensions;
+            differentiable. 0 is sparsemax over all pixels.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too. Masked pixels
+            drop out with their edges.
+
+    Returns:
+        Probabilities of the shape and dtype of ``scores``, with sum 1 over the last two dimensions; grids with nothing
+        unmasked are zero. Where regions are just about to part or join, the gradient is that of the joined ones.
+
+    Example:
+        >>> import torch, fenchel
+        >>> scores = torch.tensor([[1.0, 0.9, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.9]])
+        >>> fenchel.tvmax2d(scores, strength=0.1)
+        tensor([[0.2250, 0.2250, 0.0000],
+                [0.2250, 0.2250, 0.0000],
+                [0.0000, 0.0000, 0.1000]])
+
+    References: Niculae & Blondel (2017); Chambolle & Darbon (2009), for the division by cuts.
+    """
+    return TotalVariation2d(strength).argmax(scores, mask=mask)

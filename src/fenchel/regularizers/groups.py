@@ -14,6 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fenchel.kernels import concrete
 from fenchel.regularizers.thresholds import entmax_up_to_2
 
 _ROUNDING = 16
@@ -155,3 +156,125 @@ def equals(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     smaller = (sizes.cumsum(-1) - sizes).gather(-1, number)
     back = torch.empty_like(order).scatter(-1, order, torch.arange(p.shape[-1], device=p.device).expand_as(order))
     return number.gather(-1, back), sizes.gather(-1, number).gather(-1, back), smaller.gather(-1, back)
+
+
+# -- grids: the last two dimensions -------------------------------------------------------------------------
+
+
+class _Edges:
+    """The edges of a grid along one dimension, each kept by the first of its ends, and what flows along them."""
+
+    def __init__(self, kept: Tensor, dim: int, like: Tensor) -> None:
+        self.dim = dim
+        place = torch.arange(kept.shape[dim], device=kept.device)
+        place = place.unsqueeze(-1) if dim == -2 else place
+        self.open = kept & self.ahead(kept) & (place < kept.shape[dim] - 1)
+        self.flow = torch.zeros_like(like)
+
+    def ahead(self, x: Tensor) -> Tensor:
+        """What stands at the other end."""
+        return x.roll(-1, self.dim)
+
+    def back(self, x: Tensor) -> Tensor:
+        """What stands at an edge, told to its other end."""
+        return x.roll(1, self.dim)
+
+    def within(self, group: Tensor) -> Tensor:
+        """Edges that join members of one group."""
+        return self.open & (group == self.ahead(group))
+
+
+def spread(z: Tensor, strength: Tensor) -> Tensor:
+    r"""argmin_y ½‖y − z‖² + λ Σ |yᵢ − yⱼ| over the edges of a grid. Entries at −inf and their edges are left out.
+
+    Who wants to be above the mean of a group is a minimum cut, found by a maximum flow: excess over the mean is sent to
+    where it is missing, at most λ along an edge. What cannot be sent stays above. The flow solves the dual problem.
+    """
+    kept = z > -torch.inf
+    x = torch.where(kept, z, 0.0)
+    edges = [_Edges(kept, dim, x) for dim in (-1, -2)]
+    group = torch.zeros_like(x, dtype=torch.long)
+    group = torch.where(kept, group, 1)
+    slack = 4 * _ROUNDING * torch.finfo(x.dtype).eps * torch.maximum(strength, x.abs().amax((-2, -1), keepdim=True))
+    while True:
+        excess = x
+        for e in edges:
+            excess = excess - e.flow + e.back(e.flow)
+        level = group_means(excess.flatten(-2), group.flatten(-2)).view_as(x)
+        excess = torch.where(kept, excess - level, 0.0)
+        excess, reached = _route(excess, group, edges, strength, slack)
+        spill = torch.where(reached, 0.0, excess).flatten(-2)
+        size = torch.zeros_like(spill).scatter_add(-1, group.flatten(-2), torch.ones_like(spill))
+        spill = torch.zeros_like(spill).scatter_add(-1, group.flatten(-2), spill)
+        parted = (spill > slack.flatten(-2) * (4 + size)).gather(-1, group.flatten(-2)).view_as(kept)
+        above = parted & ~reached & kept
+        if not bool(above.any()):
+            return torch.where(kept, level, z)
+        for e in edges:
+            step = above.to(x.dtype) - e.ahead(above).to(x.dtype)
+            e.flow = torch.where(e.within(group) & (step != 0), step * strength, e.flow)
+        group = _renumber(2 * group + above)
+
+
+def _renumber(number: Tensor) -> Tensor:
+    """The same groups, numbered below the size of the grid."""
+    ordered, order = number.flatten(-2).sort(dim=-1)
+    steps = torch.cat([torch.zeros_like(ordered[..., :1]), (ordered[..., 1:] != ordered[..., :-1]).long()], -1)
+    return torch.empty_like(ordered).scatter(-1, order, steps.cumsum(-1)).view_as(number)
+
+
+def _route(
+    excess: Tensor, group: Tensor, edges: list[_Edges], strength: Tensor, slack: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Send excess, the farthest first, to where it is missing; what is left, and who could reach a need."""
+    size = group.shape[-1] * group.shape[-2]
+    inner = [e.within(group) for e in edges]
+    while True:
+        far = torch.where(excess < -slack, 0, size)
+        while True:
+            nearer = far
+            for e, inside in zip(edges, inner, strict=True):
+                onward = torch.where(inside & (e.flow < strength), e.ahead(nearer) + 1, size)
+                backward = torch.where(inside & (e.flow > -strength), nearer + 1, size)
+                nearer = torch.minimum(torch.minimum(nearer, onward), e.back(backward))
+            if torch.equal(nearer, far):
+                break
+            far = nearer
+        ready = (excess > slack) & (far < size)
+        if not bool(ready.any()):
+            return excess, far < size
+        for distance in range(int(far[far < size].max()), 0, -1):
+            here, there = far == distance, far == distance - 1
+            for e, inside in zip(edges, inner, strict=True):
+                ahead = torch.where(inside & here & e.ahead(there), excess.clamp_min(0), 0.0)
+                ahead = torch.minimum(ahead, strength - e.flow)
+                excess = excess - ahead + e.back(ahead)
+                back = torch.where(inside & there & e.ahead(here), e.ahead(excess).clamp_min(0), 0.0)
+                back = torch.minimum(back, strength + e.flow)
+                excess = excess + back - e.back(back)
+                e.flow = e.flow + ahead - back
+
+
+def regions(p: Tensor) -> Tensor:
+    """A number for each connected region of equal, positive entries of a grid, flattened: its first member's place.
+
+    Everybody takes the smallest number around, then the number of whom that belongs to, until all agree.
+    """
+    alive = p != 0
+    edges = [_Edges(alive, dim, p) for dim in (-1, -2)]
+    joins = [e.open & (p == e.ahead(p)) for e in edges]
+    size = p.shape[-1] * p.shape[-2]
+    number = torch.arange(size, device=p.device).view(p.shape[-2:]).expand(p.shape)
+    # Where values cannot be looked at, as many rounds as the longest way could take.
+    known = concrete(p)
+    for _ in range(size):
+        least = number
+        for e, join in zip(edges, joins, strict=True):
+            least = torch.minimum(least, torch.where(join, e.ahead(least), size))
+            least = torch.minimum(least, e.back(torch.where(join, least, size)))
+        least = least.flatten(-2)
+        least = least.gather(-1, least).view(p.shape)
+        if known and torch.equal(least, number):
+            break
+        number = least
+    return number.flatten(-2)
