@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.compiler import kernel
 from fenchel.kernels.pool import over_rows
 
 _BLOCK = 32  # what is skipped as a whole
 _FEW = 48  # so many numbers are sorted by insertion
 _HARD = 100  # the work of an entry of a grid, in those of a row
+_MORE = 1.0 + 1e-6  # a few candidates too many do no harm
 _ROUNDING = 64 * 2.2e-16  # an excess that is no more than rounding
 
 
@@ -93,7 +94,7 @@ def _strengths(strength: float | Tensor, x: Tensor) -> Any:
 # -- what the rows of both maps share ---------------------------------------------------------------------
 
 
-@inlined
+@kernel
 def _survey(x: Any, maxima: Any) -> tuple[Any, Any, bool]:
     """The largest entry of a row and the smallest, and whether one is NaN or +inf; ``maxima`` of the blocks."""
     n = x.size
@@ -111,7 +112,7 @@ def _survey(x: Any, maxima: Any) -> tuple[Any, Any, bool]:
     return top, least, bad > 0 or top == np.inf
 
 
-@inlined
+@kernel
 def _clear(x: Any, target: Any, bits: Any, negative: Any, masked: bool) -> int:
     """Zeros, negative ones where masked; how many are not masked."""
     n: int = x.size
@@ -127,20 +128,20 @@ def _clear(x: Any, target: Any, bits: Any, negative: Any, masked: bool) -> int:
     return kept
 
 
-@inlined
-def _collect(x: Any, line: Any, maxima: Any, index: Any) -> int:
-    """Where the entries ≥ line stand."""
+@kernel
+def _collect(x: Any, top: Any, line: Any, maxima: Any, index: Any) -> int:
+    """Where the entries stand that are above the line, which is relative to the top."""
     n = x.size
     count = 0
     for block in range((n + _BLOCK - 1) // _BLOCK):
-        if maxima[block] >= line:
+        if maxima[block] - top > line:
             for i in range(block * _BLOCK, min((block + 1) * _BLOCK, n)):
                 index[count] = i
-                count += 1 if x[i] >= line else 0
+                count += 1 if x[i] - top > line else 0
     return count
 
 
-@inlined
+@kernel
 def _support(p: Any, index: Any) -> int:
     """Where the entries that are not zero stand; NaN is not zero."""
     n = p.size
@@ -214,7 +215,7 @@ def _variation(w: Any, n: int, strength: float, y: Any, lower: Any, upper: Any, 
         y[i] = min(max(y[i + 1], lower[i]), upper[i])
 
 
-@inlined
+@kernel
 def _adjacent(bits: Any, negative: Any, masked: bool, i: int, j: int) -> bool:
     """Whether only masked entries stand between i < j."""
     if j == i + 1:
@@ -246,9 +247,7 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
         masked = least == -np.inf
         _clear(source, target, signs, negative, masked)
         strength = strengths[row]
-        line = np.float64(top) - (1.0 + 4.0 * strength)
-        line -= 1e-6 * abs(line)  # a few too many do no harm
-        count = _collect(source, kind(line), maxima, index)
+        count = _collect(source, top, kind(-_MORE * (1.0 + 4.0 * strength)), maxima, index)
         groups, start = 0, 0
         while start < count:
             stop = start + 1
@@ -388,7 +387,7 @@ def _sort(a: Any, n: int, keys: Any, spare: Any, counts: Any) -> None:
         _sort_by_digits(a.view(np.uint32), n, keys, spare, counts)
 
 
-@inlined
+@kernel
 def _find(edges: Any, count: int, value: Any) -> int:
     """The first of the descending edges that value reaches; count if none."""
     low, high = 0, count
@@ -411,7 +410,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
     ordered = np.empty(n, x.dtype)
     keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
     edges = np.empty(n, x.dtype)
-    sums, values, sizes = np.empty(n), np.empty(n), np.empty(n, np.int32)
+    z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target, signs = x[row], out[row], bits[row]
         top, least, bad = _survey(source, maxima)
@@ -438,34 +437,33 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
             continue
         # The penalty can lift an entry over the best by λ(n − 1) at most; and without those who have no mass
         # whatever happens, it is the penalty of fewer.
-        line = np.float64(top) - (1.0 + (kept - 1) * strength)
-        line -= 1e-6 * abs(line)
-        edge = kind(line) if line > -np.finfo(source.dtype).max else -np.finfo(source.dtype).max
-        count = _collect(source, edge, maxima, index)
+        count = _collect(source, top, kind(-_MORE * (1.0 + (kept - 1) * strength)), maxima, index)
         for k in range(count):
             ordered[k] = source[index[k]]
         while True:
-            line = np.float64(top) - (1.0 + (count - 1) * strength)
-            line -= 1e-6 * abs(line)
+            line = kind(-_MORE * (1.0 + (count - 1) * strength))
             fewer = 0
             for k in range(count):
                 v = ordered[k]
                 ordered[fewer] = v
-                fewer += 1 if v >= line else 0
+                fewer += 1 if v - top > line else 0
             if fewer == count:
                 break
             count = fewer
         _sort(ordered, count, keys, spare, counts)
+        for k in range(count):  # in a loop of its own, or the compiler would take the ranks off first
+            z[k] = np.float64(ordered[count - 1 - k]) - top
         groups = 0
         for k in range(count):
-            v = ordered[count - 1 - k]
-            total, size, level = (np.float64(v) - top) + strength * k, 1, (np.float64(v) - top) + strength * k
+            level = z[k] + strength * k
+            total, size = level, 1
             while groups > 0 and strength > 0.0 and values[groups - 1] <= level:
                 groups -= 1
                 total += sums[groups]
                 size += sizes[groups]
                 level = total / size
-            sums[groups], sizes[groups], values[groups], edges[groups] = total, size, level, v
+            sums[groups], sizes[groups], values[groups] = total, size, level
+            edges[groups] = ordered[count - 1 - k]
             groups += 1
         k = 0
         for g in range(groups):
@@ -473,7 +471,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
             rest, middle = 0.0, strength * (k + 0.5 * (sizes[g] - 1))
             base = values[g] - middle
             for j in range(k, k + sizes[g]):
-                rest += (np.float64(ordered[count - 1 - j]) - top) - base
+                rest += z[j] - base
             values[g] += rest / sizes[g]
             k += sizes[g]
         tau = _threshold(values, sizes, groups)

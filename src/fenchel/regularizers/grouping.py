@@ -212,7 +212,8 @@ class _GridFamily(_GroupingFamily):
         return down.flatten(-2)
 
     def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
-        return groups.spread(self._grid(z), strength.unsqueeze(-1)).flatten(-2)
+        grid, each = self._grid(z), strength.unsqueeze(-1)
+        return groups.spread(groups.without(grid, grid <= -1 - 8 * each, each), each).flatten(-2)
 
     def reach(self, size: int) -> float:
         return 8.0

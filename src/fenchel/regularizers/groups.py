@@ -161,6 +161,16 @@ def equals(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # -- grids: the last two dimensions -------------------------------------------------------------------------
 
 
+def without(z: Tensor, zero: Tensor, strength: Tensor) -> Tensor:
+    """Scores of a grid without entries that are known to have no mass: −inf, and −λ for each one beside them."""
+    kept = z > -torch.inf
+    for dim in (-1, -2):
+        edges = _Edges(kept, dim, z)
+        z = z - strength * (edges.open & edges.ahead(zero)).to(z.dtype)
+        z = z - strength * edges.back((edges.open & zero).to(z.dtype))
+    return torch.where(zero, -torch.inf, z)
+
+
 class _Edges:
     """The edges of a grid along one dimension, each kept by the first of its ends, and what flows along them."""
 
@@ -193,8 +203,7 @@ def spread(z: Tensor, strength: Tensor) -> Tensor:
     kept = z > -torch.inf
     x = torch.where(kept, z, 0.0)
     edges = [_Edges(kept, dim, x) for dim in (-1, -2)]
-    group = torch.zeros_like(x, dtype=torch.long)
-    group = torch.where(kept, group, 1)
+    group = _renumber(kept.long())
     slack = 4 * _ROUNDING * torch.finfo(x.dtype).eps * torch.maximum(strength, x.abs().amax((-2, -1), keepdim=True))
     while True:
         excess = x
