@@ -1,6 +1,7 @@
 """Grouping regularizers: their problems solved by cvxpy, the groups, strength and its derivatives, masks, grids."""
 
 import math
+from itertools import pairwise
 
 import cvxpy
 import numpy as np
@@ -22,7 +23,7 @@ def edges(kind: str, kept: np.ndarray) -> list[tuple[int, int]]:
     """The pairs of flat positions that a penalty is about."""
     places = [int(i) for i in np.flatnonzero(kept)]
     if kind == "fused":
-        return list(zip(places, places[1:], strict=False))
+        return list(pairwise(places))
     if kind == "oscar":
         return [(i, j) for i in places for j in places if i < j]
     height, width = kept.shape
@@ -106,15 +107,13 @@ def test_a_flow_proves_that_tvmax2d_is_exact(kernels: str, monkeypatch: pytest.M
         p = tvmax2d(s, strength).numpy().ravel()
         fixed = [strength * np.sign(p[i] - p[j]) for i, j in pairs]
         flows = [(f, f) if f else (-strength, strength) for f in fixed]
-        residual = np.hstack([divergence, np.ones((n, 1)), -np.ones((n, 1))])  # div u + τ − ε ≤ s − p, and ≥ off it
-        on = p > 0
-        upper = np.vstack([residual[on], -residual - 2 * np.eye(n + m + 2)[[-1] * n][:, : m + 2] * 0])
-        upper[on.sum() :, -1] = -1
-        rest = s.numpy().ravel() - p
+        on, rest, ones = p > 0, s.numpy().ravel() - p, np.ones((n, 1))
+        below = np.hstack([-divergence, -ones, -ones])  # s − p − div u − τ ≤ ε everywhere …
+        above = np.hstack([divergence, ones, -ones])[on]  # … and ≥ −ε on the support
         program = linprog(
             np.eye(m + 2)[-1],
-            A_ub=upper,
-            b_ub=np.concatenate([rest[on], -rest]),
+            A_ub=np.vstack([below, above]),
+            b_ub=np.concatenate([-rest, rest[on]]),
             bounds=[*flows, (None, None), (0, None)],
             method="highs",
         )
@@ -151,11 +150,11 @@ def test_the_gradient_takes_means_over_groups(kind: str, kernels: str, monkeypat
     monkeypatch.setenv("FENCHEL_KERNELS", kernels)
     choose, _, shape = MAPS[kind]
     shape = (4, 5) if kind == "grid" else (16,)
-    for scale in (0.2, 0.6):
+    for scale in (0.1, 0.25):
         scores = scale * torch.randn(shape, dtype=torch.float64)
         strength = 0.02 if kind == "oscar" else 0.1
         p = choose(scores, strength)
-        assert len(p.unique()) < (p > 0).sum()  # something is fused
+        assert len(p[p > 0].unique()) < (p > 0).sum()  # something is fused
         jacobian = jacrev(lambda s: choose(s, strength))(scores).reshape(p.numel(), -1)  # noqa: B023
         step = 1e-7
         units = step * torch.eye(p.numel(), dtype=torch.float64).view(-1, *shape)
@@ -164,10 +163,9 @@ def test_the_gradient_takes_means_over_groups(kind: str, kernels: str, monkeypat
 
 
 @every_kind
-@both_paths
-def test_strength_has_right_derivatives_too(kind: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FENCHEL_KERNELS", kernels)
+def test_strength_has_right_derivatives_too(kind: str) -> None:
     choose, omega, shape = MAPS[kind]
+    shape = (2, 3) if kind == "grid" else (5,)
     scores = (0.4 * torch.randn(2, *shape, dtype=torch.float64)).requires_grad_()
     strength = torch.tensor([0.03, 0.07], dtype=torch.float64).view(2, *[1] * len(shape)).requires_grad_()
     target = torch.tensor([1, 3])
@@ -304,14 +302,16 @@ def test_the_grid_is_outside_of_graphs() -> None:
     torch._dynamo.reset()
     assert torch.equal(torch.compile(tvmax2d, backend="eager")(scores), tvmax2d(scores))
     with pytest.raises(RuntimeError, match="cannot be traced"):
-        torch.fx.experimental.proxy_tensor.make_fx(tvmax2d)(scores)
+        torch.fx.experimental.proxy_tensor.make_fx(lambda s: tvmax2d(s))(scores)
 
 
 def test_a_grid_may_stand_in_any_pair_of_dimensions_or_be_flattened() -> None:
     scores, mask = torch.randn(2, 3, 4, 5), torch.rand(2, 3, 4, 5) < 0.9
     omega, flat = TotalVariation2d(0.1), TotalVariation2d(0.1, shape=(4, 5))
     p = omega.argmax(scores, mask=mask)
-    assert torch.equal(omega.argmax(scores.permute(2, 0, 3, 1), (0, 2), mask.permute(2, 0, 3, 1)).permute(1, 3, 0, 2), p)
+    assert torch.equal(
+        omega.argmax(scores.permute(2, 0, 3, 1), (0, 2), mask.permute(2, 0, 3, 1)).permute(1, 3, 0, 2), p
+    )
     assert torch.equal(flat.argmax(scores.flatten(-2), mask=mask.flatten(-2)), p.flatten(-2))
     moved = flat.argmax(scores.flatten(-2).movedim(-1, 0), 0, mask.flatten(-2).movedim(-1, 0))
     assert torch.equal(moved.movedim(0, -1), p.flatten(-2))
@@ -323,9 +323,7 @@ def test_a_grid_may_stand_in_any_pair_of_dimensions_or_be_flattened() -> None:
 
 def test_attention_over_the_patches_of_an_image() -> None:
     query, key, value = torch.randn(3, 2, 12, 8).unbind()
-    output, weights = fenchel.attention(
-        query, key, value, TotalVariation2d(0.1, shape=(3, 4)), return_weights=True
-    )
+    output, weights = fenchel.attention(query, key, value, TotalVariation2d(0.1, shape=(3, 4)), return_weights=True)
     scores = query @ key.transpose(-2, -1) / 8**0.5
     assert torch.allclose(weights.view(2, 12, 3, 4), tvmax2d(scores.view(2, 12, 3, 4)), atol=1e-6)
     assert torch.allclose(output, weights @ value)
