@@ -261,7 +261,11 @@ def _route(
                 back = torch.where(inside & there & e.ahead(here), e.ahead(excess).clamp_min(0), 0.0)
                 back = torch.minimum(back, strength + e.flow)
                 excess = excess + back - e.back(back)
-                e.flow = e.flow + ahead - back
+                # Full is full: a remainder by rounding would be an open way that leads nowhere.
+                full = (ahead > 0) & (ahead == strength - e.flow)
+                empty = (back > 0) & (back == strength + e.flow)
+                flow = e.flow + ahead - back
+                e.flow = torch.where(full, strength, torch.where(empty, -strength, flow))
 
 
 def regions(p: Tensor) -> Tensor:
