@@ -12,7 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fenchel import Norm, Tsallis
+from fenchel import Fused, Norm, Oscar, Tsallis
 from maps import MAPS, Map
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -22,6 +22,9 @@ every_map = pytest.mark.parametrize("case", MAPS, ids=str)
 every_graph_map = pytest.mark.parametrize("case", [m for m in MAPS if not m.opaque], ids=str)
 every_opaque_map = pytest.mark.parametrize("case", [m for m in MAPS if m.opaque], ids=str)
 every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved], ids=str)
+every_map_of_a_set = pytest.mark.parametrize("case", [m for m in MAPS if not m.placed], ids=str)
+every_map_without_gaps = pytest.mark.parametrize("case", [m for m in MAPS if not m.rigid], ids=str)
+every_map_level_at_vertices = pytest.mark.parametrize("case", [m for m in MAPS if not m.grouped], ids=str)
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +55,11 @@ def rows(p: Tensor, dim: int) -> Tensor:
     return p.movedim(dim, -1).reshape(-1, p.shape[dim])
 
 
+def equalities(p: Tensor) -> Tensor:
+    """Which entries of a row share a value."""
+    return p.unsqueeze(-1) == p.unsqueeze(-2)
+
+
 def kinks(case: Map, shape: tuple[int, ...], count: int) -> Iterator[Tensor]:
     """Random float64 scores away from the kinks of a sparse map, where finite differences mean nothing."""
     found = 0
@@ -60,9 +68,11 @@ def kinks(case: Map, shape: tuple[int, ...], count: int) -> Iterator[Tensor]:
         # A support that survives every perturbation of size 1e-2 is not next to a kink, except from within: ask too
         # that no probability is small, for the powers of p in the Jacobian are steep there.
         p = case.choose(scores)
-        support = p > 0
-        noise = [case.choose(scores + 1e-2 * torch.randn_like(scores)) > 0 for _ in range(8)]
-        if all(torch.equal(support, s) for s in noise) and p[support].min() > 2e-2:
+        noise = [case.choose(scores + 1e-2 * torch.randn_like(scores)) for _ in range(8)]
+        alike = all(torch.equal(p > 0, q > 0) for q in noise)
+        if case.grouped:
+            alike = alike and all(torch.equal(equalities(p), equalities(q)) for q in noise)
+        if alike and p[p > 0].min() > 2e-2:
             found += 1
             yield scores
 
@@ -104,7 +114,7 @@ def test_function_is_argmax_of_its_omega(case: Map, problem: tuple[Tensor, int, 
     assert torch.allclose(p, q, atol=TOLERANCE[scores.dtype], rtol=0)
 
 
-@every_map
+@every_map_without_gaps
 @given(problem=problems())
 def test_masking_is_removing(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     scores, dim, mask = problem
@@ -195,7 +205,7 @@ def test_huge_scores_choose_the_best(case: Map, dtype: torch.dtype) -> None:
     assert scores.grad.isfinite().all()
 
 
-@every_map
+@every_map_of_a_set
 @given(problem=problems())
 def test_ties_share(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     scores, dim, _ = problem
@@ -205,7 +215,7 @@ def test_ties_share(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     assert torch.allclose(first, second, atol=8 * eps if case.dense else 0, rtol=8 * eps)
 
 
-@every_map
+@every_map_of_a_set
 @given(problem=problems(), seed=st.integers(0, 1000))
 def test_order_does_not_matter(case: Map, problem: tuple[Tensor, int, Tensor], seed: int) -> None:
     scores, dim, mask = problem
@@ -417,7 +427,8 @@ def test_a_trace_gives_the_same_results(case: Map) -> None:
 
 def test_operators_keep_what_their_shape_rules_promise() -> None:
     scores = torch.randn(4, 3, 5).permute(2, 0, 1)
-    for family, number in ((Tsallis.family, 1.0), (Tsallis.family, 1.5), (Tsallis.family, 3.0), (Norm.family, 2.0)):
+    cases = [(Tsallis.family, 1.0), (Tsallis.family, 1.5), (Tsallis.family, 3.0), (Norm.family, 2.0)]
+    for family, number in [*cases, (Fused.family, 0.1), (Oscar.family, 0.1)]:
         torch.library.opcheck(family._argmax_op, (scores, None, number), test_utils="test_faketensor")
         p = family.argmax(scores, number)
         torch.library.opcheck(family._max_op, (scores, p, None, number), test_utils="test_faketensor")
@@ -469,7 +480,7 @@ def test_autocast_changes_nothing(case: Map) -> None:
 # -- max and loss ---------------------------------------------------------------------------------------
 
 
-@every_map
+@every_map_level_at_vertices
 @given(problem=problems())
 def test_max_is_at_least_the_best_score_and_grows_with_choice(case: Map, problem: tuple[Tensor, int, Tensor]) -> None:
     scores, dim, mask = problem
@@ -557,7 +568,7 @@ def test_the_margin_is_the_lead_that_takes_all(case: Map) -> None:
             assert case.omega.loss(below, torch.tensor(0)) > 0
 
 
-@every_map
+@every_map_level_at_vertices
 def test_omega_is_zero_at_the_vertices_and_not_positive_between(case: Map) -> None:
     assert torch.equal(case.omega(torch.eye(4, dtype=torch.float64)), torch.zeros(4, dtype=torch.float64))
     inside = torch.distributions.Dirichlet(torch.ones(4, dtype=torch.float64)).sample((100,))

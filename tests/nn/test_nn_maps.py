@@ -17,7 +17,7 @@ from torch.testing import assert_close
 
 import fenchel
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
-from fenchel.nn import Argmax, Entmax, Normmax, Softmax, Sparsemax
+from fenchel.nn import Argmax, Entmax, Fusedmax, Normmax, Oscarmax, Softmax, Sparsemax, TVmax2d
 
 EXACT = {"atol": 1e-13, "rtol": 1e-12}
 
@@ -363,3 +363,16 @@ def test_a_tensor_times_a_regularizer_is_a_regularizer() -> None:
     for omega in (Gini() * gamma, gamma * Gini()):
         assert isinstance(omega, Regularizer)
         assert_close(omega.argmax(scores), fenchel.sparsemax(scores / gamma))
+
+
+def test_grouping_modules_are_their_maps_and_train_a_strength() -> None:
+    scores, mask = torch.randn(3, 4, 5), torch.rand(3, 4, 5) < 0.8
+    assert torch.equal(Fusedmax(0.2, dim=1)(scores, mask), fenchel.fusedmax(scores, 0.2, 1, mask))
+    assert torch.equal(Oscarmax(0.2, dim=0)(scores, mask), fenchel.oscarmax(scores, 0.2, 0, mask))
+    assert torch.equal(TVmax2d(0.2)(scores, mask), fenchel.tvmax2d(scores, 0.2, mask))
+    for kind in (Fusedmax, Oscarmax, TVmax2d):
+        module = kind(nn.Parameter(torch.tensor(0.02)))
+        module(0.3 * scores).square().sum().backward()
+        assert module.omega.strength.grad < 0
+        assert "strength=0.02" in repr(module)
+        assert list(module.state_dict()) == ["omega.strength"]

@@ -41,31 +41,33 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget)
 
 
-def over_rows(kernel: Any, rows: int, elements: int, *arrays: np.ndarray[Any, Any]) -> None:
-    """Run ``kernel(first, last, *arrays)`` on all rows, split among threads."""
+def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int) -> None:
+    """Run ``kernel(first, last, *args)`` on all rows, split among threads; arguments are arrays and integers."""
     threads = min(torch.get_num_threads(), rows)
     if threads < 2 or elements < SERIAL:
-        kernel(0, rows, *arrays)
+        kernel(0, rows, *args)
         return
     team = None if _forked else _team()
     if team is None:
-        _over_pool(kernel, rows, threads, arrays)
+        _over_pool(kernel, rows, threads, args)
         return
-    words = [_address(kernel, tuple(map(_kind, arrays)), arrays), 0, rows, min(threads * _PARTS, rows)]
-    for array in arrays:
-        # As Numba passes an array: owner, parent, size, item size, data, shape, strides.
-        words += [0, 0, array.size, array.itemsize, array.__array_interface__["data"][0], *array.shape, *array.strides]
+    words = [_address(kernel, tuple(map(_kind, args)), args), 0, rows, min(threads * _PARTS, rows)]
+    for arg in args:
+        if isinstance(arg, int):
+            words.append(arg)
+        else:  # as Numba passes an array: owner, parent, size, item size, data, shape, strides
+            words += [0, 0, arg.size, arg.itemsize, arg.__array_interface__["data"][0], *arg.shape, *arg.strides]
     block = np.array(words, dtype=np.int64)
     team(_trampoline(len(words) - 4), block.__array_interface__["data"][0], threads, 0)
 
 
-def _over_pool(kernel: Any, rows: int, threads: int, arrays: tuple[Any, ...]) -> None:
+def _over_pool(kernel: Any, rows: int, threads: int, args: tuple[Any, ...]) -> None:
     global _pool
     if _pool is None:
         _pool = ThreadPoolExecutor(max_workers=os.cpu_count(), thread_name_prefix="fenchel")
     cuts = [rows * i // threads for i in range(threads + 1)]
-    waiting = [_pool.submit(kernel, cuts[i], cuts[i + 1], *arrays) for i in range(1, threads)]
-    kernel(cuts[0], cuts[1], *arrays)
+    waiting = [_pool.submit(kernel, cuts[i], cuts[i + 1], *args) for i in range(1, threads)]
+    kernel(cuts[0], cuts[1], *args)
     for task in waiting:
         task.result()
 
@@ -85,18 +87,18 @@ def _team() -> Callable[..., None] | None:
     return parallel
 
 
-def _kind(array: np.ndarray[Any, Any]) -> tuple[Any, ...]:
-    return array.dtype.num, array.ndim, array.flags.c_contiguous
+def _kind(arg: np.ndarray[Any, Any] | int) -> tuple[Any, ...]:
+    return () if isinstance(arg, int) else (arg.dtype.num, arg.ndim, arg.flags.c_contiguous)
 
 
 _addresses: dict[tuple[Any, ...], int] = {}
 
 
-def _address(kernel: Any, kinds: tuple[Any, ...], arrays: tuple[Any, ...]) -> int:
+def _address(kernel: Any, kinds: tuple[Any, ...], args: tuple[Any, ...]) -> int:
     """The machine code of a kernel for arguments of these types."""
     key = (kernel, *kinds)
     if key not in _addresses:
-        signature = (int64, int64, *map(typeof, arrays))
+        signature = (int64, int64, *map(typeof, args))
         kernel.compile(signature)
         compiled = kernel.overloads[signature]
         _addresses[key] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)

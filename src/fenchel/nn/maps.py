@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fenchel.regularizers import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
+from fenchel.regularizers import Fused, Gini, Hard, Norm, Oscar, Regularizer, Shannon, TotalVariation2d, Tsallis
 from fenchel.regularizers.base import check_omega
 
 
@@ -92,3 +92,48 @@ class Normmax(Argmax):
 
     def __init__(self, alpha: float | Tensor = 2.0, dim: int = -1) -> None:
         super().__init__(Norm(alpha), dim)
+
+
+class Fusedmax(Argmax):
+    """Sparse choices that fuse neighbours, in place of ``torch.nn.Softmax`` over a sequence.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Fusedmax(0.2)(torch.tensor([1.0, 0.7, 0.9, -1.0]))
+        tensor([0.3333, 0.3333, 0.3333, 0.0000])
+    """
+
+    def __init__(self, strength: float | Tensor = 0.1, dim: int = -1) -> None:
+        super().__init__(Fused(strength), dim)
+
+
+class Oscarmax(Argmax):
+    """Sparse choices that give near equals the same, in place of ``torch.nn.Softmax``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.Oscarmax(0.1)(torch.tensor([0.5, -1.0, 0.3, 0.48]))
+        tensor([0.3467, 0.0000, 0.3067, 0.3467])
+    """
+
+    def __init__(self, strength: float | Tensor = 0.1, dim: int = -1) -> None:
+        super().__init__(Oscar(strength), dim)
+
+
+class TVmax2d(nn.Module):
+    """Sparse choices of regions of a grid, over the last two dimensions (…, height, width).
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.TVmax2d(0.1)(torch.tensor([[[1.0, 0.9], [0.8, -1.0]]]))
+        tensor([[[0.3500, 0.3500],
+                 [0.3000, 0.0000]]])
+    """
+
+    def __init__(self, strength: float | Tensor = 0.1) -> None:
+        super().__init__()
+        self.omega = TotalVariation2d(strength)
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Choose; ``mask`` is True where a pixel may receive mass."""
+        return self.omega.argmax(scores, mask=mask)

@@ -2,23 +2,30 @@
 
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.custom import Custom
+from fenchel.regularizers.grouping import Fused, Oscar, TotalVariation2d, fusedmax, oscarmax, tvmax2d
 from fenchel.regularizers.norm import Norm, normmax
 from fenchel.regularizers.rows import support_size
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
 
 __all__ = [
     "Custom",
+    "Fused",
     "Gini",
     "Hard",
     "Norm",
+    "Oscar",
     "Regularizer",
     "Scaled",
     "Shannon",
+    "TotalVariation2d",
     "Tsallis",
     "argmax",
     "entmax",
+    "fusedmax",
     "normmax",
+    "oscarmax",
     "softmax",
     "sparsemax",
     "support_size",
+    "tvmax2d",
 ]

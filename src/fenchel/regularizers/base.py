@@ -30,6 +30,8 @@ class Regularizer(nn.Module):
     """
 
     family: Family
+    zero_at_vertices = True
+    """Whether Ω is zero at one-hot vectors, so that the loss of a class is max_Ω less its score."""
 
     @property
     def parameter(self) -> Parameter:
@@ -63,7 +65,10 @@ class Regularizer(nn.Module):
         """
         dim = check_scores(scores, dim)
         if not target.is_floating_point():
-            return self.index_loss(scores, check_indices(target, scores, dim), dim, mask)
+            index = check_indices(target, scores, dim)
+            if self.zero_at_vertices:
+                return self._hits(scores, index, dim, mask)
+            target = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
         rows, _ = shifted(to_rows(scores, dim, mask))
         a = self._parameter_rows(scores, dim)
         maximum = self._max_rows(rows, a)
@@ -71,7 +76,7 @@ class Regularizer(nn.Module):
         y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
         impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
         reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
-        value = maximum - reached + self.family.value(y, a)
+        value = maximum - reached + self._value_rows(y, rows, a)
         # Rounding can leave the sum a hair below zero; the gradient is right as it is.
         value = value + (value.clamp_min(0) - value).detach()
         # Added, not chosen: the other classes of such a row keep their gradient, as in cross_entropy.
@@ -79,6 +84,13 @@ class Regularizer(nn.Module):
 
     def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """``loss`` for class indices that have been checked; a row with a negative one is left out: its loss is 0."""
+        if self.zero_at_vertices:
+            return self._hits(scores, index, dim, mask)
+        kept = index >= 0
+        loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
+        return torch.where(kept, loss, 0.0)
+
+    def _hits(self, scores: Tensor, index: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         rows = to_rows(scores, dim, mask)
         return self.family.hits(rows, index, self._parameter_rows(scores, dim)).to(scores.dtype)
 
@@ -89,6 +101,10 @@ class Regularizer(nn.Module):
 
     def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
         return parameter_rows(self.parameter, "alpha", scores, dim)
+
+    def _value_rows(self, y: Tensor, rows: Tensor, a: Parameter) -> Tensor:
+        """Ω of targets; rows of scores tell which entries are masked, for an Ω to which that matters."""
+        return self.family.value(y, a)
 
     def _max_rows(self, rows: Tensor, a: Parameter) -> Tensor:
         return self.family.max(rows, self.family.argmax(rows, a), a)

@@ -61,6 +61,7 @@ class Custom(Regularizer):
     References: Peters, Niculae & Martins (2019), proposition 2, for the Jacobian; Blondel, Martins & Niculae (2020).
     """
 
+    zero_at_vertices = False
     fn: Callable[[Tensor], Tensor]
 
     def __init__(self, fn: Callable[[Tensor], Tensor], *, tol: float = 1e-12, max_iter: int = 100) -> None:
@@ -106,11 +107,6 @@ class Custom(Regularizer):
         # Rounding can leave the sum a hair below zero; the gradient is right as it is.
         value = value + (value.clamp_min(0) - value).detach()
         return (value + torch.where(((y != 0) & masked).any(-1), torch.inf, 0.0)).to(scores.dtype)
-
-    def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        kept = index >= 0
-        loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
-        return torch.where(kept, loss, 0.0)
 
     def extra_repr(self) -> str:
         shown = "" if isinstance(self.fn, torch.nn.Module) else f"{getattr(self.fn, '__name__', self.fn)}, "

@@ -1,0 +1,596 @@
+"""Grouping regularizers: Gini plus a penalty, under which neighbours, near equals or regions share one probability.
+
+The penalties (variation along a row, variation over a grid, the sum of pairwise maxima) have a property in common:
+the level sets of the minimiser do not depend on each other. So the penalised projection onto the simplex is sparsemax
+of the penalty's proximal map. Its Jacobian is a projection too: onto the directions that keep equal what is equal, zero
+what is zero, and the sum. It takes means over the groups, minus the mean over the support, and can be read from p.
+
+One thing p does not show is which of its zeros were masked, and a masked entry does not part its neighbours. In the
+rows of these families a masked zero is therefore negative, −0.0, until they are handed out.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ParamSpec
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from fenchel import kernels
+from fenchel.kernels import concrete
+from fenchel.regularizers import groups
+from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.family import Family, Parameter, _pack, on_support
+from fenchel.regularizers.rows import apply_mask, broadcasts, check_scores, from_rows, parameter_rows, to_rows
+
+_ALLOWED = "0 <= strength < inf"
+P = ParamSpec("P")
+_Dims = int | tuple[int, int] | None
+
+
+class _GroupingFamily(Family):
+    """Ω(p) = ½(‖p‖² − 1) + λ·penalty(p) with a penalty whose proximal map comes before sparsemax."""
+
+    @abstractmethod
+    def penalty(self, p: Tensor) -> Tensor:
+        """One value a row (dimension kept), differentiable in p; masked entries are −0.0 and take no part."""
+
+    @abstractmethod
+    def slope(self, p: Tensor) -> Tensor:
+        """A gradient of the penalty whose sums over groups are right, up to a constant a row."""
+
+    @abstractmethod
+    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+        """argmin_y ½‖y − z‖² + λ·penalty(y), up to a constant a row; λ > 0, masked entries at −inf."""
+
+    @abstractmethod
+    def reach(self, size: int) -> float:
+        """How much the penalty moves the score of one entry against that of another, at most, in units of λ."""
+
+    @abstractmethod
+    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
+        """Means of v (zero off the support) over the groups of p; every entry alone where ``parted``, a row each."""
+
+    def value(self, p: Tensor, a: Parameter) -> Tensor:
+        gini = (p * p - p).sum(-1) / 2
+        return gini + (a * self.penalty(p)).squeeze(-1)
+
+    def solve(self, z: Tensor, a: Parameter) -> Tensor:
+        wide = groups.widen(z)
+        strength = torch.as_tensor(a, dtype=wide.dtype, device=wide.device).expand(*wide.shape[:-1], 1)
+        masked = wide == -torch.inf
+        # An entry so far down has no mass, however far it is; and nothing more is fused when everything is.
+        low = -1 - self.reach(z.shape[-1]) * strength
+        wide = torch.where(masked, wide, torch.maximum(wide, low))
+        spread = -torch.where(masked, 0.0, wide).amin(-1, keepdim=True)
+        y = self.proximal(wide, torch.minimum(strength, z.shape[-1] * spread))
+        p = groups.project(torch.where(strength == 0, wide, y))
+        return torch.where(masked, -0.0, p).to(z.dtype)
+
+    def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        """J v = (means over the groups) − (mean over the support), on the support."""
+        v = on_support(v, p)
+        size = (p != 0).sum(-1, keepdim=True).clamp_min(1)
+        mean = v.sum(-1, keepdim=True) / size
+        if not isinstance(a, Tensor) and a == 0:
+            means = v
+        else:
+            means = self.means(v, p, a == 0 if isinstance(a, Tensor) else None)
+        return torch.where(p == 0, 0.0, means - mean)
+
+    def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+        return self.penalty(p)
+
+    def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+        return self.slope(p)
+
+    def attained(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        value = torch.where(p == 0, 0.0, p * z).sum(-1) - self.value(p, a)
+        best = z.amax(-1)
+        return torch.where(best == -torch.inf, best, value)
+
+    def _compiled(self, a: Parameter, *tensors: Tensor) -> bool:
+        return kernels.usable(*tensors) and (not isinstance(a, Tensor) or (concrete(a) and a.device.type == "cpu"))
+
+    def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
+        if plain and self.kernel is not None and self._compiled(a, v, p):
+            return self._by_kernel(f"{self.kernel}_product", v, p, a)
+        return self.jacobian_product(v, p, a)
+
+    def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
+        if not concrete(z):
+            return self._in_trace(z, a)
+        if self.kernel is not None and self._compiled(a, z):
+            return self._by_kernel(self.kernel, z, a)
+        return super()._solve_any(z, a)
+
+    def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
+        """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
+        with torch._C._AutoDispatchBelowAutograd():
+            return self._argmax_op(z, *_pack(a))
+
+    def _by_kernel(self, name: str, *args: Any) -> Tensor:
+        """The compiler is imported by the first kernel that is asked for."""
+        from fenchel.kernels import grouped
+
+        result: Tensor = getattr(grouped, name)(*args)
+        return result
+
+
+class _FusedFamily(_GroupingFamily):
+    """penalty(p) = Σ |pᵢ − pᵢ₊₁|; groups are runs of equal neighbours."""
+
+    name = "fused"
+    kernel = "fused"
+
+    def penalty(self, p: Tensor) -> Tensor:
+        return torch.where(self._has_before(p), p - self._before(p), 0.0).abs().sum(-1, keepdim=True)
+
+    def slope(self, p: Tensor) -> Tensor:
+        known = self._has_before(p)
+        step = torch.where(known, p - self._before(p), 0.0).sign().detach()
+        index, _ = groups.before(~p.signbit())
+        return step - torch.zeros_like(step).scatter_add(-1, index, step)
+
+    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+        return groups.fuse(z, strength)
+
+    def reach(self, size: int) -> float:
+        return 4.0
+
+    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
+        group = groups.runs(p.detach(), ~p.signbit())
+        return _means(v, p, group, parted)
+
+    def _before(self, p: Tensor) -> Tensor:
+        index, _ = groups.before(~p.signbit())
+        return p.gather(-1, index)
+
+    def _has_before(self, p: Tensor) -> Tensor:
+        kept = ~p.signbit()
+        _, known = groups.before(kept)
+        return known & kept
+
+
+class _OscarFamily(_GroupingFamily):
+    """penalty(p) = Σᵢ<ⱼ max(pᵢ, pⱼ), on sorted entries Σₖ (n − k) p₍ₖ₎; groups are equal entries anywhere."""
+
+    name = "oscar"
+    kernel = "oscar"
+
+    def penalty(self, p: Tensor) -> Tensor:
+        kept = (~p.signbit()).sum(-1, keepdim=True)
+        rank = torch.arange(1, p.shape[-1] + 1, device=p.device)
+        return ((kept - rank) * p.sort(dim=-1, descending=True).values).sum(-1, keepdim=True)
+
+    def slope(self, p: Tensor) -> Tensor:
+        _, size, smaller = groups.equals(p.detach())
+        return smaller.to(p.dtype) + (size.to(p.dtype) - 1) / 2
+
+    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+        return groups.pool(z, strength)
+
+    def reach(self, size: int) -> float:
+        return float(size - 1)
+
+    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
+        group, _, _ = groups.equals(p.detach())
+        return _means(v, p, group, parted)
+
+
+class _GridFamily(_GroupingFamily):
+    """penalty(p) = Σ |pᵢ − pⱼ| over the edges of a grid, whose rows stand one after the other in those of p.
+
+    Groups are connected regions of equal entries. A family belongs to a width, and is not an operator.
+    """
+
+    name = "grid"
+    kernel = "grid"
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+    def penalty(self, p: Tensor) -> Tensor:
+        total = torch.zeros_like(p[..., :1])
+        for dim in (-1, -2):
+            total = total + self._steps(p, dim).abs().sum((-2, -1)).unsqueeze(-1)
+        return total
+
+    def slope(self, p: Tensor) -> Tensor:
+        down = torch.zeros_like(self._grid(p))
+        for dim in (-1, -2):
+            step = self._steps(p.detach(), dim).sign()
+            ends = [1, 0, 0, 0] if dim == -1 else [0, 0, 1, 0]
+            starts = [0, 1, 0, 0] if dim == -1 else [0, 0, 0, 1]
+            down = down + torch.nn.functional.pad(step, ends) - torch.nn.functional.pad(step, starts)
+        return down.flatten(-2)
+
+    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+        grid, each = self._grid(z), strength.unsqueeze(-1)
+        return groups.spread(groups.without(grid, grid <= -1 - 8 * each, each), each).flatten(-2)
+
+    def reach(self, size: int) -> float:
+        return 8.0
+
+    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
+        return _means(v, p, groups.regions(self._grid(p.detach())), parted)
+
+    def _grid(self, rows: Tensor) -> Tensor:
+        return rows.reshape(*rows.shape[:-1], rows.shape[-1] // self.width, self.width)
+
+    def _steps(self, p: Tensor, dim: int) -> Tensor:
+        """Differences along a dimension of the grid; 0 beside a masked entry."""
+        grid = self._grid(p)
+        kept = ~grid.signbit()
+        n = grid.shape[dim]
+        both = kept.narrow(dim, 1, n - 1) & kept.narrow(dim, 0, n - 1)
+        return torch.where(both, grid.diff(dim=dim), 0.0)
+
+    def _by_kernel(self, name: str, *args: Any) -> Tensor:
+        return super()._by_kernel(name, *args, self.width)
+
+    def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
+        raise RuntimeError("tvmax2d cannot be traced, for its rounds depend on the data; call it outside of the graph")
+
+
+def _means(v: Tensor, p: Tensor, group: Tensor, parted: Tensor | None) -> Tensor:
+    if parted is not None:
+        group = torch.where(parted, torch.arange(p.shape[-1], device=p.device), group)
+    return groups.group_means(v, group, p != 0)
+
+
+_FUSED = _FusedFamily()
+_OSCAR = _OscarFamily()
+_grid_family = functools.lru_cache(maxsize=None)(_GridFamily)
+
+
+class _Grouping(Regularizer):
+    """What the grouping regularizers share: a strength, masks that take entries out, Ω that is not zero at vertices."""
+
+    family: _GroupingFamily
+    zero_at_vertices = False
+    strength: float | Tensor
+
+    def __init__(self, strength: float | Tensor = 0.1) -> None:
+        super().__init__()
+        hold(self, "strength", _check_strength(strength))
+
+    @property
+    def parameter(self) -> Parameter:
+        return self.strength
+
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        """Ω(p) of distributions along ``dim``."""
+        return super().forward(p + 0.0, dim)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The regularized choice along ``dim``."""
+        return _choose(self.family, scores, self.strength, dim, mask)
+
+    def extra_repr(self) -> str:
+        return f"strength={show(self.strength)}"
+
+    def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
+        return parameter_rows(self.strength, "strength", scores, dim)
+
+    def _value_rows(self, y: Tensor, rows: Tensor, a: Parameter) -> Tensor:
+        return self.family.value(torch.where((rows == -torch.inf) & (y == 0), -0.0, y + 0.0), a)
+
+
+def _choose(family: Family, scores: Tensor, strength: Parameter, dim: int, mask: Tensor | None) -> Tensor:
+    rows = to_rows(scores, dim, mask)
+    p = family.argmax(rows, parameter_rows(strength, "strength", scores, dim))
+    return from_rows(p + 0.0, scores, dim)  # −0.0 is ours alone
+
+
+def _check_strength(strength: float | Tensor) -> float | Tensor:
+    if isinstance(strength, Tensor):
+        if not strength.is_floating_point():
+            raise TypeError(f"strength must be a number or a floating-point tensor, got dtype {strength.dtype}")
+        if concrete(strength) and not bool(((strength >= 0) & (strength < torch.inf)).all()):
+            wrong = strength[~((strength >= 0) & (strength < torch.inf))][0].item()
+            raise ValueError(f"strength must satisfy {_ALLOWED}, got a tensor with {wrong}")
+        return strength
+    if isinstance(strength, bool) or not isinstance(strength, int | float | torch.SymFloat):
+        raise TypeError(f"strength must be a number or a tensor, got {type(strength).__name__}")
+    if not 0 <= strength < math.inf:
+        raise ValueError(f"strength must satisfy {_ALLOWED}, got {strength}")
+    return float(strength)
+
+
+class Fused(_Grouping):
+    r"""Gini plus total variation, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_i |p_i - p_{i+1}|`. Argmax: fusedmax.
+
+    Margin: 1 + 3·strength, which one takes who has a single entry on one side of it. Zero strength is :class:`Gini`.
+    Masked entries are taken out, and their neighbours become each other's.
+
+    Args:
+        strength: λ, a number ≥ 0, or a tensor with one value a row or a head (size 1 along ``dim``); differentiable.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Fused
+        >>> Fused(0.2).argmax(torch.tensor([1.0, 0.7, 0.9, -1.0]))
+        tensor([0.3333, 0.3333, 0.3333, 0.0000])
+
+    References: Niculae & Blondel (2017); Tibshirani et al. (2005).
+    """
+
+    family = _FUSED
+
+    @property
+    def margin(self) -> float | Tensor:
+        """1 + 3·strength: the penalty of two neighbours, and what a lone neighbour is pulled up by."""
+        return 1 + 3 * self.strength
+
+
+class Oscar(_Grouping):
+    r"""Gini plus pairwise maxima, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_{i<j} \max(p_i, p_j)`. Argmax: oscarmax.
+
+    Margin: none that holds for every width; among n entries it takes a lead of 1 + strength·n/2. Zero strength is
+    :class:`Gini`.
+
+    Args:
+        strength: λ, a number ≥ 0, or a tensor with one value a row or a head (size 1 along ``dim``); differentiable.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Oscar
+        >>> Oscar(0.1).argmax(torch.tensor([0.5, -1.0, 0.3, 0.48]))
+        tensor([0.3467, 0.0000, 0.3067, 0.3467])
+
+    References: Niculae & Blondel (2017); Bondell & Reich (2008).
+    """
+
+    family = _OSCAR
+
+
+def _outside_graphs(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Break the graph of ``torch.compile`` around a function; under fullgraph and export that is an error."""
+    disabled: Callable[P, Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
+    return disabled
+
+
+class _Grid(_Grouping):
+    """Ω on the flattened grids of one width: what :class:`TotalVariation2d` is when the layout is settled."""
+
+    def __init__(self, strength: float | Tensor, width: int) -> None:
+        super().__init__(strength)
+        self.family = _grid_family(width)
+
+
+class TotalVariation2d(_Grouping):
+    r"""Gini plus the variation over a grid, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_{i \sim j} |p_i - p_j|`.
+
+    Argmax: tvmax2d. The sum is over pairs of pixels side by side or one above the other; masked pixels drop out with
+    their edges. Margin: 1 + 5·strength, for a pixel with four neighbours that have no others (1 + 4.5·strength on a
+    grid without masks). Zero strength is :class:`Gini`.
+
+    Choices are made over a pair of dimensions, ``dim=(-2, -1)`` unless told. Given the ``shape`` of the grid, they are
+    made along one dimension that holds the pixels row by row, as in attention over image patches:
+    ``fenchel.attention(query, key, value, TotalVariation2d(0.1, shape=(14, 14)))``. A class index counts pixels row by
+    row in both cases.
+
+    Args:
+        strength: λ, a number ≥ 0, or a tensor with one value a grid (size 1 along ``dim``); differentiable.
+        shape: (height, width) of grids that are flattened.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import TotalVariation2d
+        >>> scores = torch.tensor([[1.0, 0.9, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.9]])
+        >>> TotalVariation2d(0.1).argmax(scores)
+        tensor([[0.2250, 0.2250, 0.0000],
+                [0.2250, 0.2250, 0.0000],
+                [0.0000, 0.0000, 0.1000]])
+
+    References: Niculae & Blondel (2017); Chambolle & Darbon (2009).
+    """
+
+    def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
+        super().__init__(strength)
+        if shape is not None and (
+            len(shape) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
+        ):
+            raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape}")
+        self.shape = None if shape is None else (shape[0], shape[1])
+
+    @property
+    def margin(self) -> float | Tensor:
+        """1 + 5·strength: the price of four edges, and what a lone neighbour is pulled up by."""
+        return 1 + 5 * self.strength
+
+    @_outside_graphs
+    def forward(self, p: Tensor, dim: _Dims = None) -> Tensor:
+        """Ω(p) of distributions over the grid."""
+        flat, omega, _ = self._flat(p, dim, None)
+        value: Tensor = omega(flat)
+        return value
+
+    @_outside_graphs
+    def argmax(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
+        """The regularized choice over the grid."""
+        flat, omega, dims = self._flat(scores, dim, mask)
+        p = omega.argmax(flat)
+        if len(dims) == 1:
+            return p.movedim(-1, dims[0])
+        return p.reshape(*p.shape[:-1], *_sizes(scores, dims)).movedim((-2, -1), dims)
+
+    @_outside_graphs
+    def max(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
+        """The regularized maximum over the grid. Its gradient is ``argmax``."""
+        flat, omega, _ = self._flat(scores, dim, mask)
+        return omega.max(flat)
+
+    @_outside_graphs
+    def loss(self, scores: Tensor, target: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
+        """The Fenchel-Young loss, one value a grid: indices of pixels, row by row, or probabilities like scores."""
+        flat, omega, dims = self._flat(scores, dim, mask)
+        if isinstance(target, Tensor) and target.is_floating_point():
+            if target.shape != scores.shape:
+                raise ValueError(
+                    f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, "
+                    f"got {tuple(target.shape)}"
+                )
+            target = _flatten(target, dims)
+        return omega.loss(flat, target)
+
+    def extra_repr(self) -> str:
+        return super().extra_repr() + ("" if self.shape is None else f", shape={self.shape}")
+
+    def _flat(self, scores: Tensor, dim: _Dims, mask: Tensor | None) -> tuple[Tensor, _Grid, tuple[int, ...]]:
+        """Scores with their grids in the last dimension, masked ones at −inf; Ω of the width; and their dimensions."""
+        dims = self._dims(scores, dim)
+        strength = self.strength
+        if isinstance(strength, Tensor):
+            if not broadcasts(strength.shape, scores.shape):
+                parameter_rows(strength, "strength", scores, dims[0])  # says so
+            full = strength.reshape((1,) * (scores.dim() - strength.dim()) + tuple(strength.shape))
+            for d in dims:
+                parameter_rows(full, "strength", scores, d)
+            strength = _flatten(full, dims)
+        width = scores.shape[dims[-1]] if self.shape is None else self.shape[1]
+        return _flatten(apply_mask(scores, mask), dims), _Grid(strength, width), dims
+
+    def _dims(self, scores: Tensor, dim: _Dims) -> tuple[int, ...]:
+        """The dimensions of the grid, counted from the front."""
+        if dim is None:
+            dim = -1 if self.shape is not None else (-2, -1)
+        if isinstance(dim, int) and not isinstance(dim, bool):
+            if self.shape is None:
+                raise ValueError(
+                    f"dim must be a pair such as (-2, -1), got {dim}; for grids flattened along one dimension "
+                    "give their shape: TotalVariation2d(strength, shape=(height, width))"
+                )
+            d = check_scores(scores, dim)
+            if scores.shape[d] != self.shape[0] * self.shape[1]:
+                raise ValueError(
+                    f"scores must have size {self.shape[0]}·{self.shape[1]} along dim {dim} for grids of shape "
+                    f"{self.shape}, got shape {tuple(scores.shape)}"
+                )
+            return (d,)
+        if not isinstance(dim, tuple | list) or len(dim) != 2:
+            raise TypeError(f"dim must be a pair of dimensions, got {dim!r}")
+        if isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() < 2:
+            raise ValueError(f"scores must have at least two dimensions, got shape {tuple(scores.shape)}")
+        dims = (check_scores(scores, dim[0]), check_scores(scores, dim[1]))
+        if dims[0] == dims[1]:
+            raise ValueError(f"dim must be two different dimensions, got {tuple(dim)}")
+        if self.shape is not None and _sizes(scores, dims) != self.shape:
+            raise ValueError(f"scores must hold grids of shape {self.shape}, got {_sizes(scores, dims)}")
+        return dims
+
+
+def _flatten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """The dimensions of the grid made one, which is last."""
+    return x.movedim(dims[0], -1) if len(dims) == 1 else x.movedim(dims, (-2, -1)).flatten(-2)
+
+
+def _sizes(scores: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(scores.shape[d] for d in dims)
+
+
+def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Project scores onto the simplex with a price on every step between neighbours: contiguous segments.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
+              - \lambda \sum_i |p_i - p_{i+1}|
+
+    Sparsemax of the proximal map of one-dimensional total variation. Neighbours that are fused have probabilities equal
+    to the bit. Exact; on the CPU in linear time.
+
+    Args:
+        scores: any shape, floating point.
+        strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.
+            0 is sparsemax.
+        dim: the dimension to choose along.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too. Masked entries
+            are taken out: those beside them become neighbours.
+
+    Returns:
+        Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero. Where groups are just
+        about to part or join, the gradient is that of the joined ones.
+
+    Example:
+        >>> import torch, fenchel
+        >>> scores = torch.tensor([0.9, 1.1, 0.8, -1.0, 0.7])
+        >>> fenchel.sparsemax(scores)
+        tensor([0.2750, 0.4750, 0.1750, 0.0000, 0.0750])
+        >>> fenchel.fusedmax(scores, strength=0.1)
+        tensor([0.3750, 0.3750, 0.2250, 0.0000, 0.0250])
+
+    References: Niculae & Blondel (2017), section 3.
+    """
+    return _choose(_FUSED, scores, _check_strength(strength), dim, mask)
+
+
+def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Project scores onto the simplex with a price on every pair: near equals, wherever they stand, become equal.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
+              - \lambda \sum_{i<j} \max(p_i, p_j)
+
+    Isotonic regression of the sorted scores, then sparsemax. The price of a pair adds up: among n entries a strength of
+    2·(largest − smallest score)/n makes all of them equal. Exact, O(n log n) time, on the CPU mostly less.
+
+    Args:
+        scores: any shape, floating point.
+        strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.
+            0 is sparsemax.
+        dim: the dimension to choose along.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too.
+
+    Returns:
+        Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero. Where groups are just
+        about to part or join, the gradient is that of the joined ones.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.oscarmax(torch.tensor([0.5, -1.0, 0.3, 0.48]), strength=0.1)
+        tensor([0.3467, 0.0000, 0.3067, 0.3467])
+
+    References: Niculae & Blondel (2017), section 3.
+    """
+    return _choose(_OSCAR, scores, _check_strength(strength), dim, mask)
+
+
+@_outside_graphs
+def tvmax2d(scores: Tensor, strength: float | Tensor = 0.1, mask: Tensor | None = None) -> Tensor:
+    r"""Project scores on a grid onto the simplex, with a price on every step between neighbours: blobs.
+
+    .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
+              - \lambda \sum_{i \sim j} |p_i - p_j|
+
+    Sparsemax of the proximal map of anisotropic total variation, found by dividing the grid along minimum cuts until no
+    part wants to be divided. It ends by itself, with an answer that is exact but for rounding (1e-13 in p), as the
+    maximum flow of the last round proves: it closes the duality gap. Pixels of a region have probabilities equal to
+    the bit. Cannot be part of a compiled, exported or traced graph.
+
+    Args:
+        scores: (…, height, width), floating point.
+        strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along the last two dimensions;
+            differentiable. 0 is sparsemax over all pixels.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too. Masked pixels
+            drop out with their edges.
+
+    Returns:
+        Probabilities of the shape and dtype of ``scores``, with sum 1 over the last two dimensions; grids with nothing
+        unmasked are zero. Where regions are just about to part or join, the gradient is that of the joined ones.
+
+    Example:
+        >>> import torch, fenchel
+        >>> scores = torch.tensor([[1.0, 0.9, 0.0], [0.8, 1.0, 0.0], [0.0, 0.0, 0.9]])
+        >>> fenchel.tvmax2d(scores, strength=0.1)
+        tensor([[0.2250, 0.2250, 0.0000],
+                [0.2250, 0.2250, 0.0000],
+                [0.0000, 0.0000, 0.1000]])
+
+    References: Niculae & Blondel (2017); Chambolle & Darbon (2009), for the division by cuts.
+    """
+    return TotalVariation2d(strength).argmax(scores, mask=mask)
