@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel.lean import Task, attend
+from fenchel.lean import NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, Scaled, check_omega
 from fenchel.regularizers.family import Parameter, tracks_forward
 from fenchel.regularizers.rows import all_between, broadcasts, parameter_rows
@@ -108,7 +109,8 @@ def attention(
         )
     lean = _lean(query, key, value, omega, attn_mask, return_weights, shape)
     if lean is not None:
-        return _by_supports(query, key, value, *lean, shape, attn_mask, is_causal, scale, dropout_p, return_weights)
+        with contextlib.suppress(NotFiniteError):
+            return _by_supports(query, key, value, *lean, shape, attn_mask, is_causal, scale, dropout_p, return_weights)
     key, value = _share_heads(query, key), _share_heads(query, value)
     narrow = query.dtype in (torch.float16, torch.bfloat16)
     if narrow and not torch.is_autocast_enabled(query.device.type):
@@ -204,7 +206,7 @@ def _by_supports(
         number = torch.arange(chosen.start, chosen.stop)
         return here[number // length, number % length] if groups > 1 else here[chosen.start : chosen.stop]
 
-    def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> Tensor:
+    def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-2, -1)
         mask = None
         if is_causal:
@@ -214,27 +216,28 @@ def _by_supports(
             mask = stacked if stacked.dtype == torch.bool else None
             scores = scores if mask is not None else scores + stacked
         weights = Tsallis.family.choose(scores, a.unsqueeze(-1) if isinstance(a, Tensor) else a, -1, mask)
-        return (weights if factors is None else weights * factors) @ v
+        return (weights if factors is None else weights * factors) @ v, weights
 
     sparse = return_weights == "sparse"
     task = Task(length, is_causal, None if full is None else mask_rows, dropout_p, dense, sparse)
-    output = attend(q, k, v, alpha, task).reshape(*batch, length, -1).to(dtype)
-    return (output, _joined(task, (heads * rows, keys), dtype)) if sparse else output
+    output, weights = attend(q, k, v, alpha, task)
+    output = output.reshape(*batch, length, -1).to(dtype)
+    return (output, _csr(task, weights.to(dtype), (heads * rows, keys))) if sparse else output
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
     return tuple(np.broadcast_shapes(*map(tuple, shapes)))
 
 
-def _joined(task: Task, shape: tuple[int, int], dtype: torch.dtype) -> Tensor:
+def _csr(task: Task, weights: Tensor, shape: tuple[int, int]) -> Tensor:
     """The supports of all rows as one CSR matrix."""
-    counts = np.concatenate([np.diff(each.starts) for each in task.lists])
-    starts = np.concatenate([[0], np.cumsum(counts)])
+    starts = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(each.starts) for each in task.lists]))])
     columns = np.concatenate([each.indices for each in task.lists]).astype(np.int64)
-    values = torch.from_numpy(np.concatenate([each.weights for each in task.lists])).to(dtype)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(torch.from_numpy(starts), torch.from_numpy(columns), values, shape)
+        return torch.sparse_csr_tensor(
+            torch.from_numpy(starts), torch.from_numpy(columns), weights, shape, check_invariants=False
+        )
 
 
 def _check(

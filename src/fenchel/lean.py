@@ -54,26 +54,31 @@ class Task:
         causal: query i sees keys 0 … i.
         mask: the rows of a head's mask, (rows, keys), boolean or to be added; None if there is none.
         dropout: the share of weights that is dropped.
-        dense: the same in plain differentiable operations, given what dropout makes of the weights.
-        wants_lists: keep the supports for the caller, sparse or not.
+        dense: output and weights in plain differentiable operations, given what dropout makes of the weights.
+        wants_weights: hand out the weights too, as one list; ``lists`` has their places.
     """
 
     length: int
     causal: bool
     mask: Callable[[int, range], Tensor] | None
     dropout: float
-    dense: Callable[..., Tensor]
-    wants_lists: bool = False
+    dense: Callable[..., tuple[Tensor, Tensor]]
+    wants_weights: bool = False
     lists: list[Lists] = field(default_factory=list)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> Tensor:
-    """entmax(query keyᵀ) value for (heads, rows, width), with a number or one alpha a row, (heads, rows)."""
-    return apply_function(_Attend, query, key, value, alpha, task)
+def attend(query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """entmax(query keyᵀ) value for (heads, rows, width), with a number or one alpha a row, (heads, rows).
+
+    Returns the output, and the weights that are not zero, row by row, if the task wants them. Scores that are not
+    finite: NotFiniteError.
+    """
+    output, weights = apply_function(_Attend, query, key, value, alpha, task)
+    return output, weights
 
 
-class _NotFiniteError(Exception):
-    """A score is NaN or +inf."""
+class NotFiniteError(Exception):
+    """A score is NaN or +inf: its row, and what it reaches, is NaN all over, and lists are no help."""
 
 
 def chunks(heads: int, rows: int, keys: int) -> Iterator[Chunk]:
@@ -148,7 +153,7 @@ class _Pass:
         counts = np.empty(count, np.int64)
         self.over_rows(self.loops.select, count, x.size, x, self.each(chunk, self.powers), limits, places, counts)
         if counts.min(initial=0) < 0:
-            raise _NotFiniteError
+            raise NotFiniteError
         starts = np.concatenate([[0], np.cumsum(counts)])
         weights, indices = np.empty(starts[-1], x.dtype), np.empty(starts[-1], np.int32)
         self.over_rows(self.loops.pack, count, starts[-1], x, places, starts, weights, indices)
@@ -185,14 +190,16 @@ class _Pass:
                 rows,
             )
             self.part(chunk, output).copy_(out)
-            if self.task.wants_lists:
+            if self.task.wants_weights:
                 self.task.lists.append(lists)
-            sparse = used.size <= SPARSE * len(rows) * self.keys or self.task.dropout > 0
+            sparse = self.task.wants_weights or used.size <= SPARSE * len(rows) * self.keys or self.task.dropout > 0
             found.append(lists if keep and sparse else None)
         return output, found
 
-    def backward(self, found: list[Lists | None], grad: Tensor, learns: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of query, key, value and alpha."""
+    def backward(
+        self, found: list[Lists | None], grad: Tensor, weight_grad: Tensor, learns: bool
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Gradients of query, key, value and alpha from those of the output and of weights that were handed out."""
         to_query = torch.empty_like(self.query)
         to_key, to_value = torch.zeros_like(self.key), torch.zeros_like(self.value)
         to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
@@ -203,6 +210,8 @@ class _Pass:
             queries = np.empty_like(q)
             alphas = np.empty(len(q) if learns else 0, q.dtype)
             offsets = self.offsets(chunk)
+            direct = weight_grad[: lists.weights.size].contiguous().numpy() if weight_grad.numel() else slopes[:0]
+            weight_grad = weight_grad[lists.weights.size :]
             work = lists.weights.size * (g.shape[1] + q.shape[1]) + q.size
             self.over_rows(
                 self.loops.pull_back,
@@ -212,6 +221,7 @@ class _Pass:
                 lists.weights,
                 lists.indices,
                 lists.kept,
+                direct,
                 offsets,
                 self.each(chunk, self.powers),
                 g,
@@ -245,51 +255,63 @@ class _Pass:
 
 class _Attend(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task
+    ) -> tuple[Tensor, Tensor]:
         ctx.task, ctx.number = task, None if isinstance(alpha, Tensor) else alpha
         ctx.save_for_backward(query, key, value, *((alpha,) if isinstance(alpha, Tensor) else ()))
-        try:
-            output, ctx.found = _Pass(query, key, value, alpha, task).forward(keep=any(ctx.needs_input_grad))
-        except _NotFiniteError:  # rows of NaN, whose derivatives are NaN all over
-            output, ctx.found = task.dense(query, key, value, alpha, None), None
-        return output
+        ctx.set_materialize_grads(False)
+        output, ctx.found = _Pass(query, key, value, alpha, task).forward(keep=any(ctx.needs_input_grad))
+        if task.wants_weights:
+            return output, torch.from_numpy(np.concatenate([each.weights for each in task.lists]))
+        weights = query.new_empty(0)
+        ctx.mark_non_differentiable(weights)
+        return output, weights
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
         query, key, value, *rest = ctx.saved_tensors
         alpha = rest[0] if rest else ctx.number
-        if ctx.found is None or torch.is_grad_enabled():
-            return (*_dense_gradients(ctx, (query, key, value, alpha), grad), None)
+        grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
+        if torch.is_grad_enabled():
+            return (*_dense_gradients(ctx, (query, key, value, alpha), grad, weight_grad), None)
         learns = ctx.needs_input_grad[3]
+        weight_grad = query.new_empty(0) if weight_grad is None else weight_grad
         passed = _Pass(query, key, value, alpha, ctx.task)
-        to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, learns)
+        to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, learns)
         return to_query, to_key, to_value, to_alpha if learns else None, None
 
 
-def _dense_gradients(ctx: Any, inputs: tuple[Any, ...], grad: Tensor) -> list[Tensor | None]:
+def _dense_gradients(
+    ctx: Any, inputs: tuple[Any, ...], grad: Tensor, weight_grad: Tensor | None
+) -> list[Tensor | None]:
     """The gradients by plain operations, which can be differentiated again."""
-    higher = torch.is_grad_enabled()
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:4]) if needed]
-    with torch.enable_grad():
-        if not higher:
-            inputs = tuple(t.detach().requires_grad_() if i in wanted else t for i, t in enumerate(inputs))
-        output = ctx.task.dense(*inputs, _factors(ctx, inputs[0], inputs[1]))
-        found = torch.autograd.grad(output, [inputs[i] for i in wanted], grad, create_graph=higher)
+    output, weights = ctx.task.dense(*inputs, _factors(ctx, inputs[0], inputs[1]))
+    outputs, grads = [output], [grad]
+    if weight_grad is not None:
+        outputs.append(weights[_places(ctx, inputs[0])])
+        grads.append(weight_grad)
+    found = torch.autograd.grad(outputs, [inputs[i] for i in wanted], grads, create_graph=True)
     gradients: list[Tensor | None] = [None] * 4
     for i, gradient in zip(wanted, found, strict=True):
         gradients[i] = gradient
     return gradients
 
 
+def _places(ctx: Any, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Head, row and key of every entry of the lists."""
+    rows = query.shape[1]
+    counts = np.concatenate([np.diff(each.starts) for each in ctx.found])
+    row = np.repeat(np.arange(counts.size), counts)
+    indices = np.concatenate([each.indices for each in ctx.found])
+    return torch.from_numpy(row // rows), torch.from_numpy(row % rows), torch.from_numpy(indices).long()
+
+
 def _factors(ctx: Any, query: Tensor, key: Tensor) -> Tensor | None:
     """What dropout made of the weights, as a matrix."""
     if not ctx.task.dropout:
         return None
-    heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
-    factors = torch.zeros(heads, rows, keys, dtype=query.dtype)
-    for chunk, lists in zip(chunks(heads, rows, keys), ctx.found or (), strict=True):
-        block = torch.zeros(len(chunk.heads) * len(chunk.rows), keys, dtype=query.dtype)
-        block[np.repeat(np.arange(len(block)), np.diff(lists.starts)), lists.indices] = torch.from_numpy(lists.kept)
-        part = factors[chunk.heads.start : chunk.heads.stop, chunk.rows.start : chunk.rows.stop]
-        part.copy_(block.view(part.shape))
+    factors = torch.zeros(*query.shape[:2], key.shape[1], dtype=query.dtype)
+    factors[_places(ctx, query)] = torch.from_numpy(np.concatenate([each.kept for each in ctx.found]))
     return factors

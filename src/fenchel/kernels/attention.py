@@ -94,6 +94,7 @@ def pull_back(
     weights: Any,
     indices: Any,
     kept: Any,
+    direct: Any,
     heads: Any,
     powers: Any,
     grad: Any,
@@ -103,7 +104,7 @@ def pull_back(
     queries: Any,
     alphas: Any,
 ) -> None:
-    """From the gradient of the output to that of the scores (``slopes``, lists), the queries and alpha, row by row.
+    """From gradients of the output and of the weights (``direct``) to those of scores (``slopes``), queries and alpha.
 
     dS = s(dP − ⟨s, dP⟩/‖s‖₁) with s = p^(1−c), and dα = −⟨∂ln_c(p)/∂c, dS⟩, for J is symmetric.
     """
@@ -122,6 +123,8 @@ def pull_back(
                 dot += g[j] * v[j]
             if kept.size > 0:
                 dot *= kept[i]
+            if direct.size > 0:
+                dot += direct[i]
             p = weights[i]
             s = one if c == one else (np.sqrt(p) if c == kind(0.5) else p ** (one - c))
             slopes[i] = dot
