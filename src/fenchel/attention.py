@@ -17,7 +17,7 @@ from fenchel import kernels
 from fenchel.lean import NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, Scaled, check_omega
 from fenchel.regularizers.family import Parameter, tracks_forward
-from fenchel.regularizers.rows import all_between, broadcasts, parameter_rows
+from fenchel.regularizers.rows import broadcasts, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 
 LEAN = 1 << 16
@@ -150,7 +150,7 @@ def _lean(
     gamma: Any = 1.0
     if isinstance(omega, Scaled):
         omega, gamma = omega.omega, omega.gamma
-    if omega.family is not Tsallis.family or isinstance(gamma, Tensor) or return_weights is True:
+    if getattr(omega, "family", None) is not Tsallis.family or isinstance(gamma, Tensor) or return_weights is True:
         return None
     if math.prod(shape) < LEAN or 0 in (*query.shape, *key.shape, *value.shape) or tracks_forward():
         return None
@@ -160,7 +160,8 @@ def _lean(
     alpha = omega.parameter
     if not kernels.usable(*tensors) or not kernels.concrete(query, key, value) or query.dim() < 2:
         return None
-    return (alpha, gamma) if all_between(alpha, *Tsallis.family.compiled) else None
+    sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2
+    return (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse).all()) else None
 
 
 def _by_supports(

@@ -155,7 +155,7 @@ caching.CacheImpl._locator_classes = []
 import torch, fenchel
 assert fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0])).tolist() == [0.75, 0.25, 0.0]
 from fenchel.kernels import rows
-assert type(rows.sparsemax._cache).__name__ == "NullCache"
+assert type(rows.entmax._cache).__name__ == "NullCache"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
@@ -206,6 +206,7 @@ def test_single_precision_powers_are_right_to_two_ulp() -> None:
 def test_small_inputs_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(pool.torch, "get_num_threads", lambda: 4)
+    monkeypatch.setattr(pool, "_team", lambda: None)
     pool.over_rows(lambda first, last: calls.append((first, last)), 8, pool.SERIAL - 1)
     assert calls == [(0, 8)]
     calls.clear()

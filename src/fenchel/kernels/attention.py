@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.rows import sensitivity
 from fenchel.kernels.selection import NARROW, buffers, shift, sift, weigh
 
 PART = 32
@@ -139,20 +140,8 @@ def pull_back(
         if alphas.size > 0:
             total = 0.0
             for i in range(start, stop):
-                total -= _sensitivity(np.float64(weights[i]), np.float64(c)) * slopes[i]
+                total -= sensitivity(np.float64(weights[i]), np.float64(c)) * slopes[i]
             alphas[row] = kind(total)
-
-
-@inlined
-def _sensitivity(p: float, c: float) -> Any:
-    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p; by its series near p = 1."""
-    log = np.log(p)
-    x = c * log
-    if abs(x) > 1e-2:
-        moment = (1.0 + (x - 1.0) * np.exp(x)) / (x * x)
-    else:
-        moment = 0.5 + x * (1.0 / 3.0 + x * (0.125 + x / 30.0))
-    return log * log * moment
 
 
 @kernel

@@ -14,7 +14,7 @@ from fenchel.kernels.pool import SERIAL, over_rows
 
 
 def entmax(z: Tensor, c: float | Tensor) -> Tensor:
-    """α-entmax along the last dimension for c = α − 1 in [¼, 1]; a number, or one value a row."""
+    """α-entmax along the last dimension for c = α − 1 ≠ 0; a number, or one value a row."""
     return _map(rows.entmax, rows.entmax_at, z, c)
 
 
@@ -26,6 +26,14 @@ def normmax(z: Tensor, c: float | Tensor) -> Tensor:
 def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     """J v of α-entmax given its result p."""
     return _product(rows.entmax_product, v, p, c)
+
+
+def entmax_alpha(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
+    """⟨v, ∂p/∂α⟩ of α-entmax given its result p, for c ≤ 1; one value a row, dimension kept."""
+    q = as_rows(p)
+    out = torch.empty((*p.shape[:-1], 1), dtype=p.dtype)
+    over_rows(rows.entmax_alpha, q.shape[0], q.size, q, parameter(c, q), as_rows(v), out.numpy().reshape(-1))
+    return out
 
 
 def normmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:

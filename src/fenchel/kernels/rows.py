@@ -1,7 +1,8 @@
-"""α-entmax of rows for 1 < α ≤ 2, α-normmax, and their Jacobian products."""
+"""α-entmax and α-normmax of rows, their Jacobian products and their losses."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from fenchel.kernels.selection import BAD, BLOCK, NARROW, buffers, shift, sift, 
 
 @kernel
 def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
-    """p = [1 + c(z − A)]₊^(1/c) for each row, with its own ¼ ≤ c ≤ 1."""
+    """p = [1 + c(z − A)]₊^(1/c) for each row, with its own c = α − 1."""
     kind = x.dtype.type
     one = kind(1)
     n = x.shape[1]
@@ -243,6 +244,9 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
     live = np.empty(n // BLOCK + 1, np.int32)
     for row in range(first, last):
         c = powers[row if powers.size > 1 else 0]
+        if c > kind(1):
+            _steep_product(p[row], np.float64(c), v[row], out[row])
+            continue
         if n <= NARROW:
             total, weighted = _curvature(p[row], v[row], c, out[row])
             _centre(p[row], v[row], c, weighted / total if total != zero else zero, out[row])
@@ -316,6 +320,85 @@ def _centre(p: Any, v: Any, c: Any, mean: Any, out: Any) -> None:
         for i in range(p.size):
             s, e = out[i], v[i]
             out[i] = s * (e - mean) if s > zero else s
+
+
+@kernel
+def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
+    """J v for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers.
+
+    Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0).
+    """
+    kind = p.dtype.type
+    n = p.size
+    limit = np.float64(np.finfo(p.dtype).max)
+    least, at, bad = math.inf, -1, False
+    for i in range(n):
+        share = np.float64(p[i])
+        bad = bad or share != share
+        if 0.0 < share < least:
+            least, at = share, i
+    if bad or at < 0:
+        out[:] = kind(np.nan) if bad else kind(0)
+        return
+    origin = np.float64(v[at])
+    mass, along = 0.0, 0.0
+    for i in range(n):
+        share = np.float64(p[i])
+        if share > 0.0:
+            relative = (share / least) ** (1.0 - c)
+            mass += relative
+            along += relative * (np.float64(v[i]) - origin)
+    mean = along / max(mass, 1.0)
+    total = 0.0
+    for i in range(n):
+        share = np.float64(p[i])
+        value = 0.0
+        if share > 0.0 and i != at:
+            value = min(share ** (1.0 - c), limit) * (np.float64(v[i]) - origin - mean)
+            value = min(max(value, -limit), limit)
+            total += value
+        out[i] = kind(value)
+    out[at] = kind(min(max(-total, -limit), limit))
+
+
+@kernel
+def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value a row, for c ≤ 1."""
+    kind = p.dtype.type
+    n = p.shape[1]
+    for row in range(first, last):
+        c = np.float64(powers[row if powers.size > 1 else 0])
+        mass, along = 0.0, 0.0
+        for i in range(n):
+            share = np.float64(p[row, i])
+            if share != 0.0:
+                s = share ** (1.0 - c)
+                mass += s
+                along += s * sensitivity(share, c)
+        mean = along / mass if mass > 0.0 else 0.0
+        total = 0.0
+        for i in range(n):
+            share = np.float64(p[row, i])
+            if share != 0.0:
+                total -= np.float64(v[row, i]) * share ** (1.0 - c) * (sensitivity(share, c) - mean)
+        out[row] = kind(total)
+
+
+_MOMENTS = np.array([1 / (math.factorial(k) * (k + 2)) for k in range(19)])
+
+
+@inlined
+def sensitivity(p: float, c: float) -> Any:
+    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p; by its series near x = 0."""
+    log = math.log(p)
+    x = c * log
+    if abs(x) > 1.0:
+        moment = (1.0 + (x - 1.0) * math.exp(x)) / (x * x)
+    else:
+        moment = 0.0
+        for k in range(18, -1, -1):
+            moment = moment * x + _MOMENTS[k]
+    return log * log * moment
 
 
 @inlined

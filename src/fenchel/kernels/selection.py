@@ -1,7 +1,7 @@
 """The support of a row of scores: filter, threshold, excess.
 
 argmax_Ω of entmax and normmax is told by b = [scale·z + L]₊ and w = b^power with Σ w·b = 1, z the scores less their
-largest: p = w·b for entmax (scale = c = α − 1, power = 1/c − 1), p ∝ w for normmax (scale 1, power 1/c).
+largest: p = w·b for entmax (scale = c = α − 1, power = 1/c − 1, L = 1 − cA), p ∝ w for normmax (scale 1, power 1/c).
 
 Wide rows are filtered first: the maxima of their blocks alone have a threshold below that of the whole row, and few
 entries reach it. Narrow rows are worked on whole.
@@ -15,7 +15,7 @@ import numpy as np
 
 from fenchel.kernels.bits import from_ordered, ordered
 from fenchel.kernels.compiler import inlined, kernel
-from fenchel.kernels.thresholds import curve, line, parabola
+from fenchel.kernels.thresholds import curve, line, parabola, soft, steep
 
 NARROW = 512
 """Whole-row arithmetic up to this width, filtering above."""
@@ -89,6 +89,9 @@ def weigh(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
     """w·b of scores z ≤ 0 if ``mass``, else w, written to ``w``; returns the level L, a double."""
     kind = z.dtype.type
     zero = kind(0)
+    if scale != 1 and (power > 3 or power < 0):  # entmax with alpha < 1.25 or > 2, and always its mass
+        c = np.float64(scale)
+        return 1.0 - c * (steep(z, n, c, w) if c > 1.0 else soft(z, n, c, w))
     if power == 0:
         level = line(z, n, w)
         if not mass:
@@ -125,6 +128,10 @@ def shift(x: Any, z: Any) -> Any:
 @kernel
 def sift(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any) -> Any:
     """As ``shift`` for those entries of a wide row that can be in its support, and their places."""
+    if scale < 0:  # alpha < 1: all are
+        for i in range(x.size):
+            index[i] = i
+        return shift(x, z)
     largest, bad = block_maxima(x, maxima)
     if bad or largest == -np.inf:
         return BAD if bad else 0, largest

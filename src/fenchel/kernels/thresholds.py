@@ -179,3 +179,89 @@ def curve(z: Any, n: int, scale: Any, power: Any, w: Any, enough: float) -> tupl
             break
         before = abs(step)
     return high, kind(level - high)
+
+
+@inlined
+def soft(z: Any, n: int, c: float, p: Any) -> float:
+    """p = [1 + c(z − A)]₊^(1/c) with Σ p = 1 for c < ¼, negative too; returns A. In double, whatever the row is.
+
+    (Σ p)^c is a norm of b = 1 + c(z − A) if c > 0, and nearly linear in A: Newton from A = 0 is monotone.
+    """
+    kind = z.dtype.type
+    zero = kind(0)
+    offset = 0.0
+    inverse = 1.0 / c
+    before = math.inf
+    for _ in range(_STEPS):
+        for i in range(n):
+            score = z[i]
+            b = 1.0 + c * (np.float64(score) - offset)
+            on = 1.0 if (b > 0.0) and (score > -np.inf) else 0.0
+            p[i] = kind(on * exp2(inverse * log2(min(max(b, 1e-290), 1e290))))
+        total, slope = 0.0, 0.0
+        for i in range(n):
+            share = np.float64(p[i])
+            b = 1.0 + c * (np.float64(z[i]) - offset)
+            total += share
+            slope += share / (b if share > 0.0 else 1.0)
+        step = total * (1.0 - math.exp(-c * math.log(total))) / (c * slope)
+        if abs(step) <= (1e-7 if z.itemsize == 4 else 1e-14) * max(offset, 1.0) or abs(step) >= before:
+            excess = (total - 1.0) / slope
+            for i in range(n):  # what is missing from Σ p = 1 is given to p itself
+                share = np.float64(p[i])
+                b = 1.0 + c * (np.float64(z[i]) - offset)
+                p[i] = max(kind(share - excess * share / (b if share > 0.0 else 1.0)), zero)
+            return offset + excess
+        before = abs(step)
+        offset += step
+    return offset
+
+
+@inlined
+def steep(z: Any, n: int, c: float, p: Any) -> Any:
+    """p = [1 + c(z − A)]₊^(1/c) with Σ p = 1 for c > 1; returns A.
+
+    By Newton on the smallest probability w of the support: p = (a^c + w^c)^(1/c) with a^c = c(z − zₖ) is convex in w,
+    and the small probabilities stay exact where an error δ in the threshold would be δ^(1/c).
+    """
+    kind = z.dtype.type
+    inverse = 1.0 / c
+    ordered = np.sort(z[:n])[::-1]
+    lowest, highest = 0, n - 1
+    while lowest < highest:
+        middle = (lowest + highest + 1) // 2
+        mass = 0.0
+        for i in range(middle):
+            mass += (c * (np.float64(ordered[i]) - np.float64(ordered[middle]))) ** inverse
+            if mass >= 1.0:
+                break
+        if mass < 1.0:
+            lowest = middle
+        else:
+            highest = middle - 1
+    least = np.float64(ordered[lowest])
+    size = 0
+    for i in range(n):
+        size += 1 if z[i] >= ordered[lowest] else 0
+    w = 1.0 / size
+    for _ in range(_STEPS):
+        total, slope = 0.0, 0.0
+        for i in range(size):  # the support is at the front
+            share = _hypotenuse((c * (np.float64(ordered[i]) - least)) ** inverse, w, c)
+            total += share
+            slope += (w / share) ** (c - 1.0) if share > 0.0 else 0.0
+        step = (total - 1.0) / max(slope, 1.0)
+        w = max(w - step, 0.0)
+        if abs(step) <= 1e-16 * w:
+            break
+    for i in range(n):
+        inside = z[i] >= ordered[lowest]
+        p[i] = kind(_hypotenuse((c * (np.float64(z[i]) - least)) ** inverse, w, c)) if inside else kind(0)
+    return least + (1.0 - w**c) * inverse
+
+
+@inlined
+def _hypotenuse(a: Any, w: Any, c: Any) -> Any:
+    """(a^c + w^c)^(1/c) without under- or overflow."""
+    longer, shorter = max(a, w), min(a, w)
+    return longer * (1.0 + (shorter / longer) ** c) ** (1.0 / c) if longer > 0.0 else 0.0

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from fenchel import kernels
-from fenchel.regularizers.rows import all_between, from_rows, parameter_rows, shifted, to_rows
+from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -41,8 +41,10 @@ class Family(ABC):
     name: str
     kernel: str | None = None
     """The map's name in ``kernels.maps``, if it is compiled for the CPU …"""
-    compiled: tuple[float, float] = (0.0, 0.0)
-    """… and for which parameters."""
+    steep: float | None = None
+    """Up to this, the parameter's own gradient has a kernel too."""
+    compiled: tuple[tuple[float, float], ...] = ()
+    """… and for parameters of which intervals."""
 
     def __init__(self) -> None:
         self._argmax_op = _register(self, "argmax", "Tensor z", self._solve_any, _same_shape, _ArgmaxInGraph)
@@ -75,7 +77,7 @@ class Family(ABC):
     def choose(self, scores: Tensor, a: Parameter, dim: int, mask: Tensor | None) -> Tensor:
         """argmax_Ω of scores along a dimension; ``a`` as ``check_parameter`` gives it."""
         # Small inputs feel every line that is passed by here.
-        simple = mask is None and dim == -1 and type(a) is float and self.compiled[0] <= a <= self.compiled[1]
+        simple = mask is None and dim == -1 and type(a) is float and self.covers(a)
         if simple and kernels.plain(scores) and scores.dim() and scores.shape[-1]:
             return _kernel(self.kernel)(scores, a - 1)
         rows = to_rows(scores, dim, mask)
@@ -116,14 +118,32 @@ class Family(ABC):
         value = torch.maximum(score - self.value(p, a), best)
         return torch.where(best == -torch.inf, best, value)
 
+    def covers(self, a: Parameter) -> bool:
+        """Whether a parameter is known, without waiting for a device, to be one that is compiled for."""
+        if not isinstance(a, Tensor):
+            return any(low <= a <= high for low, high in self.compiled)
+        if a.device.type != "cpu" or not kernels.concrete(a):
+            return False
+        inside = [(a >= low) & (a <= high) for low, high in self.compiled]
+        return bool(inside) and bool(functools.reduce(torch.logical_or, inside).all())
+
     def _is_compiled(self, a: Parameter, *tensors: Tensor) -> bool:
-        return self.kernel is not None and kernels.usable(*tensors) and all_between(a, *self.compiled)
+        return self.kernel is not None and kernels.usable(*tensors) and self.covers(a)
 
     def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """J v in a backward pass; only higher derivatives want to differentiate it, which a kernel cannot."""
         if not _tracks(v, p, a) and self._is_compiled(a, v, p):
             return _kernel(f"{self.kernel}_product")(v, p, a - 1)
         return self.jacobian_product(v, p, a)
+
+    def _parameter_product(self, v: Tensor, p: Tensor, a: Tensor) -> Tensor:
+        """⟨v, ∂p/∂a⟩ in a backward pass, one value a row."""
+        known = self.steep is not None and not _tracks(v, p, a) and self._is_compiled(a, v, p)
+        if known and bool((a <= self.steep).all()):  # type: ignore[operator]
+            return _kernel(f"{self.kernel}_alpha")(v, p, a - 1)
+        # J is symmetric. Taken of the sensitivity it is moderate, taken of v it may be huge and cancel here.
+        change = self._product(self.gradient_sensitivity(p, a), p, a)
+        return -(on_support(v, p) * change).sum(-1, keepdim=True)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
@@ -185,9 +205,7 @@ class _Argmax(torch.autograd.Function):
         to_scores = ctx.family._product(grad, p, a)
         if not ctx.needs_input_grad[2]:
             return None, to_scores, None
-        # J is symmetric. Taken of the sensitivity it is moderate, taken of the gradient it may be huge and cancel here.
-        change = ctx.family._product(ctx.family.gradient_sensitivity(p, a), p, a)
-        return None, to_scores, -(on_support(grad, p) * change).sum(-1, keepdim=True)
+        return None, to_scores, ctx.family._parameter_product(grad, p, a)
 
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Tensor | None, da: Tensor | None) -> Tensor:

@@ -235,6 +235,9 @@ class _GridFamily(_GroupingFamily):
     def _by_kernel(self, name: str, *args: Any) -> Tensor:
         return super()._by_kernel(name, *args, self.width)
 
+    def argmax(self, z: Tensor, a: Parameter) -> Tensor:
+        return self._in_trace(z, a) if torch.compiler.is_compiling() else super().argmax(z, a)
+
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
         raise RuntimeError("tvmax2d cannot be traced, for its rounds depend on the data; call it outside of the graph")
 

@@ -20,7 +20,7 @@ class _NormFamily(Family):
 
     name = "norm"
     kernel = "normmax"
-    compiled = (1.25, 10.0)  # where powers stay in single precision's range
+    compiled = ((1.25, 10.0),)  # where powers stay in single precision's range
 
     def value(self, p: Tensor, a: Parameter) -> Tensor:
         return _norm(p, a).squeeze(-1) - 1

@@ -88,13 +88,6 @@ def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -
     return full.movedim(dim, -1)
 
 
-def all_between(value: float | Tensor, low: float, high: float) -> bool:
-    """Whether a parameter is known, without waiting for a device, to lie in [low, high]."""
-    if isinstance(value, Tensor):
-        return value.device.type == "cpu" and concrete(value) and bool(((value >= low) & (value <= high)).all())
-    return low <= value <= high
-
-
 def check_parameter(value: float | Tensor, name: str, lower: float, allowed: str) -> float | Tensor:
     """Check that a number, or every entry of a tensor, lies in (lower, inf]; return a float or the tensor."""
     if isinstance(value, Tensor):

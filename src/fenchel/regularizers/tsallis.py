@@ -28,7 +28,8 @@ class _TsallisFamily(Family):
 
     name = "tsallis"
     kernel = "entmax"
-    compiled = (1.25, 2.0)  # where (1 + c·u)^(1/c) does not magnify rounding
+    steep = 2.0
+    compiled = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
 
     def value(self, p: Tensor, a: Parameter) -> Tensor:
         if isinstance(a, Tensor):
