@@ -15,7 +15,8 @@ class Map:
     """A map and its Ω.
 
     ``curved``: p is differentiable with a Jacobian that is not zero. ``compiled``: it has kernels on the CPU, and is
-    tested a second time without them, as ``plain``.
+    tested a second time without them, as ``plain``. ``vertices``: one-hot vectors are in the domain of Ω. ``mass``:
+    what a row sums to, or its number of unmasked entries if that is less. ``upper``: the bound of each entry.
     """
 
     name: str
@@ -24,6 +25,13 @@ class Map:
     curved: bool = True
     compiled: bool = False
     plain: bool = False
+    vertices: bool = True
+    mass: float = 1.0
+    upper: float = 1.0
+
+    def faces(self, p: Tensor) -> Tensor:
+        """Which entries are at zero, free, and at their bound: p is smooth while that stays."""
+        return (p > 0).int() + (p >= self.upper).int()
 
     def __str__(self) -> str:
         return self.name
@@ -32,6 +40,39 @@ class Map:
 def _tensor_alpha(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
     return fenchel.entmax(values, torch.tensor(1.3, dtype=torch.float64), dim, mask)
 
+
+class Roomy:
+    """``Capped`` at ⅝, and at 1 where a row has a single entry: every problem of the harness has an answer."""
+
+    margin = None
+
+    def __init__(self, choose: Callable[..., Tensor], base: Regularizer) -> None:
+        self.choose, self.base = choose, base
+
+    def __call__(self, p: Tensor) -> Tensor:
+        return fenchel.Capped(0.625, self.base)(p)
+
+    def map(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return self.choose(scores, self._upper(scores, dim, mask), dim, mask)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return fenchel.Capped(self._upper(scores, dim, mask), self.base).argmax(scores, dim, mask)
+
+    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return fenchel.Capped(self._upper(scores, dim, mask), self.base).max(scores, dim, mask)
+
+    def _upper(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
+        try:
+            unmasked = (scores != -torch.inf) & (True if mask is None else mask.expand_as(scores))
+            return torch.where(unmasked.sum(dim, keepdim=True) > 1, 0.625, 1.0).to(scores.float().dtype)
+        except (AttributeError, IndexError, RuntimeError, TypeError):  # bad input, which the library shall name
+            return 0.625
+
+
+ROOMY = [
+    Roomy(fenchel.constrained_softmax, fenchel.Shannon()),
+    Roomy(fenchel.constrained_sparsemax, fenchel.Gini()),
+]
 
 MAPS = [
     Map("argmax", fenchel.argmax, fenchel.Hard(), curved=False),
@@ -52,6 +93,16 @@ MAPS = [
         lambda s, dim=-1, mask=None: fenchel.normmax(s, torch.inf, dim, mask),
         fenchel.Norm(torch.inf),
         False,
+    ),
+    Map("constrained_softmax", ROOMY[0].map, ROOMY[0], vertices=False, upper=0.625),
+    Map("constrained_sparsemax", ROOMY[1].map, ROOMY[1], compiled=True, vertices=False, upper=0.625),
+    Map("k_subsets-1", lambda s, dim=-1, mask=None: fenchel.k_subsets(s, 1, dim, mask), fenchel.KSubsets(1)),
+    Map(
+        "k_subsets-2.5",
+        lambda s, dim=-1, mask=None: fenchel.k_subsets(s, 2.5, dim, mask),
+        fenchel.KSubsets(2.5),
+        vertices=False,
+        mass=2.5,
     ),
     Map("scaled", (0.5 * fenchel.Tsallis(1.5)).argmax, 0.5 * fenchel.Tsallis(1.5)),
 ]

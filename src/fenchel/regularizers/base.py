@@ -3,13 +3,27 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from fenchel.kernels import concrete
-from fenchel.regularizers.family import Family, Parameter
+from fenchel.regularizers.family import Parameter
 from fenchel.regularizers.rows import check_parameter, check_scores, from_rows, parameter_rows, to_rows
+
+
+class Rules(Protocol):
+    """The mathematics of an Ω on rows, for a parameter ``a`` of its own kind: a ``Family`` or ``Bounded``."""
+
+    def value(self, p: Tensor, a: Any, /) -> Tensor:
+        """Ω(p)."""
+
+    def argmax(self, z: Tensor, a: Any, /) -> Tensor:
+        """argmax_Ω, with its derivatives."""
+
+    def max(self, z: Tensor, p: Tensor, a: Any, /) -> Tensor:
+        """max_Ω given the argmax, with its derivatives."""
 
 
 class Regularizer(nn.Module):
@@ -29,7 +43,7 @@ class Regularizer(nn.Module):
     A subclass sets ``family``, the mathematics, and ``parameter``, the number or tensor that selects a member.
     """
 
-    family: Family
+    family: Rules
 
     @property
     def parameter(self) -> Parameter:
@@ -54,7 +68,8 @@ class Regularizer(nn.Module):
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
         rows, top = _shift(to_rows(scores, dim, mask))
-        return (self._max_rows(rows, self._parameter_rows(scores, dim)) + top.squeeze(-1)).to(scores.dtype)
+        a = self._parameter_rows(scores, dim)
+        return (self._max_rows(rows, a) + self._mass(rows, a) * top.squeeze(-1)).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value a row: class indices (integers) or probabilities (shape of scores).
@@ -68,14 +83,14 @@ class Regularizer(nn.Module):
         maximum = self._max_rows(rows, a)
         maximum = torch.where(maximum == -torch.inf, 0.0, maximum)  # nothing to choose from: any target is impossible
         if target.is_floating_point():
-            y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
+            y = self.check_target(target, scores, dim, mask).movedim(dim, -1).to(rows.dtype)
             impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
             reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
             value = maximum - reached + self.family.value(y, a)
             # Rounding can leave the sum a hair below zero; the gradient is right as it is.
             value = value + (value.clamp_min(0) - value).detach()
         else:
-            index = check_indices(target, scores, dim)
+            index = self.check_classes(target, scores, dim)
             reached = rows.gather(-1, index.unsqueeze(-1)).squeeze(-1)
             impossible = reached == -torch.inf
             value = maximum - torch.where(impossible, 0.0, reached)
@@ -87,11 +102,30 @@ class Regularizer(nn.Module):
 
     __rmul__ = __mul__
 
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
+    def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        """Check a floating-point target: probabilities of the shape of scores."""
+        return check_probabilities(target, scores, dim)
+
+    def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        """Scale a target that passed the check to the sum that a choice has, exactly."""
+        rows, total = to_rows(scores, dim, mask), target.sum(dim, keepdim=True)
+        mass = self._mass(rows, self._parameter_rows(scores, dim))
+        mass = mass.unsqueeze(dim).to(target.dtype) if isinstance(mass, Tensor) else mass
+        return torch.where(total > 0, target * (mass / torch.where(total > 0, total, 1.0)), target)
+
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+        """Check a target of class indices; return it as int64."""
+        return check_indices(target, scores, dim)
+
+    def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
         return parameter_rows(self.parameter, "alpha", scores, dim)
 
-    def _max_rows(self, rows: Tensor, a: Parameter) -> Tensor:
+    def _max_rows(self, rows: Tensor, a: Any) -> Tensor:
         return self.family.max(rows, self.family.argmax(rows, a), a)
+
+    def _mass(self, rows: Tensor, a: Any) -> float | Tensor:
+        """What a choice sums to, one value a row: the maximum moves by so much for an offset of the scores."""
+        return 1.0
 
 
 class Scaled(Regularizer):
@@ -122,14 +156,27 @@ class Scaled(Regularizer):
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         cooled, top = self._cool(scores, dim, mask)
-        return (self._each_row(scores, dim) * self.omega.max(cooled, dim) + top).to(scores.dtype)
+        mass = self.omega._mass(cooled.movedim(dim, -1), self.omega._parameter_rows(cooled, dim))
+        return (self._each_row(scores, dim) * self.omega.max(cooled, dim) + mass * top).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         cooled, _ = self._cool(scores, dim, mask)
         return (self._each_row(scores, dim) * self.omega.loss(cooled, target, dim)).to(scores.dtype)
 
+    def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        return self.omega.check_target(target, scores, dim, mask)
+
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+        return self.omega.check_classes(target, scores, dim)
+
     def extra_repr(self) -> str:
         return f"gamma={show(self.gamma)}"
+
+    def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
+        return self.omega._parameter_rows(scores, dim)
+
+    def _mass(self, rows: Tensor, a: Any) -> float | Tensor:
+        return self.omega._mass(rows, a)
 
     def _cool(self, scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(s − max s) / γ with masked entries at −inf, and max s, in float32 or better.
