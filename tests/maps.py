@@ -64,7 +64,7 @@ class Roomy:
     def _upper(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
         try:
             unmasked = (scores != -torch.inf) & (True if mask is None else mask.expand_as(scores))
-            return torch.where(unmasked.sum(dim, keepdim=True) > 1, 0.625, 1.0).to(scores.float().dtype)
+            return torch.where(unmasked.sum(dim, keepdim=True) > 1, 0.625, 1.0).double()
         except (AttributeError, IndexError, RuntimeError, TypeError):  # bad input, which the library shall name
             return 0.625
 

@@ -13,12 +13,14 @@ first, and the zero that would come in first.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from fenchel import kernels
 from fenchel.regularizers.family import (
     Parameter,
     _apply,
@@ -50,6 +52,7 @@ class Bounded(ABC):
 
     name: str
     alpha: float
+    compiled: bool = False
 
     def __init__(self) -> None:
         family: Any = self  # the registration wants no more of a family than its name
@@ -62,7 +65,7 @@ class Bounded(ABC):
 
     @abstractmethod
     def solve(self, z: Tensor, upper: Tensor, budget: Parameter) -> Tensor:
-        """The maximizer for finite rows with largest score 0; the bounds themselves where they cannot carry more."""
+        """The maximizer for rows with a largest score; the bounds themselves where they cannot carry the budget."""
 
     @abstractmethod
     def slope(self, p: Tensor) -> Tensor:
@@ -99,18 +102,36 @@ class Bounded(ABC):
 
     def _solve_any(self, z: Tensor, upper: Tensor | None, budget: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
+        if self.compiled and kernels.usable(z, *_tensors(upper, budget)):
+            found: Tensor = _kernel("project")(z, upper, budget)
+            return found
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         bound = torch.ones_like(z) if upper is None else upper.clamp_max(budget)  # no entry takes more than all
         bound = torch.where(z == -torch.inf, 0.0, bound)
-        p = self.solve(z - torch.where(usable, top, 0.0), bound, budget)
+        p = self.solve(torch.where(usable, z, 0.0), bound, budget)
         return torch.where(usable, p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
     def product(self, v: Tensor, p: Tensor, upper: Tensor | None) -> Tensor:
         """∂p/∂z · v."""
+        if self._runs(v, p, upper):
+            result: Tensor = _kernel("product")(v, p, upper)
+            return result
         s, w = self._moves(p, upper)
         v = _where(s > 0, v, p)
         return s * (v - (w * v).sum(-1, keepdim=True))
+
+    def pull(self, v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """v times ∂p/∂z, ∂p/∂u and ∂p/∂k."""
+        if self._runs(v, z, p, upper):
+            to_z, to_upper, to_budget = _kernel("pull")(v, z, p, upper)
+            return to_z, to_upper, to_budget
+        return self.state(z, p, upper).pull(v, p)
+
+    def _runs(self, *tensors: Tensor | None) -> bool:
+        """Whether a kernel may do a backward pass: higher derivatives would have to differentiate it."""
+        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
+        return self.compiled and plain and kernels.usable(*_tensors(*tensors))
 
     def _moves(self, p: Tensor, upper: Tensor | None) -> tuple[Tensor, Tensor]:
         """s and w; both zero where nothing is free."""
@@ -156,6 +177,18 @@ class _State(NamedTuple):
         return self.s * (dz - (self.w * dz).sum(-1, keepdim=True)) + du - self.w * taken
 
 
+def _kernel(name: str) -> Callable[..., Any]:
+    """A compiled function; the compiler is imported by the first that is asked for."""
+    from fenchel.kernels import bounded
+
+    found: Callable[..., Any] = getattr(bounded, name)
+    return found
+
+
+def _tensors(*values: Any) -> list[Tensor]:
+    return [value for value in values if isinstance(value, Tensor)]
+
+
 def _beside(z: Tensor, bounds: Bounds) -> tuple[Tensor | None, Parameter]:
     """Bounds in the precision of the rows and of their shape."""
     upper, budget = bounds
@@ -187,10 +220,11 @@ class _Argmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, z, upper = ctx.saved_tensors
-        if not any(ctx.needs_input_grad[2:]):
+        *_, of_upper, of_budget = ctx.needs_input_grad
+        if not of_upper and not of_budget:
             return None, ctx.rule.product(grad, p, upper), None, None
-        to_z, to_upper, to_budget = ctx.rule.state(z, p, upper).pull(grad, p)
-        return None, to_z, to_upper, to_budget
+        to_z, to_upper, to_budget = ctx.rule.pull(grad, z, p, upper)
+        return None, to_z, to_upper if of_upper else None, to_budget if of_budget else None
 
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Tensor | None, du: Tensor | None, dk: Tensor | None) -> Tensor:
@@ -223,10 +257,12 @@ class _Max(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         p, z, upper = ctx.saved_tensors
         grad = grad.unsqueeze(-1)
-        if not any(ctx.needs_input_grad[3:]):
+        *_, of_upper, of_budget = ctx.needs_input_grad
+        if not of_upper and not of_budget:
             return None, grad * p, None, None, None
         state = ctx.rule.state(z, p, upper)
-        return None, grad * p, None, grad * _where(state.held, state.excess, p), grad * state.mu
+        to_upper = grad * _where(state.held, state.excess, p) if of_upper else None
+        return None, grad * p, None, to_upper, grad * state.mu if of_budget else None
 
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Any, dp: Any, du: Tensor | None, dk: Tensor | None) -> Tensor:
@@ -273,6 +309,7 @@ class _Quadratic(Bounded):
 
     name = "bounded_gini"
     alpha = 2.0
+    compiled = True
 
     def solve(self, z: Tensor, upper: Tensor, budget: Parameter) -> Tensor:
         return capped_projection(z, upper, budget)

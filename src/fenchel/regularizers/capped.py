@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer, check_indices, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, Bounded, Bounds
 from fenchel.regularizers.family import Parameter
@@ -331,19 +331,29 @@ def _check_room(rows: Tensor, bounds: Bounds) -> None:
     upper, budget = bounds
     if upper is None or not concrete(rows, upper):
         return
-    unmasked = rows != -torch.inf
-    wrong = unmasked & ~(upper >= 0)
-    if bool(wrong.any()):
-        value = upper.expand(rows.shape)[wrong][0].item()
-        raise ValueError(f"upper must not be negative or NaN, got an entry of {value:g}")
-    room = torch.where(unmasked, upper, 0.0).sum(-1, dtype=torch.float64)
+    smallest, room = _room(rows, upper)
+    if not bool((smallest >= 0).all()):
+        raise ValueError(
+            f"upper must not be negative or NaN, got an entry of {smallest[~(smallest >= 0)][0].item():g} "
+            "at an unmasked position"
+        )
     slack = min((8 + rows.shape[-1] ** 0.5) * torch.finfo(upper.dtype).eps, 1 / 16)
-    short = unmasked.any(-1) & (room < budget - slack)
-    if bool(short.any()):
+    short = room < budget - slack
+    if bool(short.any()) and bool((short := short & (rows != -torch.inf).any(-1)).any()):
         raise ValueError(
             f"upper must sum to at least {budget:g} over the unmasked entries of every row, got a row with sum "
             f"{room[short][0].item():.6g}"
         )
+
+
+def _room(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest bound (NaN if one is) and the sum of the bounds over the unmasked entries of each row."""
+    if usable(rows) and upper.device.type == "cpu":
+        from fenchel.kernels import bounded
+
+        return bounded.room(rows, upper.to(rows.dtype).expand(rows.shape))
+    bounds = torch.where(rows == -torch.inf, 0.0, upper)
+    return bounds.amin(-1), bounds.sum(-1, dtype=torch.float64)
 
 
 def _member(omega: Regularizer) -> Bounded:

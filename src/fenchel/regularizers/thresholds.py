@@ -204,13 +204,13 @@ def capped_projection(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tenso
     reached = torch.where(last < 0, 0.0, ordered.gather(-1, last.clamp_min(0)))
     free = support & (room > reached)
     size = free.sum(-1, keepdim=True).to(z.dtype).clamp_min(1)
-    p = torch.where(support, upper, 0.0)
+    full = torch.where(support & ~free, upper, 0.0)
+    rest = budget - full.sum(-1, keepdim=True)  # apart: a few free entries beside many would drown in rounding
+    p = torch.where(free, d, 0.0)
     for _ in range(2):  # the second time for what was lost in rounding
-        start = torch.where(free, d, 0.0)
-        missing = (budget - torch.where(free, start, p).sum(-1, keepdim=True)) / size
-        p = torch.where(free, (start + missing).clamp_min(0).minimum(upper), p)
-        d = p
-    return p
+        missing = (rest - p.sum(-1, keepdim=True)) / size
+        p = torch.where(free, (p + missing).clamp_min(0).minimum(upper), 0.0)
+    return full + p
 
 
 def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
@@ -219,6 +219,7 @@ def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
     Entries reach their bounds in the order of t = z − log(upper).
     """
     inside = upper > 0
+    z = z - z.amax(-1, keepdim=True)
     t = torch.where(inside, z - torch.where(inside, upper, 1.0).log(), -torch.inf)
     ordered = t.sort(dim=-1, descending=True).values
     last = _last_below(ordered, lambda tk: torch.where(inside, upper * (t - tk).clamp_max(0).exp(), 0.0), budget)
