@@ -5,6 +5,7 @@ Machines are shared and noisy, so a time means nothing alone: every row is a rat
 
 from __future__ import annotations
 
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -29,10 +30,24 @@ MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "entmax 1.5": fenchel.entmax,
     "entmax 1.33": lambda s: fenchel.entmax(s, 1.33),
     "normmax 2": fenchel.normmax,
+    "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _bounds(s)),
+    "k_subsets 5": lambda s: fenchel.k_subsets(s, 5),
+    "k_subsets n/16": lambda s: fenchel.k_subsets(s, s.shape[-1] / 16),
     "peer: sparsemax": peer.sparsemax,
     "peer: entmax15": peer.entmax15,
     "peer: entmax_bisect 1.33": lambda s: peer.entmax_bisect(s, 1.33),
+    "peer: budget_bisect 5": lambda s: peer.budget_bisect(s, 5),
 }
+
+
+@functools.cache
+def _upper(shape: torch.Size) -> Tensor:
+    return (0.5 + 4 * torch.rand(shape)) / shape[-1]
+
+
+def _bounds(scores: Tensor) -> Tensor:
+    """Bounds of which two in five suffice, drawn once a shape."""
+    return _upper(scores.shape)
 
 
 def forward_backward(f: Callable[[Tensor], Tensor], scores: Tensor) -> Callable[[], None]:
