@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fenchel.kernels import bounded
-from fenchel.regularizers.bounded import BOUNDED_GINI
+from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON
 from fenchel.regularizers.thresholds import capped_projection
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 5e-7}
@@ -69,13 +69,23 @@ def test_sorting_agrees_with_the_torch_path(problem: tuple[Tensor, Tensor | None
 @given(problem=problems(), seed=st.integers(0, 1000))
 def test_products_agree_with_the_torch_path(problem: tuple[Tensor, Tensor | None, float], seed: int) -> None:
     scores, upper, budget = problem
-    p = bounded.project(scores, upper, budget)
-    v = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype)
-    with torch.enable_grad():  # which keeps the kernels out
-        expected = BOUNDED_GINI.pull(v, scores, p, upper)
-    for mine, theirs in zip(bounded.pull(v, scores, p, upper), expected, strict=True):
-        assert torch.allclose(mine, theirs, atol=20 * TOLERANCE[p.dtype])
-    assert torch.allclose(bounded.product(v, p, upper), expected[0], atol=20 * TOLERANCE[p.dtype])
+    for rules in (BOUNDED_GINI, BOUNDED_SHANNON):
+        p = rules._solve_any(scores, upper, budget)
+        v = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype)
+        with torch.enable_grad():  # which keeps the kernels out
+            expected = rules.pull(v, scores, p, upper)
+        entropic = rules is BOUNDED_SHANNON
+        for mine, theirs in zip(bounded.pull(v, scores, p, upper, entropic), expected, strict=True):
+            assert torch.allclose(mine, theirs, atol=20 * TOLERANCE[p.dtype])
+        assert torch.allclose(bounded.product(v, p, upper, entropic), expected[0], atol=20 * TOLERANCE[p.dtype])
+
+
+@given(problem=problems())
+def test_a_capped_softmax_agrees_with_the_torch_path(problem: tuple[Tensor, Tensor | None, float]) -> None:
+    scores, upper, _ = problem
+    p = BOUNDED_SHANNON._solve_any(scores, upper, 1.0)
+    expected = BOUNDED_SHANNON._solve_plain(scores.double(), None if upper is None else upper.double(), 1.0)
+    assert torch.allclose(p.double(), expected, atol=TOLERANCE[scores.dtype], rtol=0)
 
 
 def test_rows_are_the_same_to_the_bit_whatever_the_threads_and_the_batch() -> None:
@@ -88,7 +98,11 @@ def test_rows_are_the_same_to_the_bit_whatever_the_threads_and_the_batch() -> No
                 for threads in (1, 2, 3, 7):
                     torch.set_num_threads(threads)
                     p = bounded.project(scores, upper, budget)
-                    results.append(torch.cat([p, *bounded.pull(v, scores, p, upper)[:2], bounded.product(v, p, upper)]))
+                    results.append(
+                        torch.cat(
+                            [p, *bounded.pull(v, scores, p, upper, False)[:2], bounded.product(v, p, upper, False)]
+                        )
+                    )
             finally:
                 torch.set_num_threads(before)
             assert all(torch.equal(r, results[0]) for r in results)
@@ -102,7 +116,8 @@ def test_what_comes_back_off_the_free_entries_does_not_matter() -> None:
         p = bounded.project(4 * torch.randn(4, width), None, 2.0)
         v = torch.randn_like(p)
         spoilt = torch.where((p > 0) & (p < 1), v, torch.nan)
-        assert torch.equal(bounded.product(spoilt, p, None), bounded.product(v, p, None))
+        for entropic in (False, True):
+            assert torch.equal(bounded.product(spoilt, p, None, entropic), bounded.product(v, p, None, entropic))
 
 
 def test_room_is_what_is_not_masked() -> None:
@@ -121,6 +136,7 @@ def test_a_spoilt_row_is_nan_in_every_derivative(bad: float) -> None:
     scores[1, 7] = bad
     p = bounded.project(scores, None, 3.0)
     assert p.isnan().any(-1).tolist() == [False, True, False]
-    for part in (*bounded.pull(torch.randn(3, 40), scores, p, None), bounded.product(torch.randn(3, 40), p, None)):
+    v = torch.randn(3, 40)
+    for part in (*bounded.pull(v, scores, p, None, False), bounded.product(v, p, None, False)):
         assert part[1].isnan().all()
         assert part[[0, 2]].isfinite().all()

@@ -3,7 +3,8 @@
 A sample of the row gives a first τ. Scores are then measured from the sampled score next to it, so that what lies near
 τ loses nothing, and a few passes over the row (Newton, false position or bisection, whichever gets on) close in on τ.
 The entries that are neither out nor at their bounds on all of what is left are collected, and the end is exact: p is
-linear between breakpoints. Rows on which this fails, for scores of very different sizes, are solved by sorting.
+linear between breakpoints. Rows on which this fails, for scores of very different sizes, are solved by sorting. The
+capped softmax starts from the softmax: what exceeds a bound is handed on, until nothing does.
 """
 
 from __future__ import annotations
@@ -39,20 +40,28 @@ def project(z: Tensor, upper: Tensor | None, budget: float | Tensor) -> Tensor:
     return out.reshape(z.shape)
 
 
-def product(v: Tensor, p: Tensor, upper: Tensor | None) -> Tensor:
-    """J v of the projection given its result p."""
+def cap(weights: Tensor, upper: Tensor | None, budget: float | Tensor) -> tuple[Tensor, Tensor]:
+    """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and on which rows that failed."""
+    x = _rows(weights)
+    out, failed = torch.empty_like(x), torch.empty(x.shape[0], dtype=torch.bool)
+    over_rows(_cap, *_size(x), x.numpy(), _bounds(upper, x), _each(budget, x), out.numpy(), failed.numpy())
+    return out.reshape(weights.shape), failed.reshape(weights.shape[:-1])
+
+
+def product(v: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> Tensor:
+    """J v given the result p of the projection, or of the capped softmax."""
     q, w = _rows(p), _rows(v)
     out = torch.empty_like(q)
-    over_rows(_product, *_size(q), q.numpy(), _bounds(upper, q), w.numpy(), out.numpy())
+    over_rows(_product, *_size(q), q.numpy(), _bounds(upper, q), w.numpy(), out.numpy(), entropic)
     return out.reshape(p.shape)
 
 
-def pull(v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """v times the derivatives of the projection p of z in z, in its bounds and in its budget."""
+def pull(v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """v times the derivatives of the result p for z in z, in its bounds and in its budget."""
     x, q, w = _rows(z), _rows(p), _rows(v)
     to_z, to_upper, to_budget = torch.empty_like(q), torch.empty_like(q), torch.empty_like(q[:, :1])
     arrays = (x.numpy(), q.numpy(), _bounds(upper, q), w.numpy(), to_z.numpy(), to_upper.numpy(), to_budget.numpy())
-    over_rows(_pull, *_size(q), *arrays)
+    over_rows(_pull, *_size(q), *arrays, entropic)
     return to_z.reshape(p.shape), to_upper.reshape(p.shape), to_budget.reshape(*p.shape[:-1], 1)
 
 
@@ -403,6 +412,41 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
 
 
 @kernel
+def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, failed: Any) -> None:
+    """p = min(λw, u) with Σp = k for each row: λ grows from k until no other entry reaches its bound."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        w, target, k = x[row], out[row], budget[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        factor, before, rest = kind(k), -1.0, 1.0
+        while True:
+            full, rest, size = 0.0, 0.0, 0.0
+            for start in range(0, n, _CHUNK):
+                f, r, c = zero, zero, zero
+                for i in range(start, min(start + _CHUNK, n)):
+                    v, b = w[i], u[i]
+                    at = one if v * factor >= b else zero
+                    c += at
+                    f += b if at > zero else zero
+                    r += zero if at > zero else v
+                full += f
+                rest += r
+                size += c
+            if not (rest > 1e-4 and full < k):  # too little is left of what weights can tell, or the row is NaN
+                break
+            if size == before:
+                break
+            before = size
+            factor = max(factor, kind((k - full) / rest))
+        failed[row] = not (rest > 1e-4 and full < k)
+        for i in range(n):
+            v, b = w[i] * factor, u[i]
+            target[i] = b if v >= b else v
+
+
+@kernel
 def _room(first: int, last: int, x: Any, upper: Any, smallest: Any, total: Any) -> None:
     """min u and Σu over the entries of each row that are not −inf."""
     n = x.shape[1]
@@ -425,54 +469,57 @@ def _room(first: int, last: int, x: Any, upper: Any, smallest: Any, total: Any) 
 
 
 @kernel
-def _product(first: int, last: int, p: Any, upper: Any, v: Any, out: Any) -> None:
-    """J v = v − mean(v) over the entries strictly between 0 and their bound, for each row."""
+def _product(first: int, last: int, p: Any, upper: Any, v: Any, out: Any, entropic: bool) -> None:
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row, s = 1 or p on the entries strictly between 0 and their bound."""
     n = p.shape[1]
     kind = p.dtype.type
     one, zero = kind(1), kind(0)
     for row in range(first, last):
         q, g, target = p[row], v[row], out[row]
         u = upper[row if upper.shape[0] > 1 else 0]
+        if q[0] != q[0]:
+            target[:] = np.nan
+            continue
         total, size = 0.0, 0.0
         for start in range(0, n, _CHUNK):
             s, k = zero, zero
             for i in range(start, min(start + _CHUNK, n)):
                 a, b, e = q[i], u[i], g[i]
-                on = (one if a > zero else zero) * (one if a < b else zero)
+                on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
                 k += on
-                s += e if on > zero else zero
+                s += on * e if on > zero else zero
             total += s
             size += k
         mean = kind(total / size) if size > 0.0 else zero
-        if q[0] != q[0]:
-            mean = q[0]
         for i in range(n):
             a, b, e = q[i], u[i], g[i]
-            on = (one if a > zero else zero) * (one if a < b else zero)
-            target[i] = e - mean if on > zero else zero * a
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+            target[i] = on * (e - mean) if on > zero else zero
 
 
 @inlined
-def _corner(x: Any, q: Any, u: Any, g: Any) -> tuple[float, float]:
-    """The mean of v and of z − p over who would leave its bound first and who would come in first."""
+def _corner(x: Any, q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
+    """The mean of v and of z − Ω′(p) over who would leave its bound first and who would come in first."""
     leaving, entering = -1, -1
     least, most = np.inf, -np.inf
     for i in range(q.size):
-        level = np.float64(x[i]) - q[i]
-        if q[i] > 0 and q[i] >= u[i] and level < least:
-            leaving, least = i, level
-        if q[i] == 0 and u[i] > 0 and level > most:
-            entering, most = i, level
+        if q[i] > 0 and q[i] >= u[i]:
+            level = np.float64(x[i]) - (math.log(q[i]) if entropic else q[i])
+            if level < least:
+                leaving, least = i, level
+        elif q[i] == 0 and u[i] > 0 and x[i] > most and not entropic:
+            entering, most = i, np.float64(x[i])
     if leaving < 0 and entering < 0:
-        return 0.0, 0.0
+        return 0.0, -np.inf
     if leaving < 0 or entering < 0:
-        either = max(leaving, entering)
-        return np.float64(g[either]), least if entering < 0 else most
+        return np.float64(g[max(leaving, entering)]), least if entering < 0 else most
     return 0.5 * (np.float64(g[leaving]) + g[entering]), 0.5 * (least + most)
 
 
 @kernel
-def _pull(first: int, last: int, x: Any, p: Any, upper: Any, v: Any, to_z: Any, to_u: Any, to_k: Any) -> None:
+def _pull(
+    first: int, last: int, x: Any, p: Any, upper: Any, v: Any, to_z: Any, to_u: Any, to_k: Any, entropic: bool
+) -> None:
     """The product, and the derivatives in bounds and budget, for each row."""
     n = p.shape[1]
     kind = p.dtype.type
@@ -490,26 +537,26 @@ def _pull(first: int, last: int, x: Any, p: Any, upper: Any, v: Any, to_z: Any, 
             s, k = zero, zero
             for i in range(start, min(start + _CHUNK, n)):
                 a, b, e = q[i], u[i], g[i]
-                on = (one if a > zero else zero) * (one if a < b else zero)
+                on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
                 k += on
-                s += e if on > zero else zero
+                s += on * e if on > zero else zero
                 naught += one if b == zero else zero
             total += s
             size += k
         if size > 0.0:
             total /= size
-            if naught > zero:  # only such bounds ask where τ is
+            if naught > zero and not entropic:  # only such bounds ask where τ is
                 for i in range(n):
                     if q[i] > zero and q[i] < u[i]:
                         tau += (np.float64(source[i]) - q[i]) / size
         else:
-            total, tau = _corner(source, q, u, g)
-        mean, line = kind(total), kind(tau)
+            total, tau = _corner(source, q, u, g, entropic)
+        mean, line = kind(total), kind(-np.inf) if entropic else kind(tau)
         to_k[row, 0] = mean
         for i in range(n):
             a, b, e, z = q[i], u[i], g[i], source[i]
-            on = (one if a > zero else zero) * (one if a < b else zero)
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
             rising = (one if b > zero else zero) + (one if z > line else zero)
             held = (one if a >= b else zero) * rising
-            out_z[i] = e - mean if on > zero else zero
+            out_z[i] = on * (e - mean) if on > zero else zero
             out_u[i] = e - mean if held > zero else zero

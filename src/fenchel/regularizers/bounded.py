@@ -52,7 +52,6 @@ class Bounded(ABC):
 
     name: str
     alpha: float
-    compiled: bool = False
 
     def __init__(self) -> None:
         family: Any = self  # the registration wants no more of a family than its name
@@ -66,6 +65,10 @@ class Bounded(ABC):
     @abstractmethod
     def solve(self, z: Tensor, upper: Tensor, budget: Parameter) -> Tensor:
         """The maximizer for rows with a largest score; the bounds themselves where they cannot carry the budget."""
+
+    @abstractmethod
+    def compiled(self, z: Tensor, upper: Tensor | None, budget: Parameter) -> Tensor:
+        """The maximizer for any rows on the CPU, by kernels."""
 
     @abstractmethod
     def slope(self, p: Tensor) -> Tensor:
@@ -102,9 +105,11 @@ class Bounded(ABC):
 
     def _solve_any(self, z: Tensor, upper: Tensor | None, budget: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
-        if self.compiled and kernels.usable(z, *_tensors(upper, budget)):
-            found: Tensor = _kernel("project")(z, upper, budget)
-            return found
+        if kernels.usable(z, *_tensors(upper, budget)):
+            return self.compiled(z, upper, budget)
+        return self._solve_plain(z, upper, budget)
+
+    def _solve_plain(self, z: Tensor, upper: Tensor | None, budget: Parameter) -> Tensor:
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         bound = torch.ones_like(z) if upper is None else upper.clamp_max(budget)  # no entry takes more than all
@@ -115,7 +120,7 @@ class Bounded(ABC):
     def product(self, v: Tensor, p: Tensor, upper: Tensor | None) -> Tensor:
         """∂p/∂z · v."""
         if self._runs(v, p, upper):
-            result: Tensor = _kernel("product")(v, p, upper)
+            result: Tensor = _kernel("product")(v, p, upper, self.alpha == 1)
             return result
         s, w = self._moves(p, upper)
         v = _where(s > 0, v, p)
@@ -124,14 +129,14 @@ class Bounded(ABC):
     def pull(self, v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """v times ∂p/∂z, ∂p/∂u and ∂p/∂k."""
         if self._runs(v, z, p, upper):
-            to_z, to_upper, to_budget = _kernel("pull")(v, z, p, upper)
+            to_z, to_upper, to_budget = _kernel("pull")(v, z, p, upper, self.alpha == 1)
             return to_z, to_upper, to_budget
         return self.state(z, p, upper).pull(v, p)
 
     def _runs(self, *tensors: Tensor | None) -> bool:
         """Whether a kernel may do a backward pass: higher derivatives would have to differentiate it."""
         plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
-        return self.compiled and plain and kernels.usable(*_tensors(*tensors))
+        return plain and kernels.usable(*_tensors(*tensors))
 
     def _moves(self, p: Tensor, upper: Tensor | None) -> tuple[Tensor, Tensor]:
         """s and w; both zero where nothing is free."""
@@ -309,10 +314,13 @@ class _Quadratic(Bounded):
 
     name = "bounded_gini"
     alpha = 2.0
-    compiled = True
 
     def solve(self, z: Tensor, upper: Tensor, budget: Parameter) -> Tensor:
         return capped_projection(z, upper, budget)
+
+    def compiled(self, z: Tensor, upper: Tensor | None, budget: Parameter) -> Tensor:
+        p: Tensor = _kernel("project")(z, upper, budget)
+        return p
 
     def slope(self, p: Tensor) -> Tensor:
         return p - 0.5
@@ -329,6 +337,14 @@ class _Entropic(Bounded):
 
     def solve(self, z: Tensor, upper: Tensor, budget: Parameter) -> Tensor:
         return capped_softmax(z, upper, budget)
+
+    def compiled(self, z: Tensor, upper: Tensor | None, budget: Parameter) -> Tensor:
+        p: Tensor
+        p, failed = _kernel("cap")(torch.softmax(z, -1), upper, budget)
+        if bool(failed.any()):  # little is left once the best are at their bounds, or there was nothing to choose
+            of_row = budget[failed] if isinstance(budget, Tensor) else budget
+            p[failed] = self._solve_plain(z[failed], None if upper is None else upper[failed], of_row)
+        return p
 
     def slope(self, p: Tensor) -> Tensor:
         return torch.where(p == 0, -torch.inf, 1 + torch.where(p == 0, 1.0, p).log())

@@ -87,8 +87,8 @@ def _budget() -> Figure:
         caption="Each of five entries as the budget k grows; at every k they sum to it.",
         alt="Five lines rise from 0 to 1 one after the other, the best score first, each in straight pieces; at k = 5 "
         "all are 1.",
-        paper="Figures 2 and 5 of Santos et al. draw paths of the same θ against the temperature; here that is 1, and k "
-        "moves.",
+        paper="Figures 2 and 5 of Santos et al. draw paths of the same θ against the temperature; here that is 1, "
+        "and k moves.",
     )
 
 
