@@ -207,7 +207,7 @@ def _search(
     return t, kind(0), slope, mean, False
 
 
-@inlined
+@kernel
 def _undecided(x: Any, z: Any, u: Any, low: Any, high: Any, some_x: Any, some_u: Any) -> tuple[int, float]:
     """Collect what is neither out at ``low`` nor at its bound at ``high``; how many, and the sum of such bounds."""
     one, zero = z.dtype.type(1), z.dtype.type(0)
@@ -238,10 +238,26 @@ def _undecided(x: Any, z: Any, u: Any, low: Any, high: Any, some_x: Any, some_u:
 
 
 @kernel
+def _ranked(keys: Any) -> Any:
+    """The order that sorts keys, by Shell's method: numpy's takes seconds to compile, and this is seldom called."""
+    order = np.arange(keys.size)
+    gap = keys.size
+    while gap > 1:
+        gap = max(1, gap * 5 // 11)
+        for i in range(gap, keys.size):
+            moved, j = order[i], i
+            while j >= gap and keys[order[j - gap]] > keys[moved]:
+                order[j] = order[j - gap]
+                j -= gap
+            order[j] = moved
+    return order
+
+
+@kernel
 def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
     """The same by sorting: first the smallest of the support, then the bounds in the order in which they are met."""
     n = x.size
-    order = np.argsort(-x)
+    order = _ranked(-x.astype(np.float64))
     low, high = 0, n - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -261,7 +277,7 @@ def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
     for j in range(size):
         d[j], bound[j] = x[order[j]] - pivot, u[order[j]]
     room = bound - d
-    ranks = np.argsort(room)
+    ranks = _ranked(room)
     low, high = -1, size - 1
     while low < high:
         middle = (low + high + 1) // 2
@@ -285,7 +301,7 @@ def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
         out[order[j]] = min(max(p, 0.0), bound[j])
 
 
-@inlined
+@kernel
 def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple[Any, Any, float, float, float]:
     """From a sample: a score next to τ, τ measured from it, how wrong that may be, and the shares free and full."""
     n = source.size
@@ -320,7 +336,7 @@ def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple
     return pivot, t - near, error, free / count, full / count
 
 
-@inlined
+@kernel
 def _close_in(z: Any, u: Any, k: float, t: Any, error: float) -> tuple[float, float]:
     """A bracket where nearly all entries are out or full: the mass is a staircase in τ, smooth from afar."""
     n = z.size
