@@ -18,7 +18,9 @@ class Map:
     tested a second time without them, as ``plain``. ``opaque``: it iterates until it is done, so that graphs cannot
     hold it; ``dense``: by solving systems over whole rows, which know small entries only to the rounding of large ones.
     ``grouped``: entries that share a value are tied to each other, and Ω has a penalty that is not zero at the
-    vertices. ``placed``: where an entry stands matters. ``rigid``: a masked entry leaves a gap.
+    vertices. ``placed``: where an entry stands matters. ``rigid``: a masked entry leaves a gap. ``vertices``: one-hot
+    vectors are in the domain of Ω. ``mass``: what a row sums to, or its number of unmasked entries if that is less.
+    ``upper``: the bound of each entry.
     """
 
     name: str
@@ -32,6 +34,13 @@ class Map:
     grouped: bool = False
     placed: bool = False
     rigid: bool = False
+    vertices: bool = True
+    mass: float = 1.0
+    upper: float = 1.0
+
+    def faces(self, p: Tensor) -> Tensor:
+        """Which entries are at zero, free, and at their bound: p is smooth while that stays."""
+        return (p > 0).int() + (p >= self.upper).int()
 
     def __str__(self) -> str:
         return self.name
@@ -60,6 +69,39 @@ class _Grids(fenchel.TotalVariation2d):
         return super()._dims(scores, dim)
 
 
+class Roomy:
+    """``Capped`` at ⅝, and at 1 where a row has a single entry: every problem of the harness has an answer."""
+
+    margin = None
+
+    def __init__(self, choose: Callable[..., Tensor], base: Regularizer) -> None:
+        self.choose, self.base = choose, base
+
+    def __call__(self, p: Tensor) -> Tensor:
+        return fenchel.Capped(0.625, self.base)(p)
+
+    def map(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return self.choose(scores, self._upper(scores, dim, mask), dim, mask)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return fenchel.Capped(self._upper(scores, dim, mask), self.base).argmax(scores, dim, mask)
+
+    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return fenchel.Capped(self._upper(scores, dim, mask), self.base).max(scores, dim, mask)
+
+    def _upper(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
+        try:
+            unmasked = (scores != -torch.inf) & (True if mask is None else mask.expand_as(scores))
+            return torch.where(unmasked.sum(dim, keepdim=True) > 1, 0.625, 1.0).double()
+        except (AttributeError, IndexError, RuntimeError, TypeError):  # bad input, which the library shall name
+            return 0.625
+
+
+ROOMY = [
+    Roomy(fenchel.constrained_softmax, fenchel.Shannon()),
+    Roomy(fenchel.constrained_sparsemax, fenchel.Gini()),
+]
+
 MAPS = [
     Map("argmax", fenchel.argmax, fenchel.Hard(), curved=False),
     Map("softmax", fenchel.softmax, fenchel.Shannon()),
@@ -86,6 +128,16 @@ MAPS = [
     Map("fusedmax-tensor", _tensor_strength, fenchel.Fused(torch.tensor(0.3)), grouped=True, placed=True),
     Map("oscarmax", fenchel.oscarmax, fenchel.Oscar(), compiled=True, grouped=True),
     Map("tvmax2d", _Grids().argmax, _Grids(), grouped=True, placed=True, rigid=True, opaque=True),
+    Map("constrained_softmax", ROOMY[0].map, ROOMY[0], vertices=False, upper=0.625),
+    Map("constrained_sparsemax", ROOMY[1].map, ROOMY[1], compiled=True, vertices=False, upper=0.625),
+    Map("k_subsets-1", lambda s, dim=-1, mask=None: fenchel.k_subsets(s, 1, dim, mask), fenchel.KSubsets(1)),
+    Map(
+        "k_subsets-2.5",
+        lambda s, dim=-1, mask=None: fenchel.k_subsets(s, 2.5, dim, mask),
+        fenchel.KSubsets(2.5),
+        vertices=False,
+        mass=2.5,
+    ),
     Map("scaled", (0.5 * fenchel.Tsallis(1.5)).argmax, 0.5 * fenchel.Tsallis(1.5)),
 ]
 MAPS += [replace(m, name=f"{m.name}-plain", plain=True) for m in MAPS if m.compiled]

@@ -4,10 +4,12 @@ from fenchel import nn
 from fenchel.attention import attention
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.regularizers import (
+    Capped,
     Custom,
     Fused,
     Gini,
     Hard,
+    KSubsets,
     Norm,
     Oscar,
     Regularizer,
@@ -15,8 +17,11 @@ from fenchel.regularizers import (
     TotalVariation2d,
     Tsallis,
     argmax,
+    constrained_softmax,
+    constrained_sparsemax,
     entmax,
     fusedmax,
+    k_subsets,
     normmax,
     oscarmax,
     softmax,
@@ -29,10 +34,12 @@ from fenchel.warmup import warmup
 __version__ = "0.1.0"
 
 __all__ = [
+    "Capped",
     "Custom",
     "Fused",
     "Gini",
     "Hard",
+    "KSubsets",
     "Norm",
     "Oscar",
     "Regularizer",
@@ -41,10 +48,13 @@ __all__ = [
     "Tsallis",
     "argmax",
     "attention",
+    "constrained_softmax",
+    "constrained_sparsemax",
     "entmax",
     "entmax_loss",
     "fusedmax",
     "fy_loss",
+    "k_subsets",
     "nn",
     "normmax",
     "normmax_loss",

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels import concrete
-from fenchel.regularizers.base import Regularizer, check_indices, check_omega, check_probabilities
+from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
@@ -38,7 +38,8 @@ def fy_loss(
 
     Args:
         scores: any shape, with the classes along ``dim``.
-        target: class indices (integers, shape of scores without ``dim``) or probabilities (shape of scores).
+        target: class indices (integers, shape of scores without ``dim``) or probabilities (shape of scores); for
+            ``KSubsets`` a floating-point vector of ones and zeros, or anything between, that sums to its k.
         omega: the regularizer.
         dim: the class dimension.
         mask: boolean, broadcasts to ``scores``; True = may receive mass. A masked target has loss +inf.
@@ -55,7 +56,7 @@ def fy_loss(
         >>> scores = torch.tensor([[3.0, 0.0, 0.0], [0.5, 0.0, 0.0]], requires_grad=True)
         >>> loss = fenchel.fy_loss(scores, torch.tensor([0, 0]), fenchel.Gini(), reduction="none")
         >>> loss
-        tensor([0.0000, 0.0833], grad_fn=<WhereBackward0>)
+        tensor([0.0000, 0.0833], grad_fn=<_HitsBackward>)
         >>> loss.sum().backward()
         >>> scores.grad
         tensor([[ 0.0000,  0.0000,  0.0000],
@@ -72,12 +73,12 @@ def fy_loss(
     scores = scores.float() if narrow else scores
     if target.is_floating_point():
         if label_smoothing:
-            target = check_probabilities(target, scores, dim).to(scores.dtype)
-            target = _smooth(target / target.sum(dim, keepdim=True), label_smoothing, scores, dim, mask)
+            target = omega.check_target(target, scores, dim, mask).to(scores.dtype)
+            target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
         return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
     kept = target != ignore_index if _holds(target.dtype, ignore_index) else torch.ones_like(target, dtype=torch.bool)
-    index = check_indices(target.masked_fill(~kept, 0), scores, dim)
+    index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
     weights = kept.to(scores.dtype)
     if weight is not None:
         each = _along(weight.to(scores), scores, dim)
@@ -178,7 +179,8 @@ def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor
     """Spread a share of each target over the unmasked classes of its row, if there are any."""
     free = (apply_mask(scores.detach(), mask) != -torch.inf).to(scores.dtype)
     count = free.sum(dim, keepdim=True)
-    return torch.where(count > 0, target + share * (free / count.clamp_min(1) - target), target)
+    even = target.sum(dim, keepdim=True) * free / count.clamp_min(1)
+    return torch.where(count > 0, target + share * (even - target), target)
 
 
 def _holds(dtype: torch.dtype, value: int) -> bool:

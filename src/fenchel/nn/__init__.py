@@ -2,14 +2,29 @@
 
 from fenchel.nn.attention import MultiheadAttention
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
-from fenchel.nn.maps import Argmax, Entmax, Fusedmax, Normmax, Oscarmax, Softmax, Sparsemax, TVmax2d
+from fenchel.nn.maps import (
+    Argmax,
+    ConstrainedSoftmax,
+    ConstrainedSparsemax,
+    Entmax,
+    Fusedmax,
+    KSubsets,
+    Normmax,
+    Oscarmax,
+    Softmax,
+    Sparsemax,
+    TVmax2d,
+)
 
 __all__ = [
     "Argmax",
+    "ConstrainedSoftmax",
+    "ConstrainedSparsemax",
     "Entmax",
     "EntmaxLoss",
     "FenchelYoungLoss",
     "Fusedmax",
+    "KSubsets",
     "MultiheadAttention",
     "Normmax",
     "NormmaxLoss",

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fenchel.regularizers import Fused, Gini, Hard, Norm, Oscar, Regularizer, Shannon, TotalVariation2d, Tsallis
+from fenchel import regularizers
+from fenchel.regularizers import Capped, Fused, Gini, Hard, Norm, Oscar, Regularizer, Shannon, TotalVariation2d, Tsallis
 from fenchel.regularizers.base import check_omega
 
 
@@ -137,3 +138,42 @@ class TVmax2d(nn.Module):
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Choose; ``mask`` is True where a pixel may receive mass."""
         return self.omega.argmax(scores, mask=mask)
+
+
+class ConstrainedSoftmax(Argmax):
+    """Softmax with an upper bound for each entry. Where bounds change with every call, take the function.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.ConstrainedSoftmax(0.5)(torch.tensor([3.0, 1.0, 0.0]))
+        tensor([0.5000, 0.3655, 0.1345])
+    """
+
+    def __init__(self, upper: float | Tensor, dim: int = -1) -> None:
+        super().__init__(Capped(upper, Shannon()), dim)
+
+
+class ConstrainedSparsemax(Argmax):
+    """Sparsemax with an upper bound for each entry. Where bounds change with every call, take the function.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.ConstrainedSparsemax(torch.tensor([0.4, 1.0, 1.0]))(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.4000, 0.6000, 0.0000])
+    """
+
+    def __init__(self, upper: float | Tensor, dim: int = -1) -> None:
+        super().__init__(Capped(upper), dim)
+
+
+class KSubsets(Argmax):
+    """A choice of k at once, by projection onto the unit box with sum k. Its Ω is ``fenchel.KSubsets``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.nn.KSubsets(2)(torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0]))
+        tensor([0.0000, 0.1250, 0.3750, 0.6250, 0.8750])
+    """
+
+    def __init__(self, k: float | Tensor, dim: int = -1) -> None:
+        super().__init__(regularizers.KSubsets(k), dim)

@@ -1,6 +1,7 @@
 """Ω, a file a family; the functional maps live beside their Ω."""
 
 from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.capped import Capped, KSubsets, constrained_softmax, constrained_sparsemax, k_subsets
 from fenchel.regularizers.custom import Custom
 from fenchel.regularizers.grouping import Fused, Oscar, TotalVariation2d, fusedmax, oscarmax, tvmax2d
 from fenchel.regularizers.norm import Norm, normmax
@@ -8,10 +9,12 @@ from fenchel.regularizers.rows import support_size
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
 
 __all__ = [
+    "Capped",
     "Custom",
     "Fused",
     "Gini",
     "Hard",
+    "KSubsets",
     "Norm",
     "Oscar",
     "Regularizer",
@@ -20,8 +23,11 @@ __all__ = [
     "TotalVariation2d",
     "Tsallis",
     "argmax",
+    "constrained_softmax",
+    "constrained_sparsemax",
     "entmax",
     "fusedmax",
+    "k_subsets",
     "normmax",
     "oscarmax",
     "softmax",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,19 @@ from torch import Tensor, nn
 from fenchel.kernels import concrete
 from fenchel.regularizers.family import Family, Parameter
 from fenchel.regularizers.rows import check_parameter, check_scores, parameter_rows, shifted, to_rows
+
+
+class Rules(Protocol):
+    """The mathematics of an Ω on rows, for a parameter ``a`` of its own kind: a ``Family`` or ``Bounded``."""
+
+    def value(self, p: Tensor, a: Any, /) -> Tensor:
+        """Ω(p)."""
+
+    def argmax(self, z: Tensor, a: Any, /) -> Tensor:
+        """argmax_Ω, with its derivatives."""
+
+    def max(self, z: Tensor, p: Tensor, a: Any, /) -> Tensor:
+        """max_Ω given the argmax, with its derivatives."""
 
 
 class Regularizer(nn.Module):
@@ -29,7 +43,7 @@ class Regularizer(nn.Module):
     A subclass sets ``family``, the mathematics, and ``parameter``, the number or tensor that selects a member.
     """
 
-    family: Family
+    family: Rules
     zero_at_vertices = True
     """Whether Ω is zero at one-hot vectors, so that the loss of a class is max_Ω less its score."""
 
@@ -50,12 +64,13 @@ class Regularizer(nn.Module):
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized choice, :math:`\\nabla \\Omega^*(s)`, along ``dim``."""
-        return self.family.choose(scores, self.parameter, dim, mask)
+        return cast(Family, self.family).choose(scores, self.parameter, dim, mask)
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
         rows, top = shifted(to_rows(scores, dim, mask))
-        return (self._max_rows(rows, self._parameter_rows(scores, dim)) + top.squeeze(-1)).to(scores.dtype)
+        a = self._parameter_rows(scores, dim)
+        return (self._max_rows(rows, a) + self._mass(rows, a) * top.squeeze(-1)).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value a row: class indices (integers) or probabilities (shape of scores).
@@ -65,7 +80,7 @@ class Regularizer(nn.Module):
         """
         dim = check_scores(scores, dim)
         if not target.is_floating_point():
-            index = check_indices(target, scores, dim)
+            index = self.check_classes(target, scores, dim)
             if self.zero_at_vertices:
                 return self._hits(scores, index, dim, mask)
             target = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
@@ -73,7 +88,7 @@ class Regularizer(nn.Module):
         a = self._parameter_rows(scores, dim)
         maximum = self._max_rows(rows, a)
         maximum = torch.where(maximum == -torch.inf, 0.0, maximum)  # nothing to choose from: any target is impossible
-        y = check_probabilities(target, scores, dim).movedim(dim, -1).to(rows.dtype)
+        y = self.check_target(target, scores, dim, mask).movedim(dim, -1).to(rows.dtype)
         impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
         reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
         value = maximum - reached + self._value_rows(y, rows, a)
@@ -92,22 +107,42 @@ class Regularizer(nn.Module):
 
     def _hits(self, scores: Tensor, index: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         rows = to_rows(scores, dim, mask)
-        return self.family.hits(rows, index, self._parameter_rows(scores, dim)).to(scores.dtype)
+        family = cast(Family, self.family)
+        return family.hits(rows, index, self._parameter_rows(scores, dim)).to(scores.dtype)
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         return Scaled(self, gamma)
 
     __rmul__ = __mul__
 
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
+    def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        """Check a floating-point target: probabilities of the shape of scores."""
+        return check_probabilities(target, scores, dim)
+
+    def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        """Scale a target that passed the check to the sum that a choice has, exactly."""
+        rows, total = to_rows(scores, dim, mask), target.sum(dim, keepdim=True)
+        mass = self._mass(rows, self._parameter_rows(scores, dim))
+        mass = mass.unsqueeze(dim).to(target.dtype) if isinstance(mass, Tensor) else mass
+        return torch.where(total > 0, target * (mass / torch.where(total > 0, total, 1.0)), target)
+
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+        """Check a target of class indices; return it as int64."""
+        return check_indices(target, scores, dim)
+
+    def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
         return parameter_rows(self.parameter, "alpha", scores, dim)
 
-    def _value_rows(self, y: Tensor, rows: Tensor, a: Parameter) -> Tensor:
+    def _value_rows(self, y: Tensor, rows: Tensor, a: Any) -> Tensor:
         """Ω of targets; rows of scores tell which entries are masked, for an Ω to which that matters."""
         return self.family.value(y, a)
 
-    def _max_rows(self, rows: Tensor, a: Parameter) -> Tensor:
+    def _max_rows(self, rows: Tensor, a: Any) -> Tensor:
         return self.family.max(rows, self.family.argmax(rows, a), a)
+
+    def _mass(self, rows: Tensor, a: Any) -> float | Tensor:
+        """What a choice sums to, one value a row: the maximum moves by so much for an offset of the scores."""
+        return 1.0
 
 
 class Scaled(Regularizer):
@@ -138,7 +173,8 @@ class Scaled(Regularizer):
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         cooled, top = self._cool(scores, dim, mask)
-        return (self._each_row(scores, dim) * self.omega.max(cooled, dim) + top).to(scores.dtype)
+        mass = self.omega._mass(cooled.movedim(dim, -1), self.omega._parameter_rows(cooled, dim))
+        return (self._each_row(scores, dim) * self.omega.max(cooled, dim) + mass * top).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         cooled, _ = self._cool(scores, dim, mask)
@@ -149,8 +185,20 @@ class Scaled(Regularizer):
         cooled, _ = self._cool(torch.where(kept, scores, 0.0), dim, mask)
         return (self._each_row(scores, dim) * self.omega.index_loss(cooled, index, dim)).to(scores.dtype)
 
+    def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        return self.omega.check_target(target, scores, dim, mask)
+
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+        return self.omega.check_classes(target, scores, dim)
+
     def extra_repr(self) -> str:
         return f"gamma={show(self.gamma)}"
+
+    def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
+        return self.omega._parameter_rows(scores, dim)
+
+    def _mass(self, rows: Tensor, a: Any) -> float | Tensor:
+        return self.omega._mass(rows, a)
 
     def _cool(self, scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(s − max s) / γ with masked entries at −inf, and max s, in float32 or better.

@@ -8,6 +8,8 @@ loops have fixed lengths, so the functions can be traced, compiled and mapped.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -183,3 +185,61 @@ def normmax(z: Tensor, c: float | Tensor) -> Tensor:
     b = gaps + x
     weights = torch.where(inside, (b / b.amax(-1, keepdim=True)).pow(1 / c), 0.0)
     return weights / weights.sum(-1, keepdim=True)
+
+
+def capped_projection(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
+    r"""The p with Σp = budget and 0 ≤ p ≤ upper that is nearest to z; ``upper`` itself if that sums to less.
+
+    p = min([z − τ]₊, upper). Scores enter by their distance d from the smallest of the support alone, which keeps p
+    exact however far from 0 that lies; what is left, Σ min(d + x, upper) = budget on the support, is linear between the
+    x at which entries reach their bounds.
+    """
+    ordered = z.sort(dim=-1, descending=True).values
+    last = _last_below(ordered, lambda zk: (z - zk).clamp_min(0).minimum(upper), budget)
+    d = z - ordered.gather(-1, last.clamp_min(0))
+    support = d >= 0
+    room = torch.where(support, upper - d, torch.inf)
+    ordered = room.sort(dim=-1).values.clamp_min(0)
+    last = _last_below(ordered, lambda x: torch.where(support, (d + x).minimum(upper), 0.0), budget)
+    reached = torch.where(last < 0, 0.0, ordered.gather(-1, last.clamp_min(0)))
+    free = support & (room > reached)
+    size = free.sum(-1, keepdim=True).to(z.dtype).clamp_min(1)
+    full = torch.where(support & ~free, upper, 0.0)
+    rest = budget - full.sum(-1, keepdim=True)  # apart: a few free entries beside many would drown in rounding
+    p = torch.where(free, d, 0.0)
+    for _ in range(2):  # the second time for what was lost in rounding
+        missing = (rest - p.sum(-1, keepdim=True)) / size
+        p = torch.where(free, (p + missing).clamp_min(0).minimum(upper), 0.0)
+    return full + p
+
+
+def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
+    r"""The p = min(exp(z − τ), upper) with Σp = budget; ``upper`` itself if that sums to less.
+
+    Entries reach their bounds in the order of t = z − log(upper).
+    """
+    inside = upper > 0
+    z = z - z.amax(-1, keepdim=True)
+    t = torch.where(inside, z - torch.where(inside, upper, 1.0).log(), -torch.inf)
+    ordered = t.sort(dim=-1, descending=True).values
+    last = _last_below(ordered, lambda tk: torch.where(inside, upper * (t - tk).clamp_max(0).exp(), 0.0), budget)
+    full = inside & (last >= 0) & (t >= ordered.gather(-1, last.clamp_min(0)))
+    free = inside & ~full
+    rest = (budget - torch.where(full, upper, 0.0).sum(-1, keepdim=True)).clamp_min(0)
+    weights = torch.softmax(torch.where(free, z, -torch.inf), -1)
+    return torch.where(full, upper, torch.where(free, (rest * weights).minimum(upper), 0.0))
+
+
+def _last_below(ordered: Tensor, p: Callable[[Tensor], Tensor], budget: float | Tensor) -> Tensor:
+    """The last position at which Σ p(value there), which grows along the row, is below the budget; −1 if none is."""
+    n = ordered.shape[-1]
+    lowest = torch.full_like(ordered[..., :1], -1, dtype=torch.long)
+    highest = torch.full_like(lowest, n - 1)
+    for _ in range(n.bit_length()):
+        middle = (lowest + highest + 1) // 2
+        below = p(ordered.gather(-1, middle.clamp_min(0))).sum(-1, keepdim=True) < budget
+        lowest, highest = (
+            torch.where(below & (highest > lowest), middle, lowest),
+            torch.where(below | (highest == lowest), highest, middle - 1),
+        )
+    return lowest

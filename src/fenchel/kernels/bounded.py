@@ -1,0 +1,578 @@
+"""Bounds and budgets: rows p = min([z − τ]₊, u) with Σp = k, capped softmax, and their Jacobian products.
+
+A sample of the row gives a first τ. Scores are then measured from the sampled score next to it, so that what lies near
+τ loses nothing, and a few passes over the row (Newton, false position or bisection, whichever gets on) close in on τ.
+The entries that are neither out nor at their bounds on all of what is left are collected, and the end is exact: p is
+linear between breakpoints. Rows on which this fails, for scores of very different sizes, are solved by sorting. The
+capped softmax starts from the softmax: what exceeds a bound is handed on, until nothing does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.pool import over_rows
+
+_SAMPLE = 64  # entries of a row that are looked at first, or …
+_SPARSE = 16  # … every so-many-th
+_PASSES = 6  # over a whole row, if many of its entries are free
+_STAIRS = 4  # if many are at their bounds
+_ROUNDS = 3  # of choosing the score to measure from
+_TURNS = 100  # over what was collected; a few are enough but for made-up rows
+_CHUNK = 256  # how far a sum goes in the row's own precision before it moves to double
+_BLOCK = 32  # entries that are passed over together if none of them is undecided
+
+
+# -- on tensors -------------------------------------------------------------------------------------------
+
+
+def project(z: Tensor, upper: Tensor | None, budget: float | Tensor) -> Tensor:
+    """The nearest p to each row of z with 0 ≤ p ≤ upper (1 if None) and sum ``budget``."""
+    x = _rows(z)
+    out = torch.empty_like(x)
+    over_rows(_project, *_size(x), x.numpy(), _bounds(upper, x), _each(budget, x), out.numpy())
+    return out.reshape(z.shape)
+
+
+def cap(weights: Tensor, upper: Tensor | None, budget: float | Tensor) -> tuple[Tensor, Tensor]:
+    """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and on which rows that failed."""
+    x = _rows(weights)
+    out, failed = torch.empty_like(x), torch.empty(x.shape[0], dtype=torch.bool)
+    over_rows(_cap, *_size(x), x.numpy(), _bounds(upper, x), _each(budget, x), out.numpy(), failed.numpy())
+    return out.reshape(weights.shape), failed.reshape(weights.shape[:-1])
+
+
+def product(v: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> Tensor:
+    """J v given the result p of the projection, or of the capped softmax."""
+    q, w = _rows(p), _rows(v)
+    out = torch.empty_like(q)
+    over_rows(_product, *_size(q), q.numpy(), _bounds(upper, q), w.numpy(), out.numpy(), entropic)
+    return out.reshape(p.shape)
+
+
+def pull(v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """v times the derivatives of the result p for z in z, in its bounds and in its budget."""
+    x, q, w = _rows(z), _rows(p), _rows(v)
+    to_z, to_upper, to_budget = torch.empty_like(q), torch.empty_like(q), torch.empty_like(q[:, :1])
+    arrays = (x.numpy(), q.numpy(), _bounds(upper, q), w.numpy(), to_z.numpy(), to_upper.numpy(), to_budget.numpy())
+    over_rows(_pull, *_size(q), *arrays, entropic)
+    return to_z.reshape(p.shape), to_upper.reshape(p.shape), to_budget.reshape(*p.shape[:-1], 1)
+
+
+def room(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """The smallest bound (NaN if one is) and the sum of the bounds over the unmasked entries of each row."""
+    x = _rows(z)
+    smallest, total = torch.empty(2, x.shape[0], dtype=torch.float64).unbind()
+    over_rows(_room, *_size(x), x.numpy(), _bounds(upper, x), smallest.numpy(), total.numpy())
+    return smallest.reshape(z.shape[:-1]), total.reshape(z.shape[:-1])
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    return tensor.detach().reshape(-1, tensor.shape[-1]).contiguous()
+
+
+def _size(x: Tensor) -> tuple[int, int]:
+    return x.shape[0], x.numel()
+
+
+def _bounds(upper: Tensor | None, x: Tensor) -> Any:
+    """Bounds as rows: one for all rows if they share it."""
+    if upper is None:
+        return np.ones((1, x.shape[1]), dtype=x.numpy().dtype)
+    upper = upper.detach()
+    shared = all(size == 1 or stride == 0 for size, stride in zip(upper.shape[:-1], upper.stride()[:-1], strict=True))
+    if shared and x.shape[0]:
+        upper = upper[(0,) * (upper.dim() - 1)]
+    return _rows(upper).numpy()
+
+
+def _each(budget: float | Tensor, x: Tensor) -> Any:
+    if isinstance(budget, Tensor):
+        return budget.detach().double().reshape(-1).contiguous().numpy()
+    return np.full(x.shape[0], budget)
+
+
+# -- on arrays --------------------------------------------------------------------------------------------
+
+
+@inlined
+def _top(x: Any) -> tuple[Any, bool]:
+    """The largest entry of a row, and whether one is NaN or +inf."""
+    kind = x.dtype.type
+    top, bad = kind(-np.inf), kind(0)
+    for i in range(x.size):
+        v = x[i]
+        top = max(top, v)
+        bad += kind(1) if v != v else kind(0)
+    return top, bad > 0 or top == np.inf
+
+
+@inlined
+def _weigh(z: Any, u: Any, n: int, t: Any) -> tuple[float, float]:
+    """Σ min([z − t]₊, u), and how many of its terms are free."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    mass, size = 0.0, 0.0
+    for first in range(0, n, _CHUNK):
+        s, k = zero, zero
+        for i in range(first, min(first + _CHUNK, n)):
+            d, b = z[i] - t, u[i]
+            k += (one if d > zero else zero) * (one if d < b else zero)
+            c = d if d > zero else zero
+            s += b if b < c else c
+        mass += s
+        size += k
+    return mass, size
+
+
+@inlined
+def _weigh_apart(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
+    """The same sum in two, what is free and what is at its bound: in the rounding of many bounds it would drown."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    free, full, size = 0.0, 0.0, 0.0
+    for first in range(0, n, _CHUNK):
+        s, c, k = zero, zero, zero
+        for i in range(first, min(first + _CHUNK, n)):
+            d, b = z[i] - t, u[i]
+            on = (one if d > zero else zero) * (one if d < b else zero)
+            k += on
+            s += d if on > zero else zero
+            c += b if d >= b else zero
+        free += s
+        full += c
+        size += k
+    return free, full, size
+
+
+@kernel
+def _search(
+    z: Any,
+    u: Any,
+    n: int,
+    base: float,
+    k: float,
+    t: Any,
+    low: float,
+    high: float,
+    slack: float,
+    turns: int,
+    exact: bool,
+) -> tuple[Any, Any, float, float, bool]:
+    """τ with base + Σ min([z − τ]₊, u) = k in a coarse and a fine part, and whether it is that.
+
+    Newton, false position or bisection, whichever gets on. Also the slope of the mass and the mean of what is free.
+    """
+    kind = z.dtype.type
+    eps = 1.2e-7 if z.itemsize == 4 else 2.2e-16
+    over, under, before = 0.0, 0.0, math.inf
+    stride, method, slope, mean = 0.125, 0, 0.0, math.inf
+    for _ in range(turns):
+        if exact:
+            mass, full, size = _weigh_apart(z, u, n, t)
+        else:
+            mass, size = _weigh(z, u, n, t)
+            full = 0.0
+        excess = base + full + mass - k
+        step = excess / size if size > 0.0 else 0.0
+        mean = mass / size if size > 0.0 else math.inf
+        if excess > 0.0:
+            low, over = np.float64(t), excess
+        else:
+            high, under = np.float64(t), excess
+        slope = (over - under) / (high - low) if over > 0.0 and under < 0.0 else 0.0
+        if abs(excess) <= slack or (size > 0.0 and abs(step) <= eps * max(abs(t), mean)):
+            return t, kind(step), slope, mean, True
+        method = 0 if abs(excess) < 0.5 * before else method + 1
+        before = abs(excess)
+        new = t + step
+        if method > 0 or size == 0.0 or not low < new < high:
+            if low == -np.inf or high == np.inf:
+                new = t + (stride if excess > 0.0 else -stride)
+                stride *= 4.0
+            elif method % 2 == 1 and over > 0.0 and under < 0.0:
+                new = low + (high - low) * (over / (over - under))
+            else:
+                new = 0.5 * (low + high)
+        nearest = kind(new)
+        if not low <= nearest <= high:
+            nearest = kind(0.5 * (low + high))
+        if nearest == t:  # there is no finer τ, so what is missing has to be as small
+            return t, kind(step), slope, mean, size > 0.0 and abs(step) <= 4 * eps * max(abs(t), mean)
+        t = nearest
+    return t, kind(0), slope, mean, False
+
+
+@kernel
+def _undecided(x: Any, z: Any, u: Any, low: Any, high: Any, some_x: Any, some_u: Any) -> tuple[int, float]:
+    """Collect what is neither out at ``low`` nor at its bound at ``high``; how many, and the sum of such bounds."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    count, base = 0, 0.0
+    whole = z.size // _BLOCK * _BLOCK
+    for first in range(0, whole, _BLOCK):
+        some, full = zero, zero
+        for j in range(_BLOCK):  # of known length, or it would not vectorise
+            v, b = z[first + j], u[first + j]
+            room = one if v - high < b else zero
+            some += (one if v > low else zero) * room
+            full += zero if room > zero else b
+        base += full
+        if some > zero:
+            for i in range(first, first + _BLOCK):
+                v, b = z[i], u[i]
+                some_x[count] = x[i]
+                some_u[count] = b
+                count += (1 if v > low else 0) * (1 if v - high < b else 0)  # no branch: it could not be foretold
+    for i in range(whole, z.size):
+        v, b = z[i], u[i]
+        some_x[count] = x[i]
+        some_u[count] = b
+        room = one if v - high < b else zero
+        base += zero if room > zero else b
+        count += 1 if v > low and room > zero else 0
+    return count, base
+
+
+@kernel
+def _ranked(keys: Any) -> Any:
+    """The order that sorts keys, by Shell's method: numpy's takes seconds to compile, and this is seldom called."""
+    order = np.arange(keys.size)
+    gap = keys.size
+    while gap > 1:
+        gap = max(1, gap * 5 // 11)
+        for i in range(gap, keys.size):
+            moved, j = order[i], i
+            while j >= gap and keys[order[j - gap]] > keys[moved]:
+                order[j] = order[j - gap]
+                j -= gap
+            order[j] = moved
+    return order
+
+
+@kernel
+def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
+    """The same by sorting: first the smallest of the support, then the bounds in the order in which they are met."""
+    n = x.size
+    order = _ranked(-x.astype(np.float64))
+    low, high = 0, n - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        pivot = x[order[middle]]
+        mass = math.inf
+        if pivot > -np.inf:
+            mass = 0.0
+            for j in range(middle):
+                mass += min(x[order[j]] - pivot, u[order[j]])
+        if mass < k:
+            low = middle
+        else:
+            high = middle - 1
+    size = low + 1
+    pivot = x[order[low]]
+    d, bound = np.empty(size), np.empty(size)
+    for j in range(size):
+        d[j], bound[j] = x[order[j]] - pivot, u[order[j]]
+    room = bound - d
+    ranks = _ranked(room)
+    low, high = -1, size - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        reached = max(room[ranks[middle]], 0.0)
+        mass = 0.0
+        for j in range(size):
+            mass += min(d[j] + reached, bound[j])
+        if mass < k:
+            low = middle
+        else:
+            high = middle - 1
+    reached = max(room[ranks[low]], 0.0) if low >= 0 else 0.0
+    free, rest = 0, k
+    for j in range(size):
+        on = room[j] > reached
+        free += 1 if on else 0
+        rest -= d[j] if on else bound[j]
+    out[:] = 0
+    for j in range(size):
+        p = d[j] + rest / free if room[j] > reached else bound[j]
+        out[order[j]] = min(max(p, 0.0), bound[j])
+
+
+@kernel
+def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple[Any, Any, float, float, float]:
+    """From a sample: a score next to τ, τ measured from it, how wrong that may be, and the shares free and full."""
+    n = source.size
+    kind = source.dtype.type
+    one, zero = kind(1), kind(0)
+    stride = max(1, min(n // _SAMPLE, _SPARSE))
+    count = (n + stride - 1) // stride
+    lowest = zero
+    for i in range(count):
+        v = source[i * stride] - top
+        z[i], bound[i] = v, u[i * stride]
+        lowest = min(lowest, v if v > -np.inf else zero)
+    share, last = k * count / n, np.float64(lowest) - 1.0
+    t, _, slope, _, found = _search(z, bound, count, 0.0, share, kind(0.5) * lowest, last, 0.0, 0.05 * share, 12, False)
+    near, squares, free, full = zero, zero, zero, zero
+    for i in range(count):
+        v, b = z[i], bound[i]
+        p = v - t if v > t else zero
+        on, off = one if p > zero else zero, one if p < b else zero
+        free += on * off
+        full += on * (one - off)
+        p = b if b < p else p
+        squares += p * p
+        near = min(near, v if v >= t else zero)
+    pivot = top
+    for i in range(count):
+        if z[i] == near:
+            pivot = source[i * stride]
+    # The mass of the sample, one of many, has this error; the chord to the top is less steep than the mass at τ.
+    error = 3.0 * math.sqrt(squares * (1.0 - 1.0 / stride)) + 0.05 * share
+    error = error / max(slope, free, share / max(-t, 1e-6)) if found else math.inf
+    return pivot, t - near, error, free / count, full / count
+
+
+@kernel
+def _close_in(z: Any, u: Any, k: float, t: Any, error: float) -> tuple[float, float]:
+    """A bracket where nearly all entries are out or full: the mass is a staircase in τ, smooth from afar."""
+    n = z.size
+    kind = z.dtype.type
+    low, high, over, under = -math.inf, math.inf, 0.0, 0.0
+    guess = float(t)
+    for turn in range(_STAIRS):
+        t = kind(guess)
+        mass, _ = _weigh(z, u, n, t)
+        excess = mass - k
+        if excess >= 0.0:
+            low, over = np.float64(t), excess
+        else:
+            high, under = np.float64(t), excess
+        if low > -np.inf and high < np.inf:  # both sides of the root of the chord, one after the other
+            middle = low + (high - low) * (over / (over - under))
+            guess = middle + (0.1 if turn % 2 == 0 else -0.1) * (high - low)
+        else:
+            guess = guess + (0.4 * error if excess >= 0.0 else -0.4 * error)
+    return low, high
+
+
+@kernel
+def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -> None:
+    """p = min([z − τ]₊, u) with Σp = k for each row."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    zero = kind(0)
+    eps = 1.2e-7 if x.itemsize == 4 else 2.2e-16
+    some_z, some_u = np.empty(n + _BLOCK, x.dtype), np.empty(n + _BLOCK, x.dtype)
+    for row in range(first, last):
+        source, target, k = x[row], out[row], budget[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        top, bad = _top(source)
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else zero
+            continue
+        pivot, t, error, free, full = _guess(source, u, top, k, some_z, some_u)
+        for i in range(n):
+            target[i] = source[i] - pivot
+        found, fine, mean = False, zero, 0.0
+        if free > 0.1:
+            t, fine, _, mean, found = _search(target, u, n, 0.0, k, t, -np.inf, np.inf, 0.0, _PASSES, False)
+        low, high = t - error, np.inf
+        if not found and full > 0.1:
+            low, high = _close_in(target, u, k, t, error)
+        for _ in range(_ROUNDS):
+            if found and abs(t) <= 16.0 * mean:
+                break
+            if found:  # but too far from the score it is measured from
+                low, high = t - 64.0 * eps * abs(t), t + 64.0 * eps * abs(t)
+                for i in range(n):
+                    target[i] = source[i] - pivot
+            count, base = _undecided(source, target, u, kind(low), kind(high), some_z, some_u)
+            t = kind(min(max(np.float64(t), low), high))
+            near, distance = pivot, kind(np.inf)
+            for i in range(count):
+                distance = min(distance, abs(some_z[i] - pivot - t))
+            for i in range(count):
+                if abs(some_z[i] - pivot - t) == distance:
+                    near = some_z[i]
+            moved = near - pivot
+            for i in range(count):
+                some_z[i] -= near
+            t -= moved
+            pivot = near
+            margin = 4.0 * eps * (abs(low) + abs(moved))
+            low, high = low - moved - margin, high - moved + margin
+            start = t
+            t, fine, _, mean, found = _search(some_z, some_u, count, base, k, t, low, high, 0.0, _TURNS, True)
+            if not found:  # the sample misled
+                for i in range(n):
+                    target[i] = source[i] - pivot
+                t, fine, _, mean, found = _search(target, u, n, 0.0, k, start, -np.inf, np.inf, 0.0, _TURNS, True)
+            if not found:
+                break
+        if not found:
+            _sorted_projection(source, u, k, target)
+            continue
+        # The largest of each difference stands between it and the next, or the compiler would take (pivot + t) first.
+        largest = top - pivot
+        largest_yet = largest - t
+        for i in range(n):
+            d, b = source[i] - pivot, u[i]
+            d = (largest if largest < d else d) - t
+            d = (largest_yet if largest_yet < d else d) - fine
+            c = b if b < d else d
+            target[i] = c if c > zero else zero
+
+
+@kernel
+def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, failed: Any) -> None:
+    """p = min(λw, u) with Σp = k for each row: λ grows from k until no other entry reaches its bound."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        w, target, k = x[row], out[row], budget[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        factor, before, rest = kind(k), -1.0, 1.0
+        while True:
+            full, rest, size = 0.0, 0.0, 0.0
+            for start in range(0, n, _CHUNK):
+                f, r, c = zero, zero, zero
+                for i in range(start, min(start + _CHUNK, n)):
+                    v, b = w[i], u[i]
+                    at = one if v * factor >= b else zero
+                    c += at
+                    f += b if at > zero else zero
+                    r += zero if at > zero else v
+                full += f
+                rest += r
+                size += c
+            if not (rest > 1e-4 and full < k):  # too little is left of what weights can tell, or the row is NaN
+                break
+            if size == before:
+                break
+            before = size
+            factor = max(factor, kind((k - full) / rest))
+        failed[row] = not (rest > 1e-4 and full < k)
+        for i in range(n):
+            v, b = w[i] * factor, u[i]
+            target[i] = b if v >= b else v
+
+
+@kernel
+def _room(first: int, last: int, x: Any, upper: Any, smallest: Any, total: Any) -> None:
+    """min u and Σu over the entries of each row that are not −inf."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        source, u = x[row], upper[row if upper.shape[0] > 1 else 0]
+        least, bad, mass = kind(np.inf), zero, 0.0
+        for start in range(0, n, _CHUNK):
+            s = zero
+            for i in range(start, min(start + _CHUNK, n)):
+                v, b = source[i], u[i]
+                b = zero if v == -np.inf else b
+                bad += one if b != b else zero
+                least = min(least, b)
+                s += b
+            mass += s
+        smallest[row] = np.nan if bad > zero else least
+        total[row] = mass
+
+
+@kernel
+def _product(first: int, last: int, p: Any, upper: Any, v: Any, out: Any, entropic: bool) -> None:
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row, s = 1 or p on the entries strictly between 0 and their bound."""
+    n = p.shape[1]
+    kind = p.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        q, g, target = p[row], v[row], out[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        if q[0] != q[0]:
+            target[:] = np.nan
+            continue
+        total, size = 0.0, 0.0
+        for start in range(0, n, _CHUNK):
+            s, k = zero, zero
+            for i in range(start, min(start + _CHUNK, n)):
+                a, b, e = q[i], u[i], g[i]
+                on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+                k += on
+                s += on * e if on > zero else zero
+            total += s
+            size += k
+        mean = kind(total / size) if size > 0.0 else zero
+        for i in range(n):
+            a, b, e = q[i], u[i], g[i]
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+            target[i] = on * (e - mean) if on > zero else zero
+
+
+@inlined
+def _corner(x: Any, q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
+    """The mean of v and of z − Ω′(p) over who would leave its bound first and who would come in first."""
+    leaving, entering = -1, -1
+    least, most = np.inf, -np.inf
+    for i in range(q.size):
+        if q[i] > 0 and q[i] >= u[i]:
+            level = np.float64(x[i]) - (math.log(q[i]) if entropic else q[i])
+            if level < least:
+                leaving, least = i, level
+        elif q[i] == 0 and u[i] > 0 and x[i] > most and not entropic:
+            entering, most = i, np.float64(x[i])
+    if leaving < 0 and entering < 0:
+        return 0.0, -np.inf
+    if leaving < 0 or entering < 0:
+        return np.float64(g[max(leaving, entering)]), least if entering < 0 else most
+    return 0.5 * (np.float64(g[leaving]) + g[entering]), 0.5 * (least + most)
+
+
+@kernel
+def _pull(
+    first: int, last: int, x: Any, p: Any, upper: Any, v: Any, to_z: Any, to_u: Any, to_k: Any, entropic: bool
+) -> None:
+    """The product, and the derivatives in bounds and budget, for each row."""
+    n = p.shape[1]
+    kind = p.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        source, q, g = x[row], p[row], v[row]
+        out_z, out_u = to_z[row], to_u[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        if q[0] != q[0]:
+            out_z[:] = out_u[:] = np.nan
+            to_k[row, 0] = np.nan
+            continue
+        total, size, tau, naught = 0.0, 0.0, 0.0, zero
+        for start in range(0, n, _CHUNK):
+            s, k = zero, zero
+            for i in range(start, min(start + _CHUNK, n)):
+                a, b, e = q[i], u[i], g[i]
+                on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+                k += on
+                s += on * e if on > zero else zero
+                naught += one if b == zero else zero
+            total += s
+            size += k
+        if size > 0.0:
+            total /= size
+            if naught > zero and not entropic:  # only such bounds ask where τ is
+                for i in range(n):
+                    if q[i] > zero and q[i] < u[i]:
+                        tau += (np.float64(source[i]) - q[i]) / size
+        else:
+            total, tau = _corner(source, q, u, g, entropic)
+        mean, line = kind(total), kind(-np.inf) if entropic else kind(tau)
+        to_k[row, 0] = mean
+        for i in range(n):
+            a, b, e, z = q[i], u[i], g[i], source[i]
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+            rising = (one if b > zero else zero) + (one if z > line else zero)
+            held = (one if a >= b else zero) * rising
+            out_z[i] = on * (e - mean) if on > zero else zero
+            out_u[i] = e - mean if held > zero else zero
