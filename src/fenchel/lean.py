@@ -205,7 +205,7 @@ class _Pass:
         to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
         for chunk, kept in zip(self.chunks(), found, strict=True):
             lists = self.lists(chunk) if kept is None else kept
-            g, q = (self.part(chunk, t).reshape(-1, t.shape[-1]).numpy() for t in (grad, self.query))
+            g, q = (self.part(chunk, t).reshape(-1, t.shape[-1]).contiguous().numpy() for t in (grad, self.query))
             slopes = np.empty_like(lists.weights)
             queries = np.empty_like(q)
             alphas = np.empty(len(q) if learns else 0, q.dtype)

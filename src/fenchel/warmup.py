@@ -97,12 +97,21 @@ def calls() -> dict[str, Call]:
         "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
         "entmax": lambda s: fenchel.entmax(s, 1.33),
         "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
+        "entmax, a learned alpha": lambda s: fenchel.entmax(s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)),
         "normmax": lambda s: fenchel.normmax(s, 3.0),
         "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
         "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
         "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
         "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
         "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s)),
+        "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
+        "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
+        "k_subsets": lambda s: fenchel.k_subsets(s, 2),
+        "k_subsets, one k a row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
+        "fusedmax": fenchel.fusedmax,
+        "fusedmax, one strength a row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
+        "oscarmax": fenchel.oscarmax,
+        "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
         "attention": lambda s: fenchel.attention(*_heads(s)),
         "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
@@ -147,6 +156,11 @@ def _exercise(call: Call, dtype: torch.dtype) -> None:
         with torch.enable_grad():
             result = call(scores.requires_grad_())
             result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+
+
+def _room(scores: Tensor) -> Tensor:
+    """Bounds that leave a choice."""
+    return torch.full_like(scores, 0.7, requires_grad=scores.requires_grad)
 
 
 def _classes(scores: Tensor) -> Tensor:
