@@ -3,6 +3,7 @@
 from fenchel import nn
 from fenchel.attention import attention
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
+from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import (
     Custom,
     Gini,
@@ -35,6 +36,7 @@ __all__ = [
     "entmax",
     "entmax_loss",
     "fy_loss",
+    "linear_entmax_loss",
     "nn",
     "normmax",
     "normmax_loss",
