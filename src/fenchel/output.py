@@ -28,6 +28,7 @@ SMALL = 1 << 16
 """… and at least so many logits: below that there is nothing to save."""
 
 _ALLOWED = "1 <= alpha <= 2"
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def linear_entmax_loss(
@@ -93,7 +94,7 @@ def linear_entmax_loss(
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             loss = apply_function(_LinearLoss, *rows, alpha, index.reshape(-1), reduction)
         else:
-            alpha = alpha.item() if isinstance(alpha, Tensor) else alpha
+            alpha = alpha.detach().item() if isinstance(alpha, Tensor) else alpha
             loss = _reduced(_run(*rows, alpha, index.reshape(-1)), index, reduction)
         dtype = h.dtype if autocast is None else _wide(h.dtype)
         return (loss.reshape(target.shape) if reduction == "none" else loss).to(dtype)
@@ -109,7 +110,7 @@ def _check_alpha(alpha: float | Tensor) -> float | Tensor:
             raise ValueError(f"alpha must be a number or a tensor with one element, got shape {tuple(alpha.shape)}")
         if not kernels.concrete(alpha):
             return alpha
-    value = float(alpha)
+    value = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
     if not 1 <= value <= 2:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {value:g}; for others use fenchel.entmax_loss")
     return alpha if isinstance(alpha, Tensor) and alpha.requires_grad else value
@@ -138,7 +139,12 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
     """Class indices as int64, −1 where one is ignored."""
-    if not isinstance(target, Tensor) or target.is_floating_point() or target.is_complex() or target.dtype == torch.bool:
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or target.is_complex()
+        or target.dtype == torch.bool
+    ):
         kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
         raise TypeError(f"target must be a tensor of integer class indices, got {kind}")
     if target.shape != hidden.shape[:-1]:
@@ -186,9 +192,9 @@ def _reduced(losses: Tensor, index: Tensor, reduction: Reduction) -> Tensor:
     return losses.sum() / (index >= 0).sum() if reduction == "mean" else losses.sum()
 
 
-def _rates(losses: Tensor, index: Tensor, reduction: Reduction) -> Tensor:
-    """The share of every token in the reduced loss."""
-    rates = torch.ones_like(losses)
+def _rates(index: Tensor, reduction: Reduction, dtype: torch.dtype) -> Tensor:
+    """The share of every token in what is returned."""
+    rates = torch.ones_like(index, dtype=dtype)
     return rates / (index >= 0).sum() if reduction == "mean" else rates
 
 
@@ -212,7 +218,7 @@ class _LinearLoss(torch.autograd.Function):
         # In half precision gradients must be scaled before they are rounded, or the small ones vanish.
         if reduction != "none" and hidden.dtype != torch.float16:
             ctx.gradients = _Gradients.like(hidden, weight, bias, alpha, ctx.needs_input_grad)
-            rates = _rates(hidden.new_empty(len(hidden), dtype=_wide(hidden.dtype)), index, reduction)
+            rates = _rates(index, reduction, _wide(hidden.dtype))
             losses = _run(hidden, weight, bias, alpha, index, rates, ctx.gradients)
         else:
             losses = _run(hidden, weight, bias, alpha, index)
@@ -228,7 +234,9 @@ class _LinearLoss(torch.autograd.Function):
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             if gradients is None:
                 gradients = _Gradients.like(*inputs, ctx.needs_input_grad)
-                rates = grad if ctx.reduction == "none" else grad * _rates(grad.expand(len(index)), index, ctx.reduction)
+                rates = (
+                    grad if ctx.reduction == "none" else grad * _rates(grad.expand(len(index)), index, ctx.reduction)
+                )
                 _run(*inputs, index, rates.to(_wide(hidden.dtype)), gradients)
             else:
                 gradients.scale(grad)

@@ -21,7 +21,7 @@ from fenchel.kernels.pool import over_rows
 from fenchel.kernels.rows import _attained, _candidates, _settle
 from fenchel.kernels.selection import BAD, NARROW, buffers, weigh
 
-DENSE = 0.1
+DENSE = 0.15
 """From this share of the classes on, dense products of a chunk are faster than sparse ones."""
 
 _CLASSES = 2048  # whose logits are made at a time
@@ -133,7 +133,7 @@ class _Ledger:
         self.rows += tokens
 
     def settle(self) -> None:
-        """Add all that was written down to the gradients. The room for logits, free between two chunks, holds it sorted."""
+        """Add all that was written down to the gradients; sorted, it lies in the room that the logits leave free."""
         first, last = self.start, self.start + self.rows
         size = int(self.ends[self.rows])
         if size:
