@@ -55,7 +55,7 @@ def linear_entmax_loss(
     tokens, classes = len(hidden), len(weight)
     losses = hidden.new_empty(tokens)
     room = hidden.new_empty(chunk, classes)
-    block = hidden.new_empty(_CLASSES * chunk)
+    block = hidden.new_empty(min(_CLASSES, classes) * chunk)
     rate = hidden.new_empty(0) if rates is None else rates
     count = np.empty(chunk, np.int64)
     ledger = None if rates is None else _Ledger(hidden, weight, gradients, room)
