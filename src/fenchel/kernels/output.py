@@ -24,7 +24,7 @@ from fenchel.kernels.selection import BAD, NARROW, buffers, weigh
 DENSE = 0.15
 """From this share of the classes on, dense products of a chunk are faster than sparse ones."""
 
-_CLASSES = 2048  # whose logits are made at a time
+_CLASSES = 2048  # whose logits are made at a time, while they are in the cache
 _STRIP = 64  # columns of the hidden states that stay together
 _LEDGER = 4  # the logits of a chunk are so many times the supports that may wait
 
