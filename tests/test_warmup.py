@@ -51,10 +51,12 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         exercise(lambda s: fenchel.sparsemax_loss(s, target), scores)
         exercise(lambda s: fenchel.sparsemax_loss(s, target, label_smoothing=0.1), scores)
         exercise((0.5 * fenchel.Gini()).argmax, scores)
-        if hasattr(fenchel, "linear_entmax_loss"):
-            for alpha in (1.33, 1.5, 2.0):
-                hidden, weight = torch.randn(4, 6, dtype=dtype), torch.randn(width, 6, dtype=dtype)
+        for alpha in (1.33, 1.5, 2.0):
+            for scale in (0.01, 10.0):
+                hidden, weight = scale * torch.randn(4, 6, dtype=dtype), torch.randn(width, 6, dtype=dtype)
                 exercise(lambda h, w: fenchel.linear_entmax_loss(h, w, target, alpha=alpha), hidden, weight)
+                bias = torch.randn(width, dtype=dtype)
+                exercise(lambda h, w, b: fenchel.linear_entmax_loss(h, w, target, b, alpha=alpha), hidden, weight, bias)
     for length in (7,) if narrow else (1, 7, 600):
         query, key, value = torch.randn(3, 1, 2, length, 16, dtype=dtype).unbind()
         for omega in (None, fenchel.Gini(), fenchel.Tsallis(1.33), fenchel.Norm(2.0)):

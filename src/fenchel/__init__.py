@@ -3,6 +3,7 @@
 from fenchel import nn
 from fenchel.attention import attention
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
+from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import (
     Capped,
     Custom,
@@ -55,6 +56,7 @@ __all__ = [
     "fusedmax",
     "fy_loss",
     "k_subsets",
+    "linear_entmax_loss",
     "nn",
     "normmax",
     "normmax_loss",

@@ -77,7 +77,7 @@ def fy_loss(
             target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
         return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
-    kept = target != ignore_index if _holds(target.dtype, ignore_index) else torch.ones_like(target, dtype=torch.bool)
+    kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
     weights = kept.to(scores.dtype)
     if weight is not None:
@@ -154,8 +154,7 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    check_reduction(reduction)
     if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
         raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
     if not 0.0 <= label_smoothing <= 1.0:
@@ -166,6 +165,19 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
         raise ValueError("weight must not be negative with label_smoothing: the smoothed target would not be a measure")
     if weight is not None and target.is_floating_point():
         raise ValueError("weight goes with class indices only; scale the rows of soft targets after reduction='none'")
+
+
+def check_reduction(reduction: str) -> None:
+    """Check what a user passes as ``reduction``."""
+    if reduction not in ("none", "mean", "sum"):
+        raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+
+
+def is_kept(target: Tensor, ignore_index: int) -> Tensor:
+    """Which class indices take part in the loss."""
+    if _holds(target.dtype, ignore_index):
+        return target != ignore_index
+    return torch.ones_like(target, dtype=torch.bool)
 
 
 def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:

@@ -5,7 +5,6 @@ import sys
 import pytest
 import torch
 
-import fenchel
 from fenchel.bench import UnknownWorkloadError, Workload, find, workloads
 from fenchel.bench.run import prepare
 
@@ -72,13 +71,6 @@ def test_without_the_peer_its_contestants_say_how_to_get_it(monkeypatch: pytest.
         assert {each.missing for each in gone} == {
             "entmax is not installed and left out: pip install 'fenchel[bench]' to compare"
         }
-
-
-def test_a_function_of_a_later_version_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(fenchel, "linear_entmax_loss", raising=False)
-    (workload,) = find(["linear"])
-    assert [each.name for each in workload.present] == ["linear + cross_entropy"]
-    assert "linear_entmax_loss is not part of this version" in workload.contestants[1].missing
 
 
 @pytest.mark.parametrize(("label", "sigma"), [("peaked, σ = 3.4", 3.4), ("flat, σ = 0.1", 0.1)])

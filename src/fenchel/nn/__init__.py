@@ -15,6 +15,7 @@ from fenchel.nn.maps import (
     Sparsemax,
     TVmax2d,
 )
+from fenchel.nn.output import LinearEntmaxLoss
 
 __all__ = [
     "Argmax",
@@ -25,6 +26,7 @@ __all__ = [
     "FenchelYoungLoss",
     "Fusedmax",
     "KSubsets",
+    "LinearEntmaxLoss",
     "MultiheadAttention",
     "Normmax",
     "NormmaxLoss",

@@ -1,0 +1,68 @@
+"""Output layers with their loss, in place of ``torch.nn.Linear`` and ``CrossEntropyLoss``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from fenchel.losses import Reduction
+from fenchel.output import linear_entmax_loss
+from fenchel.regularizers import entmax
+from fenchel.regularizers.base import hold, show
+
+
+class LinearEntmaxLoss(nn.Linear):
+    """A linear output layer that returns its entmax loss and never holds all logits; see :func:`linear_entmax_loss`.
+
+    The ``state_dict`` is that of ``torch.nn.Linear``; an alpha that is an ``nn.Parameter`` is trained and joins it.
+
+    Args:
+        in_features: the width of the hidden states.
+        out_features: the number of classes.
+        bias: whether to learn one.
+        alpha: a number in [1, 2], or a tensor with one element.
+        ignore_index: a target that is left out of the loss and of the mean.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        **factory: ``device`` and ``dtype`` of the parameters.
+
+    Example:
+        >>> import torch, fenchel
+        >>> layer = fenchel.nn.LinearEntmaxLoss(8, 1000)
+        >>> hidden = torch.randn(2, 5, 8)  # (batch, length, width)
+        >>> layer(hidden, torch.zeros(2, 5, dtype=torch.long)).backward()
+        >>> layer.weight.grad.shape, layer.probabilities(hidden).shape
+        (torch.Size([1000, 8]), torch.Size([2, 5, 1000]))
+    """
+
+    alpha: float | Tensor
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        alpha: float | Tensor = 1.5,
+        ignore_index: int = -100,
+        reduction: Reduction = "mean",
+        **factory: Any,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, **factory)
+        hold(self, "alpha", alpha)
+        self.ignore_index = ignore_index
+        self.reduction: Reduction = reduction
+
+    def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
+        """The loss of hidden states, (…, in_features), against class indices, (…)."""
+        options: Any = {"ignore_index": self.ignore_index, "reduction": self.reduction}
+        return linear_entmax_loss(hidden, self.weight, target, self.bias, alpha=self.alpha, **options)
+
+    def probabilities(self, hidden: Tensor) -> Tensor:
+        """The sparse distributions over classes, (…, out_features), that the loss trains."""
+        return entmax(super().forward(hidden), self.alpha)
+
+    def extra_repr(self) -> str:
+        return (
+            f"{super().extra_repr()}, alpha={show(self.alpha)}, ignore_index={self.ignore_index}, "
+            f"reduction={self.reduction!r}"
+        )

@@ -1,0 +1,383 @@
+"""Output layers fused with their loss: no matrix of tokens × classes is ever held."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from fenchel import kernels
+from fenchel.losses import Reduction, check_reduction, entmax_loss, is_kept
+from fenchel.regularizers.family import apply_function
+from fenchel.regularizers.rows import check_parameter
+from fenchel.regularizers.tsallis import Tsallis
+
+SHARE = 16
+"""A chunk has this share of the tokens …"""
+
+FEWEST, MOST = 16, 512
+"""… but not fewer and not more than these: products of few tokens are slow, of many no faster …"""
+
+SMALL = 1 << 16
+"""… and at least so many logits: below that there is nothing to save."""
+
+_ALLOWED = "1 <= alpha <= 2"
+_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def linear_entmax_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None = None,
+    *,
+    alpha: float | Tensor = 1.5,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""The entmax loss of a linear output layer, without its logits.
+
+    .. math:: L(h, y) = \max_{p \in \Delta} \; \langle p, s \rangle - \Omega(p) - s_y, \quad s = W h + b,
+
+    with Tsallis' :math:`\Omega`: the same as ``entmax_loss(hidden @ weight.T + bias, target, alpha)``. The logits of a
+    few tokens at a time are all that is held, and what is left of them is the support of :math:`p - y`: where that is
+    small, the gradients cost next to nothing. For ``"mean"`` and ``"sum"`` they are made in the forward pass; for
+    ``"none"`` the backward pass makes the logits again.
+
+    Differentiable once. Under ``torch.compile``, ``torch.func`` and forward mode it is the plain formula, logits and
+    all, with derivatives of every order.
+
+    Args:
+        hidden: (…, D), floating point.
+        weight: (C, D), one row a class, as in ``torch.nn.Linear``.
+        target: class indices, of the shape of ``hidden`` without its last dimension.
+        bias: (C,).
+        alpha: a number in [1, 2], or a tensor with one element, differentiable. Cross-entropy at 1, sparsemax at 2.
+        ignore_index: a target that is left out of the loss and of the mean.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        A scalar, or the loss of every token for ``reduction="none"``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> hidden, weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> fenchel.linear_entmax_loss(hidden, weight.requires_grad_(), torch.tensor([0, 1])).backward()
+        >>> weight.grad  # the second token leads by 2: its loss is zero, and it teaches nothing
+        tensor([[-0.1299,  0.0000],
+                [ 0.0649,  0.0000],
+                [ 0.0649,  0.0000]])
+
+    References: Peters, Niculae & Martins (2019), section 3.2.
+    """
+    alpha = _check_alpha(alpha)
+    check_reduction(reduction)
+    _check_layer(hidden, weight, bias)
+    index = _check_target(target, hidden, weight, ignore_index)
+    tensors = [t for t in (hidden, weight, bias, alpha, index) if isinstance(t, Tensor)]
+    if not _plain(*tensors):
+        a = alpha.reshape(()) if isinstance(alpha, Tensor) else alpha
+        logits = F.linear(hidden, weight, bias)
+        return entmax_loss(logits, target, a, ignore_index=ignore_index, reduction=reduction)
+    device = hidden.device.type
+    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
+    with torch.autocast(device, enabled=False):
+        h, w, b = _as_autocast(hidden, autocast), _as_autocast(weight, autocast), bias
+        b = b if b is None else _as_autocast(b, autocast)
+        rows = h.reshape(-1, h.shape[-1]), w, b
+        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            loss = apply_function(_LinearLoss, *rows, alpha, index.reshape(-1), reduction)
+        else:
+            alpha = alpha.detach().item() if isinstance(alpha, Tensor) else alpha
+            loss = _reduced(_run(*rows, alpha, index.reshape(-1)), index, reduction)
+        dtype = h.dtype if autocast is None else _wide(h.dtype)
+        return (loss.reshape(target.shape) if reduction == "none" else loss).to(dtype)
+
+
+# -- what comes in ---------------------------------------------------------------------------------------------------
+
+
+def _check_alpha(alpha: float | Tensor) -> float | Tensor:
+    alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
+    if isinstance(alpha, Tensor):
+        if alpha.numel() != 1:
+            raise ValueError(f"alpha must be a number or a tensor with one element, got shape {tuple(alpha.shape)}")
+        if not kernels.concrete(alpha):
+            return alpha
+    value = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
+    if not 1 <= value <= 2:
+        raise ValueError(f"alpha must satisfy {_ALLOWED}, got {value:g}; for others use fenchel.entmax_loss")
+    return alpha if isinstance(alpha, Tensor) and alpha.requires_grad else value
+
+
+def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
+        if tensor is None and name == "bias":
+            continue
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+        if not tensor.is_floating_point():
+            raise TypeError(f"{name} must have a floating-point dtype, got {tensor.dtype}")
+        if tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
+            raise TypeError(f"{name} must have the dtype of hidden, {hidden.dtype}, got {tensor.dtype}")
+    if hidden.dim() == 0:
+        raise ValueError("hidden must have shape (…, D), got a scalar")
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or not len(weight):
+        raise ValueError(
+            f"weight must have shape (C, {hidden.shape[-1]}), one row a class, for hidden of shape "
+            f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
+        )
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must have shape ({len(weight)},), one value a class, got {tuple(bias.shape)}")
+
+
+def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
+    """Class indices as int64, −1 where one is ignored."""
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or target.is_complex()
+        or target.dtype == torch.bool
+    ):
+        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise TypeError(f"target must be a tensor of integer class indices, got {kind}")
+    if target.shape != hidden.shape[:-1]:
+        raise ValueError(
+            f"target must have shape {tuple(hidden.shape[:-1])}, that of hidden without its last dimension, "
+            f"got {tuple(target.shape)}"
+        )
+    kept = is_kept(target, ignore_index)
+    index = target.long()
+    if kernels.concrete(target):
+        wrong = index[kept & ((index < 0) | (index >= len(weight)))]
+        if wrong.numel():
+            raise ValueError(
+                f"target must hold class indices in [0, {len(weight) - 1}] or ignore_index, {ignore_index}, "
+                f"got {wrong[0].item()}"
+            )
+    return torch.where(kept, index, -1)
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Whether all that is asked for is values and first derivatives of data: no transformation looks on."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return False
+    return all(type(t) in (Tensor, nn.Parameter, nn.Buffer) and not t.is_meta for t in tensors)
+
+
+def _as_autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+    """A tensor as ``F.linear`` takes it: autocast leaves float64 alone."""
+    return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the loss itself, and of sums over chunks."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+# -- what goes out ---------------------------------------------------------------------------------------------------
+
+
+def _reduced(losses: Tensor, index: Tensor, reduction: Reduction) -> Tensor:
+    if reduction == "none":
+        return losses
+    return losses.sum() / (index >= 0).sum() if reduction == "mean" else losses.sum()
+
+
+def _rates(index: Tensor, reduction: Reduction, dtype: torch.dtype) -> Tensor:
+    """The share of every token in what is returned."""
+    rates = torch.ones_like(index, dtype=dtype)
+    return rates / (index >= 0).sum() if reduction == "mean" else rates
+
+
+class _LinearLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        alpha: float | Tensor,
+        index: Tensor,
+        reduction: Reduction,
+    ) -> Tensor:
+        ctx.reduction = reduction
+        ctx.number = alpha if isinstance(alpha, float) else None
+        tensors = [t for t in (bias, alpha) if isinstance(t, Tensor)]
+        ctx.has_bias = bias is not None
+        ctx.save_for_backward(hidden, weight, index, *tensors)
+        ctx.gradients = None
+        # In half precision gradients must be scaled before they are rounded, or the small ones vanish.
+        if reduction != "none" and hidden.dtype != torch.float16:
+            ctx.gradients = _Gradients.like(hidden, weight, bias, alpha, ctx.needs_input_grad)
+            rates = _rates(index, reduction, _wide(hidden.dtype))
+            losses = _run(hidden, weight, bias, alpha, index, rates, ctx.gradients)
+        else:
+            losses = _run(hidden, weight, bias, alpha, index)
+        return _reduced(losses, index, reduction)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        hidden, weight, index, *rest = ctx.saved_tensors
+        bias = rest.pop(0) if ctx.has_bias else None
+        alpha = rest.pop(0) if rest else ctx.number
+        inputs = hidden, weight, bias, alpha
+        gradients, ctx.gradients = ctx.gradients, None  # given away: they become the parameters' own
+        with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+            if gradients is None:
+                gradients = _Gradients.like(*inputs, ctx.needs_input_grad)
+                rates = _rates(index, ctx.reduction, _wide(hidden.dtype))
+                _run(*inputs, index, grad.to(rates.dtype) * rates, gradients)
+            else:
+                gradients.scale(grad)
+            results = gradients.results(*inputs)
+            del gradients
+        if torch.is_grad_enabled():
+            leaves = [t for t in (grad, *inputs) if isinstance(t, Tensor) and t.requires_grad]
+            results = [g if g is None else apply_function(_Last, g, *leaves) for g in results]
+        return *results, None, None
+
+
+class _Last(torch.autograd.Function):
+    """A gradient that does not know its own."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, *leaves: Tensor) -> Tensor:
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        raise NotImplementedError(
+            "linear_entmax_loss is differentiable once; for second derivatives use "
+            "fenchel.entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)"
+        )
+
+
+@dataclass
+class _Gradients:
+    """Sums over tokens, in float32 or better; None for those that nobody needs."""
+
+    hidden: Tensor | None
+    weight: Tensor | None
+    bias: Tensor | None
+    alpha: Tensor | None
+
+    @classmethod
+    def like(
+        cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, needed: Sequence[bool]
+    ) -> _Gradients:
+        """Zeros for what is needed."""
+        pairs = zip((hidden, weight, bias, alpha), needed[:4], strict=True)
+        return cls(*(_zeros(t) if need and isinstance(t, Tensor) else None for t, need in pairs))
+
+    def scale(self, grad: Tensor) -> None:
+        """Multiply all by a scalar, in place."""
+        if grad.device.type == "cpu" and float(grad) == 1.0:
+            return
+        for each in (self.hidden, self.weight, self.bias, self.alpha):
+            if each is not None:
+                each.mul_(grad)
+
+    def results(self, *inputs: Any) -> list[Tensor | None]:
+        """As autograd wants them: in the dtypes of the inputs."""
+        pairs = zip((self.hidden, self.weight, self.bias, self.alpha), inputs, strict=True)
+        return [g if g is None else g.to(t.dtype) for g, t in pairs]
+
+
+def _zeros(like: Tensor) -> Tensor:
+    dtype = _wide(like.dtype)
+    if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
+        # Pages that nobody writes to cost nothing, and NumPy asks for large ones.
+        return torch.from_numpy(np.zeros(like.shape, str(dtype).removeprefix("torch.")))
+    return torch.zeros(like.shape, dtype=dtype, device=like.device)
+
+
+# -- chunk by chunk --------------------------------------------------------------------------------------------------
+
+
+def _run(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    alpha: float | Tensor,
+    index: Tensor,
+    rates: Tensor | None = None,
+    gradients: _Gradients | None = None,
+) -> Tensor:
+    """The loss of every token; with rates, the gradients of Σ rate·loss are added up too."""
+    hidden, weight, index = hidden.detach().contiguous(), weight.detach(), index.contiguous()
+    bias = bias if bias is None else bias.detach()
+    tokens, classes = len(hidden), len(weight)
+    chunk = max(FEWEST, min(-(-tokens // SHARE), MOST), SMALL // classes)
+    chunk = max(1, min(chunk, tokens))
+    family = Tsallis.family
+    low, high = family.compiled
+    compiled = isinstance(alpha, float) and low <= alpha <= high
+    if compiled and kernels.usable(hidden, weight, *([] if bias is None else [bias])):
+        from fenchel.kernels import output
+
+        targets = output.Gradients(None, None, None)
+        if gradients is not None:
+            targets = output.Gradients(gradients.hidden, gradients.weight, gradients.bias)
+        c = float(alpha) - 1
+        rates = rates if rates is None else rates.contiguous()
+        contiguous = weight.contiguous(), bias if bias is None else bias.contiguous()
+        return output.linear_entmax_loss(hidden, *contiguous, index, c, rates, targets, chunk)
+    losses = hidden.new_empty(tokens, dtype=_wide(hidden.dtype))
+    room = hidden.new_empty(chunk, classes)
+    for first in range(0, tokens, chunk):
+        part = slice(first, min(first + chunk, tokens))
+        logits = room[: part.stop - first]
+        if bias is None:
+            torch.mm(hidden[part], weight.t(), out=logits)
+        else:
+            torch.addmm(bias, hidden[part], weight.t(), out=logits)
+        if gradients is None or rates is None:
+            losses[part] = family.hits(logits.to(losses.dtype), index[part], _as_row(alpha))
+        else:
+            losses[part] = _chunk(logits, hidden[part], weight, alpha, index[part], rates[part], gradients, part)
+    return losses
+
+
+def _as_row(alpha: float | Tensor) -> float | Tensor:
+    return alpha.detach().reshape(1, 1) if isinstance(alpha, Tensor) else alpha
+
+
+def _chunk(
+    logits: Tensor,
+    hidden: Tensor,
+    weight: Tensor,
+    alpha: float | Tensor,
+    index: Tensor,
+    rates: Tensor,
+    gradients: _Gradients,
+    part: slice,
+) -> Tensor:
+    """The losses of a chunk from its logits; its gradients are added up by dense products."""
+    with torch.enable_grad():
+        z, a = logits.to(rates.dtype).requires_grad_(), _as_row(alpha)
+        leaves = [z]
+        if gradients.alpha is not None and isinstance(a, Tensor):
+            leaves.append(a.requires_grad_())
+        losses = Tsallis.family.hits(z, index, a)
+        residual, *slope = torch.autograd.grad(losses, leaves, rates)
+    residual = residual.to(hidden.dtype)
+    if gradients.hidden is not None:
+        gradients.hidden[part] = residual @ weight
+    if gradients.weight is not None and gradients.weight.dtype == hidden.dtype:
+        gradients.weight.addmm_(residual.t(), hidden)
+    elif gradients.weight is not None:
+        gradients.weight.add_(residual.t() @ hidden)
+    if gradients.bias is not None:
+        gradients.bias.add_(residual.sum(0, dtype=gradients.bias.dtype))
+    if gradients.alpha is not None:
+        gradients.alpha.add_(slope[0].reshape(gradients.alpha.shape))
+    return losses.detach()
