@@ -319,8 +319,7 @@ def _run(
     chunk = max(FEWEST, min(-(-tokens // SHARE), MOST), SMALL // classes)
     chunk = max(1, min(chunk, tokens))
     family = Tsallis.family
-    low, high = family.compiled
-    compiled = isinstance(alpha, float) and low <= alpha <= high
+    compiled = isinstance(alpha, float) and family.covers(alpha)
     if compiled and kernels.usable(hidden, weight, *([] if bias is None else [bias])):
         from fenchel.kernels import output
 

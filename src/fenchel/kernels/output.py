@@ -18,7 +18,7 @@ from torch import Tensor
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.maps import parameter
 from fenchel.kernels.pool import over_rows
-from fenchel.kernels.rows import _attained, _candidates, _settle
+from fenchel.kernels.rows import attained, candidates, settle
 from fenchel.kernels.selection import BAD, NARROW, buffers, weigh
 
 DENSE = 0.15
@@ -174,12 +174,12 @@ def _residuals(
         label = target[row]
         k, largest = 0, kind(0)
         if label >= 0:
-            k, largest = _candidates(x[row], c, power, maxima, p, z, index)
+            k, largest = candidates(x[row], c, power, maxima, p, z, index)
         value = 0.0
         if k > 0:
-            value = _attained(z, p, k, np.float64(c), weigh(z, k, c, power, True, p))
+            value = attained(z, p, k, np.float64(c), weigh(z, k, c, power, True, p))
         whole = n <= NARROW or k == BAD or 2 * (k + 1) > n
-        _settle(row, k, largest, value, x, p, index, one, target, loss, x if whole and rate.size > 0 else nothing)
+        settle(row, k, largest, value, x, p, index, one, target, loss, x if whole and rate.size > 0 else nothing)
         if rate.size > 0:
             factor = rate[row] if label >= 0 else kind(0)
             if whole:

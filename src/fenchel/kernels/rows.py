@@ -24,7 +24,7 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     for row in range(first, last):
         c = powers[row if powers.size > 1 else 0]
         power = one / c - one
-        k, _ = _candidates(x[row], c, power, maxima, p, z, index)
+        k, _ = candidates(x[row], c, power, maxima, p, z, index)
         if k > 0 and n <= NARROW:
             weigh(z, n, c, power, True, out[row])
         else:
@@ -41,7 +41,7 @@ def normmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     maxima, z, w, index = buffers(x.shape[1], x)
     for row in range(first, last):
         power = one / powers[row if powers.size > 1 else 0]
-        k, _ = _candidates(x[row], one, power, maxima, w, z, index)
+        k, _ = candidates(x[row], one, power, maxima, w, z, index)
         scale = one
         if k > 0:
             weigh(z, k, one, power, False, w)
@@ -50,7 +50,7 @@ def normmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
 
 
 @inlined
-def _attained(z: Any, p: Any, k: int, c: float, level: float) -> float:
+def attained(z: Any, p: Any, k: int, c: float, level: float) -> float:
     """max_Ω of Tsallis, ⟨p, z⟩ − Ω(p), where p^c = cz + L on the support; at least 0, the best score."""
     along = 0.0
     for i in range(k):
@@ -72,12 +72,12 @@ def entmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: A
         k = 0
         largest = kind(0)
         if target[row] >= 0:
-            k, largest = _candidates(x[row], c, power, maxima, p, z, index)
+            k, largest = candidates(x[row], c, power, maxima, p, z, index)
         value = 0.0
         if k > 0:
             level = weigh(z, k, c, power, True, p)
-            value = _attained(z, p, k, np.float64(c), level)
-        _settle(row, k, largest, value, x, p, index, one, target, loss, residual)
+            value = attained(z, p, k, np.float64(c), level)
+        settle(row, k, largest, value, x, p, index, one, target, loss, residual)
 
 
 @kernel
@@ -92,16 +92,16 @@ def normmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: 
         k = 0
         largest = kind(0)
         if target[row] >= 0:
-            k, largest = _candidates(x[row], one, power, maxima, w, z, index)
+            k, largest = candidates(x[row], one, power, maxima, w, z, index)
         value, scale = 0.0, one
         if k > 0:
             value = max(1.0 - weigh(z, k, one, power, False, w), 0.0)
             scale = _inverse_sum(w, k)
-        _settle(row, k, largest, value, x, w, index, scale, target, loss, residual)
+        settle(row, k, largest, value, x, w, index, scale, target, loss, residual)
 
 
 @inlined
-def _candidates(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any) -> Any:
+def candidates(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any) -> Any:
     """What ``shift`` or ``sift`` finds in a row, by its width, and its largest score."""
     if x.size <= NARROW:
         return shift(x, z)
@@ -117,7 +117,7 @@ def _inverse_sum(w: Any, k: int) -> Any:
 
 
 @inlined
-def _settle(
+def settle(
     row: int,
     k: int,
     largest: Any,
