@@ -23,6 +23,7 @@ import fenchel
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
 SPREADS = [1.0, 4.0]
+MIDDLE = [(2048, 512), (256, 4096)]
 CLASSES = 32000
 MEGABYTE = 1e6
 
@@ -135,7 +136,18 @@ def find(names: Iterable[str] = ()) -> list[Workload]:
 
 def workloads() -> list[Workload]:
     """Every workload, in the order of the report."""
-    return [_maps(), _entmax(), _normmax(), _small(), _loss(), _linear(), _attention()]
+    return [
+        _maps(),
+        _entmax(),
+        _normmax(),
+        _bounded(),
+        _grouped(),
+        _custom(),
+        _small(),
+        _loss(),
+        _linear(),
+        _attention(),
+    ]
 
 
 # -- maps ------------------------------------------------------------------------------------------------------------
@@ -184,6 +196,54 @@ def _normmax() -> Workload:
         [_SOFTMAX, *ours],
         _rows(),
         _bounds([each.name for each in ours], 4.0, "torch.softmax"),
+    )
+
+
+def _bounded() -> Workload:
+    def capped(s: Tensor) -> Tensor:
+        return fenchel.constrained_sparsemax(s, 4.0 / s.shape[-1])
+
+    names = ["constrained_sparsemax", "k_subsets 5"]
+    return Workload(
+        "bounded",
+        "bounds and budgets, forward and backward",
+        [
+            _SOFTMAX,
+            Contestant(names[0], capped),
+            Contestant(names[1], lambda s: fenchel.k_subsets(s, 5)),
+            _peer("budget_bisect", lambda f, s: f(s, budget=5)),
+        ],
+        _rows(MIDDLE, [1.0]),
+        [*_bounds(names, 3.0, "torch.softmax", "largest"), Goal(names[1], 1 / 10, "entmax.budget_bisect")],
+    )
+
+
+def _grouped() -> Workload:
+    return Workload(
+        "grouped",
+        "groups, forward and backward",
+        [
+            _SOFTMAX,
+            Contestant("fusedmax 0.1", fenchel.fusedmax),
+            Contestant("oscarmax 0.1", fenchel.oscarmax),
+            Contestant("oscarmax 0.001", lambda s: fenchel.oscarmax(s, 0.001)),
+        ],
+        _rows(MIDDLE, [1.0]),
+        [
+            *_bounds(["fusedmax 0.1"], 6.0, "torch.softmax", "largest"),
+            *_bounds(["oscarmax 0.1", "oscarmax 0.001"], 12.0, "torch.softmax", "largest"),
+        ],
+    )
+
+
+def _custom() -> Workload:
+    omega = fenchel.Custom(lambda p: 0.5 * (p * p).sum(-1))
+    return Workload(
+        "custom",
+        "an Ω of one's own, ½‖p‖², forward and backward",
+        [_SPARSEMAX, Contestant("Custom", omega.argmax)],
+        _rows([(256, 64)], [1.0]),
+        _bounds(["Custom"], 100.0, "sparsemax"),
     )
 
 
@@ -285,10 +345,10 @@ def _attention() -> Workload:
 # -- what they are made of -------------------------------------------------------------------------------------------
 
 
-def _rows() -> list[Case]:
+def _rows(shapes: Sequence[tuple[int, int]] = SHAPES, spreads: Sequence[float] = SPREADS) -> list[Case]:
     return [
         Case(f"{rows} × {width}, σ = {sigma:g}", partial(_scores, rows, width, sigma))
-        for (rows, width), sigma in itertools.product(SHAPES, SPREADS)
+        for (rows, width), sigma in itertools.product(shapes, spreads)
     ]
 
 
