@@ -12,25 +12,38 @@ from fenchel.kernels.bits import bits, from_bits, pointer
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.powers import exp2, log2
 from fenchel.kernels.selection import BAD, BLOCK, NARROW, buffers, shift, sift, top, weigh
+from fenchel.kernels.thresholds import line, parabola
 
 
 @kernel
 def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     """p = [1 + c(z − A)]₊^(1/c) for each row, with its own c = α − 1."""
     kind = x.dtype.type
-    one = kind(1)
+    one, half = kind(1), kind(0.5)
     n = x.shape[1]
     maxima, z, p, index = buffers(n, x)
     for row in range(first, last):
         c = powers[row if powers.size > 1 else 0]
+        if n <= NARROW and c in (one, half):  # written out: a call takes as long as a pass over a short row
+            source, target = x[row], out[row]
+            largest, bad = top(source)
+            if bad or largest == -np.inf:
+                target[:] = kind(np.nan) if bad else kind(0)
+                continue
+            for i in range(n):
+                z[i] = source[i] - largest
+            if c == one:
+                line(z, n, target)
+            else:
+                parabola(z, n, half, target)
+                for i in range(n):
+                    target[i] *= target[i]
+            continue
         power = one / c - one
         k, _ = candidates(x[row], c, power, maxima, p, z, index)
-        if k > 0 and n <= NARROW:
-            weigh(z, n, c, power, True, out[row])
-        else:
-            if k > 0:
-                weigh(z, k, c, power, True, p)
-            _place(out[row], k, index, p, one)
+        if k > 0:
+            weigh(z, k, c, power, True, p)
+        _place(out[row], k, index, p, one)
 
 
 @kernel
@@ -240,16 +253,39 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
     """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row; blocks of a wide row without support are not read twice."""
     n = p.shape[1]
     kind = p.dtype.type
-    zero = kind(0)
+    zero, one, half = kind(0), kind(1), kind(0.5)
     live = np.empty(n // BLOCK + 1, np.int32)
     for row in range(first, last):
         c = powers[row if powers.size > 1 else 0]
-        if c > kind(1):
+        if c > one:
             _steep_product(p[row], np.float64(c), v[row], out[row])
             continue
         if n <= NARROW:
-            total, weighted = _curvature(p[row], v[row], c, out[row])
-            _centre(p[row], v[row], c, weighted / total if total != zero else zero, out[row])
+            source, g, target = p[row], v[row], out[row]
+            total, weighted = zero, zero
+            # One branch for each power, with all of its loops: parted, they do not vectorise.
+            if c == one:
+                for i in range(n):
+                    q, e = source[i], g[i]
+                    total += one if q > zero else q
+                    weighted += e if q > zero else q
+                mean = weighted / total if total != zero else zero
+                for i in range(n):
+                    q, e = source[i], g[i]
+                    target[i] = e - mean if q > zero else q
+            elif c == half:
+                for i in range(n):
+                    q, e = source[i], g[i]
+                    s = np.sqrt(q)
+                    total += s
+                    weighted += s * (e if q > zero else zero)
+                mean = weighted / total if total != zero else zero
+                for i in range(n):
+                    q, e = source[i], g[i]
+                    target[i] = np.sqrt(q) * (e - mean) if q > zero else q
+            else:
+                total, weighted = _curvature(source, g, c, target)
+                _centre(source, g, c, weighted / total if total != zero else zero, target)
             continue
         count = 0
         mass, along = 0.0, 0.0
@@ -270,7 +306,7 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
             _centre(p[row, start:stop], v[row, start:stop], c, mean, out[row, start:stop])
 
 
-@inlined
+@kernel
 def _curvature(p: Any, v: Any, c: Any, out: Any) -> tuple[Any, Any]:
     """‖s‖₁ and ⟨s, v⟩ for s = p^(1−c) on the support; s itself goes to ``out`` where it costs a power.
 
@@ -303,7 +339,7 @@ def _curvature(p: Any, v: Any, c: Any, out: Any) -> tuple[Any, Any]:
     return total, weighted
 
 
-@inlined
+@kernel
 def _centre(p: Any, v: Any, c: Any, mean: Any, out: Any) -> None:
     """out = s(v − mean) on the support, p off it: 0 or NaN."""
     kind = p.dtype.type

@@ -333,7 +333,8 @@ def _remember(ctx: Any, p: Tensor, a: Parameter) -> None:
     ctx.number = None if isinstance(a, Tensor) else a
     saved = (p, a) if isinstance(a, Tensor) else (p,)
     ctx.save_for_backward(*saved)
-    ctx.save_for_forward(*saved)
+    if tracks_forward():
+        ctx.save_for_forward(*saved)
 
 
 def _recall(ctx: Any) -> tuple[Tensor, Any]:
