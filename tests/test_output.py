@@ -228,6 +228,13 @@ def test_any_shape_and_any_layout() -> None:
 
 
 @pytest.mark.usefixtures("path")
+def test_without_features_the_bias_is_all() -> None:
+    bias, target = torch.randn(700, dtype=torch.float64), torch.tensor([3, 699])
+    ours = linear_entmax_loss(bias.new_zeros(2, 0), bias.new_zeros(700, 0), target, bias)
+    assert_close(ours, fenchel.entmax_loss(bias.expand(2, 700), target), **EXACT)
+
+
+@pytest.mark.usefixtures("path")
 def test_few_targets_of_any_integer_dtype() -> None:
     hidden, weight, bias, _ = layer(6, 100, [1.0])
     target = torch.tensor([0, 99, 3, 2, 99, 0])
