@@ -21,7 +21,7 @@ from fenchel import kernels, linear_entmax_loss, output
 from fenchel.kernels import output as compiled
 
 EXACT = {"atol": 1e-12, "rtol": 1e-11}
-ALPHAS = [1.0, 1.1, 1.25, 1.5, 1.7, 2.0]
+ALPHAS = [1.0, 1.1, 1.25, 1.5, 2.0]
 every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 every_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
@@ -86,7 +86,7 @@ def with_gradients(
 @every_reduction
 @every_alpha
 @every_regime
-@pytest.mark.parametrize("classes", [1, 7, 900])
+@pytest.mark.parametrize("classes", [1, 900])
 @pytest.mark.usefixtures("path")
 def test_it_is_the_loss_of_a_linear_layer(classes: int, regime: str, alpha: float, reduction: str) -> None:
     hidden, weight, bias, target = layer(35, classes, REGIMES[regime])
@@ -108,6 +108,7 @@ def test_chunks_do_not_show(regime: str, reduction: str) -> None:
 
 
 def test_the_regimes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "ENABLED", True)
     calls: list[str] = []
     dense, add = compiled._dense, compiled._Ledger.add
     monkeypatch.setattr(compiled, "_dense", lambda *args: (calls.append("dense"), dense(*args)))
@@ -225,6 +226,13 @@ def test_any_shape_and_any_layout() -> None:
     target = torch.randint(900, (24, 2))[:, 0]
     ours = with_gradients(linear_entmax_loss, *(t.requires_grad_() for t in strewn), target, None)
     assert_close(ours, with_gradients(plainly, hidden, weight, target, None), **EXACT)
+
+
+@pytest.mark.usefixtures("path")
+def test_without_features_the_bias_is_all() -> None:
+    bias, target = torch.randn(700, dtype=torch.float64), torch.tensor([3, 699])
+    ours = linear_entmax_loss(bias.new_zeros(2, 0), bias.new_zeros(700, 0), target, bias)
+    assert_close(ours, fenchel.entmax_loss(bias.expand(2, 700), target), **EXACT)
 
 
 @pytest.mark.usefixtures("path")
@@ -409,7 +417,8 @@ def test_results_do_not_depend_on_the_number_of_threads(scale: float, monkeypatc
     hidden = (scale * torch.randint(-2, 3, (300, 200))).requires_grad_()
     weight, bias = (torch.randint(-2, 3, shape).float().requires_grad_() for shape in ((4000, 200), (4000,)))
     target = torch.randint(4000, (300,))
-    monkeypatch.setattr(compiled, "_dense", None)
+    monkeypatch.setattr(kernels, "ENABLED", True)
+    monkeypatch.setattr(compiled, "_dense", None)  # BLAS again, and not exact
     results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)

@@ -90,7 +90,7 @@ def linear_entmax_loss(
     with torch.autocast(device, enabled=False):
         h, w, b = _as_autocast(hidden, autocast), _as_autocast(weight, autocast), bias
         b = b if b is None else _as_autocast(b, autocast)
-        rows = h.reshape(-1, h.shape[-1]), w, b
+        rows = h.reshape(index.numel(), h.shape[-1]), w, b
         if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             loss = apply_function(_LinearLoss, *rows, alpha, index.reshape(-1), reduction)
         else:
