@@ -152,6 +152,8 @@ def _lean(
         omega, gamma = omega.omega, omega.gamma
     if getattr(omega, "family", None) is not Tsallis.family or isinstance(gamma, Tensor) or return_weights is True:
         return None
+    if gamma < 1e-4 or not _same_heads(key, value):  # scores could overflow; heads are joined by one grouping alone
+        return None
     if math.prod(shape) < LEAN or 0 in (*query.shape, *key.shape, *value.shape) or tracks_forward():
         return None
     if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
@@ -189,7 +191,7 @@ def _by_supports(
         outer, groups = tuple(batch), 1
     heads = math.prod(outer)
     rows = groups * length
-    q = (query * (scale / gamma)).to(exact).expand(*batch, length, query.shape[-1]).reshape(heads, rows, -1)
+    q = (query.to(exact) * (scale / gamma)).expand(*batch, length, query.shape[-1]).reshape(heads, rows, -1)
     k, v = (t.to(exact).expand(*outer, *t.shape[-2:]).reshape(heads, keys, -1) for t in (key, value))
     if isinstance(alpha, Tensor):
         parameter_rows(alpha, "alpha", q.new_empty(()).expand(shape), -1)  # for its checks
@@ -224,6 +226,11 @@ def _by_supports(
     output, weights = attend(q, k, v, alpha, task)
     output = output.reshape(*batch, length, -1).to(dtype)
     return (output, _csr(task, weights.to(dtype), (heads * rows, keys))) if sparse else output
+
+
+def _same_heads(key: Tensor, value: Tensor) -> bool:
+    heads = {t.shape[-3] for t in (key, value) if t.dim() > 2} - {1}
+    return len(heads) < 2
 
 
 def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:

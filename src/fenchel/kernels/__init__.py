@@ -29,7 +29,7 @@ def concrete(*tensors: Tensor) -> bool:
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
         return False
     for t in tensors:  # noqa: SIM110 (a generator would cost as much as the checks)
-        if type(t) not in _PLAIN or t.is_meta or _wrapped(t) or _batched(t):
+        if type(t) not in _PLAIN or t.is_meta or t.is_neg() or _wrapped(t) or _batched(t):
             return False
     return True
 

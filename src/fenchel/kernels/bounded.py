@@ -425,6 +425,11 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
             d = (largest_yet if largest_yet < d else d) - fine
             c = b if b < d else d
             target[i] = c if c > zero else zero
+        mass = 0.0
+        for i in range(n):
+            mass += np.float64(target[i])
+        if not abs(mass - k) <= (1e-4 if x.itemsize == 4 else 1e-10) * k:  # scores too far apart for one threshold
+            _sorted_projection(source, u, k, target)
 
 
 @kernel

@@ -44,6 +44,7 @@ if hasattr(os, "register_at_fork"):
 def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int) -> None:
     """Run ``kernel(first, last, *args)`` on all rows, split among threads; arguments are arrays and integers."""
     threads = min(torch.get_num_threads(), rows)
+    args = tuple(int(a) if isinstance(a, int) else a for a in args)  # a flag is a number too
     if threads < 2 or elements < SERIAL:
         kernel(0, rows, *args)
         return

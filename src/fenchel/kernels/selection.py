@@ -138,6 +138,7 @@ def sift(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any
     blocks = (x.size + BLOCK - 1) // BLOCK
     for i in range(blocks):
         maxima[i] -= largest
-    level = weigh(maxima, blocks, scale, power, False, w)
+    # Above alpha 2 the level is a tiny difference; what is further down than 1/c has no mass in any case.
+    level = 1.0 if scale > 1 else weigh(maxima, blocks, scale, power, False, w)
     line = x.dtype.type(-level * (1 + 1e-5) / scale)
     return collect(x, largest, line, maxima, z, index), largest

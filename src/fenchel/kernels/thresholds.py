@@ -23,7 +23,7 @@ def line(z: Any, n: int, b: Any) -> float:
     """b = [z + L]₊ with Σ b = 1; returns L. Each step solves for the support at hand, exactly if it stays."""
     kind = z.dtype.type
     one, zero = kind(1), kind(0)
-    high = kind(0.5)
+    high, low = kind(0.5), one / kind(n)  # all have at most the best one's excess
     size = zero
     for _ in range(_STEPS):
         k, s = zero, zero
@@ -32,7 +32,7 @@ def line(z: Any, n: int, b: Any) -> float:
             k += one if d > zero else zero
             s += max(d, zero)
         change = (s - one) / k
-        high = min(high - change, one)
+        high = max(min(high - change, one), low)
         if k == size or abs(change) <= kind(0.05):  # near enough for the double steps to be few
             break
         size = k
@@ -56,7 +56,7 @@ def parabola(z: Any, n: int, scale: Any, b: Any) -> float:
     kind = z.dtype.type
     one, zero = kind(1), kind(0)
     near = kind(1e-2 if z.itemsize == 4 else 1e-7)
-    high = kind(0.7)
+    high, low = kind(0.7), one / np.sqrt(kind(n))
     for _ in range(_STEPS):
         s, q = zero, zero
         for i in range(n):
@@ -64,7 +64,7 @@ def parabola(z: Any, n: int, scale: Any, b: Any) -> float:
             s += d
             q += d * d
         change = (q - np.sqrt(q)) / s
-        high = min(high - change, one)
+        high = max(min(high - change, one), low)
         if abs(change) <= near:
             break
     level, step = np.float64(high), 0.0
@@ -124,7 +124,7 @@ def _whole_power(z: Any, n: int, scale: Any, q: float) -> Any:
     one, zero = kind(1), kind(0)
     m = min(max(math.floor(q + 0.5), 1), 4)
     first, second, third, fourth = kind(m == 1), kind(m == 2), kind(m == 3), kind(m == 4)
-    level = kind(0.7)
+    level, low = kind(0.7), kind(n ** (-1.0 / m))
     for _ in range(_STEPS):
         t, s = zero, zero
         for i in range(n):
@@ -135,7 +135,7 @@ def _whole_power(z: Any, n: int, scale: Any, q: float) -> Any:
             s += w
             t += w * b
         step = kind(_norm_step(np.float64(t), np.float64(s), np.float64(m)))
-        level = min(level - step, one)
+        level = max(min(level - step, one), low)
         if abs(step) < kind(0.02):
             break
     return level
@@ -147,7 +147,8 @@ def curve(z: Any, n: int, scale: Any, power: Any, w: Any, enough: float) -> tupl
     kind = z.dtype.type
     one, zero, tiny = kind(1), kind(0), kind(1e-30)
     q = 1.0 + np.float64(power)
-    high = _whole_power(z, n, scale, q)
+    low = kind(n ** (-1.0 / q))
+    high = max(_whole_power(z, n, scale, q), low)
     for _ in range(_STEPS):
         t, s = zero, zero
         for i in range(n):
@@ -158,7 +159,7 @@ def curve(z: Any, n: int, scale: Any, power: Any, w: Any, enough: float) -> tupl
             s += v
             t += v * b
         change = kind(_norm_step(np.float64(t), np.float64(s), q))
-        high = min(high - change, one)
+        high = max(min(high - change, one), low)
         if abs(change) < scale * kind(1e-3):
             break
     level = np.float64(high)

@@ -98,7 +98,7 @@ class Family(ABC):
     def hits(self, z: Tensor, index: Tensor, a: Parameter) -> Tensor:
         """max_Ω(z) − z at an index, one value a row: 0 where the index is negative, +inf where its score is −inf."""
         a = _full_rank(a, z)
-        if forward_ad._current_level < 0 and self._is_compiled(a, z) and kernels.concrete(index):
+        if not tracks_forward() and self._is_compiled(a, z) and kernels.concrete(index):
             return apply_function(_Hits, self, z, index, a)
         kept = index >= 0
         z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # what stands in a row that is left out does not matter

@@ -65,7 +65,7 @@ class _GroupingFamily(Family):
         strength = torch.as_tensor(a, dtype=wide.dtype, device=wide.device).expand(*wide.shape[:-1], 1)
         masked = wide == -torch.inf
         # An entry so far down has no mass, however far it is; and nothing more is fused when everything is.
-        low = -1 - self.reach(z.shape[-1]) * strength
+        low = -(1 + self.reach(z.shape[-1]) * strength) * (1 + 1e-3)
         wide = torch.where(masked, wide, torch.maximum(wide, low))
         spread = -torch.where(masked, 0.0, wide).amin(-1, keepdim=True)
         y = self.proximal(wide, torch.minimum(strength, z.shape[-1] * spread))

@@ -218,6 +218,10 @@ def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
 
     Entries reach their bounds in the order of t = z − log(upper).
     """
+    dtype = z.dtype
+    # In double: next to a huge score log(upper) would be rounded away, and with it the order of the bounds.
+    z, upper = z.double(), upper.double()
+    budget = budget.double() if isinstance(budget, Tensor) else budget
     inside = upper > 0
     z = z - z.amax(-1, keepdim=True)
     t = torch.where(inside, z - torch.where(inside, upper, 1.0).log(), -torch.inf)
@@ -227,7 +231,7 @@ def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
     free = inside & ~full
     rest = (budget - torch.where(full, upper, 0.0).sum(-1, keepdim=True)).clamp_min(0)
     weights = torch.softmax(torch.where(free, z, -torch.inf), -1)
-    return torch.where(full, upper, torch.where(free, (rest * weights).minimum(upper), 0.0))
+    return torch.where(full, upper, torch.where(free, (rest * weights).minimum(upper), 0.0)).to(dtype)
 
 
 def _last_below(ordered: Tensor, p: Callable[[Tensor], Tensor], budget: float | Tensor) -> Tensor:
