@@ -186,7 +186,7 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(module, "attend", refuse)
     query, key, value = randn(3, 4), randn(5, 4), randn(5, 2)
-    for omega in (Shannon(), Norm(2.0), Tsallis(3.0), Tsallis(1.1)):
+    for omega in (Shannon(), Norm(2.0), Tsallis(3.0), Tsallis(0.9)):
         attention(query, key, value, omega)
     attention(query, key, value, return_weights=True)
     attention(query, key, value, attn_mask=randn(3, 5))

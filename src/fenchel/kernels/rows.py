@@ -376,21 +376,23 @@ def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
     if bad or at < 0:
         out[:] = kind(np.nan) if bad else kind(0)
         return
-    origin = np.float64(v[at])
+    gaps = np.empty(n)
+    for i in range(n):  # by way of memory, or the compiler would take the mean off the origin first
+        gaps[i] = np.float64(v[i]) - np.float64(v[at])
     mass, along = 0.0, 0.0
     for i in range(n):
         share = np.float64(p[i])
         if share > 0.0:
             relative = (share / least) ** (1.0 - c)
             mass += relative
-            along += relative * (np.float64(v[i]) - origin)
+            along += relative * gaps[i]
     mean = along / max(mass, 1.0)
     total = 0.0
     for i in range(n):
         share = np.float64(p[i])
         value = 0.0
         if share > 0.0 and i != at:
-            value = min(share ** (1.0 - c), limit) * (np.float64(v[i]) - origin - mean)
+            value = min(share ** (1.0 - c), limit) * (gaps[i] - mean)
             value = min(max(value, -limit), limit)
             total += value
         out[i] = kind(value)

@@ -207,7 +207,8 @@ def soft(z: Any, n: int, c: float, p: Any) -> float:
             total += share
             slope += share / (b if share > 0.0 else 1.0)
         step = total * (1.0 - math.exp(-c * math.log(total))) / (c * slope)
-        if abs(step) <= (1e-7 if z.itemsize == 4 else 1e-14) * max(offset, 1.0) or abs(step) >= before:
+        small = abs(step) <= 1e-3 * max(offset, 1.0)  # before, steps may grow
+        if abs(step) <= (1e-7 if z.itemsize == 4 else 1e-14) * max(offset, 1.0) or (small and abs(step) >= before):
             excess = (total - 1.0) / slope
             for i in range(n):  # what is missing from Σ p = 1 is given to p itself
                 share = np.float64(p[i])
