@@ -133,9 +133,9 @@ class _Pass:
             seen = int(limits.max())
         shape = (len(chunk.heads), len(chunk.rows), seen)
         count = len(chunk.heads) * len(chunk.rows)
-        if self._room.numel() < count * seen:
-            self._room = torch.empty(count * seen, dtype=self.query.dtype)
-            self._places = np.empty(count * seen, np.int32)
+        if self._room.numel() < count * seen:  # room for any chunk, however many keys it sees
+            self._room = torch.empty(count * self.keys, dtype=self.query.dtype)
+            self._places = np.empty(count * self.keys, np.int32)
         scores = self._room[: count * seen].view(shape)
         keys = self.key[chunk.heads.start : chunk.heads.stop, :seen]
         queries = self.part(chunk, self.query)

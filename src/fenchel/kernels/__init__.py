@@ -35,13 +35,16 @@ def concrete(*tensors: Tensor) -> bool:
 
 
 def plain(tensor: Tensor) -> bool:
-    """Whether a tensor is data and nothing else: no derivative and no transformation looks at it."""
+    """Whether a tensor is data for kernels and nothing else: no derivative and no transformation looks at it."""
     return (
-        type(tensor) is Tensor
+        ENABLED
+        and type(tensor) is Tensor
+        and tensor.dtype in _FLOATS
+        and tensor.is_cpu
         and not (tensor.requires_grad and torch.is_grad_enabled())
         and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
-        and usable(tensor)
+        and concrete(tensor)
     )
 
 

@@ -306,7 +306,7 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
             _centre(p[row, start:stop], v[row, start:stop], c, mean, out[row, start:stop])
 
 
-@kernel
+@inlined
 def _curvature(p: Any, v: Any, c: Any, out: Any) -> tuple[Any, Any]:
     """‖s‖₁ and ⟨s, v⟩ for s = p^(1−c) on the support; s itself goes to ``out`` where it costs a power.
 
@@ -339,7 +339,7 @@ def _curvature(p: Any, v: Any, c: Any, out: Any) -> tuple[Any, Any]:
     return total, weighted
 
 
-@kernel
+@inlined
 def _centre(p: Any, v: Any, c: Any, mean: Any, out: Any) -> None:
     """out = s(v − mean) on the support, p off it: 0 or NaN."""
     kind = p.dtype.type

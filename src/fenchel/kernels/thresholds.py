@@ -93,9 +93,10 @@ def _lift(z: Any, n: int, scale: Any, level: float, step: float, b: Any) -> floa
     kind = z.dtype.type
     one, zero = kind(1), kind(0)
     if z.itemsize == 4:
-        low = level - step
-        for i in range(n):
-            b[i] = kind(max(np.float64(scale * z[i]) + low, 0.0))
+        coarse = kind(level - step)
+        fine = kind(level - step - np.float64(coarse))
+        for i in range(n):  # the largest stands between both parts, or the compiler would add them first
+            b[i] = max(max(scale * z[i] + coarse, -one) + fine, zero)
     else:
         for i in range(n):
             b[i] = scale * z[i] + level
