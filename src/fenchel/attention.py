@@ -158,10 +158,9 @@ def _lean(
         return None
     if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
         return None
-    tensors = [t.detach().float() if t.dtype in (torch.float16, torch.bfloat16) else t for t in (query, key, value)]
-    alpha = omega.parameter
-    if not kernels.usable(*tensors) or not kernels.concrete(query, key, value) or query.dim() < 2:
+    if not kernels.reachable(query, key, value):
         return None
+    alpha = omega.parameter
     sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2
     return (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse).all()) else None
 

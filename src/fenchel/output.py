@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-from torch.autograd import forward_ad
+from torch import Tensor
 
 from fenchel import kernels
 from fenchel.losses import Reduction, check_reduction, entmax_loss, is_kept
-from fenchel.regularizers.family import apply_function
+from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.rows import check_parameter
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -166,11 +165,7 @@ def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: 
 
 def _plain(*tensors: Tensor) -> bool:
     """Whether all that is asked for is values and first derivatives of data: no transformation looks on."""
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return False
-    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        return False
-    return all(type(t) in (Tensor, nn.Parameter, nn.Buffer) and not t.is_meta for t in tensors)
+    return not tracks_forward() and kernels.concrete(*tensors)
 
 
 def _as_autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:

@@ -50,9 +50,17 @@ def plain(tensor: Tensor) -> bool:
 
 def usable(*tensors: Tensor) -> bool:
     """Whether compiled kernels may work on these tensors: concrete float32 or float64 data on the CPU."""
+    for t in tensors:
+        if t.dtype not in _FLOATS:
+            return False
+    return reachable(*tensors)
+
+
+def reachable(*tensors: Tensor) -> bool:
+    """Whether kernels may work on what these tensors hold, once it is in a precision of theirs."""
     if not ENABLED:
         return False
     for t in tensors:
-        if t.dtype not in _FLOATS or not t.is_cpu:
+        if not t.is_cpu:
             return False
     return concrete(*tensors)

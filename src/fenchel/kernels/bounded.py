@@ -17,7 +17,9 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.maps import as_rows, each, like
 from fenchel.kernels.pool import over_rows
+from fenchel.kernels.selection import top as top_of
 
 _SAMPLE = 64  # entries of a row that are looked at first, or …
 _SPARSE = 16  # … every so-many-th
@@ -34,83 +36,55 @@ _BLOCK = 32  # entries that are passed over together if none of them is undecide
 
 def project(z: Tensor, upper: Tensor | None, budget: float | Tensor) -> Tensor:
     """The nearest p to each row of z with 0 ≤ p ≤ upper (1 if None) and sum ``budget``."""
-    x = _rows(z)
-    out = torch.empty_like(x)
-    over_rows(_project, *_size(x), x.numpy(), _bounds(upper, x), _each(budget, x), out.numpy())
-    return out.reshape(z.shape)
+    x, out = as_rows(z), like(z)
+    over_rows(_project, len(x), x.size, x, _bounds(upper, x), each(budget, len(x)), as_rows(out))
+    return out
 
 
 def cap(weights: Tensor, upper: Tensor | None, budget: float | Tensor) -> tuple[Tensor, Tensor]:
     """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and on which rows that failed."""
-    x = _rows(weights)
-    out, failed = torch.empty_like(x), torch.empty(x.shape[0], dtype=torch.bool)
-    over_rows(_cap, *_size(x), x.numpy(), _bounds(upper, x), _each(budget, x), out.numpy(), failed.numpy())
-    return out.reshape(weights.shape), failed.reshape(weights.shape[:-1])
+    x, out = as_rows(weights), like(weights)
+    failed = torch.empty(weights.shape[:-1], dtype=torch.bool)
+    bounds, budgets = _bounds(upper, x), each(budget, len(x))
+    over_rows(_cap, len(x), x.size, x, bounds, budgets, as_rows(out), failed.numpy().reshape(-1))
+    return out, failed
 
 
 def product(v: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> Tensor:
     """J v given the result p of the projection, or of the capped softmax."""
-    q, w = _rows(p), _rows(v)
-    out = torch.empty_like(q)
-    over_rows(_product, *_size(q), q.numpy(), _bounds(upper, q), w.numpy(), out.numpy(), entropic)
-    return out.reshape(p.shape)
+    q, out = as_rows(p), like(p)
+    over_rows(_product, len(q), q.size, q, _bounds(upper, q), as_rows(v), as_rows(out), entropic)
+    return out
 
 
 def pull(v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
     """v times the derivatives of the result p for z in z, in its bounds and in its budget."""
-    x, q, w = _rows(z), _rows(p), _rows(v)
-    to_z, to_upper, to_budget = torch.empty_like(q), torch.empty_like(q), torch.empty_like(q[:, :1])
-    arrays = (x.numpy(), q.numpy(), _bounds(upper, q), w.numpy(), to_z.numpy(), to_upper.numpy(), to_budget.numpy())
-    over_rows(_pull, *_size(q), *arrays, entropic)
-    return to_z.reshape(p.shape), to_upper.reshape(p.shape), to_budget.reshape(*p.shape[:-1], 1)
+    q, to_z, to_upper, to_budget = as_rows(p), like(p), like(p), like(p[..., :1])
+    arrays = (as_rows(z), q, _bounds(upper, q), as_rows(v), as_rows(to_z), as_rows(to_upper), as_rows(to_budget))
+    over_rows(_pull, len(q), q.size, *arrays, entropic)
+    return to_z, to_upper, to_budget
 
 
 def room(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """The smallest bound (NaN if one is) and the sum of the bounds over the unmasked entries of each row."""
-    x = _rows(z)
-    smallest, total = torch.empty(2, x.shape[0], dtype=torch.float64).unbind()
-    over_rows(_room, *_size(x), x.numpy(), _bounds(upper, x), smallest.numpy(), total.numpy())
-    return smallest.reshape(z.shape[:-1]), total.reshape(z.shape[:-1])
+    x = as_rows(z)
+    smallest, total = np.empty(len(x)), np.empty(len(x))
+    over_rows(_room, len(x), x.size, x, _bounds(upper, x), smallest, total)
+    return torch.from_numpy(smallest).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1, tensor.shape[-1]).contiguous()
-
-
-def _size(x: Tensor) -> tuple[int, int]:
-    return x.shape[0], x.numel()
-
-
-def _bounds(upper: Tensor | None, x: Tensor) -> Any:
+def _bounds(upper: Tensor | None, x: Any) -> Any:
     """Bounds as rows: one for all rows if they share it."""
     if upper is None:
-        return np.ones((1, x.shape[1]), dtype=x.numpy().dtype)
+        return np.ones((1, x.shape[1]), dtype=x.dtype)
     upper = upper.detach()
     shared = all(size == 1 or stride == 0 for size, stride in zip(upper.shape[:-1], upper.stride()[:-1], strict=True))
     if shared and x.shape[0]:
         upper = upper[(0,) * (upper.dim() - 1)]
-    return _rows(upper).numpy()
-
-
-def _each(budget: float | Tensor, x: Tensor) -> Any:
-    if isinstance(budget, Tensor):
-        return budget.detach().double().reshape(-1).contiguous().numpy()
-    return np.full(x.shape[0], budget)
+    return as_rows(upper if upper.dim() > 1 else upper.unsqueeze(0))
 
 
 # -- on arrays --------------------------------------------------------------------------------------------
-
-
-@inlined
-def _top(x: Any) -> tuple[Any, bool]:
-    """The largest entry of a row, and whether one is NaN or +inf."""
-    kind = x.dtype.type
-    top, bad = kind(-np.inf), kind(0)
-    for i in range(x.size):
-        v = x[i]
-        top = max(top, v)
-        bad += kind(1) if v != v else kind(0)
-    return top, bad > 0 or top == np.inf
 
 
 @inlined
@@ -370,7 +344,7 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
     for row in range(first, last):
         source, target, k = x[row], out[row], budget[row]
         u = upper[row if upper.shape[0] > 1 else 0]
-        top, bad = _top(source)
+        top, bad = top_of(source)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else zero
             continue

@@ -11,13 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from fenchel.kernels.compiler import kernel
+from fenchel.kernels.maps import as_rows, each, like
 from fenchel.kernels.pool import over_rows
+from fenchel.kernels.selection import BLOCK, block_maxima
 
-_BLOCK = 32  # what is skipped as a whole
 _FEW = 48  # so many numbers are sorted by insertion
 _HARD = 100  # the work of an entry of a grid, in those of a row
 _MORE = 1.0 + 1e-6  # a few candidates too many do no harm
@@ -46,70 +46,37 @@ def oscar_product(v: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
 
 def grid(z: Tensor, strength: float | Tensor, width: int) -> Tensor:
     """Tvmax along the last dimension, which holds the rows of a grid of that width one after the other."""
-    x = _rows(z)
-    out = torch.empty_like(x)
-    arrays = (x.numpy(), _strengths(strength, x), width, out.numpy(), _bits(out))
-    over_rows(_grid_rows, x.shape[0], _HARD * x.numel(), *arrays)
-    return out.reshape(z.shape)
+    x, out = as_rows(z), like(z)
+    p = as_rows(out)
+    over_rows(_grid_rows, len(x), _HARD * x.size, x, each(strength, len(x)), width, p, _bits(p))
+    return out
 
 
 def grid_product(v: Tensor, p: Tensor, strength: float | Tensor, width: int) -> Tensor:
     """J v of tvmax given its result p."""
-    q, w = _rows(p), _rows(v)
-    out = torch.empty_like(q)
-    arrays = (q.numpy(), _strengths(strength, q), width, w.numpy(), out.numpy())
-    over_rows(_grid_product_rows, q.shape[0], q.numel(), *arrays)
-    return out.reshape(p.shape)
+    q, out = as_rows(p), like(p)
+    over_rows(_grid_product_rows, len(q), q.size, q, each(strength, len(q)), width, as_rows(v), as_rows(out))
+    return out
 
 
 def _map(rows: Any, z: Tensor, strength: float | Tensor) -> Tensor:
-    x = _rows(z)
-    out = torch.empty_like(x)
-    over_rows(rows, x.shape[0], x.numel(), x.numpy(), _strengths(strength, x), out.numpy(), _bits(out))
-    return out.reshape(z.shape)
+    x, out = as_rows(z), like(z)
+    p = as_rows(out)
+    over_rows(rows, len(x), x.size, x, each(strength, len(x)), p, _bits(p))
+    return out
 
 
 def _product(rows: Any, v: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
-    q, w = _rows(p), _rows(v)
-    out = torch.empty_like(q)
-    arrays = (q.numpy(), _bits(q), _strengths(strength, q), w.numpy(), out.numpy())
-    over_rows(rows, q.shape[0], q.numel(), *arrays)
-    return out.reshape(p.shape)
+    q, out = as_rows(p), like(p)
+    over_rows(rows, len(q), q.size, q, _bits(q), each(strength, len(q)), as_rows(v), as_rows(out))
+    return out
 
 
-def _rows(tensor: Tensor) -> Tensor:
-    return tensor.detach().reshape(-1, tensor.shape[-1]).contiguous()
-
-
-def _bits(x: Tensor) -> Any:
-    return x.numpy().view(np.int32 if x.dtype == torch.float32 else np.int64)
-
-
-def _strengths(strength: float | Tensor, x: Tensor) -> Any:
-    if isinstance(strength, Tensor):
-        return strength.detach().double().reshape(-1).contiguous().numpy()
-    return np.full(x.shape[0], strength, dtype=np.float64)
+def _bits(x: Any) -> Any:
+    return x.view(np.int32 if x.itemsize == 4 else np.int64)
 
 
 # -- what the rows of both maps share ---------------------------------------------------------------------
-
-
-@kernel
-def _survey(x: Any, maxima: Any) -> tuple[Any, Any, bool]:
-    """The largest entry of a row and the smallest, and whether one is NaN or +inf; ``maxima`` of the blocks."""
-    n = x.size
-    kind = x.dtype.type
-    top, least, bad = kind(-np.inf), kind(np.inf), kind(0)
-    for block in range((n + _BLOCK - 1) // _BLOCK):
-        best = kind(-np.inf)
-        for i in range(block * _BLOCK, min((block + 1) * _BLOCK, n)):
-            v = x[i]
-            best = max(best, v)
-            least = min(least, v)
-            bad += kind(1) if v != v else kind(0)
-        maxima[block] = best
-        top = max(top, best)
-    return top, least, bad > 0 or top == np.inf
 
 
 @kernel
@@ -133,9 +100,9 @@ def _collect(x: Any, top: Any, line: Any, maxima: Any, index: Any) -> int:
     """Where the entries stand that are above the line, which is relative to the top."""
     n = x.size
     count = 0
-    for block in range((n + _BLOCK - 1) // _BLOCK):
+    for block in range((n + BLOCK - 1) // BLOCK):
         if maxima[block] - top > line:
-            for i in range(block * _BLOCK, min((block + 1) * _BLOCK, n)):
+            for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
                 index[count] = i
                 count += 1 if x[i] - top > line else 0
     return count
@@ -147,8 +114,8 @@ def _support(p: Any, index: Any) -> int:
     n = p.size
     kind = p.dtype.type
     count = 0
-    for first in range(0, n, _BLOCK):
-        last = min(first + _BLOCK, n)
+    for first in range(0, n, BLOCK):
+        last = min(first + BLOCK, n)
         some = kind(0)
         for i in range(first, last):
             some += kind(1) if p[i] != 0 else kind(0)
@@ -233,14 +200,14 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
     n = x.shape[1]
     kind = x.dtype.type
     negative = np.iinfo(bits.dtype).min
-    maxima = np.empty(n // _BLOCK + 1, x.dtype)
+    maxima = np.empty(n // BLOCK + 1, x.dtype)
     index = np.empty(n + 1, np.int32)
     w, y, lower, upper = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     at, slope, rise = np.empty(2 * n + 2), np.empty(2 * n + 2), np.empty(2 * n + 2)
     values, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target, signs = x[row], out[row], bits[row]
-        top, least, bad = _survey(source, maxima)
+        top, least, bad = block_maxima(source, maxima)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else 0
             continue
@@ -405,7 +372,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
     n = x.shape[1]
     kind = x.dtype.type
     negative = np.iinfo(bits.dtype).min
-    maxima = np.empty(n // _BLOCK + 1, x.dtype)
+    maxima = np.empty(n // BLOCK + 1, x.dtype)
     index = np.empty(n + 1, np.int32)
     ordered = np.empty(n, x.dtype)
     keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
@@ -413,7 +380,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
     z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target, signs = x[row], out[row], bits[row]
-        top, least, bad = _survey(source, maxima)
+        top, least, bad = block_maxima(source, maxima)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else 0
             continue
@@ -480,9 +447,9 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
         for g in range(groups):
             values[g] -= tau
         lowest = edges[groups - 1]
-        for block in range((n + _BLOCK - 1) // _BLOCK):
+        for block in range((n + BLOCK - 1) // BLOCK):
             if maxima[block] >= lowest:
-                for i in range(block * _BLOCK, min((block + 1) * _BLOCK, n)):
+                for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
                     if source[i] >= lowest:
                         target[i] = kind(values[_find(edges, groups, source[i])])
 
@@ -698,13 +665,13 @@ def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: A
     n = x.shape[1]
     kind = x.dtype.type
     negative = np.iinfo(bits.dtype).min
-    maxima = np.empty(n // _BLOCK + 1, x.dtype)
+    maxima = np.empty(n // BLOCK + 1, x.dtype)
     ways = np.empty((4, 3), np.int64)
     w, flow, level, size = np.empty(n), np.empty(2 * n), np.empty(n), np.empty(n, np.int32)
     group, queue = np.empty(n, np.int32), np.empty(n, np.int32)
     for row in range(first, last):
         source, target, signs = x[row], out[row], bits[row]
-        top, least, bad = _survey(source, maxima)
+        top, least, bad = block_maxima(source, maxima)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else 0
             continue

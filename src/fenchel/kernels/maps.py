@@ -54,14 +54,14 @@ def normmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) ->
 def _loss(kernel: Any, z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
     x = as_rows(z)
     loss = torch.empty(z.shape[:-1], dtype=z.dtype)
-    out = _like(z) if residual else z.new_empty(0, z.shape[-1])
+    out = like(z) if residual else z.new_empty(0, z.shape[-1])
     target = index.contiguous().numpy().reshape(-1)
     over_rows(kernel, x.shape[0], x.size, x, parameter(c, x), target, loss.numpy().reshape(-1), as_rows(out))
     return loss, out
 
 
 def _map(kernel: Any, at: Any, z: Tensor, c: float | Tensor) -> Tensor:
-    out = _like(z)
+    out = like(z)
     size = z.numel()
     if size < SERIAL and type(c) is float and z.is_contiguous() and size:
         n = z.shape[-1]
@@ -73,12 +73,12 @@ def _map(kernel: Any, at: Any, z: Tensor, c: float | Tensor) -> Tensor:
 
 
 def _product(kernel: Any, v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
-    q, out = as_rows(p), _like(p)
+    q, out = as_rows(p), like(p)
     over_rows(kernel, q.shape[0], q.size, q, parameter(c, q), as_rows(v), as_rows(out))
     return out
 
 
-def _like(tensor: Tensor) -> Tensor:
+def like(tensor: Tensor) -> Tensor:
     """Room for a contiguous tensor of the same shape."""
     if tensor.is_contiguous():
         return torch.empty_like(tensor)
@@ -98,6 +98,13 @@ def parameter(c: float | Tensor, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any
     if isinstance(c, Tensor):
         return np.asarray(c.detach().reshape(-1).contiguous().numpy(), dtype=x.dtype)
     return _single(c, x.dtype)
+
+
+def each(value: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
+    """A parameter in double, one value a row."""
+    if isinstance(value, Tensor):
+        return np.asarray(value.detach().double().reshape(-1).contiguous().numpy())
+    return np.full(rows, value, dtype=np.float64)
 
 
 @lru_cache

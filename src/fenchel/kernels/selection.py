@@ -52,8 +52,8 @@ def top(x: Any) -> tuple[Any, bool]:
 
 
 @inlined
-def block_maxima(x: Any, maxima: Any) -> tuple[Any, bool]:
-    """``top`` of a wide row that also keeps the maxima of its blocks."""
+def block_maxima(x: Any, maxima: Any) -> tuple[Any, Any, bool]:
+    """``top`` of a wide row, and its smallest entry; keeps the maxima of its blocks."""
     n = x.size
     kind = x.dtype.type
     lowest, highest = ordered(kind(-np.inf)), ordered(kind(np.inf))
@@ -66,7 +66,7 @@ def block_maxima(x: Any, maxima: Any) -> tuple[Any, bool]:
             low = min(low, v)
         maxima[block] = from_ordered(best)
         high = max(high, best)
-    return from_ordered(high), high >= highest or low < lowest
+    return from_ordered(high), from_ordered(low), high >= highest or low < lowest
 
 
 @inlined
@@ -93,11 +93,7 @@ def weigh(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
         c = np.float64(scale)
         return 1.0 - c * (steep(z, n, c, w) if c > 1.0 else soft(z, n, c, w))
     if power == 0:
-        level = line(z, n, w)
-        if not mass:
-            for i in range(n):
-                w[i] = kind(1) if w[i] > zero else zero
-        return level
+        return line(z, n, w)
     if power == 1:
         level = parabola(z, n, scale, w)
         if mass:
@@ -132,7 +128,7 @@ def sift(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any
         for i in range(x.size):
             index[i] = i
         return shift(x, z)
-    largest, bad = block_maxima(x, maxima)
+    largest, _, bad = block_maxima(x, maxima)
     if bad or largest == -np.inf:
         return BAD if bad else 0, largest
     blocks = (x.size + BLOCK - 1) // BLOCK

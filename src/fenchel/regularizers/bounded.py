@@ -31,6 +31,7 @@ from fenchel.regularizers.family import (
     apply_function,
     outside,
     rows_first,
+    tracks,
 )
 from fenchel.regularizers.thresholds import capped_projection, capped_softmax
 from fenchel.regularizers.tsallis import Tsallis
@@ -135,8 +136,7 @@ class Bounded(ABC):
 
     def _runs(self, *tensors: Tensor | None) -> bool:
         """Whether a kernel may do a backward pass: higher derivatives would have to differentiate it."""
-        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
-        return plain and kernels.usable(*_tensors(*tensors))
+        return not tracks(*tensors) and kernels.usable(*_tensors(*tensors))
 
     def _moves(self, p: Tensor, upper: Tensor | None) -> tuple[Tensor, Tensor]:
         """s and w; both zero where nothing is free."""

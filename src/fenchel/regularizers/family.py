@@ -79,7 +79,7 @@ class Family(ABC):
         # Small inputs feel every line that is passed by here.
         simple = mask is None and dim == -1 and type(a) is float and self.covers(a)
         if simple and kernels.plain(scores) and scores.dim() and scores.shape[-1]:
-            return _kernel(self.kernel)(scores, a - 1)
+            return self._by_kernel("", a, scores)
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, parameter_rows(a, "alpha", scores, dim)), scores, dim)
 
@@ -88,7 +88,7 @@ class Family(ABC):
         a = _full_rank(a, z)
         if torch.compiler.is_compiling():
             return self._argmax_op(z, *_pack(a))
-        return apply_function(_Argmax, self, z, a) if _tracks(z, a) else self._solve_any(z, a)
+        return apply_function(_Argmax, self, z, a) if tracks(z, a) else self._solve_any(z, a)
 
     def max(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """max_Ω of rows given ``p = self.argmax(z, a)``."""
@@ -133,17 +133,21 @@ class Family(ABC):
     def _is_compiled(self, a: Parameter, *tensors: Tensor) -> bool:
         return self.kernel is not None and kernels.usable(*tensors) and self.covers(a)
 
+    def _by_kernel(self, suffix: str, a: Parameter, *tensors: Tensor) -> Tensor:
+        """A kernel of the family's, which wants c = a − 1."""
+        return _kernel(f"{self.kernel}{suffix}")(*tensors, a - 1)
+
     def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """J v in a backward pass; only higher derivatives want to differentiate it, which a kernel cannot."""
-        if not _tracks(v, p, a) and self._is_compiled(a, v, p):
-            return _kernel(f"{self.kernel}_product")(v, p, a - 1)
+        if not tracks(v, p, a) and self._is_compiled(a, v, p):
+            return self._by_kernel("_product", a, v, p)
         return self.jacobian_product(v, p, a)
 
     def _parameter_product(self, v: Tensor, p: Tensor, a: Tensor) -> Tensor:
         """⟨v, ∂p/∂a⟩ in a backward pass, one value a row."""
-        known = self.steep is not None and not _tracks(v, p, a) and self._is_compiled(a, v, p)
+        known = self.steep is not None and not tracks(v, p, a) and self._is_compiled(a, v, p)
         if known and bool((a <= self.steep).all()):  # type: ignore[operator]
-            return _kernel(f"{self.kernel}_alpha")(v, p, a - 1)
+            return self._by_kernel("_alpha", a, v, p)
         # J is symmetric. Taken of the sensitivity it is moderate, taken of v it may be huge and cancel here.
         change = self._product(self.gradient_sensitivity(p, a), p, a)
         return -(on_support(v, p) * change).sum(-1, keepdim=True)
@@ -151,7 +155,7 @@ class Family(ABC):
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
         if self._is_compiled(a, z):
-            return _kernel(self.kernel)(z, a - 1)
+            return self._by_kernel("", a, z)
         top = z.amax(-1, keepdim=True)
         usable = top.isfinite()
         p = self.solve(z - torch.where(usable, top, 0.0), a)
@@ -159,11 +163,11 @@ class Family(ABC):
 
 
 @functools.cache
-def _kernel(name: str | None) -> Callable[..., Tensor]:
+def _kernel(name: str) -> Callable[..., Tensor]:
     """A compiled map; the compiler is imported by the first that is asked for."""
     from fenchel.kernels import maps
 
-    found: Callable[..., Tensor] = getattr(maps, str(name))
+    found: Callable[..., Tensor] = getattr(maps, name)
     return found
 
 
@@ -321,7 +325,7 @@ def tracks_forward() -> bool:
     return forward_ad._current_level >= 0 or bool(torch._C._are_functorch_transforms_active())
 
 
-def _tracks(*args: Any) -> bool:
+def tracks(*args: Any) -> bool:
     """Whether a derivative in either mode could be asked of tensors."""
     if tracks_forward():
         return True

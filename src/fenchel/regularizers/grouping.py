@@ -15,13 +15,11 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from fenchel import kernels
 from fenchel.kernels import concrete
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, hold, show
@@ -35,6 +33,8 @@ _Dims = int | tuple[int, int] | None
 
 class _GroupingFamily(Family):
     """Ω(p) = ½(‖p‖² − 1) + λ·penalty(p) with a penalty whose proximal map comes before sparsemax."""
+
+    compiled = ((0.0, math.inf),)
 
     @abstractmethod
     def penalty(self, p: Tensor) -> Tensor:
@@ -94,33 +94,23 @@ class _GroupingFamily(Family):
         best = z.amax(-1)
         return torch.where(best == -torch.inf, best, value)
 
-    def _compiled(self, a: Parameter, *tensors: Tensor) -> bool:
-        return kernels.usable(*tensors) and (not isinstance(a, Tensor) or (concrete(a) and a.device.type == "cpu"))
-
-    def _product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
-        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0
-        if plain and self.kernel is not None and self._compiled(a, v, p):
-            return self._by_kernel(f"{self.kernel}_product", v, p, a)
-        return self.jacobian_product(v, p, a)
-
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
-        if not concrete(z):
-            return self._in_trace(z, a)
-        if self.kernel is not None and self._compiled(a, z):
-            return self._by_kernel(self.kernel, z, a)
-        return super()._solve_any(z, a)
+        return super()._solve_any(z, a) if concrete(z) else self._in_trace(z, a)
 
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
         """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
         with torch._C._AutoDispatchBelowAutograd():
             return self._argmax_op(z, *_pack(a))
 
-    def _by_kernel(self, name: str, *args: Any) -> Tensor:
-        """The compiler is imported by the first kernel that is asked for."""
-        from fenchel.kernels import grouped
+    def _by_kernel(self, suffix: str, a: Parameter, *tensors: Tensor) -> Tensor:
+        from fenchel.kernels import grouped  # the compiler is imported by the first kernel that is asked for
 
-        result: Tensor = getattr(grouped, name)(*args)
+        result: Tensor = getattr(grouped, f"{self.kernel}{suffix}")(*tensors, a, *self._layout())
         return result
+
+    def _layout(self) -> tuple[int, ...]:
+        """What a kernel has to know of the rows beside their entries."""
+        return ()
 
 
 class _FusedFamily(_GroupingFamily):
@@ -232,8 +222,8 @@ class _GridFamily(_GroupingFamily):
         both = kept.narrow(dim, 1, n - 1) & kept.narrow(dim, 0, n - 1)
         return torch.where(both, grid.diff(dim=dim), 0.0)
 
-    def _by_kernel(self, name: str, *args: Any) -> Tensor:
-        return super()._by_kernel(name, *args, self.width)
+    def _layout(self) -> tuple[int, ...]:
+        return (self.width,)
 
     def argmax(self, z: Tensor, a: Parameter) -> Tensor:
         return self._in_trace(z, a) if torch.compiler.is_compiling() else super().argmax(z, a)
