@@ -13,7 +13,7 @@ import numpy as np
 
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.rows import sensitivity
-from fenchel.kernels.selection import NARROW, buffers, shift, sift, weigh
+from fenchel.kernels.selection import buffers, is_narrow, shift, sift, weigh
 
 PART = 32
 """How many columns of a gradient one thread takes at a time."""
@@ -33,7 +33,8 @@ def select(first: int, last: int, x: Any, powers: Any, limits: Any, index: Any, 
         if n == 0:
             counts[row] = 0
             continue
-        if n <= NARROW:
+        narrow = is_narrow(n, power)
+        if narrow:
             k, _ = shift(scores, z)
         else:
             k, _ = sift(scores, c, power, maxima, p, z, places)
@@ -45,7 +46,7 @@ def select(first: int, last: int, x: Any, powers: Any, limits: Any, index: Any, 
         for i in range(k):
             w = p[i]
             weights[count] = w
-            found[count] = i if n <= NARROW else places[i]
+            found[count] = i if narrow else places[i]
             count += 1 if w > zero else 0
         counts[row] = count
 

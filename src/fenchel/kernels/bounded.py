@@ -1,10 +1,10 @@
 """Bounds and budgets: rows p = min([z − τ]₊, u) with Σp = k, capped softmax, and their Jacobian products.
 
-A sample of the row gives a first τ. Scores are then measured from the sampled score next to it, so that what lies near
-τ loses nothing, and a few passes over the row (Newton, false position or bisection, whichever gets on) close in on τ.
-The entries that are neither out nor at their bounds on all of what is left are collected, and the end is exact: p is
-linear between breakpoints. Rows on which this fails, for scores of very different sizes, are solved by sorting. The
-capped softmax starts from the softmax: what exceeds a bound is handed on, until nothing does.
+A few passes over the row (Newton, false position or bisection, whichever gets on) close in on τ; a wide one has a first
+τ from a sample. The entries that are neither out nor at their bounds on all of what is left are collected and measured
+from the one next to τ, so that what lies near it loses nothing, and the end is exact: p is linear between breakpoints.
+Rows on which this fails, for scores of very different sizes, are solved by sorting. The capped softmax starts from the
+softmax: what exceeds a bound is handed on, until nothing does.
 """
 
 from __future__ import annotations
@@ -16,19 +16,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel.kernels.bits import undecided
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.maps import as_rows, each, like
 from fenchel.kernels.pool import over_rows
+from fenchel.kernels.selection import BLOCK, listed
 from fenchel.kernels.selection import top as top_of
 
-_SAMPLE = 64  # entries of a row that are looked at first, or …
+_WIDE = 1024  # wider rows start from a sample:
+_SAMPLE = 64  # so many entries, or …
 _SPARSE = 16  # … every so-many-th
-_PASSES = 6  # over a whole row, if many of its entries are free
-_STAIRS = 4  # if many are at their bounds
+_START = -0.5  # a first τ, from the top
+_PASSES = 16  # over a whole row, until …
+_FEW = 32  # … so many entries are undecided, or one of so many
 _ROUNDS = 3  # of choosing the score to measure from
 _TURNS = 100  # over what was collected; a few are enough but for made-up rows
+_VECTOR = 32  # entries that a loop takes at a time
 _CHUNK = 256  # how far a sum goes in the row's own precision before it moves to double
-_BLOCK = 32  # entries that are passed over together if none of them is undecided
 
 
 # -- on tensors -------------------------------------------------------------------------------------------
@@ -66,11 +70,11 @@ def pull(v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) 
 
 
 def room(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest bound (NaN if one is) and the sum of the bounds over the unmasked entries of each row."""
+    """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
     x = as_rows(z)
-    smallest, total = np.empty(len(x)), np.empty(len(x))
-    over_rows(_room, len(x), x.size, x, _bounds(upper, x), smallest, total)
-    return torch.from_numpy(smallest).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
+    wrong, total = np.empty(len(x)), np.empty(len(x))
+    over_rows(_room, len(x), x.size, x, _bounds(upper, x), wrong, total)
+    return torch.from_numpy(wrong).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
 
 
 def _bounds(upper: Tensor | None, x: Any) -> Any:
@@ -88,39 +92,57 @@ def _bounds(upper: Tensor | None, x: Any) -> Any:
 
 
 @inlined
-def _weigh(z: Any, u: Any, n: int, t: Any) -> tuple[float, float]:
-    """Σ min([z − t]₊, u), and how many of its terms are free."""
-    one, zero = z.dtype.type(1), z.dtype.type(0)
-    mass, size = 0.0, 0.0
+def _weigh(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
+    """Σ min([z − t]₊, u), how many of its terms are free, and how many are not zero."""
+    mass, size, above = 0.0, 0.0, 0.0
     for first in range(0, n, _CHUNK):
-        s, k = zero, zero
-        for i in range(first, min(first + _CHUNK, n)):
-            d, b = z[i] - t, u[i]
-            k += (one if d > zero else zero) * (one if d < b else zero)
-            c = d if d > zero else zero
-            s += b if b < c else c
+        last = min(first + _CHUNK, n)
+        s, k, a = _weigh_some(z[first:last], u[first:last], t)
         mass += s
         size += k
-    return mass, size
+        above += a
+    return mass, size, above
+
+
+@inlined
+def _weigh_some(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    # Here and below: loops over a slice of its own vectorise, loops from one index to another may not.
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    s, k, a = zero, zero, zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        on = one if d > zero else zero
+        a += on
+        k += on * (one if d < b else zero)
+        c = d if d > zero else zero
+        s += b if b < c else c
+    return s, k, a
 
 
 @inlined
 def _weigh_apart(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
     """The same sum in two, what is free and what is at its bound: in the rounding of many bounds it would drown."""
-    one, zero = z.dtype.type(1), z.dtype.type(0)
     free, full, size = 0.0, 0.0, 0.0
     for first in range(0, n, _CHUNK):
-        s, c, k = zero, zero, zero
-        for i in range(first, min(first + _CHUNK, n)):
-            d, b = z[i] - t, u[i]
-            on = (one if d > zero else zero) * (one if d < b else zero)
-            k += on
-            s += d if on > zero else zero
-            c += b if d >= b else zero
+        last = min(first + _CHUNK, n)
+        s, c, k = _weigh_some_apart(z[first:last], u[first:last], t)
         free += s
         full += c
         size += k
     return free, full, size
+
+
+@inlined
+def _weigh_some_apart(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    s, c, k = zero, zero, zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        on = (one if d > zero else zero) * (one if d < b else zero)
+        k += on
+        s += d if on > zero else zero
+        c += b if d >= b else zero
+    return s, c, k
 
 
 @kernel
@@ -135,36 +157,43 @@ def _search(
     high: float,
     slack: float,
     turns: int,
-    exact: bool,
-) -> tuple[Any, Any, float, float, bool]:
+    few: int,
+) -> tuple[Any, Any, float, float, bool, float, float]:
     """τ with base + Σ min([z − τ]₊, u) = k in a coarse and a fine part, and whether it is that.
 
-    Newton, false position or bisection, whichever gets on. Also the slope of the mass and the mean of what is free.
+    Newton, false position or bisection, whichever gets on; until no more than ``few`` entries are undecided, or exactly
+    if that is 0. Also the slope of the mass, the mean of what is free, and the bracket.
     """
     kind = z.dtype.type
     eps = 1.2e-7 if z.itemsize == 4 else 2.2e-16
     over, under, before = 0.0, 0.0, math.inf
-    stride, method, slope, mean = 0.125, 0, 0.0, math.inf
+    stride, method, slope, mean = 0.5, 0, 0.0, math.inf
+    above_low, full_high = float(n), 0.0
     for _ in range(turns):
-        if exact:
+        if few == 0:
             mass, full, size = _weigh_apart(z, u, n, t)
+            above = 0.0
         else:
-            mass, size = _weigh(z, u, n, t)
+            mass, size, above = _weigh(z, u, n, t)
             full = 0.0
         excess = base + full + mass - k
         step = excess / size if size > 0.0 else 0.0
         mean = mass / size if size > 0.0 else math.inf
         if excess > 0.0:
-            low, over = np.float64(t), excess
+            low, over, above_low = np.float64(t), excess, above
         else:
-            high, under = np.float64(t), excess
+            high, under, full_high = np.float64(t), excess, above - size
         slope = (over - under) / (high - low) if over > 0.0 and under < 0.0 else 0.0
         if abs(excess) <= slack or (size > 0.0 and abs(step) <= eps * max(abs(t), mean)):
-            return t, kind(step), slope, mean, True
+            return t, kind(step), slope, mean, True, low, high
+        if few > 0 and above_low - full_high <= few:
+            return t, kind(0), slope, mean, False, low, high
         method = 0 if abs(excess) < 0.5 * before else method + 1
         before = abs(excess)
         new = t + step
-        if method > 0 or size == 0.0 or not low < new < high:
+        if few > 0 and 2.0 * size < slope:  # a staircase in τ, smooth from afar: both sides of the root of its chord
+            new = low + (high - low) * (over / (over - under) + (0.1 if excess > 0.0 else -0.1))
+        elif method > 0 or size == 0.0 or not low < new < high:
             if low == -np.inf or high == np.inf:
                 new = t + (stride if excess > 0.0 else -stride)
                 stride *= 4.0
@@ -176,38 +205,44 @@ def _search(
         if not low <= nearest <= high:
             nearest = kind(0.5 * (low + high))
         if nearest == t:  # there is no finer τ, so what is missing has to be as small
-            return t, kind(step), slope, mean, size > 0.0 and abs(step) <= 4 * eps * max(abs(t), mean)
+            return t, kind(step), slope, mean, size > 0.0 and abs(step) <= 4 * eps * max(abs(t), mean), low, high
         t = nearest
-    return t, kind(0), slope, mean, False
+    return t, kind(0), slope, mean, False, low, high
+
+
+@inlined
+def _reached(z: Any, u: Any, t: Any) -> Any:
+    """The sum of the bounds that are met at t."""
+    zero = z.dtype.type(0)
+    full = zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        full += zero if d < b else b
+    return full
+
+
+@inlined
+def _padded(count: int) -> int:
+    return (count + _VECTOR - 1) // _VECTOR * _VECTOR
 
 
 @kernel
-def _undecided(x: Any, z: Any, u: Any, low: Any, high: Any, some_x: Any, some_u: Any) -> tuple[int, float]:
-    """Collect what is neither out at ``low`` nor at its bound at ``high``; how many, and the sum of such bounds."""
-    one, zero = z.dtype.type(1), z.dtype.type(0)
+def _collect(x: Any, z: Any, u: Any, low: Any, high: Any, index: Any, some_x: Any, some_u: Any) -> tuple[int, float]:
+    """What is neither out at ``low`` nor at its bound at ``high``: how many, and the sum of the bounds reached."""
+    n = z.size
     count, base = 0, 0.0
-    whole = z.size // _BLOCK * _BLOCK
-    for first in range(0, whole, _BLOCK):
-        some, full = zero, zero
-        for j in range(_BLOCK):  # of known length, or it would not vectorise
-            v, b = z[first + j], u[first + j]
-            room = one if v - high < b else zero
-            some += (one if v > low else zero) * room
-            full += zero if room > zero else b
-        base += full
-        if some > zero:
-            for i in range(first, first + _BLOCK):
-                v, b = z[i], u[i]
-                some_x[count] = x[i]
-                some_u[count] = b
-                count += (1 if v > low else 0) * (1 if v - high < b else 0)  # no branch: it could not be foretold
-    for i in range(whole, z.size):
-        v, b = z[i], u[i]
-        some_x[count] = x[i]
-        some_u[count] = b
-        room = one if v - high < b else zero
-        base += zero if room > zero else b
-        count += 1 if v > low and room > zero else 0
+    for first in range(0, n, _CHUNK):
+        last = min(first + _CHUNK, n)
+        base += _reached(z[first:last], u[first:last], high)
+    for block in range(n // BLOCK):
+        count = listed(undecided(z, u, block * BLOCK, low, high), block * BLOCK, index, count)
+    for i in range(n // BLOCK * BLOCK, n):
+        index[count] = i
+        count += 1 if z[i] > low and z[i] - high < u[i] else 0
+    for i in range(count):
+        some_x[i], some_u[i] = x[index[i]], u[index[i]]
+    for i in range(count, _padded(count)):  # whole vectors, of entries that are out whatever τ is
+        some_x[i], some_u[i] = -np.inf, 1
     return count, base
 
 
@@ -276,61 +311,34 @@ def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
 
 
 @kernel
-def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple[Any, Any, float, float, float]:
-    """From a sample: a score next to τ, τ measured from it, how wrong that may be, and the shares free and full."""
+def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple[Any, Any]:
+    """From a sample of a wide row: a score next to τ, and τ measured from it."""
     n = source.size
     kind = source.dtype.type
-    one, zero = kind(1), kind(0)
+    zero = kind(0)
     stride = max(1, min(n // _SAMPLE, _SPARSE))
     count = (n + stride - 1) // stride
-    lowest = zero
     for i in range(count):
-        v = source[i * stride] - top
-        z[i], bound[i] = v, u[i * stride]
-        lowest = min(lowest, v if v > -np.inf else zero)
-    share, last = k * count / n, np.float64(lowest) - 1.0
-    t, _, slope, _, found = _search(z, bound, count, 0.0, share, kind(0.5) * lowest, last, 0.0, 0.05 * share, 12, False)
-    near, squares, free, full = zero, zero, zero, zero
+        z[i], bound[i] = source[i * stride] - top, u[i * stride]
+    share = k * count / n
+    t = _search(z, bound, count, 0.0, share, kind(_START), -np.inf, np.inf, 0.05 * share, 12, 4)[0]
+    near = zero
     for i in range(count):
-        v, b = z[i], bound[i]
-        p = v - t if v > t else zero
-        on, off = one if p > zero else zero, one if p < b else zero
-        free += on * off
-        full += on * (one - off)
-        p = b if b < p else p
-        squares += p * p
+        v = z[i]
         near = min(near, v if v >= t else zero)
     pivot = top
     for i in range(count):
         if z[i] == near:
             pivot = source[i * stride]
-    # The mass of the sample, one of many, has this error; the chord to the top is less steep than the mass at τ.
-    error = 3.0 * math.sqrt(squares * (1.0 - 1.0 / stride)) + 0.05 * share
-    error = error / max(slope, free, share / max(-t, 1e-6)) if found else math.inf
-    return pivot, t - near, error, free / count, full / count
+    return pivot, t - near
 
 
-@kernel
-def _close_in(z: Any, u: Any, k: float, t: Any, error: float) -> tuple[float, float]:
-    """A bracket where nearly all entries are out or full: the mass is a staircase in τ, smooth from afar."""
-    n = z.size
-    kind = z.dtype.type
-    low, high, over, under = -math.inf, math.inf, 0.0, 0.0
-    guess = float(t)
-    for turn in range(_STAIRS):
-        t = kind(guess)
-        mass, _ = _weigh(z, u, n, t)
-        excess = mass - k
-        if excess >= 0.0:
-            low, over = np.float64(t), excess
-        else:
-            high, under = np.float64(t), excess
-        if low > -np.inf and high < np.inf:  # both sides of the root of the chord, one after the other
-            middle = low + (high - low) * (over / (over - under))
-            guess = middle + (0.1 if turn % 2 == 0 else -0.1) * (high - low)
-        else:
-            guess = guess + (0.4 * error if excess >= 0.0 else -0.4 * error)
-    return low, high
+@inlined
+def _total(p: Any) -> Any:
+    total = p.dtype.type(0)
+    for i in range(p.size):
+        total += p[i]
+    return total
 
 
 @kernel
@@ -340,7 +348,9 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
     kind = x.dtype.type
     zero = kind(0)
     eps = 1.2e-7 if x.itemsize == 4 else 2.2e-16
-    some_z, some_u = np.empty(n + _BLOCK, x.dtype), np.empty(n + _BLOCK, x.dtype)
+    some_z, some_u = np.empty(n + _VECTOR, x.dtype), np.empty(n + _VECTOR, x.dtype)
+    index = np.empty(n + 1, np.int32)
+    few = max(_FEW, n // _FEW)
     for row in range(first, last):
         source, target, k = x[row], out[row], budget[row]
         u = upper[row if upper.shape[0] > 1 else 0]
@@ -348,15 +358,12 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
         if bad or top == -np.inf:
             target[:] = np.nan if bad else zero
             continue
-        pivot, t, error, free, full = _guess(source, u, top, k, some_z, some_u)
+        pivot, t = top, kind(_START)
+        if n > _WIDE:
+            pivot, t = _guess(source, u, top, k, some_z, some_u)
         for i in range(n):
             target[i] = source[i] - pivot
-        found, fine, mean = False, zero, 0.0
-        if free > 0.1:
-            t, fine, _, mean, found = _search(target, u, n, 0.0, k, t, -np.inf, np.inf, 0.0, _PASSES, False)
-        low, high = t - error, np.inf
-        if not found and full > 0.1:
-            low, high = _close_in(target, u, k, t, error)
+        t, fine, _, mean, found, low, high = _search(target, u, n, 0.0, k, t, -np.inf, np.inf, 0.0, _PASSES, few)
         for _ in range(_ROUNDS):
             if found and abs(t) <= 16.0 * mean:
                 break
@@ -364,8 +371,7 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
                 low, high = t - 64.0 * eps * abs(t), t + 64.0 * eps * abs(t)
                 for i in range(n):
                     target[i] = source[i] - pivot
-            count, base = _undecided(source, target, u, kind(low), kind(high), some_z, some_u)
-            t = kind(min(max(np.float64(t), low), high))
+            count, base = _collect(source, target, u, kind(low), kind(high), index, some_z, some_u)
             near, distance = pivot, kind(np.inf)
             for i in range(count):
                 distance = min(distance, abs(some_z[i] - pivot - t))
@@ -373,18 +379,19 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
                 if abs(some_z[i] - pivot - t) == distance:
                     near = some_z[i]
             moved = near - pivot
+            count = _padded(count)
             for i in range(count):
                 some_z[i] -= near
             t -= moved
             pivot = near
             margin = 4.0 * eps * (abs(low) + abs(moved))
             low, high = low - moved - margin, high - moved + margin
-            start = t
-            t, fine, _, mean, found = _search(some_z, some_u, count, base, k, t, low, high, 0.0, _TURNS, True)
-            if not found:  # the sample misled
+            guess = t
+            t, fine, _, mean, found, _, _ = _search(some_z, some_u, count, base, k, t, low, high, 0.0, _TURNS, 0)
+            if not found:  # the bracket was not to be trusted to the last digit
                 for i in range(n):
                     target[i] = source[i] - pivot
-                t, fine, _, mean, found = _search(target, u, n, 0.0, k, start, -np.inf, np.inf, 0.0, _TURNS, True)
+                t, fine, _, mean, found, _, _ = _search(target, u, n, 0.0, k, guess, -np.inf, np.inf, 0.0, _TURNS, 0)
             if not found:
                 break
         if not found:
@@ -400,8 +407,8 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
             c = b if b < d else d
             target[i] = c if c > zero else zero
         mass = 0.0
-        for i in range(n):
-            mass += np.float64(target[i])
+        for start in range(0, n, _CHUNK):
+            mass += _total(target[start : min(start + _CHUNK, n)])
         if not abs(mass - k) <= (1e-4 if x.itemsize == 4 else 1e-10) * k:  # scores too far apart for one threshold
             _sorted_projection(source, u, k, target)
 
@@ -442,25 +449,31 @@ def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, faile
 
 
 @kernel
-def _room(first: int, last: int, x: Any, upper: Any, smallest: Any, total: Any) -> None:
-    """min u and Σu over the entries of each row that are not −inf."""
+def _room(first: int, last: int, x: Any, upper: Any, wrong: Any, total: Any) -> None:
+    """How many of u are not ≥ 0, and Σu, over the entries of each row that are not −inf."""
     n = x.shape[1]
-    kind = x.dtype.type
-    one, zero = kind(1), kind(0)
     for row in range(first, last):
-        source, u = x[row], upper[row if upper.shape[0] > 1 else 0]
-        least, bad, mass = kind(np.inf), zero, 0.0
+        u = upper[row if upper.shape[0] > 1 else 0]
+        bad, mass = 0.0, 0.0
         for start in range(0, n, _CHUNK):
-            s = zero
-            for i in range(start, min(start + _CHUNK, n)):
-                v, b = source[i], u[i]
-                b = zero if v == -np.inf else b
-                bad += one if b != b else zero
-                least = min(least, b)
-                s += b
+            stop = min(start + _CHUNK, n)
+            k, s = _some_room(x[row, start:stop], u[start:stop])
+            bad += k
             mass += s
-        smallest[row] = np.nan if bad > zero else least
+        wrong[row] = bad
         total[row] = mass
+
+
+@inlined
+def _some_room(x: Any, u: Any) -> tuple[Any, Any]:
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    bad, mass = zero, zero
+    for i in range(x.size):
+        v, b = x[i], u[i]
+        b = zero if v == -np.inf else b
+        bad += zero if b >= zero else one
+        mass += b
+    return bad, mass
 
 
 @kernel
@@ -475,21 +488,51 @@ def _product(first: int, last: int, p: Any, upper: Any, v: Any, out: Any, entrop
         if q[0] != q[0]:
             target[:] = np.nan
             continue
-        total, size = 0.0, 0.0
-        for start in range(0, n, _CHUNK):
-            s, k = zero, zero
-            for i in range(start, min(start + _CHUNK, n)):
-                a, b, e = q[i], u[i], g[i]
-                on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
-                k += on
-                s += on * e if on > zero else zero
-            total += s
-            size += k
+        total, size = _means(q, u, g, entropic)
         mean = kind(total / size) if size > 0.0 else zero
         for i in range(n):
             a, b, e = q[i], u[i], g[i]
             on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
             target[i] = on * (e - mean) if on > zero else zero
+
+
+@inlined
+def _means(q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
+    """⟨s, v⟩ and ‖s‖₁."""
+    total, size = 0.0, 0.0
+    for start in range(0, q.size, _CHUNK):
+        stop = min(start + _CHUNK, q.size)
+        if entropic:
+            s, k = _some_weighted(q[start:stop], u[start:stop], g[start:stop])
+        else:
+            s, k = _some_free(q[start:stop], u[start:stop], g[start:stop])
+        total += s
+        size += k
+    return total, size
+
+
+@inlined
+def _some_free(q: Any, u: Any, g: Any) -> tuple[Any, Any]:
+    one, zero = q.dtype.type(1), q.dtype.type(0)
+    s, k = zero, zero
+    for i in range(q.size):
+        a, b, e = q[i], u[i], g[i]
+        on = (one if a > zero else zero) * (one if a < b else zero)
+        k += on
+        s += e if on > zero else zero
+    return s, k
+
+
+@inlined
+def _some_weighted(q: Any, u: Any, g: Any) -> tuple[Any, Any]:
+    one, zero = q.dtype.type(1), q.dtype.type(0)
+    s, k = zero, zero
+    for i in range(q.size):
+        a, b, e = q[i], u[i], g[i]
+        on = (one if a > zero else zero) * (a if a < b else zero)
+        k += on
+        s += on * e if on > zero else zero
+    return s, k
 
 
 @inlined
@@ -527,17 +570,10 @@ def _pull(
             out_z[:] = out_u[:] = np.nan
             to_k[row, 0] = np.nan
             continue
-        total, size, tau, naught = 0.0, 0.0, 0.0, zero
-        for start in range(0, n, _CHUNK):
-            s, k = zero, zero
-            for i in range(start, min(start + _CHUNK, n)):
-                a, b, e = q[i], u[i], g[i]
-                on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
-                k += on
-                s += on * e if on > zero else zero
-                naught += one if b == zero else zero
-            total += s
-            size += k
+        total, size = _means(q, u, g, entropic)
+        tau, naught = 0.0, zero
+        for i in range(n):
+            naught += one if u[i] == zero else zero
         if size > 0.0:
             total /= size
             if naught > zero and not entropic:  # only such bounds ask where τ is

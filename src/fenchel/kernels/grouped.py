@@ -16,7 +16,7 @@ from torch import Tensor
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.maps import as_rows, each, like
 from fenchel.kernels.pool import over_rows
-from fenchel.kernels.selection import BLOCK, block_maxima
+from fenchel.kernels.selection import BLOCK, block_maxima, collect, support
 
 _FEW = 48  # so many numbers are sorted by insertion
 _HARD = 100  # the work of an entry of a grid, in those of a row
@@ -93,37 +93,6 @@ def _clear(x: Any, target: Any, bits: Any, negative: Any, masked: bool) -> int:
         if out:
             bits[i] = negative
     return kept
-
-
-@kernel
-def _collect(x: Any, top: Any, line: Any, maxima: Any, index: Any) -> int:
-    """Where the entries stand that are above the line, which is relative to the top."""
-    n = x.size
-    count = 0
-    for block in range((n + BLOCK - 1) // BLOCK):
-        if maxima[block] - top > line:
-            for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
-                index[count] = i
-                count += 1 if x[i] - top > line else 0
-    return count
-
-
-@kernel
-def _support(p: Any, index: Any) -> int:
-    """Where the entries that are not zero stand; NaN is not zero."""
-    n = p.size
-    kind = p.dtype.type
-    count = 0
-    for first in range(0, n, BLOCK):
-        last = min(first + BLOCK, n)
-        some = kind(0)
-        for i in range(first, last):
-            some += kind(1) if p[i] != 0 else kind(0)
-        if some > 0:
-            for i in range(first, last):
-                index[count] = i
-                count += 1 if p[i] != 0 else 0
-    return count
 
 
 @kernel
@@ -214,7 +183,7 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
         masked = least == -np.inf
         _clear(source, target, signs, negative, masked)
         strength = strengths[row]
-        count = _collect(source, top, kind(-_MORE * (1.0 + 4.0 * strength)), maxima, index)
+        count = collect(source, top, kind(-_MORE * (1.0 + 4.0 * strength)), maxima, index)
         groups, start = 0, 0
         while start < count:
             stop = start + 1
@@ -269,10 +238,10 @@ def _fused_product_rows(first: int, last: int, p: Any, bits: Any, strengths: Any
     n = p.shape[1]
     kind = p.dtype.type
     negative = np.iinfo(bits.dtype).min
-    index = np.empty(n + 1, np.int32)
+    masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
     for row in range(first, last):
         source, signs, g, target = p[row], bits[row], v[row], out[row]
-        count = _support(source, index)
+        count = support(source, masks, index, n)
         target[:] = 0
         if count == 0:
             continue
@@ -404,7 +373,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
             continue
         # The penalty can lift an entry over the best by λ(n − 1) at most; and without those who have no mass
         # whatever happens, it is the penalty of fewer.
-        count = _collect(source, top, kind(-_MORE * (1.0 + (kept - 1) * strength)), maxima, index)
+        count = collect(source, top, kind(-_MORE * (1.0 + (kept - 1) * strength)), maxima, index)
         for k in range(count):
             ordered[k] = source[index[k]]
         while True:
@@ -458,13 +427,13 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
 def _oscar_product_rows(first: int, last: int, p: Any, bits: Any, strengths: Any, v: Any, out: Any) -> None:
     n = p.shape[1]
     kind = p.dtype.type
-    index = np.empty(n + 1, np.int32)
+    masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
     edges = np.empty(n, p.dtype)
     keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
     sums, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, g, target = p[row], v[row], out[row]
-        count = _support(source, index)
+        count = support(source, masks, index, n)
         target[:] = 0
         if count == 0:
             continue

@@ -19,7 +19,7 @@ from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.maps import parameter
 from fenchel.kernels.pool import over_rows
 from fenchel.kernels.rows import attained, candidates, settle
-from fenchel.kernels.selection import BAD, NARROW, buffers, weigh
+from fenchel.kernels.selection import BAD, buffers, is_narrow, weigh
 
 DENSE = 0.15
 """From this share of the classes on, dense products of a chunk are faster than sparse ones."""
@@ -183,6 +183,7 @@ def _residuals(
     nothing = np.empty((0, n), x.dtype)
     c = powers[0]
     power = one / c - one
+    narrow = is_narrow(n, power)
     for row in range(first, last):
         label = target[row]
         k, largest = 0, kind(0)
@@ -191,8 +192,9 @@ def _residuals(
         value = 0.0
         if k > 0:
             value = attained(z, p, k, np.float64(c), weigh(z, k, c, power, True, p))
-        whole = n <= NARROW or k == BAD or 2 * (k + 1) > n
-        settle(row, k, largest, value, x, p, index, one, target, loss, x if whole and rate.size > 0 else nothing)
+        whole = narrow or k == BAD or 2 * (k + 1) > n
+        room = x if whole and rate.size > 0 else nothing
+        settle(row, k, largest, value, x, p, index, one, narrow, target, loss, room)
         if rate.size > 0:
             factor = rate[row] if label >= 0 else kind(0)
             if whole:

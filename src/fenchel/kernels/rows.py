@@ -8,23 +8,27 @@ from typing import Any
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
-from fenchel.kernels.bits import bits, from_bits, pointer
+from fenchel.kernels.bits import pointer
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.powers import exp2, log2
-from fenchel.kernels.selection import BAD, BLOCK, NARROW, buffers, shift, sift, top, weigh
-from fenchel.kernels.thresholds import line, parabola
+from fenchel.kernels.quads import quads
+from fenchel.kernels.selection import BAD, BLOCK, NARROW, buffers, gather, is_narrow, scatter, shift, sift, top, weigh
+from fenchel.kernels.thresholds import line
 
 
 @kernel
 def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     """p = [1 + c(z − A)]₊^(1/c) for each row, with its own c = α − 1."""
     kind = x.dtype.type
-    one, half = kind(1), kind(0.5)
+    one = kind(1)
     n = x.shape[1]
+    if n <= NARROW and powers.size == 1 and powers[0] == kind(0.5):
+        quads(first, last, x, out)
+        return
     maxima, z, p, index = buffers(n, x)
     for row in range(first, last):
         c = powers[row if powers.size > 1 else 0]
-        if n <= NARROW and c in (one, half):  # written out: a call takes as long as a pass over a short row
+        if n <= NARROW and c == one:  # written out: a call takes as long as a pass over a short row
             source, target = x[row], out[row]
             largest, bad = top(source)
             if bad or largest == -np.inf:
@@ -32,18 +36,13 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
                 continue
             for i in range(n):
                 z[i] = source[i] - largest
-            if c == one:
-                line(z, n, target)
-            else:
-                parabola(z, n, half, target)
-                for i in range(n):
-                    target[i] *= target[i]
+            line(z, n, target)
             continue
         power = one / c - one
         k, _ = candidates(x[row], c, power, maxima, p, z, index)
         if k > 0:
             weigh(z, k, c, power, True, p)
-        _place(out[row], k, index, p, one)
+        _place(out[row], k, index, p, one, is_narrow(n, power))
 
 
 @kernel
@@ -59,7 +58,7 @@ def normmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
         if k > 0:
             weigh(z, k, one, power, False, w)
             scale = _inverse_sum(w, k)
-        _place(out[row], k, index, w, scale)
+        _place(out[row], k, index, w, scale, is_narrow(x.shape[1], power))
 
 
 @inlined
@@ -90,7 +89,7 @@ def entmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: A
         if k > 0:
             level = weigh(z, k, c, power, True, p)
             value = attained(z, p, k, np.float64(c), level)
-        settle(row, k, largest, value, x, p, index, one, target, loss, residual)
+        settle(row, k, largest, value, x, p, index, one, is_narrow(n, power), target, loss, residual)
 
 
 @kernel
@@ -110,13 +109,13 @@ def normmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: 
         if k > 0:
             value = max(1.0 - weigh(z, k, one, power, False, w), 0.0)
             scale = _inverse_sum(w, k)
-        settle(row, k, largest, value, x, w, index, scale, target, loss, residual)
+        settle(row, k, largest, value, x, w, index, scale, is_narrow(n, power), target, loss, residual)
 
 
 @inlined
 def candidates(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any) -> Any:
     """What ``shift`` or ``sift`` finds in a row, by its width, and its largest score."""
-    if x.size <= NARROW:
+    if is_narrow(x.size, power):
         return shift(x, z)
     return sift(x, scale, power, maxima, w, z, index)
 
@@ -139,6 +138,7 @@ def settle(
     p: Any,
     index: Any,
     scale: Any,
+    narrow: bool,
     target: Any,
     loss: Any,
     residual: Any,
@@ -157,16 +157,16 @@ def settle(
         # The gap is not negative; said so, the compiler cannot take its two large parts into the sum.
         loss[row] = kind(value + max(np.float64(largest) - np.float64(score), 0.0))
     if residual.size > 0:
-        _place(residual[row], k, index, p, scale)
+        _place(residual[row], k, index, p, scale, narrow)
         if label >= 0 and score != -np.inf:
             residual[row, label] -= kind(1)
 
 
 @inlined
-def _place(target: Any, k: int, index: Any, p: Any, scale: Any) -> None:
+def _place(target: Any, k: int, index: Any, p: Any, scale: Any, narrow: bool) -> None:
     """Put the candidates of a row where they belong; the rest is 0, or NaN in a bad row."""
     kind = target.dtype.type
-    if k > 0 and target.size <= NARROW:
+    if k > 0 and narrow:
         for i in range(k):
             target[i] = p[i] * scale
     else:
@@ -207,15 +207,20 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
     n = p.shape[1]
     kind = p.dtype.type
     one, zero, tiny = kind(1), kind(0), kind(1e-30)
+    masks, index = np.empty(n // BLOCK + 1, np.uint64), np.empty(n + 1, np.int32)
+    shares, values, products = np.empty(n, p.dtype), np.empty(n, p.dtype), np.empty(n, p.dtype)
     for row in range(first, last):
-        source, g, target = p[row], v[row], out[row]
         c = powers[row if powers.size > 1 else 0]
+        source, g, target = p[row], v[row], out[row]
+        size = n if is_narrow(n, one / c) else gather(source, g, masks, index, shares, values)
+        if size < n:
+            source, g, target = shares[:size], values[:size], products[:size]
         largest, _ = top(source)
         largest = largest if largest > zero else one
         inverse = one / largest
         powered, along, weight, weighted = 0.0, 0.0, 0.0, 0.0
         if c == one:
-            for i in range(n):
+            for i in range(size):
                 q, e = source[i], g[i]  # loaded before any choice, or the loop does not vectorise
                 e = e if q > zero else zero
                 powered += np.float64(q * inverse) * np.float64(q * inverse)
@@ -223,11 +228,11 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
                 weight += 1.0 if q > zero else 0.0
                 weighted += np.float64(e)
         else:
-            for i in range(n):
+            for i in range(size):
                 q = source[i]
                 w = exp2((one - c) * log2(max(q * inverse, tiny)))
                 target[i] = w if q > zero else q
-            for i in range(n):
+            for i in range(size):
                 q, w, e = source[i], target[i], g[i]
                 e = e if q > zero else zero
                 r = q * inverse
@@ -239,28 +244,31 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
         factor = np.float64(largest) / c * norm**c
         slope, mean, balance = kind(factor), kind(along), kind(factor * (weighted - along * weight))
         if c == one:
-            for i in range(n):
+            for i in range(size):
                 q, e = source[i], g[i]
                 target[i] = slope * (e - mean) - q * balance if q > zero else q
         else:
-            for i in range(n):
+            for i in range(size):
                 q, w, e = source[i], target[i], g[i]
                 target[i] = slope * w * (e - mean) - q * balance if q > zero else q
+        if size < n:
+            scatter(products, index, size, out[row])
 
 
 @kernel
 def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
-    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row; blocks of a wide row without support are not read twice."""
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row; of a wide row with a small support, on that alone."""
     n = p.shape[1]
     kind = p.dtype.type
     zero, one, half = kind(0), kind(1), kind(0.5)
-    live = np.empty(n // BLOCK + 1, np.int32)
+    masks, index = np.empty(n // BLOCK + 1, np.uint64), np.empty(n + 1, np.int32)
+    shares, values, products = np.empty(n, p.dtype), np.empty(n, p.dtype), np.empty(n, p.dtype)
     for row in range(first, last):
         c = powers[row if powers.size > 1 else 0]
         if c > one:
             _steep_product(p[row], np.float64(c), v[row], out[row])
             continue
-        if n <= NARROW:
+        if is_narrow(n, one / c - one):
             source, g, target = p[row], v[row], out[row]
             total, weighted = zero, zero
             # One branch for each power, with all of its loops: parted, they do not vectorise.
@@ -287,23 +295,19 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
                 total, weighted = _curvature(source, g, c, target)
                 _centre(source, g, c, weighted / total if total != zero else zero, target)
             continue
-        count = 0
+        source, g, target = p[row], v[row], out[row]
+        size = gather(source, g, masks, index, shares, values)
+        if size < n:
+            source, g, target = shares[:size], values[:size], products[:size]
         mass, along = 0.0, 0.0
-        for start in range(0, n, BLOCK):
-            stop = min(start + BLOCK, n)
-            if _is_zero(p[row, start:stop]):
-                out[row, start:stop] = zero
-                continue
-            live[count] = start
-            count += 1
-            total, weighted = _curvature(p[row, start:stop], v[row, start:stop], c, out[row, start:stop])
+        for start in range(0, size, BLOCK):
+            stop = min(start + BLOCK, size)
+            total, weighted = _curvature(source[start:stop], g[start:stop], c, target[start:stop])
             mass += total
             along += weighted
-        mean = kind(along / mass) if mass != 0.0 else zero
-        for k in range(count):
-            start = live[k]
-            stop = min(start + BLOCK, n)
-            _centre(p[row, start:stop], v[row, start:stop], c, mean, out[row, start:stop])
+        _centre(source, g, c, kind(along / mass) if mass != 0.0 else zero, target)
+        if size < n:
+            scatter(products, index, size, out[row])
 
 
 @inlined
@@ -437,12 +441,3 @@ def sensitivity(p: float, c: float) -> Any:
         for k in range(18, -1, -1):
             moment = moment * x + _MOMENTS[k]
     return log * log * moment
-
-
-@inlined
-def _is_zero(q: Any) -> Any:
-    """Whether all entries are zero; of either sign, but no NaN."""
-    some = bits(q.dtype.type(0))
-    for i in range(q.size):
-        some |= bits(q[i])
-    return from_bits(some) == 0

@@ -13,18 +13,24 @@ from typing import Any
 
 import numpy as np
 
-from fenchel.kernels.bits import from_ordered, ordered
+from fenchel.kernels.bits import LANES, above, from_ordered, lowest, ones, ordered
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.thresholds import curve, line, parabola, soft, steep
 
 NARROW = 512
-"""Whole-row arithmetic up to this width, filtering above."""
+"""Whole-row arithmetic up to this width, filtering above; up to a quarter of it where that takes logarithms."""
 
-BLOCK = 64
+BLOCK = LANES
 """The group of a wide row that is skipped or read as one."""
 
 BAD = -1
 """In place of a count: the row has a NaN or +inf."""
+
+
+@inlined
+def is_narrow(n: int, power: Any) -> bool:
+    """Whether rows of n scores are weighed whole."""
+    return n <= (NARROW if power in (0, 1) else NARROW // 4)
 
 
 @inlined
@@ -70,17 +76,68 @@ def block_maxima(x: Any, maxima: Any) -> tuple[Any, Any, bool]:
 
 
 @inlined
-def collect(x: Any, top: Any, line: Any, maxima: Any, z: Any, index: Any) -> int:
-    """z = x − top of the entries with z > line, block by block; ``maxima`` are relative to the top."""
+def collect(x: Any, top: Any, line: Any, maxima: Any, index: Any) -> int:
+    """Where the entries with x − top > line stand, block by block."""
     n = x.size
     count = 0
-    for block in range((n + BLOCK - 1) // BLOCK):
-        if maxima[block] > line:
-            for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
-                v = x[i] - top
-                z[count] = v
+    for block in range(n // BLOCK):
+        if maxima[block] - top > line:
+            count = listed(above(x, block * BLOCK, top, line), block * BLOCK, index, count)
+    for i in range(n // BLOCK * BLOCK, n):
+        index[count] = i
+        count += 1 if x[i] - top > line else 0
+    return count
+
+
+@inlined
+def support(p: Any, masks: Any, index: Any, most: int) -> Any:
+    """How many entries are not zero and, if that is at most ``most``, where they stand; NaN is not zero."""
+    n = p.size
+    zero = p.dtype.type(0)
+    size = 0
+    for block in range(n // BLOCK):
+        masks[block] = above(p, block * BLOCK, zero, zero)
+        size += ones(masks[block])
+    for i in range(n // BLOCK * BLOCK, n):
+        size += 1 if p[i] != zero else 0
+    if size <= most:
+        count = 0
+        for block in range(n // BLOCK):
+            count = listed(masks[block], block * BLOCK, index, count)
+        for i in range(n // BLOCK * BLOCK, n):
+            if p[i] != zero:
                 index[count] = i
-                count += 1 if v > line else 0
+                count += 1
+    return size
+
+
+@inlined
+def gather(p: Any, v: Any, masks: Any, index: Any, shares: Any, values: Any) -> int:
+    """The support of p if it is small: its size, places, shares, and what v has there; else just the size of p."""
+    n: int = p.size
+    size: int = support(p, masks, index, n // 8)
+    if size > n // 8:
+        return n
+    for k in range(size):
+        shares[k], values[k] = p[index[k]], v[index[k]]
+    return size
+
+
+@inlined
+def scatter(products: Any, index: Any, size: int, out: Any) -> None:
+    """A row that is zero but for what belongs to a gathered support."""
+    out[:] = products.dtype.type(0)
+    for k in range(size):
+        out[index[k]] = products[k]
+
+
+@inlined
+def listed(mask: Any, start: int, index: Any, count: int) -> int:
+    """Put the places of a block's bits on a list."""
+    while mask != 0:
+        index[count] = start + lowest(mask)
+        count += 1
+        mask &= mask - np.uint64(1)
     return count
 
 
@@ -132,9 +189,14 @@ def sift(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any
     if bad or largest == -np.inf:
         return BAD if bad else 0, largest
     blocks = (x.size + BLOCK - 1) // BLOCK
-    for i in range(blocks):
-        maxima[i] -= largest
     # Above alpha 2 the level is a tiny difference; what is further down than 1/c has no mass in any case.
-    level = 1.0 if scale > 1 else weigh(maxima, blocks, scale, power, False, w)
+    level = 1.0
+    if scale <= 1:
+        for i in range(blocks):
+            z[i] = maxima[i] - largest
+        level = weigh(z, blocks, scale, power, False, w)
     line = x.dtype.type(-level * (1 + 1e-5) / scale)
-    return collect(x, largest, line, maxima, z, index), largest
+    count = collect(x, largest, line, maxima, index)
+    for i in range(count):
+        z[i] = x[index[i]] - largest
+    return count, largest

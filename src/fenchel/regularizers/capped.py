@@ -332,10 +332,11 @@ def _check_room(rows: Tensor, bounds: Bounds) -> None:
     upper, budget = bounds
     if upper is None or not concrete(rows, upper):
         return
-    smallest, room = _room(rows, upper)
-    if not bool((smallest >= 0).all()):
+    wrong, room = _room(rows, upper)
+    if bool(wrong.any()):
+        kept = torch.where(rows == -torch.inf, 0.0, upper)
         raise ValueError(
-            f"upper must not be negative or NaN, got an entry of {smallest[~(smallest >= 0)][0].item():g} "
+            f"upper must not be negative or NaN, got an entry of {kept[~(kept >= 0)][0].item():g} "
             "at an unmasked position"
         )
     slack = min((8 + rows.shape[-1] ** 0.5) * torch.finfo(upper.dtype).eps, 1 / 16)
@@ -348,13 +349,13 @@ def _check_room(rows: Tensor, bounds: Bounds) -> None:
 
 
 def _room(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """The smallest bound (NaN if one is) and the sum of the bounds over the unmasked entries of each row."""
+    """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
     if usable(rows) and upper.device.type == "cpu":
         from fenchel.kernels import bounded
 
         return bounded.room(rows, upper.to(rows.dtype).expand(rows.shape))
     bounds = torch.where(rows == -torch.inf, 0.0, upper)
-    return bounds.amin(-1), bounds.sum(-1, dtype=torch.float64)
+    return (~(bounds >= 0)).sum(-1), bounds.sum(-1, dtype=torch.float64)
 
 
 def _member(omega: Regularizer) -> Bounded:
