@@ -52,8 +52,8 @@ class Structure(nn.Module):
         ...         runs = torch.stack([torch.arange(n).ge(i) & torch.arange(n).lt(j)
         ...                             for i in range(n) for j in range(i, n + 1)]).to(scores)
         ...         return runs[(scores @ runs.T).argmax(-1)]
-        >>> fenchel.SparseMAP(Runs()).argmax(torch.tensor([0.6, 0.1, 0.7]))
-        tensor([0.6000, 0.1000, 0.6000])
+        >>> fenchel.SparseMAP(Runs()).argmax(torch.tensor([0.6, -0.1, 0.7]))
+        tensor([0.4667, 0.0333, 0.5667])
     """
 
     event_dim: int = 1
