@@ -286,8 +286,8 @@ class _Solver:
         if open_rows.any():
             warnings.warn(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
-                f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap is "
-                f"{self.gap[open_rows].max():.1e}",
+                f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap "
+                f"is {self.gap[open_rows].max():.1e}",
                 stacklevel=7,
             )
 
@@ -315,7 +315,7 @@ class _Solver:
 
     def found(self) -> Found:
         """The active sets as tensors beside the scores."""
-        rows, parts = self.theta.shape
+        parts = self.theta.shape[1]
         members = int(self.sizes.max(initial=1))
         most = self.members.shape[2]
         inside = np.arange(members) < self.sizes[:, None]

@@ -113,10 +113,8 @@ class Structure(nn.Module):
             chosen = self.rows(batch, torch.from_numpy(rows).to(device))
             theta = torch.from_numpy(scores[rows]).to(device).reshape(-1, *shape)
             allowed = theta > -torch.inf
-            if bool(allowed.all()):
-                y = chosen.map(theta)
-            else:
-                y = chosen.map(torch.where(allowed, theta, 0.0), mask=allowed)
+            masked = {} if bool(allowed.all()) else {"mask": allowed}
+            y = chosen.map(torch.where(allowed, theta, 0.0), **masked)
             _check_structures(y, theta, self)
             bonus = chosen.higher(y.to(theta.dtype))
             h = np.zeros(len(rows)) if bonus is None else bonus.detach().double().cpu().expand(len(rows)).numpy().copy()

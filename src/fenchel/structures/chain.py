@@ -115,10 +115,8 @@ class Chain(Searched):
 def _steps(structures: Tensor, transition: Tensor) -> Tensor:
     """Σ_t y_{t−1}ᵀ A_t y_t of structures (…, T, S)."""
     before, after = structures[..., :-1, :], structures[..., 1:, :]
-    if transition.dim() == 2:
-        reached = before @ transition
-    else:
-        reached = (before.unsqueeze(-2) @ transition).squeeze(-2)
+    shared = transition.dim() == 2
+    reached = before @ transition if shared else (before.unsqueeze(-2) @ transition).squeeze(-2)
     return (reached * after).sum((-2, -1))
 
 
