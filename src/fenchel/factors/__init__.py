@@ -4,12 +4,14 @@ from fenchel.factors.base import Factor
 from fenchel.factors.graph import FactorGraph, Solution
 from fenchel.factors.logic import AndOut, AtMostOne, Budget, Exactly, Imply, Knapsack, Or, OrOut, Xor, XorOut
 from fenchel.factors.pair import Pair
+from fenchel.factors.structured import DependencyTree, Sequence, Structured
 from fenchel.factors.variables import Variables
 
 __all__ = [
     "AndOut",
     "AtMostOne",
     "Budget",
+    "DependencyTree",
     "Exactly",
     "Factor",
     "FactorGraph",
@@ -18,7 +20,9 @@ __all__ = [
     "Or",
     "OrOut",
     "Pair",
+    "Sequence",
     "Solution",
+    "Structured",
     "Variables",
     "Xor",
     "XorOut",

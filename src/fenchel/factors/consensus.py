@@ -61,9 +61,14 @@ class Group:
         """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
         y = y.reshape(-1, *self.index.shape)
         signed = torch.where(self.negated, -y, y)
-        value = self.factor.support(signed, *(torch.zeros_like(s[:1]) for s in self.scores), *self.constants)
+        value = self.factor.support(signed, *map(_silenced, self.scores), *self.constants)
         constant = torch.where(self.negated, y, 0.0).sum(-1)
         return (value + constant).sum(-1)
+
+
+def _silenced(scores: Tensor) -> Tensor:
+    """Scores of zero, but for what they forbid."""
+    return torch.where(scores[:1] == -torch.inf, -torch.inf, 0.0)
 
 
 class Problem:
@@ -89,9 +94,15 @@ class Problem:
         """Cᵀ p: (batch, edges) to (batch, variables)."""
         return p.new_zeros(p.shape[0], self.count).index_add_(1, self.edges, p)
 
-    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]]) -> Tensor:
-        """What every factor makes of its own part of v."""
+    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
+        """What every factor makes of its own part of v; those that know masks are told what is not free."""
         parts = v.split(self.sizes, 1)
+        if not bool(free.all()):
+            open_ = self.copies(free).split(self.sizes, 1)
+            parts = tuple(
+                torch.where(o, part, -torch.inf) if g.factor.masks and not bool(g.negated.any()) else part
+                for g, part, o in zip(self.groups, parts, open_, strict=True)
+            )
         return torch.cat([g.qp(part, s) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
 
     def scaled(self, scores: list[tuple[Tensor, ...]], rho: Tensor) -> list[tuple[Tensor, ...]]:
@@ -131,12 +142,12 @@ class State:
 class Linear:
     """The factors' answers around a point: p = P v + b, and what P does to vectors."""
 
-    def __init__(self, problem: Problem, v: Tensor, scores: list[tuple[Tensor, ...]]) -> None:
+    def __init__(self, problem: Problem, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> None:
         self.problem = problem
         with torch.enable_grad():
             self.v = v.detach().requires_grad_()
             self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in scores]
-            self.p = problem.qp(self.v, self.scores)
+            self.p = problem.qp(self.v, self.scores, free)
         self.flat = [s for group in self.scores for s in group]
 
     def project(self, x: Tensor) -> Tensor:
@@ -209,7 +220,7 @@ def consensus(problem: Problem, state: State) -> Tensor:
 def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
     """One round of ADMM: the new multipliers, and how far the factors are from agreeing with μ, (batch, edges)."""
     now = problem.copies(consensus(problem, state))
-    p = problem.qp(now - state.u, problem.scaled(state.scores, state.rho))
+    p = problem.qp(now - state.u, problem.scaled(state.scores, state.rho), state.free)
     relaxed = now + RELAXATION * (p - now)
     weight = 1 + state.rho * problem.degrees
     mu = (state.theta + state.rho * problem.collect(relaxed + state.u)) / weight
@@ -221,7 +232,7 @@ def newton(problem: Problem, state: State) -> Tensor:
     """The multipliers at which all factors agree if each keeps to its face."""
     mu = consensus(problem, state)
     v = problem.copies(mu) - state.u
-    linear = Linear(problem, v, problem.scaled(state.scores, state.rho))
+    linear = Linear(problem, v, problem.scaled(state.scores, state.rho), state.free)
     along = linear.p.detach()
     b = along - linear.project(v)
     inside = linear.project(b)
@@ -315,7 +326,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     _store(final, state, live, torch.ones_like(live, dtype=torch.bool))
     final = _leap(problem, final)
     v = problem.copies(consensus(problem, final)) - final.u
-    p = problem.qp(v, problem.scaled(final.scores, final.rho))
+    p = problem.qp(v, problem.scaled(final.scores, final.rho), final.free)
     return Agreement(p, v, final.u, final.rho, residual, iterations, infeasible)
 
 

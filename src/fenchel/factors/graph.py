@@ -200,7 +200,7 @@ class FactorGraph:
         spoilt = (theta.isnan() | (theta == torch.inf)).any(1)
         for group in groups:
             for s in group.scores:
-                spoilt = spoilt | ~s.isfinite().flatten(1).all(1)
+                spoilt = spoilt | (s.isnan() | (s == torch.inf)).flatten(1).any(1)
             group.scores = tuple(torch.where(spoilt.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
         return torch.where(spoilt.unsqueeze(1), 0.0, theta), groups, spoilt
 
@@ -310,7 +310,8 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
     largest = state.theta.abs().amax(1)
     for group in scores:
         for s in group:
-            largest = torch.maximum(largest, s.abs().flatten(1).amax(1)) if s.numel() else largest
+            sizes = torch.where(s.isfinite(), s.abs(), 0.0).flatten(1)
+            largest = torch.maximum(largest, sizes.amax(1)) if sizes.numel() else largest
     reach = (REACH / torch.where(largest > 0, largest, 1.0)).unsqueeze(1)
     values = torch.where(problem.degrees > 0, 0.0, (state.theta > 0).to(theta.dtype))
     live = torch.arange(theta.shape[0], device=theta.device)
@@ -357,7 +358,7 @@ class _Call:
         """The factors around the solution."""
         if self._linear is None:
             scores = [tuple(s.detach() for s in g.scores) for g in self.problem.groups]
-            self._linear = Linear(self.problem, self.found.v, self.problem.scaled(scores, self.found.rho))
+            self._linear = Linear(self.problem, self.found.v, self.problem.scaled(scores, self.found.rho), self.theta != -torch.inf)
         return self._linear
 
     def project(self, x: Tensor) -> Tensor:

@@ -60,12 +60,15 @@ def _on_plane(theta: Tensor, costs: Tensor, target: Tensor, free: Tensor, ones: 
     norm = moved.square().sum(-1, keepdim=True)
     norm = torch.where(norm > 0, norm, 1.0)
     rest = target.unsqueeze(-1) - torch.where(ones, costs, 0.0).sum(-1, keepdim=True)
-    tau = ((moved * torch.where(free, theta, 0.0)).sum(-1, keepdim=True) - rest) / norm
-    p = torch.where(free, theta - tau * moved, ones.to(theta.dtype))
-    with torch.no_grad():  # what huge scores lost in the difference is made up for
-        missing = (rest - (moved * p).sum(-1, keepdim=True)) / norm
-        exact = (p + missing * moved).clamp(0, 1)
-    return p + (exact - p).detach()
+    theta = torch.where(free, theta, 0.0)
+    with torch.no_grad():  # near the answer first: huge scores would leave nothing of it in one difference
+        near = theta
+        for _ in range(2):
+            near = near - moved * (((moved * near).sum(-1, keepdim=True) - rest) / norm)
+        far = theta - near
+    theta = theta - far
+    p = theta - moved * (((moved * theta).sum(-1, keepdim=True) - rest) / norm)
+    return torch.where(free, p, ones.to(p.dtype)).clamp(0, 1)
 
 
 def band_support(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
