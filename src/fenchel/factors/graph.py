@@ -195,7 +195,9 @@ class FactorGraph:
             raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
         device = self._scores[0].device
         rows = math.prod(self.batch)
-        theta = torch.cat([s.to(device, torch.float64).reshape(rows, -1) for s in self._scores], 1)
+        lead = len(self.batch)
+        flat = [s.to(device, torch.float64).unsqueeze(-1).flatten(lead) for s in self._scores]
+        theta = torch.cat(flat, -1).reshape(rows, self._count)
         groups = [_stacked(factors, self.batch, device) for factors in _by_kind(self.factors)]
         spoilt = (theta.isnan() | (theta == torch.inf)).any(1)
         for group in groups:
