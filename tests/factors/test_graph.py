@@ -1,4 +1,4 @@
-"""Factor graphs agree with the program over their local polytope: values, maxima, derivatives; batches, slices, bad input."""
+"""Factor graphs agree with the program over their local polytope: values, maxima, derivatives."""
 
 from __future__ import annotations
 
@@ -390,7 +390,9 @@ def test_a_users_quadratic_program_is_a_factor() -> None:
     bonus = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
     local = Local(3, [Part([0, 1], np.array([[0.0, 0], [1, 1]]), None, np.array([0, 0.1])),
                       Part([0, 1, 2], allowed(3, RULES["AtMostOne"]))])  # fmt: skip
-    np.testing.assert_allclose(both(scores, bonus).detach().numpy(), local.solve(np.array([0.5, 0.3, 0.6]))[0], atol=1e-6)
+    np.testing.assert_allclose(
+        both(scores, bonus).detach().numpy(), local.solve(np.array([0.5, 0.3, 0.6]))[0], atol=1e-6
+    )
     assert torch.autograd.gradcheck(both, (scores, bonus), check_forward_ad=True)
     graph = FactorGraph()
     u = graph.variables(scores.detach())
@@ -416,8 +418,8 @@ def test_a_users_quadratic_program_is_a_factor() -> None:
     (lambda g: (g.variables(torch.zeros(3)), g.solve(max_iter=0)), ValueError, "max_iter must be"),
     (lambda g: Pair(g.variables(torch.zeros(3)), g.variables(torch.zeros(2)), 1.0), ValueError, "one shape"),
     (lambda g: Pair(g.variables(torch.zeros(3)), 1, 1.0), TypeError, "second must be variables"),
-    (lambda g: Pair(g.variables(torch.zeros(3)), g.variables(torch.zeros(3)), "x"), TypeError, "score must be a number"),
-    (lambda g: Pair(g.variables(torch.zeros(3)), g.variables(torch.zeros(3)), torch.zeros(2)), ValueError, "score must broadcast"),
+    (lambda g: Pair(g.variables(torch.zeros(3)), g.variables(torch.zeros(3)), "x"), TypeError, "score must be"),
+    (lambda g: Pair(*g.variables(torch.zeros(2, 3)), torch.zeros(2)), ValueError, "score must broadcast"),
 ])  # fmt: skip
 def test_bad_arguments_are_named(call: Callable, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
@@ -429,7 +431,7 @@ def test_adding_a_factor_takes_back_the_values() -> None:
     u = graph.variables(torch.zeros(3))
     graph.solve()
     graph.add(Xor(u))
-    with pytest.raises(RuntimeError, match="call graph.solve"):
+    with pytest.raises(RuntimeError, match=r"call graph\.solve"):
         _ = u.value
 
 
@@ -441,5 +443,3 @@ def test_kinds_are_printed_by_size() -> None:
     assert repr(graph.factors[0]) == "Xor(3 variables)"
     assert repr(u) == "Variables(shape=(3, 2))"
     assert repr(graph.solve()) == "Solution(residual=0.0e+00, iterations=0, converged=True)"
-
-

@@ -99,13 +99,14 @@ def test_at_a_vertex_that_ties_do_not_reach_nothing_moves() -> None:
     assert grad.tolist() == [[0.0] * 4]
 
 
-@pytest.mark.parametrize(("make", "reference"), [
-    (Xor, fenchel.sparsemax),
-    (lambda u: Exactly(u, 3), lambda s: fenchel.k_subsets(s, 3)),
-])
-def test_alone_they_are_the_maps_we_know(
-    make: Callable, reference: Callable, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    ("make", "reference"),
+    [
+        (Xor, fenchel.sparsemax),
+        (lambda u: Exactly(u, 3), lambda s: fenchel.k_subsets(s, 3)),
+    ],
+)
+def test_alone_they_are_the_maps_we_know(make: Callable, reference: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fenchel.kernels, "ENABLED", False)
     scores = torch.randn(7, 12, dtype=torch.float64) * 2
     graph = fenchel.FactorGraph()

@@ -96,4 +96,3 @@ class Factor:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.index.size} variables)"
-

@@ -2,14 +2,14 @@ r"""Agreement among factors: the local polytope's quadratic program, and its der
 
 .. math:: \operatorname{argmin}_\mu \; \tfrac12 \|\mu - \theta\|^2 + \sum_f g_f(C_f \mu)
 
-Each factor f has a copy of its variables, :math:`C_f \mu`, and a convex, piecewise linear :math:`g_f = -h_f` that is +inf
-outside of its polytope. ADMM lets each factor project by itself and the copies agree. One vector says where it is: the
-scaled multipliers u, with :math:`\mu = \theta + \rho \sum_f C_f^\top u_f`; it has arrived where every factor's answer
-to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
+Each factor f has a copy of its variables, :math:`C_f \mu`, and a convex, piecewise linear :math:`g_f = -h_f` that is
++inf outside of its polytope. ADMM lets each factor project by itself and the copies agree. One vector says where it is:
+the scaled multipliers u, with :math:`\mu = \theta + \rho \sum_f C_f^\top u_f`; it has arrived where every factor's
+answer to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
 
-Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose. With
-these faces the fixed point is a linear system, which Newton's step solves by conjugate gradients: it turns a rough answer
-into one that is right to rounding. And the derivative of μ is the projection onto the directions that all faces share.
+Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose.
+With these faces the fixed point is a linear system, which Newton's step solves by conjugate gradients: it turns a rough
+answer into one that is right to rounding. The derivative of μ is the projection onto the directions that all faces share.
 """
 
 from __future__ import annotations
@@ -96,9 +96,9 @@ class Problem:
 
     def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
         """What every factor makes of its own part of v; those that know masks are told what is not free."""
-        parts = v.split(self.sizes, 1)
+        parts = torch.split(v, self.sizes, 1)
         if not bool(free.all()):
-            open_ = self.copies(free).split(self.sizes, 1)
+            open_ = torch.split(self.copies(free), self.sizes, 1)
             parts = tuple(
                 torch.where(o, part, -torch.inf) if g.factor.masks and not bool(g.negated.any()) else part
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
@@ -111,7 +111,7 @@ class Problem:
 
     def support(self, y: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over all factors' polytopes."""
-        parts = y.split(self.sizes, 1)
+        parts = torch.split(y, self.sizes, 1)
         return torch.stack([g.support(part) for g, part in zip(self.groups, parts, strict=True)]).sum(0)
 
 
@@ -251,7 +251,7 @@ def newton(problem: Problem, state: State) -> Tensor:
 def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
     """Whether the way in which factors disagree proves that they always will, one truth value a batch element.
 
-    For y with Cᵀy = 0 every μ has ⟨y, Cμ⟩ = 0; if ⟨y, p⟩ < 0 for all p in the factors' polytopes, no μ is in all of them.
+    For y with Cᵀy = 0 every μ has ⟨y, Cμ⟩ = 0; if ⟨y, p⟩ < 0 for all p in the factors' polytopes, no μ is in them all.
     """
     y = -apart
     surplus = torch.where(state.free, problem.collect(y), 0.0) / problem.degrees.clamp_min(1)

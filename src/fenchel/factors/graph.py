@@ -29,7 +29,7 @@ class Solution:
     """How a graph was solved; the values are in its variables.
 
     Args:
-        residual: the largest disagreement among factors, or between them and their multipliers, per element of the batch.
+        residual: the largest disagreement of factors and variables, or of their multipliers, per element of the batch.
         iterations: rounds of ADMM; 0 where no variable has two factors.
         converged: whether the residual is within the tolerance.
     """
@@ -50,28 +50,26 @@ class FactorGraph:
     .. math:: \operatorname{argmax}_{\mu \in \mathcal L} \; \langle \theta, \mu \rangle + \sum_f h_f(\mu_f)
         - \tfrac12 \|\mu\|^2
 
-    :math:`\mathcal L` is the local polytope: the μ of which every factor finds its part possible; :math:`h_f` are higher-order
-    scores, zero for logic factors. Every variable is regularized once, however many factors it has. So with one factor
-    the solution is that factor's own (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP), on trees of factors it
-    is SparseMAP over all that they allow jointly, and in general a relaxation of it. A variable without a factor gets its
-    score, clipped to [0, 1].
+    :math:`\mathcal L` is the local polytope: the μ of which every factor finds its part possible; :math:`h_f` are
+    higher-order scores, zero for logic factors. Every variable is regularized once, however many factors it has. So with
+    one factor the solution is that factor's own (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP), on trees of
+    factors it is SparseMAP over all that they allow jointly, and in general a relaxation of it. A variable without a
+    factor gets its score, clipped to [0, 1].
 
     Solved in double precision by ADMM, all factors of one kind in one call, until they agree to rounding; where no
     variable has two factors, without it. Derivatives are those of the solution, not of the iterations. Runs eagerly.
 
     Example:
-        A dependency tree in which no word takes more than one modifier, from arc scores [modifier, head] with head 0
-        the root:
+        Two rows choose one column each, but not both the first:
 
         >>> import torch, fenchel
         >>> from fenchel.factors import Budget, Xor
         >>> graph = fenchel.FactorGraph()
         >>> u = graph.variables(torch.tensor([[2.0, 1.0, 0.0], [1.8, 1.0, 0.5]]))
-        >>> for row in u:  # each row chooses one column
+        >>> for row in u:
         ...     graph.add(Xor(row))
-        >>> graph.add(Budget(u[:, 0], budget=1))  # but the first column only once
-        >>> graph.solve()
-        Solution(residual=…, iterations=…, converged=True)
+        >>> graph.add(Budget(u[:, 0], budget=1))
+        >>> solution = graph.solve()
         >>> u.value
         tensor([[0.5500, 0.4500, 0.0000],
                 [0.4500, 0.5500, 0.0000]])
@@ -206,9 +204,7 @@ class FactorGraph:
             group.scores = tuple(torch.where(spoilt.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
         return torch.where(spoilt.unsqueeze(1), 0.0, theta), groups, spoilt
 
-    def _keep(
-        self, values: Tensor, found: Agreement | None, spoilt: Tensor, tol: float, max_iter: int
-    ) -> Solution:
+    def _keep(self, values: Tensor, found: Agreement | None, spoilt: Tensor, tol: float, max_iter: int) -> Solution:
         values = torch.where(spoilt.unsqueeze(1), torch.nan, values)
         self._values = values.reshape(*self.batch, self._count)
         if found is None:
@@ -360,7 +356,9 @@ class _Call:
         """The factors around the solution."""
         if self._linear is None:
             scores = [tuple(s.detach() for s in g.scores) for g in self.problem.groups]
-            self._linear = Linear(self.problem, self.found.v, self.problem.scaled(scores, self.found.rho), self.theta != -torch.inf)
+            self._linear = Linear(
+                self.problem, self.found.v, self.problem.scaled(scores, self.found.rho), self.theta != -torch.inf
+            )
         return self._linear
 
     def project(self, x: Tensor) -> Tensor:

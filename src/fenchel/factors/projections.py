@@ -1,6 +1,6 @@
 """The projections behind the logic factors, on rows, in operations that carry the exact derivative.
 
-Which entries are at a bound is found without derivatives; given that, a projection is linear, and is written out as such.
+Which entries are at a bound is found without derivatives; given that, a projection is linear, and written out as such.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _on_plane(theta: Tensor, costs: Tensor, target: Tensor, free: Tensor, ones: 
 
 
 def band_support(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    r"""The largest :math:`\langle \theta, p \rangle` over the same set: its dual's minimum over one number, at a breakpoint."""
+    r"""The largest :math:`\langle \theta, p \rangle` over the same set: the minimum of its dual, at a breakpoint."""
     paid = costs > 0
     tau = torch.where(paid, theta / torch.where(paid, costs, 1.0), 0.0)
     tau = torch.cat([tau, torch.zeros_like(tau[..., :1])], -1)

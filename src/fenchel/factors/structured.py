@@ -1,4 +1,4 @@
-"""Structured factors: variables that make up one structure, solved by SparseMAP's active set with the structure's oracle."""
+"""Structured factors: variables that make up one structure, solved by SparseMAP with the structure's oracle."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Structured(Factor):
     Args:
         variables: an array of the shape that the structure's scores have.
         structure: a :class:`fenchel.structures.Structure`, yours or ours. The transition of ``Chain`` and
-            ``SequentialSubsets`` gets gradients, and may have the graph's batch dimensions; the tensors of other structures
-            with higher-order scores must not require grad, and are the same for all of a batch.
+            ``SequentialSubsets`` gets gradients, and may have the graph's batch dimensions; the tensors of other
+            structures with higher-order scores must not require grad, and are the same for all of a batch.
 
     Example:
         A matching, one arc of which asks for another:
@@ -65,7 +65,9 @@ class Structured(Factor):
         structure.check(variables.graph.batch + self.shape)
         self.structure = structure
         scores = _higher(structure, self.shape)
-        super().__init__(variables, (scores,) if scores is not None else (), _own(structure) if scores is not None else ())
+        super().__init__(
+            variables, (scores,) if scores is not None else (), _own(structure) if scores is not None else ()
+        )
 
     @property
     def kind(self) -> Hashable:
@@ -125,8 +127,8 @@ class DependencyTree(Structured):
     r"""Arcs that make up a dependency tree.
 
     Args:
-        variables: an array of shape (N, N+1): [modifier, head], head 0 is the root. Words of which all arcs have the score
-            −inf are not in the sentence.
+        variables: an array of shape (N, N+1): [modifier, head], head 0 is the root. Words of which all arcs
+            have the score −inf are not in the sentence.
         projective: only trees whose arcs do not cross.
         single_root: only trees with exactly one word on the root.
 
@@ -190,8 +192,8 @@ def _higher(structure: Structure, shape: torch.Size) -> Tensor | None:
         return t.expand(*t.shape[:-1], shape[0] - 1) if t.dim() else t.expand(shape[0] - 1)
     if any(t.requires_grad for t in (*structure.parameters(), *structure.buffers())):
         raise ValueError(
-            f"the tensors of {type(structure).__name__} must not require grad: in a factor graph only the transitions of "
-            "Chain and SequentialSubsets get gradients. Write a Factor with these as its scores, or detach them"
+            f"the tensors of {type(structure).__name__} must not require grad: in a factor graph only the transitions "
+            "of Chain and SequentialSubsets get gradients. Write a Factor with these as its scores, or detach them"
         )
     return torch.ones(())
 
