@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fenchel
 from fenchel import kernels
+from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
 Call = Callable[[Tensor], Tensor]
 """A differentiable function of scores, (rows, width)."""
@@ -114,6 +115,10 @@ def calls() -> dict[str, Call]:
         "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
         "attention": lambda s: fenchel.attention(*_heads(s)),
         "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+        "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
+        "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
+        "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
+        "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
     }
     return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
@@ -174,6 +179,10 @@ def _linear(alpha: float, scores: Tensor) -> Tensor:
         for part, index in zip(hidden.chunk(2), target.chunk(2), strict=True)
     ]
     return torch.stack(losses)
+
+
+def _mixture(structure: Structure, scores: Tensor) -> Tensor:
+    return fenchel.SparseMAP(structure).argmax(scores)
 
 
 def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -55,21 +55,23 @@ def sheet(outcome: Outcome) -> Sheet:
     names = [each.name for each in outcome.workload.present]
     first, *others = names
     weighed = [name for name in names if any(name in each.memory for each in outcome.measured)]
+    counted = names if any(each.rows for each in outcome.workload.cases) else []
     rows = [
         [
             each.case,
             show_seconds(each.timings[first].median),
             *(show_ratio(each.ratio(name, first)) for name in others),
             *(show_bytes(each.memory[name]) if name in each.memory else "" for name in weighed),
+            *(f"{outcome.workload.case(each.case).rows / each.timings[name].median:.3g}" for name in counted),
         ]
         for each in outcome.measured
     ]
     if any(goal.statistic == "geometric mean" for goal in outcome.workload.goals):
         means = [statistics.geometric_mean([each.ratio(name, first) for each in outcome.measured]) for name in others]
-        rows.append(["geometric mean", "", *map(show_ratio, means), *[""] * len(weighed)])
+        rows.append(["geometric mean", "", *map(show_ratio, means), *[""] * len(weighed + counted)])
     return Sheet(
         title=f"{outcome.workload.name}: {outcome.workload.title}",
-        header=["", first, *others, *(f"memory: {name}" for name in weighed)],
+        header=["", first, *others, *(f"memory: {n}" for n in weighed), *(f"rows/s: {n}" for n in counted)],
         rows=rows,
         notes=[f"{MARKS[each.holds]} {describe(each)}" for each in outcome.verdicts],
     )

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fenchel
+from fenchel.structures import DependencyTree, SequentialSubsets, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
 SPREADS = [1.0, 4.0]
@@ -54,6 +55,7 @@ class Case:
         backward: measure the gradient of every floating-point input too.
         grad: whether gradients are enabled at all.
         small: makes small inputs that warm everything up; with these, peak memory is measured too.
+        rows: how many a call works on; tables then show rows a second too.
     """
 
     label: str
@@ -62,6 +64,7 @@ class Case:
     backward: bool = True
     grad: bool = True
     small: Callable[[], tuple[Tensor, ...]] | None = None
+    rows: int = 0
 
 
 Statistic = Literal["geometric mean", "largest", "memory"]
@@ -147,6 +150,7 @@ def workloads() -> list[Workload]:
         _loss(),
         _linear(),
         _attention(),
+        _structures(),
     ]
 
 
@@ -339,6 +343,34 @@ def _attention() -> Workload:
             *(Goal(ours, bound, torchs, "largest", (label,)) for label, bound in bounds.items()),
             Goal(ours, 300 * MEGABYTE, statistic="memory", cases=(long,)),
         ],
+    )
+
+
+# -- structures ------------------------------------------------------------------------------------------------------
+
+
+def _structures() -> Workload:
+    one, ours, rows = "one MAP call", "SparseMAP", 256
+
+    def both_ways(s: Tensor, structure: Structure) -> Tensor:
+        """The marginals, and their gradient along a fixed direction."""
+        s = s.detach().requires_grad_()
+        marginals = fenchel.SparseMAP(structure).argmax(s)
+        return torch.autograd.grad(marginals, s, torch.linspace(-1, 1, s.numel()).reshape(s.shape))[0]
+
+    def case(label: str, structure: Structure, *shape: int) -> Case:
+        inputs = partial(_normal, rows, *shape)
+        return Case(label, lambda: (inputs(),), {"structure": structure}, backward=False, rows=rows)
+
+    return Workload(
+        "structures",
+        f"SparseMAP of {rows} rows, forward and backward",
+        [Contestant(one, lambda s, structure: structure.map(s)), Contestant(ours, both_ways)],
+        [
+            case("SequentialSubsets, N = 100, k = 10", SequentialSubsets(10, 0.5), 100),
+            case("DependencyTree, N = 20", DependencyTree(), 20, 21),
+        ],
+        _bounds([ours], 25.0, one, "largest"),
     )
 
 

@@ -31,6 +31,9 @@ TINY = 1e-15
 TIE = 1e-10
 """Reduced scores closer than this, relative to their terms, are equal."""
 
+NEAR = 1e-7
+"""Gains below this, relative to their terms, are computed with care."""
+
 ROUNDING = 16 * 2.0**-52
 
 
@@ -207,6 +210,20 @@ def _polish(mark, members, counts, values, weights, x, inverse, size, mu, u, v):
 
 
 @kernel
+def _gain(y, count, bonus, members, counts, weights, extra, size, residual):  # type: ignore[no-untyped-def]
+    """⟨θ − μ, y − μ⟩ + h(y) − Σ p h: what a structure gains on the mixture."""
+    gain = bonus
+    for j in range(count):
+        gain += residual[y[j]]
+    for k in range(size):
+        reduced = extra[k]
+        for j in range(counts[k]):
+            reduced += residual[members[k, j]]
+        gain -= weights[k] * reduced
+    return gain
+
+
+@kernel
 def _descend(inverse, x, size, members, counts, values, extra, weights, newest):  # type: ignore[no-untyped-def]
     """Go towards x; wherever a weight runs out on the way, drop its member.
 
@@ -290,20 +307,27 @@ def advance(  # type: ignore[no-untyped-def]
                 x[0], x[1] = value - count, 1.0
                 sizes[b] = 1
         else:
-            # ⟨θ − μ, y − μ⟩ + h(y) − Σ p h: what the best structure still gains.
-            for j in range(parts):
-                if mu[b, j] > 0.0:
-                    reduced -= mu[b, j] * residual[b, j]
-            for k in range(size):
-                reduced -= p[k] * h[k]
             _column(mark, own, tally, size, u)
             known = False
             for k in range(size):
                 known = known or (u[k + 1] == count and tally[k] == count)
-            if mode == SOLVE or mode == CERTIFY:
+            # What the candidate gains: its reduced score less λ, which all members have, unless it is a close call.
+            if known or mode > OFFER or not reduced - x[0] > NEAR * terms:
+                if mode == SOLVE:
+                    for j in range(count):
+                        mark[y[j]] = 0
+                    _polish(mark, own, tally, q, p, x, minv, size, mu[b], u, v)
+                    for j in range(parts):
+                        residual[b, j] = theta[b, j] - mu[b, j]
+                    _place(y, mark)
+                    _column(mark, own, tally, size, u)
+                reduced = _gain(y, count, bonus[i], own, tally, p, h, size, residual[b])
+            else:
+                reduced -= x[0]
+            if mode == SOLVE or mode == CERTIFY:  # noqa: SIM109 (a tuple would be built in every row)
                 gap[b] = max(reduced, 0.0)
             small = not reduced > max(goal[0], ROUNDING * terms)
-            take = not known and not small and (mode == SOLVE or mode == OFFER)
+            take = not known and not small and mode <= OFFER
             refused = False
             if mode == COMPLETE:
                 _times(minv, size + 1, u, v)
@@ -361,8 +385,6 @@ def advance(  # type: ignore[no-untyped-def]
         size = sizes[b]
         if mode != COMPLETE and mode != CERTIFY:
             _mix(own, tally, p, size, mu[b])
-            if state[b] == DONE and mode == SOLVE:
-                _polish(mark, own, tally, q, p, x, minv, size, mu[b], u, v)
             for j in range(parts):
                 residual[b, j] = theta[b, j] - mu[b, j]
 

@@ -25,5 +25,8 @@ def run(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int
 def interpreted(kernel: Any) -> Any:
     """The Python function behind a compiled one, with the compiled ones that it calls replaced likewise."""
     function = kernel.py_func
-    names = {name: interpreted(f) if hasattr(f, "py_func") else f for name, f in function.__globals__.items()}
-    return types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    known = dict(function.__globals__)
+    for name in function.__code__.co_names:
+        if hasattr(known.get(name), "py_func"):
+            known[name] = interpreted(known[name])
+    return types.FunctionType(function.__code__, known, function.__name__, function.__defaults__)

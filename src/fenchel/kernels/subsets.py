@@ -16,42 +16,41 @@ def best_sequences(first, last, live, scores, transition, sizes, chosen, bonus):
     """
     length = scores.shape[1]
     most = chosen.shape[1]
-    off, on = np.empty(most + 1), np.empty(most + 1)
-    skipped = np.empty((length, most + 1), np.uint8)  # whether, arriving at `off`, the position before was chosen
-    joined = np.empty((length, most + 1), np.uint8)
+    # One column more than there are sizes, so that "one less than nothing" can be read, and is −inf.
+    off, on = np.empty((length, most + 2)), np.empty((length, most + 2))
     for i in range(first, last):
         b = live[i]
         k = sizes[b]
         between = transition[b if transition.shape[0] > 1 else 0]
-        off[:] = -np.inf
-        on[:] = -np.inf
-        off[0] = 0.0
+        off[0] = -np.inf
+        on[0] = -np.inf
+        off[0, 1] = 0.0
         if k:
-            on[1] = scores[b, 0]
+            on[0, 2] = scores[b, 0]
         for t in range(1, length):
             score, link = scores[b, t], between[t - 1]
-            skip, join = skipped[t], joined[t]
-            for j in range(k, 0, -1):
-                apart, together = off[j - 1], on[j - 1] + link
-                rest, held = off[j], on[j]
-                skip[j] = held > rest
-                off[j] = held if held > rest else rest
-                join[j] = together > apart
-                on[j] = (together if together > apart else apart) + score
-            skip[0] = 0
-        into = on[k] > off[k]
+            rest, held, out, into = off[t - 1], on[t - 1], off[t], on[t]
+            out[0] = -np.inf
+            into[0] = -np.inf
+            for j in range(1, most + 2):
+                together = held[j - 1] + link
+                apart = rest[j - 1]
+                into[j] = (together if together > apart else apart) + score
+                out[j] = held[j] if held[j] > rest[j] else rest[j]
+        j = k + 1
+        inside = on[length - 1, j] > off[length - 1, j]
         bonus[i] = 0.0
         chosen[i] = -1
-        if not (on[k] if into else off[k]) > -np.inf:
+        if not (on[length - 1, j] if inside else off[length - 1, j]) > -np.inf:
             bonus[i] = -np.inf
             continue
-        j = k
+        # The same comparisons again, along the best path alone: cheaper than to keep their outcomes.
         for t in range(length - 1, -1, -1):
-            if into:
+            if inside:
                 j -= 1
-                chosen[i, j] = t
-                into = t > 0 and joined[t, j + 1] == 1
-                if into:
+                chosen[i, j - 1] = t
+                inside = t > 0 and on[t - 1, j] + between[t - 1] > off[t - 1, j]
+                if inside:
                     bonus[i] += between[t - 1]
             else:
-                into = t > 0 and skipped[t, j] == 1
+                inside = t > 0 and on[t - 1, j] > off[t - 1, j]

@@ -22,85 +22,121 @@ def _words(scores, present):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _best_head(score, alive, nodes, d, single):  # type: ignore[no-untyped-def]
+def _best_head(score, d, nodes, alive, single):  # type: ignore[no-untyped-def]
     """The best head of a node among those alive; with a single root the root only if there is no other. −1: none."""
-    best = -1
-    for h in range(1, nodes):
-        if alive[h] and h != d and score[d, h] > (score[d, best] if best > 0 else -np.inf):
-            best = h
-    if score[d, 0] > (-np.inf if best < 0 else np.inf if single else score[d, best]):
+    best, most = -1, -np.inf
+    for i in range(nodes):
+        h = alive[i]
+        if score[d, h] > most:
+            best, most = h, score[d, h]
+    if score[d, 0] > (-np.inf if best < 0 else np.inf if single else most):
         best = 0
     return best
 
 
 @kernel
-def _arborescence(score, nodes, single, real_d, real_h, up, head, alive, mark, path, arc_d, arc_h, heads):  # type: ignore[no-untyped-def]
+def _contract(score, arc, nodes, members, size, head, rep, alive):  # type: ignore[no-untyped-def]
+    """Make one node, called ``rep``, of a cycle. Returns how many nodes are left.
+
+    An arc into the cycle takes the place of the one inside it that ends at the same node; an arc out of it starts at
+    the best of its nodes. Which arc an entry stands for, in ``arc``, goes along.
+    """
+    width = score.shape[1]
+    for i in range(size):
+        v = members[i]
+        lost = score[v, head[v]]
+        for h in range(width):
+            score[v, h] -= lost
+    for i in range(size):
+        v = members[i]
+        if v != rep:
+            for h in range(width):
+                better = score[v, h] > score[rep, h]
+                score[rep, h] = score[v, h] if better else score[rep, h]
+                arc[rep, h] = arc[v, h] if better else arc[rep, h]
+    left = 0
+    for i in range(nodes):
+        d = alive[i]
+        inside = False
+        for j in range(size):
+            inside = inside or members[j] == d
+        if inside and d != rep:
+            continue
+        alive[left] = d
+        left += 1
+        if d == rep:
+            continue
+        for j in range(size):
+            v = members[j]
+            if score[d, v] > score[d, rep]:
+                score[d, rep], arc[d, rep] = score[d, v], arc[d, v]
+    for j in range(size):
+        score[rep, members[j]] = -np.inf
+    return left
+
+
+@kernel
+def _arborescence(score, nodes, single, arc, up, node, head, alive, mark, path, chosen, heads):  # type: ignore[no-untyped-def]
     """Chu-Liu-Edmonds in O(n²): follow best heads; contract a cycle to one node wherever the path closes.
 
-    score[d, h] for nodes 0 (the root) to nodes − 1, with room for as many again. heads[d] is the result; False if
-    there is none. Only the root's arcs count how many roots there are, so that preferring every other head before the
-    root, in each choice, gives the fewest roots, and among such trees the best.
+    score[d, h] for nodes 0 (the root) to nodes − 1, −inf on the diagonal. heads[d] is the result; False if there is
+    none. Only the root's arcs count how many roots there are, so that preferring every other head before the root, in
+    each choice, gives the fewest roots, and among such trees the best.
+
+    Every contraction gets a number from ``nodes`` on; ``up`` leads from a node or contraction to the one that holds it,
+    and ``node`` from the place of a row in the matrix to what it stands for now.
     """
     total = nodes
     for d in range(nodes):
-        up[d], alive[d], mark[d] = -1, True, 0
+        up[d], node[d], mark[d] = -1, d, 0
         for h in range(nodes):
-            real_d[d, h], real_h[d, h] = d, h
+            arc[d, h] = d * nodes + h
+    left = nodes - 1
+    for i in range(left):
+        alive[i] = i + 1
     mark[0] = 2  # 0: not seen, 1: on the path, 2: hangs on the root
     for start in range(1, nodes):
-        at = start
-        while up[at] >= 0:
-            at = up[at]
-        if mark[at] == 2:
+        if mark[start] != 0:
             continue
-        length = 0
+        at, length = start, 0
         while True:
             if mark[at] == 0:
                 mark[at] = 1
                 path[length] = at
                 length += 1
-                head[at] = _best_head(score, alive, total, at, single)
+                head[at] = _best_head(score, at, left, alive, single)
                 if head[at] < 0:
                     return False
-                arc_d[at], arc_h[at] = real_d[at, head[at]], real_h[at, head[at]]
-            nxt = head[at]
-            if mark[nxt] == 2:
+                chosen[node[at]] = arc[at, head[at]]
+            following = head[at]
+            if mark[following] == 2:
                 break
-            if mark[nxt] == 0:
-                at = nxt
+            if mark[following] == 0:
+                at = following
                 continue
-            new = total
+            first = length - 1
+            while path[first] != following:
+                first -= 1
+            for i in range(first, length):
+                up[node[path[i]]] = total
+            left = _contract(score, arc, left, path[first:length], length - first, head, following, alive)
+            for i in range(first, length):
+                mark[path[i]] = 1  # never started from again
+            mark[following] = 0
+            node[following] = total
+            up[total] = -1
             total += 1
-            up[new], alive[new], mark[new] = -1, False, 0
-            for h in range(total):
-                score[new, h] = -np.inf
-                score[h, new] = -np.inf
-            while True:
-                length -= 1
-                v = path[length]
-                lost = score[v, head[v]]
-                alive[v], up[v] = False, new
-                for h in range(new):
-                    if score[v, h] - lost > score[new, h]:
-                        score[new, h] = score[v, h] - lost
-                        real_d[new, h], real_h[new, h] = real_d[v, h], real_h[v, h]
-                for d in range(1, new):
-                    if score[d, v] > score[d, new]:
-                        score[d, new] = score[d, v]
-                        real_d[d, new], real_h[d, new] = real_d[d, v], real_h[d, v]
-                if v == nxt:
-                    break
-            alive[new] = True
-            at = new
+            length = first
+            at = following
         for i in range(length):
             mark[path[i]] = 2
     for c in range(total - 1, nodes - 1, -1):
-        at = arc_d[c]
+        at = chosen[c] // nodes
         while up[at] != c:
             at = up[at]
-        arc_d[at], arc_h[at] = arc_d[c], arc_h[c]
+        chosen[at] = chosen[c]
     for d in range(1, nodes):
-        heads[d] = arc_h[d]
+        heads[d] = chosen[d] % nodes
     return True
 
 
@@ -112,25 +148,32 @@ def best_trees(first, last, live, scores, heads, bonus, single):  # type: ignore
     """
     words = scores.shape[1]
     room = 2 * words + 2
-    score = np.empty((room, room))
-    real_d, real_h = np.empty((room, room), np.int32), np.empty((room, room), np.int32)
-    up, head, path = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32)
-    arc_d, arc_h, found = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32)
-    alive, mark = np.empty(room, np.bool_), np.empty(room, np.uint8)
+    whole = np.empty((words + 1) * (words + 1))
+    arcs = np.empty((words + 1) * (words + 1), np.int32)
+    up, node, head, path = (
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+        np.empty(room, np.int32),
+    )
+    alive, chosen, found = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32)
+    mark = np.empty(room, np.uint8)
     present = np.empty(words, np.int32)
     for i in range(first, last):
         row = scores[live[i]]
         count = _words(row, present)
         heads[i] = -1
         bonus[i] = 0.0
+        n = count + 1
+        score, arc = whole[: n * n].reshape(n, n), arcs[: n * n].reshape(n, n)
+        score[0] = -np.inf
         for d in range(count):
             m = present[d]
             score[d + 1, 0] = row[m, 0]
             for h in range(count):
-                score[d + 1, h + 1] = row[m, present[h] + 1] if h != d else -np.inf
-        if not _arborescence(
-            score, count + 1, single, real_d, real_h, up, head, alive, mark, path, arc_d, arc_h, found
-        ):
+                score[d + 1, h + 1] = row[m, present[h] + 1]
+            score[d + 1, d + 1] = -np.inf
+        if not _arborescence(score, n, single, arc, up, node, head, alive, mark, path, chosen, found):
             bonus[i] = -np.inf
             continue
         roots = 0

@@ -23,9 +23,6 @@ from fenchel.kernels import concrete
 from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Structure, check_scores, places
 
-CHUNK = 1024
-"""Rows that are solved at a time: each holds a square matrix."""
-
 _NOISE = 1e-8
 
 
@@ -64,9 +61,7 @@ class Options:
     complete: bool = True
 
 
-def search(
-    structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options
-) -> Found:
+def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options) -> Found:
     """The active sets of scores (…, parts), whatever transformation of functions is at work.
 
     Args:
@@ -83,7 +78,9 @@ def search(
     return _search(structure, scores, mask, start, options)
 
 
-def choose(structure: Structure, theta: Tensor, found: Found, batch: torch.Size, shape: torch.Size) -> tuple[Tensor, ...]:
+def choose(
+    structure: Structure, theta: Tensor, found: Found, batch: torch.Size, shape: torch.Size
+) -> tuple[Tensor, ...]:
     """Weights (R, K), marginals (R, D) and higher-order scores (R, K), differentiable.
 
     Args:
@@ -122,7 +119,7 @@ def _own_higher(structure: Structure, found: Found, batch: torch.Size, shape: to
     if higher is None:
         return None
     members = found.parts.shape[1]
-    return higher.double().expand(members, *batch).reshape(members, -1).transpose(0, 1)
+    return higher.double().expand(members, *batch).reshape(members, len(found.parts)).transpose(0, 1)
 
 
 def _differentiated(structure: Structure, theta: Tensor) -> bool:
@@ -161,9 +158,7 @@ class _Search(torch.autograd.Function):
         )
 
 
-def _search(
-    structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options
-) -> Found:
+def _search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options) -> Found:
     check_scores(structure, scores)
     if not concrete(scores):
         raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
@@ -259,7 +254,9 @@ class _Solver:
             some = (y != 0).any(-1).cpu().numpy()
             allowed = ~(y.cpu().numpy().astype(bool) & (self.theta == -np.inf)).any(-1)
             higher = problem.structure.higher(y.double().reshape(*problem.batch, *problem.shape))
-            bonus = np.zeros(len(y)) if higher is None else higher.cpu().expand(problem.batch).reshape(-1).numpy().copy()
+            bonus = (
+                np.zeros(len(y)) if higher is None else higher.cpu().expand(problem.batch).reshape(-1).numpy().copy()
+            )
             kept = self.live[(some & allowed & (bonus > -np.inf))[self.live]]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
 
@@ -289,8 +286,8 @@ class _Solver:
         if open_rows.any():
             warnings.warn(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
-                f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap is "
-                f"{self.gap[open_rows].max():.1e}",
+                f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap "
+                f"is {self.gap[open_rows].max():.1e}",
                 stacklevel=7,
             )
 
@@ -318,7 +315,7 @@ class _Solver:
 
     def found(self) -> Found:
         """The active sets as tensors beside the scores."""
-        rows, parts = self.theta.shape
+        parts = self.theta.shape[1]
         members = int(self.sizes.max(initial=1))
         most = self.members.shape[2]
         inside = np.arange(members) < self.sizes[:, None]

@@ -52,8 +52,8 @@ class Structure(nn.Module):
         ...         runs = torch.stack([torch.arange(n).ge(i) & torch.arange(n).lt(j)
         ...                             for i in range(n) for j in range(i, n + 1)]).to(scores)
         ...         return runs[(scores @ runs.T).argmax(-1)]
-        >>> fenchel.SparseMAP(Runs()).argmax(torch.tensor([0.6, 0.1, 0.7]))
-        tensor([0.6000, 0.1000, 0.6000])
+        >>> fenchel.SparseMAP(Runs()).argmax(torch.tensor([0.6, -0.1, 0.7]))
+        tensor([0.4667, 0.0333, 0.5667])
     """
 
     event_dim: int = 1
@@ -113,10 +113,8 @@ class Structure(nn.Module):
             chosen = self.rows(batch, torch.from_numpy(rows).to(device))
             theta = torch.from_numpy(scores[rows]).to(device).reshape(-1, *shape)
             allowed = theta > -torch.inf
-            if bool(allowed.all()):
-                y = chosen.map(theta)
-            else:
-                y = chosen.map(torch.where(allowed, theta, 0.0), mask=allowed)
+            masked = {} if bool(allowed.all()) else {"mask": allowed}
+            y = chosen.map(torch.where(allowed, theta, 0.0), **masked)
             _check_structures(y, theta, self)
             bonus = chosen.higher(y.to(theta.dtype))
             h = np.zeros(len(rows)) if bonus is None else bonus.detach().double().cpu().expand(len(rows)).numpy().copy()

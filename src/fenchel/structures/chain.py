@@ -31,9 +31,9 @@ class Chain(Searched):
         >>> stay.map(scores).argmax(-1)
         tensor([0, 0, 0])
         >>> fenchel.SparseMAP(Chain(0.3 * torch.eye(2))).argmax(scores)
-        tensor([[1.0000, 0.0000],
+        tensor([[0.8500, 0.1500],
                 [0.6500, 0.3500],
-                [1.0000, 0.0000]])
+                [0.8500, 0.1500]])
 
     References: Niculae, Martins, Blondel & Cardie (2018).
     """
@@ -115,10 +115,8 @@ class Chain(Searched):
 def _steps(structures: Tensor, transition: Tensor) -> Tensor:
     """Σ_t y_{t−1}ᵀ A_t y_t of structures (…, T, S)."""
     before, after = structures[..., :-1, :], structures[..., 1:, :]
-    if transition.dim() == 2:
-        reached = before @ transition
-    else:
-        reached = (before.unsqueeze(-2) @ transition).squeeze(-2)
+    shared = transition.dim() == 2
+    reached = before @ transition if shared else (before.unsqueeze(-2) @ transition).squeeze(-2)
     return (reached * after).sum((-2, -1))
 
 
@@ -135,7 +133,7 @@ def _along(path: Array, inside: Array, transition: Array) -> Array:
 
 def _lengths(scores: Array) -> Array:
     """How many positions have a state to choose; only the last ones may have none."""
-    some = (scores > -np.inf).any(-1)
+    some: Array = np.asarray((scores > -np.inf).any(-1))
     lengths: Array = some.sum(-1)
     if (some[:, :-1] < some[:, 1:]).any():
         raise ValueError(

@@ -25,8 +25,8 @@ class Matching(Searched):
         tensor([[0., 1., 0.],
                 [1., 0., 0.]])
         >>> fenchel.SparseMAP(Matching()).argmax(scores)
-        tensor([[0.3500, 0.6500, 0.0000],
-                [0.6500, 0.2000, 0.1500]])
+        tensor([[0.3714, 0.6286, 0.0000],
+                [0.6286, 0.2857, 0.0857]])
 
     References: Niculae, Martins, Blondel & Cardie (2018).
     """

@@ -70,16 +70,19 @@ class SparseMAP(Regularizer):
     Example:
         >>> import torch, fenchel
         >>> from fenchel.structures import SequentialSubsets
-        >>> omega = fenchel.SparseMAP(SequentialSubsets(2, transition=0.5))
-        >>> scores = torch.tensor([1.0, 0.4, 0.0, 0.8])
+        >>> omega = fenchel.SparseMAP(SequentialSubsets(2, transition=0.3))
+        >>> scores = torch.tensor([1.2, 0.8, -0.5, 1.0])
         >>> omega.argmax(scores)
-        tensor([1.0000, 0.6500, 0.0000, 0.3500])
+        tensor([0.9667, 0.5667, 0.0000, 0.4667])
         >>> mixture = omega.solve(scores)
-        >>> mixture.structures, mixture.weights
-        (tensor([[1., 1., 0., 0.],
-                 [1., 0., 0., 1.]]), tensor([0.6500, 0.3500]))
+        >>> mixture.structures
+        tensor([[1., 1., 0., 0.],
+                [1., 0., 0., 1.],
+                [0., 1., 0., 1.]])
+        >>> mixture.weights
+        tensor([0.5333, 0.4333, 0.0333])
         >>> omega.loss(scores, torch.tensor([1.0, 1.0, 0.0, 0.0]))
-        tensor(0.1225)
+        tensor(0.2033)
 
     References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024), section 4.
     """
@@ -162,8 +165,10 @@ class SparseMAP(Regularizer):
             y = self.check_target(target, scores, -1, mask).to(device=scores.device, dtype=torch.float64)
             theta, _, free = self._centered(scores, mask)
             residual = torch.where(free, theta - y, -torch.inf)
-            best = self.structure.map(torch.where(free, residual, 0.0), mask=free) if bool((~free).any()) else (
-                self.structure.map(residual)
+            best = (
+                self.structure.map(torch.where(free, residual, 0.0), mask=free)
+                if bool((~free).any())
+                else (self.structure.map(residual))
             )
             moved = best.double() - y
             gain = self._sum(torch.where(moved != 0, moved * torch.where(free, residual, 0.0), 0.0))
@@ -190,7 +195,7 @@ class SparseMAP(Regularizer):
         return Mixture(
             answer.marginals.to(scores.dtype),
             torch.where(empty_or_nan, torch.nan, members).to(scores.dtype),
-            answer.weights.reshape(*answer.batch, -1).to(scores.dtype),
+            answer.weights.reshape(*answer.batch, answer.weights.shape[-1]).to(scores.dtype),
             answer.found.gap.reshape(answer.batch).to(scores.dtype),
             answer.found.iterations.reshape(answer.batch),
         )
@@ -304,8 +309,7 @@ class SparseMAP(Regularizer):
         wrong = binary & self._any(best != y)
         if structure.fixed_dims:
             over = tuple(range(-structure.fixed_dims, 0))
-            off = ((best - y).sum(over).abs() > 1e-3).flatten(y.dim() - structure.event_dim).any(-1)
-            wrong = wrong | off.reshape(wrong.shape)
+            wrong = wrong | self._any((best - y).sum(over, keepdim=True).abs() > 1e-3)
         if bool((wrong & ~ruled_out).any()):
             raise ValueError(f"target must be a structure of {structure}: {int((wrong & ~ruled_out).sum())} are not")
 
@@ -355,9 +359,11 @@ class ScaledMAP(Scaled):
 
     def _factor(self, scores: Tensor, batch: torch.Size) -> float | Tensor:
         gamma = self._gamma(scores)
-        return gamma.expand(*scores.shape[: -self._event], *(1,) * self._event).reshape(batch) if isinstance(
-            gamma, Tensor
-        ) else gamma
+        return (
+            gamma.expand(*scores.shape[: -self._event], *(1,) * self._event).reshape(batch)
+            if isinstance(gamma, Tensor)
+            else gamma
+        )
 
     def _gamma(self, scores: Tensor) -> float | Tensor:
         """A number, or a tensor with one value a batch entry: size 1 along the parts."""

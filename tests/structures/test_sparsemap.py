@@ -1,0 +1,421 @@
+"""SparseMAP against a quadratic program over all structures; its derivatives, loss, margin and certificates."""
+
+import warnings
+
+import cvxpy
+import numpy as np
+import pytest
+import torch
+from catalogue import MEMBERS, Member, Mountain
+from torch import Tensor, nn
+from torch.autograd import gradcheck, gradgradcheck
+from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp
+
+import fenchel
+from fenchel import SparseMAP, kernels
+from fenchel.structures import AtMost, Chain, DependencyTree, Matching, SequentialSubsets, Structure, Subsets
+
+every_member = pytest.mark.parametrize("case", MEMBERS, ids=lambda m: m.name)
+every_transition = pytest.mark.parametrize(
+    "case", [m for m in MEMBERS if m.transition is not None], ids=lambda m: m.name
+)
+
+
+def draw(case: Member, rows: int, kind: str = "real", seed: int = 0) -> tuple[Tensor, Tensor | None]:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randn(rows, *case.shape, generator=generator, dtype=torch.float64)
+    transition = case.draw(generator, kind)
+    if kind == "half":
+        return (2 * scores).round() / 2, None if transition is None else (2 * transition).round() / 2
+    return scores.round() if kind == "integer" else scores, transition
+
+
+def flat(case: Member) -> np.ndarray:
+    return np.stack([y.reshape(-1) for y in case.members])
+
+
+def best_mixture(case: Member, scores: Tensor, transition: Tensor | None) -> tuple[np.ndarray, float]:
+    """Marginals and value of the quadratic program over all members."""
+    y, h = flat(case), case.scores_of(transition)
+    p = cvxpy.Variable(len(y), nonneg=True)
+    theta = scores.numpy().reshape(-1)
+    gain = (y @ theta + h) @ p - cvxpy.sum_squares(y.T @ p) / 2
+    problem = cvxpy.Problem(cvxpy.Maximize(gain), [cvxpy.sum(p) == 1])
+    value = problem.solve(solver=cvxpy.CLARABEL, tol_gap_abs=1e-11, tol_gap_rel=1e-11, tol_feas=1e-11)
+    return y.T @ p.value, float(value)
+
+
+@every_member
+def test_marginals_and_maximum_agree_with_a_quadratic_program(case: Member) -> None:
+    scores, transition = draw(case, 3)
+    omega = SparseMAP(case.structure(transition))
+    marginals, maximum = omega.argmax(scores).detach(), omega.max(scores).detach()
+    constant = 0.0
+    if not omega.structure.has_higher and omega.structure.fixed_dims:
+        constant = flat(case)[0].sum() / 2
+    for row, mu, value in zip(scores, marginals, maximum, strict=True):
+        wanted, reached = best_mixture(case, row, transition)
+        assert mu.reshape(-1).numpy() == pytest.approx(wanted, abs=2e-6)
+        assert value.item() - constant == pytest.approx(reached, abs=1e-9)
+
+
+@every_member
+@pytest.mark.parametrize("kind", ["real", "integer", "half"])
+def test_no_member_improves_on_the_mixture(case: Member, kind: str) -> None:
+    scores, transition = draw(case, 25, kind)
+    mixture = SparseMAP(case.structure(transition)).solve(scores)
+    y, h = flat(case), case.scores_of(transition)
+    weights = mixture.weights.detach().numpy()
+    structures = mixture.structures.reshape(*weights.shape, -1).numpy()
+    assert weights.min() >= 0
+    assert weights.sum(-1) == pytest.approx(np.ones(len(scores)), abs=1e-13)
+    assert mixture.gap.max() <= 1e-12
+    for i, theta in enumerate(scores.reshape(len(scores), -1).numpy()):
+        mu, reached = np.zeros(y.shape[1]), 0.0
+        for weight, member in zip(weights[i], structures[i], strict=True):
+            if weight > 0:
+                (place,) = np.flatnonzero((y == member).all(-1))
+                mu, reached = mu + weight * member, reached + weight * h[place]
+        assert mixture.marginals[i].detach().reshape(-1).numpy() == pytest.approx(mu, abs=1e-14)
+        assert (y @ (theta - mu) + h).max() <= (theta - mu) @ mu + reached + 1e-12
+
+
+@every_member
+def test_members_of_a_mixture_are_few_and_affinely_independent(case: Member) -> None:
+    scores, transition = draw(case, 25, "integer")
+    mixture = SparseMAP(case.structure(transition)).solve(scores)
+    for structures, weights in zip(mixture.structures, mixture.weights.detach(), strict=True):
+        chosen = structures[weights > 0].flatten(1)
+        differences = (chosen[1:] - chosen[0]).numpy()
+        assert np.linalg.matrix_rank(differences) == len(differences) if len(differences) else True
+
+
+@every_member
+def test_gradients_of_the_marginals(case: Member) -> None:
+    scores, transition = draw(case, 1, seed=3)
+    omega = SparseMAP(case.structure(transition))
+    scores.requires_grad_()
+    assert gradcheck(omega.argmax, (scores,), check_forward_ad=True)
+    assert gradcheck(omega.max, (scores,), check_forward_ad=True)
+    # Second derivatives of the maximum are the first ones of the marginals; those of the marginals are zero.
+    assert gradgradcheck(omega.max, (scores,))
+    (slope,) = torch.autograd.grad(omega.argmax(scores).square().sum(), scores, create_graph=True)
+    assert slope.requires_grad
+
+
+@every_member
+def test_gradients_of_the_weights(case: Member) -> None:
+    scores, transition = draw(case, 3, seed=5)
+    scores.requires_grad_()
+    if transition is not None:
+        transition.requires_grad_()
+    structure = case.structure(transition)
+    mixture = SparseMAP(structure).solve(scores)
+    tangent = torch.randn_like(scores)
+    turn = None if transition is None else torch.randn_like(transition)
+    inputs = (scores,) if transition is None else (scores, next(structure.parameters(), transition))
+    y = flat(case)
+    h, moved = case.scores_of(transition), 0.0
+    if turn is not None:
+        # Higher-order scores are linear in the transition: one difference is the derivative.
+        moved = case.scores_of(transition.detach() + turn) - h
+    for i, weights in enumerate(mixture.weights):
+        kept = torch.nonzero(weights.detach() > 0).reshape(-1)
+        members = mixture.structures[i][kept].flatten(1).numpy()
+        places = [int(np.flatnonzero((y == member).all(-1))[0]) for member in members]
+        # Weights of fixed members solve [0 1ᵀ; 1 G] (λ, p) = (1, q): so do their derivatives, with (0, dq).
+        bordered = np.block(
+            [[np.zeros((1, 1)), np.ones((1, len(members)))], [np.ones((len(members), 1)), members @ members.T]]
+        )
+        change = members @ tangent[i].reshape(-1).numpy() + (0.0 if turn is None else moved[places])
+        wanted = np.linalg.solve(bordered, np.concatenate([[0.0], change]))[1:]
+        for weight, value in zip(weights[kept], wanted, strict=True):
+            slopes = torch.autograd.grad(weight, inputs, retain_graph=True, allow_unused=True)
+            reached = (slopes[0] * tangent).sum()
+            if turn is not None and slopes[1] is not None:
+                reached = reached + (slopes[1] * turn).sum()
+            assert reached.item() == pytest.approx(value, abs=1e-10)
+
+
+def rebuilt(case: Member, transition: Tensor) -> SparseMAP:
+    """SparseMAP with a transition that is a tensor of a graph."""
+    return SparseMAP(case.structure(transition))
+
+
+@pytest.mark.parametrize(
+    "case", [m for m in MEMBERS if m.transition is not None and "user" not in m.name], ids=lambda m: m.name
+)
+def test_gradients_reach_the_transition(case: Member) -> None:
+    scores, transition = draw(case, 1, seed=4)
+    inputs = (scores.requires_grad_(), transition.requires_grad_())
+    assert gradcheck(lambda s, t: rebuilt(case, t).argmax(s), inputs, check_forward_ad=True)
+    assert gradcheck(lambda s, t: rebuilt(case, t).max(s), inputs, check_forward_ad=True)
+    assert gradgradcheck(lambda s, t: rebuilt(case, t).max(s), inputs)
+    target = torch.from_numpy(case.members[0][None])
+    assert gradcheck(lambda s, t: rebuilt(case, t).loss(s, target), inputs)
+
+
+@every_transition
+def test_parameters_are_found_and_trained(case: Member) -> None:
+    scores, transition = draw(case, 2, seed=4)
+    parameter = nn.Parameter(transition)
+    omega = SparseMAP(case.structure(parameter))
+    assert [p is parameter for p in omega.parameters()] == [True]
+    omega.argmax(scores).square().sum().backward()
+    step = 1e-6
+    wanted = torch.empty_like(transition).reshape(-1)
+    for i in range(transition.numel()):
+        values = []
+        for sign in (1, -1):
+            moved = transition.clone().reshape(-1)
+            moved[i] += sign * step
+            values.append(
+                SparseMAP(case.structure(moved.reshape(transition.shape))).argmax(scores).square().sum().item()
+            )
+        wanted[i] = (values[0] - values[1]) / (2 * step)
+    assert torch.allclose(parameter.grad.reshape(-1), wanted, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    "case", [m for m in MEMBERS if "Tree" not in m.name and "user" not in m.name], ids=lambda m: m.name
+)
+def test_at_scores_of_zero_marginals_move_in_every_direction_of_the_face(case: Member) -> None:
+    # Two structures would do for the optimum, but not for its derivative. (Trees have a kink there.)
+    scores, transition = draw(case, 1)
+    scores = torch.zeros_like(scores)
+    transition = None if transition is None else torch.zeros_like(transition)
+    omega = SparseMAP(case.structure(transition))
+    if case.name == "AtMost":  # the empty set is a vertex
+        scores = scores + 0.3
+    assert gradcheck(omega.argmax, (scores.requires_grad_(),))
+
+
+def test_transformations_of_functions() -> None:
+    scores = torch.randn(2, 6, dtype=torch.float64)
+    transition = torch.randn(5, dtype=torch.float64)
+    omega = SparseMAP(SequentialSubsets(2, nn.Parameter(transition)))
+    backward = jacrev(omega.argmax)(scores)
+    assert torch.allclose(backward, jacfwd(omega.argmax)(scores), atol=1e-12)
+    v = torch.randn_like(scores)
+    _, pushed = jvp(omega.argmax, (scores,), (v,))
+    assert torch.allclose(pushed, torch.tensordot(backward, v, 2), atol=1e-12)
+    _, pull = vjp(omega.argmax, scores)
+    assert torch.allclose(pull(v)[0], pushed, atol=1e-12)  # the Jacobian is symmetric
+    loss = grad(lambda p: functional_call(omega, p, (torch.ones(6).double().where(scores[0] > 0.1, 0.0),)).sum())
+    by_name = {name: p.detach() for name, p in omega.named_parameters()}
+    assert loss(by_name)["structure.transition"].shape == (5,)
+    with pytest.raises(RuntimeError, match="vmap"):
+        torch.func.vmap(omega.argmax)(scores)
+
+
+def test_compiled_graphs_break_or_raise() -> None:
+    omega = SparseMAP(Matching())
+    scores = torch.randn(2, 3, 3)
+    with pytest.raises(Exception, match=r"disable|SparseMAP|Unsupported"):
+        torch.compile(omega.argmax, fullgraph=True, backend="eager")(scores)
+    assert torch.equal(torch.compile(omega.argmax, backend="eager")(scores), omega.argmax(scores))
+
+
+@pytest.mark.parametrize("structure", [Subsets(2), AtMost(2), SequentialSubsets(2)], ids=str)
+def test_closed_forms_go_into_graphs(structure: Structure) -> None:
+    omega = SparseMAP(structure)
+    scores = torch.randn(4, 6)
+    assert torch.allclose(torch.compile(omega.argmax, fullgraph=True, backend="eager")(scores), omega.argmax(scores))
+
+
+@pytest.mark.parametrize("k", [1, 3, 6])
+def test_closed_forms_agree_with_the_active_set(k: int) -> None:
+    scores = torch.randn(30, 9, dtype=torch.float64)
+    scores[:10] = scores[:10].round()
+    mask = torch.rand(30, 9) < 0.8
+    for structure in (Subsets(k), AtMost(k)):
+        omega = SparseMAP(structure)
+        assert torch.allclose(omega.argmax(scores), omega.solve(scores).marginals, atol=1e-12)
+        assert torch.allclose(omega.argmax(scores, mask=mask), omega.solve(scores, mask=mask).marginals, atol=1e-12)
+    wanted = fenchel.k_subsets(scores, k)
+    assert torch.equal(SparseMAP(Subsets(k)).argmax(scores), wanted)
+    plain = SparseMAP(SequentialSubsets(k, torch.zeros(8, dtype=torch.float64)))
+    assert torch.allclose(plain.argmax(scores), wanted, atol=1e-12)
+    assert torch.allclose(SparseMAP(Subsets(k)).max(scores), fenchel.KSubsets(k).max(scores), atol=1e-12)
+    target = torch.zeros_like(scores).scatter(-1, torch.rand_like(scores).topk(k, -1).indices, 1.0)
+    assert torch.allclose(SparseMAP(Subsets(k)).loss(scores, target), fenchel.KSubsets(k).loss(scores, target))
+
+
+@every_member
+def test_a_vertex_comes_out_exactly_if_it_has_its_margin(case: Member) -> None:
+    scores, transition = draw(case, 60)
+    scores = scores * torch.linspace(0.5, 6.0, 60, dtype=torch.float64).reshape(-1, *[1] * len(case.shape))
+    omega = SparseMAP(case.structure(transition))
+    marginals = omega.argmax(scores).detach().reshape(60, -1).numpy()
+    y, h = flat(case), case.scores_of(transition)
+    hits = 0
+    for theta, mu in zip(scores.reshape(60, -1).numpy(), marginals, strict=True):
+        # (θ − y)ᵀ(y − y′) + h(y) − h(y′) ≥ 0 for all y′, for each y in turn.
+        held = [((theta - y[i]) @ (y[i] - y).T + h[i] - h >= 0).all() for i in range(len(y))]
+        vertex = [np.array_equal(mu, member) for member in y]
+        assert vertex == held
+        hits += any(held)
+    assert 5 < hits < 60
+
+
+@every_member
+def test_the_violation_and_the_loss_are_zero_exactly_at_the_choice(case: Member) -> None:
+    scores, transition = draw(case, 30)
+    scores = scores * torch.linspace(0.5, 6.0, 30, dtype=torch.float64).reshape(-1, *[1] * len(case.shape))
+    omega = SparseMAP(case.structure(transition))
+    target = torch.from_numpy(np.stack([case.members[i % len(case.members)] for i in range(30)]))
+    if case.name.startswith("a user's") is False:
+        target[::2] = omega.structure.map(scores[::2]).detach()
+    violation, loss = omega.violation(scores, target), omega.loss(scores, target).detach()
+    chosen = (omega.argmax(scores).detach() == target).flatten(1).all(-1)
+    assert torch.equal(violation == 0, chosen)
+    assert (loss >= 0).all()
+    assert (loss[chosen] < 1e-12).all()
+    assert (loss[~chosen] > 1e-9).all()
+
+
+@every_member
+def test_the_loss_is_fenchel_youngs(case: Member) -> None:
+    scores, transition = draw(case, 4)
+    omega = SparseMAP(case.structure(transition))
+    target = torch.from_numpy(np.stack(case.members[:4] if len(case.members) > 3 else case.members[:1] * 4))
+    scores.requires_grad_()
+    loss = omega.loss(scores, target)
+    inner = (scores * target).flatten(1).sum(-1)
+    assert torch.allclose(loss, omega.max(scores) + omega(target) - inner, atol=1e-12)
+    (slope,) = torch.autograd.grad(loss.sum(), scores)
+    assert torch.allclose(slope, omega.argmax(scores) - target, atol=1e-12)
+    assert torch.allclose(fenchel.fy_loss(scores, target, omega), loss.mean())
+
+
+def test_omega_is_zero_at_structures_of_one_size_without_higher_order_scores() -> None:
+    for case in MEMBERS:
+        transition = case.draw(torch.Generator().manual_seed(0))
+        structure = case.structure(transition)
+        y = torch.from_numpy(np.stack(case.members))
+        if structure.fixed_dims and not structure.has_higher:
+            wanted = np.zeros(len(y))
+        else:
+            wanted = y.flatten(1).sum(-1).numpy() / 2 - case.scores_of(transition)
+        assert SparseMAP(structure)(y).detach().numpy() == pytest.approx(wanted, abs=1e-12)
+
+
+def test_a_warm_start_changes_nothing_but_the_number_of_calls() -> None:
+    scores = torch.randn(20, 8, 9, dtype=torch.float64)
+    omega = SparseMAP(DependencyTree())
+    cold = omega.solve(scores)
+    again = omega.solve(scores, start=cold)
+    assert torch.allclose(again.marginals, cold.marginals, atol=1e-12)
+    assert (again.iterations < cold.iterations / 2 + 1).all()
+    moved = scores + 0.01 * torch.randn_like(scores)
+    warm, fresh = omega.solve(moved, start=cold.structures), omega.solve(moved)
+    assert torch.allclose(warm.marginals, fresh.marginals, atol=1e-12)
+    assert warm.iterations.sum() < fresh.iterations.sum() / 2
+    other = omega.solve(-scores, start=cold)  # of no use, and no harm
+    assert torch.allclose(other.marginals, omega.argmax(-scores), atol=1e-12)
+    with pytest.raises(ValueError, match="start must hold structures"):
+        omega.solve(scores, start=cold.structures[0])
+
+
+def test_too_few_iterations_are_warned_of_with_a_gap_that_holds() -> None:
+    scores = torch.randn(5, 8, 9, dtype=torch.float64)
+    with pytest.warns(UserWarning, match=r"of 5 rows are not solved to tol .* max_iter = 3 .* gap is"):
+        mixture = SparseMAP(DependencyTree(), max_iter=3).solve(scores)
+    exact = SparseMAP(DependencyTree()).argmax(scores)
+    assert (mixture.iterations <= 3).all()
+    distance = (mixture.marginals - exact).flatten(1).square().sum(-1)
+    assert (distance <= 2 * mixture.gap + 1e-12).all()
+    assert (mixture.gap > 1e-6).any()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        SparseMAP(DependencyTree()).solve(scores)
+
+
+@pytest.mark.parametrize("case", [m for m in MEMBERS if "user" not in m.name], ids=lambda m: m.name)
+def test_interpreted_loops_find_the_same(case: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores, transition = draw(case, 2)
+    compiled = SparseMAP(case.structure(transition)).solve(scores).marginals
+    monkeypatch.setattr(kernels, "ENABLED", False)
+    assert torch.allclose(SparseMAP(case.structure(transition)).solve(scores).marginals, compiled, atol=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [0.5, 3.0, torch.tensor(0.7, dtype=torch.float64)])
+@every_member
+def test_another_temperature(case: Member, gamma: float | Tensor) -> None:
+    scores, transition = draw(case, 3)
+    omega = SparseMAP(case.structure(transition))
+    cooled = gamma * omega
+    target = torch.from_numpy(np.stack(case.members[:1] * 3))
+    assert torch.allclose(cooled.argmax(scores), omega.argmax(scores / gamma), atol=1e-12)
+    assert torch.allclose(cooled.max(scores), gamma * omega.max(scores / gamma), atol=1e-12)
+    assert torch.allclose(cooled.loss(scores, target), gamma * omega.loss(scores / gamma, target), atol=1e-12)
+    assert torch.allclose(cooled(target), gamma * omega(target), atol=1e-12)
+
+
+def test_attention_over_subsets() -> None:
+    query, key, value = torch.randn(3, 2, 5, 8, dtype=torch.float64).unbind()
+    for structure in (Subsets(2), SequentialSubsets(2, 0.5)):
+        omega = SparseMAP(structure)
+        _, weights = fenchel.attention(query, key, value, omega, return_weights=True)
+        assert torch.allclose(weights, omega.argmax(query @ key.mT / 8**0.5), atol=1e-12)
+        assert torch.allclose(weights.sum(-1), torch.full((2, 5), 2.0, dtype=torch.float64))
+        _, causal = fenchel.attention(query, key, value, omega, is_causal=True, return_weights=True)
+        assert torch.allclose(causal.sum(-1), torch.tensor([1.0, 2, 2, 2, 2], dtype=torch.float64))
+
+
+def test_a_map_that_is_none_is_refused() -> None:
+    class Wrong(Mountain):
+        def map(self, scores: Tensor) -> Tensor:
+            return super().map(scores) * 0.5
+
+    class Shorter(Mountain):
+        def map(self, scores: Tensor) -> Tensor:
+            return super().map(scores)[..., 1:]
+
+    scores = torch.zeros(5)
+    with pytest.raises(ValueError, match="zeros and ones"):
+        SparseMAP(Wrong(5)).argmax(scores)
+    with pytest.raises(ValueError, match="shape of its scores"):
+        SparseMAP(Shorter(5)).argmax(scores)
+    with pytest.raises(TypeError):
+        SparseMAP(Mountain(5)).argmax(scores, mask=torch.tensor([False, True, True, True, True]))
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: SparseMAP(fenchel.Gini()), TypeError, "structure must be a fenchel.structures.Structure"),
+        (lambda: SparseMAP(Matching(), tol=0.0), ValueError, "tol must be positive"),
+        (lambda: SparseMAP(Matching(), max_iter=0), ValueError, "max_iter must be a positive integer"),
+        (lambda: SparseMAP(Subsets(3)).argmax(torch.zeros(2)), ValueError, "k must be at most"),
+        (lambda: SparseMAP(Matching()).argmax(torch.zeros(3, 3).long()), TypeError, "floating-point"),
+        (lambda: SparseMAP(Matching()).argmax(torch.zeros(3)), ValueError, "at least 2 dimensions"),
+        (lambda: SparseMAP(Matching()).loss(torch.zeros(2, 2), torch.zeros(2)), ValueError, "shape of scores"),
+        (lambda: SparseMAP(Matching()).loss(torch.zeros(2, 2), torch.ones(2, 2)), ValueError, "must be a structure"),
+        (lambda: SparseMAP(Matching()).loss(torch.zeros(2, 2), -torch.ones(2, 2)), ValueError, r"in \[0, 1\]"),
+        (
+            lambda: SparseMAP(Chain(torch.eye(2))).loss(torch.zeros(2, 2), torch.full((2, 2), 0.5)),
+            ValueError,
+            "zeros and ones",
+        ),
+        (lambda: SparseMAP(Chain(torch.eye(2)))(torch.full((2, 2), 0.5)), ValueError, "known at structures only"),
+        (
+            lambda: fenchel.fy_loss(torch.zeros(2, 2), torch.zeros(2).long(), SparseMAP(Matching())),
+            ValueError,
+            "class indices do not",
+        ),
+        (
+            lambda: fenchel.fy_loss(torch.zeros(2, 2), torch.eye(2), SparseMAP(Matching()), label_smoothing=0.1),
+            ValueError,
+            "label_smoothing",
+        ),
+        (
+            lambda: (torch.ones(2, 2) * SparseMAP(Matching())).argmax(torch.zeros(2, 2)),
+            ValueError,
+            "gamma must have one value",
+        ),
+    ],
+)
+def test_bad_input_is_named(call, error, words) -> None:
+    with pytest.raises(error, match=words):
+        call()
