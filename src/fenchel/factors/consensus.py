@@ -9,7 +9,7 @@ answer to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
 
 Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose.
 With these faces the fixed point is a linear system, which Newton's step solves by conjugate gradients: it turns a rough
-answer into one that is right to rounding. The derivative of μ is the projection onto the directions that all faces share.
+answer into one that is right to rounding. The derivative of μ is the projection onto what all faces' directions share.
 """
 
 from __future__ import annotations

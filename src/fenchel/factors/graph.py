@@ -51,10 +51,10 @@ class FactorGraph:
         - \tfrac12 \|\mu\|^2
 
     :math:`\mathcal L` is the local polytope: the μ of which every factor finds its part possible; :math:`h_f` are
-    higher-order scores, zero for logic factors. Every variable is regularized once, however many factors it has. So with
-    one factor the solution is that factor's own (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP), on trees of
-    factors it is SparseMAP over all that they allow jointly, and in general a relaxation of it. A variable without a
-    factor gets its score, clipped to [0, 1].
+    higher-order scores, zero for logic factors. Every variable is regularized once, however many factors it has. So
+    with one factor the solution is that factor's own (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP), on
+    trees of factors it is SparseMAP over all that they allow jointly, and in general a relaxation of it. A variable
+    without a factor gets its score, clipped to [0, 1].
 
     Solved in double precision by ADMM, all factors of one kind in one call, until they agree to rounding; where no
     variable has two factors, without it. Derivatives are those of the solution, not of the iterations. Runs eagerly.
