@@ -25,15 +25,14 @@ HEADS: dict[str, dict[str, float]] = {
 }
 """Scores that we made up: what the telescope is with, her seeing or the man, is nearly a tie."""
 
-BUDGETS: tuple[int | None, ...] = (None, 2, 1)
+BUDGETS: tuple[int | None, ...] = (None, 2)
 
 SUMMARY = """
 The snippet of the talk, run: `graph.add(DependencyTree(u))`, and for every word `graph.add(Budget(u[:, k], budget))`.
-The scores of the arcs are made up, and leave open who has the telescope. Without a budget the answer is SparseMAP's: a mixture
-of few whole trees, in which all that is sure is exactly 1 and all that is out of the question exactly 0, where softmax
-for each word would leave a little on every head. With two modifiers a word, *saw* has to let one go: *with* moves over to
-*man*, the next best, and only where it was undecided anyway. With one modifier a word no head may branch: the tree becomes
-a chain, or a mixture of chains, whose arcs the solver finds together. All of it is one differentiable layer.
+The scores of the arcs are made up, and leave open who has the telescope. Without a budget the answer is SparseMAP's: a
+mixture of two whole trees, in which all that is sure is exactly 1 and all that is out of the question exactly 0, where
+softmax for each word would leave a little on every head. With two modifiers a word, *saw* has to let one go. It is the one
+that was undecided anyway: *with* moves over to *man*, and the telescope with it. All of it is one differentiable layer.
 """
 
 
@@ -43,7 +42,7 @@ a chain, or a mixture of chains, whose arcs the solver finds together. All of it
     order=22,
 )
 def tree_budgets(context: Context) -> Result:
-    """Solve the sentence without budgets, with two and with one, and draw the arcs."""
+    """Solve the sentence without budgets and with two modifiers a word, and draw the arcs."""
     marginals = [parse(scores(), budget) for budget in BUDGETS]
     context.progress(0.6, "solved")
     figures = [_arcs(marginals)]
@@ -79,22 +78,21 @@ def modifiers(marginals: Tensor) -> Tensor:
 
 
 def _arcs(marginals: list[Tensor]) -> Figure:
-    drawing, panels = style.panels(3, 1, height=1.75, sharex=True)
+    drawing, panels = style.panels(len(BUDGETS), 1, height=1.5, sharex=True)
     for axes, budget, mu in zip(panels, BUDGETS, marginals, strict=True):
-        axes.set_title("no budget" if budget is None else f"at most {budget} modifier{'s' if budget > 1 else ''} a word")
-        _draw(axes, mu, None if budget is None else budget)
+        axes.set_title("no budget" if budget is None else f"at most {budget} modifiers a word")
+        _draw(axes, mu)
     return Figure(
         drawing,
-        caption="Arcs from head to modifier, as wide and dark as their marginal; numbers tell those that are not sure. The "
-        "short arrow from above is the root's.",
-        alt="Three panels with arcs over the sentence. Without a budget all arcs are sure but those of with: two thirds saw, "
-        "one third man. With budget two, she and man stay with saw and with hangs on man. With budget one the arcs form "
-        "chains.",
+        caption="Arcs from head to modifier, as wide and dark as their marginal; numbers tell those that are not sure. "
+        "The arrow from above is the root's.",
+        alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from saw, "
+        "0.3 from man. With at most two modifiers a word, she and man stay with saw, and with hangs on man for sure.",
         paper="The talk shows the snippet alone, without a figure.",
     )
 
 
-def _draw(axes: Axes, mu: Tensor, budget: int | None) -> None:
+def _draw(axes: Axes, mu: Tensor) -> None:
     at = np.arange(len(WORDS), dtype=float)
     for modifier in range(len(WORDS)):
         for head in range(len(WORDS) + 1):
@@ -105,13 +103,13 @@ def _draw(axes: Axes, mu: Tensor, budget: int | None) -> None:
             colour = style.INK if sure else style.PALETTE[1]
             tip = (at[modifier], 0.0)
             if head == 0:
-                start, bend = (at[modifier], 2.6), "arc3,rad=0"
-                label = (at[modifier] + 0.12, 2.2)
+                start, bend = (at[modifier], 1.5), "arc3,rad=0"
+                label = (at[modifier] + 0.3, 1.2)
             else:
                 start = (at[head - 1] + 0.14 * np.sign(modifier - head + 1), 0.0)
                 span = modifier - (head - 1)
                 bend = f"arc3,rad={-0.45 * np.sign(span):.2f}"
-                label = (at[modifier] - span / 2, 0.45 * abs(span) / 2 * 0.98 + 0.12)
+                label = (at[modifier] - span / 2, 0.225 * abs(span) + 0.05)
             axes.add_patch(
                 FancyArrowPatch(
                     start,
@@ -126,8 +124,8 @@ def _draw(axes: Axes, mu: Tensor, budget: int | None) -> None:
                 )
             )
             if not sure:
-                axes.text(*label, f"{weight:.2f}", color=colour, fontsize=7, ha="center", va="bottom")
-    axes.set(xlim=(-0.6, len(WORDS) - 0.4), ylim=(-0.1, 3.0), yticks=[], aspect="equal")
+                axes.text(*label, f"{weight:.2f}", color=colour, fontsize=7.5, ha="center", va="bottom")
+    axes.set(xlim=(-0.6, len(WORDS) - 0.4), ylim=(-0.1, 1.6), yticks=[], aspect="equal")
     axes.set_xticks(at, WORDS, fontsize=8)
     axes.tick_params(axis="x", length=0, labelbottom=True)
     axes.grid(False)
