@@ -71,8 +71,8 @@ class FactorGraph:
         >>> graph.add(Budget(u[:, 0], budget=1))
         >>> solution = graph.solve()
         >>> u.value
-        tensor([[0.5500, 0.4500, 0.0000],
-                [0.4500, 0.5500, 0.0000]])
+        tensor([[0.5571, 0.4429, 0.0000],
+                [0.4429, 0.5286, 0.0286]])
 
     References: Niculae & Martins (2020), LP-SparseMAP; Martins et al. (2015), AD3.
     """

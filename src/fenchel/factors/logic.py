@@ -182,7 +182,7 @@ class Knapsack(Band):
         >>> graph.add(Knapsack(u, costs=[3.0, 1.0, 1.0], budget=2.0))
         >>> solution = graph.solve()
         >>> u.value
-        tensor([0.2182, 0.5727, 0.4727])
+        tensor([0.3000, 0.6000, 0.5000])
     """
 
     def __init__(

@@ -33,7 +33,7 @@ class Pair(Factor):
         >>> graph.add(Pair(u[:-1], u[1:], 0.5))
         >>> solution = graph.solve()
         >>> u.value
-        tensor([1.0000, 0.5500, 0.2750, 0.2750])
+        tensor([1.0000, 0.7000, 0.4500, 0.4500])
 
     References: Martins et al. (2015), AD3, for the closed form.
     """

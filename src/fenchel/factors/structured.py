@@ -114,9 +114,9 @@ class Sequence(Structured):
         >>> graph.add(Budget(u[:, 0], 2))
         >>> solution = graph.solve()
         >>> u.value
-        tensor([[0.9250, 0.0750],
-                [0.1500, 0.8500],
-                [0.9250, 0.0750]])
+        tensor([[0.7833, 0.2167],
+                [0.4333, 0.5667],
+                [0.7833, 0.2167]])
     """
 
     def __init__(self, variables: Variables, transition: Tensor) -> None:
@@ -144,8 +144,8 @@ class DependencyTree(Structured):
         >>> solution = graph.solve()
         >>> u.value
         tensor([[1.0000, 0.0000, 0.0000, 0.0000],
-                [0.0000, 0.4000, 0.0000, 0.6000],
-                [0.0000, 0.6000, 0.4000, 0.0000]])
+                [0.0333, 0.3333, 0.0000, 0.6333],
+                [0.0667, 0.6667, 0.2667, 0.0000]])
     """
 
     def __init__(self, variables: Variables, projective: bool = False, single_root: bool = False) -> None:

@@ -38,7 +38,7 @@ class Variables:
         """What the graph's last ``solve()`` or ``map()`` gave them: batch dimensions, then ``shape``."""
         flat = self.graph.values
         index = torch.from_numpy(np.ascontiguousarray(self.index)).to(flat.device)
-        value = flat[..., index.reshape(-1)].reshape(*flat.shape[:-1], *self.shape)
+        value = flat[..., index.reshape(-1)].reshape((*flat.shape[:-1], *self.shape))
         if self.negated.any():
             negated = torch.from_numpy(np.ascontiguousarray(self.negated)).to(flat.device)
             value = torch.where(negated, 1 - value, value)

@@ -31,8 +31,8 @@ SUMMARY = """
 The snippet of the talk, run: `graph.add(DependencyTree(u))`, and for every word `graph.add(Budget(u[:, k], budget))`.
 The scores of the arcs are made up, and leave open who has the telescope. Without a budget the answer is SparseMAP's: a
 mixture of two whole trees, in which all that is sure is exactly 1 and all that is out of the question exactly 0, where
-softmax for each word would leave a little on every head. With two modifiers a word, *saw* has to let one go. It is the one
-that was undecided anyway: *with* moves over to *man*, and the telescope with it. All of it is one differentiable layer.
+softmax for each word would leave a little on every head. With two modifiers a word, *saw* has to let one go. It is the
+one that was undecided anyway: *with* moves over to *man*, and the telescope with it. It is one differentiable layer.
 """
 
 
@@ -86,8 +86,8 @@ def _arcs(marginals: list[Tensor]) -> Figure:
         drawing,
         caption="Arcs from head to modifier, as wide and dark as their marginal; numbers tell those that are not sure. "
         "The arrow from above is the root's.",
-        alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from saw, "
-        "0.3 from man. With at most two modifiers a word, she and man stay with saw, and with hangs on man for sure.",
+        alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from "
+        "saw, 0.3 from man. With at most two modifiers a word, she and man stay with saw, and with hangs on man for sure.",
         paper="The talk shows the snippet alone, without a figure.",
     )
 
@@ -109,7 +109,7 @@ def _draw(axes: Axes, mu: Tensor) -> None:
                 start = (at[head - 1] + 0.14 * np.sign(modifier - head + 1), 0.0)
                 span = modifier - (head - 1)
                 bend = f"arc3,rad={-0.45 * np.sign(span):.2f}"
-                label = (at[modifier] - span / 2, 0.225 * abs(span) + 0.05)
+                label = (at[modifier] - span / 2, 0.225 * abs(span))
             axes.add_patch(
                 FancyArrowPatch(
                     start,
@@ -124,7 +124,8 @@ def _draw(axes: Axes, mu: Tensor) -> None:
                 )
             )
             if not sure:
-                axes.text(*label, f"{weight:.2f}", color=colour, fontsize=7.5, ha="center", va="bottom")
+                box = {"facecolor": style.PAPER, "edgecolor": "none", "pad": 0.6}
+                axes.text(*label, f"{weight:.2f}", color=colour, fontsize=7.5, ha="center", va="center", bbox=box)
     axes.set(xlim=(-0.6, len(WORDS) - 0.4), ylim=(-0.1, 1.6), yticks=[], aspect="equal")
     axes.set_xticks(at, WORDS, fontsize=8)
     axes.tick_params(axis="x", length=0, labelbottom=True)
