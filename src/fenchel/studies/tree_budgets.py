@@ -87,7 +87,7 @@ def _arcs(marginals: list[Tensor]) -> Figure:
         caption="Arcs from head to modifier, as wide and dark as their marginal; numbers tell those that are not sure. "
         "The arrow from above is the root's.",
         alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from "
-        "saw, 0.3 from man. With at most two modifiers a word, she and man stay with saw, and with hangs on man for sure.",
+        "saw, 0.3 from man. With at most two modifiers a word, she and man stay with saw, and with hangs on man.",
         paper="The talk shows the snippet alone, without a figure.",
     )
 
@@ -108,8 +108,8 @@ def _draw(axes: Axes, mu: Tensor) -> None:
             else:
                 start = (at[head - 1] + 0.14 * np.sign(modifier - head + 1), 0.0)
                 span = modifier - (head - 1)
-                bend = f"arc3,rad={-0.45 * np.sign(span):.2f}"
-                label = (at[modifier] - span / 2, 0.225 * abs(span))
+                bend = f"arc3,rad={-0.7 * np.sign(span):.2f}"
+                label = (at[modifier] - span / 2, 0.35 * abs(span))
             axes.add_patch(
                 FancyArrowPatch(
                     start,
