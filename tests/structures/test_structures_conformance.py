@@ -40,6 +40,8 @@ def test_shape_and_dtype_come_back(case: Member, dtype: torch.dtype) -> None:
     mixture = omega.solve(narrow)
     assert mixture.weights.dtype == mixture.structures.dtype == mixture.gap.dtype == dtype
     assert mixture.structures.shape == (2, 3, mixture.weights.shape[-1], *case.shape)
+    again = omega.solve(narrow, start=mixture)
+    assert torch.allclose(again.marginals.double(), mu.double(), atol=TOLERANCE[dtype])
 
 
 @every_masked

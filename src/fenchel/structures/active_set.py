@@ -248,16 +248,17 @@ class _Solver:
                 f"start must hold structures of shape (…, K, parts) for scores of shape {tuple(problem.scores.shape)}, "
                 f"got {tuple(start.shape)}"
             )
-        rows = start.detach().movedim(-event - 1, 0).reshape(-1, len(self.theta), problem.shape.numel())
+        rows = start.detach().movedim(-event - 1, 0)
+        rows = rows.reshape(len(rows), len(self.theta), problem.shape.numel())
         for y in rows:
             parts = places(y)
-            some = (y != 0).any(-1).cpu().numpy()
-            allowed = ~(y.cpu().numpy().astype(bool) & (self.theta == -np.inf)).any(-1)
+            ones = (y == 1).cpu().numpy()  # a row of NaN has none
+            allowed = ones.any(-1) & ~(ones & (self.theta == -np.inf)).any(-1)
             higher = problem.structure.higher(y.double().reshape(*problem.batch, *problem.shape))
             bonus = (
                 np.zeros(len(y)) if higher is None else higher.cpu().expand(problem.batch).reshape(-1).numpy().copy()
             )
-            kept = self.live[(some & allowed & (bonus > -np.inf))[self.live]]
+            kept = self.live[(allowed & (bonus > -np.inf))[self.live]]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
 
     def solve(self) -> None:

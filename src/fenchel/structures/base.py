@@ -260,7 +260,7 @@ def _check_structures(y: Tensor, theta: Tensor, structure: Structure) -> None:
 
 def places(y: Tensor) -> Array:
     """Where structures (n, …) have their ones: int32 (n, L), filled up with −1."""
-    ones = y.detach().flatten(1).cpu().numpy() != 0
+    ones = (y.detach().flatten(1) == 1).cpu().numpy()
     counts = ones.sum(-1)
     found = np.full((len(ones), max(int(counts.max(initial=0)), 1)), -1, dtype=np.int32)
     row, part = np.nonzero(ones)
