@@ -1,0 +1,237 @@
+"""Structured factors: SparseMAP alone, the local polytope of enumerated structures together with other factors."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from local_polytope import Local, Part, allowed
+
+import fenchel
+from fenchel import FactorGraph, factors, structures
+from fenchel.factors import Budget, DependencyTree, Imply, Pair, Sequence, Structured, Xor
+
+
+def trees(n: int, single_root: bool = False) -> np.ndarray:
+    """All dependency trees over n words, as flat arcs [modifier, head]."""
+    found = []
+    for heads in itertools.product(range(n + 1), repeat=n):
+        for m in range(n):
+            at, steps = m + 1, 0
+            while at and steps <= n:
+                at, steps = heads[at - 1], steps + 1
+            if at:
+                break
+        else:
+            if not single_root or heads.count(0) == 1:
+                arcs = np.zeros((n, n + 1))
+                arcs[np.arange(n), list(heads)] = 1
+                found.append(arcs.reshape(-1))
+    return np.array(found)
+
+
+def sequences(steps: int, states: int, transition: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """All sequences, and the scores of their steps."""
+    rows, scores = [], []
+    for z in itertools.product(range(states), repeat=steps):
+        rows.append(np.eye(states)[list(z)].reshape(-1))
+        scores.append(sum(transition[a, b] for a, b in itertools.pairwise(z)))
+    return np.array(rows), np.array(scores)
+
+
+def budgeted(arc_scores: torch.Tensor, budget: int, single_root: bool = False) -> torch.Tensor:
+    fg = FactorGraph()
+    u = fg.variables(arc_scores, batch_dims=arc_scores.dim() - 2)
+    fg.add(DependencyTree(u, single_root=single_root))
+    for k in range(1, u.shape[1]):
+        fg.add(Budget(u[:, k], budget=budget))
+    fg.solve()
+    return u.value
+
+
+def test_the_papers_snippet_runs_as_it_is_written() -> None:
+    n = 4
+    arc_scores = torch.randn(n, n + 1)
+    fg = FactorGraph()
+    u = fg.variables(arc_scores)
+    fg.add(DependencyTree(u))
+    for k in range(n):
+        fg.add(Budget(u[:, k], budget=5))
+    fg.solve()
+    alone = fenchel.SparseMAP(structures.DependencyTree()).argmax(arc_scores)
+    torch.testing.assert_close(u.value, alone, rtol=0, atol=1e-6)  # no head can have more than five
+
+
+@pytest.mark.parametrize(("n", "budget", "single_root"), [(3, 1, False), (4, 1, True), (4, 2, False), (3, 1, True)])
+def test_a_tree_with_budgets_is_the_program_over_the_local_polytope(n: int, budget: int, single_root: bool) -> None:
+    rng = np.random.default_rng(n + budget)
+    theta = rng.normal(size=(2, n, n + 1)) * 2
+    value = budgeted(torch.from_numpy(theta), budget, single_root).numpy()
+    local = Local(n * (n + 1), [Part(range(n * (n + 1)), trees(n, single_root))])
+    for k in range(1, n + 1):
+        local.parts.append(Part([m * (n + 1) + k for m in range(n)], allowed(n, lambda y: sum(y) <= budget)))
+    for row in range(2):
+        expected, _ = local.solve(theta[row].reshape(-1))
+        np.testing.assert_allclose(value[row].reshape(-1), expected, atol=3e-6)
+
+
+def tagged(scores: torch.Tensor, transition: torch.Tensor) -> torch.Tensor:
+    """Two sequences of which the second follows the first where it counts."""
+    graph = FactorGraph()
+    u = graph.variables(scores)
+    graph.add(Sequence(u[0], transition))
+    graph.add(Sequence(u[1], transition))
+    graph.add(Imply(u[0, 1, 0], u[1, 1, 0]))
+    graph.add(Budget([u[0, :, 1], u[1, :, 1]], 2))
+    graph.solve()
+    return u.value
+
+
+def test_sequences_with_constraints_are_the_program_over_the_local_polytope() -> None:
+    rng = np.random.default_rng(0)
+    theta, transition = rng.normal(size=(2, 3, 2)), rng.normal(size=(2, 2))
+    rows, scores = sequences(3, 2, transition)
+    local = Local(12, [
+        Part(range(6), rows, None, scores),
+        Part(range(6, 12), rows, None, scores),
+        Part([2, 8], allowed(2, lambda y: y[0] <= y[1])),
+        Part([1, 3, 5, 7, 9, 11], allowed(6, lambda y: sum(y) <= 2)),
+    ])  # fmt: skip
+    value = tagged(torch.from_numpy(theta), torch.from_numpy(transition))
+    np.testing.assert_allclose(value.numpy().reshape(-1), local.solve(theta.reshape(-1))[0], atol=3e-6)
+
+
+def test_derivatives_in_scores_and_transitions() -> None:
+    scores = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
+    transition = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(tagged, (scores, transition))
+    assert torch.autograd.gradcheck(tagged, (scores, transition), check_forward_ad=True, fast_mode=True)
+    assert torch.autograd.gradgradcheck(tagged, (scores, transition), fast_mode=True)
+    arcs = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda a: budgeted(a, 1), (arcs,))
+
+
+def test_alone_a_structure_is_sparsemap_with_its_derivatives() -> None:
+    scores = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)
+    transition = torch.randn(3, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    graph = FactorGraph()
+    u = graph.variables(scores, batch_dims=1)
+    graph.add(Sequence(u, transition))
+    assert int(graph.solve().iterations.max()) == 0
+    expected = fenchel.SparseMAP(structures.Chain(transition)).argmax(scores)
+    torch.testing.assert_close(u.value, expected, rtol=0, atol=1e-9)
+    cotangent = torch.randn_like(scores)
+    got = torch.autograd.grad(u.value, (scores, transition), cotangent)
+    torch.testing.assert_close(got, torch.autograd.grad(expected, (scores, transition), cotangent))
+
+
+def test_batches_with_their_own_transitions_are_loops() -> None:
+    scores = torch.randn(3, 4, 2, dtype=torch.float64)
+    transition = torch.randn(3, 1, 2, 2, dtype=torch.float64, requires_grad=True)
+
+    def call(s: torch.Tensor, t: torch.Tensor, batch_dims: int) -> torch.Tensor:
+        graph = FactorGraph()
+        u = graph.variables(s, batch_dims)
+        graph.add(Sequence(u, t))
+        graph.add(Budget(u[:, 0], 1))
+        graph.solve()
+        return u.value
+
+    together = call(scores, transition, 1)
+    alone = torch.stack([call(scores[i], transition[i], 0) for i in range(3)])
+    torch.testing.assert_close(together, alone, rtol=0, atol=1e-10)
+    (got,) = torch.autograd.grad(together.square().sum(), transition)
+    (expected,) = torch.autograd.grad(alone.square().sum(), transition)
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-9)
+
+
+def test_shorter_sentences_of_a_batch_are_solved_as_if_alone() -> None:
+    arcs = torch.randn(4, 5, dtype=torch.float64)
+    padded = torch.stack([arcs, arcs])
+    padded[1, 3:, :] = -torch.inf
+    padded[1, :, 4:] = -torch.inf
+    value = budgeted(padded, 1)
+    torch.testing.assert_close(value[0], budgeted(arcs, 1), rtol=0, atol=1e-10)
+    torch.testing.assert_close(value[1, :3, :4], budgeted(arcs[:3, :4], 1), rtol=0, atol=1e-10)
+    assert value[1, 3:].abs().max() == 0
+
+
+def test_map_of_a_tree_with_budgets_is_the_best_that_is_allowed() -> None:
+    theta = torch.randn(4, 5, dtype=torch.float64)
+    fg = FactorGraph()
+    u = fg.variables(theta)
+    fg.add(DependencyTree(u))
+    for k in range(1, 5):
+        fg.add(Budget(u[:, k], budget=1))
+    assert bool(fg.map().converged)
+    local = Local(20, [Part(range(20), trees(4))])
+    for k in range(1, 5):
+        local.parts.append(Part([m * 5 + k for m in range(4)], allowed(4, lambda y: sum(y) <= 1)))
+    _, best = local.solve(theta.numpy().reshape(-1), quadratic=False)
+    assert float((theta * u.value).sum()) == pytest.approx(best, abs=1e-7)
+
+
+class Runs(structures.Structure):
+    """A user's oracle: one run of neighbours, longer ones with a higher score."""
+
+    def __init__(self, bonus: float) -> None:
+        super().__init__()
+        self.bonus = bonus
+
+    def map(self, scores: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        runs = self.all(scores.shape[-1]).to(scores)
+        return runs[(scores @ runs.T + self.higher(runs)).argmax(-1)]
+
+    def higher(self, structures: torch.Tensor) -> torch.Tensor:
+        return self.bonus * structures.sum(-1) ** 2
+
+    @staticmethod
+    def all(n: int) -> torch.Tensor:
+        at = torch.arange(n)
+        return torch.stack([(at >= i) & (at < j) for i in range(n) for j in range(i + 1, n + 1)])
+
+
+def test_a_users_oracle_with_higher_order_scores_is_a_factor() -> None:
+    theta = torch.tensor([0.4, -0.3, 0.5, 0.2, -0.6], dtype=torch.float64)
+    graph = FactorGraph()
+    u = graph.variables(theta)
+    graph.add(Structured(u, Runs(0.07)))
+    graph.add(Xor(u[0], u[2]))
+    graph.solve()
+    runs = Runs.all(5).double().numpy()
+    local = Local(
+        5, [Part(range(5), runs, None, 0.07 * runs.sum(1) ** 2), Part([0, 2], allowed(2, lambda y: sum(y) == 1))]
+    )
+    np.testing.assert_allclose(u.value.numpy(), local.solve(theta.numpy())[0], atol=3e-6)
+
+
+def test_impossible_trees_are_infeasible() -> None:
+    fg = FactorGraph()
+    u = fg.variables(torch.randn(3, 4))
+    fg.add(DependencyTree(u))
+    fg.add(Budget(u[:, 0], budget=0))  # nothing on the root
+    with pytest.raises(ValueError, match="infeasible"):
+        fg.solve()
+
+
+@pytest.mark.parametrize(("make", "error", "message"), [
+    (lambda u: DependencyTree(u), ValueError, r"\(…, N, N \+ 1\)"),
+    (lambda u: DependencyTree(u[0]), ValueError, "2 dimensions for DependencyTree"),
+    (lambda u: Sequence(u, torch.zeros(3, 3)), ValueError, "over the 2 states"),
+    (lambda u: Structured(u, "tree"), TypeError, "structure must be"),
+    (lambda u: Structured([u], structures.Matching()), TypeError, "one array"),
+    (lambda u: Structured(u[0], structures.Subsets(3)), ValueError, "k"),
+])  # fmt: skip
+def test_bad_arguments_are_named(make: Callable, error: type[Exception], message: str) -> None:
+    u = FactorGraph().variables(torch.zeros(4, 2))
+    with pytest.raises(error, match=message):
+        make(u)
+
+
+def test_every_factor_of_the_contract_is_there() -> None:
+    logic = {"Xor", "AtMostOne", "Or", "Imply", "XorOut", "OrOut", "AndOut", "Budget", "Exactly", "Knapsack"}
+    assert logic | {"Pair", "Sequence", "DependencyTree"} <= set(factors.__all__)
+    assert issubclass(Pair, factors.Factor)
