@@ -43,16 +43,14 @@ class Alignment(DynamicProgram):
         >>> x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.2, 1.3, 2.1])
         >>> d = Alignment((x[:, None] - y).square().unsqueeze(0), omega=Gini())
         >>> d.marginals
-        tensor([[[1.0000, 0.1536, 0.0000, 0.0000],
-                 [0.3072, 0.9664, 0.8032, 0.0000],
-                 [0.0000, 0.2500, 0.3168, 1.0000]]])
+        tensor([[[1.0000, 0.0000, 0.0000, 0.0000],
+                 [0.0000, 1.0000, 0.7801, 0.0000],
+                 [0.0000, 0.0000, 0.4035, 1.0000]]])
         >>> d.map()[0].tolist()
         [[0, 0], [1, 1], [1, 2], [2, 3], [-1, -1], [-1, -1]]
 
     References: Sakoe & Chiba (1978); Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
-
-    _sign = -1.0
 
     def __init__(
         self,
@@ -76,6 +74,9 @@ class Alignment(DynamicProgram):
         batch, rows, columns = self._inputs[0].shape
         band = "" if self.band is None else f"band={self.band}, "
         return f"Alignment({batch} tables of up to {rows} × {columns} cells, {band}omega={self.omega})"
+
+    def _shown(self, maximum: Tensor) -> Tensor:
+        return 0.0 - maximum  # and no −0
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         columns = self._inputs[0].shape[2]
@@ -159,7 +160,7 @@ class _AlignmentRecursion(Recursion):
         return walk(graph, scores, self.omega if omega is None else omega, ends)
 
     def collect(self, marginals: Tensor) -> Inputs:
-        return (-marginals.unflatten(-1, (*self.shape, 3)).sum(-1),)
+        return (-marginals.reshape(-1, *self.shape, 3).sum(-1),)
 
 
 @lru_cache(maxsize=32)

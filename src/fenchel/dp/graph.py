@@ -152,7 +152,7 @@ class Walk:
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
             passed = passed.index_add(1, level.places.flatten().to(taken.device), walked[-1])
-            for r, part in zip(level.reads, passed.split(sizes, -1), strict=True):
+            for r, part in zip(level.reads, torch.split(passed, sizes, -1), strict=True):
                 mass[r] = mass[r] + part
         found = self._by_edge(walked[::-1], 0.0)
         return torch.where(self.value.isnan().unsqueeze(-1), torch.nan, found)
@@ -261,8 +261,9 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     nothing = torch.full_like(scores[:, :1], -torch.inf)
     sorted_scores = torch.cat([scores, nothing], -1)[:, graph.order.to(scores.device)]
     values, choices = [torch.zeros_like(scores[:, :1])], []
-    for level, part in zip(graph.levels, sorted_scores.split(graph.widths, -1), strict=True):
-        choices.append(_read(values, level) + part.unflatten(-1, level.edges.shape))
+    parts = torch.split(sorted_scores, graph.widths, -1)
+    for level, part in zip(graph.levels, parts, strict=True):
+        choices.append(_read(values, level) + part.reshape(len(part), *level.edges.shape))
         values.append(omega.max(choices[-1]))
     return Walk(graph, omega, values, choices, ends)
 
@@ -282,7 +283,8 @@ def unscaled(omega: Regularizer) -> tuple[Regularizer, float | Tensor]:
     """Ω and γ of γΩ."""
     gamma: float | Tensor = 1.0
     while isinstance(omega, Scaled):
-        omega, gamma = omega.omega, gamma * omega.gamma
+        gamma = gamma * omega.gamma
+        omega = omega.omega
     return omega, gamma
 
 

@@ -56,17 +56,16 @@ class DynamicProgram(ABC):
     _recursion: Recursion
     _inputs: Inputs
     _dtype: torch.dtype
-    _sign = 1.0
 
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return (self._sign * self._recursion.max(self._inputs)).to(self._dtype)
+        return self._shown(self._recursion.max(self._inputs)).to(self._dtype)
 
     @property
     def marginals(self) -> Tensor:
         """The expected path: how probable it is that each part belongs to the path."""
-        return (self._sign * self._recursion.marginals(self._inputs)[0]).to(self._dtype)
+        return self._shown(self._recursion.marginals(self._inputs)[0]).to(self._dtype)
 
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
@@ -124,6 +123,10 @@ class DynamicProgram(ABC):
         return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
 
     # -- what each problem says of its paths ---------------------------------------------------------
+
+    def _shown(self, maximum: Tensor) -> Tensor:
+        """A maximum of scores, or its gradient, as users see it: costs are minus scores."""
+        return maximum
 
     @abstractmethod
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:

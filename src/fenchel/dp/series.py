@@ -156,7 +156,7 @@ def barycenter(
         return total
 
     with torch.enable_grad():
-        search.step(cost)  # type: ignore[arg-type]
+        search.step(cost)  # type: ignore[no-untyped-call]
     found = mean.detach().to(dtype)
     return found.squeeze(-1) if flat else found
 
