@@ -197,9 +197,7 @@ NODES = 8
 
 
 def lattice_edges(b, scores):
-    edges = [
-        (int(s), int(t), float(scores[b, e]), e) for e, (s, t) in enumerate(zip(SOURCES, TARGETS, strict=True))
-    ]
+    edges = [(int(s), int(t), float(scores[b, e]), e) for e, (s, t) in enumerate(zip(SOURCES, TARGETS, strict=True))]
     return edges, 0, NODES - 1
 
 

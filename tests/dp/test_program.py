@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from enumeration import PROBLEMS, Problem
 from scipy import stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from enumeration import PROBLEMS, Problem
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
 from fenchel.dp import DynamicProgram
 
