@@ -114,6 +114,10 @@ def calls() -> dict[str, Call]:
         "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
         "attention": lambda s: fenchel.attention(*_heads(s)),
         "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+        "chains, one set of steps": lambda s: _chains(s, True),
+        "chains": lambda s: _chains(s, False),
+        "alignments": _alignments,
+        "lattices": _lattices,
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
     }
     return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
@@ -174,6 +178,29 @@ def _linear(alpha: float, scores: Tensor) -> Tensor:
         for part, index in zip(hidden.chunk(2), target.chunk(2), strict=True)
     ]
     return torch.stack(losses)
+
+
+_SMOOTH = fenchel.Gini()  # one kernel serves every Ω
+
+
+def _chains(scores: Tensor, shared: bool) -> Tensor:
+    """Values and expected paths of chains, and their best paths."""
+    unary = scores[:, :8].reshape(3, 4, 2)
+    transition = unary[0, :2] if shared else unary[:, :3, :, None] + unary[:, 1:, None]
+    d = fenchel.dp.LinearChain(unary, transition, omega=_SMOOTH)
+    d.map()
+    return d.value + d.marginals.square().sum((1, 2))
+
+
+def _alignments(scores: Tensor) -> Tensor:
+    d = fenchel.dp.Alignment(scores[:, :8].reshape(3, 4, 2), omega=_SMOOTH)
+    return d.value + d.marginals.square().sum((1, 2))
+
+
+def _lattices(scores: Tensor) -> Tensor:
+    edges = torch.arange(8)
+    d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
+    return d.value + d.marginals.square().sum(1)
 
 
 def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from enumeration import NODES, PROBLEMS, SHARED, SOURCES, TARGETS, Problem
+from enumeration import NODES, PROBLEMS, SOURCES, TARGETS, Problem
 from torch import Tensor
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
@@ -133,14 +133,6 @@ def test_forward_mode_and_transformations(problem: Problem, omega: Regularizer) 
     (product,) = torch.autograd.grad(gradient, leaf, direction)
     wanted = (hessian(total)(first).flatten(first.dim()) @ direction.flatten()).reshape(first.shape)
     torch.testing.assert_close(product, wanted)
-
-
-@pytest.mark.parametrize("problem", [SHARED], ids=str)
-def test_compiled_graphs(problem: Problem) -> None:
-    tensors = problem.tensors()
-    torch._dynamo.reset()
-    compiled = torch.compile(lambda *t: problem.build(*t, Gini()).value, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(*tensors), problem.build(*tensors, Gini()).value)
 
 
 @either_way
