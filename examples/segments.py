@@ -1,7 +1,7 @@
 """Semi-Markov segmentation on a lattice: where to cut a signal, with the probability of every cut.
 
-Node i stands before sample i; an edge from i to j is a segment, scored by how flat the signal is inside it, less the price
-of a segment. A path cuts the signal into segments of any length.
+Node i stands before sample i; an edge from i to j is a segment, scored by how flat the signal is inside it, less the
+price of a segment. A path cuts the signal into segments of any length.
 """
 
 import torch

@@ -355,13 +355,15 @@ def _chain() -> Workload:
         return fenchel.dp.LinearChain(unary, transition, omega=omega).loss(target).sum()
 
     def torchcrf(package: Any, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
-        return -_field(package, transition)(unary, target, reduction="sum")
+        total: Tensor = _field(package, transition)(unary, target, reduction="sum")
+        return -total
 
     def torch_struct(package: Any, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
         # The first state's scores go with the first step; potentials are [current, previous]. The partition alone.
         edges = unary[:, 1:, :, None] + transition.t()
         edges = torch.cat([edges[:, :1] + unary[:, :1, None], edges[:, 1:]], 1)
-        return package.LinearChainCRF(edges).partition.sum()
+        total: Tensor = package.LinearChainCRF(edges).partition.sum()
+        return total
 
     def case(chains: int, steps: int) -> Case:
         return Case(f"{chains} × {steps} × {STATES}", partial(_tags, chains, steps))
