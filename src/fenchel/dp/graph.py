@@ -264,8 +264,16 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     parts = torch.split(sorted_scores, graph.widths, -1)
     for level, part in zip(graph.levels, parts, strict=True):
         choices.append(_read(values, level) + part.reshape(len(part), *level.edges.shape))
-        values.append(omega.max(choices[-1]))
+        values.append(_max(omega, choices[-1]))
     return Walk(graph, omega, values, choices, ends)
+
+
+def _max(omega: Regularizer, z: Tensor) -> Tensor:
+    """max_Ω along the last dimension; −inf where there is no choice, at no slope in the parameters of Ω either."""
+    if not any(True for _ in omega.parameters()) and not isinstance(unscaled(omega)[1], Tensor):
+        return omega.max(z)
+    dead = (z == -torch.inf).all(-1)
+    return torch.where(dead, -torch.inf, omega.max(torch.where(dead.unsqueeze(-1), 0.0, z)))
 
 
 def _read(each: Sequence[Tensor], level: Level) -> Tensor:
