@@ -270,7 +270,8 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
 
 def _max(omega: Regularizer, z: Tensor) -> Tensor:
     """max_Ω along the last dimension; −inf where there is no choice, at no slope in the parameters of Ω either."""
-    if not any(True for _ in omega.parameters()) and not isinstance(unscaled(omega)[1], Tensor):
+    base, gamma = unscaled(omega)
+    if not isinstance(gamma, Tensor) and not isinstance(base.parameter, Tensor):
         return omega.max(z)
     dead = (z == -torch.inf).all(-1)
     return torch.where(dead, -torch.inf, omega.max(torch.where(dead.unsqueeze(-1), 0.0, z)))
