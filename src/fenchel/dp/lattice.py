@@ -162,9 +162,7 @@ def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -
         raise TypeError(f"num_nodes must be an int, got {type(num_nodes).__name__}")
     if num_nodes < 2:
         raise ValueError(f"num_nodes must be at least 2, a source and a sink, got {num_nodes}")
-    with (
-        torch._C._DisableFuncTorch()
-    ):  # transformations of functions would wrap these tensors, which none differentiates
+    with torch._C._DisableFuncTorch():  # its transformations would wrap these tensors
         tails, heads = (each.long().cpu().contiguous().numpy() for each in (sources, targets))
     return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
 
