@@ -65,6 +65,16 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
         exercise(fenchel.attention, query[..., :1, :], key, value)
         exercise(fenchel.attention, query.transpose(1, 2).contiguous().transpose(1, 2), key, value)
         exercise(lambda q, k, v: fenchel.attention(q[0], k[0], v[0]), query, key, value)
+    if not narrow:
+        exercise_twice = lambda d: d.value + d.marginals.square().flatten(1).sum(1)
+        unary, lengths = torch.randn(2, 5, 4, dtype=dtype), torch.tensor([5, 3])
+        for step in (torch.randn(4, 4, dtype=dtype), torch.randn(2, 4, 4, 4, dtype=dtype)):
+            for omega in (fenchel.Shannon(), fenchel.Hard(), 0.5 * fenchel.Tsallis(1.5)):
+                exercise(lambda u, w: exercise_twice(fenchel.dp.LinearChain(u, w, lengths, omega=omega)), unary, step)
+            fenchel.dp.LinearChain(unary, step, lengths).map()
+        exercise(lambda c: exercise_twice(fenchel.dp.Alignment(c, band=1)), unary)
+        nodes = torch.arange(5)
+        exercise(lambda s: exercise_twice(fenchel.dp.Lattice(nodes, nodes + 1, s, 6)), unary[..., 0])
 new = known() - before
 assert not new, new
 """

@@ -119,6 +119,10 @@ def calls() -> dict[str, Call]:
         "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
         "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
         "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
+        "chains, one set of steps": lambda s: _chains(s, True),
+        "chains": lambda s: _chains(s, False),
+        "alignments": _alignments,
+        "lattices": _lattices,
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
     }
     return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
@@ -183,6 +187,29 @@ def _linear(alpha: float, scores: Tensor) -> Tensor:
 
 def _mixture(structure: Structure, scores: Tensor) -> Tensor:
     return fenchel.SparseMAP(structure).argmax(scores)
+
+
+_SMOOTH = fenchel.Gini()  # one kernel serves every Ω
+
+
+def _chains(scores: Tensor, shared: bool) -> Tensor:
+    """Values and expected paths of chains, and their best paths."""
+    unary = scores[:, :8].reshape(3, 4, 2)
+    transition = unary[0, :2] if shared else unary[:, :3, :, None] + unary[:, 1:, None]
+    d = fenchel.dp.LinearChain(unary, transition, omega=_SMOOTH)
+    d.map()
+    return d.value + d.marginals.square().sum((1, 2))
+
+
+def _alignments(scores: Tensor) -> Tensor:
+    d = fenchel.dp.Alignment(scores[:, :8].reshape(3, 4, 2), omega=_SMOOTH)
+    return d.value + d.marginals.square().sum((1, 2))
+
+
+def _lattices(scores: Tensor) -> Tensor:
+    edges = torch.arange(8)
+    d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
+    return d.value + d.marginals.square().sum(1)
 
 
 def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -151,6 +151,9 @@ def workloads() -> list[Workload]:
         _linear(),
         _attention(),
         _structures(),
+        _chain(),
+        _decode(),
+        _alignment(),
     ]
 
 
@@ -374,6 +377,112 @@ def _structures() -> Workload:
     )
 
 
+# -- dynamic programs ------------------------------------------------------------------------------------------------
+
+CHAINS, STEPS, STATES = 64, 50, 20
+
+
+def _chain() -> Workload:
+    def loss(omega: fenchel.Regularizer, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
+        return fenchel.dp.LinearChain(unary, transition, omega=omega).loss(target).sum()
+
+    def torchcrf(package: Any, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
+        total: Tensor = _field(package, transition)(unary, target, reduction="sum")
+        return -total
+
+    def torch_struct(package: Any, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
+        # The first state's scores go with the first step; potentials are [current, previous]. The partition alone.
+        edges = unary[:, 1:, :, None] + transition.t()
+        edges = torch.cat([edges[:, :1] + unary[:, :1, None], edges[:, 1:]], 1)
+        total: Tensor = package.LinearChainCRF(edges).partition.sum()
+        return total
+
+    def case(chains: int, steps: int) -> Case:
+        return Case(f"{chains} × {steps} × {STATES}", partial(_tags, chains, steps))
+
+    ours, sparse = "LinearChain, Shannon", "LinearChain, Gini"
+    small = case(CHAINS, STEPS)
+    return Workload(
+        "chain",
+        "losses of chains × steps × states, forward and backward",
+        [
+            Contestant(ours, partial(loss, fenchel.Shannon())),
+            Contestant(sparse, partial(loss, fenchel.Gini())),
+            _other("torchcrf", "pytorch-crf", torchcrf),
+            _other("torch_struct", "torch-struct", torch_struct),
+        ],
+        [small, case(CHAINS, 4 * STEPS), case(4 * CHAINS, STEPS)],
+        [
+            Goal(ours, 1 / 5, "pytorch-crf", "largest", (small.label,)),
+            Goal(ours, 1 / 50, "torch-struct", "largest", (small.label,)),
+            Goal(sparse, 2.5, ours, "largest", (small.label,)),
+        ],
+    )
+
+
+def _decode() -> Workload:
+    def torchcrf(package: Any, unary: Tensor, transition: Tensor) -> Tensor:
+        _field(package, transition).decode(unary)  # a list of lists
+        return unary
+
+    return Workload(
+        "decode",
+        f"the best path of {CHAINS} chains × {STEPS} steps × {STATES} states",
+        [
+            Contestant("LinearChain.map", lambda u, w: fenchel.dp.LinearChain(u, w).map()),
+            _other("torchcrf", "pytorch-crf", torchcrf),
+        ],
+        [Case("under no_grad", lambda: _tags(CHAINS, STEPS)[:2], backward=False, grad=False)],
+        [Goal("LinearChain.map", 1 / 5, "pytorch-crf", "largest")],
+    )
+
+
+def _alignment() -> Workload:
+    def series() -> tuple[Tensor, ...]:
+        return _normal(16, 128, 1), _normal(16, 128, 1, seed=1)
+
+    def tslearn(package: Any, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = package.SoftDTWLossPyTorch(gamma=1.0)(x, y).sum()
+        return total
+
+    def pysdtw(package: Any, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = package.SoftDTW(gamma=1.0, use_cuda=False)(x, y).sum()
+        return total
+
+    ours, sparse = "dtw, Shannon", "dtw, Gini"
+    return Workload(
+        "alignment",
+        "soft-DTW of pairs of series, forward and backward",
+        [
+            Contestant(ours, lambda x, y: fenchel.dp.dtw(x, y).sum()),
+            Contestant(sparse, lambda x, y: fenchel.dp.dtw(x, y, omega=fenchel.Gini()).sum()),
+            _other("tslearn.metrics", "tslearn", tslearn),
+            _other("pysdtw", "pysdtw", pysdtw),
+        ],
+        [Case("16 × 128 × 128", series)],
+        [
+            Goal(ours, 1 / 4, "tslearn", "largest"),
+            Goal(ours, 1 / 4, "pysdtw", "largest"),
+            Goal(sparse, 2.5, ours, "largest"),
+        ],
+    )
+
+
+def _field(package: Any, transition: Tensor) -> Any:
+    """A conditional random field of pytorch-crf with these scores of steps, and none of ends."""
+    field = package.CRF(transition.shape[0], batch_first=True)
+    del field.transitions
+    field.transitions = transition
+    for name in ("start_transitions", "end_transitions"):
+        torch.nn.init.zeros_(getattr(field, name)).requires_grad_(False)
+    return field
+
+
+def _tags(chains: int, steps: int) -> tuple[Tensor, ...]:
+    target = torch.randint(STATES, (chains, steps), generator=torch.Generator().manual_seed(3))
+    return _normal(chains, steps, STATES), _normal(STATES, STATES, seed=1), target
+
+
 # -- what they are made of -------------------------------------------------------------------------------------------
 
 
@@ -396,6 +505,17 @@ def _peer(name: str, call: Callable[..., Tensor] | None = None, suffix: str = ""
     except ModuleNotFoundError:
         return Contestant(label, None, "entmax is not installed and left out: pip install 'fenchel[bench]' to compare")
     return Contestant(label, function if call is None else lambda *inputs: call(function, *inputs))
+
+
+def _other(module: str, label: str, call: Callable[..., Tensor]) -> Contestant:
+    """A peer of another name than its module; ``call(module, *inputs)``."""
+    try:
+        package = importlib.import_module(module)
+    except ModuleNotFoundError:
+        return Contestant(
+            label, None, f"{label} is not installed and left out: pip install 'fenchel[bench]' to compare"
+        )
+    return Contestant(label, partial(call, package))
 
 
 def _scores(rows: int, width: int, sigma: float, *others: Tensor) -> tuple[Tensor, ...]:

@@ -1,0 +1,163 @@
+"""The verbs of every dynamic program, against all of its paths; with kernels and without."""
+
+import pytest
+import torch
+from enumeration import PROBLEMS, Problem
+from scipy import stats
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+
+from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
+from fenchel.dp import DynamicProgram
+
+BATCH = 3
+OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
+COMPILED = [Shannon(), Gini(), Tsallis(1.5), 0.3 * Gini()]
+
+every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
+every_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(o).replace("\n", ""))
+curved = pytest.mark.parametrize("omega", COMPILED, ids=lambda o: str(o).replace("\n", ""))
+either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
+
+
+@pytest.fixture(autouse=True)
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if hasattr(request.node, "callspec"):
+        monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
+
+
+def listed(problem: Problem, d: DynamicProgram, answer) -> tuple[Tensor, Tensor, Tensor]:
+    """All paths of a batch element, most probable first, their probabilities and their scores."""
+    paths = sorted(answer.paths, key=lambda each: -each[1])
+    states = torch.stack([problem.path(d, parts) for parts, _, _ in paths])
+    return states, *torch.tensor([each[1:] for each in paths], dtype=torch.float64).unbind(-1)
+
+
+@either_way
+@every_problem
+@every_omega
+def test_every_verb_agrees_with_enumeration(problem: Problem, omega: Regularizer, compiled: bool) -> None:
+    tensors = problem.tensors(1)
+    d = problem.build(*tensors, omega)
+    answers = problem.answers(tensors, omega, BATCH)
+    values = problem.sign * torch.tensor([a.value for a in answers], dtype=torch.float64)
+    torch.testing.assert_close(d.value, values, rtol=0, atol=1e-12)
+    expected = torch.stack([a.marginals(d.marginals[0].numel()) for a in answers]).reshape(d.marginals.shape)
+    torch.testing.assert_close(d.marginals, expected, rtol=0, atol=1e-12)
+    entropies = torch.tensor([a.entropy() for a in answers], dtype=torch.float64)
+    torch.testing.assert_close(d.entropy(), entropies, rtol=0, atol=1e-11)
+    k = max(len(a.paths) for a in answers) + 1
+    top = d.top(k)
+    torch.testing.assert_close(top.probs.sum(-1), torch.ones(BATCH).double(), rtol=0, atol=1e-12)
+    assert (top.probs.diff() <= 0).all()
+    best = d.map()
+    for b, answer in enumerate(answers):
+        paths, probs, scores = listed(problem, d, answer)
+        torch.testing.assert_close(top.probs[b, : len(probs)], probs, rtol=0, atol=1e-12)
+        assert (top.probs[b, len(probs) :] == 0).all()
+        found = {tuple(p.flatten().tolist()): q.item() for p, q in zip(top.paths[b], top.probs[b], strict=True)}
+        for path, probability in zip(paths, probs, strict=True):
+            assert found.get(tuple(path.flatten().tolist()), 0.0) == pytest.approx(probability.item(), abs=1e-12)
+        given = best.expand(len(paths), *best.shape).clone()  # some path for the other batch elements
+        given[:, b] = paths
+        torch.testing.assert_close(d.log_prob(given)[:, b], probs.log(), rtol=0, atol=1e-9)
+        torch.testing.assert_close(d.loss(given)[:, b], (answer.value - scores).clamp_min(0), rtol=0, atol=1e-12)
+        assert torch.equal(best[b], paths[scores.argmax()])
+
+
+@either_way
+@every_problem
+@pytest.mark.parametrize("omega", [Shannon(), Gini(), 2.0 * Tsallis(1.5)], ids=["shannon", "gini", "entmax"])
+def test_samples_have_the_probabilities_of_the_walk(problem: Problem, omega: Regularizer, compiled: bool) -> None:
+    tensors = problem.tensors(2)
+    d = problem.build(*tensors, omega)
+    n = 2000
+    samples = d.sample(n, torch.Generator().manual_seed(5))
+    assert samples.shape[:2] == (n, BATCH)
+    for b, answer in enumerate(problem.answers(tensors, omega, BATCH)):
+        counts: dict[tuple, int] = {}
+        for path in samples[:, b].flatten(1).tolist():
+            counts[tuple(path)] = counts.get(tuple(path), 0) + 1
+        paths, probs, _ = listed(problem, d, answer)
+        seen = torch.tensor([counts.pop(tuple(p.flatten().tolist()), 0) for p in paths]).double()
+        assert not counts  # nothing off the list, and …
+        assert (seen[probs == 0] == 0).all()  # … nothing off the support
+        common = probs * n >= 5
+        observed = torch.cat([seen[common], seen[~common].sum().reshape(1)])
+        wanted = torch.cat([probs[common] * n, probs[~common].sum().reshape(1) * n])
+        kept = wanted > 1e-9
+        if kept.sum() > 1:
+            assert stats.chisquare(observed[kept], wanted[kept] * observed.sum() / wanted[kept].sum()).pvalue > 1e-3
+
+
+@every_problem
+def test_the_same_generator_gives_the_same_samples(problem: Problem) -> None:
+    d = problem.build(*problem.tensors(2), Shannon())
+    first, second, third = (d.sample(20, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, third)
+    assert (d.log_prob(first) > -torch.inf).all()
+
+
+def leaves(problem: Problem, seed: int = 3) -> tuple[Tensor, ...]:
+    return tuple(t.requires_grad_() for t in problem.tensors(seed))
+
+
+@either_way
+@every_problem
+@curved
+def test_derivatives_of_the_value_and_of_the_marginals(problem: Problem, omega: Regularizer, compiled: bool) -> None:
+    inputs = leaves(problem)
+    assert gradcheck(lambda *t: problem.build(*t, omega).value, inputs, fast_mode=not compiled)
+    assert gradgradcheck(lambda *t: problem.build(*t, omega).value, inputs, fast_mode=True)
+    assert gradcheck(lambda *t: problem.build(*t, omega).marginals, inputs, fast_mode=True)
+
+
+@every_problem
+def test_third_derivatives(problem: Problem) -> None:
+    assert gradgradcheck(lambda *t: problem.build(*t, Shannon()).marginals, leaves(problem), fast_mode=True)
+
+
+@every_problem
+@pytest.mark.parametrize("omega", [Shannon(), Tsallis(1.5)], ids=["shannon", "entmax"])
+def test_derivatives_of_entropy_loss_and_log_prob(problem: Problem, omega: Regularizer) -> None:
+    inputs = leaves(problem)
+    path = problem.build(*inputs, omega).top(1).paths[:, 0]
+    assert gradcheck(lambda *t: problem.build(*t, omega).entropy(), inputs, fast_mode=True)
+    assert gradcheck(lambda *t: problem.build(*t, omega).loss(path), inputs, fast_mode=True)
+    assert gradcheck(lambda *t: problem.build(*t, omega).log_prob(path), inputs, fast_mode=True)
+
+
+@every_problem
+def test_parameters_of_omega_are_trained(problem: Problem) -> None:
+    tensors = problem.tensors(3)
+    alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
+    gamma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda a, c: problem.build(*tensors, c * Tsallis(a)).value, (alpha, gamma))
+
+
+@every_problem
+@pytest.mark.parametrize("omega", [*COMPILED, Hard()], ids=lambda o: str(o).replace("\n", ""))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
+def test_kernels_and_torch_agree(
+    problem: Problem, omega: Regularizer, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def everything() -> list[Tensor]:
+        inputs = tuple(t.requires_grad_() for t in problem.tensors(4, dtype))
+        d = problem.build(*inputs, omega)
+        first = torch.autograd.grad(d.value.sum(), inputs, create_graph=True)
+        generator = torch.Generator().manual_seed(0)
+        along = sum((g * torch.randn(g.shape, generator=generator).to(g)).sum() for g in first)
+        second = torch.autograd.grad(along, inputs, allow_unused=True, materialize_grads=True)
+        return [d.value, d.marginals, *first, *second]
+
+    compiled = everything()
+    monkeypatch.setattr(kernels, "ENABLED", False)
+    torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=tolerance)
+    assert all(each.dtype == dtype for each in compiled)
+
+
+def test_any_other_omega_of_the_simplex_will_do() -> None:
+    d = PROBLEMS[0].build(*PROBLEMS[0].tensors(), Norm(2.0))
+    torch.testing.assert_close(d.marginals.sum(-1)[0], torch.ones(4).double())
+    assert d.value.shape == (BATCH,)

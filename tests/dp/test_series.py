@@ -1,0 +1,144 @@
+"""Distances between series and their means: definitions, bands, limits."""
+
+import itertools
+
+import pytest
+import torch
+from enumeration import solve, table_edges
+from torch.autograd import gradcheck
+
+from fenchel import Gini, Hard, Shannon, Tsallis
+from fenchel.dp import Alignment, barycenter, dtw, dtw_divergence
+
+
+def plain_dtw(x: torch.Tensor, y: torch.Tensor) -> float:
+    """The textbook's table."""
+    table = {(-1, -1): 0.0}
+    for i, j in itertools.product(range(len(x)), range(len(y))):
+        before = [table.get(c, float("inf")) for c in ((i - 1, j - 1), (i - 1, j), (i, j - 1))]
+        table[i, j] = float((x[i] - y[j]).square().sum()) + min(before)
+    return table[len(x) - 1, len(y) - 1]
+
+
+def test_hard_is_dynamic_time_warping() -> None:
+    x, y = torch.randn(4, 6, 2).double(), torch.randn(4, 9, 2).double()
+    expected = torch.tensor([plain_dtw(a, b) for a, b in zip(x, y, strict=True)], dtype=torch.float64)
+    torch.testing.assert_close(dtw(x, y, omega=Hard()), expected)
+    torch.testing.assert_close(dtw(x, y, gamma=1e-4), expected, rtol=1e-3, atol=1e-3)
+    lengths = torch.tensor([[6, 9], [1, 9], [3, 2], [1, 1]])
+    cut = [plain_dtw(a[:n], b[:m]) for a, b, (n, m) in zip(x, y, lengths.tolist(), strict=True)]
+    torch.testing.assert_close(dtw(x, y, omega=Hard(), lengths=lengths), torch.tensor(cut).double())
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 3.0])
+@pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
+def test_gamma_is_a_temperature(gamma: float, omega) -> None:
+    x, y = torch.randn(2, 4).double(), torch.randn(2, 5).double()
+    costs = (x[:, :, None] - y[:, None]).square()
+    torch.testing.assert_close(dtw(x, y, gamma, omega), gamma * Alignment(costs / gamma, omega=omega).value)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (2, 5), (5, 2), (1, 4), (3, 7), (6, 4)])
+@pytest.mark.parametrize("band", [0, 1, 2])
+def test_a_band_keeps_to_the_diagonal(shape: tuple[int, int], band: int) -> None:
+    n, m = shape
+    costs = torch.rand(1, n, m).double()
+
+    def near(i: int, j: int, n: int, m: int) -> bool:
+        short, steps = (i, j) if n <= m else (j, i)
+        ideal = steps * (min(n, m) - 1) / max(max(n, m) - 1, 1)
+        return abs(short - ideal) <= band + 0.5 + 1e-9
+
+    lengths = torch.tensor([[n, m]])
+    d = Alignment(costs, band=band, omega=Gini())
+    answer = solve(*table_edges(0, costs, lengths, near), 2.0, 1.0)
+    assert answer.paths  # there always is a path
+    torch.testing.assert_close(d.value, -torch.tensor([answer.value]).double())
+    torch.testing.assert_close(d.marginals[0], answer.marginals(n * m).reshape(n, m), rtol=0, atol=1e-12)
+    if n == m:
+        outside = (torch.arange(n)[:, None] - torch.arange(m)).abs() > band
+        assert (d.marginals[0][outside] == 0).all()
+    padded = torch.full((1, n + 2, m + 1), torch.nan).double()
+    padded[:, :n, :m] = costs
+    torch.testing.assert_close(Alignment(padded, lengths, Gini(), band).value, d.value)
+    turned = Alignment(costs.transpose(1, 2), band=band, omega=Gini())
+    torch.testing.assert_close(turned.marginals, d.marginals.transpose(1, 2))
+
+
+@pytest.mark.parametrize("omega", [Shannon(), Gini(), Tsallis(1.5), Hard()], ids=str)
+@pytest.mark.parametrize("gamma", [0.1, 1.0, 10.0])
+def test_the_divergence_is_not_negative_and_zero_for_equal_series(omega, gamma: float) -> None:
+    for spread in (0.1, 1.0):
+        x, y = spread * torch.randn(50, 5, 2).double(), spread * torch.randn(50, 7, 2).double()
+        near = x + 0.1 * spread * torch.randn_like(x)
+        assert (dtw_divergence(x, y, gamma, omega) >= 0).all()
+        assert (dtw_divergence(x, near, gamma, omega) >= 0).all()
+        assert (dtw_divergence(x, x.clone(), gamma, omega) == 0).all()
+        torch.testing.assert_close(dtw_divergence(x, y, gamma, omega), dtw_divergence(y, x, gamma, omega))
+    lengths = torch.tensor([[5, 7], [2, 3]]).repeat(25, 1)
+    cut = dtw_divergence(x, y, gamma, omega, lengths=lengths)
+    torch.testing.assert_close(cut[1], dtw_divergence(x[1:2, :2], y[1:2, :3], gamma, omega)[0])
+
+
+def test_the_difference_itself_can_be_negative_for_gini() -> None:
+    # Why the positive part is taken there.
+    x = torch.tensor([[0.5211, 0.6244, 0.3253, -0.5720]], dtype=torch.float64)
+    y = torch.tensor([[0.5751, 0.6085, 0.2137, -0.6985]], dtype=torch.float64)
+    difference = dtw(x, y, omega=Gini()) - 0.5 * dtw(x, x, omega=Gini()) - 0.5 * dtw(y, y, omega=Gini())
+    assert difference.item() < -1e-3
+    assert dtw_divergence(x, y, omega=Gini()).item() == 0
+
+
+def test_derivatives_in_the_series() -> None:
+    x, y = torch.randn(2, 3, 2).double().requires_grad_(), torch.randn(2, 4, 2).double().requires_grad_()
+    assert gradcheck(lambda a, b: dtw(a, b, 0.7, Shannon(), 1), (x, y))
+    assert gradcheck(lambda a, b: dtw_divergence(a, b), (x, y))
+
+
+def test_a_barycenter_of_one_series_is_near_it_and_descends() -> None:
+    series = torch.sin(torch.linspace(0, 6, 12)).double().unsqueeze(0)
+    mean = barycenter(series, gamma=0.01)
+    assert mean.shape == (12,)
+    torch.testing.assert_close(mean, series[0], rtol=0, atol=0.1)
+
+
+@pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
+def test_a_barycenter_is_better_than_the_mean(omega) -> None:
+    bumps = torch.exp(-(torch.arange(16.0) - torch.tensor([[4.0], [10.0]])).square() / 2)
+    weights = torch.tensor([3.0, 1.0])
+
+    def cost(z: torch.Tensor) -> float:
+        each = dtw(z.expand(2, *z.shape), bumps, 0.05, omega)
+        return float((weights / 4 * each).sum())
+
+    found = barycenter(bumps, weights, gamma=0.05, omega=omega, steps=30)
+    assert cost(found) < cost(torch.einsum("k,kt->t", weights / 4, bumps)) - 0.1
+    listed = barycenter([b[:, None] for b in bumps], weights, gamma=0.05, omega=omega, steps=30)
+    torch.testing.assert_close(listed[:, 0], found)
+
+
+def test_barycenters_of_series_of_different_lengths() -> None:
+    short, long = torch.linspace(0, 1, 5), torch.linspace(0, 1, 9)
+    found = barycenter([short, long], gamma=0.01, steps=20)
+    assert found.shape == (9,)
+    torch.testing.assert_close(found, long, rtol=0, atol=0.15)
+    padded = torch.full((2, 9), 7.0)
+    padded[0, :5], padded[1] = short, long
+    torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, steps=20), found)
+    assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4), steps=3).shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: dtw(torch.zeros(2, 3), torch.zeros(3, 3)), "x and y must agree"),
+        (lambda: dtw(torch.zeros(2, 0), torch.zeros(2, 3)), "x must have shape"),
+        (lambda: barycenter([]), "series must be"),
+        (lambda: barycenter(torch.zeros(2, 3), torch.tensor([1.0, -1.0])), "weights must be at least 0"),
+        (lambda: barycenter(torch.zeros(2, 3), steps=0), "steps must be"),
+        (lambda: barycenter(torch.zeros(2, 3), lengths=torch.tensor([0, 3])), "lengths must be in"),
+    ],
+)
+def test_bad_series_are_named(call, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        call()
