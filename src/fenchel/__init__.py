@@ -30,6 +30,7 @@ from fenchel.regularizers import (
     support_size,
     tvmax2d,
 )
+from fenchel.structures import SparseMAP
 from fenchel.warmup import warmup
 
 __version__ = "0.1.0"
@@ -45,6 +46,7 @@ __all__ = [
     "Oscar",
     "Regularizer",
     "Shannon",
+    "SparseMAP",
     "TotalVariation2d",
     "Tsallis",
     "argmax",

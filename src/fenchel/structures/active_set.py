@@ -1,0 +1,349 @@
+"""The active-set algorithm: the quadratic program of SparseMAP, by calls of a structure's oracle.
+
+    argmax_μ ⟨θ, μ⟩ + h(μ) − ½‖μ‖²   over the convex hull of the structures
+
+``search`` finds the members of the optimal mixture and their weights; nothing is differentiated here. ``Found`` holds
+what derivatives need: on the members, weights are an affine function of the scores q_k = ⟨θ, y_k⟩ + h_k of these, with
+the Jacobian Q = S − S11ᵀS/1ᵀS1, S the inverse Gram matrix. So ``choose`` writes the answer as w + Q(q − q₀), in torch
+operations, where q₀ is q without its derivative: derivatives of every order and mode are right.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels import concrete
+from fenchel.kernels.host import run
+from fenchel.structures.base import Array, Problem, Structure, check_scores, places
+
+CHUNK = 1024
+"""Rows that are solved at a time: each holds a square matrix."""
+
+_NOISE = 1e-8
+
+
+class Found(NamedTuple):
+    """The active sets of R rows with K members or fewer, of L parts or fewer out of D.
+
+    Args:
+        parts: (R, K, L), int64, filled up with D.
+        weights: (R, K), float64, filled up with 0.
+        higher: (R, K), the members' higher-order scores.
+        jacobian: (R, K, K), Q.
+        gap: (R,), the certified duality gap; NaN in rows that hold NaN or +inf.
+        iterations: (R,), calls of the oracle.
+    """
+
+    parts: Tensor
+    weights: Tensor
+    higher: Tensor
+    jacobian: Tensor
+    gap: Tensor
+    iterations: Tensor
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to search.
+
+    Args:
+        max_iter: calls of the oracle.
+        tol: rows stop when marginals are known to be this close to the optimum, and the gap so below tol²/2.
+        complete: also look for structures that tie with the members, without which derivatives at ties are wrong.
+    """
+
+    max_iter: int = 1000
+    tol: float = 1e-6
+    complete: bool = True
+
+
+def search(
+    structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options
+) -> Found:
+    """The active sets of scores (…, parts), whatever transformation of functions is at work.
+
+    Args:
+        structure: what is searched.
+        scores: (…, parts).
+        mask: boolean, broadcasts to the scores.
+        start: structures to begin with, (…, K, parts).
+        options: how to search.
+    """
+    scores = scores.detach()
+    tensors = [t.detach() for t in (*structure.parameters(), *structure.buffers())]
+    if torch._C._are_functorch_transforms_active():
+        return Found(*_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
+    return _search(structure, scores, mask, start, options)
+
+
+def choose(structure: Structure, theta: Tensor, found: Found, batch: torch.Size, shape: torch.Size) -> tuple[Tensor, ...]:
+    """Weights (R, K), marginals (R, D) and higher-order scores (R, K), differentiable.
+
+    Args:
+        structure: what was searched.
+        theta: scores of rows (R, D), float64, zero where nothing may be chosen.
+        found: their active sets.
+        batch: the shape that the rows have …
+        shape: … and that of the parts.
+    """
+    rows, members, most = found.parts.shape
+    index = found.parts.reshape(rows, members * most)
+    weights, higher = found.weights, found.higher
+    if _differentiated(structure, theta):
+        own = _own_higher(structure, found, batch, shape)
+        higher = higher if own is None else own
+        padded = torch.cat([theta, theta.new_zeros(rows, 1)], -1)
+        q = padded.gather(1, index).reshape(found.parts.shape).sum(-1) + higher
+        weights = weights + (found.jacobian @ (q - q.detach()).unsqueeze(-1)).squeeze(-1)
+    spread = weights.unsqueeze(-1).expand(found.parts.shape).reshape(index.shape)
+    marginals = theta.new_zeros(rows, theta.shape[1] + 1).scatter_add(1, index, spread)
+    return weights, marginals[:, :-1], higher
+
+
+def dense(found: Found, batch: torch.Size, shape: torch.Size) -> Tensor:
+    """The members as zeros and ones, (K, *batch, *shape)."""
+    rows, members, _ = found.parts.shape
+    y = found.weights.new_zeros(rows, members, shape.numel() + 1).scatter(2, found.parts, 1.0)
+    return y[..., :-1].transpose(0, 1).reshape(members, *batch, *shape)
+
+
+def _own_higher(structure: Structure, found: Found, batch: torch.Size, shape: torch.Size) -> Tensor | None:
+    """Higher-order scores of the members (R, K), as a function of the structure's tensors; None if they have none."""
+    if not any(True for _ in structure.parameters()) and not any(True for _ in structure.buffers()):
+        return None
+    higher = structure.higher(dense(found, batch, shape))  # members in front: leading dimensions broadcast
+    if higher is None:
+        return None
+    members = found.parts.shape[1]
+    return higher.double().expand(members, *batch).reshape(members, -1).transpose(0, 1)
+
+
+def _differentiated(structure: Structure, theta: Tensor) -> bool:
+    """Whether a derivative in either mode could be asked for."""
+    if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    return theta.requires_grad or any(t.requires_grad for t in (*structure.parameters(), *structure.buffers()))
+
+
+class _Search(torch.autograd.Function):
+    """``search`` on the tensors behind those of a transformation; nothing of it is differentiable."""
+
+    @staticmethod
+    def forward(
+        structure: Structure, options: Options, scores: Tensor, mask: Tensor | None, start: Tensor | None, *own: Tensor
+    ) -> tuple[Tensor, ...]:
+        tensors = (*structure.parameters(), *structure.buffers())
+        plain = copy.deepcopy(structure, {id(old): new for old, new in zip(tensors, own, strict=True)})
+        return tuple(_search(plain, scores, mask, start, options))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> None:
+        raise RuntimeError("the search has no derivative")
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, structure: Structure, *args: Any) -> tuple[Any, Any]:
+        raise RuntimeError(
+            f"SparseMAP over {type(structure).__name__} cannot be mapped by vmap: leading dimensions are batch, "
+            "so pass them at once"
+        )
+
+
+def _search(
+    structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options
+) -> Found:
+    check_scores(structure, scores)
+    if not concrete(scores):
+        raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
+    with torch.no_grad():
+        problem = Problem(structure, scores, mask)
+        solver = _Solver(problem, options)
+        if start is not None:
+            solver.offer(start)
+        solver.solve()
+        return solver.found()
+
+
+class _Solver:
+    """Rows of active sets, as the loops in ``kernels.active`` know them."""
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self.problem, self.options = problem, options
+        self.oracle = problem.oracle()
+        self.theta = centered(problem)
+        rows, parts = self.theta.shape
+        self.mu = np.zeros((rows, parts))
+        self.residual = self.theta.copy()
+        self.sizes = np.zeros(rows, np.int64)
+        self.state = np.zeros(rows, np.int64)
+        self.gap = np.where(problem.bad, np.nan, 0.0)
+        self.iterations = np.zeros(rows, np.int64)
+        self.goal = np.array([options.tol**2 / 2])
+        self.live = problem.live()
+        self._allocate(16, 1)
+
+    def _allocate(self, members: int, most: int) -> None:
+        """Make room for so many members with so many parts, and keep what is there."""
+        rows = len(self.theta)
+        old = self.__dict__.copy()
+        self.members = np.zeros((rows, members, most), np.int32)
+        self.counts = np.zeros((rows, members), np.int64)
+        self.weights, self.values, self.higher = (np.zeros((rows, members)) for _ in range(3))
+        self.solution = np.zeros((rows, members + 1))
+        self.inverse = np.zeros((rows, members + 1, members + 1))
+        for name in ("members", "counts", "weights", "values", "higher", "solution", "inverse"):
+            if name in old:
+                before = old[name]
+                getattr(self, name)[tuple(slice(0, n) for n in before.shape)] = before
+
+    def _advance(self, live: Array, parts: Array, bonus: Array, mode: int) -> None:
+        from fenchel.kernels import active
+
+        members, most = self.members.shape[1:]
+        if self.sizes.max(initial=0) >= members or parts.shape[1] > most:
+            self._allocate(2 * members if self.sizes.max(initial=0) >= members else members, max(most, parts.shape[1]))
+        work = len(live) * (self.theta.shape[1] + int(self.sizes.max(initial=0)) ** 2)
+        run(
+            active.advance,
+            len(live),
+            work,
+            live,
+            parts,
+            bonus,
+            self.theta,
+            self.members,
+            self.counts,
+            self.sizes,
+            self.weights,
+            self.solution,
+            self.values,
+            self.higher,
+            self.inverse,
+            self.mu,
+            self.residual,
+            self.gap,
+            self.state,
+            mode,
+            self.goal,
+        )
+
+    def offer(self, start: Tensor) -> None:
+        """Begin with structures that may be right: those that improve become members."""
+        from fenchel.kernels import active
+
+        problem = self.problem
+        event = problem.structure.event_dim
+        if start.dim() != problem.scores.dim() + 1 or (*start.shape[: -event - 1], *start.shape[-event:]) != (
+            *problem.batch,
+            *problem.shape,
+        ):
+            raise ValueError(
+                f"start must hold structures of shape (…, K, parts) for scores of shape {tuple(problem.scores.shape)}, "
+                f"got {tuple(start.shape)}"
+            )
+        rows = start.detach().movedim(-event - 1, 0).reshape(-1, len(self.theta), problem.shape.numel())
+        for y in rows:
+            parts = places(y)
+            some = (y != 0).any(-1).cpu().numpy()
+            allowed = ~(y.cpu().numpy().astype(bool) & (self.theta == -np.inf)).any(-1)
+            higher = problem.structure.higher(y.double().reshape(*problem.batch, *problem.shape))
+            bonus = np.zeros(len(y)) if higher is None else higher.cpu().expand(problem.batch).reshape(-1).numpy().copy()
+            kept = self.live[(some & allowed & (bonus > -np.inf))[self.live]]
+            self._advance(kept, parts[kept], bonus[kept], active.OFFER)
+
+    def solve(self) -> None:
+        """Ask for the best structure of what is left, take it in, until nothing is better."""
+        from fenchel.kernels import active
+
+        live = self.live
+        for step in range(self.options.max_iter):
+            if live.size == 0:
+                break
+            parts, bonus = self.oracle(self.residual, live)
+            if step == 0:
+                self.problem.check_feasible(live, bonus)
+            self.iterations[live] += 1
+            self._advance(live, parts, bonus, active.SOLVE)
+            live = live[self.state[live] == active.LIVE]
+        if live.size:
+            parts, bonus = self.oracle(self.residual, live)
+            self._advance(live, parts, bonus, active.CERTIFY)
+            self._warn()
+        if self.options.complete:
+            self._complete()
+
+    def _warn(self) -> None:
+        open_rows = self.gap > self.options.tol
+        if open_rows.any():
+            warnings.warn(
+                f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
+                f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap is "
+                f"{self.gap[open_rows].max():.1e}",
+                stacklevel=7,
+            )
+
+    def _complete(self) -> None:
+        """Take in, with weight 0, structures that tie with the members but lie outside their affine hull.
+
+        At a tie, such as scores that are all zero, few members can give the optimum, and marginals would seem to move
+        along these only. Where marginals have a derivative, the optimum lies inside its face, so that noise across the
+        members' hull is higher somewhere on the face: one more call of the oracle finds what is missing.
+        """
+        from fenchel.kernels import active
+
+        parts = self.theta.shape[1]
+        noise = np.random.Generator(np.random.PCG64(0)).uniform(-1.0, 1.0, parts)
+        probe, scale = np.empty_like(self.theta), np.array([_NOISE])
+        live = self.live
+        self.state[live] = active.LIVE
+        while live.size:
+            work = len(live) * (parts + int(self.sizes.max()) ** 2)
+            arrays = (noise, self.theta, self.members, self.counts, self.sizes, self.inverse, self.mu, probe, scale)
+            run(active.outward, len(live), work, live, *arrays)
+            found, bonus = self.oracle(probe, live)
+            self._advance(live, found, bonus, active.COMPLETE)
+            live = live[self.state[live] == active.LIVE]
+
+    def found(self) -> Found:
+        """The active sets as tensors beside the scores."""
+        rows, parts = self.theta.shape
+        members = int(self.sizes.max(initial=1))
+        most = self.members.shape[2]
+        inside = np.arange(members) < self.sizes[:, None]
+        held = (np.arange(most) < self.counts[:, :members, None]) & inside[..., None]
+        index = np.where(held, self.members[:, :members], parts)
+        jacobian = self.inverse[:, 1 : members + 1, 1 : members + 1] * (inside[:, :, None] & inside[:, None, :])
+        arrays = (
+            index.astype(np.int64),
+            np.where(inside, self.weights[:, :members], 0.0),
+            np.where(inside, self.higher[:, :members], 0.0),
+            jacobian,
+            self.gap,
+            self.iterations,
+        )
+        device = self.problem.scores.device
+        return Found(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in arrays))
+
+
+def centered(problem: Problem) -> Array:
+    """Scores less the largest of each group of parts of which all structures hold equally many."""
+    dims = problem.structure.fixed_dims
+    if dims == 0:
+        return problem.theta
+    grouped = problem.theta.reshape(-1, *problem.shape)
+    axes = tuple(range(grouped.ndim - dims, grouped.ndim))
+    top = grouped.max(axes, keepdims=True, initial=-np.inf)
+    shifted: Array = grouped - np.where(np.isfinite(top), top, 0.0)
+    return shifted.reshape(problem.theta.shape)

@@ -1,0 +1,270 @@
+"""Structure: a set of 0/1 vectors with an oracle that finds the best one. That is all SparseMAP needs.
+
+A user's structure is a subclass with one method, ``map``. What else may be overridden:
+
+* ``event_dim``: how many trailing dimensions of the scores are parts (1 unless told otherwise);
+* ``higher``: the higher-order score of structures, a differentiable function of the structure's own tensors;
+* ``fixed_dims``: over how many trailing dimensions all structures have equally many parts, so that an offset of these
+  scores changes nothing (0 unless told otherwise);
+* ``marginals``: SparseMAP's answer, where there is a closed form;
+* ``rows``: the same structure for some rows of a batch, where its own tensors differ from row to row.
+
+Built-in structures write ``oracle`` instead, which works on plain arrays and says which parts are chosen; ``map``
+follows from it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fenchel.kernels import concrete
+from fenchel.regularizers.rows import apply_mask, broadcasts
+
+Array = np.ndarray[Any, Any]
+
+Oracle = Callable[[Array, Array], tuple[Array, Array]]
+"""``oracle(scores, rows)``: the best structure of some rows of scores (R, parts), float64, −inf where forbidden.
+
+Returns the places of its ones, int32 (n, L), filled up with −1, and its higher-order score, float64 (n,), which is
+−inf where no structure is allowed and NaN where it is not known what is best.
+"""
+
+
+class Structure(nn.Module):
+    r"""A set :math:`\mathcal{Y}` of 0/1 vectors that a batched oracle can search.
+
+    Subclass it and write ``map``; :class:`fenchel.SparseMAP` does the rest. The scores that ``map`` gets are finite,
+    float64, with one leading batch dimension. If parts are masked it is also given ``mask``, and must choose among the
+    rest: what it returns is checked. A structure that never meets a mask may leave that argument out.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.structures import Structure
+        >>> class Runs(Structure):  # nothing, or one run of neighbours
+        ...     def map(self, scores, mask=None):
+        ...         n = scores.shape[-1]
+        ...         runs = torch.stack([torch.arange(n).ge(i) & torch.arange(n).lt(j)
+        ...                             for i in range(n) for j in range(i, n + 1)]).to(scores)
+        ...         return runs[(scores @ runs.T).argmax(-1)]
+        >>> fenchel.SparseMAP(Runs()).argmax(torch.tensor([0.6, 0.1, 0.7]))
+        tensor([0.6000, 0.1000, 0.6000])
+    """
+
+    event_dim: int = 1
+    """How many trailing dimensions of the scores are parts."""
+
+    fixed_dims: int = 0
+    """Over how many trailing dimensions all structures sum to the same, given the mask; 0 if they do not."""
+
+    margin: float | None = None
+    """The lead at which SparseMAP returns a single structure, where it is known."""
+
+    @property
+    def has_higher(self) -> bool:
+        """Whether structures have higher-order scores at all."""
+        return type(self).higher is not Structure.higher
+
+    @abstractmethod
+    def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """The highest-scoring structure, as zeros and ones of the shape of ``scores``.
+
+        Args:
+            scores: (…, parts); leading dimensions are batch.
+            mask: boolean, broadcasts to ``scores``; True = may be chosen. Scores of −inf are masked too.
+        """
+
+    def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        """``map``."""
+        return self.map(scores, mask)
+
+    def higher(self, structures: Tensor) -> Tensor | None:
+        """The higher-order score of structures (…, parts), one value each; None if there is none."""
+        return None
+
+    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        """SparseMAP's marginals in closed form, differentiable; None if there is no such form."""
+        return None
+
+    def rows(self, batch: torch.Size, index: Tensor) -> Structure:
+        """This structure for some rows, by flat index, of a batch of a shape."""
+        return self
+
+    def check(self, shape: torch.Size) -> None:
+        """Refuse scores of a shape that does not fit: a ValueError."""
+
+    def possible(self, shape: torch.Size, device: torch.device) -> Tensor | None:
+        """Which parts can be chosen at all, boolean, whatever the mask; None if all can."""
+        return None
+
+    def broken(self) -> Tensor | None:
+        """Rows whose higher-order scores are NaN or +inf: boolean, broadcasts to the batch; None if none can be."""
+        return None
+
+    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+        """``map`` and ``higher`` on plain arrays, for scores of shape (*batch, *shape)."""
+
+        def best(scores: Array, rows: Array) -> tuple[Array, Array]:
+            chosen = self.rows(batch, torch.from_numpy(rows).to(device))
+            theta = torch.from_numpy(scores[rows]).to(device).reshape(-1, *shape)
+            allowed = theta > -torch.inf
+            if bool(allowed.all()):
+                y = chosen.map(theta)
+            else:
+                y = chosen.map(torch.where(allowed, theta, 0.0), mask=allowed)
+            _check_structures(y, theta, self)
+            bonus = chosen.higher(y.to(theta.dtype))
+            h = np.zeros(len(rows)) if bonus is None else bonus.detach().double().cpu().expand(len(rows)).numpy().copy()
+            bad = ((y != 0) & ~allowed).flatten(1).any(-1).cpu().numpy()
+            return places(y), np.where(bad, -np.inf, h)
+
+        return best
+
+
+class Searched(Structure):
+    """A structure whose oracle works on plain arrays; ``map`` follows."""
+
+    def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        problem = Problem(self, scores, mask)
+        live = problem.live()
+        with torch.no_grad():
+            parts, bonus = problem.oracle()(problem.theta, live)
+        problem.check_feasible(live, bonus)
+        return problem.dense(live, parts)
+
+
+class Problem:
+    """Scores laid out for an oracle: rows of float64 on the host, −inf where nothing may be chosen.
+
+    Args:
+        structure: what is searched.
+        scores: (…, parts).
+        mask: boolean, broadcasts to the scores.
+    """
+
+    def __init__(self, structure: Structure, scores: Tensor, mask: Tensor | None) -> None:
+        self.structure = structure
+        self.scores = check_scores(structure, scores)
+        event = structure.event_dim
+        self.batch, self.shape = scores.shape[:-event], scores.shape[-event:]
+        self.free = free_parts(structure, scores, mask)
+        kept = torch.where(self.free, scores.detach().double(), -torch.inf)
+        rows = kept.reshape(self.batch.numel(), self.shape.numel())
+        # A copy: NaN rows are emptied below, and the caller's scores must not be.
+        self.theta: Array = rows.cpu().numpy().copy()
+        self.empty: Array = (self.theta == -np.inf).all(-1)
+        self.bad: Array = np.isnan(self.theta).any(-1) | (self.theta == np.inf).any(-1)
+        broken = structure.broken()
+        if broken is not None:
+            self.bad = self.bad | (broken.cpu().expand(self.batch).reshape(-1).numpy() & ~self.empty)
+        self.bad &= ~self.empty
+
+    def oracle(self) -> Oracle:
+        """The structure's oracle for these rows."""
+        return self.structure.oracle(self.batch, self.shape, self.scores.device)
+
+    def live(self) -> Array:
+        """The rows that can be solved: with something to choose, and nothing NaN or +inf."""
+        live: Array = np.flatnonzero(~(self.bad | self.empty))
+        return live
+
+    def check_feasible(self, rows: Array, bonus: Array) -> None:
+        """Refuse rows in which no structure is allowed: a ValueError."""
+        stuck = np.flatnonzero(bonus == -np.inf)
+        if stuck.size:
+            at = tuple(int(i) for i in np.unravel_index(int(rows[stuck[0]]), self.batch)) if self.batch else ()
+            raise ValueError(
+                f"{type(self.structure).__name__} is infeasible: no structure is allowed by the mask and the scores of "
+                f"−inf in {stuck.size} of {self.theta.shape[0]} rows, the first at batch index {at}"
+            )
+
+    def dense(self, rows: Array, parts: Array) -> Tensor:
+        """Structures as zeros and ones of the shape of the scores; NaN in bad rows, zero in empty ones."""
+        y = np.zeros((self.theta.shape[0], self.theta.shape[1] + 1), dtype=np.float32)
+        y[rows[:, None], parts] = 1.0  # −1 is the extra column
+        y[self.bad] = np.nan
+        dense = torch.from_numpy(y[:, :-1]).reshape(self.scores.shape)
+        return dense.to(dtype=self.scores.dtype, device=self.scores.device)
+
+
+def check_scores(structure: Structure, scores: Tensor) -> Tensor:
+    """Check scores for a structure: floating point, of a shape that fits, and of values that can be looked at."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
+    event, name = structure.event_dim, type(structure).__name__
+    if scores.dim() < event:
+        raise ValueError(f"scores must have at least {event} dimensions for {name}, got shape {tuple(scores.shape)}")
+    if 0 in scores.shape[-event:]:
+        raise ValueError(f"scores must not be empty along their parts, got shape {tuple(scores.shape)} for {name}")
+    structure.check(scores.shape)
+    if not concrete(scores):
+        raise RuntimeError(
+            f"{name} cannot be compiled, exported or mapped by vmap: how long it runs depends on the scores; "
+            "leading dimensions are batch, so pass them at once"
+        )
+    return scores
+
+
+def free_parts(structure: Structure, scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Which parts may be chosen: not masked, not −inf, and possible for the structure."""
+    apply_mask(scores, mask)  # for its checks
+    free = scores.detach() != -torch.inf
+    free = free if mask is None else free & mask
+    possible = structure.possible(scores.shape, scores.device)
+    return free if possible is None else free & possible
+
+
+def check_transition(value: float | Tensor, name: str = "transition") -> float | Tensor:
+    """Check higher-order scores: a number or a floating-point tensor."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
+        return value
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    return float(value)
+
+
+def check_batch(value: Tensor, trailing: int, batch: Sequence[int], name: str, shape: torch.Size) -> None:
+    """Refuse a tensor whose leading dimensions do not broadcast to the batch."""
+    if not broadcasts(value.shape[: value.dim() - trailing], batch):
+        raise ValueError(
+            f"{name} must have leading dimensions that broadcast to the batch of the scores, {tuple(batch)}: it has "
+            f"shape {tuple(value.shape)}, the scores {tuple(shape)}"
+        )
+
+
+def check_size(k: int, name: str = "k") -> int:
+    """Check how many to choose: a positive integer."""
+    if isinstance(k, bool) or not isinstance(k, int):
+        raise TypeError(f"{name} must be an int, got {type(k).__name__}")
+    if k < 1:
+        raise ValueError(f"{name} must be at least 1, got {k}")
+    return k
+
+
+def _check_structures(y: Tensor, theta: Tensor, structure: Structure) -> None:
+    """What a user's ``map`` returns: zeros and ones of the shape of the scores."""
+    name = type(structure).__name__
+    if not isinstance(y, Tensor) or y.shape != theta.shape:
+        got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+        raise ValueError(f"{name}.map must return a tensor of the shape of its scores, {tuple(theta.shape)}, got {got}")
+    if not bool(((y == 0) | (y == 1)).all()):
+        raise ValueError(f"{name}.map must return zeros and ones")
+
+
+def places(y: Tensor) -> Array:
+    """Where structures (n, …) have their ones: int32 (n, L), filled up with −1."""
+    ones = y.detach().flatten(1).cpu().numpy() != 0
+    counts = ones.sum(-1)
+    found = np.full((len(ones), max(int(counts.max(initial=0)), 1)), -1, dtype=np.int32)
+    row, part = np.nonzero(ones)
+    found[row, np.arange(len(row)) - (np.cumsum(counts) - counts)[row]] = part
+    return found

@@ -1,0 +1,144 @@
+"""Chains: sequences of states with scores for each step from one to the next."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels.viterbi import viterbi
+from fenchel.regularizers.base import hold, show
+from fenchel.structures.base import Array, Oracle, Searched, check_batch, check_transition
+
+
+class Chain(Searched):
+    r"""All sequences of states: one state at each of T positions, and a score for each step.
+
+    .. math:: \max_{z_1 \dots z_T} \; \sum_t s_{t, z_t} + \sum_t A_{z_{t-1}, z_t}
+
+    Scores (…, T, S). Viterbi's algorithm, O(T S²). Positions at the end with all states masked are padding: a mask of
+    shape (…, T, 1), such as ``(torch.arange(T) < lengths[:, None])[..., None]``, gives sequences of different lengths.
+
+    Args:
+        transition: (S, S), or (…, T−1 or 1, S, S) with leading dimensions that broadcast to the batch; [previous,
+            current]. A parameter is trained; −inf forbids a step. With T = 1 there is no step.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.structures import Chain
+        >>> stay = Chain(torch.eye(2))
+        >>> scores = torch.tensor([[1.0, 0.0], [0.0, 0.3], [1.0, 0.0]])
+        >>> stay.map(scores).argmax(-1)
+        tensor([0, 0, 0])
+        >>> fenchel.SparseMAP(Chain(0.3 * torch.eye(2))).argmax(scores)
+        tensor([[1.0000, 0.0000],
+                [0.6500, 0.3500],
+                [1.0000, 0.0000]])
+
+    References: Niculae, Martins, Blondel & Cardie (2018).
+    """
+
+    event_dim = 2
+    fixed_dims = 1
+    transition: Tensor
+
+    def __init__(self, transition: Tensor) -> None:
+        super().__init__()
+        if not isinstance(transition, Tensor):
+            raise TypeError(f"transition must be a tensor, got {type(transition).__name__}")
+        if transition.dim() < 2 or transition.shape[-1] != transition.shape[-2]:
+            raise ValueError(
+                f"transition must have shape (S, S) or (…, T − 1 or 1, S, S), got {tuple(transition.shape)}"
+            )
+        hold(self, "transition", check_transition(transition))
+
+    def check(self, shape: torch.Size) -> None:
+        steps, states = shape[-2:]
+        t = self.transition
+        if t.shape[-1] != states:
+            raise ValueError(
+                f"transition must be over the {states} states of scores of shape {tuple(shape)}, got {tuple(t.shape)}"
+            )
+        if t.dim() > 2:
+            if t.shape[-3] not in (1, steps - 1):
+                raise ValueError(
+                    f"transition must have T − 1 = {steps - 1} or 1 entries along dim −3 for scores of shape "
+                    f"{tuple(shape)}, got {tuple(t.shape)}"
+                )
+            check_batch(t, 3, shape[:-2], "transition", shape)
+
+    def higher(self, structures: Tensor) -> Tensor | None:
+        t = self.transition.to(structures)
+        forbidden = t == -torch.inf
+        total = _steps(structures, torch.where(forbidden, 0.0, t))
+        # A product would make NaN of −inf and of what is not chosen.
+        taken = _steps(structures, forbidden.to(structures)) > 0
+        return torch.where(taken, -torch.inf, total)
+
+    def broken(self) -> Tensor | None:
+        t = self.transition.detach()
+        wrong = t.isnan() | (t == torch.inf)
+        return wrong.flatten(-3).any(-1) if t.dim() > 2 else wrong.any()
+
+    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+        steps, states = shape
+        t = self.transition.detach().double().cpu()
+        if t.dim() > 3:
+            t = t.expand(*batch, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
+        elif t.dim() == 3:
+            t = t.unsqueeze(0)
+        else:
+            t = t[None, None]
+        t = t.contiguous()
+        lengths: Array | None = None
+
+        def best(scores: Array, rows: Array) -> tuple[Array, Array]:
+            nonlocal lengths
+            if lengths is None:
+                lengths = _lengths(scores.reshape(-1, steps, states))
+            unary = torch.from_numpy(scores[rows]).reshape(-1, steps, states)
+            own = t[torch.from_numpy(rows)] if len(t) > 1 else t
+            path = viterbi(unary, own, torch.from_numpy(lengths[rows])).numpy()
+            inside = path >= 0
+            bonus = _along(path, inside, own.numpy())
+            reached = np.take_along_axis(unary.numpy(), np.maximum(path, 0)[..., None], -1)[..., 0]
+            stuck = ((reached == -np.inf) & inside).any(-1) | (bonus == -np.inf)
+            places = np.where(inside, np.arange(steps) * states + path, -1).astype(np.int32)
+            return places, np.where(stuck, -np.inf, bonus)
+
+        return best
+
+    def extra_repr(self) -> str:
+        return f"transition={show(self.transition)}"
+
+
+def _steps(structures: Tensor, transition: Tensor) -> Tensor:
+    """Σ_t y_{t−1}ᵀ A_t y_t of structures (…, T, S)."""
+    before, after = structures[..., :-1, :], structures[..., 1:, :]
+    if transition.dim() == 2:
+        reached = before @ transition
+    else:
+        reached = (before.unsqueeze(-2) @ transition).squeeze(-2)
+    return (reached * after).sum((-2, -1))
+
+
+def _along(path: Array, inside: Array, transition: Array) -> Array:
+    """The sum of the steps of paths (n, T)."""
+    if path.shape[1] == 1:
+        return np.zeros(len(path))
+    row = np.arange(len(path))[:, None] if len(transition) > 1 else np.zeros((1, 1), dtype=np.int64)
+    step = np.arange(path.shape[1] - 1) if transition.shape[1] > 1 else np.zeros(1, dtype=np.int64)
+    score = transition[row, step, np.maximum(path[:, :-1], 0), np.maximum(path[:, 1:], 0)]
+    total: Array = np.where(inside[:, 1:], score, 0.0).sum(-1)
+    return total
+
+
+def _lengths(scores: Array) -> Array:
+    """How many positions have a state to choose; only the last ones may have none."""
+    some = (scores > -np.inf).any(-1)
+    lengths: Array = some.sum(-1)
+    if (some[:, :-1] < some[:, 1:]).any():
+        raise ValueError(
+            "Chain is infeasible: mask must leave a state at every position, but for padding at the end of a sequence"
+        )
+    return lengths

@@ -1,0 +1,381 @@
+"""SparseMAP: a sparse, differentiable mixture of whole structures, for any structure with a MAP oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from fenchel.kernels import concrete
+from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.rows import broadcasts
+from fenchel.structures.active_set import Found, Options, choose, dense, search
+from fenchel.structures.base import Structure, free_parts
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def _eager(method: _F) -> _F:
+    """Left out of compiled graphs: how long it runs depends on the scores."""
+    return cast(_F, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """A mixture of structures, as ``SparseMAP.solve`` returns it.
+
+    Args:
+        marginals: (…, parts), the mixture; differentiable.
+        structures: (…, K, parts), zeros and ones, filled up with structures of zeros.
+        weights: (…, K), filled up with 0; differentiable. A structure that ties with the chosen ones may have weight 0.
+        gap: (…), what the best structure could still gain; the squared error of the marginals is at most twice that.
+        iterations: (…), calls of the oracle.
+    """
+
+    marginals: Tensor
+    structures: Tensor
+    weights: Tensor
+    gap: Tensor
+    iterations: Tensor
+
+
+class SparseMAP(Regularizer):
+    r"""The squared norm of a mixture of structures, as a regularizer.
+
+    .. math:: \operatorname{argmax}_{\mu \in \operatorname{conv}(\mathcal{Y})} \; \langle s, \mu \rangle - \Omega(\mu),
+        \qquad \Omega(\mu) = \tfrac12 \|\mu\|^2 - \max_{p : \sum_k p_k y_k = \mu} \sum_k p_k h(y_k)
+
+    where h are the higher-order scores of the structure, such as transitions: part of Ω, and trained as its parameters.
+    Few structures get all the weight. The structure fixes the dimensions, so ``dim`` is accepted and ignored. Without
+    higher-order scores, and if all structures have equally many parts, :math:`\frac12 \sum_i \mu_i (\mu_i - 1)` is
+    taken, which is zero at structures.
+
+    Solved by the active-set algorithm, exactly, in double precision: it calls the structure's oracle a few dozen
+    times, each time on all rows of the batch that are not done. Closed forms are used where they exist (``Subsets``,
+    ``AtMost``). ``argmax`` gives the marginals; :meth:`solve` the structures, their weights and a certificate too.
+    Derivatives of every order are right in the scores and in the structure's parameters. Runs eagerly, but for closed
+    forms: ``torch.compile`` breaks its graph here, ``fullgraph=True``, ``torch.export`` and ``vmap`` raise.
+
+    The choice is a single structure y if and only if :math:`\langle s - y, y - y' \rangle + h(y) - h(y') \ge 0` for
+    all others, which :meth:`violation` tells from one call of the oracle.
+
+    Args:
+        structure: a :class:`~fenchel.structures.Structure`.
+        max_iter: calls of the oracle; a row that is not solved then is warned of.
+        tol: how far the marginals may be from the optimum. Rows stop when their duality gap certifies it, at tol²/2.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.structures import SequentialSubsets
+        >>> omega = fenchel.SparseMAP(SequentialSubsets(2, transition=0.5))
+        >>> scores = torch.tensor([1.0, 0.4, 0.0, 0.8])
+        >>> omega.argmax(scores)
+        tensor([1.0000, 0.6500, 0.0000, 0.3500])
+        >>> mixture = omega.solve(scores)
+        >>> mixture.structures, mixture.weights
+        (tensor([[1., 1., 0., 0.],
+                 [1., 0., 0., 1.]]), tensor([0.6500, 0.3500]))
+        >>> omega.loss(scores, torch.tensor([1.0, 1.0, 0.0, 0.0]))
+        tensor(0.1225)
+
+    References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024), section 4.
+    """
+
+    zero_at_vertices = False
+
+    def __init__(self, structure: Structure, *, max_iter: int = 1000, tol: float = 1e-6) -> None:
+        super().__init__()
+        if not isinstance(structure, Structure):
+            raise TypeError(
+                f"structure must be a fenchel.structures.Structure, such as Matching(), got {type(structure).__name__}"
+            )
+        if not tol > 0:
+            raise ValueError(f"tol must be positive, got {tol}")
+        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+            raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
+        self.structure = structure
+        self.max_iter = max_iter
+        self.tol = tol
+
+    @property
+    def margin(self) -> float | None:
+        """The structure's, if it is known; :meth:`violation` tells exactly, for any structure and scores."""
+        return self.structure.margin
+
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        """Ω of structures or, where there are no higher-order scores, of mixtures of them: (…, parts)."""
+        self.structure.check(p.shape)
+        y = p.double()
+        higher = self.structure.higher(y)
+        if higher is not None and concrete(p) and not bool(((p == 0) | (p == 1)).all()):
+            raise ValueError(
+                f"Ω of SparseMAP({self.structure}) is known at structures only, zeros and ones: what the higher-order "
+                "score of a mixture is depends on the structures in it"
+            )
+        return self._omega(y, higher).to(p.dtype)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The marginals of the mixture, of the shape of ``scores``."""
+        closed = self._closed(scores, mask)
+        return self._search(scores, mask).marginals.to(scores.dtype) if closed is None else closed
+
+    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The regularized maximum, one value a batch entry; −inf where nothing may be chosen."""
+        theta, offset, free = self._centered(scores, mask)
+        value, marginals = self._maximum(scores, theta, free)
+        value = value + self._sum(offset * marginals.detach())
+        return torch.where(self._any(free), value, -torch.inf).to(scores.dtype)
+
+    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The Fenchel-Young loss of a structure, one value a batch entry.
+
+        Never negative, and zero exactly where ``argmax(scores)`` is the target. A target that is masked has loss +inf.
+        The gradient is ``argmax(scores) - target``.
+
+        Args:
+            scores: (…, parts).
+            target: zeros and ones of the shape of ``scores``; mixtures too where there are no higher-order scores.
+            dim: ignored.
+            mask: boolean, broadcasts to ``scores``; True = may be chosen.
+        """
+        y = self.check_target(target, scores, dim, mask).to(device=scores.device, dtype=torch.float64)
+        theta, _, free = self._centered(scores, mask)
+        maximum, _ = self._maximum(scores, theta, free)
+        value = maximum - self._sum(theta * y) + self._omega(y, self.structure.higher(y))
+        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
+        value = value - value.clamp_max(0).detach()
+        impossible = self._any((y != 0) & ~free)
+        return (value + torch.where(impossible, torch.inf, 0.0)).to(scores.dtype)
+
+    def violation(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+        r"""By how much a structure misses its margin: zero if and only if SparseMAP returns it, and its loss is zero.
+
+        .. math:: \max_{y'} \; \langle s - y, y' - y \rangle + h(y') - h(y)
+
+        For structures of one size, y must lead every other one by :math:`\frac12\|y - y'\|^2`. Takes one call of the
+        oracle. Not differentiable.
+        """
+        with torch.no_grad():
+            y = self.check_target(target, scores, -1, mask).to(device=scores.device, dtype=torch.float64)
+            theta, _, free = self._centered(scores, mask)
+            residual = torch.where(free, theta - y, -torch.inf)
+            best = self.structure.map(torch.where(free, residual, 0.0), mask=free) if bool((~free).any()) else (
+                self.structure.map(residual)
+            )
+            moved = best.double() - y
+            gain = self._sum(torch.where(moved != 0, moved * torch.where(free, residual, 0.0), 0.0))
+            after, before = self.structure.higher(best.double()), self.structure.higher(y)
+            gain = gain if after is None or before is None else gain + after - before
+            gain = torch.where(self._any((y != 0) & ~free), torch.inf, gain)
+            return gain.clamp_min(0).to(scores.dtype)
+
+    @_eager
+    def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
+        """The mixture itself: marginals, structures and weights, with a certificate.
+
+        Args:
+            scores: (…, parts).
+            mask: boolean, broadcasts to ``scores``; True = may be chosen. Scores of −inf are masked too.
+            start: an earlier mixture of scores of the same shape, or structures (…, K, parts), to begin with. It
+                saves calls of the oracle where the answer is similar, and changes nothing else.
+        """
+        if isinstance(start, Mixture):
+            start = start.structures
+        answer = self._search(scores, mask, start)
+        members = dense(answer.found, answer.batch, answer.shape).movedim(0, len(answer.batch))
+        empty_or_nan = answer.found.gap.isnan().reshape(*answer.batch, *(1,) * (members.dim() - len(answer.batch)))
+        return Mixture(
+            answer.marginals.to(scores.dtype),
+            torch.where(empty_or_nan, torch.nan, members).to(scores.dtype),
+            answer.weights.reshape(*answer.batch, -1).to(scores.dtype),
+            answer.found.gap.reshape(answer.batch).to(scores.dtype),
+            answer.found.iterations.reshape(answer.batch),
+        )
+
+    def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores."""
+        if not isinstance(target, Tensor) or target.is_complex():
+            raise TypeError(f"target must be a tensor of zeros and ones, got {type(target).__name__}")
+        if target.shape != scores.shape:
+            raise ValueError(
+                f"target must be a structure of the shape of scores, {tuple(scores.shape)}, got {tuple(target.shape)}"
+            )
+        if concrete(target, scores):
+            self._check_member(target.detach().double(), free_parts(self.structure, scores, mask))
+        return target
+
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+        raise ValueError(
+            "target must be a floating-point structure of zeros and ones, of the shape of scores; class indices do not "
+            f"name one for {self.structure}"
+        )
+
+    def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        raise ValueError("label_smoothing goes with distributions; a structure has no even share to smooth with")
+
+    def __mul__(self, gamma: float | Tensor) -> Regularizer:
+        return ScaledMAP(self, gamma)
+
+    __rmul__ = __mul__
+
+    def extra_repr(self) -> str:
+        return f"max_iter={self.max_iter}, tol={self.tol:g}"
+
+    # -- what they are made of ------------------------------------------------------------------------
+
+    def _closed(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        check_floats(scores)
+        self.structure.check(scores.shape)
+        return self.structure.marginals(scores, mask)
+
+    @_eager
+    def _search(self, scores: Tensor, mask: Tensor | None, start: Tensor | None = None) -> _Answer:
+        if torch.compiler.is_compiling():
+            raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
+        structure = self.structure
+        check_floats(scores)
+        structure.check(scores.shape)
+        options = Options(self.max_iter, self.tol)
+        found = search(structure, scores, mask, start, options)
+        batch, shape = scores.shape[: -structure.event_dim], scores.shape[-structure.event_dim :]
+        free = free_parts(structure, scores, mask)
+        theta = torch.where(free, scores, 0.0).double().reshape(batch.numel(), shape.numel())
+        weights, marginals, higher = choose(structure, theta, found, batch, shape)
+        bad = found.gap.isnan().unsqueeze(-1)
+        marginals = torch.where(bad, torch.nan, marginals).reshape(scores.shape)
+        return _Answer(found, torch.where(bad, torch.nan, weights), marginals, higher, batch, shape)
+
+    def _maximum(self, scores: Tensor, theta: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨θ, μ⟩ − Ω(μ) for centered scores, and μ, in double precision."""
+        closed = self._closed(scores.double(), mask)
+        if closed is not None:
+            return self._sum(theta * closed) - self._omega(closed, None), closed
+        answer = self._search(scores, mask)
+        marginals = answer.marginals
+        higher = (answer.weights * answer.higher).sum(-1).reshape(answer.batch) if self.structure.has_higher else None
+        return self._sum(theta * marginals) - self._omega(marginals, higher), marginals
+
+    def _omega(self, y: Tensor, higher: Tensor | None) -> Tensor:
+        if higher is not None:
+            return self._sum(y * y) / 2 - higher
+        return self._sum(y * (y - 1) if self.structure.fixed_dims else y * y) / 2
+
+    def _centered(self, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores in double precision less an offset, the offset, and which parts may be chosen.
+
+        The offset is the largest score of each group of parts of which all structures hold equally many: sums are
+        then of small terms. Zero where nothing may be chosen.
+        """
+        check_floats(scores)
+        self.structure.check(scores.shape)
+        free = free_parts(self.structure, scores, mask)
+        theta = torch.where(free, scores, 0.0).double()
+        dims = self.structure.fixed_dims
+        if dims == 0:
+            return theta, torch.zeros_like(theta).detach(), free
+        over = tuple(range(-dims, 0))
+        top = torch.where(free, theta.detach(), -torch.inf).amax(over, keepdim=True)
+        top = torch.where(top.isfinite(), top, 0.0)
+        return torch.where(free, theta - top, 0.0), top, free
+
+    def _sum(self, parts: Tensor) -> Tensor:
+        return parts.flatten(-self.structure.event_dim).sum(-1)
+
+    def _any(self, parts: Tensor) -> Tensor:
+        return parts.flatten(-self.structure.event_dim).any(-1)
+
+    def _check_member(self, y: Tensor, free: Tensor) -> None:
+        """Refuse what is no structure: y is one if and only if it is the best for the scores 2y − 1."""
+        structure = self.structure
+        if not bool(((y >= 0) & (y <= 1)).all()):
+            raise ValueError(f"target must hold entries in [0, 1], got one of {y[~((y >= 0) & (y <= 1))][0].item():g}")
+        binary = ~self._any((y != 0) & (y != 1))
+        if structure.has_higher and not bool(binary.all()):
+            raise ValueError(f"target must be a structure, zeros and ones, for {structure}")
+        # Far from what higher-order scores could change. A masked target has loss +inf, and need not be looked at.
+        posed = (1e12 if structure.has_higher else 1.0) * (2 * y - 1)
+        best = structure.map(posed) if bool(free.all()) else structure.map(posed, mask=free)
+        ruled_out = self._any((y != 0) & ~free) | best.isnan().flatten(-structure.event_dim).any(-1)
+        higher = structure.higher(y)
+        ruled_out = ruled_out if higher is None else ruled_out | (higher == -torch.inf)
+        wrong = binary & self._any(best != y)
+        if structure.fixed_dims:
+            over = tuple(range(-structure.fixed_dims, 0))
+            off = ((best - y).sum(over).abs() > 1e-3).flatten(y.dim() - structure.event_dim).any(-1)
+            wrong = wrong | off.reshape(wrong.shape)
+        if bool((wrong & ~ruled_out).any()):
+            raise ValueError(f"target must be a structure of {structure}: {int((wrong & ~ruled_out).sum())} are not")
+
+
+class _Answer(NamedTuple):
+    """What a search gave, with derivatives: weights (R, K), marginals (…, parts), higher-order scores (R, K)."""
+
+    found: Found
+    weights: Tensor
+    marginals: Tensor
+    higher: Tensor
+    batch: torch.Size
+    shape: torch.Size
+
+
+class ScaledMAP(Scaled):
+    """γ times SparseMAP's Ω, higher-order scores included. Made by ``gamma * omega``."""
+
+    omega: SparseMAP
+
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        value: Tensor = self._factor(p, p.shape[: -self._event]) * self.omega(p).double()
+        return value.to(p.dtype)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return self.omega.argmax(self._cooled(scores), dim, mask).to(scores.dtype)
+
+    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        value = self.omega.max(self._cooled(scores), dim, mask)
+        return (self._factor(scores, value.shape) * value).to(scores.dtype)
+
+    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        loss = self.omega.loss(self._cooled(scores), target, dim, mask)
+        return (self._factor(scores, loss.shape) * loss).to(scores.dtype)
+
+    def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
+        """The mixture itself, as :meth:`SparseMAP.solve`."""
+        return self.omega.solve(self._cooled(scores), mask, start)
+
+    @property
+    def _event(self) -> int:
+        return self.omega.structure.event_dim
+
+    def _cooled(self, scores: Tensor) -> Tensor:
+        check_floats(scores)
+        return scores.double() / self._gamma(scores)
+
+    def _factor(self, scores: Tensor, batch: torch.Size) -> float | Tensor:
+        gamma = self._gamma(scores)
+        return gamma.expand(*scores.shape[: -self._event], *(1,) * self._event).reshape(batch) if isinstance(
+            gamma, Tensor
+        ) else gamma
+
+    def _gamma(self, scores: Tensor) -> float | Tensor:
+        """A number, or a tensor with one value a batch entry: size 1 along the parts."""
+        gamma = self.gamma
+        if not isinstance(gamma, Tensor):
+            return gamma
+        trailing = gamma.shape[-self._event :] if gamma.dim() >= self._event else gamma.shape
+        if not broadcasts(gamma.shape, scores.shape) or any(n != 1 for n in trailing):
+            raise ValueError(
+                f"gamma must have one value a batch entry, size 1 along the {self._event} dimensions of the parts, for "
+                f"scores of shape {tuple(scores.shape)}; got shape {tuple(gamma.shape)}"
+            )
+        return gamma.double()
+
+
+def check_floats(scores: Tensor) -> None:
+    """Check that scores are a floating-point tensor."""
+    if not isinstance(scores, Tensor):
+        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+    if not scores.is_floating_point():
+        raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")

@@ -1,0 +1,184 @@
+"""Subsets: of a size, up to a size, and of a size with scores for neighbours."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels.host import run
+from fenchel.regularizers.base import hold, show
+from fenchel.regularizers.capped import k_subsets
+from fenchel.regularizers.rows import to_rows
+from fenchel.structures.base import (
+    Array,
+    Oracle,
+    Searched,
+    check_batch,
+    check_size,
+    check_transition,
+)
+
+
+class _Sized(Searched):
+    """Subsets with a size k."""
+
+    def __init__(self, k: int) -> None:
+        super().__init__()
+        self.k = check_size(k)
+
+    def check(self, shape: torch.Size) -> None:
+        if self.k > shape[-1]:
+            raise ValueError(
+                f"k must be at most the number of parts: k is {self.k}, the scores have shape {tuple(shape)}"
+            )
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}"
+
+
+class Subsets(_Sized):
+    """All subsets of exactly k parts. Scores (…, N).
+
+    SparseMAP over it is :func:`fenchel.k_subsets`, in closed form. Rows with fewer than k unmasked parts choose all.
+
+    Args:
+        k: how many to choose.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.structures import Subsets
+        >>> Subsets(2).map(torch.tensor([0.3, -1.0, 2.0, 0.5]))
+        tensor([0., 0., 1., 1.])
+    """
+
+    fixed_dims = 1
+    margin = 1.0
+
+    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        return k_subsets(scores, self.k, mask=mask)
+
+    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+        return lambda scores, rows: (_top(scores[rows], self.k, -np.inf), np.zeros(len(rows)))
+
+
+class AtMost(_Sized):
+    """All subsets of at most k parts, none included. Scores (…, N); only positive ones are worth choosing.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.structures import AtMost
+        >>> AtMost(2).map(torch.tensor([0.3, -1.0, -2.0, -0.5]))
+        tensor([1., 0., 0., 0.])
+    """
+
+    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        rows = to_rows(scores, -1, mask)
+        allowed = rows != -torch.inf
+        clipped = torch.where(allowed, rows, 0.0).clamp(0.0, 1.0)
+        bad = (rows.isnan() | (rows == torch.inf)).any(-1, keepdim=True)
+        full = clipped.sum(-1, keepdim=True) > self.k
+        # Rows that are not full go in as zeros: what they would give must not reach a derivative.
+        chosen = k_subsets(torch.where(full | ~allowed, rows, 0.0), self.k)
+        result = torch.where(full, chosen, clipped)
+        return torch.where(bad, torch.nan, result).to(scores.dtype)
+
+    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+        return lambda scores, rows: (_top(scores[rows], self.k, 0.0), np.zeros(len(rows)))
+
+
+class SequentialSubsets(_Sized):
+    r"""All subsets of exactly k positions of a sequence, with a score for each pair of neighbours in it.
+
+    .. math:: \max_{y \in \{0,1\}^N, \sum_i y_i = k} \; \sum_i s_i y_i + \sum_i t_i y_i y_{i+1}
+
+    Positive transitions ask for runs, negative ones for gaps. Dynamic programming, O(N k). SparseMAP regularizes
+    :math:`\frac12\|y\|^2`, the chosen positions alone: with transitions of zero it is :func:`fenchel.k_subsets`. (As a
+    factor graph with two states a position, both would be regularized, which is this one at half the scores.)
+    Masked positions are left out, and no transition crosses them; rows with fewer than k others choose all of these.
+
+    Args:
+        k: how many to choose.
+        transition: a number, or (…, N−1), where leading dimensions broadcast to the batch; a parameter is trained, −inf
+            forbids a pair.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.structures import SequentialSubsets
+        >>> scores = torch.tensor([1.0, 0.4, 0.0, 0.8, 0.2])
+        >>> SequentialSubsets(2).map(scores), SequentialSubsets(2, transition=1.0).map(scores)
+        (tensor([1., 0., 0., 1., 0.]), tensor([1., 1., 0., 0., 0.]))
+
+    References: Santos et al. (2024), section 4.3.
+    """
+
+    fixed_dims = 1
+    transition: float | Tensor
+
+    def __init__(self, k: int, transition: float | Tensor = 0.0) -> None:
+        super().__init__(k)
+        hold(self, "transition", check_transition(transition))
+
+    @property
+    def has_higher(self) -> bool:
+        """Whether there are transitions: a number of 0 is none."""
+        return isinstance(self.transition, Tensor) or self.transition != 0
+
+    def check(self, shape: torch.Size) -> None:
+        super().check(shape)
+        t = self.transition
+        if isinstance(t, Tensor) and t.dim():
+            if t.shape[-1] not in (1, shape[-1] - 1):
+                raise ValueError(
+                    f"transition must be a number or have N − 1 = {shape[-1] - 1} entries along its last dimension for "
+                    f"scores of shape {tuple(shape)}, got shape {tuple(t.shape)}"
+                )
+            check_batch(t, 1, shape[:-1], "transition", shape)
+
+    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        return None if self.has_higher else k_subsets(scores, self.k, mask=mask)
+
+    def higher(self, structures: Tensor) -> Tensor | None:
+        both = structures[..., :-1] * structures[..., 1:]
+        t = self.transition
+        if not isinstance(t, Tensor):
+            return torch.where(both > 0, t, 0.0).sum(-1) if self.has_higher else None
+        if t.dim() and t.shape[-1] == 1:
+            t = t.expand(*t.shape[:-1], both.shape[-1])
+        # Where nothing is chosen a score of −inf must not count.
+        return torch.where(both > 0, both * t.to(both), 0.0).sum(-1)
+
+    def broken(self) -> Tensor | None:
+        t = torch.as_tensor(self.transition).detach()
+        wrong = t.isnan() | (t == torch.inf)
+        return wrong.any(-1) if t.dim() else wrong
+
+    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+        from fenchel.kernels.subsets import best_sequences
+
+        n, k = shape[-1], self.k
+        t = torch.as_tensor(self.transition).detach().double().cpu()
+        lead = batch if t.dim() > 1 else ()
+        between = t.expand(*lead, n - 1).reshape(-1, n - 1).contiguous().numpy() if n > 1 else np.zeros((1, 1))
+        sizes: Array | None = None
+
+        def best(scores: Array, rows: Array) -> tuple[Array, Array]:
+            nonlocal sizes
+            if sizes is None:
+                sizes = np.minimum((scores > -np.inf).sum(-1), k)
+            chosen, bonus = np.empty((len(rows), k), np.int32), np.empty(len(rows))
+            run(best_sequences, len(rows), 2 * len(rows) * n * k, rows, scores, between, sizes, chosen, bonus)
+            return chosen, bonus
+
+        return best
+
+    def extra_repr(self) -> str:
+        return f"k={self.k}, transition={show(self.transition)}"
+
+
+def _top(scores: Array, k: int, least: float) -> Array:
+    """The places of the k largest entries above ``least``, filled up with −1."""
+    best = torch.from_numpy(scores).topk(k, -1)
+    places = torch.where(best.values > least, best.indices, -1)
+    result: Array = places.to(torch.int32).numpy()
+    return np.ascontiguousarray(result)

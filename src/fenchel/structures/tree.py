@@ -1,0 +1,79 @@
+"""Dependency trees: every word goes with a head, and all hang on the root."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels.host import run
+from fenchel.structures.base import Array, Oracle, Searched
+
+
+class DependencyTree(Searched):
+    r"""All trees over N words and a root.
+
+    Scores (…, N, N+1): [modifier, head], head 0 is the root, head j the j-th word; what stands at a word's arc to
+    itself does not matter. Words with every head masked are not in the sentence, neither as modifiers nor as heads: a
+    mask of shape (…, N, 1) gives sentences of different lengths. Chu-Liu-Edmonds' algorithm in O(N²), or Eisner's in
+    O(N³) for projective trees.
+
+    Args:
+        projective: only trees whose arcs do not cross, with the root in front of the sentence.
+        single_root: only trees with exactly one word on the root.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.structures import DependencyTree
+        >>> scores = torch.tensor([[1.0, 0.0, 0.8], [1.1, 0.7, 0.0]])
+        >>> DependencyTree().map(scores).argmax(-1), DependencyTree(single_root=True).map(scores).argmax(-1)
+        (tensor([0, 0]), tensor([2, 0]))
+        >>> fenchel.SparseMAP(DependencyTree()).argmax(scores)
+        tensor([[0.6000, 0.0000, 0.4000],
+                [0.7000, 0.3000, 0.0000]])
+
+    References: Edmonds (1967); Eisner (1996); Niculae, Martins, Blondel & Cardie (2018).
+    """
+
+    event_dim = 2
+    fixed_dims = 1
+
+    def __init__(self, projective: bool = False, single_root: bool = False) -> None:
+        super().__init__()
+        self.projective = projective
+        self.single_root = single_root
+
+    def check(self, shape: torch.Size) -> None:
+        if shape[-1] != shape[-2] + 1:
+            raise ValueError(
+                f"scores must have shape (…, N, N + 1), [modifier, head] with head 0 the root, got {tuple(shape)}"
+            )
+
+    def possible(self, shape: torch.Size, device: torch.device) -> Tensor | None:
+        n = shape[-2]
+        return torch.arange(n, device=device)[:, None] + 1 != torch.arange(n + 1, device=device)
+
+    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+        from fenchel.kernels.trees import best_projective, best_trees
+
+        n = shape[0]
+        kernel = best_projective if self.projective else best_trees
+        places = (np.arange(n) * (n + 1)).astype(np.int32)
+
+        def best(scores: Array, rows: Array) -> tuple[Array, Array]:
+            heads, bonus = np.empty((len(rows), n), np.int32), np.empty(len(rows))
+            run(kernel, len(rows), 8 * scores.size, rows, scores.reshape(-1, *shape), heads, bonus, self.single_root)
+            return _packed(np.where(heads < 0, -1, heads + places)), bonus
+
+        return best
+
+    def extra_repr(self) -> str:
+        return f"projective={self.projective}, single_root={self.single_root}"
+
+
+def _packed(places: Array) -> Array:
+    """Places with those of words that are left out, −1, at the end."""
+    if (places >= 0).all():
+        return places
+    order = np.argsort(places < 0, axis=-1, kind="stable")
+    return np.ascontiguousarray(np.take_along_axis(places, order, -1))
