@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import nn
+from fenchel import dp, nn
 from fenchel.attention import attention
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.output import linear_entmax_loss
@@ -53,6 +53,7 @@ __all__ = [
     "attention",
     "constrained_softmax",
     "constrained_sparsemax",
+    "dp",
     "entmax",
     "entmax_loss",
     "fusedmax",

@@ -1,0 +1,18 @@
+"""Dynamic programming with max_Ω: chains, alignments (DTW), any directed graph without cycles."""
+
+from fenchel.dp.alignment import Alignment
+from fenchel.dp.chain import LinearChain
+from fenchel.dp.lattice import Lattice
+from fenchel.dp.program import DynamicProgram, Paths
+from fenchel.dp.series import barycenter, dtw, dtw_divergence
+
+__all__ = [
+    "Alignment",
+    "DynamicProgram",
+    "Lattice",
+    "LinearChain",
+    "Paths",
+    "barycenter",
+    "dtw",
+    "dtw_divergence",
+]

@@ -1,0 +1,214 @@
+"""Alignments of two series: dynamic time warping with a smoothed minimum."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.dp.calculus import Inputs, Recursion
+from fenchel.dp.graph import Graph, Walk, walk
+from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
+from fenchel.kernels import concrete
+from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.tsallis import Shannon
+
+
+class Alignment(DynamicProgram):
+    r"""Monotonic alignments of two series at least cost: soft-DTW for Shannon's Ω.
+
+    .. math:: r_{i,j} = c_{i,j} + {\min_\Omega} (r_{i-1,j-1}, r_{i-1,j}, r_{i,j-1}), \qquad
+              {\min}_\Omega(x) = -{\max}_\Omega(-x), \qquad \mathrm{value} = r_{N,M}
+
+    A path goes from the first cell to the last one; every step moves on by one in the first series, in the second, or
+    in both. ``value`` is the smoothed minimum of its cost, ``marginals`` the expected alignment; with ``Gini()`` most
+    cells are in no alignment of positive probability. ``loss`` is the target's cost − value. O(N M) time.
+
+    Args:
+        costs: (B, N, M), what it costs to align each pair; +inf forbids a cell.
+        lengths: (B, 2), integers: how much of the first series and of the second there is; all if None.
+        omega: smooths every minimum; one of the simplex.
+        band: Sakoe and Chiba's: allow only cells within ``band`` steps of the diagonal, |i − j| ≤ band for series of
+            one length. In general the diagonal is the straight line between the corners, and cells are allowed up to
+            band + ½ steps of the shorter series from it; so there always is a path. None: all cells.
+
+    A path is a tensor of cells, (…, B, L, 2), −1 after the end.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Gini
+        >>> from fenchel.dp import Alignment
+        >>> x, y = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 1.2, 1.3, 2.1])
+        >>> d = Alignment((x[:, None] - y).square().unsqueeze(0), omega=Gini())
+        >>> d.marginals
+        tensor([[[1.0000, 0.1536, 0.0000, 0.0000],
+                 [0.3072, 0.9664, 0.8032, 0.0000],
+                 [0.0000, 0.2500, 0.3168, 1.0000]]])
+        >>> d.map()[0].tolist()
+        [[0, 0], [1, 1], [1, 2], [2, 3], [-1, -1], [-1, -1]]
+
+    References: Sakoe & Chiba (1978); Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
+    """
+
+    _sign = -1.0
+
+    def __init__(
+        self,
+        costs: Tensor,
+        lengths: Tensor | None = None,
+        omega: Regularizer | None = None,
+        band: int | None = None,
+    ) -> None:
+        check_floats(costs, "costs", 3, "(B, N, M)")
+        self.omega = check_choice(Shannon() if omega is None else omega)
+        self.lengths = _check_lengths(lengths, costs)
+        self.band = _check_band(band)
+        full = costs.to(torch.promote_types(costs.dtype, torch.float32))
+        if lengths is not None or band is not None:
+            full = torch.where(_allowed(costs, self.lengths, band), full, torch.inf)
+        self._inputs = (full,)
+        self._recursion = _AlignmentRecursion(self.omega, self.lengths, (costs.shape[1], costs.shape[2]))
+        self._dtype = costs.dtype
+
+    def __repr__(self) -> str:
+        batch, rows, columns = self._inputs[0].shape
+        band = "" if self.band is None else f"band={self.band}, "
+        return f"Alignment({batch} tables of up to {rows} × {columns} cells, {band}omega={self.omega})"
+
+    def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
+        columns = self._inputs[0].shape[2]
+        order = (edges < 0).int().sort(dim=-1, stable=True).indices  # steps across skip a level
+        cells = edges.gather(-1, order)
+        cells = torch.where((cells < 0) | ~possible.unsqueeze(-1), -1, torch.div(cells, 3, rounding_mode="floor"))
+        row = torch.where(cells < 0, -1, torch.div(cells, columns, rounding_mode="floor"))
+        return torch.stack([row, torch.where(cells < 0, -1, cells % columns)], -1)
+
+    def _total(self, path: Tensor, values: Tensor) -> Tensor:
+        return gathered(values, self._edges(path.long()))
+
+    def _score(self, path: Tensor) -> Tensor:
+        edges = self._edges(path.long())
+        return gathered(-precise(self._inputs[0]).flatten(1), torch.div(edges, 3, rounding_mode="floor"))
+
+    def _edges(self, path: Tensor) -> Tensor:
+        """The edge into each cell of a path, −1 after the end."""
+        row, column = path.unbind(-1)
+        down = torch.diff(row, prepend=row[..., :1] - 1)
+        right = torch.diff(column, prepend=column[..., :1] - 1)
+        way = torch.where(down == 0, 2, torch.where(right == 0, 1, 0))
+        cell = row * self._inputs[0].shape[2] + column
+        return torch.where(row < 0, -1, 3 * cell + way)
+
+    def _blank(self, path: Tensor) -> Tensor:
+        return (check_integers(path, "path") < 0).all(-1).all(-1)
+
+    def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
+        path = check_integers(path, name)
+        batch = len(self.lengths)
+        if path.dim() < 3 or path.shape[-3] != batch or path.shape[-1] != 2 or path.shape[-2] == 0:
+            raise ValueError(f"{name} must have shape (…, {batch}, L, 2): cells; got {tuple(path.shape)}")
+        if not concrete(path):
+            return
+        row, column = path.unbind(-1)
+        there = row >= 0
+        down, right = row.diff(), column.diff()
+        steps = (down >= 0) & (down <= 1) & (right >= 0) & (right <= 1) & (down + right > 0)
+        last = there.sum(-1, keepdim=True) - 1
+        ends = [each.gather(-1, last.clamp_min(0)).squeeze(-1) for each in (row, column)]
+        right_ends = (row[..., 0] == 0) & (column[..., 0] == 0) & (torch.stack(ends, -1) == self.lengths - 1).all(-1)
+        closed = ((~there) <= (torch.arange(row.shape[-1], device=row.device) > last)).all(-1)
+        good = right_ends & closed & (steps | ~there[..., 1:]).all(-1)
+        good = good if blank is None else good | blank
+        if not bool(good.all()):
+            raise ValueError(
+                f"{name} must go from cell (0, 0) to the last one, by steps of (1, 1), (1, 0) or (0, 1), with −1 after "
+                f"the end; got {path[~good][0].tolist()}"
+            )
+
+
+class _AlignmentRecursion(Recursion):
+    def __init__(self, omega: Regularizer, lengths: Tensor, shape: tuple[int, int]) -> None:
+        self.omega, self.lengths, self.shape = omega, lengths, shape
+
+    def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
+        from fenchel.kernels import alignments
+
+        return alignments.advance(inputs[0], self.lengths, *self.kind, keep)
+
+    def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
+        from fenchel.kernels import alignments
+
+        return (alignments.expect(-weight, value, walk, self.lengths, inputs[0].shape),)
+
+    def curve(
+        self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+    ) -> tuple[Tensor, Inputs]:
+        from fenchel.kernels import alignments
+
+        change, bent = alignments.curve(-weight, value, walk, self.lengths, -directions[0], *self.kind)
+        return change, (bent,)
+
+    def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
+        costs = precise(inputs[0])
+        _, rows, columns = costs.shape
+        graph, nodes = _graph(rows, columns)
+        ends = nodes.to(costs.device)[(self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1]
+        scores = (-costs).flatten(1).repeat_interleave(3, -1)
+        return walk(graph, scores, self.omega if omega is None else omega, ends)
+
+    def collect(self, marginals: Tensor) -> Inputs:
+        return (-marginals.unflatten(-1, (*self.shape, 3)).sum(-1),)
+
+
+@lru_cache(maxsize=32)
+def _graph(rows: int, columns: int) -> tuple[Graph, Tensor]:
+    """The source, then the cells; edges: across, from above, from the left. And the number of each cell's node."""
+    cells = np.arange(rows * columns).reshape(rows, columns)
+    across, above, left = np.full((3, rows, columns), -1)
+    across[0, 0] = 0
+    across[1:, 1:], above[1:], left[:, 1:] = cells[:-1, :-1] + 1, cells[:-1] + 1, cells[:, :-1] + 1
+    sources = np.stack([across, above, left], -1).reshape(-1)
+    edges = np.flatnonzero(sources >= 0)
+    levels = np.concatenate([[0], (1 + np.arange(rows)[:, None] + np.arange(columns)).reshape(-1)])
+    graph = Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
+    return graph, torch.from_numpy(graph.ranks[1:])
+
+
+def _allowed(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
+    """(B, N, M): the cells of each table that are inside its lengths and its band."""
+    row = torch.arange(costs.shape[1], device=costs.device)[:, None]
+    column = torch.arange(costs.shape[2], device=costs.device)
+    n, m = lengths[:, 0, None, None], lengths[:, 1, None, None]
+    inside = (row < n) & (column < m)
+    if band is None:
+        return inside
+    # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
+    return inside & (2 * (row * (m - 1) - column * (n - 1)).abs() <= (2 * band + 1) * torch.maximum(n, m).sub(1))
+
+
+def _check_lengths(lengths: Tensor | None, costs: Tensor) -> Tensor:
+    batch, *most = costs.shape
+    if lengths is None:
+        return torch.tensor([most], device=costs.device).expand(batch, 2)
+    lengths = check_integers(lengths, "lengths").to(costs.device)
+    if lengths.shape != (batch, 2):
+        raise ValueError(f"lengths must have shape ({batch}, 2), a pair for each table, got {tuple(lengths.shape)}")
+    wrong = (lengths < 1) | (lengths > torch.tensor(most, device=costs.device))
+    if concrete(lengths) and bool(wrong.any()):
+        raise ValueError(
+            f"lengths must be in [1, {most[0]}] and [1, {most[1]}], the shape of costs, "
+            f"got {lengths[wrong.any(-1)][0].tolist()}"
+        )
+    return lengths
+
+
+def _check_band(band: int | None) -> int | None:
+    if band is None:
+        return None
+    if isinstance(band, bool) or not isinstance(band, int):
+        raise TypeError(f"band must be an int or None, got {type(band).__name__}")
+    if band < 0:
+        raise ValueError(f"band must be at least 0, got {band}")
+    return band

@@ -1,0 +1,313 @@
+"""Paths through a directed graph without cycles: the smoothed recursion and its random walk, in torch operations.
+
+Nodes are sorted by level, the length of the longest way to them, and a level is handled at once: its nodes' incoming
+scores are one (batch, nodes, choices) tensor, over whose last dimension max_Ω is the value and argmax_Ω the walk's
+probabilities. Everything is differentiable to any order, in both modes, on every device.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.tsallis import Tsallis
+
+Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Level:
+    """The nodes ``first``, …, ``first + len(edges) - 1`` and their incoming edges, padded to one length.
+
+    Args:
+        first: the number of its first node.
+        edges: (nodes, choices), which scores belong to the choices; the last score of all is that of no edge.
+        sources: (nodes, choices), the nodes that edges come from.
+        reads: the earlier levels that these are in.
+        places: (nodes, choices), where the sources stand in these levels.
+    """
+
+    first: int
+    edges: Tensor
+    sources: Tensor
+    reads: tuple[int, ...]
+    places: Tensor
+
+
+class Graph:
+    """A graph with one source, its nodes sorted by level.
+
+    Args:
+        sources: (E,), the nodes that edges come from …
+        targets: (E,), … and go to. Every node but one, the source, is some edge's target.
+        levels: of the nodes: 0 for the source, and greater at an edge's target than at its source.
+        edges: (E,), the scores of the edges; in their order if not given.
+        scores: how many scores there are.
+    """
+
+    def __init__(
+        self,
+        sources: Indices,
+        targets: Indices,
+        levels: Indices,
+        edges: Indices | None = None,
+        scores: int | None = None,
+    ) -> None:
+        edges = np.arange(len(sources)) if edges is None else edges
+        self.scores = len(sources) if scores is None else scores
+        by_level = np.argsort(levels, kind="stable")
+        self.ranks = np.empty(len(levels), dtype=np.int64)
+        self.ranks[by_level] = np.arange(len(levels))
+        firsts = np.searchsorted(levels[by_level], np.arange(levels.max() + 2))
+        heads = self.ranks[targets]
+        order = np.argsort(heads, kind="stable")
+        self._edges, self._tails, self._heads = edges[order], self.ranks[sources][order], heads[order]
+        self._firsts = firsts
+        self._cuts = np.searchsorted(self._heads, firsts)
+
+    @cached_property
+    def levels(self) -> list[Level]:
+        """All levels but that of the source, first to last."""
+        return [self._level(i) for i in range(1, len(self._firsts) - 1)]
+
+    @cached_property
+    def widths(self) -> list[int]:
+        """How many choices, padding included, the levels have."""
+        return [level.edges.numel() for level in self.levels]
+
+    @cached_property
+    def order(self) -> Tensor:
+        """The scores as the levels want them, one after the other."""
+        return torch.cat([level.edges.reshape(-1) for level in self.levels])
+
+    @cached_property
+    def place(self) -> Tensor:
+        """Where each score stands in that order; one past its end if no edge has it."""
+        found = torch.full((self.scores + 1,), len(self.order))
+        found[self.order] = torch.arange(len(self.order))
+        return found[:-1]
+
+    def _level(self, number: int) -> Level:
+        first, end = self._firsts[number], self._firsts[number + 1]
+        some = slice(self._cuts[number], self._cuts[number + 1])
+        edges, tails, heads = self._edges[some], self._tails[some], self._heads[some] - first
+        begin = np.searchsorted(heads, np.arange(end - first))
+        column = np.arange(len(heads)) - begin[heads]
+        shape = (end - first, int(column.max()) + 1)
+        origins = np.searchsorted(self._firsts, tails, side="right") - 1
+        reads = np.unique(origins)
+        offsets = np.cumsum([0, *(self._firsts[reads + 1] - self._firsts[reads])])
+        places = tails - self._firsts[origins] + offsets[np.searchsorted(reads, origins)]
+        padded = [np.full(shape, fill) for fill in (self.scores, 0, 0)]
+        for array, values in zip(padded, (edges, tails, places), strict=True):
+            array[heads, column] = values
+        tables = [torch.from_numpy(array) for array in padded]
+        return Level(int(first), tables[0], tables[1], tuple(reads.tolist()), tables[2])
+
+
+Choose = Callable[[int, Tensor, Tensor], Tensor]
+"""Which choice to take at nodes of a level: its number, the nodes, and which walks are there at all."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """A random walk from the end of the graph back to its source, for scores of shape (batch, scores).
+
+    Args:
+        graph: where it walks.
+        omega: what smooths its choices.
+        values: max_Ω of all ways to the nodes of each level, the source's first.
+        choices: the incoming scores of each level's nodes, (batch, nodes, choices).
+        ends: (batch,), the node that each walk starts from; the last if None.
+    """
+
+    graph: Graph
+    omega: Regularizer
+    values: Sequence[Tensor]
+    choices: Sequence[Tensor]
+    ends: Tensor | None
+
+    @property
+    def value(self) -> Tensor:
+        """max_Ω at the end, (batch,)."""
+        return self._at_ends(self.values)
+
+    def marginals(self) -> Tensor:
+        """How probable it is that each edge is walked, (batch, scores)."""
+        levels = self.graph.levels
+        mass = [self._seed(i) for i in range(len(self.values))]
+        walked: list[Tensor] = []
+        for i in range(len(levels) - 1, -1, -1):
+            level = levels[i]
+            taken = mass[i + 1].unsqueeze(-1) * self.omega.argmax(self.choices[i])
+            walked.append(taken.flatten(1))
+            sizes = [self.values[r].shape[-1] for r in level.reads]
+            passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
+            passed = passed.index_add(1, level.places.flatten().to(taken.device), walked[-1])
+            for r, part in zip(level.reads, passed.split(sizes, -1), strict=True):
+                mass[r] = mass[r] + part
+        found = self._by_edge(walked[::-1], 0.0)
+        return torch.where(self.value.isnan().unsqueeze(-1), torch.nan, found)
+
+    def log_probs(self) -> Tensor:
+        """The logarithms of the walk's probabilities of each edge given its target, (batch, scores)."""
+        return self._by_edge([log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf)
+
+    def entropy(self) -> Tensor:
+        """Shannon's entropy of the walk in nats, (batch,)."""
+        found = [torch.zeros_like(self.values[0])]
+        for level, z in zip(self.graph.levels, self.choices, strict=True):
+            p = self.omega.argmax(z)
+            surprise = _read(found, level) - torch.where(p > 0, log_argmax(self.omega, z), 0.0)
+            found.append(torch.where(p > 0, p * surprise, p).sum(-1))
+        return self._at_ends(found)
+
+    @torch.no_grad()
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """n walks for each batch element: (n, batch, levels), the edge into each level, −1 where a walk skips it."""
+        value = self.value
+        device = value.device if generator is None else generator.device
+        shape = (len(self.graph.levels), n, len(value))
+        draws = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(value)
+
+        def draw(i: int, nodes: Tensor, _: Tensor) -> Tensor:
+            p = _pick(self.omega.argmax(self.choices[i]), nodes)
+            below = p.cumsum(-1)
+            number = (below <= (draws[i] * below[..., -1]).unsqueeze(-1)).sum(-1)
+            last = p.shape[-1] - 1 - (p > 0).int().flip(-1).argmax(-1)
+            return torch.minimum(number, last)  # rounding of the sums may not lead to where nothing is
+
+        return self._back(draw, n)
+
+    @torch.no_grad()
+    def best(self) -> Tensor:
+        """The likeliest choice at every node, from the end: (1, batch, levels), edges as in ``sample``."""
+        return self._back(lambda i, nodes, _: _pick(self.choices[i], nodes).argmax(-1), 1)
+
+    @torch.no_grad()
+    def top(self, k: int) -> tuple[Tensor, Tensor]:
+        """The k most probable walks, (k, batch, levels), edges as in ``sample``, and their log-probabilities."""
+        start = torch.full_like(self.values[0], -torch.inf).unsqueeze(-1).repeat(1, 1, k)
+        start[..., 0] = 0.0
+        found, picks = [start], []
+        for level, z in zip(self.graph.levels, self.choices, strict=True):
+            ways = _read(found, level) + log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
+            logs, pick = ways.flatten(2).sort(dim=-1, descending=True, stable=True)
+            found.append(logs[..., :k])
+            picks.append(pick[..., :k])
+        ranks = torch.arange(k, device=start.device).unsqueeze(-1).expand(k, len(start))
+
+        def follow(i: int, nodes: Tensor, here: Tensor) -> Tensor:
+            nonlocal ranks
+            pick = _pick(picks[i], nodes).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
+            ranks = torch.where(here, pick % k, ranks)
+            return pick // k
+
+        return self._back(follow, k), self._at_ends(found).t()
+
+    def _back(self, choose: Choose, n: int) -> Tensor:
+        """From the ends to the source, level by level."""
+        node = self._ends().expand(n, -1)
+        edges: list[Tensor] = []
+        for i in range(len(self.graph.levels) - 1, -1, -1):
+            level = self.graph.levels[i]
+            here = (node >= level.first) & (node < level.first + len(level.edges))
+            nodes = torch.where(here, node - level.first, 0)
+            number = choose(i, nodes, here)
+            edges.append(torch.where(here, level.edges.to(node.device)[nodes, number], -1))
+            node = torch.where(here, level.sources.to(node.device)[nodes, number], node)
+        return torch.stack(edges[::-1], -1)
+
+    def _ends(self) -> Tensor:
+        last = sum(v.shape[1] for v in self.values) - 1
+        return torch.full_like(self.value, last, dtype=torch.long) if self.ends is None else self.ends
+
+    def _at_ends(self, each: Sequence[Tensor]) -> Tensor:
+        """What each batch element has at its end, of values for the nodes of all levels."""
+        if self.ends is None:
+            return each[-1][:, -1]
+        found = torch.cat(list(each), 1)
+        return found[torch.arange(len(found), device=found.device), self.ends]
+
+    def _seed(self, i: int) -> Tensor:
+        """The mass that walks bring to a level: 1 at the ends."""
+        values = self.values[i]
+        if self.ends is None:
+            seed = torch.zeros_like(values)
+            if i == len(self.values) - 1:
+                seed = torch.cat([seed[:, :-1], torch.ones_like(values[:, -1:])], -1)
+            return seed
+        first = self.graph.levels[i - 1].first if i else 0
+        nodes = torch.arange(first, first + values.shape[1], device=values.device)
+        return (self.ends.unsqueeze(-1) == nodes).to(values.dtype)
+
+    def _by_edge(self, parts: Sequence[Tensor], otherwise: float) -> Tensor:
+        """What levels have for their choices, in the order of the scores."""
+        found = torch.cat(list(parts), -1)
+        found = torch.cat([found, torch.full_like(found[:, :1], otherwise)], -1)
+        return found[:, self.graph.place.to(found.device)]
+
+
+def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None = None) -> Walk:
+    """Bellman's recursion with max_Ω in place of max: v = max_Ω over incoming edges of (v at the source + score)."""
+    nothing = torch.full_like(scores[:, :1], -torch.inf)
+    sorted_scores = torch.cat([scores, nothing], -1)[:, graph.order.to(scores.device)]
+    values, choices = [torch.zeros_like(scores[:, :1])], []
+    for level, part in zip(graph.levels, sorted_scores.split(graph.widths, -1), strict=True):
+        choices.append(_read(values, level) + part.unflatten(-1, level.edges.shape))
+        values.append(omega.max(choices[-1]))
+    return Walk(graph, omega, values, choices, ends)
+
+
+def _read(each: Sequence[Tensor], level: Level) -> Tensor:
+    """Of values for the nodes of earlier levels, those at the sources of a level's edges."""
+    found = torch.cat([each[r] for r in level.reads], 1) if len(level.reads) > 1 else each[level.reads[0]]
+    return found[:, level.places.to(found.device)]
+
+
+def _pick(values: Tensor, nodes: Tensor) -> Tensor:
+    """Of (batch, nodes, …), the rows of nodes (n, batch)."""
+    return values[torch.arange(len(values), device=values.device), nodes]
+
+
+def unscaled(omega: Regularizer) -> tuple[Regularizer, float | Tensor]:
+    """Ω and γ of γΩ."""
+    gamma: float | Tensor = 1.0
+    while isinstance(omega, Scaled):
+        omega, gamma = omega.omega, gamma * omega.gamma
+    return omega, gamma
+
+
+def is_shannon(omega: Regularizer) -> bool:
+    """Whether choices are by softmax, whose logarithms are known even where it underflows."""
+    base, _ = unscaled(omega)
+    return isinstance(base, Tsallis) and not isinstance(base.alpha, Tensor) and base.alpha == 1
+
+
+def is_hard(omega: Regularizer) -> bool:
+    """Whether nothing is smoothed."""
+    base, _ = unscaled(omega)
+    return isinstance(base, Tsallis) and not isinstance(base.alpha, Tensor) and math.isinf(base.alpha)
+
+
+def log_argmax(omega: Regularizer, z: Tensor) -> Tensor:
+    """log(argmax_Ω) along the last dimension; −inf where a choice has no probability."""
+    if not is_shannon(omega):
+        p = omega.argmax(z)
+        some = p > 0
+        return torch.where(some, torch.where(some, p, 1.0).log(), torch.where(p == 0, -torch.inf, p))
+    _, gamma = unscaled(omega)
+    top = z.detach().amax(-1, keepdim=True)
+    dead = top == -torch.inf
+    masked = z == -torch.inf
+    cooled = torch.where(masked, 0.0, z - torch.where(dead, 0.0, top)) / gamma
+    logs = torch.log_softmax(torch.where(masked & ~dead, -torch.inf, cooled), -1)
+    return torch.where(masked, -torch.inf, logs)

@@ -1,0 +1,207 @@
+"""Any directed graph without cycles, given by its edges."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.dp.calculus import Inputs, Recursion
+from fenchel.dp.graph import Graph, Indices, Walk, walk
+from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
+from fenchel.kernels import concrete
+from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.tsallis import Shannon
+
+
+class Lattice(DynamicProgram):
+    r"""Paths from node 0 to the last node of a directed graph without cycles.
+
+    .. math:: v_0 = 0, \qquad v_j = {\max_\Omega}_{e = (i, j)} \, (v_i + \theta_e), \qquad \mathrm{value} = v_{N-1}
+
+    One shape, a batch of scores. Nodes and edges that are on no path from source to sink do not matter.
+
+    Args:
+        sources: (E,), integers: the node that each edge comes from …
+        targets: (E,), … and the one that it goes to, which has a higher number. Edges may be parallel.
+        scores: (B, E).
+        num_nodes: how many nodes there are: 0 is the source, ``num_nodes - 1`` the sink.
+        omega: smooths every maximum; one of the simplex.
+
+    A path is a set of edges: boolean, (…, B, E).
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Gini
+        >>> from fenchel.dp import Lattice
+        >>> sources, targets = torch.tensor([0, 0, 1, 2, 1]), torch.tensor([1, 2, 3, 3, 2])
+        >>> d = Lattice(sources, targets, torch.tensor([[1.0, 0.5, 0.0, 1.2, 0.3]]), num_nodes=4, omega=Gini())
+        >>> d.value, d.marginals
+        (tensor([2.5100]), tensor([[0.9000, 0.1000, 0.0000, 1.0000, 0.9000]]))
+        >>> d.map()
+        tensor([[ True, False, False,  True,  True]])
+
+    References: Mensch & Blondel (2018), section 3.
+    """
+
+    def __init__(
+        self, sources: Tensor, targets: Tensor, scores: Tensor, num_nodes: int, omega: Regularizer | None = None
+    ) -> None:
+        check_floats(scores, "scores", 2, "(B, E)")
+        self.omega = check_choice(Shannon() if omega is None else omega)
+        self._shape = _check_edges(sources, targets, scores.shape[1], num_nodes)
+        self.num_nodes = num_nodes
+        self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
+        self._recursion = _LatticeRecursion(self.omega, self._shape)
+        self._dtype = scores.dtype
+
+    def __repr__(self) -> str:
+        batch, edges = self._inputs[0].shape
+        return f"Lattice({batch} × {edges} edges between {self.num_nodes} nodes, omega={self.omega})"
+
+    def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
+        size = self._inputs[0].shape[1]
+        taken = torch.zeros((*edges.shape[:-1], size + 1), dtype=torch.bool, device=edges.device)
+        taken = taken.scatter(-1, torch.where(edges < 0, size, edges), True)
+        return taken[..., :-1] & possible.unsqueeze(-1)
+
+    def _total(self, path: Tensor, values: Tensor) -> Tensor:
+        return torch.where(path, values, 0.0).sum(-1)
+
+    def _score(self, path: Tensor) -> Tensor:
+        return self._total(path, precise(self._inputs[0]))
+
+    def _blank(self, path: Tensor) -> Tensor:
+        return ~_check_boolean(path, "path").any(-1)
+
+    def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
+        _check_boolean(path, name)
+        shape = self._inputs[0].shape
+        if path.shape[-2:] != shape:
+            raise ValueError(f"{name} must have shape (…, {shape[0]}, {shape[1]}): edges; got {tuple(path.shape)}")
+        if not concrete(path):
+            return
+        # One edge out of the source, and out of every other node as many as into it: that is a path.
+        flow = torch.zeros((*path.shape[:-1], self.num_nodes), dtype=torch.long, device=path.device)
+        flow = flow.index_add(-1, self._shape.sources.to(path.device), path.long())
+        flow = flow.index_add(-1, self._shape.targets.to(path.device), -path.long())
+        wanted = torch.zeros(self.num_nodes, dtype=torch.long, device=path.device)
+        wanted[0], wanted[-1] = 1, -1
+        wrong = (flow != wanted).any(-1)
+        wrong = wrong if blank is None else wrong & ~blank
+        if bool(wrong.any()):
+            edges = path[wrong][0].nonzero().squeeze(-1).tolist()
+            raise ValueError(f"{name} must hold the edges of one path from node 0 to the last, got edges {edges}")
+
+
+def _check_boolean(path: Tensor, name: str) -> Tensor:
+    if not isinstance(path, Tensor) or path.dtype != torch.bool:
+        kind = path.dtype if isinstance(path, Tensor) else type(path).__name__
+        raise TypeError(f"{name} must be a boolean tensor of edges, got {kind}")
+    return path
+
+
+class _Shape(NamedTuple):
+    """A graph, and its parts that are on some path: edges by target, between nodes that are numbered anew."""
+
+    sources: Tensor
+    targets: Tensor
+    graph: Graph
+    order: Tensor
+    first: Tensor
+    tails: Tensor
+
+
+class _LatticeRecursion(Recursion):
+    def __init__(self, omega: Regularizer, shape: _Shape) -> None:
+        self.omega, self.shape = omega, shape
+
+    def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
+        from fenchel.kernels import lattices
+
+        return lattices.advance(self._sorted(inputs[0]), self.shape.first, self.shape.tails, *self.kind)
+
+    def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
+        from fenchel.kernels import lattices
+
+        found = lattices.expect(weight, value, walk, self.shape.first, self.shape.tails)
+        return (self._unsorted(found, inputs[0], value),)
+
+    def curve(
+        self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+    ) -> tuple[Tensor, Inputs]:
+        from fenchel.kernels import lattices
+
+        direction = self._sorted(directions[0])
+        change, bent = lattices.curve(weight, value, walk, self.shape.first, self.shape.tails, direction, *self.kind)
+        return change, (self._unsorted(bent, inputs[0], value),)
+
+    def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
+        return walk(self.shape.graph, precise(inputs[0]), self.omega if omega is None else omega)
+
+    def collect(self, marginals: Tensor) -> Inputs:
+        return (marginals,)
+
+    def _sorted(self, scores: Tensor) -> Tensor:
+        return scores[:, self.shape.order].t()
+
+    def _unsorted(self, edges: Tensor, scores: Tensor, value: Tensor) -> Tensor:
+        found = torch.where(value.isnan(), torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
+        found[:, self.shape.order] = edges.t()
+        return found
+
+
+def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -> _Shape:
+    for name, ends in (("sources", sources), ("targets", targets)):
+        if check_integers(ends, name).shape != (edges,):
+            raise ValueError(f"{name} must have shape ({edges},), one for each score, got {tuple(ends.shape)}")
+    if isinstance(num_nodes, bool) or not isinstance(num_nodes, int):
+        raise TypeError(f"num_nodes must be an int, got {type(num_nodes).__name__}")
+    if num_nodes < 2:
+        raise ValueError(f"num_nodes must be at least 2, a source and a sink, got {num_nodes}")
+    tails, heads = (each.detach().long().cpu().contiguous().numpy() for each in (sources, targets))
+    return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
+
+
+@lru_cache(maxsize=32)
+def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
+    """Found once for all scores on one shape."""
+    tails, heads = (np.frombuffer(each, dtype=np.int64) for each in (tail_bytes, head_bytes))
+    for name, ends in (("sources", tails), ("targets", heads)):
+        if ((ends < 0) | (ends >= num_nodes)).any():
+            wrong = ends[(ends < 0) | (ends >= num_nodes)][0]
+            raise ValueError(f"{name} must be nodes in [0, {num_nodes - 1}], got {wrong}")
+    if (tails >= heads).any():
+        e = int(np.flatnonzero(tails >= heads)[0])
+        raise ValueError(
+            "targets must be greater than sources, edge by edge, so that there is no cycle: number the nodes in "
+            f"topological order; edge {e} goes from node {tails[e]} to node {heads[e]}"
+        )
+    levels = _levels(tails, heads, num_nodes)
+    useful = levels >= 0
+    if not useful[-1]:
+        raise ValueError(f"targets must lead to the sink: there is no path from node 0 to node {num_nodes - 1}")
+    numbers = np.cumsum(useful) - 1
+    order = np.flatnonzero(useful[tails] & useful[heads])
+    order = order[np.argsort(heads[order], kind="stable")]
+    new_tails, new_heads = numbers[tails[order]], numbers[heads[order]]
+    graph = Graph(new_tails, new_heads, levels[useful], order, len(tails))
+    first = np.searchsorted(new_heads, np.arange(useful.sum() + 1))
+    tensors = [torch.from_numpy(np.array(each)) for each in (tails, heads, order, first, new_tails)]
+    return _Shape(tensors[0], tensors[1], graph, *tensors[2:])
+
+
+def _levels(tails: Indices, heads: Indices, num_nodes: int) -> Indices:
+    """The most edges on a way from the source to each node; −1 for nodes on no path to the sink."""
+    order = np.argsort(tails, kind="stable")
+    level = [0] + [-1] * (num_nodes - 1)
+    for tail, head in zip(tails[order].tolist(), heads[order].tolist(), strict=True):
+        if level[tail] >= 0:
+            level[head] = max(level[head], level[tail] + 1)
+    useful = [False] * (num_nodes - 1) + [level[-1] >= 0]
+    for tail, head in zip(tails[order[::-1]].tolist(), heads[order[::-1]].tolist(), strict=True):
+        useful[tail] = useful[tail] or useful[head]
+    return np.where(np.array(useful), np.array(level), -1)

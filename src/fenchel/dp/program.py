@@ -1,0 +1,200 @@
+"""DynamicProgram: the verbs that chains, alignments and lattices share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel.dp.calculus import Inputs, Recursion
+from fenchel.dp.graph import unscaled
+from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.norm import Norm
+from fenchel.regularizers.tsallis import Hard, Tsallis
+
+
+@dataclass(frozen=True)
+class Paths:
+    """The most probable paths.
+
+    Args:
+        paths: (B, k, …), most probable first; blank (−1, or False in a lattice) where there is none left.
+        probs: (B, k), their probabilities, padded with 0.
+    """
+
+    paths: Tensor
+    probs: Tensor
+
+
+class DynamicProgram(ABC):
+    r"""The best path through a graph, smoothed: Bellman's recursion with :math:`\max_\Omega` in place of max.
+
+    =======================  ======================================================================================
+    ``d.value``              the smoothed maximum over all paths, one value a batch element
+    ``d.marginals``          the expected path, which is the gradient of ``value``; differentiable itself
+    ``d.map()``              the path of highest score
+    ``d.sample(n)``          paths of the random walk whose steps are the recursion's choices
+    ``d.top(k)``             its k most probable paths, with their probabilities
+    ``d.log_prob(path)``     the log-probability of a path
+    ``d.entropy()``          Shannon's entropy of the walk, in nats
+    ``d.loss(target)``       value − score of the target path: never negative
+    =======================  ======================================================================================
+
+    With ``Shannon()`` paths have Gibbs probabilities, proportional to exp(score); with ``Gini()`` most have none.
+    Every Ω of the simplex will do: ``Hard``, ``Shannon``, ``Gini``, ``Tsallis``, ``Norm``, and γ times one of them.
+
+    Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
+    blank; a score that is NaN or +inf spoils its own batch element. Sums are kept in double precision.
+
+    On the CPU, ``value``, ``marginals`` and their derivatives run in compiled kernels for Hard, Shannon, Gini and
+    Tsallis(1.5), at any temperature; the rest, and derivatives beyond the second, in torch operations.
+    """
+
+    omega: Regularizer
+    _recursion: Recursion
+    _inputs: Inputs
+    _dtype: torch.dtype
+    _sign = 1.0
+
+    @property
+    def value(self) -> Tensor:
+        """The smoothed maximum over all paths, (B,)."""
+        return (self._sign * self._recursion.max(self._inputs)).to(self._dtype)
+
+    @property
+    def marginals(self) -> Tensor:
+        """The expected path: how probable it is that each part belongs to the path."""
+        return (self._sign * self._recursion.marginals(self._inputs)[0]).to(self._dtype)
+
+    def exact_maximum(self) -> Tensor:
+        """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
+        return self._recursion.max(self._inputs)
+
+    @torch.no_grad()
+    def map(self) -> Tensor:
+        """The path of highest score; blank where no path is possible."""
+        walk = self._recursion.walk(self._inputs, Hard())
+        return self._path(walk.best(), walk.value > -torch.inf)[0]
+
+    @torch.no_grad()
+    def sample(self, n: int = 1, generator: torch.Generator | None = None) -> Tensor:
+        """Draw n paths of each batch element: (n, B, …).
+
+        Args:
+            n: how many.
+            generator: where the random numbers come from; torch's own if None.
+        """
+        _check_count("n", n)
+        walk = self._recursion.walk(self._inputs)
+        return self._path(walk.sample(n, generator), walk.value > -torch.inf)
+
+    @torch.no_grad()
+    def top(self, k: int) -> Paths:
+        """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
+        _check_count("k", k)
+        walk = self._recursion.walk(self._inputs)
+        edges, logs = walk.top(k)
+        probs = logs.exp()
+        return Paths(self._path(edges, probs > 0).transpose(0, 1), torch.nan_to_num(probs, 0.0).t().to(self._dtype))
+
+    def log_prob(self, path: Tensor) -> Tensor:
+        """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
+        blank = self._blank(path)
+        self._check_path(path, "path", blank)
+        total = self._total(path, self._recursion.walk(self._inputs).log_probs())
+        return torch.where(blank, -torch.inf, total).to(self._dtype)
+
+    def entropy(self) -> Tensor:
+        """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
+        return self._recursion.walk(self._inputs).entropy().to(self._dtype)
+
+    def loss(self, target: Tensor) -> Tensor:
+        """value − score of the target, never negative, one a batch element: the CRF's loss for a Shannon chain.
+
+        Zero where the target leads by so much that it takes all; +inf for a target that is not possible. The gradient
+        is the expected path less the target.
+        """
+        self._check_path(target, "target", None)
+        value, score = self._recursion.max(self._inputs), self._score(target)
+        impossible = score == -torch.inf
+        loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
+        loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
+        return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
+
+    # -- what each problem says of its paths ---------------------------------------------------------
+
+    @abstractmethod
+    def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
+        """Edges (n, B, levels) of a walk as paths (n, B, …); blank where not ``possible`` (…, B)."""
+
+    @abstractmethod
+    def _total(self, path: Tensor, values: Tensor) -> Tensor:
+        """The sum over a path of values of the edges, (B, scores)."""
+
+    @abstractmethod
+    def _score(self, path: Tensor) -> Tensor:
+        """The score of a path, in double precision."""
+
+    @abstractmethod
+    def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
+        """Raise an error if this is no path; where ``blank`` (…, B) it need not be one."""
+
+    @abstractmethod
+    def _blank(self, path: Tensor) -> Tensor:
+        """Where there is no path, (…, B): what ``sample`` and ``top`` show where there is none."""
+
+
+def gathered(values: Tensor, edges: Tensor) -> Tensor:
+    """The sum of values (B, E) at edges (…, B, L), of which negative ones are none."""
+    none = edges < 0
+    found = values.expand(*edges.shape[:-1], values.shape[-1]).gather(-1, edges.clamp_min(0))
+    return torch.where(none, 0.0, found).sum(-1)
+
+
+def precise(tensor: Tensor) -> Tensor:
+    """In double precision, where the device has it."""
+    return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def check_choice(omega: Regularizer) -> Regularizer:
+    """Check an Ω that is to smooth every choice: one of the simplex, with the same parameter everywhere."""
+    base, gamma = unscaled(check_omega(omega))
+    if not isinstance(base, Tsallis | Norm):
+        raise TypeError(
+            f"omega must be Hard, Shannon, Gini, Tsallis, Norm or a multiple of one of them, got {type(base).__name__}"
+        )
+    for name, parameter in (("alpha", base.alpha), ("gamma", gamma)):
+        if isinstance(parameter, Tensor) and parameter.numel() != 1:
+            raise ValueError(
+                f"omega must have one {name} for all choices, got a tensor of shape {tuple(parameter.shape)}"
+            )
+    return omega
+
+
+def check_floats(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:
+    """Check a tensor of scores: floating point, of some rank, with nothing empty but the batch."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if not tensor.is_floating_point():
+        raise TypeError(f"{name} must have a floating-point dtype, got {tensor.dtype}; convert with {name}.float()")
+    if tensor.dim() != rank or 0 in tensor.shape[1:]:
+        raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(tensor.shape)}")
+    return tensor
+
+
+def check_integers(tensor: Tensor, name: str) -> Tensor:
+    """Check a tensor of whole numbers; return it as int64."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise TypeError(f"{name} must hold integers, got {tensor.dtype}")
+    return tensor.long()
+
+
+def _check_count(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise TypeError(f"{name} must be an int, got {type(count).__name__}")
+    if count < 1:
+        raise ValueError(f"{name} must be at least 1, got {count}")

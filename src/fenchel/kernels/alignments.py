@@ -1,0 +1,204 @@
+"""Alignments of two series: the smoothed recursion over the cells of a table, its expected path, and how that responds.
+
+Cells of one antidiagonal do not depend on each other and are handled together. The walk holds, table by table and
+antidiagonal by antidiagonal, the probabilities of the three ways into each cell: across, from above, from the left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels.columns import respond, smooth
+from fenchel.kernels.compiler import kernel
+from fenchel.kernels.pool import over_rows
+
+Arrays = np.ndarray[Any, Any]
+
+
+# -- on tensors -------------------------------------------------------------------------------------------
+
+
+def advance(costs: Tensor, lengths: Tensor, kind: int, gamma: float, keep: bool) -> tuple[Tensor, Tensor]:
+    """Minus the smoothed least cost of each table, in double precision, and the walk (empty if it is not to be kept).
+
+    Args:
+        costs: (B, N, M); +inf forbids a cell.
+        lengths: (B, 2), int64: the corner where each table ends.
+        kind: of ``columns``.
+        gamma: the temperature.
+        keep: whether the walk is wanted.
+    """
+    batch, rows, columns = costs.shape
+    value = torch.empty(batch, dtype=torch.float64)
+    walk = torch.empty((batch if keep else 0, 3 * rows * columns), dtype=costs.dtype)
+    arrays = [_array(t) for t in (costs, lengths)]
+    over_rows(_advance, batch, 3 * costs.numel(), *arrays, np.array([gamma]), kind, value.numpy(), walk.numpy())
+    return value, walk
+
+
+def expect(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, shape: torch.Size) -> Tensor:
+    """The expected path, (B, N, M), times weights (B,)."""
+    cells = torch.empty(shape, dtype=walk.dtype)
+    arrays = [_array(t) for t in (weight.double(), value, walk, lengths)]
+    over_rows(_expect, shape[0], walk.numel(), *arrays, cells.numpy())
+    return cells
+
+
+def curve(
+    weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, scores: Tensor, kind: int, gamma: float
+) -> tuple[Tensor, Tensor]:
+    """Along a direction of the scores (minus costs): the change of the values, and of the weighted expected path."""
+    tangent = torch.empty(len(scores), dtype=torch.float64)
+    cells = torch.empty(scores.shape, dtype=walk.dtype)
+    arrays = [_array(t) for t in (weight.double(), value, walk, lengths, scores.double())]
+    results = (tangent.numpy(), cells.numpy())
+    over_rows(_curve, len(scores), walk.numel(), *arrays, np.array([gamma]), kind, *results)
+    return tangent, cells
+
+
+def _array(tensor: Tensor) -> Arrays:
+    array: Arrays = tensor.detach().contiguous().numpy()
+    return array
+
+
+# -- on arrays --------------------------------------------------------------------------------------------
+#
+# Row i of a table stands at place i + 1 of what is kept of an antidiagonal: its neighbours are always there.
+
+
+@kernel
+def _advance(first, last, costs, lengths, settings, kind, value, walk):  # type: ignore[no-untyped-def]
+    _, rows, columns = costs.shape
+    number = costs.dtype.type
+    gamma = settings[0]
+    sharp = 1.0 / gamma
+    keep = walk.shape[0] > 0
+    wide = min(rows, columns)
+    lines = np.empty((3, rows + 1))
+    top = np.empty(wide)
+    x, spare, work = np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype)
+    rise = np.empty(wide, costs.dtype)
+    for b in range(first, last):
+        n, m = lengths[b, 0], lengths[b, 1]
+        bad = 0
+        for i in range(n):
+            for j in range(m):
+                bad += 0 if costs[b, i, j] > -np.inf else 1
+        if bad:
+            value[b] = np.nan
+            continue
+        lines[:] = -np.inf
+        lines[0, 1] = -np.float64(costs[b, 0, 0])
+        if keep:
+            walk[b, 0], walk[b, 1], walk[b, 2] = number(1), number(0), number(0)
+        offset = 3
+        for d in range(1, n + m - 1):
+            low, high = max(0, d - m + 1), min(d, n - 1)
+            width = high - low + 1
+            one, two, here = lines[(d - 1) % 3], lines[(d - 2) % 3], lines[d % 3]
+            for w in range(width):
+                across, above, left = two[low + w], one[low + w], one[low + w + 1]
+                best = across if across > above else above
+                best = left if left > best else best
+                top[w] = best
+                base = best if best > -np.inf else 0.0
+                x[w] = number((across - base) * sharp)
+                x[width + w] = number((above - base) * sharp)
+                x[2 * width + w] = number((left - base) * sharp)
+            smooth(kind, 3, width, x, walk[b, offset : offset + 3 * width] if keep else spare, rise, work)
+            for w in range(width):
+                here[low + w + 1] = top[w] + gamma * rise[w] - costs[b, low + w, d - low - w]
+            offset += 3 * width
+        value[b] = lines[(n + m - 2) % 3, n]
+
+
+@kernel
+def _expect(first, last, weight, value, walk, lengths, cells):  # type: ignore[no-untyped-def]
+    rows = cells.shape[1]
+    lines = np.empty((3, rows + 1))
+    for b in range(first, last):
+        n, m = lengths[b, 0], lengths[b, 1]
+        cells[b] = cells.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
+        if not value[b] > -np.inf:
+            continue
+        lines[:] = 0.0
+        lines[(n + m - 2) % 3, n] = weight[b]
+        offset = 3 * n * m
+        for d in range(n + m - 2, 0, -1):
+            low, high = max(0, d - m + 1), min(d, n - 1)
+            width = high - low + 1
+            offset -= 3 * width
+            q = walk[b, offset : offset + 3 * width]
+            one, two, here = lines[(d - 1) % 3], lines[(d - 2) % 3], lines[d % 3]
+            for w in range(width):
+                cells[b, low + w, d - low - w] = here[low + w + 1]
+            for w in range(width):
+                two[low + w] += here[low + w + 1] * q[w]
+            for w in range(width):
+                one[low + w] += here[low + w + 1] * q[width + w]
+            for w in range(width):
+                one[low + w + 1] += here[low + w + 1] * q[2 * width + w]
+            here[:] = 0.0
+        cells[b, 0, 0] = lines[0, 1]
+
+
+@kernel
+def _curve(  # type: ignore[no-untyped-def]
+    first, last, weight, value, walk, lengths, scores, settings, kind, tangent, cells
+):
+    _, rows, columns = cells.shape
+    sharp = 1.0 / settings[0]
+    wide = min(rows, columns)
+    v = np.empty((rows + 1, columns + 1))
+    lines, bends = np.empty((3, rows + 1)), np.empty((3, rows + 1))
+    change, response, work = np.empty(3 * wide), np.empty(3 * wide), np.empty(2 * wide)
+    for b in range(first, last):
+        n, m = lengths[b, 0], lengths[b, 1]
+        nothing = cells.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
+        cells[b] = nothing
+        tangent[b] = nothing
+        if not value[b] > -np.inf:
+            continue
+        v[:] = 0.0
+        v[1, 1] = scores[b, 0, 0]
+        offset = 3
+        for d in range(1, n + m - 1):
+            low, high = max(0, d - m + 1), min(d, n - 1)
+            width = high - low + 1
+            q = walk[b, offset : offset + 3 * width]
+            for w in range(width):
+                i, j = low + w, d - low - w
+                mean = q[w] * v[i, j] + q[width + w] * v[i, j + 1] + q[2 * width + w] * v[i + 1, j]
+                v[i + 1, j + 1] = scores[b, i, j] + mean
+            offset += 3 * width
+        tangent[b] = v[n, m]
+        lines[:] = 0.0
+        bends[:] = 0.0
+        lines[(n + m - 2) % 3, n] = weight[b]
+        for d in range(n + m - 2, 0, -1):
+            low, high = max(0, d - m + 1), min(d, n - 1)
+            width = high - low + 1
+            offset -= 3 * width
+            q = walk[b, offset : offset + 3 * width]
+            for w in range(width):
+                i, j = low + w, d - low - w
+                change[w], change[width + w], change[2 * width + w] = v[i, j], v[i, j + 1], v[i + 1, j]
+            respond(kind, 3, width, q, change, response, work)
+            here, bent = lines[d % 3], bends[d % 3]
+            for k in range(3):
+                # across: two lines back and a row up; from above: one and a row up; from the left: one
+                back, row = (2 if k == 0 else 1), (1 if k == 2 else 0)
+                there, their = lines[(d - back) % 3], bends[(d - back) % 3]
+                for w in range(width):
+                    mass, p = here[low + w + 1], q[k * width + w]
+                    there[low + w + row] += mass * p
+                    their[low + w + row] += bent[low + w + 1] * p + mass * response[k * width + w] * sharp
+            for w in range(width):
+                cells[b, low + w, d - low - w] = bent[low + w + 1]
+            here[:] = 0.0
+            bent[:] = 0.0
+        cells[b, 0, 0] = bends[0, 1]

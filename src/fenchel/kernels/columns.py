@@ -1,0 +1,172 @@
+"""Smoothed choices by columns: what every dynamic program does at each of its nodes, for many nodes at once.
+
+A block of ``choices`` × ``width`` numbers lies flat, row by row; each of its columns is one node, and a row holds the
+same predecessor of all of them. Loops run along the rows, so that they vectorise whatever the number of choices.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fenchel.kernels.compiler import kernel
+from fenchel.kernels.powers import exp2, log2
+
+HARD, SHANNON, GINI, HALVES = 0, 1, 2, 3
+"""Which entropy smooths the maximum: none, Shannon's, Gini's, and Tsallis's with α = 1.5."""
+
+_LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
+_NEWTON = 60  # a handful is enough
+
+
+@kernel
+def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-def]
+    """The probabilities q of the choices in each column of x, and by how much the smoothed maximum exceeds the largest.
+
+    The largest entry of a column is 0; entries of −inf cannot be chosen; a column of these alone gets zeros. ``work``
+    has room for three rows.
+    """
+    number = x.dtype.type
+    size = choices * width
+    zero, one, half = number(0), number(1), number(0.5)
+    for w in range(width):
+        rise[w] = zero
+    if kind == SHANNON:
+        # Below this lie powers that are not normal numbers.
+        lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
+        log2e, ln2 = number(_LOG2E), number(_LN2)
+        for i in range(size):
+            y = x[i] * log2e
+            e = exp2(y)
+            q[i] = e if y >= lowest else zero
+        for d in range(choices):
+            for w in range(width):
+                rise[w] += q[d * width + w]
+        for w in range(width):
+            some = rise[w] > zero
+            total = rise[w] if some else one
+            work[w] = one / total
+            rise[w] = log2(total) * ln2
+        for d in range(choices):
+            for w in range(width):
+                q[d * width + w] *= work[w]
+        return
+    if kind == HARD:
+        for d in range(choices):
+            for w in range(width):
+                best = one if x[d * width + w] == zero else zero
+                q[d * width + w] = best
+                rise[w] += best
+        for w in range(width):
+            work[w] = one / max(rise[w], one)
+            rise[w] = zero
+        for d in range(choices):
+            for w in range(width):
+                q[d * width + w] *= work[w]
+        return
+    # The threshold is approached from the left, where everything that counts is still above it.
+    for w in range(width):
+        work[w] = -one
+        work[2 * width + w] = zero
+    if kind == GINI:
+        for _ in range(choices + 1):
+            changed = 0
+            for w in range(width):
+                rise[w] = zero
+                work[width + w] = zero
+            for d in range(choices):
+                for w in range(width):
+                    v = x[d * width + w]
+                    inside = v > work[w]
+                    rise[w] += v if inside else zero
+                    work[width + w] += one if inside else zero
+            for w in range(width):
+                count = max(work[width + w], one)
+                changed += 1 if count != work[2 * width + w] else 0
+                work[2 * width + w] = count
+                work[w] = (rise[w] - one) / count
+            if changed == 0:
+                break
+        for w in range(width):
+            rise[w] = zero
+        for d in range(choices):
+            for w in range(width):
+                v = x[d * width + w]
+                p = max(v - work[w], zero)
+                q[d * width + w] = p
+                gain = p * (v - half * p)
+                rise[w] += gain if p > zero else zero
+        for w in range(width):
+            rise[w] = max(rise[w] + half, zero)
+        return
+    for _ in range(_NEWTON):
+        for w in range(width):
+            rise[w] = zero
+            work[width + w] = zero
+        for d in range(choices):
+            for w in range(width):
+                r = max(half * x[d * width + w] - work[w], zero)
+                rise[w] += r * r
+                work[width + w] += r
+        largest = zero
+        for w in range(width):
+            slope = work[width + w]
+            step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
+            largest = max(largest, step)
+            work[w] += max(step, zero)
+        if largest <= number(1e-7 if x.itemsize == 4 else 2e-16):
+            break
+    for w in range(width):
+        work[width + w] = zero
+        rise[w] = zero
+    for d in range(choices):
+        for w in range(width):
+            v = x[d * width + w]
+            r = max(half * v - work[w], zero)
+            q[d * width + w] = r * r
+            gain = r * r * v
+            rise[w] += gain if r > zero else zero
+            work[width + w] += r * r * r
+    for w in range(width):
+        rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
+
+
+@kernel
+def respond(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
+    """How probabilities q respond to a change of the scores: J v by columns. ``work`` has room for two rows.
+
+    J = diag(s) − ssᵀ/‖s‖₁ with s = q^(2−α) on the support; all in double precision but q.
+    """
+    size = choices * width
+    for i in range(size):
+        p = np.float64(q[i])
+        if kind == SHANNON:
+            response[i] = p
+        elif kind == GINI:
+            response[i] = 1.0 if p > 0.0 else 0.0
+        elif kind == HALVES:
+            response[i] = math.sqrt(p)
+        else:
+            response[i] = 0.0
+    for w in range(width):
+        work[w] = 0.0
+        work[width + w] = 0.0
+    for d in range(choices):
+        for w in range(width):
+            work[w] += response[d * width + w] * change[d * width + w]
+            work[width + w] += response[d * width + w]
+    for w in range(width):
+        work[w] = work[w] / work[width + w] if work[width + w] > 0.0 else 0.0
+    for d in range(choices):
+        for w in range(width):
+            response[d * width + w] *= change[d * width + w] - work[w]
+
+
+@kernel
+def spoilt(x):  # type: ignore[no-untyped-def]
+    """How many entries of a flat array are NaN or +inf."""
+    count = 0
+    for i in range(x.size):
+        count += 0 if x[i] < np.inf else 1
+    return count
