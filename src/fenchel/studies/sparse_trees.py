@@ -35,7 +35,7 @@ TOY_SENTENCES = (300, 200)
 DRAWN_LENGTHS = range(5, 9)
 DRAWN_CHARACTERS = 42
 """What a phone is wide enough for."""
-DRAWN_TREES = 4
+DRAWN_TREES = 3
 
 SUMMARY = """
 A parser scores every arc from a head to a modifier. A softmax for every word makes a distribution over its heads,
