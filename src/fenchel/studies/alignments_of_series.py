@@ -182,8 +182,8 @@ def _alignments(x: Tensor, y: Tensor, name: str) -> Figure:
     return Figure(
         drawing,
         caption=f"Two series of one class ({name}), and the probability that an alignment passes through a "
-        f"cell, for γ = {ALIGNED_GAMMA:g}; blank is exactly zero, the thin line is the hard alignment. Of {costs.numel()} "
-        "cells, the titles count those with mass.",
+        f"cell, for γ = {ALIGNED_GAMMA:g}; blank is exactly zero, the thin line is the hard alignment. Of "
+        f"{costs.numel()} cells, the titles count those with mass.",
         alt="Two series of similar shape. Hard: a staircase from corner to corner. Shannon: a cloud around it that "
         "fills the square, however faintly. Gini: a narrow band around it, and nothing elsewhere.",
         paper="The paper draws the expected alignment over the hard one under both regularizers: a dense cloud for the "

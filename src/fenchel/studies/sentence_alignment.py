@@ -19,7 +19,7 @@ from fenchel.studies.result import Cell
 PREMISE = ["a", "brown", "dog", "runs", "after", "a", "ball", "on", "the", "grass"]
 HYPOTHESIS = ["an", "animal", "is", "chasing", "a", "toy", "outside"]
 
-SHARPNESS = 3.0
+SHARPNESS = 6.0
 """What a cosine of 1 counts."""
 BACKWARD = 1.0
 """What a step back costs, for each word of it."""
@@ -55,7 +55,11 @@ mixtures of a few whole alignments, and differentiable like softmax, so that a n
 """
 
 EMBEDDED = "The scores are cosines of small hand-made vectors, told in the code; with `FENCHEL_DATA` set, of GloVe's."
-REAL = "The scores are cosines of GloVe vectors of 50 numbers."
+REAL = """
+The scores are cosines of GloVe vectors of 50 numbers, less the mean of all words. These know a word, not its sentence:
+“toy” is nearest to “dog”, and function words to each other, so that the alignments mix more than those of the
+hand-made scores in the tour.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,8 @@ def likeness(folder: Path | None) -> Tensor:
         vectors = {word: [of.get(feature, 0.0) for feature in FEATURES] for word, of in LEXICON.items()}
     else:
         table = glove.load(folder)
-        vectors = {word: table[word].tolist() for word in {*PREMISE, *HYPOTHESIS}}
+        center = table.vectors.mean(0)  # what all words have in common would make all of them alike
+        vectors = {word: (table[word] - center).tolist() for word in {*PREMISE, *HYPOTHESIS}}
     rows, columns = (
         torch.nn.functional.normalize(torch.tensor([vectors[word] for word in words], dtype=torch.float64), dim=-1)
         for words in (HYPOTHESIS, PREMISE)
