@@ -142,6 +142,19 @@ def test_a_study_that_fails_exits_1_and_says_why(registered: dict[str, Study], t
     assert not (tmp_path / "out").exists()
 
 
+def test_missing_data_is_told_without_a_traceback(registered: dict[str, Study], tmp_path: Path) -> None:
+    def reader(context: Context) -> Result:
+        data.mnist.load("test", context.data)
+        return Result("")
+
+    registered["reader"] = replace(registered["echo"], name="reader", function=reader)
+    code, text = run("study", "run", "reader", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "t10k-images-idx3-ubyte" in text
+    assert "fenchel data fetch mnist" in text
+    assert "Traceback" not in text
+
+
 def test_the_tour_survives_a_failing_study(registered: dict[str, Study], tmp_path: Path) -> None:
     code, text = run("tour", "--out", str(tmp_path), "--seed", "3")
     assert code == 1

@@ -149,6 +149,8 @@ def run_study(
         bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
         run = studies.run(chosen, studies.Context(folder, seed, full, bar))
         bars.update(bar.task, completed=1.0, note="")
+    if isinstance(run.error, data.MissingDataError | data.BrokenDataError):
+        raise _refusal(run.error)
     _explain(run.study.name, run.error)
     if run.result is None:
         raise typer.Exit(1)

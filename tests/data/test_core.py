@@ -101,13 +101,18 @@ def test_fetch_keeps_checked_files_and_fetches_none_twice(tmp_path: Path) -> Non
     assert data.present(small) == [path]
 
 
-def test_fetch_takes_a_member_out_of_an_archive(tmp_path: Path) -> None:
+def test_fetch_takes_members_out_of_an_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     archive = io.BytesIO()
     with zipfile.ZipFile(archive, "w") as file:
         file.writestr("folder/inside", CONTENT)
     url = placed(tmp_path / "web", "all.zip", archive.getvalue()).as_uri()
     data.fetch(set_of(Source("file", url, member="folder/inside")), tmp_path / "mine")
     assert (tmp_path / "mine" / "small" / "file").read_bytes() == CONTENT
+    both = set_of(Source("one", url, member="folder/inside"), Source("two", url, member="folder/inside"))
+    asked: list[str] = []
+    monkeypatch.setattr(core, "_download", lambda url, tell: asked.append(url) or archive.getvalue())
+    assert len(data.fetch(both, tmp_path / "mine")) == 2
+    assert asked == [url]
     with pytest.raises(BrokenDataError, match=r"all\.zip is damaged.*absent"):
         data.fetch(set_of(Source("other", url, member="absent")), tmp_path / "mine")
 

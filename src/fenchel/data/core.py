@@ -189,14 +189,17 @@ def fetch(
     into = (folder or cache()) / data.name
     chosen = [source for source in data.sources if names is None or source.name in names]
     fetched = []
+    url, archive = "", b""
     for number, source in enumerate(chosen):
         if any((into / name).is_file() for name in (source.name, f"{source.name}.gz")):
             continue
         if not source.url:
             locate(data, source.name, folder)  # its message says how to get it by hand
             continue
-        tell = partial(_tell, progress, number, len(chosen), source.name)
-        content, packed = _unpack(source, _download(source.url, tell))
+        if source.url != url:  # files of one archive stand side by side
+            tell = partial(_tell, progress, number, len(chosen), source.name)
+            url, archive = source.url, _download(source.url, tell)
+        content, packed = _unpack(source, archive)
         source.verify(content)
         fetched.append(_keep(into / (f"{source.name}.gz" if packed else source.name), packed or content))
     return fetched
