@@ -42,8 +42,8 @@ SUMMARY = """
 Dynamic time warping aligns two series, step by step and without going back, at the lowest cost. Each alignment is a
 path through the matrix of squared distances; `Alignment(costs, omega=omega)` replaces the minimum in its recursion
 by the smoothed one of Ω, and `.marginals` is the expected alignment: how likely it is that a path of the random walk
-passes through a cell. With `gamma * Shannon()` this is soft-DTW, and every cell has some mass; with `gamma * Gini()`
-most have exactly none, and the few alignments that are left can be listed.
+passes through a cell. With `gamma * Shannon()` this is soft-DTW, and every cell has some mass, though it may be too
+little for a float; with `gamma * Gini()` most have exactly none.
 
 The smoothed cost has a gradient everywhere, so that it can be minimised: the barycenter of some series is the
 series that is nearest to all of them. As a distance, it finds the nearest neighbour of a series of unknown class.
@@ -167,8 +167,10 @@ def _alignments(x: Tensor, y: Tensor, name: str) -> Figure:
     drawing, panels = style.panels(2, 2, height=2.1)
     panels[0].plot(x, label="x")
     panels[0].plot(y, label="y")
-    panels[0].set(title=name, xlabel="step", yticks=[])
-    panels[0].legend(loc="lower center")
+    low, high = float(torch.minimum(x, y).min()), float(torch.maximum(x, y).max())
+    room = 0.3 * (high - low)  # for the legend
+    panels[0].set(title=name, xlabel="step", yticks=[], ylim=(low - room, high + 0.1 * room))
+    panels[0].legend(loc="lower center", ncols=2)
     shades = LinearSegmentedColormap.from_list("mass", [style.FAINT, style.PALETTE[0]])
     path = Alignment(costs, omega=Hard()).map()[0]
     path = path[(path >= 0).all(-1)]
@@ -182,10 +184,10 @@ def _alignments(x: Tensor, y: Tensor, name: str) -> Figure:
     return Figure(
         drawing,
         caption=f"Two series of one class ({name}), and the probability that an alignment passes through a "
-        f"cell, for γ = {ALIGNED_GAMMA:g}; blank is exactly zero, the thin line is the hard alignment. Of "
+        f"cell, for γ = {ALIGNED_GAMMA:g}; blank is zero in float64, the thin line is the hard alignment. Of "
         f"{costs.numel()} cells, the titles count those with mass.",
-        alt="Two series of similar shape. Hard: a staircase from corner to corner. Shannon: a cloud around it that "
-        "fills the square, however faintly. Gini: a narrow band around it, and nothing elsewhere.",
+        alt="Two series of similar shape. Hard: a staircase from corner to corner. Shannon: a wide cloud around it. "
+        "Gini: a cloud with sharp edges that keeps to fewer cells, narrow where the series are steep.",
         paper="The paper draws the expected alignment over the hard one under both regularizers: a dense cloud for the "
         "entropy, fewer cells for the squared norm. So it is here.",
     )
