@@ -2,6 +2,7 @@
 
 from fenchel import dp, nn
 from fenchel.attention import attention
+from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import (
@@ -38,6 +39,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Capped",
     "Custom",
+    "FactorGraph",
     "Fused",
     "Gini",
     "Hard",

@@ -1,0 +1,29 @@
+"""Factor graphs: what variables may be together, and LP-SparseMAP, the differentiable choice under it."""
+
+from fenchel.factors.base import Factor
+from fenchel.factors.graph import FactorGraph, Solution
+from fenchel.factors.logic import AndOut, AtMostOne, Budget, Exactly, Imply, Knapsack, Or, OrOut, Xor, XorOut
+from fenchel.factors.pair import Pair
+from fenchel.factors.structured import DependencyTree, Sequence, Structured
+from fenchel.factors.variables import Variables
+
+__all__ = [
+    "AndOut",
+    "AtMostOne",
+    "Budget",
+    "DependencyTree",
+    "Exactly",
+    "Factor",
+    "FactorGraph",
+    "Imply",
+    "Knapsack",
+    "Or",
+    "OrOut",
+    "Pair",
+    "Sequence",
+    "Solution",
+    "Structured",
+    "Variables",
+    "Xor",
+    "XorOut",
+]

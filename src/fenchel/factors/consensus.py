@@ -1,0 +1,376 @@
+r"""Agreement among factors: the local polytope's quadratic program, and its derivative.
+
+.. math:: \operatorname{argmin}_\mu \; \tfrac12 \|\mu - \theta\|^2 + \sum_f g_f(C_f \mu)
+
+Each factor f has a copy of its variables, :math:`C_f \mu`, and a convex, piecewise linear :math:`g_f = -h_f` that is +inf
+outside of its polytope. ADMM lets each factor project by itself and the copies agree. One vector says where it is: the
+scaled multipliers u, with :math:`\mu = \theta + \rho \sum_f C_f^\top u_f`; it has arrived where every factor's answer
+to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
+
+Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose. With
+these faces the fixed point is a linear system, which Newton's step solves by conjugate gradients: it turns a rough answer
+into one that is right to rounding. And the derivative of μ is the projection onto the directions that all faces share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fenchel.factors.base import Factor
+
+RELAXATION = 1.6
+NEWTON_EVERY = 10
+BALANCE_EVERY = 20
+BALANCES = 20
+"""How often the step may change: from then on it is constant, and convergence is a theorem."""
+
+
+@dataclass
+class Group:
+    """Factors of one kind and size, stacked.
+
+    Args:
+        factor: one of them, which knows how.
+        index: of their variables, (factors, size).
+        negated: which of these are negated, (factors, size).
+        scores: higher-order scores, (batch or 1, factors, …).
+        constants: what else they have, (1, factors, …).
+    """
+
+    factor: Factor
+    index: Tensor
+    negated: Tensor
+    scores: tuple[Tensor, ...]
+    constants: tuple[Tensor, ...]
+
+    def flip(self, rows: Tensor) -> Tensor:
+        """From variables to literals, and back."""
+        return torch.where(self.negated, 1 - rows, rows)
+
+    def qp(self, v: Tensor, scores: tuple[Tensor, ...]) -> Tensor:
+        """The factors' answers to v, (batch, factors · size)."""
+        literals = self.flip(v.reshape(-1, *self.index.shape))
+        p: Tensor = self.flip(self.factor.qp(literals, *scores, *self.constants))
+        return p.reshape(v.shape)
+
+    def support(self, y: Tensor) -> Tensor:
+        """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
+        y = y.reshape(-1, *self.index.shape)
+        signed = torch.where(self.negated, -y, y)
+        value = self.factor.support(signed, *map(_silenced, self.scores), *self.constants)
+        constant = torch.where(self.negated, y, 0.0).sum(-1)
+        return (value + constant).sum(-1)
+
+
+def _silenced(scores: Tensor) -> Tensor:
+    """Scores of zero, but for what they forbid."""
+    return torch.where(scores[:1] == -torch.inf, -torch.inf, 0.0)
+
+
+class Problem:
+    """Variables, their factors, and the linear maps between them.
+
+    Args:
+        groups: at least one.
+        count: of variables.
+    """
+
+    def __init__(self, groups: list[Group], count: int) -> None:
+        self.groups = groups
+        self.count = count
+        self.edges = torch.cat([g.index.reshape(-1) for g in groups])
+        self.sizes = [g.index.numel() for g in groups]
+        self.degrees = torch.bincount(self.edges, minlength=count).to(torch.float64)
+
+    def copies(self, mu: Tensor) -> Tensor:
+        """C μ: (batch, variables) to (batch, edges)."""
+        return mu[:, self.edges]
+
+    def collect(self, p: Tensor) -> Tensor:
+        """Cᵀ p: (batch, edges) to (batch, variables)."""
+        return p.new_zeros(p.shape[0], self.count).index_add_(1, self.edges, p)
+
+    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
+        """What every factor makes of its own part of v; those that know masks are told what is not free."""
+        parts = v.split(self.sizes, 1)
+        if not bool(free.all()):
+            open_ = self.copies(free).split(self.sizes, 1)
+            parts = tuple(
+                torch.where(o, part, -torch.inf) if g.factor.masks and not bool(g.negated.any()) else part
+                for g, part, o in zip(self.groups, parts, open_, strict=True)
+            )
+        return torch.cat([g.qp(part, s) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
+
+    def scaled(self, scores: list[tuple[Tensor, ...]], rho: Tensor) -> list[tuple[Tensor, ...]]:
+        """Higher-order scores beside a quadratic term of weight ρ."""
+        return [tuple(s / rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores]
+
+    def support(self, y: Tensor) -> Tensor:
+        """An upper bound of ⟨y, p⟩ over all factors' polytopes."""
+        parts = y.split(self.sizes, 1)
+        return torch.stack([g.support(part) for g, part in zip(self.groups, parts, strict=True)]).sum(0)
+
+
+@dataclass
+class State:
+    """Where each element of a batch is.
+
+    Args:
+        theta: scores, (batch, variables); where not ``free`` they do not matter.
+        free: whether a variable may be on at all.
+        scores: of the groups, (batch, factors, …).
+        u: scaled multipliers, (batch, edges).
+        rho: step, (batch, 1).
+    """
+
+    theta: Tensor
+    free: Tensor
+    scores: list[tuple[Tensor, ...]]
+    u: Tensor
+    rho: Tensor
+
+    def take(self, rows: Tensor) -> State:
+        """Some elements of the batch."""
+        scores = [tuple(s[rows] for s in group) for group in self.scores]
+        return State(self.theta[rows], self.free[rows], scores, self.u[rows], self.rho[rows])
+
+
+class Linear:
+    """The factors' answers around a point: p = P v + b, and what P does to vectors."""
+
+    def __init__(self, problem: Problem, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> None:
+        self.problem = problem
+        with torch.enable_grad():
+            self.v = v.detach().requires_grad_()
+            self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in scores]
+            self.p = problem.qp(self.v, self.scores, free)
+        self.flat = [s for group in self.scores for s in group]
+
+    def project(self, x: Tensor) -> Tensor:
+        """P x; symmetric, so the derivative's transpose is as good."""
+        if not self.p.requires_grad:
+            return torch.zeros_like(x)
+        (product,) = torch.autograd.grad(self.p, self.v, x, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(x) if product is None else product
+
+    def rest(self, x: Tensor) -> Tensor:
+        """(I − P) x."""
+        return x - self.project(x)
+
+    def to_scores(self, x: Tensor) -> list[Tensor]:
+        """How the answers move along x with the higher-order scores: Eᵀ x for p = P v + E s."""
+        if not self.flat:
+            return []
+        found = torch.autograd.grad(self.p, self.flat, x, retain_graph=True, allow_unused=True)
+        return [torch.zeros_like(s) if g is None else g for g, s in zip(found, self.flat, strict=True)]
+
+    def from_scores(self, directions: list[Tensor]) -> Tensor:
+        """E s, the transpose of ``to_scores``, by differentiating that once more."""
+        x = torch.zeros_like(self.p, requires_grad=True)
+        with torch.enable_grad():
+            found = torch.autograd.grad(self.p, self.flat, x, create_graph=True, allow_unused=True)
+            pairs = [(g, d) for g, d in zip(found, directions, strict=True) if g is not None and g.requires_grad]
+        if not pairs:
+            return torch.zeros_like(self.p)
+        outputs, cotangents = zip(*pairs, strict=True)
+        (product,) = torch.autograd.grad(outputs, x, cotangents, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(self.p) if product is None else product
+
+
+def conjugate_gradients(
+    apply: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, tol: float, max_iter: int
+) -> tuple[Tensor, Tensor]:
+    """Solve a positive semidefinite, consistent system for each row; the solution, and the residual's norm.
+
+    Of all solutions the one nearest to ``start``.
+    """
+    x = start
+    residual = right - apply(x)
+    goal = tol * torch.maximum(right.norm(dim=1), residual.norm(dim=1))
+    direction = residual
+    size = residual.square().sum(1)
+    best, smallest = x, size.sqrt()
+    for _ in range(max_iter):
+        active = (size.sqrt() > goal).unsqueeze(1)
+        if not bool(active.any()):
+            break
+        image = apply(direction)
+        curvature = (direction * image).sum(1)
+        step = torch.where(curvature > 0, size / torch.where(curvature > 0, curvature, 1.0), 0.0).unsqueeze(1)
+        x = torch.where(active, x + step * direction, x)
+        residual = torch.where(active, residual - step * image, residual)
+        new = residual.square().sum(1)
+        direction = residual + (new / torch.where(size > 0, size, 1.0)).unsqueeze(1) * direction
+        size = new
+        better = size.sqrt() < smallest
+        best = torch.where(better.unsqueeze(1), x, best)
+        smallest = torch.where(better, size.sqrt(), smallest)
+    return best, smallest
+
+
+def consensus(problem: Problem, state: State) -> Tensor:
+    """μ, which follows from the multipliers; zero where a variable is not free."""
+    return torch.where(state.free, state.theta + state.rho * problem.collect(state.u), 0.0)
+
+
+def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
+    """One round of ADMM: the new multipliers, and how far the factors are from agreeing with μ, (batch, edges)."""
+    now = problem.copies(consensus(problem, state))
+    p = problem.qp(now - state.u, problem.scaled(state.scores, state.rho), state.free)
+    relaxed = now + RELAXATION * (p - now)
+    weight = 1 + state.rho * problem.degrees
+    mu = (state.theta + state.rho * problem.collect(relaxed + state.u)) / weight
+    mu = torch.where(state.free, mu, 0.0)
+    return state.u + relaxed - problem.copies(mu), p - now
+
+
+def newton(problem: Problem, state: State) -> Tensor:
+    """The multipliers at which all factors agree if each keeps to its face."""
+    mu = consensus(problem, state)
+    v = problem.copies(mu) - state.u
+    linear = Linear(problem, v, problem.scaled(state.scores, state.rho), state.free)
+    along = linear.p.detach()
+    b = along - linear.project(v)
+    inside = linear.project(b)
+    outside = b - inside
+
+    def through(nu: Tensor) -> Tensor:
+        reached = torch.where(state.free, problem.collect(linear.rest(nu)), 0.0)
+        return linear.rest(problem.copies(reached))
+
+    base = torch.where(state.free, state.theta / state.rho + problem.collect(inside), 0.0)
+    right = outside / state.rho - linear.rest(problem.copies(base))
+    nu, _ = conjugate_gradients(through, right, linear.rest(state.u), 1e-15, min(v.shape[1], 500))
+    return inside + linear.rest(nu)
+
+
+def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
+    """Whether the way in which factors disagree proves that they always will, one truth value a batch element.
+
+    For y with Cᵀy = 0 every μ has ⟨y, Cμ⟩ = 0; if ⟨y, p⟩ < 0 for all p in the factors' polytopes, no μ is in all of them.
+    """
+    y = -apart
+    surplus = torch.where(state.free, problem.collect(y), 0.0) / problem.degrees.clamp_min(1)
+    y = y - problem.copies(surplus)
+    largest = y.abs().amax(1, keepdim=True)
+    y = y / torch.where(largest > 0, largest, 1.0)
+    return problem.support(y) < -1e-7 * y.abs().sum(1)
+
+
+@dataclass
+class Agreement:
+    """What a run of the solver ended with, per element of the batch.
+
+    Args:
+        p: the factors' copies, (batch, edges).
+        v: what the factors answered p to.
+        u: the scaled multipliers.
+        rho: the step then.
+        residual: the largest disagreement, as a distance between copies or between multipliers.
+        iterations: rounds of ADMM.
+        infeasible: whether a contradiction was proved.
+    """
+
+    p: Tensor
+    v: Tensor
+    u: Tensor
+    rho: Tensor
+    residual: Tensor
+    iterations: Tensor
+    infeasible: Tensor
+
+    def updated(self, later: Agreement, rows: Tensor) -> Agreement:
+        """With the later one in place of some rows, and the rounds of both counted."""
+        for name in ("p", "v", "u", "rho", "residual"):
+            getattr(self, name)[rows] = getattr(later, name)
+        self.iterations[rows] += later.iterations
+        return self
+
+
+def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreement:
+    """Run ADMM with Newton's steps until every element of the batch has arrived."""
+    batch = start.theta.shape[0]
+    live = torch.arange(batch, device=start.theta.device)
+    final = start.take(live)
+    residual = start.theta.new_full((batch,), torch.inf)
+    iterations = torch.zeros_like(live)
+    infeasible = torch.zeros(batch, dtype=torch.bool, device=start.theta.device)
+    state, when = start, _Schedule()
+    for k in range(1, max_iter + 1):
+        if live.numel() == 0:
+            break
+        u, apart = step(problem, state)
+        off = _size(apart, state.rho)
+        if bool((done := off <= tol).any()):
+            _store(final, state, live, done)
+            residual[live[done]], iterations[live[done]] = off[done], k
+            keep = ~done
+            live, state, u, apart, off = live[keep], state.take(keep), u[keep], apart[keep], off[keep]
+            if live.numel() == 0:
+                break
+        previous = state
+        state = State(state.theta, state.free, state.scores, u, state.rho)
+        if when.newton(k):
+            state = _leap(problem, state)
+            lost = contradiction(problem, previous, apart)
+            if bool(lost.any()):
+                infeasible[live[lost]] = True
+                live, state, off = live[~lost], state.take(~lost), off[~lost]
+        elif when.balance(k):
+            state = _balanced(problem, previous, state, apart)
+        residual[live], iterations[live] = off, k
+    _store(final, state, live, torch.ones_like(live, dtype=torch.bool))
+    final = _leap(problem, final)
+    v = problem.copies(consensus(problem, final)) - final.u
+    p = problem.qp(v, problem.scaled(final.scores, final.rho), final.free)
+    return Agreement(p, v, final.u, final.rho, residual, iterations, infeasible)
+
+
+class _Schedule:
+    """When to try what: Newton's step ever more rarely, changes of the step only at first."""
+
+    def __init__(self) -> None:
+        self.next_newton = NEWTON_EVERY
+        self.changes = 0
+
+    def newton(self, k: int) -> bool:
+        if k < self.next_newton:
+            return False
+        self.next_newton = k + max(NEWTON_EVERY, k // 4)
+        return True
+
+    def balance(self, k: int) -> bool:
+        if k % BALANCE_EVERY or self.changes >= BALANCES:
+            return False
+        self.changes += 1
+        return True
+
+
+def _size(apart: Tensor, rho: Tensor) -> Tensor:
+    """A disagreement moves the copies by itself and the multipliers by ρ times as much."""
+    return (apart.abs() * rho.clamp_min(1)).amax(1)
+
+
+def _leap(problem: Problem, state: State) -> State:
+    """Newton's step where it brings the factors nearer to agreement."""
+    leapt = State(state.theta, state.free, state.scores, newton(problem, state), state.rho)
+    before, after = (step(problem, s)[1].square().sum(1) for s in (state, leapt))
+    better = (after < before).unsqueeze(1)
+    return State(state.theta, state.free, state.scores, torch.where(better, leapt.u, state.u), state.rho)
+
+
+def _balanced(problem: Problem, before: State, after: State, apart: Tensor) -> State:
+    """A larger step where copies disagree more than multipliers move, a smaller one where less."""
+    moved = problem.copies(consensus(problem, after) - consensus(problem, before))
+    primal, dual = apart.norm(dim=1, keepdim=True), after.rho * moved.norm(dim=1, keepdim=True)
+    factor = torch.where(primal > 10 * dual, 2.0, torch.where(dual > 10 * primal, 0.5, 1.0))
+    return State(after.theta, after.free, after.scores, after.u / factor, after.rho * factor)
+
+
+def _store(final: State, state: State, live: Tensor, rows: Tensor) -> None:
+    final.u[live[rows]] = state.u[rows]
+    final.rho[live[rows]] = state.rho[rows]

@@ -1,0 +1,447 @@
+"""FactorGraph: variables, factors, and the one solution in which they agree."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.factors.base import Factor
+from fenchel.factors.consensus import Agreement, Group, Linear, Problem, State, agree, conjugate_gradients
+from fenchel.factors.variables import Variables
+
+SNAP = 1e-9
+"""A mean of copies this close to a bound is at it, if one of the copies is."""
+
+ROUNDS = 100
+REACH = 10.0
+"""How far one step of the proximal point method for ``map`` may go: the largest score that it sees."""
+
+
+@dataclass(frozen=True)
+class Solution:
+    """How a graph was solved; the values are in its variables.
+
+    Args:
+        residual: the largest disagreement among factors, or between them and their multipliers, per element of the batch.
+        iterations: rounds of ADMM; 0 where no variable has two factors.
+        converged: whether the residual is within the tolerance.
+    """
+
+    residual: Tensor
+    iterations: Tensor
+    converged: Tensor
+
+    def __repr__(self) -> str:
+        largest = self.residual.max().item() if self.residual.numel() else 0.0
+        rounds = int(self.iterations.max().item()) if self.iterations.numel() else 0
+        return f"Solution(residual={largest:.1e}, iterations={rounds}, converged={bool(self.converged.all())})"
+
+
+class FactorGraph:
+    r"""Binary variables with scores, and factors that say what they may be together: LP-SparseMAP.
+
+    .. math:: \operatorname{argmax}_{\mu \in \mathcal L} \; \langle \theta, \mu \rangle + \sum_f h_f(\mu_f)
+        - \tfrac12 \|\mu\|^2
+
+    :math:`\mathcal L` is the local polytope: the μ of which every factor finds its part possible; :math:`h_f` are higher-order
+    scores, zero for logic factors. Every variable is regularized once, however many factors it has. So with one factor
+    the solution is that factor's own (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP), on trees of factors it
+    is SparseMAP over all that they allow jointly, and in general a relaxation of it. A variable without a factor gets its
+    score, clipped to [0, 1].
+
+    Solved in double precision by ADMM, all factors of one kind in one call, until they agree to rounding; where no
+    variable has two factors, without it. Derivatives are those of the solution, not of the iterations. Runs eagerly.
+
+    Example:
+        A dependency tree in which no word takes more than one modifier, from arc scores [modifier, head] with head 0
+        the root:
+
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Budget, Xor
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([[2.0, 1.0, 0.0], [1.8, 1.0, 0.5]]))
+        >>> for row in u:  # each row chooses one column
+        ...     graph.add(Xor(row))
+        >>> graph.add(Budget(u[:, 0], budget=1))  # but the first column only once
+        >>> graph.solve()
+        Solution(residual=…, iterations=…, converged=True)
+        >>> u.value
+        tensor([[0.5500, 0.4500, 0.0000],
+                [0.4500, 0.5500, 0.0000]])
+
+    References: Niculae & Martins (2020), LP-SparseMAP; Martins et al. (2015), AD3.
+    """
+
+    def __init__(self) -> None:
+        self.batch: torch.Size = torch.Size()
+        self.factors: list[Factor] = []
+        self._scores: list[Tensor] = []
+        self._count = 0
+        self._values: Tensor | None = None
+
+    def variables(self, scores: Tensor, batch_dims: int = 0) -> Variables:
+        """Add variables with these scores.
+
+        Args:
+            scores: any shape, floating point. −inf is a variable that must be off; a batch element with NaN or +inf is
+                NaN in the end, and no other.
+            batch_dims: how many leading dimensions are a batch of graphs of one shape; the same in all of a graph's
+                variables.
+
+        Returns:
+            An array of variables of the shape of ``scores`` without the batch dimensions.
+        """
+        if not isinstance(scores, Tensor):
+            raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
+        if not scores.is_floating_point():
+            raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
+        if isinstance(batch_dims, bool) or not isinstance(batch_dims, int):
+            raise TypeError(f"batch_dims must be an int, got {type(batch_dims).__name__}")
+        if not 0 <= batch_dims <= scores.dim():
+            raise ValueError(
+                f"batch_dims must be in [0, {scores.dim()}] for scores of shape {tuple(scores.shape)}, got {batch_dims}"
+            )
+        batch, shape = scores.shape[:batch_dims], scores.shape[batch_dims:]
+        if self._scores and batch != self.batch:
+            raise ValueError(
+                f"scores must have the graph's batch dimensions, {tuple(self.batch)}, in front, got {tuple(batch)} "
+                f"(batch_dims = {batch_dims})"
+            )
+        if math.prod(shape) == 0:
+            raise ValueError(f"scores must hold at least one variable, got shape {tuple(scores.shape)}")
+        self.batch = batch
+        index = np.arange(self._count, self._count + math.prod(shape)).reshape(shape)
+        self._count += index.size
+        self._scores.append(scores)
+        self._values = None
+        return Variables(self, index, np.zeros(index.shape, dtype=bool), scores.dtype)
+
+    def add(self, factor: Factor) -> None:
+        """Add a factor over variables of this graph."""
+        if not isinstance(factor, Factor):
+            raise TypeError(f"factor must be a Factor, such as Xor(u), got {type(factor).__name__}")
+        if factor.graph is not self:
+            raise ValueError("factor must be over variables of this graph, got one over another graph's")
+        self.factors.append(factor)
+        self._values = None
+
+    @property
+    def values(self) -> Tensor:
+        """All variables' values, (…, number of variables) in float64, in the order in which they were made."""
+        if self._values is None:
+            raise RuntimeError("the graph has no values yet: call graph.solve() or graph.map() first")
+        return self._values
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def solve(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
+        """Find the relaxed marginals: ``value`` of the variables then has them, differentiable.
+
+        Args:
+            tol: the largest disagreement among the factors.
+            max_iter: rounds of ADMM; where these are not enough, a warning tells the residual.
+
+        Returns:
+            How well the factors agree. Raises a ValueError where they cannot: infeasible constraints.
+        """
+        theta, groups, spoilt = self._laid_out(tol, max_iter)
+        if _separate(groups, theta):
+            values, found = _directly(groups, theta), None
+        else:
+            problem = Problem(groups, self._count)
+            call = _Call(problem, tol, max_iter)
+            flat = [s for g in groups for s in g.scores]
+            values = _Solve.apply(call, theta, *flat)  # type: ignore[no-untyped-call]
+            found = call.found
+        return self._keep(values, found, spoilt, tol, max_iter)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def map(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
+        r"""Find the relaxed MAP, the linear program without the quadratic term; derivatives of ``value`` are zero.
+
+        .. math:: \operatorname{argmax}_{\mu \in \mathcal L} \; \langle \theta, \mu \rangle + \sum_f h_f(\mu_f)
+
+        By the proximal point method on the dual decomposition: each step is a quadratic program like that of
+        ``solve``, around the last answer; after finitely many it stays where it is. Integral if the relaxation is
+        tight, and if no two answers share the maximum.
+
+        Args:
+            tol: as in ``solve``; also how far a step may go in the end.
+            max_iter: rounds of ADMM in a step.
+        """
+        theta, groups, spoilt = self._laid_out(tol, max_iter)
+        if not groups or theta.shape[0] == 0:
+            values, found = (theta.detach() > 0).to(theta.dtype), None
+        else:
+            values, found = _linear_program(Problem(groups, self._count), theta, tol, max_iter)
+        zero = torch.where(theta.isfinite(), theta, 0.0) * 0.0
+        return self._keep(values + zero, found, spoilt, tol, max_iter)
+
+    def __repr__(self) -> str:
+        return f"FactorGraph({self._count} variables, {len(self.factors)} factors)"
+
+    def _laid_out(self, tol: float, max_iter: int) -> tuple[Tensor, list[Group], Tensor]:
+        if not self._scores:
+            raise ValueError("the graph has no variables: call graph.variables(scores) first")
+        if not tol > 0:
+            raise ValueError(f"tol must be positive, got {tol}")
+        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+            raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
+        device = self._scores[0].device
+        rows = math.prod(self.batch)
+        theta = torch.cat([s.to(device, torch.float64).reshape(rows, -1) for s in self._scores], 1)
+        groups = [_stacked(factors, self.batch, device) for factors in _by_kind(self.factors)]
+        spoilt = (theta.isnan() | (theta == torch.inf)).any(1)
+        for group in groups:
+            for s in group.scores:
+                spoilt = spoilt | (s.isnan() | (s == torch.inf)).flatten(1).any(1)
+            group.scores = tuple(torch.where(spoilt.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
+        return torch.where(spoilt.unsqueeze(1), 0.0, theta), groups, spoilt
+
+    def _keep(
+        self, values: Tensor, found: Agreement | None, spoilt: Tensor, tol: float, max_iter: int
+    ) -> Solution:
+        values = torch.where(spoilt.unsqueeze(1), torch.nan, values)
+        self._values = values.reshape(*self.batch, self._count)
+        if found is None:
+            zero = torch.zeros(self.batch, device=values.device)
+            return Solution(zero, zero.long(), zero == 0)
+        if bool((off := found.residual > tol).any()):
+            warnings.warn(
+                f"FactorGraph: {int(off.sum())} of {off.numel()} graphs do not agree to tol {tol:g} after max_iter = "
+                f"{max_iter} rounds; the largest residual is {found.residual.max().item():.1e}",
+                stacklevel=4,
+            )
+        residual, rounds = found.residual.reshape(self.batch), found.iterations.reshape(self.batch)
+        return Solution(residual, rounds, residual <= tol)
+
+
+def _by_kind(factors: list[Factor]) -> list[list[Factor]]:
+    groups: dict[Hashable, list[Factor]] = {}
+    for factor in factors:
+        shapes = tuple(tuple(s.shape[s.dim() - k :]) for s, k in zip(factor.scores, factor.own, strict=True))
+        groups.setdefault((factor.kind, factor.size, shapes), []).append(factor)
+    return list(groups.values())
+
+
+def _stacked(factors: list[Factor], batch: torch.Size, device: torch.device) -> Group:
+    index = torch.from_numpy(np.concatenate([f.index for f in factors])).to(device)
+    negated = torch.from_numpy(np.concatenate([f.negated for f in factors])).to(device)
+    scores = [[_batched(s, k, batch, device, f) for s, k in zip(f.scores, f.own, strict=True)] for f in factors]
+    constants = [[c.to(device, torch.float64) for c in f.constants] for f in factors]
+    return Group(
+        factors[0],
+        index,
+        negated,
+        tuple(torch.cat(same, 1) for same in zip(*scores, strict=True)),
+        tuple(torch.cat(same, 1) for same in zip(*constants, strict=True)),
+    )
+
+
+def _batched(score: Tensor, own: int, batch: torch.Size, device: torch.device, factor: Factor) -> Tensor:
+    """(rows of the batch, factors, …): a score without batch dimensions is the same for all."""
+    lead, rest = score.shape[: score.dim() - own - 1], score.shape[score.dim() - own - 1 :]
+    try:
+        full = score.to(device, torch.float64).expand(*batch, *rest)
+    except RuntimeError:
+        raise ValueError(
+            f"scores of {factor} must have the graph's batch dimensions, {tuple(batch)}, in front, or none, "
+            f"got {tuple(lead)}"
+        ) from None
+    return full.reshape(math.prod(batch), *rest)
+
+
+def _separate(groups: list[Group], theta: Tensor) -> bool:
+    """Whether every variable has one factor at most, so that there is nothing to agree on."""
+    if not groups or theta.shape[0] == 0:
+        return True
+    edges = torch.cat([g.index.reshape(-1) for g in groups])
+    once = int(torch.bincount(edges).max()) <= 1
+    return once and (not bool((theta == -torch.inf).any()) or all(g.factor.masks for g in groups))
+
+
+def _directly(groups: list[Group], theta: Tensor) -> Tensor:
+    """Each factor's own solution, and the clipped scores of variables that have none."""
+    values = theta.clamp(0, 1)
+    if theta.shape[0] == 0:
+        return values
+    for group in groups:
+        at = group.index.reshape(-1)
+        values = values.index_copy(1, at, group.qp(theta[:, at], group.scores))
+    return values
+
+
+def _checked(found: Agreement) -> Agreement:
+    if bool(found.infeasible.any()):
+        rows = found.infeasible.nonzero().reshape(-1).tolist()
+        where = "" if found.infeasible.numel() == 1 else f", in {len(rows)} graphs of the batch, the first {rows[0]}"
+        raise ValueError(f"the factors of the graph contradict each other: infeasible constraints{where}")
+    return found
+
+
+def _start(problem: Problem, theta: Tensor) -> State:
+    free = theta != -torch.inf
+    scores = [g.scores for g in problem.groups]
+    u = theta.new_zeros(theta.shape[0], len(problem.edges))
+    return State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1))
+
+
+def _merged(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
+    """The mean of all copies of a variable: at a bound if one of them is."""
+    mean = problem.collect(found.p) / problem.degrees.clamp_min(1)
+    for bound in (0.0, 1.0):
+        there = problem.collect((found.p == bound).to(mean.dtype)) > 0
+        mean = torch.where(there & ((mean - bound).abs() < SNAP), bound, mean)
+    mean = torch.where(theta == -torch.inf, 0.0, mean)
+    return torch.where(problem.degrees == 0, theta.clamp(0, 1), mean)
+
+
+@torch.no_grad()
+def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Agreement]:
+    """Proximal point steps until none moves."""
+    state = _start(problem, theta)
+    free, scores = state.free, state.scores
+    largest = state.theta.abs().amax(1)
+    for group in scores:
+        for s in group:
+            sizes = torch.where(s.isfinite(), s.abs(), 0.0).flatten(1)
+            largest = torch.maximum(largest, sizes.amax(1)) if sizes.numel() else largest
+    reach = (REACH / torch.where(largest > 0, largest, 1.0)).unsqueeze(1)
+    values = torch.where(problem.degrees > 0, 0.0, (state.theta > 0).to(theta.dtype))
+    live = torch.arange(theta.shape[0], device=theta.device)
+    total: Agreement | None = None
+    for _ in range(ROUNDS):
+        near = State(
+            values[live] + reach[live] * state.theta[live],
+            free[live],
+            [tuple(s[live] * reach[live].reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores],
+            state.u[live],
+            state.rho[live],
+        )
+        found = _checked(agree(problem, near, tol, max_iter))
+        new = torch.where(problem.degrees > 0, _merged(problem, found, near.theta), values[live])
+        moved = (new - values[live]).abs().amax(1)
+        values[live] = torch.where(free[live], new, 0.0)
+        state.u[live], state.rho[live] = found.u, found.rho
+        onward = (moved > tol) & (found.residual <= tol)
+        found.residual = torch.maximum(found.residual, moved)
+        total = found if total is None else total.updated(found, live)
+        live = live[onward]
+        if live.numel() == 0:
+            break
+    assert total is not None
+    return values, total
+
+
+class _Call:
+    """One call of ``solve``, and what it found."""
+
+    def __init__(self, problem: Problem, tol: float, max_iter: int) -> None:
+        self.problem, self.tol, self.max_iter = problem, tol, max_iter
+        self.found: Agreement
+        self.theta: Tensor
+        self._linear: Linear | None = None
+
+    def solve(self, theta: Tensor) -> Tensor:
+        self.theta = theta
+        self.found = _checked(agree(self.problem, _start(self.problem, theta), self.tol, self.max_iter))
+        return _merged(self.problem, self.found, theta)
+
+    @property
+    def linear(self) -> Linear:
+        """The factors around the solution."""
+        if self._linear is None:
+            scores = [tuple(s.detach() for s in g.scores) for g in self.problem.groups]
+            self._linear = Linear(self.problem, self.found.v, self.problem.scaled(scores, self.found.rho), self.theta != -torch.inf)
+        return self._linear
+
+    def project(self, x: Tensor) -> Tensor:
+        """J x: onto the directions in which all faces can move; where there is no face, inside of [0, 1]."""
+        problem, theta = self.problem, self.theta
+        alone = (problem.degrees == 0) & (theta > 0) & (theta < 1)
+        tied = (problem.degrees > 0) & (theta != -torch.inf)
+        x = torch.where(tied | alone, x, 0.0)
+
+        def normal(y: Tensor) -> Tensor:
+            return torch.where(tied, problem.collect(self.linear.rest(problem.copies(y))), 0.0)
+
+        inside = torch.where(tied, x, 0.0)
+        limit = 4 * problem.count + 100
+        w, left = conjugate_gradients(normal, normal(inside), torch.zeros_like(x), 1e-14, limit)
+        if bool((left > 1e-8 * inside.norm(dim=1)).any()):
+            warnings.warn(
+                f"FactorGraph: the gradient's linear system is not solved after {limit} steps; the largest residual "
+                f"is {left.max().item():.1e}",
+                stacklevel=2,
+            )
+        return x - w
+
+
+class _Solve(torch.autograd.Function):
+    """μ(θ, s), piecewise linear: dμ = J (dθ + Cᵀ E ds)."""
+
+    @staticmethod
+    def forward(call: _Call, theta: Tensor, *scores: Tensor) -> Tensor:
+        return call.solve(theta.detach())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.call = inputs[0]
+        ctx.count = len(inputs) - 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, *_Pull.apply(ctx.call, ctx.count, grad)  # type: ignore[no-untyped-call]
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, dtheta: Tensor | None, *tangents: Tensor | None) -> Tensor:
+        return _push(ctx.call, dtheta, list(tangents))
+
+
+class _Pull(torch.autograd.Function):
+    """The transpose, x → (J x, Eᵀ C J x): linear in x, and constant in all else."""
+
+    @staticmethod
+    def forward(call: _Call, count: int, x: Tensor) -> tuple[Tensor, ...]:
+        moved = call.project(x.detach())
+        return moved, *(call.linear.to_scores(call.problem.copies(moved)) if count else ())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.call, ctx.count, _ = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Any, ...]:
+        return None, None, _Push.apply(ctx.call, grad, *grads)  # type: ignore[no-untyped-call]
+
+
+class _Push(torch.autograd.Function):
+    """(dθ, ds) → dμ, and its transpose again."""
+
+    @staticmethod
+    def forward(call: _Call, dtheta: Tensor, *tangents: Tensor) -> Tensor:
+        return _push(call, dtheta.detach(), [t.detach() for t in tangents])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.call = inputs[0]
+        ctx.count = len(inputs) - 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        return None, *_Pull.apply(ctx.call, ctx.count, grad)  # type: ignore[no-untyped-call]
+
+
+def _push(call: _Call, dtheta: Tensor | None, tangents: list[Tensor | None] | list[Tensor]) -> Tensor:
+    direction = torch.zeros_like(call.theta) if dtheta is None else dtheta
+    if any(t is not None for t in tangents):
+        like = call.linear.flat
+        filled = [torch.zeros_like(s) if t is None else t for s, t in zip(like, tangents, strict=True)]
+        direction = direction + call.problem.collect(call.linear.from_scores(filled))
+    return call.project(direction)

@@ -1,0 +1,200 @@
+"""Structured factors: variables that make up one structure, solved by SparseMAP's active set with the structure's oracle."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+
+from fenchel import structures
+from fenchel.factors.base import Factor
+from fenchel.factors.variables import Variables
+from fenchel.structures import Chain, SequentialSubsets, SparseMAP, Structure
+
+TOL = 1e-8
+"""How exactly a structure is solved: what factors agree on is no more exact than that."""
+
+_PLAIN = (structures.AtMost, structures.DependencyTree, structures.Matching, structures.Subsets)
+"""Structures that are told apart by what they print."""
+
+
+class Structured(Factor):
+    r"""Variables that make up one structure of a set :math:`\mathcal Y` with a MAP oracle.
+
+    .. math:: \operatorname{argmax}_{p \in \operatorname{conv}(\mathcal Y)} \; \langle \theta, p \rangle + h(p)
+        - \tfrac12 \|p\|^2
+
+    Alone in its graph it gives :class:`fenchel.SparseMAP`'s answer.
+
+    Args:
+        variables: an array of the shape that the structure's scores have.
+        structure: a :class:`fenchel.structures.Structure`, yours or ours. The transition of ``Chain`` and
+            ``SequentialSubsets`` gets gradients, and may have the graph's batch dimensions; the tensors of other structures
+            with higher-order scores must not require grad, and are the same for all of a batch.
+
+    Example:
+        A matching, one arc of which asks for another:
+
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Imply, Structured
+        >>> from fenchel.structures import Matching
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([[1.0, 0.8], [0.0, 0.4]]))
+        >>> graph.add(Structured(u, Matching()))
+        >>> graph.add(Imply(u[0, 0], u[0, 1]))
+        >>> solution = graph.solve()
+        >>> u.value
+        tensor([[0.5000, 0.5000],
+                [0.5000, 0.5000]])
+    """
+
+    masks = True
+
+    def __init__(self, variables: Variables, structure: Structure) -> None:
+        if not isinstance(variables, Variables):
+            raise TypeError(f"variables must be one array of a graph's variables, got {type(variables).__name__}")
+        if not isinstance(structure, Structure):
+            raise TypeError(f"structure must be a fenchel.structures.Structure, got {type(structure).__name__}")
+        self.shape = torch.Size(variables.shape)
+        if len(self.shape) != structure.event_dim:
+            raise ValueError(
+                f"variables must have {structure.event_dim} dimensions for {type(structure).__name__}, "
+                f"got shape {tuple(self.shape)}"
+            )
+        structure.check(variables.graph.batch + self.shape)
+        self.structure = structure
+        scores = _higher(structure, self.shape)
+        super().__init__(variables, (scores,) if scores is not None else (), _own(structure) if scores is not None else ())
+
+    @property
+    def kind(self) -> Hashable:
+        same = isinstance(self.structure, _PLAIN) and type(self.structure) in _PLAIN
+        if same or type(self.structure) is Chain:
+            return type(self.structure), str(self.structure) if same else "", self.shape
+        return id(self)
+
+    def qp(self, theta: Tensor, *tensors: Tensor) -> Tensor:
+        posed = theta.reshape(*theta.shape[:2], *self.shape)
+        return SparseMAP(self._with(tensors), tol=TOL).argmax(posed).reshape(theta.shape)
+
+    def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
+        best = self._with(tensors).map(theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
+        return (theta * best).sum(-1)
+
+    def _with(self, tensors: tuple[Tensor, ...]) -> Structure:
+        """The structure with these higher-order scores in place of its own."""
+        if not tensors:
+            return self.structure
+        if isinstance(self.structure, Chain):
+            return Chain(tensors[0])
+        if isinstance(self.structure, SequentialSubsets):
+            return SequentialSubsets(self.structure.k, tensors[0])
+        return _Weighted(self.structure, tensors[0])
+
+
+class Sequence(Structured):
+    r"""One state at each of T positions, with a score for each step from one to the next.
+
+    .. math:: h(y) = \sum_t A_{y_{t-1}, y_t}
+
+    Args:
+        variables: an array of shape (T, S).
+        transition: (S, S), or (…, T−1 or 1, S, S) with the graph's batch dimensions in front; [previous, current];
+            differentiable. −inf forbids a step.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Budget, Sequence
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([[1.0, 0.0], [0.0, 0.6], [1.0, 0.0]]))
+        >>> graph.add(Sequence(u, 0.3 * torch.eye(2)))
+        >>> graph.add(Budget(u[:, 0], 2))
+        >>> solution = graph.solve()
+        >>> u.value
+        tensor([[0.9250, 0.0750],
+                [0.1500, 0.8500],
+                [0.9250, 0.0750]])
+    """
+
+    def __init__(self, variables: Variables, transition: Tensor) -> None:
+        super().__init__(variables, Chain(transition))
+
+
+class DependencyTree(Structured):
+    r"""Arcs that make up a dependency tree.
+
+    Args:
+        variables: an array of shape (N, N+1): [modifier, head], head 0 is the root. Words of which all arcs have the score
+            −inf are not in the sentence.
+        projective: only trees whose arcs do not cross.
+        single_root: only trees with exactly one word on the root.
+
+    Example:
+        A tree in which the first word takes no more than one modifier:
+
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Budget, DependencyTree
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.0, 1.2, 0.0, 0.6], [0.0, 1.5, 0.2, 0.0]]))
+        >>> graph.add(DependencyTree(u))
+        >>> graph.add(Budget(u[:, 1], budget=1))
+        >>> solution = graph.solve()
+        >>> u.value
+        tensor([[1.0000, 0.0000, 0.0000, 0.0000],
+                [0.0000, 0.4000, 0.0000, 0.6000],
+                [0.0000, 0.6000, 0.4000, 0.0000]])
+    """
+
+    def __init__(self, variables: Variables, projective: bool = False, single_root: bool = False) -> None:
+        super().__init__(variables, structures.DependencyTree(projective, single_root))
+
+
+class _Weighted(Structure):
+    """A structure whose higher-order scores count by a weight, one for each row."""
+
+    def __init__(self, structure: Structure, weight: Tensor) -> None:
+        super().__init__()
+        self.structure = structure
+        self.event_dim = structure.event_dim
+        self.fixed_dims = structure.fixed_dims
+        self.weight = weight
+
+    def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        weight = self.weight.detach().clamp_min(1e-12).reshape(*self.weight.shape, *(1,) * self.event_dim)
+        posed = scores / weight
+        return self.structure.map(posed) if mask is None else self.structure.map(posed, mask)
+
+    def higher(self, structures: Tensor) -> Tensor | None:
+        score = self.structure.higher(structures)
+        return None if score is None else score * self.weight
+
+    def rows(self, batch: torch.Size, index: Tensor) -> Structure:
+        return _Weighted(self.structure, self.weight.expand(batch).reshape(-1)[index])
+
+    def possible(self, shape: torch.Size, device: torch.device) -> Tensor | None:
+        return self.structure.possible(shape, device)
+
+    def check(self, shape: torch.Size) -> None:
+        self.structure.check(shape)
+
+
+def _higher(structure: Structure, shape: torch.Size) -> Tensor | None:
+    """The higher-order scores of a structure, with all of their own dimensions; a weight if they are its own affair."""
+    if not structure.has_higher:
+        return None
+    if isinstance(structure, Chain):
+        return structure.transition if structure.transition.dim() > 2 else structure.transition.unsqueeze(0)
+    if isinstance(structure, SequentialSubsets):
+        t = torch.as_tensor(structure.transition, dtype=torch.get_default_dtype())
+        return t.expand(*t.shape[:-1], shape[0] - 1) if t.dim() else t.expand(shape[0] - 1)
+    if any(t.requires_grad for t in (*structure.parameters(), *structure.buffers())):
+        raise ValueError(
+            f"the tensors of {type(structure).__name__} must not require grad: in a factor graph only the transitions of "
+            "Chain and SequentialSubsets get gradients. Write a Factor with these as its scores, or detach them"
+        )
+    return torch.ones(())
+
+
+def _own(structure: Structure) -> tuple[int, ...]:
+    return (3 if isinstance(structure, Chain) else 1 if isinstance(structure, SequentialSubsets) else 0,)

@@ -1,0 +1,85 @@
+"""Variables: which unknowns of a graph an expression names, and which of them it negates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from fenchel.factors.graph import FactorGraph
+
+Array = np.ndarray[Any, Any]
+
+
+class Variables:
+    """Binary variables of a factor graph, in an array that is sliced like numpy's.
+
+    Made by :meth:`FactorGraph.variables`. Its shape leaves out the batch dimensions: ``u[:, 0]`` is the same choice of
+    variables in every element of the batch. ``~u`` stands for 1 − u.
+    """
+
+    def __init__(self, graph: FactorGraph, index: Array, negated: Array, dtype: torch.dtype) -> None:
+        self.graph = graph
+        self.index = index
+        self.negated = negated
+        self.dtype = dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Without the batch dimensions."""
+        return tuple(self.index.shape)
+
+    @property
+    def value(self) -> Tensor:
+        """What the graph's last ``solve()`` or ``map()`` gave them: batch dimensions, then ``shape``."""
+        flat = self.graph.values
+        index = torch.from_numpy(np.ascontiguousarray(self.index)).to(flat.device)
+        value = flat[..., index.reshape(-1)].reshape(*flat.shape[:-1], *self.shape)
+        if self.negated.any():
+            negated = torch.from_numpy(np.ascontiguousarray(self.negated)).to(flat.device)
+            value = torch.where(negated, 1 - value, value)
+        return value.to(self.dtype)
+
+    def __getitem__(self, key: Any) -> Variables:
+        key = tuple(map(_plain, key)) if isinstance(key, tuple) else _plain(key)
+        return Variables(self.graph, np.asarray(self.index[key]), np.asarray(self.negated[key]), self.dtype)
+
+    def __iter__(self) -> Iterator[Variables]:
+        return (self[i] for i in range(len(self)))
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("a single variable has no len()")
+        return self.shape[0]
+
+    def __invert__(self) -> Variables:
+        return Variables(self.graph, self.index, ~self.negated, self.dtype)
+
+    def __repr__(self) -> str:
+        return f"Variables(shape={self.shape})"
+
+
+def _plain(key: Any) -> Any:
+    return key.detach().cpu().numpy() if isinstance(key, Tensor) else key
+
+
+def joined(variables: Variables | Sequence[Variables], name: str = "variables") -> Variables:
+    """One flat array of all that was named, in the order in which it was named."""
+    parts = [variables] if isinstance(variables, Variables) else list(variables)
+    for part in parts:
+        if not isinstance(part, Variables):
+            raise TypeError(f"{name} must be what graph.variables(…) returns, or slices of it, got {part!r}")
+    if not parts or sum(part.index.size for part in parts) == 0:
+        raise ValueError(f"{name} must name at least one variable, got none")
+    if any(part.graph is not parts[0].graph for part in parts):
+        raise ValueError(f"{name} must belong to one graph, got variables of several")
+    return Variables(
+        parts[0].graph,
+        np.concatenate([part.index.reshape(-1) for part in parts]),
+        np.concatenate([part.negated.reshape(-1) for part in parts]),
+        parts[0].dtype,
+    )
