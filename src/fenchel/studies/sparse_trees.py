@@ -8,8 +8,6 @@ from functools import partial
 from random import Random
 
 import torch
-from matplotlib.axes import Axes
-from matplotlib.patches import Arc
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +15,8 @@ from fenchel import SparseMAP
 from fenchel.data import ud_ewt
 from fenchel.data.ud_ewt import Sentence
 from fenchel.structures import DependencyTree
-from fenchel.studies import Context, Figure, Result, Table, parsing, study, style
+from fenchel.studies import Context, Figure, Result, Table, arcs, parsing, study, style
+from fenchel.studies.arcs import Arc
 from fenchel.studies.parsing import Parser, Size, Vocabulary
 from fenchel.studies.result import Cell
 
@@ -206,7 +205,9 @@ def _figure(outcome: Outcome, sentence: Sentence) -> Figure:
     drawing, panels = style.panels(len(trees), 1, height=1.35)
     for axes, (weight, heads) in zip(panels, trees, strict=True):
         right = ", as annotated" if heads == sentence.heads else ""
-        _tree(axes, sentence.words, heads, trees[0][1])
+        colours = [style.MUTED if same else style.PALETTE[1] for same in map(int.__eq__, heads, trees[0][1])]
+        drawn = [Arc(i, head, colour=colour) for i, (head, colour) in enumerate(zip(heads, colours, strict=True), 1)]
+        arcs.draw(axes, sentence.words, drawn)
         axes.set_title(f"{weight:.2f}{right}")
     words = " ".join(sentence.words)
     return Figure(
@@ -216,29 +217,6 @@ def _figure(outcome: Outcome, sentence: Sentence) -> Figure:
         alt=f"{len(trees)} dependency trees of one sentence, that differ in a few arcs.",
         paper="The paper draws such mixtures of a few trees for ambiguous sentences.",
     )
-
-
-def _tree(axes: Axes, words: Sequence[str], heads: Sequence[int], best: Sequence[int]) -> None:
-    # A word takes room by its letters, and half of it lies to each side of its middle.
-    widths = [len(word) + 1.6 for word in words]
-    middles = [sum(widths[:i]) + widths[i] / 2 for i in range(len(words))]
-    top = max([abs(head - 1 - i) for i, head in enumerate(heads) if head] or [1]) + 0.6
-    for i, head in enumerate(heads):
-        colour, line = (style.MUTED, 1.2) if head == best[i] else (style.PALETTE[1], 1.8)
-        if head == 0:
-            axes.plot([middles[i]] * 2, [0, top], color=colour, linewidth=line)
-        else:
-            # It leaves its head beside the middle, where the head's own arc arrives.
-            side = 1 if i > head - 1 else -1
-            leaves = middles[head - 1] + 0.3 * side * len(words[head - 1]) / 2
-            width, height = abs(middles[i] - leaves), 2 * abs(head - 1 - i)
-            center = ((middles[i] + leaves) / 2, 0)
-            axes.add_patch(Arc(center, width, height, theta1=0, theta2=180, color=colour, linewidth=line))
-        axes.plot([middles[i]], [0.02 * top], "v", color=colour, markersize=5, markeredgewidth=0, clip_on=False)
-    for word, middle in zip(words, middles, strict=True):
-        axes.text(middle, -0.16 * top, word, ha="center", va="top", fontsize=8)
-    axes.set(xlim=(0, sum(widths)), ylim=(-0.5 * top, top))
-    axes.axis("off")
 
 
 SUBJECTS = ["she", "he", "Ann", "Bob", "we", "they"]
