@@ -14,8 +14,6 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import ParamSpec
 
 import torch
 from torch import Tensor
@@ -24,10 +22,10 @@ from fenchel.kernels import concrete
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, _pack, on_support
+from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import apply_mask, broadcasts, check_scores, from_rows, parameter_rows, to_rows
 
 _ALLOWED = "0 <= strength < inf"
-P = ParamSpec("P")
 _Dims = int | tuple[int, int] | None
 
 
@@ -344,12 +342,6 @@ class Oscar(_Grouping):
     family = _OSCAR
 
 
-def _outside_graphs(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Break the graph of ``torch.compile`` around a function; under fullgraph and export that is an error."""
-    disabled: Callable[P, Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
-
-
 class _Grid(_Grouping):
     """Ω on the flattened grids of one width: what :class:`TotalVariation2d` is when the layout is settled."""
 
@@ -399,14 +391,14 @@ class TotalVariation2d(_Grouping):
         """1 + 5·strength: the price of four edges, and what a lone neighbour is pulled up by."""
         return 1 + 5 * self.strength
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def forward(self, p: Tensor, dim: _Dims = None) -> Tensor:
         """Ω(p) of distributions over the grid."""
         flat, omega, _ = self._flat(p, dim, None)
         value: Tensor = omega(flat)
         return value
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def argmax(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
         """The regularized choice over the grid."""
         flat, omega, dims = self._flat(scores, dim, mask)
@@ -415,13 +407,13 @@ class TotalVariation2d(_Grouping):
             return p.movedim(-1, dims[0])
         return p.reshape(*p.shape[:-1], *_sizes(scores, dims)).movedim((-2, -1), dims)
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def max(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum over the grid. Its gradient is ``argmax``."""
         flat, omega, _ = self._flat(scores, dim, mask)
         return omega.max(flat)
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def loss(self, scores: Tensor, target: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value a grid: indices of pixels, row by row, or probabilities like scores."""
         flat, omega, dims = self._flat(scores, dim, mask)
@@ -553,7 +545,7 @@ def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     return _choose(_OSCAR, scores, _check_strength(strength), dim, mask)
 
 
-@_outside_graphs
+@outside_graphs("tvmax2d")
 def tvmax2d(scores: Tensor, strength: float | Tensor = 0.1, mask: Tensor | None = None) -> Tensor:
     r"""Project scores on a grid onto the simplex, with a price on every step between neighbours: blobs.
 
