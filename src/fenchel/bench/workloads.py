@@ -439,7 +439,7 @@ def _decode() -> Workload:
 
 def _alignment() -> Workload:
     def series() -> tuple[Tensor, ...]:
-        return _normal(16, 128, 1), _normal(16, 128, 1, seed=1)
+        return _normal(16, 128, 3), _normal(16, 128, 3, seed=1)
 
     def tslearn(package: Any, x: Tensor, y: Tensor) -> Tensor:
         total: Tensor = package.SoftDTWLossPyTorch(gamma=1.0)(x, y).sum()
@@ -459,7 +459,7 @@ def _alignment() -> Workload:
             _other("tslearn.metrics", "tslearn", tslearn),
             _other("pysdtw", "pysdtw", pysdtw),
         ],
-        [Case("16 × 128 × 128", series)],
+        [Case("16 × 128 × 128, 3-d", series)],
         [
             Goal(ours, 1 / 4, "tslearn", "largest"),
             Goal(ours, 1 / 4, "pysdtw", "largest"),

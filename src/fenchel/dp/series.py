@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch.nn.utils.rnn import pad_sequence
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.graph import is_hard, is_shannon
 from fenchel.dp.program import check_choice, check_floats, check_integers
-from fenchel.kernels import concrete
+from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -162,8 +164,45 @@ def barycenter(
 
 
 def _alignment(x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None) -> Alignment:
-    costs = (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(-1)  # not by products, which cancel where series meet
-    return Alignment(costs, lengths, omega, band)
+    if lengths is not None:  # what stands after the end may be anything
+        x, y = (_cut(each, lengths[:, i]) for i, each in enumerate((x, y)))
+    return Alignment(_distances(x, y), lengths, omega, band)
+
+
+def _cut(series: Tensor, lengths: Tensor) -> Tensor:
+    """Zeros after the end."""
+    there = torch.arange(series.shape[1], device=series.device) < lengths.to(series.device).unsqueeze(-1)
+    return torch.where(there.unsqueeze(-1), series, 0.0)
+
+
+def _distances(x: Tensor, y: Tensor) -> Tensor:
+    """Squared distances between all points, (B, N, M)."""
+    if x.dtype == y.dtype and usable(x, y) and not tracks_forward():
+        return apply_function(_Distances, x, y)
+    return _gaps(x, y).square().sum(-1)  # not by products, which cancel where series meet
+
+
+def _gaps(x: Tensor, y: Tensor) -> Tensor:
+    return x.unsqueeze(2) - y.unsqueeze(1)
+
+
+class _Distances(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
+        from fenchel.kernels import alignments
+
+        ctx.save_for_backward(x, y)
+        return alignments.distances(x, y)
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+        from fenchel.kernels import alignments
+
+        x, y = ctx.saved_tensors
+        if torch.is_grad_enabled() or not usable(weight, x, y):
+            each = 2.0 * weight.unsqueeze(-1) * _gaps(x, y)
+            return each.sum(2), -each.sum(1)
+        return alignments.pull(weight, x, y)
 
 
 def _cooled(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:

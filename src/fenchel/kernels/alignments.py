@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import respond, smooth
+from fenchel.kernels.columns import respond, smooth_three
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.pool import over_rows
 
@@ -58,6 +58,21 @@ def curve(
     results = (tangent.numpy(), cells.numpy())
     over_rows(_curve, len(scores), walk.numel(), *arrays, np.array([gamma]), kind, *results)
     return tangent, cells
+
+
+def distances(x: Tensor, y: Tensor) -> Tensor:
+    """Squared distances (B, N, M) between all points of series (B, N, D) and (B, M, D)."""
+    costs = torch.empty((len(x), x.shape[1], y.shape[1]), dtype=x.dtype)
+    over_rows(_distances, len(x), costs.numel() * x.shape[2], _array(x), _array(y), costs.numpy())
+    return costs
+
+
+def pull(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of ⟨weight, distances⟩ in x and in y."""
+    towards_x, towards_y = torch.empty(x.shape, dtype=x.dtype), torch.empty(y.shape, dtype=y.dtype)
+    arrays = [_array(t) for t in (weight, x, y)]
+    over_rows(_pull, len(x), weight.numel() * x.shape[2], *arrays, towards_x.numpy(), towards_y.numpy())
+    return towards_x, towards_y
 
 
 def _array(tensor: Tensor) -> Arrays:
@@ -109,7 +124,7 @@ def _advance(first, last, costs, lengths, settings, kind, value, walk):  # type:
                 x[w] = number((across - base) * sharp)
                 x[width + w] = number((above - base) * sharp)
                 x[2 * width + w] = number((left - base) * sharp)
-            smooth(kind, 3, width, x, walk[b, offset : offset + 3 * width] if keep else spare, rise, work)
+            smooth_three(kind, width, x, walk[b, offset : offset + 3 * width] if keep else spare, rise, work)
             for w in range(width):
                 here[low + w + 1] = top[w] + gamma * rise[w] - costs[b, low + w, d - low - w]
             offset += 3 * width
@@ -136,13 +151,16 @@ def _expect(first, last, weight, value, walk, lengths, cells):  # type: ignore[n
             one, two, here = lines[(d - 1) % 3], lines[(d - 2) % 3], lines[d % 3]
             for w in range(width):
                 cells[b, low + w, d - low - w] = here[low + w + 1]
+            # What comes across is the first to get there: it replaces what stood there, and no more is beside it.
             for w in range(width):
-                two[low + w] += here[low + w + 1] * q[w]
-            for w in range(width):
-                one[low + w] += here[low + w + 1] * q[width + w]
-            for w in range(width):
-                one[low + w + 1] += here[low + w + 1] * q[2 * width + w]
-            here[:] = 0.0
+                two[low + w] = here[low + w + 1] * q[w]
+            two[high + 1] = 0.0
+            if low > 0:
+                two[low - 1] = 0.0
+            one[low] += here[low + 1] * q[width]
+            for w in range(1, width):
+                one[low + w] += here[low + w + 1] * q[width + w] + here[low + w] * q[2 * width + w - 1]
+            one[high + 1] += here[high + 1] * q[3 * width - 1]
         cells[b, 0, 0] = lines[0, 1]
 
 
@@ -202,3 +220,50 @@ def _curve(  # type: ignore[no-untyped-def]
             here[:] = 0.0
             bent[:] = 0.0
         cells[b, 0, 0] = bends[0, 1]
+
+
+# Differences are squared, not multiplied out: products would cancel where series meet.
+
+
+@kernel
+def _distances(first, last, x, y, costs):  # type: ignore[no-untyped-def]
+    _, rows, columns = costs.shape
+    depth = x.shape[2]
+    across = np.empty((depth, columns), y.dtype)
+    for b in range(first, last):
+        across[:] = y[b].T
+        for i in range(rows):
+            here = costs[b, i]
+            point, line = x[b, i, 0], across[0]
+            for j in range(columns):
+                gap = point - line[j]
+                here[j] = gap * gap
+            for k in range(1, depth):
+                point, line = x[b, i, k], across[k]
+                for j in range(columns):
+                    gap = point - line[j]
+                    here[j] += gap * gap
+
+
+@kernel
+def _pull(first, last, weight, x, y, towards_x, towards_y):  # type: ignore[no-untyped-def]
+    _, rows, columns = weight.shape
+    depth = x.shape[2]
+    across = np.empty((depth, columns), y.dtype)
+    sums = np.empty((depth, columns))
+    for b in range(first, last):
+        across[:] = y[b].T
+        sums[:] = 0.0
+        for i in range(rows):
+            mass = weight[b, i]
+            for k in range(depth):
+                point, line, there = x[b, i, k], across[k], sums[k]
+                total = 0.0
+                for j in range(columns):
+                    drawn = np.float64(mass[j] * (point - line[j]))
+                    total += drawn
+                    there[j] -= drawn
+                towards_x[b, i, k] = 2.0 * total
+        for j in range(columns):
+            for k in range(depth):
+                towards_y[b, j, k] = 2.0 * sums[k, j]

@@ -133,6 +133,58 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
 
 
 @kernel
+def smooth_three(kind, width, x, q, rise, work):  # type: ignore[no-untyped-def]
+    """``smooth`` for three choices: what alignments have at each of their cells."""
+    if kind == SHANNON:
+        _soften_three(width, x, q, rise)
+    elif kind == GINI:
+        _sparsen_three(width, x, q, rise)
+    else:
+        smooth(kind, 3, width, x, q, rise, work)
+
+
+@kernel
+def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
+    number = x.dtype.type
+    zero, one = number(0), number(1)
+    lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
+    log2e, ln2 = number(_LOG2E), number(_LN2)
+    for w in range(width):
+        y0, y1, y2 = x[w] * log2e, x[width + w] * log2e, x[2 * width + w] * log2e
+        e0, e1, e2 = exp2(y0), exp2(y1), exp2(y2)
+        e0 = e0 if y0 >= lowest else zero
+        e1 = e1 if y1 >= lowest else zero
+        e2 = e2 if y2 >= lowest else zero
+        total = max(e0 + e1 + e2, one)  # the largest is one, unless there is nothing to choose
+        share = one / total
+        q[w] = e0 * share
+        q[width + w] = e1 * share
+        q[2 * width + w] = e2 * share
+        rise[w] = log2(total) * ln2
+
+
+@kernel
+def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
+    number = x.dtype.type
+    zero, one, half, third = number(0), number(1), number(0.5), number(1.0 / 3.0)
+    for w in range(width):
+        x0, x1, x2 = x[w], x[width + w], x[2 * width + w]
+        more, less = max(x0, x1), min(x0, x1)
+        middle, least = max(less, min(more, x2)), min(less, x2)
+        # Of the thresholds for the one, two or three largest, the right one is the highest.
+        tau = max(max(-one, (middle - one) * half), (middle + least - one) * third)
+        p0, p1, p2 = max(x0 - tau, zero), max(x1 - tau, zero), max(x2 - tau, zero)
+        q[w] = p0
+        q[width + w] = p1
+        q[2 * width + w] = p2
+        g0, g1, g2 = p0 * (x0 - half * p0), p1 * (x1 - half * p1), p2 * (x2 - half * p2)
+        g0 = g0 if p0 > zero else zero
+        g1 = g1 if p1 > zero else zero
+        g2 = g2 if p2 > zero else zero
+        rise[w] = max(half + (g0 + g1 + g2), zero)
+
+
+@kernel
 def respond(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
     """How probabilities q respond to a change of the scores: J v by columns. ``work`` has room for two rows.
 
