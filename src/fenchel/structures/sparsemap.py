@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
 from fenchel.structures.active_set import Found, Options, choose, dense, search
 from fenchel.structures.base import Structure, free_parts
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _eager(method: _F) -> _F:
-    """Left out of compiled graphs: how long it runs depends on the scores."""
-    return cast(_F, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True)
@@ -177,7 +170,7 @@ class SparseMAP(Regularizer):
             gain = torch.where(self._any((y != 0) & ~free), torch.inf, gain)
             return gain.clamp_min(0).to(scores.dtype)
 
-    @_eager
+    @outside_graphs("SparseMAP")
     def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
         """The mixture itself: marginals, structures and weights, with a certificate.
 
@@ -236,7 +229,7 @@ class SparseMAP(Regularizer):
         self.structure.check(scores.shape)
         return self.structure.marginals(scores, mask)
 
-    @_eager
+    @outside_graphs("SparseMAP")
     def _search(self, scores: Tensor, mask: Tensor | None, start: Tensor | None = None) -> _Answer:
         if torch.compiler.is_compiling():
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
