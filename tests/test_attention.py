@@ -23,10 +23,12 @@ OMEGAS = [Gini(), Tsallis(1.5), Tsallis(1.2), Tsallis(3), Norm(2), 0.5 * Tsallis
 every_sparse_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(o).replace("\n", ""))
 
 
-@pytest.fixture(autouse=True, params=["dense", "lean"])
+@pytest.fixture(autouse=True, params=["dense", "lean", "parts"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything twice: with a matrix of weights, and with lists of supports wherever these can be used."""
-    monkeypatch.setattr(importlib.import_module("fenchel.attention"), "LEAN", 0 if request.param == "lean" else 1 << 60)
+    """Everything thrice: with a matrix of weights, with lists of supports where these can be used, by few queries."""
+    module = importlib.import_module("fenchel.attention")
+    monkeypatch.setattr(module, "LEAN", 0 if request.param == "lean" else 1 << 60)
+    monkeypatch.setattr(module, "PART", 8 if request.param == "parts" else 1 << 60)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

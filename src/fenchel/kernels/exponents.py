@@ -14,6 +14,8 @@ from numba import types
 from numba.extending import overload
 from numba.np.numpy_support import as_dtype
 
+from fenchel.kernels.compiler import OPTIONS
+
 
 def by_type(whole: Callable[..., Any], real: Callable[..., Any], argument: int) -> Callable[..., Any]:
     """A function for kernels: one of two, by whether an argument (or what it is an array of) is integer or real."""
@@ -21,7 +23,7 @@ def by_type(whole: Callable[..., Any], real: Callable[..., Any], argument: int) 
     def chosen(*args: Any) -> Any:
         raise NotImplementedError("for kernels only")
 
-    @overload(chosen, inline="always", strict=False)
+    @overload(chosen, strict=False, jit_options=OPTIONS)
     def _choose(*args: Any) -> Any:
         kind = getattr(args[argument], "dtype", args[argument])
         return whole if isinstance(kind, types.Integer) else real
@@ -48,7 +50,7 @@ def alone(c: Any, like: Any) -> Any:
     raise NotImplementedError("for kernels only")
 
 
-@overload(alone, strict=False)
+@overload(alone, strict=False, jit_options=OPTIONS)
 def _alone(c: Any, like: Any) -> Any:
     kind = np.dtype(np.int64) if isinstance(c, types.Integer) else as_dtype(like)
     return lambda c, like: np.full(1, c, kind)
