@@ -458,3 +458,18 @@ def test_bad_input_is_named(arguments: dict[str, Any], error: type, names: str) 
         warnings.simplefilter("error")
         with pytest.raises(error, match=names):
             attention(**arguments)
+
+
+def test_a_parted_call_draws_the_same_dropout_again_and_learns_alpha() -> None:
+    query, key, value = (randn(2, 6, 4) for _ in range(3))
+    omega = Tsallis(1.5, learnable=True)
+    inputs = (query, key, value, omega.raw_alpha)
+    output = attention(query, key, value, omega, dropout_p=0.5)
+    direction = torch.randn_like(output)
+    once = torch.autograd.grad(output, inputs, direction, retain_graph=True)
+    assert all(map(torch.equal, once, torch.autograd.grad(output, inputs, direction)))
+
+
+def test_the_name_of_torch_for_grouped_queries_is_taken() -> None:
+    query, key, value = randn(4, 3, 2), randn(2, 5, 2), randn(2, 5, 2)
+    assert torch.equal(attention(query, key, value, enable_gqa=True), attention(query, key, value))

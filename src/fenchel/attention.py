@@ -41,6 +41,7 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: Literal[False] = False,
+    enable_gqa: bool = True,
 ) -> Tensor: ...
 
 
@@ -56,6 +57,7 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: Literal[True, "sparse"],
+    enable_gqa: bool = True,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -70,6 +72,7 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: bool | Literal["sparse"] = False,
+    enable_gqa: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Average values by a regularized choice among keys.
 
@@ -91,6 +94,7 @@ def attention(
         is_causal: query i attends to keys 0 … i. Excludes ``attn_mask``.
         scale: of the scores; 1/√E by default.
         dropout_p: the share of weights to drop; the rest is scaled up.
+        enable_gqa: taken for the sake of torch's signature; heads are grouped wherever they are fewer.
         return_weights: True: also the weights, (…, L, S); ``"sparse"``: as one CSR matrix, rows flattened.
 
     Returns:

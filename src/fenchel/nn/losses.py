@@ -28,7 +28,7 @@ class FenchelYoungLoss(nn.Module):
         ignore_index: int = -100,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
-        dim: int = -1,
+        dim: int | tuple[int, int] = -1,
     ) -> None:
         super().__init__()
         self.omega = check_omega(omega)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -381,9 +382,11 @@ class TotalVariation2d(_Grouping):
     def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
         super().__init__(strength)
         if shape is not None and (
-            len(shape) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
+            not isinstance(shape, Sequence)
+            or len(shape) != 2
+            or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
         ):
-            raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape}")
+            raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape!r}")
         self.shape = None if shape is None else (shape[0], shape[1])
 
     @property
@@ -425,6 +428,13 @@ class TotalVariation2d(_Grouping):
                 )
             target = _flatten(target, dims)
         return omega.loss(flat, target)
+
+    def in_rows(
+        self, scores: Tensor, target: Tensor, dim: _Dims, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Regularizer]:
+        """Scores (masked ones at −inf) and target with grids flattened along the last dimension, and Ω for these."""
+        flat, omega, dims = self._flat(scores, dim, mask)
+        return flat, _flatten(target, dims) if target.shape == scores.shape else target, omega
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.shape is None else f", shape={self.shape}")
