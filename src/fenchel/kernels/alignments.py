@@ -1,7 +1,8 @@
 """Alignments of two series: the smoothed recursion over the cells of a table, its expected path, and how that responds.
 
 Cells of one antidiagonal do not depend on each other and are handled together. The walk holds, table by table and
-antidiagonal by antidiagonal, the probabilities of the three ways into each cell: across, from above, from the left.
+antidiagonal by antidiagonal, the probabilities of the three ways into each cell: across, from above, from the left;
+each of the three has room for a multiple of eight cells, so that no loop has a remainder.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def advance(costs: Tensor, lengths: Tensor, kind: int, gamma: float, keep: bool)
     """
     batch, rows, columns = costs.shape
     value = torch.empty(batch, dtype=torch.float64)
-    walk = torch.empty((batch if keep else 0, 3 * rows * columns), dtype=costs.dtype)
+    walk = torch.empty((batch if keep else 0, 3 * (rows * columns + 7 * (rows + columns))), dtype=costs.dtype)
     arrays = [_array(t) for t in (costs, lengths)]
     over_rows(_advance, batch, 3 * costs.numel(), *arrays, np.array([gamma]), kind, value.numpy(), walk.numpy())
     return value, walk
@@ -83,6 +84,49 @@ def _array(tensor: Tensor) -> Arrays:
 # -- on arrays --------------------------------------------------------------------------------------------
 #
 # Row i of a table stands at place i + 1 of what is kept of an antidiagonal: its neighbours are always there.
+# Tables are turned, a few antidiagonals at a time, into lines where row i stands at place i.
+
+_LINES = 32
+
+
+@kernel
+def _room(width):  # type: ignore[no-untyped-def]
+    return (width + 7) // 8 * 8
+
+
+@kernel
+def _extent(n, m):  # type: ignore[no-untyped-def]
+    """How much of the walk a table takes."""
+    total = 0
+    for d in range(n + m - 1):
+        total += 3 * _room(min(d, n - 1) - max(0, d - m + 1) + 1)
+    return total
+
+
+@kernel
+def _slanted(rows, number):  # type: ignore[no-untyped-def]
+    """Room for some antidiagonals: an odd number of cache lines each, or cells of a row would fight for their places."""
+    return np.empty((_LINES, 16 * ((rows + 15) // 16 | 1)), number)
+
+
+@kernel
+def _slant(table, n, m, start, slanted):  # type: ignore[no-untyped-def]
+    """Antidiagonals from the given one on."""
+    for i in range(max(0, start - m + 1), min(n, start + _LINES)):
+        begin, end = max(0, start - i), min(m, start + _LINES - i)
+        row, there = table[i, begin:], slanted[i + begin - start :, i]
+        for j in range(end - begin):
+            there[j] = row[j]
+
+
+@kernel
+def _straighten(slanted, n, m, start, table):  # type: ignore[no-untyped-def]
+    """Back into the table."""
+    for i in range(max(0, start - m + 1), min(n, start + _LINES)):
+        begin, end = max(0, start - i), min(m, start + _LINES - i)
+        row, there = table[i, begin:], slanted[i + begin - start :, i]
+        for j in range(end - begin):
+            row[j] = there[j]
 
 
 @kernel
@@ -92,11 +136,11 @@ def _advance(first, last, costs, lengths, settings, kind, value, walk):  # type:
     gamma = settings[0]
     sharp = 1.0 / gamma
     keep = walk.shape[0] > 0
-    wide = min(rows, columns)
+    wide = _room(min(rows, columns))
     lines = np.empty((3, rows + 1))
     top = np.empty(wide)
     x, spare, work = np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype)
-    rise = np.empty(wide, costs.dtype)
+    rise, slanted = np.empty(wide, costs.dtype), _slanted(rows, costs.dtype)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
         bad = 0
@@ -109,32 +153,41 @@ def _advance(first, last, costs, lengths, settings, kind, value, walk):  # type:
         lines[:] = -np.inf
         lines[0, 1] = -np.float64(costs[b, 0, 0])
         if keep:
-            walk[b, 0], walk[b, 1], walk[b, 2] = number(1), number(0), number(0)
-        offset = 3
+            walk[b, :24] = number(0)
+            walk[b, 0] = number(1)
+        offset = 24
         for d in range(1, n + m - 1):
+            if (d - 1) % _LINES == 0:
+                _slant(costs[b], n, m, d, slanted)
             low, high = max(0, d - m + 1), min(d, n - 1)
             width = high - low + 1
-            one, two, here = lines[(d - 1) % 3], lines[(d - 2) % 3], lines[d % 3]
+            cost = slanted[(d - 1) % _LINES, low:]
+            # Slices: an index that might be negative keeps a loop from vectorising.
+            one, two, here = lines[(d - 1) % 3, low:], lines[(d - 2) % 3, low:], lines[d % 3, low:]
+            room = _room(width)
+            x0, x1, x2 = x[:room], x[room : 2 * room], x[2 * room : 3 * room]
             for w in range(width):
-                across, above, left = two[low + w], one[low + w], one[low + w + 1]
+                across, above, left = two[w], one[w], one[w + 1]
                 best = across if across > above else above
                 best = left if left > best else best
                 top[w] = best
                 base = best if best > -np.inf else 0.0
-                x[w] = number((across - base) * sharp)
-                x[width + w] = number((above - base) * sharp)
-                x[2 * width + w] = number((left - base) * sharp)
-            smooth_three(kind, width, x, walk[b, offset : offset + 3 * width] if keep else spare, rise, work)
+                x0[w] = number((across - base) * sharp)
+                x1[w] = number((above - base) * sharp)
+                x2[w] = number((left - base) * sharp)
+            for w in range(width, room):
+                x0[w], x1[w], x2[w] = number(0), number(0), number(0)
+            smooth_three(kind, room, x, walk[b, offset : offset + 3 * room] if keep else spare, rise, work)
             for w in range(width):
-                here[low + w + 1] = top[w] + gamma * rise[w] - costs[b, low + w, d - low - w]
-            offset += 3 * width
+                here[w + 1] = top[w] + gamma * rise[w] - cost[w]
+            offset += 3 * room
         value[b] = lines[(n + m - 2) % 3, n]
 
 
 @kernel
 def _expect(first, last, weight, value, walk, lengths, cells):  # type: ignore[no-untyped-def]
     rows = cells.shape[1]
-    lines = np.empty((3, rows + 1))
+    lines, slanted = np.empty((3, rows + 1)), _slanted(rows, cells.dtype)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
         cells[b] = cells.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
@@ -142,25 +195,29 @@ def _expect(first, last, weight, value, walk, lengths, cells):  # type: ignore[n
             continue
         lines[:] = 0.0
         lines[(n + m - 2) % 3, n] = weight[b]
-        offset = 3 * n * m
+        offset = _extent(n, m)
         for d in range(n + m - 2, 0, -1):
             low, high = max(0, d - m + 1), min(d, n - 1)
             width = high - low + 1
-            offset -= 3 * width
-            q = walk[b, offset : offset + 3 * width]
-            one, two, here = lines[(d - 1) % 3], lines[(d - 2) % 3], lines[d % 3]
+            room = _room(width)
+            offset -= 3 * room
+            q0, q1, q2 = walk[b, offset:], walk[b, offset + room :], walk[b, offset + 2 * room :]
+            one, two, here = lines[(d - 1) % 3, low:], lines[(d - 2) % 3, low:], lines[d % 3, low:]
+            cell = slanted[(d - 1) % _LINES, low:]
             for w in range(width):
-                cells[b, low + w, d - low - w] = here[low + w + 1]
+                cell[w] = here[w + 1]
             # What comes across is the first to get there: it replaces what stood there, and no more is beside it.
             for w in range(width):
-                two[low + w] = here[low + w + 1] * q[w]
-            two[high + 1] = 0.0
+                two[w] = here[w + 1] * q0[w]
+            two[width] = 0.0
             if low > 0:
-                two[low - 1] = 0.0
-            one[low] += here[low + 1] * q[width]
-            for w in range(1, width):
-                one[low + w] += here[low + w + 1] * q[width + w] + here[low + w] * q[2 * width + w - 1]
-            one[high + 1] += here[high + 1] * q[3 * width - 1]
+                lines[(d - 2) % 3, low - 1] = 0.0
+            one[0] += here[1] * q1[0]
+            for w in range(width - 1):
+                one[w + 1] += here[w + 2] * q1[w + 1] + here[w + 1] * q2[w]
+            one[width] += here[width] * q2[width - 1]
+            if (d - 1) % _LINES == 0:
+                _straighten(slanted, n, m, d, cells[b])
         cells[b, 0, 0] = lines[0, 1]
 
 
@@ -170,7 +227,7 @@ def _curve(  # type: ignore[no-untyped-def]
 ):
     _, rows, columns = cells.shape
     sharp = 1.0 / settings[0]
-    wide = min(rows, columns)
+    wide = _room(min(rows, columns))
     v = np.empty((rows + 1, columns + 1))
     lines, bends = np.empty((3, rows + 1)), np.empty((3, rows + 1))
     change, response, work = np.empty(3 * wide), np.empty(3 * wide), np.empty(2 * wide)
@@ -183,16 +240,17 @@ def _curve(  # type: ignore[no-untyped-def]
             continue
         v[:] = 0.0
         v[1, 1] = scores[b, 0, 0]
-        offset = 3
+        offset = 24
         for d in range(1, n + m - 1):
             low, high = max(0, d - m + 1), min(d, n - 1)
             width = high - low + 1
-            q = walk[b, offset : offset + 3 * width]
+            room = _room(width)
+            q = walk[b, offset : offset + 3 * room]
             for w in range(width):
                 i, j = low + w, d - low - w
-                mean = q[w] * v[i, j] + q[width + w] * v[i, j + 1] + q[2 * width + w] * v[i + 1, j]
+                mean = q[w] * v[i, j] + q[room + w] * v[i, j + 1] + q[2 * room + w] * v[i + 1, j]
                 v[i + 1, j + 1] = scores[b, i, j] + mean
-            offset += 3 * width
+            offset += 3 * room
         tangent[b] = v[n, m]
         lines[:] = 0.0
         bends[:] = 0.0
@@ -200,21 +258,22 @@ def _curve(  # type: ignore[no-untyped-def]
         for d in range(n + m - 2, 0, -1):
             low, high = max(0, d - m + 1), min(d, n - 1)
             width = high - low + 1
-            offset -= 3 * width
-            q = walk[b, offset : offset + 3 * width]
+            room = _room(width)
+            offset -= 3 * room
+            q = walk[b, offset : offset + 3 * room]
             for w in range(width):
                 i, j = low + w, d - low - w
-                change[w], change[width + w], change[2 * width + w] = v[i, j], v[i, j + 1], v[i + 1, j]
-            respond(kind, 3, width, q, change, response, work)
+                change[w], change[room + w], change[2 * room + w] = v[i, j], v[i, j + 1], v[i + 1, j]
+            respond(kind, 3, room, q, change, response, work)
             here, bent = lines[d % 3], bends[d % 3]
             for k in range(3):
                 # across: two lines back and a row up; from above: one and a row up; from the left: one
                 back, row = (2 if k == 0 else 1), (1 if k == 2 else 0)
                 there, their = lines[(d - back) % 3], bends[(d - back) % 3]
                 for w in range(width):
-                    mass, p = here[low + w + 1], q[k * width + w]
+                    mass, p = here[low + w + 1], q[k * room + w]
                     there[low + w + row] += mass * p
-                    their[low + w + row] += bent[low + w + 1] * p + mass * response[k * width + w] * sharp
+                    their[low + w + row] += bent[low + w + 1] * p + mass * response[k * room + w] * sharp
             for w in range(width):
                 cells[b, low + w, d - low - w] = bent[low + w + 1]
             here[:] = 0.0

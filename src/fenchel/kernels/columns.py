@@ -149,17 +149,27 @@ def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
     zero, one = number(0), number(1)
     lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
     log2e, ln2 = number(_LOG2E), number(_LN2)
+    u0, u1, u2 = x[:width], x[width : 2 * width], x[2 * width : 3 * width]
+    v0, v1, v2 = q[:width], q[width : 2 * width], q[2 * width : 3 * width]
     for w in range(width):
-        y0, y1, y2 = x[w] * log2e, x[width + w] * log2e, x[2 * width + w] * log2e
-        e0, e1, e2 = exp2(y0), exp2(y1), exp2(y2)
-        e0 = e0 if y0 >= lowest else zero
-        e1 = e1 if y1 >= lowest else zero
-        e2 = e2 if y2 >= lowest else zero
-        total = max(e0 + e1 + e2, one)  # the largest is one, unless there is nothing to choose
+        x0, x1, x2 = u0[w], u1[w], u2[w]
+        more, less = max(x0, x1), min(x0, x1)
+        middle, least = max(less, min(more, x2)), min(less, x2)
+        # The largest counts one: two powers are enough for three.
+        y, z = middle * log2e, least * log2e
+        second, third = exp2(y), exp2(z)
+        second = second if y >= lowest else zero
+        third = third if z >= lowest else zero
+        total = one + second + third
         share = one / total
-        q[w] = e0 * share
-        q[width + w] = e1 * share
-        q[2 * width + w] = e2 * share
+        second *= share
+        third *= share
+        q0 = second if x0 == middle else third
+        q1 = second if x1 == middle else third
+        q2 = second if x2 == middle else third
+        v0[w] = share if x0 == zero else q0
+        v1[w] = share if x1 == zero else q1
+        v2[w] = share if x2 == zero else q2
         rise[w] = log2(total) * ln2
 
 
@@ -167,16 +177,18 @@ def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
 def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
     number = x.dtype.type
     zero, one, half, third = number(0), number(1), number(0.5), number(1.0 / 3.0)
+    u0, u1, u2 = x[:width], x[width : 2 * width], x[2 * width : 3 * width]
+    v0, v1, v2 = q[:width], q[width : 2 * width], q[2 * width : 3 * width]
     for w in range(width):
-        x0, x1, x2 = x[w], x[width + w], x[2 * width + w]
+        x0, x1, x2 = u0[w], u1[w], u2[w]
         more, less = max(x0, x1), min(x0, x1)
         middle, least = max(less, min(more, x2)), min(less, x2)
         # Of the thresholds for the one, two or three largest, the right one is the highest.
         tau = max(max(-one, (middle - one) * half), (middle + least - one) * third)
         p0, p1, p2 = max(x0 - tau, zero), max(x1 - tau, zero), max(x2 - tau, zero)
-        q[w] = p0
-        q[width + w] = p1
-        q[2 * width + w] = p2
+        v0[w] = p0
+        v1[w] = p1
+        v2[w] = p2
         g0, g1, g2 = p0 * (x0 - half * p0), p1 * (x1 - half * p1), p2 * (x2 - half * p2)
         g0 = g0 if p0 > zero else zero
         g1 = g1 if p1 > zero else zero
