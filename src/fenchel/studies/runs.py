@@ -44,6 +44,11 @@ class Run:
         if self.result is None:
             raise ValueError(f"{self.study.name} failed and has no result to save")
         folder.mkdir(parents=True, exist_ok=True)
+        for old in (
+            *folder.glob("figure-*.png"),
+            *folder.glob("table-*.csv"),
+        ):  # of an earlier run, perhaps of another study
+            old.unlink()
         figures, tables = [], []
         for number, figure in enumerate(self.result.figures, 1):
             name = f"figure-{number}.png"
