@@ -213,8 +213,8 @@ def check_scores(structure: Structure, scores: Tensor) -> Tensor:
     check_shape(structure, scores)
     if not concrete(scores):
         raise RuntimeError(
-            f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends on the scores; "
-            "leading dimensions are batch, so pass them at once"
+            f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends on "
+            "the scores; leading dimensions are batch, so pass them at once"
         )
     return scores
 
