@@ -24,13 +24,13 @@ def test_paths_are_listed_where_their_probabilities_are_too_small_for_a_number()
     torch.testing.assert_close(chain.log_prob(path), torch.tensor([3.0], dtype=torch.float64).log() * -1000)
 
 
-@pytest.mark.parametrize("omega", SMOOTH[:3], ids=str)
+@pytest.mark.parametrize("omega", SMOOTH[:2], ids=str)
 def test_single_precision_holds_over_thousands_of_steps(omega: fenchel.Regularizer) -> None:
     generator = torch.Generator().manual_seed(0)
     unary, transition = torch.randn(1, 3000, 6, generator=generator), torch.randn(6, 6, generator=generator)
     single = LinearChain(unary, transition, omega=omega).marginals
     double = LinearChain(unary.double(), transition.double(), omega=omega).marginals
-    assert (single.double() - double).abs().max() < 3e-5
+    assert (single.double() - double).abs().max() < 1e-5
 
 
 def test_a_row_of_a_lattice_does_not_depend_on_the_others() -> None:
