@@ -100,6 +100,7 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
         for w in range(width):
             rise[w] = max(rise[w] + half, zero)
         return
+    enough = number(1e-7 if x.itemsize == 4 else 2e-16)
     for _ in range(_NEWTON):
         for w in range(width):
             rise[w] = zero
@@ -109,16 +110,21 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
                 r = max(half * x[d * width + w] - work[w], zero)
                 rise[w] += r * r
                 work[width + w] += r
-        largest = zero
+        going = zero
         for w in range(width):
             slope = work[width + w]
             step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
-            largest = max(largest, step)
-            work[w] += max(step, zero)
-        if largest <= number(1e-7 if x.itemsize == 4 else 2e-16):
+            # A column that is done stays as it is: it may not depend on the others.
+            step = max(step, zero) if work[2 * width + w] == zero else zero
+            work[w] += step
+            more = one if step > enough else zero
+            work[2 * width + w] = one - more
+            going += more
+        if going == zero:
             break
     for w in range(width):
         work[width + w] = zero
+        work[2 * width + w] = zero
         rise[w] = zero
     for d in range(choices):
         for w in range(width):
@@ -128,6 +134,12 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             gain = r * r * v
             rise[w] += gain if r > zero else zero
             work[width + w] += r * r * r
+            work[2 * width + w] += r * r
+    for w in range(width):
+        work[2 * width + w] = one / (work[2 * width + w] if work[2 * width + w] > zero else one)
+    for d in range(choices):  # what is missing from 1 would multiply up over thousands of steps
+        for w in range(width):
+            q[d * width + w] *= work[2 * width + w]
     for w in range(width):
         rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
 
