@@ -26,7 +26,7 @@ Call = Callable[[Tensor], Tensor]
 DTYPES = (torch.float32, torch.float64)
 """What kernels are compiled for; narrower ones are computed in float32."""
 
-NARROW, WIDE = 8, 4096
+NARROW, WIDE = 8, 8192
 """Widths on both sides of what kernels treat differently."""
 
 
@@ -116,6 +116,8 @@ def calls() -> dict[str, Call]:
         "oscarmax": fenchel.oscarmax,
         "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
         "attention": lambda s: fenchel.attention(*_heads(s)),
+        "attention, sparse": lambda s: fenchel.attention(*_heads(s), scale=1e3),
+        "attention, any alpha, sparse": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), scale=1e3),
         "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
         "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
         "causal attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), is_causal=True),

@@ -33,15 +33,6 @@ def test_single_precision_holds_over_thousands_of_steps(omega: fenchel.Regulariz
     assert (single.double() - double).abs().max() < 1e-5
 
 
-def test_a_row_of_a_lattice_does_not_depend_on_the_others() -> None:
-    scores = torch.randn(400, 20, generator=torch.Generator().manual_seed(0)) * torch.linspace(0.1, 2, 400)[:, None]
-    nodes = torch.zeros(20, dtype=torch.long)
-    together = Lattice(nodes, nodes + 1, scores, 2, omega=fenchel.Tsallis(1.5)).marginals
-    for row in range(0, 400, 7):
-        alone = Lattice(nodes, nodes + 1, scores[row : row + 1], 2, omega=fenchel.Tsallis(1.5)).marginals
-        assert torch.equal(alone[0], together[row])
-
-
 def test_what_was_evaluated_first_can_be_trained_after() -> None:
     with torch.inference_mode():
         LinearChain(torch.randn(2, 9, 3), torch.randn(3, 3), omega=fenchel.Tsallis(1.2)).sample(2)
