@@ -1,8 +1,9 @@
-"""1.5-entmax of short rows, four at a time.
+"""Sparsemax and 1.5-entmax of short rows, four at a time.
 
 A pass over a short row takes less time than to add up its lanes, take a root and divide, one after the other. Four rows
 that go through the same loops hide each other's waits. A row that is done keeps its level while the others go on, so
-its result does not depend on them. The steps are those of ``thresholds.parabola``.
+its result does not depend on them. The steps are those of ``thresholds.line`` and
+``thresholds.parabola``.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.selection import top
 
 _STEPS = 100  # far more than it takes
-_START = 0.7
 
 
 @kernel
-def quads(first: int, last: int, x: Any, out: Any) -> None:
-    """p = [z/2 + L]₊² with Σ p = 1 for each row."""
+def quads(first: int, last: int, x: Any, square: bool, out: Any) -> None:
+    """p = [z + L]₊, or [z/2 + L]₊² if ``square``, with Σ p = 1 for each row."""
     n = x.shape[1]
     kind = x.dtype.type
-    half, one, zero = kind(0.5), kind(1), kind(0)
-    near, low = kind(1e-2 if x.itemsize == 4 else 1e-7), one / np.sqrt(kind(n))
+    one, zero = kind(1), kind(0)
+    if square:
+        scale, start, low, near = kind(0.5), kind(0.7), one / np.sqrt(kind(n)), kind(1e-2 if x.itemsize == 4 else 1e-7)
+    else:
+        scale, start, low, near = one, kind(0.5), one / kind(n), kind(0.05)
     z = np.empty((4, n), x.dtype)
     # Arrays of their own, made once: to ask for memory, or for a part of it, takes as long as a pass.
     empty, waiting = np.empty(4, x.dtype), np.empty(4, np.int64)
@@ -42,13 +45,16 @@ def quads(first: int, last: int, x: Any, out: Any) -> None:
             else:
                 for i in range(n):
                     z[j, i] = zero
-            coarse[j], waiting[j] = kind(_START), 1
+            coarse[j], waiting[j] = start, 1
         # In the rows' own precision, until the exact steps are few.
         for _ in range(_STEPS):
-            _powers(z, n, half, coarse, slope, mass)
+            if square:
+                _powers(z, n, scale, coarse, slope, mass)
+            else:
+                _excess(z, n, coarse, slope, mass)
             left = 0
             for j in range(4):
-                change = (mass[j] - np.sqrt(mass[j])) / slope[j]
+                change = (mass[j] - (np.sqrt(mass[j]) if square else one)) / slope[j]
                 moved = max(min(coarse[j] - change, one), low)
                 coarse[j] = moved if waiting[j] else coarse[j]
                 waiting[j] *= 1 if abs(change) > near else 0
@@ -59,13 +65,15 @@ def quads(first: int, last: int, x: Any, out: Any) -> None:
         for j in range(4):
             level[j], waiting[j] = np.float64(coarse[j]), 1
         for _ in range(_STEPS):
-            _exact_powers(z, n, 0, half, level, size, total, squares)
-            _exact_powers(z, n, 2, half, level, size, total, squares)
+            _exact_powers(z, n, 0, scale, level, size, total, squares)
+            _exact_powers(z, n, 2, scale, level, size, total, squares)
             for j in range(4):
-                root = total[j] * total[j] - size[j] * (squares[j] - 1.0)
-                step = (squares[j] - 1.0) / (total[j] + math.sqrt(max(root, 0.0)))
-                if root < 0.0:  # there is none: go on
-                    step, size[j] = (squares[j] - math.sqrt(squares[j])) / total[j], -1.0
+                step = (total[j] - 1.0) / size[j]
+                if square:
+                    root = total[j] * total[j] - size[j] * (squares[j] - 1.0)
+                    step = (squares[j] - 1.0) / (total[j] + math.sqrt(max(root, 0.0)))
+                    if root < 0.0:  # there is none: go on
+                        step, size[j] = (squares[j] - math.sqrt(squares[j])) / total[j], -1.0
                 if waiting[j]:
                     if x.itemsize == 4:
                         coarse[j] = kind(level[j] - step)
@@ -73,7 +81,7 @@ def quads(first: int, last: int, x: Any, out: Any) -> None:
                     else:  # a double cannot hold the level less the step
                         coarse[j], fine[j] = kind(level[j]), kind(-step)
                     level[j] -= step
-            _count(z, n, half, coarse, fine, after)
+            _count(z, n, scale, coarse, fine, after)
             left = 0
             for j in range(4):
                 waiting[j] *= 1 if after[j] != size[j] else 0
@@ -84,10 +92,30 @@ def quads(first: int, last: int, x: Any, out: Any) -> None:
             target, a, b = out[head + j], coarse[j], fine[j]
             if empty[j] == one:
                 for i in range(n):
-                    e = max(max(half * z[j, i] + a, -one) + b, zero)
-                    target[i] = e * e
+                    target[i] = max(max(scale * z[j, i] + a, -one) + b, zero)
+                if square:
+                    for i in range(n):
+                        target[i] *= target[i]
             else:
                 target[:] = empty[j]
+
+
+@inlined
+def _excess(z: Any, n: int, level: Any, size: Any, total: Any) -> None:
+    """How many of b = [z + level]₊ are positive, and Σ b."""
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    a, b, c, d = level[0], level[1], level[2], level[3]
+    r, s, t, u = zero, zero, zero, zero
+    v, w, x, y = zero, zero, zero, zero
+    for i in range(n):
+        e, f, g, h = z[0, i] + a, z[1, i] + b, z[2, i] + c, z[3, i] + d
+        r += one if e > zero else zero
+        s += one if f > zero else zero
+        t += one if g > zero else zero
+        u += one if h > zero else zero
+        v, w, x, y = v + max(e, zero), w + max(f, zero), x + max(g, zero), y + max(h, zero)
+    size[0], size[1], size[2], size[3] = r, s, t, u
+    total[0], total[1], total[2], total[3] = v, w, x, y
 
 
 @inlined

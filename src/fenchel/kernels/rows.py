@@ -14,7 +14,6 @@ from fenchel.kernels.exponents import alone, exponent
 from fenchel.kernels.powers import exp2, log2
 from fenchel.kernels.quads import quads
 from fenchel.kernels.selection import BAD, BLOCK, NARROW, buffers, gather, is_narrow, scatter, shift, sift, top, weigh
-from fenchel.kernels.thresholds import line
 
 
 @kernel
@@ -23,22 +22,14 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     kind = x.dtype.type
     one = kind(1)
     n = x.shape[1]
-    if n <= NARROW and powers.size == 1 and exponent(powers, 0, x)[0] == kind(0.5):
-        quads(first, last, x, out)
-        return
+    if n <= NARROW and powers.size == 1:
+        c = exponent(powers, 0, x)[0]
+        if c == one or c == kind(0.5):
+            quads(first, last, x, c != one, out)
+            return
     maxima, z, p, index = buffers(n, x)
     for row in range(first, last):
         c, _, power = exponent(powers, row, x)
-        if n <= NARROW and c == one:  # written out: a call takes as long as a pass over a short row
-            source, target = x[row], out[row]
-            largest, bad = top(source)
-            if bad or largest == -np.inf:
-                target[:] = kind(np.nan) if bad else kind(0)
-                continue
-            for i in range(n):
-                z[i] = source[i] - largest
-            line(z, n, target)
-            continue
         k, _ = candidates(x[row], c, power, maxima, p, z, index)
         if k > 0:
             weigh(z, k, c, power, True, p)
