@@ -258,6 +258,115 @@ def _descend(inverse, x, size, members, counts, values, extra, weights, newest):
 
 
 @kernel
+def step(  # type: ignore[no-untyped-def]
+    b, y, bonus, theta, own, tally, p, x, q, h, minv, mu, residual, sizes, gap, state, mode, goal, mark, u, v
+):
+    """One step of row b: take the candidate y into the active set, solve, drop members whose weight runs out.
+
+    The row's own arrays are members with their counts, weights p, solution x, values q, extra h and M⁻¹ as ``advance``
+    has them; mark, u, v are room to work in. Returns whether the candidate was taken.
+    """
+    parts = theta.size
+    size = sizes[b]
+    count = _place(y, mark)
+    value, reduced, terms = bonus, bonus, 1.0 + abs(bonus)
+    taken = False
+    for j in range(count):
+        value += theta[y[j]]
+        reduced += residual[y[j]]
+        terms += abs(residual[y[j]])
+    if size == 0:
+        if mode != CERTIFY:
+            own[0, :count], tally[0], p[0], q[0], h[0] = y[:count], count, 1.0, value, bonus
+            minv[0, 0], minv[0, 1], minv[1, 0], minv[1, 1] = -count, 1.0, 1.0, 0.0
+            x[0], x[1] = value - count, 1.0
+            sizes[b] = 1
+            taken = True
+    else:
+        _column(mark, own, tally, size, u)
+        known = False
+        for k in range(size):
+            known = known or (u[k + 1] == count and tally[k] == count)
+        # What the candidate gains: its reduced score less λ, which all members have, unless it is a close call.
+        if known or mode > OFFER or not reduced - x[0] > NEAR * terms:
+            if mode == SOLVE:
+                for j in range(count):
+                    mark[y[j]] = 0
+                _polish(mark, own, tally, q, p, x, minv, size, mu, u, v)
+                for j in range(parts):
+                    residual[j] = theta[j] - mu[j]
+                _place(y, mark)
+                _column(mark, own, tally, size, u)
+            reduced = _gain(y, count, bonus, own, tally, p, h, size, residual)
+        else:
+            reduced -= x[0]
+        if mode == SOLVE or mode == CERTIFY:  # noqa: SIM109 (a tuple would be built in every row)
+            gap[b] = max(reduced, 0.0)
+        small = not reduced > max(goal[0], ROUNDING * terms)
+        take = not known and not small and mode <= OFFER
+        refused = False
+        if mode == COMPLETE:
+            _times(minv, size + 1, u, v)
+            s = _distance(count, u, v, size + 1)
+            if not known and s > FLAT and reduced > -TIE * terms:
+                _insert(minv, size, v, s)
+                own[size, :count], tally[size], p[size], q[size], h[size] = y[:count], count, 0.0, value, bonus
+                x[size + 1] = 0.0
+                sizes[b] = size + 1
+            else:
+                state[b] = DONE
+        if take:
+            _times(minv, size + 1, u, v)
+            s = _distance(count, u, v, size + 1)
+            newest = size
+            if s > FLAT:
+                length = value
+                for k in range(size + 1):
+                    length -= u[k] * x[k]
+                length /= s
+                for k in range(size + 1):
+                    x[k] -= length * v[k]
+                x[size + 1] = length
+                _insert(minv, size, v, s)
+                own[size, :count], tally[size], p[size], q[size], h[size] = y[:count], count, 0.0, value, bonus
+                size += 1
+            else:
+                # y = Σ c_k y_k: only higher-order scores tell it from a mixture, and it can replace a member.
+                at, length = -1, np.inf
+                for k in range(size):
+                    if v[k + 1] > 1e-9:
+                        reach = p[k] / v[k + 1]
+                        if reach < length or (reach == length and v[k + 1] > v[at + 1]):
+                            at, length = k, reach
+                for k in range(size):
+                    p[k] = max(p[k] - length * v[k + 1], 0.0)
+                _remove(minv, size, at + 1, x)
+                _forget(at, size - 1, own, tally, q, h, p)
+                newest = size - 1
+                _column(mark, own, tally, newest, u)
+                _times(minv, newest + 1, u, v)
+                _insert(minv, newest, v, _distance(count, u, v, newest + 1))
+                own[newest, :count], tally[newest], q[newest], h[newest] = y[:count], count, value, bonus
+                p[newest] = length
+                u[0] = 1.0
+                for k in range(size):
+                    u[k + 1] = q[k]
+                _times(minv, size + 1, u, x)
+            size, refused = _descend(minv, x, size, own, tally, q, h, p, newest)
+            sizes[b] = size
+        taken = take and not refused
+        if mode == SOLVE and not taken:
+            state[b] = DONE
+    for j in range(count):
+        mark[y[j]] = 0
+    if mode != COMPLETE and mode != CERTIFY:
+        _mix(own, tally, p, sizes[b], mu)
+        for j in range(parts):
+            residual[j] = theta[j] - mu[j]
+    return taken
+
+
+@kernel
 def advance(  # type: ignore[no-untyped-def]
     first,
     last,
@@ -280,113 +389,40 @@ def advance(  # type: ignore[no-untyped-def]
     mode,
     goal,
 ):
-    """One step of every live row: take its candidate into the active set, solve, drop members whose weight runs out.
+    """One ``step`` of every live row.
 
     Rows of (R, …): theta, mu, residual = θ − μ over D parts (−inf: forbidden), members (K, L) with counts, weights,
     solution (λ, p), values q, extra h, inverse (K+1, K+1). Of the live ones (n, …): candidates (L, filled up with −1)
     and their bonus h. ``goal[0]`` is the gap at which a row is done.
     """
-    parts = theta.shape[1]
     room = weights.shape[1] + 2
-    mark = np.zeros(parts, np.uint8)
+    mark = np.zeros(theta.shape[1], np.uint8)
     u, v = np.empty(room), np.empty(room)
     for i in range(first, last):
         b = live[i]
-        y, size = candidates[i], sizes[b]
-        own, tally, p, x, q, h, minv = members[b], counts[b], weights[b], solution[b], values[b], extra[b], inverse[b]
-        count = _place(y, mark)
-        value, reduced, terms = bonus[i], bonus[i], 1.0 + abs(bonus[i])
-        for j in range(count):
-            value += theta[b, y[j]]
-            reduced += residual[b, y[j]]
-            terms += abs(residual[b, y[j]])
-        if size == 0:
-            if mode != CERTIFY:
-                own[0, :count], tally[0], p[0], q[0], h[0] = y[:count], count, 1.0, value, bonus[i]
-                minv[0, 0], minv[0, 1], minv[1, 0], minv[1, 1] = -count, 1.0, 1.0, 0.0
-                x[0], x[1] = value - count, 1.0
-                sizes[b] = 1
-        else:
-            _column(mark, own, tally, size, u)
-            known = False
-            for k in range(size):
-                known = known or (u[k + 1] == count and tally[k] == count)
-            # What the candidate gains: its reduced score less λ, which all members have, unless it is a close call.
-            if known or mode > OFFER or not reduced - x[0] > NEAR * terms:
-                if mode == SOLVE:
-                    for j in range(count):
-                        mark[y[j]] = 0
-                    _polish(mark, own, tally, q, p, x, minv, size, mu[b], u, v)
-                    for j in range(parts):
-                        residual[b, j] = theta[b, j] - mu[b, j]
-                    _place(y, mark)
-                    _column(mark, own, tally, size, u)
-                reduced = _gain(y, count, bonus[i], own, tally, p, h, size, residual[b])
-            else:
-                reduced -= x[0]
-            if mode == SOLVE or mode == CERTIFY:  # noqa: SIM109 (a tuple would be built in every row)
-                gap[b] = max(reduced, 0.0)
-            small = not reduced > max(goal[0], ROUNDING * terms)
-            take = not known and not small and mode <= OFFER
-            refused = False
-            if mode == COMPLETE:
-                _times(minv, size + 1, u, v)
-                s = _distance(count, u, v, size + 1)
-                if not known and s > FLAT and reduced > -TIE * terms:
-                    _insert(minv, size, v, s)
-                    own[size, :count], tally[size], p[size], q[size], h[size] = y[:count], count, 0.0, value, bonus[i]
-                    x[size + 1] = 0.0
-                    sizes[b] = size + 1
-                else:
-                    state[b] = DONE
-            if take:
-                _times(minv, size + 1, u, v)
-                s = _distance(count, u, v, size + 1)
-                newest = size
-                if s > FLAT:
-                    step = value
-                    for k in range(size + 1):
-                        step -= u[k] * x[k]
-                    step /= s
-                    for k in range(size + 1):
-                        x[k] -= step * v[k]
-                    x[size + 1] = step
-                    _insert(minv, size, v, s)
-                    own[size, :count], tally[size], p[size], q[size], h[size] = y[:count], count, 0.0, value, bonus[i]
-                    size += 1
-                else:
-                    # y = Σ c_k y_k: only higher-order scores tell it from a mixture, and it can replace a member.
-                    at, step = -1, np.inf
-                    for k in range(size):
-                        if v[k + 1] > 1e-9:
-                            reach = p[k] / v[k + 1]
-                            if reach < step or (reach == step and v[k + 1] > v[at + 1]):
-                                at, step = k, reach
-                    for k in range(size):
-                        p[k] = max(p[k] - step * v[k + 1], 0.0)
-                    _remove(minv, size, at + 1, x)
-                    _forget(at, size - 1, own, tally, q, h, p)
-                    newest = size - 1
-                    _column(mark, own, tally, newest, u)
-                    _times(minv, newest + 1, u, v)
-                    _insert(minv, newest, v, _distance(count, u, v, newest + 1))
-                    own[newest, :count], tally[newest], q[newest], h[newest] = y[:count], count, value, bonus[i]
-                    p[newest] = step
-                    u[0] = 1.0
-                    for k in range(size):
-                        u[k + 1] = q[k]
-                    _times(minv, size + 1, u, x)
-                size, refused = _descend(minv, x, size, own, tally, q, h, p, newest)
-                sizes[b] = size
-            if mode == SOLVE and (not take or refused):
-                state[b] = DONE
-        for j in range(count):
-            mark[y[j]] = 0
-        size = sizes[b]
-        if mode != COMPLETE and mode != CERTIFY:
-            _mix(own, tally, p, size, mu[b])
-            for j in range(parts):
-                residual[b, j] = theta[b, j] - mu[b, j]
+        step(
+            b,
+            candidates[i],
+            bonus[i],
+            theta[b],
+            members[b],
+            counts[b],
+            weights[b],
+            solution[b],
+            values[b],
+            extra[b],
+            inverse[b],
+            mu[b],
+            residual[b],
+            sizes,
+            gap,
+            state,
+            mode,
+            goal,
+            mark,
+            u,
+            v,
+        )
 
 
 @kernel
@@ -418,3 +454,24 @@ def outward(first, last, live, noise, theta, members, counts, sizes, inverse, mu
                 largest = max(largest, abs(theta[b, j] - mu[b, j]))
         for j in range(parts):
             probe[b, j] = theta[b, j] - mu[b, j] + scale[0] * largest * across[j]
+
+
+@kernel
+def collect(first, last, members, counts, sizes, weights, extra, inverse, outside, index, w, h, jacobian):  # type: ignore[no-untyped-def]
+    """The active sets of all rows side by side: places filled up with ``outside``, all else with zeros."""
+    room, most = index.shape[1], index.shape[2]
+    for b in range(first, last):
+        size = sizes[b]
+        for k in range(room):
+            count = counts[b, k] if k < size else 0
+            for i in range(count):
+                index[b, k, i] = members[b, k, i]
+            for i in range(count, most):
+                index[b, k, i] = outside
+            w[b, k] = weights[b, k] if k < size else 0.0
+            h[b, k] = extra[b, k] if k < size else 0.0
+            inside = size if k < size else 0
+            for j in range(inside):
+                jacobian[b, k, j] = inverse[b, k + 1, j + 1]
+            for j in range(inside, room):
+                jacobian[b, k, j] = 0.0

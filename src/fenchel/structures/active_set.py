@@ -24,6 +24,7 @@ from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Structure, check_scores, places
 
 _NOISE = 1e-8
+_MEMBERS = 32  # there is room for, to begin with
 _FAR = 1e12  # from what higher-order scores could change
 
 
@@ -36,7 +37,7 @@ class Found(NamedTuple):
         higher: (R, K), the members' higher-order scores.
         jacobian: (R, K, K), Q.
         gap: (R,), the certified duality gap; NaN in rows that hold NaN or +inf.
-        iterations: (R,), calls of the oracle.
+        iterations: (R,), structures tried.
     """
 
     parts: Tensor
@@ -188,7 +189,8 @@ class _Solver:
         self.iterations = np.zeros(rows, np.int64)
         self.goal = np.array([options.tol**2 / 2])
         self.live = problem.live()
-        self._allocate(16, 1)
+        self.explorer = problem.structure.explorer()
+        self._allocate(min(_MEMBERS, parts + 1), 1)
 
     def _allocate(self, members: int, most: int) -> None:
         """Make room for so many members with so many parts, and keep what is there."""
@@ -198,7 +200,7 @@ class _Solver:
         self.counts = np.zeros((rows, members), np.int64)
         self.weights, self.values, self.higher = (np.zeros((rows, members)) for _ in range(3))
         self.solution = np.zeros((rows, members + 1))
-        self.inverse = np.zeros((rows, members + 1, members + 1))
+        self.inverse = np.empty((rows, members + 1, members + 1))
         for name in ("members", "counts", "weights", "values", "higher", "solution", "inverse"):
             if name in old:
                 before = old[name]
@@ -234,6 +236,37 @@ class _Solver:
             mode,
             self.goal,
         )
+
+    def _explore(self, live: Array, kernel: Any, *own: int) -> None:
+        """Let the structure take many cheap steps on its own, where it can."""
+        while live.size:
+            if self.sizes.max() == self.members.shape[1]:
+                self._allocate(2 * self.members.shape[1], self.members.shape[2])
+            work = len(live) * self.members.shape[1] * (self.theta.shape[1] + self.members.shape[1] ** 2)
+            run(
+                kernel,
+                len(live),
+                work,
+                live,
+                self.theta,
+                self.members,
+                self.counts,
+                self.sizes,
+                self.weights,
+                self.solution,
+                self.values,
+                self.higher,
+                self.inverse,
+                self.mu,
+                self.residual,
+                self.gap,
+                self.state,
+                self.goal,
+                self.iterations,
+                self.options.max_iter,
+                *own,
+            )
+            live = live[self.sizes[live] == self.members.shape[1]]
 
     def offer(self, start: Tensor) -> None:
         """Begin with structures that may be right: those that improve become members."""
@@ -286,6 +319,8 @@ class _Solver:
             self.iterations[live] += 1
             self._advance(live, parts, bonus, active.SOLVE)
             live = live[self.state[live] == active.LIVE]
+            if self.explorer is not None:
+                self._explore(live, *self.explorer)
         if live.size:
             parts, bonus = self.oracle(self.residual, live)
             self._advance(live, parts, bonus, active.CERTIFY)
@@ -327,23 +362,17 @@ class _Solver:
 
     def found(self) -> Found:
         """The active sets as tensors beside the scores."""
-        parts = self.theta.shape[1]
-        members = int(self.sizes.max(initial=1))
-        most = self.members.shape[2]
-        inside = np.arange(members) < self.sizes[:, None]
-        held = (np.arange(most) < self.counts[:, :members, None]) & inside[..., None]
-        index = np.where(held, self.members[:, :members], parts)
-        jacobian = self.inverse[:, 1 : members + 1, 1 : members + 1] * (inside[:, :, None] & inside[:, None, :])
-        arrays = (
-            index.astype(np.int64),
-            np.where(inside, self.weights[:, :members], 0.0),
-            np.where(inside, self.higher[:, :members], 0.0),
-            jacobian,
-            self.gap,
-            self.iterations,
-        )
+        from fenchel.kernels import active
+
+        rows, parts = self.theta.shape
+        room, most = max(int(self.sizes.max(initial=1)), 1), self.members.shape[2]
+        index = np.empty((rows, room, most), np.int64)
+        weights, higher, jacobian = np.empty((rows, room)), np.empty((rows, room)), np.empty((rows, room, room))
+        held = (self.members, self.counts, self.sizes, self.weights, self.higher, self.inverse)
+        run(active.collect, rows, index.size + jacobian.size, *held, parts, index, weights, higher, jacobian)
         device = self.problem.scores.device
-        return Found(*(torch.from_numpy(np.ascontiguousarray(a)).to(device) for a in arrays))
+        arrays = (index, weights, higher, jacobian, self.gap, self.iterations)
+        return Found(*(torch.from_numpy(a).to(device) for a in arrays))
 
 
 def centered(problem: Problem) -> Array:

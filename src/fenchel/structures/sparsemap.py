@@ -25,7 +25,7 @@ class Mixture:
         structures: (…, K, parts), zeros and ones, filled up with structures of zeros.
         weights: (…, K), filled up with 0; differentiable. A structure that ties with the chosen ones may have weight 0.
         gap: (…), what the best structure could still gain; the squared error of the marginals is at most twice that.
-        iterations: (…), calls of the oracle.
+        iterations: (…), structures tried.
     """
 
     marginals: Tensor

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -66,6 +68,11 @@ class DependencyTree(Searched):
             return _packed(np.where(heads < 0, -1, heads + places)), bonus
 
         return best
+
+    def explorer(self) -> tuple[Any, ...] | None:
+        from fenchel.kernels.shortlists import explore_trees
+
+        return None if self.projective else (explore_trees, self.single_root)
 
     def extra_repr(self) -> str:
         return f"projective={self.projective}, single_root={self.single_root}"
