@@ -310,23 +310,30 @@ class _Solver:
         from fenchel.kernels import active
 
         live = self.live
-        for step in range(self.options.max_iter):
-            if live.size == 0:
-                break
+        while live.size:
             parts, bonus = self.oracle(self.residual, live)
-            if step == 0:
+            if live is self.live:
                 self.problem.check_feasible(live, bonus)
             self.iterations[live] += 1
             self._advance(live, parts, bonus, active.SOLVE)
-            live = live[self.state[live] == active.LIVE]
+            live = self._going_on(live)
             if self.explorer is not None:
                 self._explore(live, *self.explorer)
+                live = self._going_on(live)
+        live = self.live[self.state[self.live] == active.LIVE]
         if live.size:
             parts, bonus = self.oracle(self.residual, live)
             self._advance(live, parts, bonus, active.CERTIFY)
             self._warn()
         if self.options.complete:
             self._complete()
+
+    def _going_on(self, live: Array) -> Array:
+        """Those rows that are not done and may try more."""
+        from fenchel.kernels import active
+
+        going: Array = live[(self.state[live] == active.LIVE) & (self.iterations[live] < self.options.max_iter)]
+        return going
 
     def _warn(self) -> None:
         open_rows = self.gap > self.options.tol
