@@ -481,3 +481,18 @@ def test_a_pair_cannot_be_forbidden_by_its_score() -> None:
     u = graph.variables(torch.tensor([0.5, 0.3]))
     with pytest.raises(ValueError, match="AtMostOne"):
         graph.add(Pair(u[0], u[1], -torch.inf))
+
+
+@pytest.mark.parametrize("kind", list(MAKE))
+def test_lists_of_variables_are_taken_together(kind: str) -> None:
+    values = []
+    for listed in (False, True):
+        graph = FactorGraph()
+        u = graph.variables(torch.tensor([0.9, -0.2, 0.7, 0.4], dtype=torch.float64))
+        parts = [u[0], ~u[1], u[2:]]
+        graph.add(MAKE[kind]([parts] if listed else parts))
+        graph.solve()
+        values.append(u.value.tolist())
+    assert values[0] == values[1]
+    with pytest.raises(TypeError, match=r"what graph.variables\(…\) returns"):
+        MAKE[kind]([[u[0], 1]])

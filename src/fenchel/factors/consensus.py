@@ -47,6 +47,11 @@ class Group:
     scores: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
 
+    @property
+    def told(self) -> bool:
+        """Whether the factors are told which variables are forced off."""
+        return self.factor.masks and not bool(self.negated.any())
+
     def flip(self, rows: Tensor) -> Tensor:
         """From variables to literals, and back."""
         return torch.where(self.negated, 1 - rows, rows)
@@ -57,18 +62,20 @@ class Group:
         p: Tensor = self.flip(self.factor.qp(literals, *scores, *self.constants))
         return p.reshape(v.shape)
 
-    def support(self, y: Tensor) -> Tensor:
+    def support(self, y: Tensor, scores: tuple[Tensor, ...], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
         y = y.reshape(-1, *self.index.shape)
         signed = torch.where(self.negated, -y, y)
-        value = self.factor.support(signed, *map(_silenced, self.scores), *self.constants)
+        if self.told and not bool(free.all()):
+            signed = torch.where(free.reshape(y.shape), signed, -torch.inf)
+        value = self.factor.support(signed, *map(_silenced, scores), *self.constants)
         constant = torch.where(self.negated, y, 0.0).sum(-1)
         return (value + constant).sum(-1)
 
 
 def _silenced(scores: Tensor) -> Tensor:
     """Scores of zero, but for what they forbid."""
-    return torch.where(scores[:1] == -torch.inf, -torch.inf, 0.0)
+    return torch.where(scores == -torch.inf, -torch.inf, 0.0)
 
 
 class Problem:
@@ -100,7 +107,7 @@ class Problem:
         if not bool(free.all()):
             open_ = torch.split(self.copies(free), self.sizes, 1)
             parts = tuple(
-                torch.where(o, part, -torch.inf) if g.factor.masks and not bool(g.negated.any()) else part
+                torch.where(o, part, -torch.inf) if g.told else part
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
             )
         return torch.cat([g.qp(part, s) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
@@ -109,10 +116,11 @@ class Problem:
         """Higher-order scores beside a quadratic term of weight ρ."""
         return [tuple(s / rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores]
 
-    def support(self, y: Tensor) -> Tensor:
+    def support(self, y: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over all factors' polytopes."""
-        parts = torch.split(y, self.sizes, 1)
-        return torch.stack([g.support(part) for g, part in zip(self.groups, parts, strict=True)]).sum(0)
+        parts, open_ = torch.split(y, self.sizes, 1), torch.split(self.copies(free), self.sizes, 1)
+        each = zip(self.groups, parts, scores, open_, strict=True)
+        return torch.stack([g.support(part, s, o) for g, part, s, o in each]).sum(0)
 
 
 @dataclass
@@ -258,7 +266,7 @@ def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
     y = y - problem.copies(surplus)
     largest = y.abs().amax(1, keepdim=True)
     y = y / torch.where(largest > 0, largest, 1.0)
-    return problem.support(y) < -1e-7 * y.abs().sum(1)
+    return problem.support(y, state.scores, state.free) < -1e-7 * y.abs().sum(1)
 
 
 @dataclass

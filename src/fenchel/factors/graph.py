@@ -262,9 +262,7 @@ def _separate(groups: list[Group], theta: Tensor) -> bool:
         return True
     edges = torch.cat([g.index.reshape(-1) for g in groups])
     once = int(torch.bincount(edges).max()) <= 1
-    return once and (
-        not bool((theta == -torch.inf).any()) or all(g.factor.masks and not bool(g.negated.any()) for g in groups)
-    )
+    return once and (not bool((theta == -torch.inf).any()) or all(g.told for g in groups))
 
 
 def _directly(groups: list[Group], theta: Tensor) -> Tensor:
