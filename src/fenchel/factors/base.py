@@ -51,6 +51,9 @@ class Factor:
     masks = False
     """Whether ``qp`` and ``support`` take scores of −inf, for variables that must be off."""
 
+    counted = False
+    """Whether each of ``scores`` counts at most about once in h, so that its size is comparable with the variables'."""
+
     def __init__(
         self,
         variables: Variables | Sequence[Variables],

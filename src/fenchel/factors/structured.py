@@ -71,6 +71,11 @@ class Structured(Factor):
         )
 
     @property
+    def counted(self) -> bool:  # type: ignore[override]
+        """Steps of a sequence do; what a user's structure makes of its tensors is not known."""
+        return isinstance(self.structure, Chain | SequentialSubsets)
+
+    @property
     def kind(self) -> Hashable:
         same = isinstance(self.structure, _PLAIN) and type(self.structure) in _PLAIN
         if same or type(self.structure) is Chain:
