@@ -543,14 +543,39 @@ def test_targets_are_recognized_whatever_the_size_of_higher_order_scores(size: f
 @pytest.mark.parametrize("dim", [0, 1, -2, -3])
 def test_dimensions_are_the_structures(dim: int) -> None:
     scores, target = torch.zeros(3, 3, 3), torch.eye(3).expand(3, 3, 3)
+    calls = (
+        lambda omega, d: omega.argmax(scores, dim=d),
+        lambda omega, d: omega.max(scores, dim=d),
+        lambda omega, d: omega.loss(scores, target, dim=d),
+        lambda omega, d: omega(target, dim=d),
+        lambda omega, d: fenchel.fy_loss(scores, target, omega, dim=d),
+    )
     for omega in (SparseMAP(Matching()), 0.5 * SparseMAP(Matching())):
-        for call in (
-            lambda d: omega.argmax(scores, dim=d),
-            lambda d: omega.max(scores, dim=d),
-            lambda d: omega.loss(scores, target, dim=d),
-            lambda d: omega(target, dim=d),
-            lambda d: fenchel.fy_loss(scores, target, omega, dim=d),
-        ):
-            call(-1)
+        for call in calls:
+            call(omega, -1)
             with pytest.raises(ValueError, match=r"dim must be left out.* the last 2 of the scores"):
-                call(dim)
+                call(omega, dim)
+
+
+@every_member
+def test_the_margin_is_the_lead_a_part_that_makes_a_structure_the_choice(case: Member) -> None:
+    _, transition = draw(case, 1)
+    omega = SparseMAP(case.structure(transition))
+    y, h = flat(case), case.scores_of(transition)
+    if len({member.sum() for member in y}) > 1:
+        assert omega.margin is None
+        return
+    if case.name == "a user's":
+        return
+    assert omega.margin == 1.0
+    assert (0.5 * omega).margin == 0.5
+    half = ((y[0] - y[1:]) ** 2).sum(-1) / 2
+    direction = np.random.default_rng(0).normal(size=y.shape[1]) + 4 * y[0]
+    # Scores t·direction: the smallest t at which the first structure leads all others by ½‖y − y′‖².
+    slope = (y[0] - y[1:]) @ direction
+    assert (slope > 0).all()
+    needed = ((half - h[0] + h[1:]) / slope).max()
+    for t, alone in ((1 + 1e-6, True), (1 - 1e-3, False)):
+        scores = torch.from_numpy(needed * t * direction).reshape(case.shape)
+        choice = omega.argmax(scores).detach().reshape(-1).numpy()
+        assert np.array_equal(choice, y[0]) == alone

@@ -8,8 +8,8 @@ the scaled multipliers u, with :math:`\mu = \theta + \rho \sum_f C_f^\top u_f`; 
 answer to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
 
 Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose.
-With these faces the fixed point is a linear system, which Newton's step solves: it turns a rough answer into one that is
-right to rounding. The derivative of μ is the projection onto what all faces' directions share. Both need the matrix
+With these faces the fixed point is a linear system, which Newton's step solves: it turns a rough answer into one that
+is right to rounding. The derivative of μ is the projection onto what all faces' directions share. Both need the matrix
 :math:`N = \sum_f C_f^\top (I - P_f) C_f` alone, which is the identity but for the variables that can move in a face:
 few, so that it is written out and decomposed once.
 """

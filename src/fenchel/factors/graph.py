@@ -63,6 +63,11 @@ class FactorGraph:
 
     Solved in double precision by ADMM, all factors of one kind in one call, until they agree to rounding; where no
     variable has two factors, without it. Derivatives are those of the solution, not of the iterations. Runs eagerly.
+    Scores may differ in size without bound: one that all smaller ones together cannot outweigh decides first.
+
+    A round costs one call of every kind of factor; some dozens are needed. Now and then, and for derivatives, the m
+    variables that are not at a bound enter a dense system, in O(m³): a dependency tree of 20 words with as many budgets
+    takes about 0.1 s in a batch.
 
     Example:
         Two rows choose one column each, but not both the first:

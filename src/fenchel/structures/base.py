@@ -68,8 +68,14 @@ class Structure(nn.Module):
     fixed_dims: int = 0
     """Over how many trailing dimensions all structures sum to the same, given the mask; 0 if they do not."""
 
-    margin: float | None = None
-    """The lead at which SparseMAP returns a single structure, where it is known."""
+    @property
+    def margin(self) -> float | None:
+        """The lead over every other structure y′, in units of ½‖y − y′‖², at which SparseMAP returns y alone.
+
+        1 where all structures have equally many parts (``fixed_dims``), None else: there the lead that is needed
+        depends on the sizes, and ``SparseMAP.violation`` tells.
+        """
+        return 1.0 if self.fixed_dims else None
 
     @property
     def has_higher(self) -> bool:

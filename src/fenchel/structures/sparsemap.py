@@ -43,8 +43,8 @@ class SparseMAP(Regularizer):
 
     where h are the higher-order scores of the structure, such as transitions: part of Ω, and trained as its parameters.
     Few structures get all the weight. The structure fixes the dimensions, so there is no ``dim`` to choose: another
-    than the last raises. Without higher-order scores, and if all structures have equally many parts, :math:`\frac12 \sum_i \mu_i (\mu_i - 1)` is
-    taken, which is zero at structures.
+    than the last raises. Without higher-order scores, and if all structures have equally many parts,
+    :math:`\frac12 \sum_i \mu_i (\mu_i - 1)` is taken, which is zero at structures.
 
     Solved by the active-set algorithm, exactly, in double precision: it calls the structure's oracle a few dozen
     times, each time on all rows of the batch that are not done. Closed forms are used where they exist (``Subsets``,
@@ -98,7 +98,12 @@ class SparseMAP(Regularizer):
 
     @property
     def margin(self) -> float | None:
-        """The structure's, if it is known; :meth:`violation` tells exactly, for any structure and scores."""
+        """1 for structures of one size, None else.
+
+        y is the choice if and only if its score, higher-order scores included, leads that of every other y′ by
+        ½‖y − y′‖² times this: by 1 for each part of y that is not in y′. For subsets of k that is a lead of 1 of the
+        k-th part over the next one. :meth:`violation` tells exactly, for any structure and scores.
+        """
         return self.structure.margin
 
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
@@ -315,9 +320,7 @@ class SparseMAP(Regularizer):
         before = structure.higher(y)
         if before is None:
             return best(structure, 2 * y - 1, free)
-        large = 1 + before.abs().where(before.isfinite(), torch.zeros_like(before)).expand(
-            y.shape[: -structure.event_dim]
-        )
+        large = 1 + torch.where(before.isfinite(), before.abs(), 0.0).expand(y.shape[: -structure.event_dim])
         while True:
             each = large.reshape(*large.shape, *(1,) * structure.event_dim)
             found = best(structure, each * (2 * y - 1), free).double()

@@ -53,7 +53,6 @@ class Subsets(_Sized):
     """
 
     fixed_dims = 1
-    margin = 1.0
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         return k_subsets(scores, self.k, mask=mask)
