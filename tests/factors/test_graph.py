@@ -617,3 +617,20 @@ def test_scores_on_top_of_a_huge_offset_still_count() -> None:
     graph.add(Xor(u[2:]))
     assert bool(graph.solve().converged)
     assert u.value.tolist() == pytest.approx([0.25, 0.75, 0, 0.35, 0.65], abs=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e5])
+@pytest.mark.parametrize("seed", range(3))
+def test_loopy_graphs_converge_whatever_the_scale(seed: int, scale: float) -> None:
+    _, _, local, theta = loopy(seed)
+    for part in local.parts:
+        part.scores = None if part.scores is None else scale * part.scores
+    graph, u = same_graph(local, scale * theta)
+    try:
+        expected, _ = local.solve(scale * theta)
+    except ValueError:
+        with pytest.raises(ValueError, match="infeasible"):
+            graph.solve()
+        return
+    assert bool(graph.solve().converged)
+    np.testing.assert_allclose(u.value.numpy(), expected, atol=1e-5)

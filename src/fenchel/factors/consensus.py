@@ -27,6 +27,8 @@ from fenchel.factors.base import Factor
 RELAXATION = 1.6
 NEWTON_EVERY = 10
 BALANCE_EVERY = 20
+ROUNDING = 2e-13
+"""Copies that are this close are equal, however large the step is that multiplies what is between them."""
 WIDEST = 1000
 """Up to how many variables that move N is written out; beyond, conjugate gradients take its place."""
 FLAT = 1e-10
@@ -448,8 +450,9 @@ class _Schedule:
 
 
 def _size(apart: Tensor, rho: Tensor) -> Tensor:
-    """A disagreement moves the copies by itself and the multipliers by ρ times as much."""
-    return (apart.abs() * rho.clamp_min(1)).amax(1)
+    """A disagreement moves the copies by itself and the multipliers by ρ times as much, unless it is mere rounding."""
+    size = apart.abs()
+    return torch.where(size > ROUNDING, size * rho.clamp_min(1), size).amax(1)
 
 
 def _leap(problem: Problem, state: State) -> State:

@@ -23,6 +23,8 @@ SNAP = 1e-9
 
 ROUNDS = 100
 REACH = 10.0
+STRIDE = 1e4
+"""The largest step to begin with."""
 FARTHER = 100.0
 FURTHEST = 1e6
 """How far one step of the proximal point method for ``map`` may go, at first, from step to step, and in the end: the
@@ -302,7 +304,20 @@ def _start(problem: Problem, theta: Tensor, floor: float) -> State:
         theta, others = torch.where(tied, small, theta), iter(rest)
         scores = [tuple(next(others) for _ in group) for group in scores]
     u = theta.new_zeros(theta.shape[0], len(problem.edges))
-    return State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1))
+    state = State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1))
+    # Multipliers are as large as the scores, copies are not: the step is what takes one to the other.
+    state.rho = (_largest(problem, state) / REACH).clamp(1, STRIDE).unsqueeze(1)
+    return state
+
+
+def _largest(problem: Problem, state: State) -> Tensor:
+    """The size of the largest finite score that a factor sees, per element of the batch."""
+    largest = torch.where(problem.degrees > 0, state.theta.abs(), 0.0).amax(1)
+    for group in state.scores:
+        for s in group:
+            sizes = torch.where(s.isfinite(), s.abs(), 0.0).flatten(1)
+            largest = torch.maximum(largest, sizes.amax(1)) if sizes.numel() else largest
+    return largest
 
 
 def _merged(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
@@ -320,11 +335,8 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
     """Proximal point steps until none moves."""
     state = _start(problem, theta, 0.0)
     free, scores = state.free, state.scores
-    largest = torch.where(problem.degrees > 0, state.theta.abs(), 0.0).amax(1)
-    for group in scores:
-        for s in group:
-            sizes = torch.where(s.isfinite(), s.abs(), 0.0).flatten(1)
-            largest = torch.maximum(largest, sizes.amax(1)) if sizes.numel() else largest
+    largest = _largest(problem, state)
+    state.rho.fill_(1.0)  # steps are as large as copies at first
     reach = (REACH / torch.where(largest > 0, largest, 1.0)).unsqueeze(1)
     furthest = reach * FURTHEST / REACH
     values = torch.where(problem.degrees > 0, 0.0, (state.theta > 0).to(theta.dtype))
