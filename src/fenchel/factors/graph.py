@@ -69,7 +69,7 @@ class FactorGraph:
 
     A round costs one call of every kind of factor; some dozens are needed. Now and then, and for derivatives, the m
     variables that are not at a bound enter a dense system, in O(m³): a dependency tree of 20 words with as many budgets
-    takes about 0.1 s in a batch.
+    takes about 0.1 s in a batch of 64, backward pass included.
 
     Example:
         Two rows choose one column each, but not both the first:
