@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import warnings
 from collections.abc import Callable
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
-from local_polytope import Local, Part, allowed
+from local_polytope import Local, Part, allowed, in_hull
+from scipy.optimize import linprog
 
 from fenchel import FactorGraph
 from fenchel.factors import (
@@ -62,6 +64,42 @@ def add(graph: FactorGraph, local: Local, u: Variables, kind: str, index: list[i
 def add_pair(graph: FactorGraph, local: Local, u: Variables, i: int, j: int, score: float) -> None:
     graph.add(Pair(u[i], u[j], score))
     local.parts.append(Part([i, j], allowed(2, lambda y: True), None, np.array([0, 0, 0, score])))
+
+
+def same_graph(local: Local, theta: np.ndarray) -> tuple[FactorGraph, Variables]:
+    """The graph of a program, factor by factor, with other scores."""
+    graph = FactorGraph()
+    u = graph.variables(torch.from_numpy(theta))
+    rules = {allowed(n, rule).tobytes() + bytes([n]): kind for kind, rule in RULES.items() for n in (2, 3, 4)}
+    for part in local.parts:
+        if part.scores is not None:
+            graph.add(Pair(u[part.index[0]], u[part.index[1]], float(part.scores[-1])))
+            continue
+        kind = rules[part.vertices.tobytes() + bytes([len(part.index)])]
+        flips = part.negated or [False] * len(part.index)
+        graph.add(MAKE[kind]([~u[i] if flip else u[i] for i, flip in zip(part.index, flips, strict=True)]))
+    return graph, u
+
+
+def vertex(local: Local, theta: np.ndarray) -> tuple[np.ndarray, float]:
+    """A vertex of the local polytope that maximizes the scores, by the simplex method."""
+    columns, cost, rows, right = local.count, [-theta], [], []
+    for part in local.parts:
+        cost.append(np.zeros(len(part.vertices)) if part.scores is None else -part.scores)
+    total = sum(len(c) for c in cost)
+    for part in local.parts:
+        y = part.vertices if part.negated is None else np.where(part.negated, 1 - part.vertices, part.vertices)
+        block = np.zeros((1 + y.shape[1], total))
+        block[0, columns : columns + len(y)] = 1
+        block[1:, columns : columns + len(y)] = y.T
+        block[1 + np.arange(y.shape[1]), part.index] = -1
+        rows.append(block)
+        right += [1.0] + [0.0] * y.shape[1]
+        columns += len(y)
+    found = linprog(np.concatenate(cost), A_eq=np.concatenate(rows), b_eq=right, bounds=(0, 1), method="highs-ds")
+    if found.status != 0:
+        raise ValueError(found.message)
+    return found.x[: local.count], -found.fun
 
 
 def loopy(seed: int) -> tuple[FactorGraph, Variables, Local, np.ndarray]:
@@ -481,3 +519,118 @@ def test_a_pair_cannot_be_forbidden_by_its_score() -> None:
     u = graph.variables(torch.tensor([0.5, 0.3]))
     with pytest.raises(ValueError, match="AtMostOne"):
         graph.add(Pair(u[0], u[1], -torch.inf))
+
+
+@pytest.mark.parametrize("kind", list(MAKE))
+def test_lists_of_variables_are_taken_together(kind: str) -> None:
+    values = []
+    for listed in (False, True):
+        graph = FactorGraph()
+        u = graph.variables(torch.tensor([0.9, -0.2, 0.7, 0.4], dtype=torch.float64))
+        parts = [u[0], ~u[1], u[2:]]
+        graph.add(MAKE[kind]([parts] if listed else parts))
+        graph.solve()
+        values.append(u.value.tolist())
+    assert values[0] == values[1]
+    with pytest.raises(TypeError, match=r"what graph.variables\(…\) returns"):
+        MAKE[kind]([[u[0], 1]])
+
+
+def exact_value(local: Local, theta: np.ndarray, mu: np.ndarray) -> Fraction:
+    """The linear program's objective in rational arithmetic, at the vertex next to μ."""
+    near = [Fraction(float(x)).limit_denominator(60) for x in mu]
+    assert max(abs(float(x) - y) for x, y in zip(near, mu, strict=True)) < 1e-8
+    value = sum((Fraction(float(t)) * x for t, x in zip(theta, near, strict=True)), Fraction(0))
+    for part in local.parts:
+        if part.scores is not None:
+            (p, q), score = (near[i] for i in part.index), Fraction(float(part.scores[-1]))
+            value += score * (min(p, q) if score > 0 else max(Fraction(0), p + q - 1))
+    return value
+
+
+WIDE: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "one of 1e10": lambda theta, rng: np.where(np.arange(len(theta)) == rng.integers(len(theta)), 1e10 * theta, theta),
+    "one of 1e17": lambda theta, rng: np.where(np.arange(len(theta)) == rng.integers(len(theta)), 1e17 * theta, theta),
+    "soft masks": lambda theta, rng: np.where(rng.random(len(theta)) < 0.3, -1e9, theta),
+    "offsets": lambda theta, rng: np.where(rng.random(len(theta)) < 0.4, 1e10 + theta, theta),
+    "tiny": lambda theta, rng: 1e-6 * theta,
+}
+
+
+@pytest.mark.parametrize("wide", WIDE)
+@pytest.mark.parametrize("seed", range(5))
+def test_map_is_exact_for_scores_of_very_different_size(seed: int, wide: str) -> None:
+    _, _, local, theta = loopy(seed)
+    theta = WIDE[wide](theta, np.random.default_rng(seed))
+    graph, u = same_graph(local, theta)
+    # All that dominates 1e6 times over does so at any size: the solver of the oracle gets what it can tell apart.
+    try:
+        best, _ = vertex(local, np.clip(theta, -1e9, 1e10 + 9))
+    except ValueError:
+        with pytest.raises(ValueError, match="infeasible"):
+            graph.map()
+        return
+    assert bool(graph.map().converged)
+    mu = u.value.numpy()
+    assert exact_value(local, theta, mu) >= exact_value(local, theta, best) - Fraction(
+        1e-9 * min(1, np.abs(theta).max())
+    )
+    for part in local.parts:
+        literals = mu[list(part.index)]
+        literals = literals if part.negated is None else np.where(part.negated, 1 - literals, literals)
+        assert in_hull(literals, part.vertices) < 1e-8
+
+
+@pytest.mark.parametrize("huge", [1e10, 1e17, 1e30])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_score_beyond_all_others_is_as_good_as_a_fixed_variable(huge: float, sign: int) -> None:
+    rest = torch.tensor([0.5, 0.2, 0.3, 0.6], dtype=torch.float64)
+    for method in ("solve", "map"):
+        values = []
+        for first in (sign * huge, 50.0 * sign if method == "solve" else 5.0 * sign):
+            theta = torch.cat([rest.new_tensor([first]), rest]).requires_grad_()
+            graph = FactorGraph()
+            u = graph.variables(theta)
+            graph.add(Xor(u[:3]))
+            graph.add(Xor(u[2:]))
+            assert bool(getattr(graph, method)().converged)
+            (slope,) = torch.autograd.grad(u.value @ torch.arange(5.0, dtype=torch.float64), theta)
+            values.append(torch.cat([u.value.detach(), slope]))
+        torch.testing.assert_close(values[0], values[1], rtol=0, atol=1e-9)
+
+
+def test_soft_masks_that_must_be_broken_are_broken_where_it_costs_least() -> None:
+    theta = torch.tensor([0.1, 0.5, -1e9, -1.2e9, -1e9], dtype=torch.float64)
+    graph = FactorGraph()
+    u = graph.variables(theta)
+    graph.add(Xor(u[:3]))
+    graph.add(Xor(u[2:]))
+    graph.map()
+    assert u.value.tolist() == pytest.approx([0, 1, 0, 0, 1], abs=1e-9)  # −1e9 + 0.5 against −1e9
+
+
+def test_scores_on_top_of_a_huge_offset_still_count() -> None:
+    theta = torch.tensor([1e10, 1e10 + 0.5, 1e10 - 2, 0.3, 0.6], dtype=torch.float64)
+    graph = FactorGraph()
+    u = graph.variables(theta)
+    graph.add(Xor(u[:3]))
+    graph.add(Xor(u[2:]))
+    assert bool(graph.solve().converged)
+    assert u.value.tolist() == pytest.approx([0.25, 0.75, 0, 0.35, 0.65], abs=1e-8)
+
+
+@pytest.mark.parametrize("scale", [1e-6, 1e5])
+@pytest.mark.parametrize("seed", range(3))
+def test_loopy_graphs_converge_whatever_the_scale(seed: int, scale: float) -> None:
+    _, _, local, theta = loopy(seed)
+    for part in local.parts:
+        part.scores = None if part.scores is None else scale * part.scores
+    graph, u = same_graph(local, scale * theta)
+    try:
+        expected, _ = local.solve(scale * theta)
+    except ValueError:
+        with pytest.raises(ValueError, match="infeasible"):
+            graph.solve()
+        return
+    assert bool(graph.solve().converged)
+    np.testing.assert_allclose(u.value.numpy(), expected, atol=1e-5)

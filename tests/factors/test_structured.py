@@ -235,3 +235,98 @@ def test_every_factor_of_the_contract_is_there() -> None:
     logic = {"Xor", "AtMostOne", "Or", "Imply", "XorOut", "OrOut", "AndOut", "Budget", "Exactly", "Knapsack"}
     assert logic | {"Pair", "Sequence", "DependencyTree"} <= set(factors.__all__)
     assert issubclass(Pair, factors.Factor)
+
+
+def test_a_masked_arc_makes_a_tree_with_budgets_infeasible() -> None:
+    scores = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    scores[1:, 0] = -torch.inf  # only the first word may hang on the root …
+    for method in ("solve", "map"):
+        graph = FactorGraph()
+        u = graph.variables(scores)
+        graph.add(DependencyTree(u))
+        graph.add(Budget(u[0], budget=0))  # … and it must not hang at all
+        with pytest.raises(ValueError, match="infeasible"):
+            getattr(graph, method)()
+
+
+def test_masked_states_make_a_sequence_infeasible_with_what_it_must_hold() -> None:
+    scores = torch.zeros(2, 3, 2, dtype=torch.float64)
+    scores[1, 1, 1] = -torch.inf
+    graph = FactorGraph()
+    u = graph.variables(scores, batch_dims=1)
+    graph.add(Sequence(u, torch.zeros(2, 2)))
+    graph.add(factors.Exactly(u[:, 0], 1))
+    graph.add(factors.Exactly(u[:2, 1], 2))
+    with pytest.raises(ValueError, match="infeasible constraints, in 1 graphs of the batch, the first 1"):
+        graph.solve()
+
+
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_forbidden_steps_are_those_of_each_graph_of_a_batch(stuck: int) -> None:
+    transition = torch.zeros(2, 1, 2, 2, dtype=torch.float64)
+    transition[stuck, 0, 0, 1] = -torch.inf  # from the first state there is no way to the second
+    graph = FactorGraph()
+    u = graph.variables(torch.zeros(2, 3, 2, dtype=torch.float64), batch_dims=1)
+    graph.add(Sequence(u, transition))
+    graph.add(factors.Or(u[0, 0]))
+    graph.add(factors.Or(u[2, 1]))
+    with pytest.raises(ValueError, match=f"infeasible constraints, in 1 graphs of the batch, the first {stuck}"):
+        graph.solve()
+
+
+class Seen(Runs):
+    """Remembers the shapes that its oracle was given."""
+
+    def __init__(self, bonus: float) -> None:
+        super().__init__(bonus)
+        self.shapes: list[tuple[int, ...]] = []
+
+    def map(self, scores: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        self.shapes.append(tuple(scores.shape))
+        return super().map(scores)
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)], ids=str)
+def test_a_users_oracle_sees_one_flat_batch_dimension(batch: tuple[int, ...]) -> None:
+    scores = torch.randn(*batch, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    for method in ("solve", "map"):
+        structure = Seen(0.05)
+        graph = FactorGraph()
+        u = graph.variables(scores, batch_dims=len(batch))
+        graph.add(Structured(u, structure))
+        graph.add(Xor(u[..., 0], u[..., 2]))
+        getattr(graph, method)()
+        assert structure.shapes
+        assert all(len(shape) == 2 and shape[1] == 4 for shape in structure.shapes)
+
+
+def test_a_hidden_tensor_of_a_users_structure_must_not_require_grad() -> None:
+    hidden = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+
+    class Closed(Runs):
+        def higher(self, structures: torch.Tensor) -> torch.Tensor:
+            return hidden * structures.sum(-1) ** 2
+
+    graph = FactorGraph()
+    u = graph.variables(torch.zeros(4, dtype=torch.float64))
+    with pytest.raises(ValueError, match="must not require grad"):
+        Structured(u, Runs(hidden))
+    graph.add(Structured(u, Closed(0.0)))
+    graph.add(Xor(u[0], u[2]))
+    with pytest.raises(ValueError, match="must not require grad"):
+        graph.solve()
+
+
+def test_a_number_is_a_transition_in_double_precision() -> None:
+    number = 0.1234567890123456
+    scores = torch.tensor([1.2, 0.8, -0.5, 1.0], dtype=torch.float64)
+    values = []
+    for transition in (number, torch.tensor(number, dtype=torch.float64)):
+        graph = FactorGraph()
+        u = graph.variables(scores)
+        graph.add(Structured(u, structures.SequentialSubsets(2, transition)))
+        graph.add(Budget([u[0], u[3]], 1))
+        graph.solve()
+        values.append(u.value)
+    assert float((values[0] * (1 - values[0])).abs().max()) > 0.1
+    torch.testing.assert_close(values[0], values[1], rtol=0, atol=1e-12)

@@ -432,3 +432,150 @@ def test_a_start_from_another_mask_changes_nothing() -> None:
 def test_a_budget_that_is_met_exactly_does_not_move() -> None:
     jacobian = torch.autograd.functional.jacobian(fenchel.SparseMAP(AtMost(1)).argmax, torch.tensor([0.0, 2.0]))
     torch.testing.assert_close(jacobian, torch.zeros(2, 2))
+
+
+class Recorded(Structure):
+    """Pairs of neighbours, by enumeration, with a bonus for one of them; remembers what its oracle was given."""
+
+    def __init__(self, n: int, bonus: object = 0.0) -> None:
+        super().__init__()
+        self.members = torch.eye(n, dtype=torch.float64)[:-1] + torch.eye(n, dtype=torch.float64)[1:]
+        self.bonus = bonus
+        self.seen: list[tuple[torch.Size, torch.dtype, bool]] = []
+
+    def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+        shapes = [scores.shape] if mask is None else [scores.shape, mask.shape]
+        assert len(set(shapes)) == 1
+        self.seen.append((scores.shape, scores.dtype, bool(scores.isfinite().all())))
+        total = scores @ self.members.T + self.higher(self.members)
+        if mask is not None:
+            total = total.masked_fill((~mask).to(scores) @ self.members.T > 0, -torch.inf)
+        return self.members[total.argmax(-1)]
+
+    def higher(self, structures: Tensor) -> Tensor:
+        bonus = self.bonus[0] if isinstance(self.bonus, list) else self.bonus
+        return structures[..., 0] * structures[..., 1] * bonus
+
+
+@pytest.mark.parametrize("batch", [(), (1,), (3,), (2, 3), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize("masked", [False, True], ids=["", "masked"])
+def test_a_users_oracle_sees_one_flat_batch_dimension_everywhere(batch: tuple[int, ...], masked: bool) -> None:
+    structure = Recorded(4, 0.3)
+    omega = SparseMAP(structure)
+    scores = torch.randn(*batch, 4, generator=torch.Generator().manual_seed(0))
+    target = torch.tensor([1.0, 1, 0, 0]).expand(scores.shape)
+    mask = torch.tensor([True, True, True, False]) if masked else None
+    rows = scores.reshape(-1, 4)
+    calls = {
+        "argmax": lambda s, y: omega.argmax(s, mask=mask),
+        "max": lambda s, y: omega.max(s, mask=mask),
+        "loss": lambda s, y: omega.loss(s, y, mask=mask),
+        "violation": lambda s, y: omega.violation(s, y, mask),
+        "solve": lambda s, y: omega.solve(s, mask).marginals,
+    }
+    for name, call in calls.items():
+        structure.seen.clear()
+        value = call(scores, target)
+        assert structure.seen, name
+        for shape, dtype, finite in structure.seen:
+            assert (len(shape), shape[1:], dtype, finite) == (2, (4,), torch.float64, True), name
+        one_by_one = torch.stack([call(s, y) for s, y in zip(rows, target.reshape(-1, 4), strict=True)])
+        assert value.reshape(one_by_one.shape).numpy() == pytest.approx(one_by_one.numpy(), abs=1e-6), name
+
+
+@pytest.mark.parametrize("where", ["plain", "listed", "closure"])
+def test_tensors_that_are_no_parameters_get_their_gradient(where: str) -> None:
+    bonus = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    scores = torch.tensor([0.1, 0.2, 0.4, -0.1], dtype=torch.float64)
+
+    class Closed(Recorded):
+        def higher(self, structures: Tensor) -> Tensor:
+            return structures[..., 0] * structures[..., 1] * self.source()
+
+    def made(b: Tensor) -> Structure:
+        if where != "closure":
+            return Recorded(4, b if where == "plain" else [b])
+        structure = Closed(4)
+        structure.source = lambda: b
+        return structure
+
+    def marginals(b: Tensor) -> Tensor:
+        return SparseMAP(made(b)).argmax(scores)
+
+    assert marginals(bonus).detach().count_nonzero() > 2
+    (slope,) = torch.autograd.grad(marginals(bonus)[0], bonus)
+    step = 1e-6
+    with torch.no_grad():
+        wanted = (marginals(bonus + step)[0] - marginals(bonus - step)[0]) / (2 * step)
+    assert abs(wanted) > 0.1
+    assert slope.item() == pytest.approx(wanted.item(), abs=1e-8)
+    if where != "closure":
+        assert jacrev(marginals)(bonus.detach())[0].item() == pytest.approx(wanted.item(), abs=1e-8)
+        assert jacfwd(marginals)(bonus.detach())[0].item() == pytest.approx(wanted.item(), abs=1e-8)
+
+
+def test_a_number_is_a_transition_in_double_precision() -> None:
+    number = 0.1234567890123456
+    numbered, tensor = SequentialSubsets(2, number), SequentialSubsets(2, torch.tensor(number, dtype=torch.float64))
+    assert numbered.higher(torch.tensor([1.0, 1, 0, 0], dtype=torch.float64)).item() == number
+    scores = torch.tensor([1.2, 0.8, -0.5, 1.0], dtype=torch.float64)
+    assert SparseMAP(numbered).argmax(scores).tolist() == SparseMAP(tensor).argmax(scores).tolist()
+    assert SparseMAP(numbered).max(scores).item() == SparseMAP(tensor).max(scores).item()
+    for relative, chosen in ((-1e-11, [1.0, 1, 0]), (1e-11, [1.0, 0, 1])):  # far below what float32 tells apart
+        close = torch.tensor([10.0, 0, number * (1 + relative)], dtype=torch.float64)
+        assert numbered.map(close).tolist() == chosen
+    assert not SequentialSubsets(2, 1e300).broken()
+
+
+@pytest.mark.parametrize("size", [1e-15, 1.0, 1e13, 1e20, 1e200])
+def test_targets_are_recognized_whatever_the_size_of_higher_order_scores(size: float) -> None:
+    omega = SparseMAP(SequentialSubsets(2, torch.tensor([1.0, 0, 0], dtype=torch.float64) * size))
+    scores = torch.zeros(4, dtype=torch.float64)
+    assert omega.loss(scores, torch.tensor([0.0, 1, 0, 1], dtype=torch.float64)).item() >= size
+    with pytest.raises(ValueError, match="1 are not"):
+        omega.loss(scores, torch.tensor([1.0, 1, 1, 0], dtype=torch.float64))
+    user = SparseMAP(Recorded(4, size))
+    assert user.loss(scores, torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)).item() >= 0.5 * size
+    with pytest.raises(ValueError, match="1 are not"):
+        user.loss(scores, torch.tensor([1.0, 0, 0, 1], dtype=torch.float64))
+
+
+@pytest.mark.parametrize("dim", [0, 1, -2, -3])
+def test_dimensions_are_the_structures(dim: int) -> None:
+    scores, target = torch.zeros(3, 3, 3), torch.eye(3).expand(3, 3, 3)
+    calls = (
+        lambda omega, d: omega.argmax(scores, dim=d),
+        lambda omega, d: omega.max(scores, dim=d),
+        lambda omega, d: omega.loss(scores, target, dim=d),
+        lambda omega, d: omega(target, dim=d),
+        lambda omega, d: fenchel.fy_loss(scores, target, omega, dim=d),
+    )
+    for omega in (SparseMAP(Matching()), 0.5 * SparseMAP(Matching())):
+        for call in calls:
+            call(omega, -1)
+            with pytest.raises(ValueError, match=r"dim must be left out.* the last 2 of the scores"):
+                call(omega, dim)
+
+
+@every_member
+def test_the_margin_is_the_lead_a_part_that_makes_a_structure_the_choice(case: Member) -> None:
+    _, transition = draw(case, 1)
+    omega = SparseMAP(case.structure(transition))
+    y, h = flat(case), case.scores_of(transition)
+    if len({member.sum() for member in y}) > 1:
+        assert omega.margin is None
+        return
+    if case.name == "a user's":
+        return
+    assert omega.margin == 1.0
+    assert (0.5 * omega).margin == 0.5
+    half = ((y[0] - y[1:]) ** 2).sum(-1) / 2
+    direction = np.random.default_rng(0).normal(size=y.shape[1]) + 4 * y[0]
+    # Scores t·direction: the smallest t at which the first structure leads all others by ½‖y − y′‖².
+    slope = (y[0] - y[1:]) @ direction
+    assert (slope > 0).all()
+    needed = ((half - h[0] + h[1:]) / slope).max()
+    for t, alone in ((1 + 1e-6, True), (1 - 1e-3, False)):
+        scores = torch.from_numpy(needed * t * direction).reshape(case.shape)
+        choice = omega.argmax(scores).detach().reshape(-1).numpy()
+        assert np.array_equal(choice, y[0]) == alone

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fenchel
+from fenchel import factors
 from fenchel.structures import DependencyTree, SequentialSubsets, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
@@ -151,6 +152,7 @@ def workloads() -> list[Workload]:
         _linear(),
         _attention(),
         _structures(),
+        _factors(),
         _chain(),
         _decode(),
         _alignment(),
@@ -378,6 +380,29 @@ def _structures() -> Workload:
         [Contestant(one, lambda s, structure: structure.map(s)), Contestant(ours, both_ways)],
         [case for group in cases.values() for case in group],
         [Goal(ours, 25.0, one, "geometric mean", tuple(case.label for case in group)) for group in cases.values()],
+    )
+
+
+def _factors() -> Workload:
+    rows, words, budget = 16, 20, 3
+
+    def both_ways(s: Tensor) -> Tensor:
+        """Trees with a budget for each head: the relaxed marginals, and their gradient along a fixed direction."""
+        s = s.detach().requires_grad_()
+        graph = fenchel.FactorGraph()
+        u = graph.variables(s, batch_dims=1)
+        graph.add(factors.DependencyTree(u))
+        for head in range(1, words + 1):
+            graph.add(factors.Budget(u[:, head], budget))
+        graph.solve()
+        return torch.autograd.grad(u.value, s, torch.linspace(-1, 1, s.numel()).reshape(s.shape))[0]
+
+    return Workload(
+        "factors",
+        f"LP-SparseMAP of {rows} trees with budgets, forward and backward",
+        [Contestant("FactorGraph", both_ways)],
+        [Case(f"N = {words}, {words} budgets", lambda: (_normal(rows, words, words + 1),), backward=False, rows=rows)],
+        [],
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import torch
 from torch import Tensor
 
 from fenchel.factors.variables import Variables, joined
@@ -48,7 +49,10 @@ class Factor:
     """
 
     masks = False
-    """Whether ``qp`` takes scores of −inf, for variables that must be off."""
+    """Whether ``qp`` and ``support`` take scores of −inf, for variables that must be off."""
+
+    counted = False
+    """Whether each of ``scores`` counts at most about once in h, so that its size is comparable with the variables'."""
 
     def __init__(
         self,
@@ -92,10 +96,11 @@ class Factor:
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         r"""An upper bound, tight or nearly so, of :math:`\max_{p \in \mathcal M} \langle \theta, p \rangle`, per row.
 
-        Proves that constraints contradict each other. Given ``tensors`` with scores that are zero.
+        Proves that constraints contradict each other. Given ``tensors`` with scores that are zero, or −inf where they
+        are.
         """
         p = self.qp(COLD * theta, *tensors)
-        return (theta * p).sum(-1) + theta.shape[-1] / (2 * COLD)
+        return torch.where(theta == -torch.inf, 0.0, theta * p).sum(-1) + theta.shape[-1] / (2 * COLD)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.index.size} variables)"

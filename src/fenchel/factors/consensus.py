@@ -8,13 +8,15 @@ the scaled multipliers u, with :math:`\mu = \theta + \rho \sum_f C_f^\top u_f`; 
 answer to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
 
 Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose.
-With these faces the fixed point is a linear system, which Newton's step solves by conjugate gradients: it turns a rough
-answer into one that is right to rounding. The derivative of μ is the projection onto what all faces' directions share.
+With these faces the fixed point is a linear system, which Newton's step solves: it turns a rough answer into one that
+is right to rounding. The derivative of μ is the projection onto what all faces' directions share. Both need the matrix
+:math:`N = \sum_f C_f^\top (I - P_f) C_f` alone, which is the identity but for the variables that can move in a face:
+few, so that it is written out and decomposed once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +27,12 @@ from fenchel.factors.base import Factor
 RELAXATION = 1.6
 NEWTON_EVERY = 10
 BALANCE_EVERY = 20
+ROUNDING = 2e-13
+"""Copies that are this close are equal, however large the step is that multiplies what is between them."""
+WIDEST = 1000
+"""Up to how many variables that move N is written out; beyond, conjugate gradients take its place."""
+FLAT = 1e-10
+"""Eigenvalues of N below this are zero: directions that all faces share."""
 BALANCES = 20
 """How often the step may change: from then on it is constant, and convergence is a theorem."""
 
@@ -47,6 +55,11 @@ class Group:
     scores: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
 
+    @property
+    def told(self) -> bool:
+        """Whether the factors are told which variables are forced off."""
+        return self.factor.masks and not bool(self.negated.any())
+
     def flip(self, rows: Tensor) -> Tensor:
         """From variables to literals, and back."""
         return torch.where(self.negated, 1 - rows, rows)
@@ -57,18 +70,20 @@ class Group:
         p: Tensor = self.flip(self.factor.qp(literals, *scores, *self.constants))
         return p.reshape(v.shape)
 
-    def support(self, y: Tensor) -> Tensor:
+    def support(self, y: Tensor, scores: tuple[Tensor, ...], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
         y = y.reshape(-1, *self.index.shape)
         signed = torch.where(self.negated, -y, y)
-        value = self.factor.support(signed, *map(_silenced, self.scores), *self.constants)
+        if self.told and not bool(free.all()):
+            signed = torch.where(free.reshape(y.shape), signed, -torch.inf)
+        value = self.factor.support(signed, *map(_silenced, scores), *self.constants)
         constant = torch.where(self.negated, y, 0.0).sum(-1)
         return (value + constant).sum(-1)
 
 
 def _silenced(scores: Tensor) -> Tensor:
     """Scores of zero, but for what they forbid."""
-    return torch.where(scores[:1] == -torch.inf, -torch.inf, 0.0)
+    return torch.where(scores == -torch.inf, -torch.inf, 0.0)
 
 
 class Problem:
@@ -100,7 +115,7 @@ class Problem:
         if not bool(free.all()):
             open_ = torch.split(self.copies(free), self.sizes, 1)
             parts = tuple(
-                torch.where(o, part, -torch.inf) if g.factor.masks and not bool(g.negated.any()) else part
+                torch.where(o, part, -torch.inf) if g.told else part
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
             )
         return torch.cat([g.qp(part, s) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
@@ -109,10 +124,11 @@ class Problem:
         """Higher-order scores beside a quadratic term of weight ρ."""
         return [tuple(s / rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores]
 
-    def support(self, y: Tensor) -> Tensor:
+    def support(self, y: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over all factors' polytopes."""
-        parts = torch.split(y, self.sizes, 1)
-        return torch.stack([g.support(part) for g, part in zip(self.groups, parts, strict=True)]).sum(0)
+        parts, open_ = torch.split(y, self.sizes, 1), torch.split(self.copies(free), self.sizes, 1)
+        each = zip(self.groups, parts, scores, open_, strict=True)
+        return torch.stack([g.support(part, s, o) for g, part, s, o in each]).sum(0)
 
 
 @dataclass
@@ -212,6 +228,91 @@ def conjugate_gradients(
     return best, smallest
 
 
+class Faces:
+    """The matrix N of the faces around a point, restricted to variables that are free and have a factor.
+
+    Only what moves in some factor is coupled; all other variables have their number of factors on the diagonal.
+
+    Args:
+        linear: the factors' answers around the point.
+        free: whether a variable may be on, (batch, variables).
+    """
+
+    def __init__(self, linear: Linear, free: Tensor) -> None:
+        self.linear, self.problem = linear, linear.problem
+        self.tied = free & (self.problem.degrees > 0)
+        probe = torch.randn(linear.p.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        moving = linear.project(probe.to(linear.p).expand(linear.p.shape)) != 0
+        self.moving = moving & self.problem.copies(self.tied)
+        coupled = self.problem.collect(self.moving.to(linear.p)) > 0
+        self.width = int(coupled.sum(1).max())
+        self.dense = self.width <= WIDEST and len(free) * self.width**2 <= 64 * WIDEST**2
+        if self.dense and self.width:
+            self._decompose(coupled)
+
+    def _decompose(self, coupled: Tensor) -> None:
+        problem, width, batch = self.problem, self.width, len(coupled)
+        order = (~coupled).to(torch.int8).sort(dim=1, stable=True).indices[:, :width]
+        inside = coupled.gather(1, order)
+        self.at = torch.where(inside, order, problem.count)  # one more column for what fills up a batch
+        place = order.new_full((batch, problem.count + 1), width)
+        place = place.scatter(1, self.at, torch.arange(width, device=order.device).expand(batch, -1))
+        place = torch.where(torch.arange(problem.count + 1, device=order.device) == problem.count, width, place)
+        rows = place[:, problem.edges]
+        matrix = self.linear.p.new_zeros(batch, (width + 1) ** 2)
+        for direction, column in self._directions(place):
+            matrix.scatter_add_(1, rows * (width + 1) + column, -self.linear.project(direction))
+        matrix = matrix.reshape(batch, width + 1, width + 1)[:, :-1, :-1]
+        padded = torch.cat([problem.degrees, problem.degrees.new_ones(1)])
+        matrix = (matrix + matrix.mT) / 2 + torch.diag_embed(padded[self.at])
+        values, self.vectors = torch.linalg.eigh(matrix)
+        self.inverse = torch.where(values > FLAT, 1 / values.clamp_min(FLAT), 0.0)
+
+    def _directions(self, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Unit vectors, one at a time in each factor, that reach all that moves; and where N has their variable."""
+        problem = self.problem
+        parts = torch.split(self.moving, problem.sizes, 1)
+        shaped = [part.reshape(-1, *g.index.shape) for g, part in zip(problem.groups, parts, strict=True)]
+        orders = [(~part).to(torch.int8).sort(dim=-1, stable=True).indices for part in shaped]
+        for k in range(max(int(part.sum(-1).max()) for part in shaped)):
+            directions, columns = [], []
+            for group, part, order in zip(problem.groups, shaped, orders, strict=True):
+                which = order[..., min(k, part.shape[-1] - 1)].unsqueeze(-1)
+                alive = part.gather(-1, which) & (k < part.shape[-1])
+                directions.append(torch.zeros_like(part, dtype=place.dtype).scatter(-1, which, alive.long()).flatten(1))
+                variable = group.index.expand(part.shape).gather(-1, which).flatten(1)
+                columns.append(place.gather(1, variable).repeat_interleave(part.shape[-1], 1))
+            yield torch.cat(directions, 1).to(self.linear.p), torch.cat(columns, 1)
+
+    def normal(self, x: Tensor) -> Tensor:
+        """N x."""
+        return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
+
+    def solve(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The smallest y with N y nearest to x, and how far it is from that; for x in N's range."""
+        x = torch.where(self.tied, x, 0.0)
+        if not self.dense:
+            limit = 4 * self.problem.count + 100
+            return conjugate_gradients(self.normal, x, torch.zeros_like(x), 1e-14, limit)
+        y = torch.where(self.tied, x / self.problem.degrees.clamp_min(1), 0.0)
+        return self._within(x, y, self.inverse) if self.width else y, x.new_zeros(len(x))
+
+    def shared(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """The part of x along which all faces can move, and how far it is from that."""
+        x = torch.where(self.tied, x, 0.0)
+        if not self.dense:
+            y, left = self.solve(self.normal(x))
+            return x - y, left
+        y = torch.zeros_like(x)
+        return self._within(x, y, (self.inverse == 0).to(x)) if self.width else y, x.new_zeros(len(x))
+
+    def _within(self, x: Tensor, elsewhere: Tensor, weights: Tensor) -> Tensor:
+        """A function of N's coupled part, given by what becomes of its eigenvalues."""
+        padded = torch.cat([x, x.new_zeros(len(x), 1)], 1).gather(1, self.at).unsqueeze(-1)
+        image = (self.vectors @ (weights.unsqueeze(-1) * (self.vectors.mT @ padded))).squeeze(-1)
+        return torch.cat([elsewhere, x.new_zeros(len(x), 1)], 1).scatter(1, self.at, image)[:, :-1]
+
+
 def consensus(problem: Problem, state: State) -> Tensor:
     """μ, which follows from the multipliers; zero where a variable is not free."""
     return torch.where(state.free, state.theta + state.rho * problem.collect(state.u), 0.0)
@@ -236,16 +337,14 @@ def newton(problem: Problem, state: State) -> Tensor:
     along = linear.p.detach()
     b = along - linear.project(v)
     inside = linear.project(b)
-    outside = b - inside
-
-    def through(nu: Tensor) -> Tensor:
-        reached = torch.where(state.free, problem.collect(linear.rest(nu)), 0.0)
-        return linear.rest(problem.copies(reached))
-
-    base = torch.where(state.free, state.theta / state.rho + problem.collect(inside), 0.0)
-    right = outside / state.rho - linear.rest(problem.copies(base))
-    nu, _ = conjugate_gradients(through, right, linear.rest(state.u), 1e-15, min(v.shape[1], 500))
-    return inside + linear.rest(nu)
+    faces = Faces(linear, state.free)
+    # The point of all faces' planes that is nearest to the scores, given what multipliers have along the faces …
+    base = torch.where(state.free, state.theta + state.rho * problem.collect(inside), 0.0)
+    mu = faces.shared(base)[0] + faces.solve(problem.collect(b - inside))[0]
+    # … and the multipliers across the faces, nearest to the present ones, that lead there.
+    across = linear.rest(state.u)
+    missing, _ = faces.solve((mu - base) / state.rho - problem.collect(across))
+    return inside + across + linear.rest(problem.copies(missing))
 
 
 def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
@@ -258,7 +357,7 @@ def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
     y = y - problem.copies(surplus)
     largest = y.abs().amax(1, keepdim=True)
     y = y / torch.where(largest > 0, largest, 1.0)
-    return problem.support(y) < -1e-7 * y.abs().sum(1)
+    return problem.support(y, state.scores, state.free) < -1e-7 * y.abs().sum(1)
 
 
 @dataclass
@@ -351,8 +450,9 @@ class _Schedule:
 
 
 def _size(apart: Tensor, rho: Tensor) -> Tensor:
-    """A disagreement moves the copies by itself and the multipliers by ρ times as much."""
-    return (apart.abs() * rho.clamp_min(1)).amax(1)
+    """A disagreement moves the copies by itself and the multipliers by ρ times as much, unless it is mere rounding."""
+    size = apart.abs()
+    return torch.where(size > ROUNDING, size * rho.clamp_min(1), size).amax(1)
 
 
 def _leap(problem: Problem, state: State) -> State:

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from fenchel.factors.base import Factor
-from fenchel.factors.consensus import Agreement, Group, Linear, Problem, State, agree, conjugate_gradients
+from fenchel.factors.consensus import Agreement, Faces, Group, Linear, Problem, State, agree
+from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
 from fenchel.regularizers.graphs import outside_graphs
 
@@ -22,7 +23,12 @@ SNAP = 1e-9
 
 ROUNDS = 100
 REACH = 10.0
-"""How far one step of the proximal point method for ``map`` may go: the largest score that it sees."""
+STRIDE = 1e4
+"""The largest step to begin with."""
+FARTHER = 100.0
+FURTHEST = 1e6
+"""How far one step of the proximal point method for ``map`` may go, at first, from step to step, and in the end: the
+largest score that it sees. Short steps are easy, long ones tell scores apart that hardly differ."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +65,11 @@ class FactorGraph:
 
     Solved in double precision by ADMM, all factors of one kind in one call, until they agree to rounding; where no
     variable has two factors, without it. Derivatives are those of the solution, not of the iterations. Runs eagerly.
+    Scores may differ in size without bound: one that all smaller ones together cannot outweigh decides first.
+
+    A round costs one call of every kind of factor; some dozens are needed. Now and then, and for derivatives, the m
+    variables that are not at a bound enter a dense system, in O(m³): a dependency tree of 20 words with as many budgets
+    takes about 0.1 s in a batch of 64, backward pass included.
 
     Example:
         Two rows choose one column each, but not both the first:
@@ -262,9 +273,7 @@ def _separate(groups: list[Group], theta: Tensor) -> bool:
         return True
     edges = torch.cat([g.index.reshape(-1) for g in groups])
     once = int(torch.bincount(edges).max()) <= 1
-    return once and (
-        not bool((theta == -torch.inf).any()) or all(g.factor.masks and not bool(g.negated.any()) for g in groups)
-    )
+    return once and (not bool((theta == -torch.inf).any()) or all(g.told for g in groups))
 
 
 def _directly(groups: list[Group], theta: Tensor) -> Tensor:
@@ -286,11 +295,29 @@ def _checked(found: Agreement) -> Agreement:
     return found
 
 
-def _start(problem: Problem, theta: Tensor) -> State:
+def _start(problem: Problem, theta: Tensor, floor: float) -> State:
     free = theta != -torch.inf
-    scores = [g.scores for g in problem.groups]
+    scores = [tuple(s.detach() for s in g.scores) for g in problem.groups]
+    if all(g.factor.counted for g in problem.groups if g.scores):
+        tied = problem.degrees > 0
+        small, *rest = tempered([torch.where(tied, theta, 0.0), *(s for group in scores for s in group)], floor)
+        theta, others = torch.where(tied, small, theta), iter(rest)
+        scores = [tuple(next(others) for _ in group) for group in scores]
     u = theta.new_zeros(theta.shape[0], len(problem.edges))
-    return State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1))
+    state = State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1))
+    # Multipliers are as large as the scores, copies are not: the step is what takes one to the other.
+    state.rho = (_largest(problem, state) / REACH).clamp(1, STRIDE).unsqueeze(1)
+    return state
+
+
+def _largest(problem: Problem, state: State) -> Tensor:
+    """The size of the largest finite score that a factor sees, per element of the batch."""
+    largest = torch.where(problem.degrees > 0, state.theta.abs(), 0.0).amax(1)
+    for group in state.scores:
+        for s in group:
+            sizes = torch.where(s.isfinite(), s.abs(), 0.0).flatten(1)
+            largest = torch.maximum(largest, sizes.amax(1)) if sizes.numel() else largest
+    return largest
 
 
 def _merged(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
@@ -306,14 +333,12 @@ def _merged(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
 @torch.no_grad()
 def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Agreement]:
     """Proximal point steps until none moves."""
-    state = _start(problem, theta)
+    state = _start(problem, theta, 0.0)
     free, scores = state.free, state.scores
-    largest = state.theta.abs().amax(1)
-    for group in scores:
-        for s in group:
-            sizes = torch.where(s.isfinite(), s.abs(), 0.0).flatten(1)
-            largest = torch.maximum(largest, sizes.amax(1)) if sizes.numel() else largest
+    largest = _largest(problem, state)
+    state.rho.fill_(1.0)  # steps are as large as copies at first
     reach = (REACH / torch.where(largest > 0, largest, 1.0)).unsqueeze(1)
+    furthest = reach * FURTHEST / REACH
     values = torch.where(problem.degrees > 0, 0.0, (state.theta > 0).to(theta.dtype))
     live = torch.arange(theta.shape[0], device=theta.device)
     total: Agreement | None = None
@@ -330,12 +355,16 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
         moved = (new - values[live]).abs().amax(1)
         values[live] = torch.where(free[live], new, 0.0)
         state.u[live], state.rho[live] = found.u, found.rho
-        onward = (moved > tol) & (found.residual <= tol)
+        at_rest = (moved <= tol) & (reach[live] >= furthest[live]).squeeze(1)
+        onward = ~at_rest & (found.residual <= tol)
         found.residual = torch.maximum(found.residual, moved)
         total = found if total is None else total.updated(found, live)
         live = live[onward]
         if live.numel() == 0:
             break
+        further = torch.minimum(FARTHER * reach, furthest)
+        state.u *= further / reach
+        reach = further
     assert total is not None
     return values, total
 
@@ -346,44 +375,44 @@ class _Call:
     def __init__(self, problem: Problem, tol: float, max_iter: int) -> None:
         self.problem, self.tol, self.max_iter = problem, tol, max_iter
         self.found: Agreement
+        self.start: State
         self.theta: Tensor
         self._linear: Linear | None = None
+        self._faces: Faces | None = None
 
     def solve(self, theta: Tensor) -> Tensor:
         self.theta = theta
-        self.found = _checked(agree(self.problem, _start(self.problem, theta), self.tol, self.max_iter))
+        self.start = _start(self.problem, theta, self.problem.count)
+        self.found = _checked(agree(self.problem, self.start, self.tol, self.max_iter))
         return _merged(self.problem, self.found, theta)
 
     @property
     def linear(self) -> Linear:
         """The factors around the solution."""
         if self._linear is None:
-            scores = [tuple(s.detach() for s in g.scores) for g in self.problem.groups]
-            self._linear = Linear(
-                self.problem, self.found.v, self.problem.scaled(scores, self.found.rho), self.theta != -torch.inf
-            )
+            scores = self.problem.scaled(self.start.scores, self.found.rho)
+            self._linear = Linear(self.problem, self.found.v, scores, self.start.free)
         return self._linear
+
+    @property
+    def faces(self) -> Faces:
+        """The directions in which these can move."""
+        if self._faces is None:
+            self._faces = Faces(self.linear, self.theta != -torch.inf)
+        return self._faces
 
     def project(self, x: Tensor) -> Tensor:
         """J x: onto the directions in which all faces can move; where there is no face, inside of [0, 1]."""
-        problem, theta = self.problem, self.theta
-        alone = (problem.degrees == 0) & (theta > 0) & (theta < 1)
-        tied = (problem.degrees > 0) & (theta != -torch.inf)
-        x = torch.where(tied | alone, x, 0.0)
-
-        def normal(y: Tensor) -> Tensor:
-            return torch.where(tied, problem.collect(self.linear.rest(problem.copies(y))), 0.0)
-
-        inside = torch.where(tied, x, 0.0)
-        limit = 4 * problem.count + 100
-        w, left = conjugate_gradients(normal, normal(inside), torch.zeros_like(x), 1e-14, limit)
-        if bool((left > 1e-8 * inside.norm(dim=1)).any()):
+        theta = self.theta
+        alone = (self.problem.degrees == 0) & (theta > 0) & (theta < 1)
+        along, left = self.faces.shared(x)
+        if bool((left > 1e-8 * x.norm(dim=1)).any()):
             warnings.warn(
-                f"FactorGraph: the gradient's linear system is not solved after {limit} steps; the largest residual "
-                f"is {left.max().item():.1e}",
+                "FactorGraph: the gradient's linear system is not solved; the largest residual is "
+                f"{left.max().item():.1e}",
                 stacklevel=2,
             )
-        return x - w
+        return torch.where(alone, x, along)
 
 
 class _Solve(torch.autograd.Function):

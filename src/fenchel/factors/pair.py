@@ -38,6 +38,8 @@ class Pair(Factor):
     References: Martins et al. (2015), AD3, for the closed form.
     """
 
+    counted = True
+
     def __init__(self, first: Variables, second: Variables, score: float | Tensor) -> None:
         for name, half in (("first", first), ("second", second)):
             if not isinstance(half, Variables):

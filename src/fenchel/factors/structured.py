@@ -11,6 +11,7 @@ from fenchel import structures
 from fenchel.factors.base import Factor
 from fenchel.factors.variables import Variables
 from fenchel.structures import Chain, SequentialSubsets, SparseMAP, Structure
+from fenchel.structures.base import best, own_tensors
 
 TOL = 1e-8
 """How exactly a structure is solved: what factors agree on is no more exact than that."""
@@ -70,6 +71,11 @@ class Structured(Factor):
         )
 
     @property
+    def counted(self) -> bool:  # type: ignore[override]
+        """Steps of a sequence do; what a user's structure makes of its tensors is not known."""
+        return isinstance(self.structure, Chain | SequentialSubsets)
+
+    @property
     def kind(self) -> Hashable:
         same = isinstance(self.structure, _PLAIN) and type(self.structure) in _PLAIN
         if same or type(self.structure) is Chain:
@@ -81,8 +87,8 @@ class Structured(Factor):
         return SparseMAP(self._with(tensors), tol=TOL).argmax(posed).reshape(theta.shape)
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
-        best = self._with(tensors).map(theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
-        return (theta * best).sum(-1)
+        found = best(self._with(tensors), theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
+        return torch.where(found == 1, theta, 0.0).sum(-1)
 
     def _with(self, tensors: tuple[Tensor, ...]) -> Structure:
         """The structure with these higher-order scores in place of its own."""
@@ -169,6 +175,8 @@ class _Weighted(Structure):
 
     def higher(self, structures: Tensor) -> Tensor | None:
         score = self.structure.higher(structures)
+        if score is not None and score.requires_grad:
+            raise _no_gradient(self.structure)
         return None if score is None else score * self.weight
 
     def rows(self, batch: torch.Size, index: Tensor) -> Structure:
@@ -188,14 +196,19 @@ def _higher(structure: Structure, shape: torch.Size) -> Tensor | None:
     if isinstance(structure, Chain):
         return structure.transition if structure.transition.dim() > 2 else structure.transition.unsqueeze(0)
     if isinstance(structure, SequentialSubsets):
-        t = torch.as_tensor(structure.transition, dtype=torch.get_default_dtype())
+        t = structure.transition
+        t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64)
         return t.expand(*t.shape[:-1], shape[0] - 1) if t.dim() else t.expand(shape[0] - 1)
-    if any(t.requires_grad for t in (*structure.parameters(), *structure.buffers())):
-        raise ValueError(
-            f"the tensors of {type(structure).__name__} must not require grad: in a factor graph only the transitions "
-            "of Chain and SequentialSubsets get gradients. Write a Factor with these as its scores, or detach them"
-        )
+    if any(t.requires_grad for t in own_tensors(structure)):
+        raise _no_gradient(structure)
     return torch.ones(())
+
+
+def _no_gradient(structure: Structure) -> ValueError:
+    return ValueError(
+        f"the tensors of {type(structure).__name__} must not require grad: in a factor graph only the transitions "
+        "of Chain and SequentialSubsets get gradients. Write a Factor with these as its scores, or detach them"
+    )
 
 
 def _own(structure: Structure) -> tuple[int, ...]:

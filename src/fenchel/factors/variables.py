@@ -68,11 +68,8 @@ def _plain(key: Any) -> Any:
 
 
 def joined(variables: Variables | Sequence[Variables], name: str = "variables") -> Variables:
-    """One flat array of all that was named, in the order in which it was named."""
-    parts = [variables] if isinstance(variables, Variables) else list(variables)
-    for part in parts:
-        if not isinstance(part, Variables):
-            raise TypeError(f"{name} must be what graph.variables(…) returns, or slices of it, got {part!r}")
+    """One flat array of all that was named, in lists and tuples too, in the order in which it was named."""
+    parts = list(_flat(variables, name))
     if not parts or sum(part.index.size for part in parts) == 0:
         raise ValueError(f"{name} must name at least one variable, got none")
     if any(part.graph is not parts[0].graph for part in parts):
@@ -83,3 +80,13 @@ def joined(variables: Variables | Sequence[Variables], name: str = "variables") 
         np.concatenate([part.negated.reshape(-1) for part in parts]),
         parts[0].dtype,
     )
+
+
+def _flat(variables: object, name: str) -> Iterator[Variables]:
+    if isinstance(variables, Variables):
+        yield variables
+    elif isinstance(variables, list | tuple):
+        for part in variables:
+            yield from _flat(part, name)
+    else:
+        raise TypeError(f"{name} must be what graph.variables(…) returns, or slices of it, got {variables!r}")

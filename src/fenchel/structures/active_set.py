@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.kernels.host import run
-from fenchel.structures.base import Array, Problem, Structure, check_scores, places
+from fenchel.structures.base import Array, Problem, Searched, Structure, check_scores, own_tensors, places
 
 _NOISE = 1e-8
 _MEMBERS = 32  # there is room for, to begin with
@@ -74,7 +74,7 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
         options: how to search.
     """
     scores = scores.detach()
-    tensors = [t.detach() for t in (*structure.parameters(), *structure.buffers())]
+    tensors = [t.detach() for t in own_tensors(structure)]
     if torch._C._are_functorch_transforms_active():
         return Found(*_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
     return _search(structure, scores, mask, start, options)
@@ -95,8 +95,8 @@ def choose(
     rows, members, most = found.parts.shape
     index = found.parts.reshape(rows, members * most)
     weights, higher = found.weights, found.higher
-    if _differentiated(structure, theta):
-        own = _own_higher(structure, found, batch, shape)
+    own = _own_higher(structure, found, batch, shape)
+    if _differentiated(theta, own):
         higher = higher if own is None else own
         padded = torch.cat([theta, theta.new_zeros(rows, 1)], -1)
         q = padded.gather(1, index).reshape(found.parts.shape).sum(-1) + higher
@@ -114,9 +114,16 @@ def dense(found: Found, batch: torch.Size, shape: torch.Size) -> Tensor:
 
 
 def _own_higher(structure: Structure, found: Found, batch: torch.Size, shape: torch.Size) -> Tensor | None:
-    """Higher-order scores of the members (R, K), as a function of the structure's tensors; None if they have none."""
-    if not any(True for _ in structure.parameters()) and not any(True for _ in structure.buffers()):
+    """Higher-order scores of the members (R, K), as a function of the structure's tensors; None if none can move.
+
+    Where a user's structure keeps its tensors nobody knows: only its scores tell whether they have a derivative.
+    """
+    if not structure.has_higher or not (_traced() or torch.is_grad_enabled()):
         return None
+    if isinstance(structure, Searched):
+        tensors = own_tensors(structure)
+        if not tensors or not (_traced() or any(t.requires_grad for t in tensors)):
+            return None
     higher = structure.higher(dense(found, batch, shape))  # members in front: leading dimensions broadcast
     if higher is None:
         return None
@@ -124,13 +131,14 @@ def _own_higher(structure: Structure, found: Found, batch: torch.Size, shape: to
     return higher.double().expand(members, *batch).reshape(members, len(found.parts)).transpose(0, 1)
 
 
-def _differentiated(structure: Structure, theta: Tensor) -> bool:
+def _differentiated(theta: Tensor, own: Tensor | None) -> bool:
     """Whether a derivative in either mode could be asked for."""
-    if torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
-        return True
-    if not torch.is_grad_enabled():
-        return False
-    return theta.requires_grad or any(t.requires_grad for t in (*structure.parameters(), *structure.buffers()))
+    return _traced() or theta.requires_grad or (own is not None and own.requires_grad)
+
+
+def _traced() -> bool:
+    """Whether derivatives may be on their way that ``requires_grad`` does not tell of."""
+    return torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
 
 
 class _Search(torch.autograd.Function):
@@ -140,7 +148,7 @@ class _Search(torch.autograd.Function):
     def forward(
         structure: Structure, options: Options, scores: Tensor, mask: Tensor | None, start: Tensor | None, *own: Tensor
     ) -> tuple[Tensor, ...]:
-        tensors = (*structure.parameters(), *structure.buffers())
+        tensors = own_tensors(structure)
         plain = copy.deepcopy(structure, {id(old): new for old, new in zip(tensors, own, strict=True)})
         return tuple(_search(plain, scores, mask, start, options))
 

@@ -9,6 +9,9 @@ A user's structure is a subclass with one method, ``map``. What else may be over
 * ``marginals``: SparseMAP's answer, where there is a closed form;
 * ``rows``: the same structure for some rows of a batch, where its own tensors differ from row to row.
 
+Whatever the batch, ``map`` is given scores (B, parts) when the library calls it; ``higher`` takes structures with any
+leading dimensions.
+
 Built-in structures write ``oracle`` instead, which works on plain arrays and says which parts are chosen; ``map``
 follows from it.
 """
@@ -16,7 +19,7 @@ follows from it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,8 +43,11 @@ class Structure(nn.Module):
     r"""A set :math:`\mathcal{Y}` of 0/1 vectors that a batched oracle can search.
 
     Subclass it and write ``map``; :class:`fenchel.SparseMAP` does the rest. The scores that ``map`` gets are finite,
-    float64, with one leading batch dimension. If parts are masked it is also given ``mask``, and must choose among the
-    rest: what it returns is checked. A structure that never meets a mask may leave that argument out.
+    float64, of shape (B, parts): one flat batch dimension, whatever the dimensions of the batch, in every method of
+    SparseMAP and in factor graphs. If parts are masked it is also given ``mask``, of the same shape, and must choose
+    among the rest: what it returns is checked. A structure that never meets a mask may leave that argument out.
+
+    Tensors that ``higher`` uses get their gradients, be they parameters, buffers or plain attributes.
 
     Example:
         >>> import torch, fenchel
@@ -62,8 +68,14 @@ class Structure(nn.Module):
     fixed_dims: int = 0
     """Over how many trailing dimensions all structures sum to the same, given the mask; 0 if they do not."""
 
-    margin: float | None = None
-    """The lead at which SparseMAP returns a single structure, where it is known."""
+    @property
+    def margin(self) -> float | None:
+        """The lead over every other structure y′, in units of ½‖y − y′‖², at which SparseMAP returns y alone.
+
+        1 where all structures have equally many parts (``fixed_dims``), None else: there the lead that is needed
+        depends on the sizes, and ``SparseMAP.violation`` tells.
+        """
+        return 1.0 if self.fixed_dims else None
 
     @property
     def has_higher(self) -> bool:
@@ -75,7 +87,7 @@ class Structure(nn.Module):
         """The highest-scoring structure, as zeros and ones of the shape of ``scores``.
 
         Args:
-            scores: (…, parts); leading dimensions are batch.
+            scores: (…, parts); leading dimensions are batch, exactly one of them where the library calls a subclass.
             mask: boolean, broadcasts to ``scores``; True = may be chosen. Scores of −inf are masked too.
         """
 
@@ -136,12 +148,7 @@ class Searched(Structure):
     """A structure whose oracle works on plain arrays; ``map`` follows."""
 
     def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        problem = Problem(self, scores, mask)
-        live = problem.live()
-        with torch.no_grad():
-            parts, bonus = problem.oracle()(problem.theta, live)
-        problem.check_feasible(live, bonus)
-        return problem.dense(live, parts)
+        return best(self, scores, mask)
 
 
 class Problem:
@@ -196,6 +203,32 @@ class Problem:
         y[self.bad] = np.nan
         dense = torch.from_numpy(y[:, :-1]).reshape(self.scores.shape)
         return dense.to(dtype=self.scores.dtype, device=self.scores.device)
+
+
+def best(structure: Structure, scores: Tensor, mask: Tensor | None = None) -> Tensor:
+    """The highest-scoring structure for any batch dimensions: NaN in rows with NaN or +inf, zero in empty ones."""
+    problem = Problem(structure, scores, mask)
+    live = problem.live()
+    if live.size == 0:
+        return problem.dense(live, np.zeros((0, 1), np.int32))
+    with torch.no_grad():
+        parts, bonus = problem.oracle()(problem.theta, live)
+    problem.check_feasible(live, bonus)
+    return problem.dense(live, parts)
+
+
+def own_tensors(structure: nn.Module) -> list[Tensor]:
+    """Parameters, buffers and plain attributes of a structure, those in its lists, tuples and dicts too."""
+    plain = [t for module in structure.modules() for value in vars(module).values() for t in _tensors(value)]
+    return list({id(t): t for t in (*structure.parameters(), *structure.buffers(), *plain)}.values())
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, list | tuple | dict):
+        for inner in value.values() if isinstance(value, dict) else value:
+            yield from _tensors(inner)
 
 
 def check_shape(structure: Structure, scores: Tensor) -> None:

@@ -13,7 +13,7 @@ from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
 from fenchel.structures.active_set import Found, Options, choose, dense, search
-from fenchel.structures.base import Structure, check_shape, free_parts
+from fenchel.structures.base import Structure, best, check_shape, free_parts
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SparseMAP(Regularizer):
         \qquad \Omega(\mu) = \tfrac12 \|\mu\|^2 - \max_{p : \sum_k p_k y_k = \mu} \sum_k p_k h(y_k)
 
     where h are the higher-order scores of the structure, such as transitions: part of Ω, and trained as its parameters.
-    Few structures get all the weight. The structure fixes the dimensions, so ``dim`` is accepted and ignored. Without
-    higher-order scores, and if all structures have equally many parts, :math:`\frac12 \sum_i \mu_i (\mu_i - 1)` is
-    taken, which is zero at structures.
+    Few structures get all the weight. The structure fixes the dimensions, so there is no ``dim`` to choose: another
+    than the last raises. Without higher-order scores, and if all structures have equally many parts,
+    :math:`\frac12 \sum_i \mu_i (\mu_i - 1)` is taken, which is zero at structures.
 
     Solved by the active-set algorithm, exactly, in double precision: it calls the structure's oracle a few dozen
     times, each time on all rows of the batch that are not done. Closed forms are used where they exist (``Subsets``,
@@ -98,11 +98,17 @@ class SparseMAP(Regularizer):
 
     @property
     def margin(self) -> float | None:
-        """The structure's, if it is known; :meth:`violation` tells exactly, for any structure and scores."""
+        """1 for structures of one size, None else.
+
+        y is the choice if and only if its score, higher-order scores included, leads that of every other y′ by
+        ½‖y − y′‖² times this: by 1 for each part of y that is not in y′. For subsets of k that is a lead of 1 of the
+        k-th part over the next one. :meth:`violation` tells exactly, for any structure and scores.
+        """
         return self.structure.margin
 
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω of structures or, where there are no higher-order scores, of mixtures of them: (…, parts)."""
+        self._check_dim(p, dim)
         self.structure.check(p.shape)
         y = p.double()
         higher = self.structure.higher(y)
@@ -115,11 +121,13 @@ class SparseMAP(Regularizer):
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The marginals of the mixture, of the shape of ``scores``."""
+        self._check_dim(scores, dim)
         closed = self._closed(scores, mask)
         return self._search(scores, mask).marginals.to(scores.dtype) if closed is None else closed
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum, one value a batch entry; −inf where nothing may be chosen."""
+        self._check_dim(scores, dim)
         theta, offset, free = self._centered(scores, mask)
         value, marginals = self._maximum(scores, theta, free)
         value = value + self._sum(offset * marginals.detach())
@@ -134,9 +142,10 @@ class SparseMAP(Regularizer):
         Args:
             scores: (…, parts).
             target: zeros and ones of the shape of ``scores``; mixtures too where there are no higher-order scores.
-            dim: ignored.
+            dim: must be left out.
             mask: boolean, broadcasts to ``scores``; True = may be chosen.
         """
+        self._check_dim(scores, dim)
         y = self.check_target(target, scores, dim, mask).to(device=scores.device, dtype=torch.float64)
         theta, _, free = self._centered(scores, mask)
         maximum, _ = self._maximum(scores, theta, free)
@@ -158,14 +167,10 @@ class SparseMAP(Regularizer):
             y = self.check_target(target, scores, -1, mask).to(device=scores.device, dtype=torch.float64)
             theta, _, free = self._centered(scores, mask)
             residual = torch.where(free, theta - y, -torch.inf)
-            best = (
-                self.structure.map(torch.where(free, residual, 0.0), mask=free)
-                if bool((~free).any())
-                else (self.structure.map(residual))
-            )
-            moved = best.double() - y
+            other = best(self.structure, residual, free).double()
+            moved = other - y
             gain = self._sum(torch.where(moved != 0, moved * torch.where(free, residual, 0.0), 0.0))
-            after, before = self.structure.higher(best.double()), self.structure.higher(y)
+            after, before = self.structure.higher(other), self.structure.higher(y)
             gain = gain if after is None or before is None else gain + after - before
             gain = torch.where(self._any((y != 0) & ~free), torch.inf, gain)
             return gain.clamp_min(0).to(scores.dtype)
@@ -293,18 +298,47 @@ class SparseMAP(Regularizer):
         binary = ~self._any((y != 0) & (y != 1))
         if structure.has_higher and not bool(binary.all()):
             raise ValueError(f"target must be a structure, zeros and ones, for {structure}")
-        # Far from what higher-order scores could change. A masked target has loss +inf, and need not be looked at.
-        posed = (1e12 if structure.has_higher else 1.0) * (2 * y - 1)
-        best = structure.map(posed) if bool(free.all()) else structure.map(posed, mask=free)
-        ruled_out = self._any((y != 0) & ~free) | best.isnan().flatten(-structure.event_dim).any(-1)
+        nearest = self._nearest(y, free)
+        # A masked target has loss +inf, and need not be looked at.
+        ruled_out = self._any((y != 0) & ~free) | self._any(nearest.isnan())
         higher = structure.higher(y)
         ruled_out = ruled_out if higher is None else ruled_out | (higher == -torch.inf)
-        wrong = binary & self._any(best != y)
+        wrong = binary & self._any(nearest != y)
         if structure.fixed_dims:
             over = tuple(range(-structure.fixed_dims, 0))
-            wrong = wrong | self._any((best - y).sum(over, keepdim=True).abs() > 1e-3)
+            wrong = wrong | self._any((nearest - y).sum(over, keepdim=True).abs() > 1e-3)
         if bool((wrong & ~ruled_out).any()):
             raise ValueError(f"target must be a structure of {structure}: {int((wrong & ~ruled_out).sum())} are not")
+
+    def _nearest(self, y: Tensor, free: Tensor) -> Tensor:
+        """The best structure for the scores M (2y − 1): y itself if it is one, whatever the higher-order scores.
+
+        M grows in a row until y is found, or until higher-order scores cannot be the reason why it is not: if y were a
+        structure it would beat y′ by M ‖y − y′‖₁ + h(y) − h(y′).
+        """
+        structure = self.structure
+        before = structure.higher(y)
+        if before is None:
+            return best(structure, 2 * y - 1, free)
+        large = 1 + torch.where(before.isfinite(), before.abs(), 0.0).expand(y.shape[: -structure.event_dim])
+        while True:
+            each = large.reshape(*large.shape, *(1,) * structure.event_dim)
+            found = best(structure, each * (2 * y - 1), free).double()
+            after = structure.higher(found)
+            assert after is not None
+            apart = self._sum((found - y).abs())
+            lead = (after - before) / apart.clamp_min(1)
+            open_rows = (apart > 0) & (lead >= large) & lead.isfinite() & (large < 1e300)
+            if not bool(open_rows.any()):
+                return found
+            large = torch.where(open_rows, 4 * lead, large)
+
+    def _check_dim(self, scores: Tensor, dim: int) -> None:
+        if dim != -1 and not (isinstance(scores, Tensor) and dim == scores.dim() - 1):
+            raise ValueError(
+                f"dim must be left out, got {dim}: {type(self.structure).__name__} fixes the dimensions, its parts are "
+                f"the last {self.structure.event_dim} of the scores; move them there with movedim"
+            )
 
 
 class _Answer(NamedTuple):
@@ -324,7 +358,7 @@ class ScaledMAP(Scaled):
     omega: SparseMAP
 
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        value: Tensor = self._factor(p, p.shape[: -self._event]) * self.omega(p).double()
+        value: Tensor = self._factor(p, p.shape[: -self._event]) * self.omega(p, dim).double()
         return value.to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -53,7 +53,6 @@ class Subsets(_Sized):
     """
 
     fixed_dims = 1
-    margin = 1.0
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         return k_subsets(scores, self.k, mask=mask)
@@ -142,22 +141,28 @@ class SequentialSubsets(_Sized):
         both = structures[..., :-1] * structures[..., 1:]
         t = self.transition
         if not isinstance(t, Tensor):
-            return torch.where(both > 0, t, 0.0).sum(-1) if self.has_higher else None
+            if not self.has_higher:
+                return None
+            t = both.new_full((), t)
         if t.dim() and t.shape[-1] == 1:
             t = t.expand(*t.shape[:-1], both.shape[-1])
         # Where nothing is chosen a score of −inf must not count.
         return torch.where(both > 0, both * t.to(both), 0.0).sum(-1)
 
     def broken(self) -> Tensor | None:
-        t = torch.as_tensor(self.transition).detach()
+        t = self._scores()
         wrong = t.isnan() | (t == torch.inf)
         return wrong.any(-1) if t.dim() else wrong
+
+    def _scores(self) -> Tensor:
+        """The transition in double precision: a number must not pass through the default dtype."""
+        return torch.as_tensor(self.transition, dtype=torch.float64).detach()
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         from fenchel.kernels.subsets import best_sequences
 
         n, k = shape[-1], self.k
-        t = torch.as_tensor(self.transition).detach().double().cpu()
+        t = self._scores().cpu()
         lead = batch if t.dim() > 1 else ()
         between = t.expand(*lead, n - 1).reshape(-1, n - 1).contiguous().numpy() if n > 1 else np.zeros((1, 1))
         sizes: Array | None = None
