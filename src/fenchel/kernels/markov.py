@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import respond, smooth, spoilt
+from fenchel.kernels.columns import missing, respond, smooth, spoilt
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.pool import over_rows
 
@@ -153,7 +153,7 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
     _, longest, size = states.shape
     square = size * size
     shared = steps.shape[1] == 1
-    mass, earlier = np.empty(size), np.empty(size)
+    mass, earlier, gap = np.empty(size), np.empty(size), np.empty(size)
     for b in range(first, last):
         length = lengths[b]
         nothing = states.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
@@ -161,8 +161,10 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
         steps[b] = nothing
         if not value[b] > -np.inf:
             continue
+        q = walk[b, (longest - 1) * square :]
+        missing(q.reshape((size, 1)), gap)
         for s in range(size):
-            mass[s] = weight[b] * walk[b, (longest - 1) * square + s]
+            mass[s] = weight[b] * q[s] * (1.0 + gap[0])
         for t in range(length - 1, -1, -1):
             for s in range(size):
                 states[b, t, s] = mass[s]
@@ -170,6 +172,9 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
                 break
             out = steps[b, 0 if shared else t - 1]
             q = walk[b, (t - 1) * square : t * square]
+            missing(q.reshape((size, size)), gap)
+            for s in range(size):
+                mass[s] += mass[s] * gap[s]
             for p in range(size):
                 total = 0.0
                 for s in range(size):
@@ -190,6 +195,7 @@ def _curve(  # type: ignore[no-untyped-def]
     sharp = 1.0 / settings[0]
     v = np.empty((longest, size))
     mass, earlier, bend, sooner = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    gap = np.empty(size)
     change, response, work = np.empty(square), np.empty(square), np.empty(2 * size)
     for b in range(first, last):
         length = lengths[b]
@@ -205,17 +211,22 @@ def _curve(  # type: ignore[no-untyped-def]
         for t in range(1, length):
             step = scores[0 if scores.shape[0] == 1 else t - 1]
             q = walk[b, (t - 1) * square : t * square]
+            missing(q.reshape((size, size)), gap)
             for s in range(size):
-                v[t, s] = unary[b, t, s]
+                v[t, s] = 0.0
             for p in range(size):
                 for s in range(size):
                     v[t, s] += q[p * size + s] * (v[t - 1, p] + step[p, s])
+            for s in range(size):
+                v[t, s] += v[t, s] * gap[s] + unary[b, t, s]
         q = walk[b, (longest - 1) * square :]
         respond(kind, size, 1, q, v[length - 1], response, work)
+        missing(q.reshape((size, 1)), gap)
         total = 0.0
         for s in range(size):
-            total += q[s] * v[length - 1, s]
-            mass[s] = weight[b] * q[s]
+            share = q[s] * (1.0 + gap[0])
+            total += share * v[length - 1, s]
+            mass[s] = weight[b] * share
             bend[s] = weight[b] * response[s] * sharp
         tangent[b] = total
         for t in range(length - 1, -1, -1):
@@ -230,6 +241,10 @@ def _curve(  # type: ignore[no-untyped-def]
                 for s in range(size):
                     change[p * size + s] = v[t - 1, p] + step[p, s]
             respond(kind, size, size, q, change, response, work)
+            missing(q.reshape((size, size)), gap)
+            for s in range(size):
+                mass[s] += mass[s] * gap[s]
+                bend[s] += bend[s] * gap[s]
             for p in range(size):
                 total, bent = 0.0, 0.0
                 for s in range(size):
