@@ -196,7 +196,7 @@ class _ChainRecursion(Recursion):
         steps, states = self.steps, self.states
         going = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
         first, between, _ = torch.split(marginals, [states, (steps - 1) * states**2, states], -1)
-        each = torch.where(going[:, 1:, None, None], between.reshape(-1, steps - 1, states, states), 0.0)
+        each = torch.where(going[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
         nodes = torch.cat([first.unsqueeze(1), each.sum(-2)], 1)
         spoilt = marginals[:, :1].isnan()
         return torch.where(spoilt.unsqueeze(-1), torch.nan, nodes), torch.where(

@@ -28,6 +28,8 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
     has room for three rows.
     """
     number = x.dtype.type
+    # Slices: an index that might be negative keeps a loop from vectorising.
+    first, second, third = work[:width], work[width : 2 * width], work[2 * width : 3 * width]
     size = choices * width
     zero, one, half = number(0), number(1), number(0.5)
     for w in range(width):
@@ -41,60 +43,68 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             e = exp2(y)
             q[i] = e if y >= lowest else zero
         for d in range(choices):
+            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                rise[w] += q[d * width + w]
+                rise[w] += share[w]
         for w in range(width):
             some = rise[w] > zero
             total = rise[w] if some else one
-            work[w] = one / total
+            first[w] = one / total
             rise[w] = log2(total) * ln2
         for d in range(choices):
+            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                q[d * width + w] *= work[w]
+                share[w] *= first[w]
         return
     if kind == HARD:
         for d in range(choices):
+            choice = x[d * width : (d + 1) * width]
+            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                best = one if x[d * width + w] == zero else zero
-                q[d * width + w] = best
+                best = one if choice[w] == zero else zero
+                share[w] = best
                 rise[w] += best
         for w in range(width):
-            work[w] = one / max(rise[w], one)
+            first[w] = one / max(rise[w], one)
             rise[w] = zero
         for d in range(choices):
+            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                q[d * width + w] *= work[w]
+                share[w] *= first[w]
         return
     # The threshold is approached from the left, where everything that counts is still above it.
     for w in range(width):
-        work[w] = -one
-        work[2 * width + w] = zero
+        first[w] = -one
+        third[w] = zero
     if kind == GINI:
         for _ in range(choices + 1):
             changed = 0
             for w in range(width):
                 rise[w] = zero
-                work[width + w] = zero
+                second[w] = zero
             for d in range(choices):
+                choice = x[d * width : (d + 1) * width]
                 for w in range(width):
-                    v = x[d * width + w]
-                    inside = v > work[w]
+                    v = choice[w]
+                    inside = v > first[w]
                     rise[w] += v if inside else zero
-                    work[width + w] += one if inside else zero
+                    second[w] += one if inside else zero
             for w in range(width):
-                count = max(work[width + w], one)
-                changed += 1 if count != work[2 * width + w] else 0
-                work[2 * width + w] = count
-                work[w] = (rise[w] - one) / count
+                count = max(second[w], one)
+                changed += 1 if count != third[w] else 0
+                third[w] = count
+                first[w] = (rise[w] - one) / count
             if changed == 0:
                 break
         for w in range(width):
             rise[w] = zero
         for d in range(choices):
+            choice = x[d * width : (d + 1) * width]
+            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                v = x[d * width + w]
-                p = max(v - work[w], zero)
-                q[d * width + w] = p
+                v = choice[w]
+                p = max(v - first[w], zero)
+                share[w] = p
                 gain = p * (v - half * p)
                 rise[w] += gain if p > zero else zero
         for w in range(width):
@@ -103,33 +113,36 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
     for _ in range(_NEWTON):
         for w in range(width):
             rise[w] = zero
-            work[width + w] = zero
+            second[w] = zero
         for d in range(choices):
+            choice = x[d * width : (d + 1) * width]
             for w in range(width):
-                r = max(half * x[d * width + w] - work[w], zero)
+                r = max(half * choice[w] - first[w], zero)
                 rise[w] += r * r
-                work[width + w] += r
+                second[w] += r
         largest = zero
         for w in range(width):
-            slope = work[width + w]
+            slope = second[w]
             step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
             largest = max(largest, step)
-            work[w] += max(step, zero)
+            first[w] += max(step, zero)
         if largest <= number(1e-7 if x.itemsize == 4 else 2e-16):
             break
     for w in range(width):
-        work[width + w] = zero
+        second[w] = zero
         rise[w] = zero
     for d in range(choices):
+        choice = x[d * width : (d + 1) * width]
+        share = q[d * width : (d + 1) * width]
         for w in range(width):
-            v = x[d * width + w]
-            r = max(half * v - work[w], zero)
-            q[d * width + w] = r * r
+            v = choice[w]
+            r = max(half * v - first[w], zero)
+            share[w] = r * r
             gain = r * r * v
             rise[w] += gain if r > zero else zero
-            work[width + w] += r * r * r
+            second[w] += r * r * r
     for w in range(width):
-        rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
+        rise[w] = max(rise[w] - (second[w] - one) * number(4.0 / 3.0), zero)
 
 
 @kernel
@@ -202,6 +215,7 @@ def respond(kind, choices, width, q, change, response, work):  # type: ignore[no
 
     J = diag(s) − ssᵀ/‖s‖₁ with s = q^(2−α) on the support; all in double precision but q.
     """
+    first, second = work[:width], work[width : 2 * width]
     size = choices * width
     for i in range(size):
         p = np.float64(q[i])
@@ -214,17 +228,19 @@ def respond(kind, choices, width, q, change, response, work):  # type: ignore[no
         else:
             response[i] = 0.0
     for w in range(width):
-        work[w] = 0.0
-        work[width + w] = 0.0
+        first[w] = 0.0
+        second[w] = 0.0
     for d in range(choices):
+        slope, moved = response[d * width : (d + 1) * width], change[d * width : (d + 1) * width]
         for w in range(width):
-            work[w] += response[d * width + w] * change[d * width + w]
-            work[width + w] += response[d * width + w]
+            first[w] += slope[w] * moved[w]
+            second[w] += slope[w]
     for w in range(width):
-        work[w] = work[w] / work[width + w] if work[width + w] > 0.0 else 0.0
+        first[w] = first[w] / second[w] if second[w] > 0.0 else 0.0
     for d in range(choices):
+        slope, moved = response[d * width : (d + 1) * width], change[d * width : (d + 1) * width]
         for w in range(width):
-            response[d * width + w] *= change[d * width + w] - work[w]
+            slope[w] *= moved[w] - first[w]
 
 
 @kernel
