@@ -63,14 +63,14 @@ def dtw_divergence(
     band: int | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    r"""Smoothed DTW without its bias: not negative, and zero for equal series.
+    r"""Smoothed DTW less its bias: zero for equal series, and not negative.
 
     .. math:: \mathrm{dtw}(x, y) - \tfrac12 \mathrm{dtw}(x, x) - \tfrac12 \mathrm{dtw}(y, y)
 
-    For ``Hard()`` that is DTW itself. For ``Shannon()`` it is the soft-DTW divergence, which is not negative (proven
-    for a cost close to the squared distance; for the squared distance no counterexample is known). For any other Ω this
-    difference can fall below zero, by about 1 % of gamma for series that differ little; there, and only there, the
-    positive part is taken, and such series count as equal.
+    For ``Hard()`` that is DTW itself. For ``Shannon()`` it is the soft-DTW divergence, of which Blondel, Mensch & Vert
+    prove that it is not negative under conditions on the cost; with the squared distance it was not in all our
+    experiments. For any other Ω this difference can fall below zero for series that differ little (SEARCH);
+    there, and only there, the positive part is taken, and such series count as equal.
 
     Arguments as in :func:`dtw`.
 
