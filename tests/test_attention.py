@@ -23,10 +23,12 @@ OMEGAS = [Gini(), Tsallis(1.5), Tsallis(1.2), Tsallis(3), Norm(2), 0.5 * Tsallis
 every_sparse_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(o).replace("\n", ""))
 
 
-@pytest.fixture(autouse=True, params=["dense", "lean"])
+@pytest.fixture(autouse=True, params=["dense", "lean", "parts"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything twice: with a matrix of weights, and with lists of supports wherever these can be used."""
-    monkeypatch.setattr(importlib.import_module("fenchel.attention"), "LEAN", 0 if request.param == "lean" else 1 << 60)
+    """Everything thrice: with a matrix of weights, with lists of supports where these can be used, by few queries."""
+    module = importlib.import_module("fenchel.attention")
+    monkeypatch.setattr(module, "LEAN", 0 if request.param == "lean" else 1 << 60)
+    monkeypatch.setattr(module, "PART", 8 if request.param == "parts" else 1 << 60)
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -456,3 +458,18 @@ def test_bad_input_is_named(arguments: dict[str, Any], error: type, names: str) 
         warnings.simplefilter("error")
         with pytest.raises(error, match=names):
             attention(**arguments)
+
+
+def test_a_parted_call_draws_the_same_dropout_again_and_learns_alpha() -> None:
+    query, key, value = (randn(2, 6, 4) for _ in range(3))
+    omega = Tsallis(1.5, learnable=True)
+    inputs = (query, key, value, omega.raw_alpha)
+    output = attention(query, key, value, omega, dropout_p=0.5)
+    direction = torch.randn_like(output)
+    once = torch.autograd.grad(output, inputs, direction, retain_graph=True)
+    assert all(map(torch.equal, once, torch.autograd.grad(output, inputs, direction)))
+
+
+def test_the_name_of_torch_for_grouped_queries_is_taken() -> None:
+    query, key, value = randn(4, 3, 2), randn(2, 5, 2), randn(2, 5, 2)
+    assert torch.equal(attention(query, key, value, enable_gqa=True), attention(query, key, value))

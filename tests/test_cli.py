@@ -4,6 +4,7 @@ import importlib
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from typer.testing import CliRunner
 
 import fenchel.studies
-from fenchel import bench, cli
+from fenchel import bench, cli, data
 from fenchel.bench import Case, Contestant, Goal, Workload
 from fenchel.studies import Context, Result, Study, Table, registry, studies
 from fenchel.warmup import Warmth
@@ -35,7 +36,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Study]:
         raise RuntimeError("out of luck")
 
     known = {"broken": Study("broken", "A broken study", "Nobody", 1, broken)}
-    known["echo"] = Study("echo", "An echo", "Somebody (2020)", 2, echo)
+    known["echo"] = Study("echo", "An echo", "Somebody (2020)", 2, echo, data=("mnist",), full=True)
     monkeypatch.setattr(registry, "_STUDIES", known)
     monkeypatch.delenv("FENCHEL_DATA", raising=False)
     return known
@@ -71,15 +72,15 @@ def test_list_shows_every_study_and_its_paper(registered: dict[str, Study]) -> N
 
 
 def test_run_saves_where_it_is_told(registered: dict[str, Study], tmp_path: Path) -> None:
-    data, out = tmp_path / "data", tmp_path / "out"
-    data.mkdir()
-    code, text = run("study", "run", "echo", "--data", str(data), "--seed", "7", "--out", str(out), "--full")
+    folder, out = tmp_path / "data", tmp_path / "out"
+    folder.mkdir()
+    code, text = run("study", "run", "echo", "--data", str(folder), "--seed", "7", "--out", str(out), "--full")
     assert code == 0
     assert "Echoed [text]." in text
     assert "What was asked" in text
     record = json.loads((out / "result.json").read_text(encoding="utf-8"))
-    assert record["tables"][0]["rows"] == [[7, str(data), "True"]]
-    assert record["command"] == f"fenchel study run echo --seed 7 --data {data} --full"
+    assert record["tables"][0]["rows"] == [[7, str(folder), "True"]]
+    assert record["command"] == "FENCHEL_DATA=… fenchel study run echo --seed 7 --full"
 
 
 def test_run_saves_under_the_studys_name_by_default(
@@ -107,6 +108,26 @@ def test_a_data_folder_that_is_not_there_is_refused(registered: dict[str, Study]
     assert "'--data'" in text
 
 
+def test_a_study_refuses_options_that_would_change_nothing(
+    registered: dict[str, Study], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = ("--out", str(tmp_path / "out"))
+    assert run("study", "run", "broken", "--data", str(tmp_path), *out) == (
+        2,
+        "broken reads no data: leave --data out.",
+    )
+    code, text = run("study", "run", "broken", "--full", *out)
+    assert (code, text) == (2, "broken has one protocol, and always follows it: leave --full out.")
+    code, text = run("study", "run", "echo", "--full", *out)
+    assert (code, text) == (2, "echo needs data for --full (mnist): give --data, or FENCHEL_DATA.")
+    registered["plain"] = replace(registered["echo"], name="plain", data=())
+    monkeypatch.setenv("FENCHEL_DATA", str(tmp_path))  # meant for others: no reason to refuse
+    assert run("study", "run", "plain", *out)[0] == 0
+    assert (
+        json.loads((tmp_path / "out" / "result.json").read_text(encoding="utf-8"))["tables"][0]["rows"][0][1] == "None"
+    )
+
+
 def test_an_unknown_study_exits_2_with_suggestions(registered: dict[str, Study]) -> None:
     code, text = run("study", "run", "eco")
     assert code == 2
@@ -119,6 +140,19 @@ def test_a_study_that_fails_exits_1_and_says_why(registered: dict[str, Study], t
     assert "broken failed" in text
     assert "RuntimeError: out of luck" in text
     assert not (tmp_path / "out").exists()
+
+
+def test_missing_data_is_told_without_a_traceback(registered: dict[str, Study], tmp_path: Path) -> None:
+    def reader(context: Context) -> Result:
+        data.mnist.load("test", context.data)
+        return Result("")
+
+    registered["reader"] = replace(registered["echo"], name="reader", function=reader)
+    code, text = run("study", "run", "reader", "--data", str(tmp_path), "--out", str(tmp_path / "out"))
+    assert code == 2
+    assert "t10k-images-idx3-ubyte" in text
+    assert "fenchel data fetch mnist" in text
+    assert "Traceback" not in text
 
 
 def test_the_tour_survives_a_failing_study(registered: dict[str, Study], tmp_path: Path) -> None:
@@ -138,6 +172,55 @@ def test_the_tour_keeps_to_embedded_data(
     monkeypatch.setenv("FENCHEL_DATA", str(tmp_path))
     assert run("tour", "--out", str(tmp_path))[0] == 0
     assert "<td>None</td>" in (tmp_path / "index.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder of data, and a cache, empty too."""
+    monkeypatch.setenv("FENCHEL_DATA", str(tmp_path / "data"))
+    monkeypatch.setenv("FENCHEL_CACHE", str(tmp_path / "cache"))
+    return tmp_path
+
+
+def test_data_list_counts_what_is_here(folders: Path) -> None:
+    code, text = run("data", "list")
+    assert code == 0
+    assert all(name in text for name in data.SETS)
+    assert "of 4" not in text
+    (folders / "data" / "mnist").mkdir(parents=True)
+    (folders / "data" / "mnist" / "t10k-labels-idx1-ubyte.gz").touch()
+    assert "1 of 4" in run("data", "list")[1]
+
+
+def test_data_where_tells_folders_and_files(folders: Path) -> None:
+    assert run("data", "where") == (0, f"{folders / 'data'} {folders / 'cache'}")
+    code, text = run("data", "where", "mnist")
+    assert code == 2
+    assert "fenchel data fetch mnist" in text
+    file = folders / "cache" / "mnist" / "train-labels-idx1-ubyte.gz"
+    file.parent.mkdir(parents=True)
+    file.touch()
+    assert run("data", "where", "mnist") == (0, str(file))
+    assert run("data", "where", "minst") == (
+        2,
+        f"There is no data set called 'minst'. Data sets: {', '.join(data.SETS)}.",
+    )
+
+
+def test_data_fetch_keeps_what_it_gets_and_says_what_it_cannot(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    there = folders / "there"
+    there.write_bytes(b"content")
+    known = data.DataSet("small", "A small set", "do as you like", [data.Source("file", there.as_uri())])
+    lost = data.DataSet("lost", "A lost set", "", [data.Source("file", (folders / "absent").as_uri())])
+    monkeypatch.setattr(data, "SETS", {"small": known, "lost": lost})
+    code, text = run("data", "fetch", "small")
+    assert code == 0
+    assert f"Fetched 1 files into {folders / 'cache' / 'small'}. Terms: do as you like." in text
+    assert (folders / "cache" / "small" / "file").read_bytes() == b"content"
+    assert "Nothing to fetch" in run("data", "fetch", "small")[1]
+    code, text = run("data", "fetch", "lost")
+    assert code == 2
+    assert f"could not download {(folders / 'absent').as_uri()}" in text
 
 
 @pytest.fixture

@@ -19,6 +19,15 @@ def test_the_first_example_prints_what_the_readme_says(capsys: pytest.CaptureFix
     assert capsys.readouterr().out == printed
 
 
+def test_every_example_of_the_readme_runs_after_those_before_it() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    names: dict[str, object] = {}
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) >= 4
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+
+
 def test_the_readme_has_a_place_for_the_figures_of_the_benchmark() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| new |" in bench.insert(text, "| new |")

@@ -44,10 +44,17 @@ def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, chunk: int, causa
     agree(monkeypatch, (randn(2, 4, 3, 6), randn(2, 2, 50, 6), randn(2, 2, 50, 5)), is_causal=causal)
 
 
-@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
 def test_supports_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
+    """By lists all, some chunks, and none."""
     monkeypatch.setattr(lean, "SPARSE", share)
-    agree(monkeypatch, (randn(2, 30, 4), randn(2, 600, 4), randn(2, 600, 3)), omega=Tsallis(1.4))
+    monkeypatch.setattr(lean, "CHUNK", 10 * 600)
+    query = randn(2, 30, 4)
+    query = (query * torch.linspace(0.1, 5, 30, dtype=query.dtype).unsqueeze(-1)).detach().requires_grad_()
+    inputs = (query, randn(2, 600, 4), randn(2, 600, 3))
+    agree(monkeypatch, inputs, omega=Tsallis(1.4))
+    agree(monkeypatch, inputs, omega=Tsallis(2.0), is_causal=True)
+    agree(monkeypatch, inputs, omega=Tsallis(1.5), attn_mask=torch.rand(30, 600) < 0.5)
 
 
 def test_flat_scores_have_wide_supports_and_stay_exact(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,18 +135,20 @@ def test_forward_mode_is_right() -> None:
     assert_close(tangent, change / (2 * step), atol=1e-8, rtol=1e-6)
 
 
-def test_no_matrix_of_queries_and_keys_is_held(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("share", [0.0, 1 / 16])
+def test_no_matrix_of_queries_and_keys_is_held(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     seen = []
-    original = lean._Pass.lists
+    original = lean._Pass.scores
 
-    def watch(self: lean._Pass, chunk: lean.Chunk) -> lean.Lists:
-        lists = original(self, chunk)
+    def watch(self: lean._Pass, chunk: lean.Chunk) -> object:
+        scores = original(self, chunk)
         seen.append(self._room.numel())
         assert len(chunk.rows) < 1000
-        return lists
+        return scores
 
-    monkeypatch.setattr(lean._Pass, "lists", watch)
+    monkeypatch.setattr(lean._Pass, "scores", watch)
     monkeypatch.setattr(lean, "CHUNK", 1 << 16)
+    monkeypatch.setattr(lean, "SPARSE", share)
     query, key, value = (torch.randn(2, 1000, 8, requires_grad=True) for _ in range(3))
     attention(query, key, value, is_causal=True).sum().backward()
     attention(query, key, value, attn_mask=torch.rand(1000, 1000) < 0.5).sum().backward()

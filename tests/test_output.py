@@ -577,3 +577,26 @@ def test_the_module_is_a_linear_layer_with_its_loss() -> None:
     assert_close(module.probabilities(hidden), fenchel.entmax(linear(hidden), 1.3))
     assert "in_features=5, out_features=30, bias=True, alpha=1.3" in repr(module)
     assert functional_call(module, dict(module.named_parameters()), (hidden, target)).shape == ()
+
+
+def test_an_alpha_that_is_learned_stays_inside_its_bounds() -> None:
+    hidden, scores, target = torch.randn(6, 4), 5 * torch.randn(6, 9), torch.randint(9, (6,))
+    layer = fenchel.nn.LinearEntmaxLoss(4, 9, alpha=1.9, learnable=True)
+    criterion = fenchel.nn.EntmaxLoss(1.9, learnable=True)
+    for module, first in ((layer, hidden), (criterion, scores)):
+        optimizer = torch.optim.SGD(module.parameters(), lr=100.0)
+        for _ in range(20):
+            optimizer.zero_grad()
+            module(first, target).backward()
+            optimizer.step()
+        alpha = module.omega.alpha.item()
+        assert 1 <= alpha <= 2
+        assert abs(alpha - 1.9) > 0.05
+        assert "omega.raw_alpha" in module.state_dict()
+
+
+def test_a_layer_wants_a_number_for_alpha() -> None:
+    with pytest.raises(TypeError, match="alpha must be a number or a tensor, got Tsallis"):
+        fenchel.nn.LinearEntmaxLoss(4, 5, alpha=fenchel.Tsallis(1.5))
+    with pytest.raises(ValueError, match="learnable=True"):
+        fenchel.nn.LinearEntmaxLoss(4, 5, alpha=2.5)

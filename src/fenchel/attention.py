@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -16,12 +16,17 @@ from torch.nn import functional as F
 from fenchel import kernels
 from fenchel.lean import NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, Scaled, check_omega
-from fenchel.regularizers.family import Parameter, tracks_forward
+from fenchel.regularizers.custom import Custom
+from fenchel.regularizers.family import Parameter, apply_function, tracks_forward
 from fenchel.regularizers.rows import broadcasts, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 
 LEAN = 1 << 16
 """From this many scores on, supports alone are worked on where that can be done; below, a matrix is faster."""
+
+
+PART = 1 << 19
+"""Scores that are held at a time where there are more than so many, and no supports to work on."""
 
 
 @overload
@@ -36,6 +41,7 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: Literal[False] = False,
+    enable_gqa: bool = True,
 ) -> Tensor: ...
 
 
@@ -51,6 +57,7 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: Literal[True, "sparse"],
+    enable_gqa: bool = True,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -65,6 +72,7 @@ def attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: bool | Literal["sparse"] = False,
+    enable_gqa: bool = True,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Average values by a regularized choice among keys.
 
@@ -72,6 +80,10 @@ def attention(
 
     The shapes are those of ``torch.nn.functional.scaled_dot_product_attention``, which this equals for ``Shannon()``.
     A query whose keys are all masked gets zeros.
+
+    A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
+    supports alone (on the CPU), any other Ω but ``Custom`` on some queries at a time, which are computed again in the
+    backward pass.
 
     Args:
         query: (…, L, E).
@@ -82,6 +94,7 @@ def attention(
         is_causal: query i attends to keys 0 … i. Excludes ``attn_mask``.
         scale: of the scores; 1/√E by default.
         dropout_p: the share of weights to drop; the rest is scaled up.
+        enable_gqa: taken for the sake of torch's signature; heads are grouped wherever they are fewer.
         return_weights: True: also the weights, (…, L, S); ``"sparse"``: as one CSR matrix, rows flattened.
 
     Returns:
@@ -112,6 +125,30 @@ def attention(
         with contextlib.suppress(NotFiniteError):
             return _by_supports(query, key, value, *lean, shape, attn_mask, is_causal, scale, dropout_p, return_weights)
     key, value = _share_heads(query, key), _share_heads(query, value)
+    if not return_weights and _parted(omega, query, key, value, attn_mask, dropout_p, shape):
+        return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape)
+    if is_causal:
+        attn_mask = _causal(range(shape[-2]), shape[-1], query)
+    output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p)
+    if not return_weights:
+        return output
+    if return_weights == "sparse":
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return output, weights.reshape(-1, weights.shape[-1]).to_sparse_csr()
+    return output, weights
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    omega: Regularizer,
+    attn_mask: Tensor | None,
+    scale: float,
+    dropout_p: float,
+) -> tuple[Tensor, Tensor]:
+    """Output and weights by the formula, for heads that are not shared."""
     narrow = query.dtype in (torch.float16, torch.bfloat16)
     if narrow and not torch.is_autocast_enabled(query.device.type):
         # Scores in half precision would lose the order of the keys, and overflow: weights are rounded instead.
@@ -120,21 +157,96 @@ def attention(
     else:
         scores = (query * scale) @ key.transpose(-2, -1)
         dtype = scores.dtype
-    if is_causal:
-        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     mask = attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else None
     if attn_mask is not None and mask is None:
         scores = scores + attn_mask.to(scores.dtype)
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
     weights = (omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores).to(dtype)
-    output = F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value
-    if not return_weights:
-        return output
-    if return_weights == "sparse":
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return output, weights.reshape(-1, weights.shape[-1]).to_sparse_csr()
-    return output, weights
+    return (F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value), weights
+
+
+def _causal(rows: range, keys: int, like: Tensor) -> Tensor:
+    """Which keys the queries of these rows may see."""
+    place = torch.arange(rows.start, rows.stop, device=like.device)
+    return place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
+
+
+def _parted(
+    omega: Regularizer,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    shape: Sequence[int],
+) -> bool:
+    """Whether the scores are too many to be held, and can be made for some queries at a time."""
+    if math.prod(shape) <= PART or tracks_forward() or not kernels.concrete(query, key, value):
+        return False
+    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not query.is_cpu):
+        return False
+    held = [*omega.parameters(), *omega.buffers()]
+    if any(isinstance(each, Custom) for each in omega.modules()) or any(t.dim() > 1 and t.shape[-2] > 1 for t in held):
+        return False  # parameters of single queries would have to be parted too
+    return attn_mask is None or not attn_mask.requires_grad
+
+
+def _by_parts(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    omega: Regularizer,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float,
+    dropout_p: float,
+    shape: Sequence[int],
+) -> Tensor:
+    """The formula for some queries at a time; what it takes to differentiate it is computed again when it is needed."""
+    *batch, length, keys = shape
+    size = max(PART // max(math.prod(batch) * keys, 1), 1)
+    learned = [t for t in (*omega.parameters(), *omega.buffers()) if t.requires_grad]
+    parts = []
+    for first in range(0, length, size):
+        rows = range(first, min(first + size, length))
+        seen = min(rows.stop, keys) if is_causal else keys
+        mask = attn_mask
+        if is_causal:
+            mask = _causal(rows, seen, query)
+        elif mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+            mask = mask[..., rows.start : rows.stop, :]
+        arguments = (query[..., rows.start : rows.stop, :], key[..., :seen, :], value[..., :seen, :])
+
+        def part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = mask) -> Tensor:
+            return _plain(q, k, v, omega, mask, scale, dropout_p)[0]
+
+        parts.append(apply_function(_Again, part, bool(dropout_p), *arguments, *learned))
+    return torch.cat(parts, dim=-2)
+
+
+class _Again(torch.autograd.Function):
+    """A function of three tensors that keeps nothing but them, and is computed again to be differentiated.
+
+    What else it reads and may be differentiated in comes after them.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Tensor], random: bool, *tensors: Tensor) -> Tensor:
+        ctx.function, ctx.state = function, torch.get_rng_state() if random else None
+        ctx.save_for_backward(*tensors)
+        return function(*tensors[:3])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        tensors = ctx.saved_tensors
+        wanted = [t for t, needed in zip(tensors, ctx.needs_input_grad[2:], strict=True) if needed]
+        again = torch.is_grad_enabled()
+        with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=ctx.state is not None):
+            if ctx.state is not None:
+                torch.set_rng_state(ctx.state)
+            output = ctx.function(*tensors[:3])
+        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=again, allow_unused=True))
+        return None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:])
 
 
 def _lean(

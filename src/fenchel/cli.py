@@ -1,4 +1,4 @@
-"""`fenchel`: the tour through the papers, one study at a time, the benchmark, and the kernels compiled ahead."""
+"""`fenchel`: the tour through the papers, one study at a time, data, the benchmark, and the kernels compiled ahead."""
 
 from __future__ import annotations
 
@@ -18,9 +18,8 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import bench, kernels, studies
+    from fenchel import bench, data, kernels, studies
     from fenchel.studies import report
-    from fenchel.studies.registry import DATA_VARIABLE
     from fenchel.studies.result import show
     from fenchel.studies.runs import version
     from fenchel.warmup import warmup
@@ -32,6 +31,8 @@ except ModuleNotFoundError as error:
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 study = typer.Typer(no_args_is_help=True)
 app.add_typer(study, name="study", help="One study: a figure or a table of a paper, computed again.")
+data_sets = typer.Typer(no_args_is_help=True)
+app.add_typer(data_sets, name="data", help="Real data for the studies: which sets, where they lie, how to get them.")
 
 console = Console()
 errors = Console(stderr=True)
@@ -66,6 +67,8 @@ def main(
     [cyan]fenchel study run paths[/cyan]         one of them: pictures, tables, a record
 
     [cyan]fenchel study run paths --help[/cyan]  its options: data, seed, folder, full protocol
+
+    [cyan]fenchel data list[/cyan]               real data for the studies, and how to get it
 
     [cyan]fenchel bench[/cyan]                   how fast it is here, beside torch and other packages
 
@@ -109,12 +112,14 @@ def list_studies() -> None:
 
 @study.command("run")
 def run_study(
+    context: typer.Context,
     name: Annotated[str, typer.Argument(help="As `fenchel study list` shows it.")],
-    data: Annotated[
+    folder: Annotated[
         Path | None,
         typer.Option(
+            "--data",
             help="Folder of real data; without it, the embedded sample.",
-            envvar=DATA_VARIABLE,
+            envvar=data.VARIABLE,
             exists=True,
             file_okay=False,
         ),
@@ -129,12 +134,23 @@ def run_study(
     try:
         chosen = studies.find(name)
     except studies.UnknownStudyError as error:
-        errors.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise _refusal(error) from None
+    if not chosen.data:
+        # The environment speaks to all studies, an option to this one.
+        given = context.get_parameter_source("folder")
+        if given is not None and given.name == "COMMANDLINE":
+            raise _refusal(f"{name} reads no data: leave --data out.")
+        folder = None
+    if full and not chosen.full:
+        raise _refusal(f"{name} has one protocol, and always follows it: leave --full out.")
+    if full and chosen.data and folder is None:
+        raise _refusal(f"{name} needs data for --full ({', '.join(chosen.data)}): give --data, or {data.VARIABLE}.")
     with _bars() as bars:
         bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
-        run = studies.run(chosen, studies.Context(data, seed, full, bar))
+        run = studies.run(chosen, studies.Context(folder, seed, full, bar))
         bars.update(bar.task, completed=1.0, note="")
+    if isinstance(run.error, data.MissingDataError | data.BrokenDataError):
+        raise _refusal(run.error)
     _explain(run.study.name, run.error)
     if run.result is None:
         raise typer.Exit(1)
@@ -146,9 +162,52 @@ def run_study(
         for row in table.rows:
             grid.add_row(*(escape(show(cell)) for cell in row))
         console.print(grid)
-    folder = out or Path("report") / chosen.name
-    run.save(folder)
-    console.print(f"Saved to {folder} in {run.seconds:.1f} s.", markup=False, soft_wrap=True)
+    results = out or Path("report") / chosen.name
+    run.save(results)
+    console.print(f"Saved to {results} in {run.seconds:.1f} s.", markup=False, soft_wrap=True)
+
+
+@data_sets.command("list")
+def list_data() -> None:
+    """List the data sets: what they are, and which of their files are here."""
+    table = Table("name", "what it is", "licence", "files here", box=None, header_style="bold", pad_edge=False)
+    for each in data.SETS.values():
+        here = data.present(each)
+        found = "none" if not here else f"{len(here)} of {max(len(here), len(each.sources))}"
+        table.add_row(f"[cyan]{each.name}[/cyan]", each.title, each.licence, found)
+    console.print(table)
+
+
+@data_sets.command("where")
+def where_data(
+    name: Annotated[str | None, typer.Argument(help="A set: show its files. Without one, the folders.")] = None,
+) -> None:
+    """Show where data is looked for, first to last, or where the files of a set lie."""
+    try:
+        chosen = None if name is None else _data_set(name)
+        for path in data.folders() if chosen is None else data.present(chosen):
+            console.print(str(path), markup=False, highlight=False, soft_wrap=True)
+        if chosen is not None and not data.present(chosen):
+            data.locate(chosen, chosen.sources[0].name)  # says what is missing, and how to get it
+    except (LookupError, data.MissingDataError) as error:
+        raise _refusal(error) from None
+
+
+@data_sets.command("fetch")
+def fetch_data(
+    name: Annotated[str, typer.Argument(help="As `fenchel data list` shows it.")],
+    into: Annotated[Path | None, typer.Option(help="Folder to put it in; the cache if not given.")] = None,
+) -> None:
+    """Download a data set, check it, and keep it."""
+    try:
+        chosen = _data_set(name)
+        with _bars() as bars:
+            new = _follow(bars, chosen.title, lambda bar: data.fetch(chosen, into, bar))
+    except (LookupError, OSError, data.BrokenDataError) as error:
+        raise _refusal(error) from None
+    folder = (into or data.cache()) / chosen.name
+    text = f"Fetched {len(new)} files into {folder}." if new else f"Nothing to fetch: {folder} has it all."
+    console.print(f"{text} Terms: {chosen.licence}.", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("bench")
@@ -172,8 +231,7 @@ def run_bench(
         if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
             bench.insert(readme.read_text(encoding="utf-8"), "")
     except (LookupError, OSError, ValueError) as error:
-        errors.print(str(error), style="red", markup=False, soft_wrap=True)
-        raise typer.Exit(2) from None
+        raise _refusal(error) from None
     if only_list:
         _list_workloads(chosen)
         return
@@ -217,6 +275,18 @@ def run_warmup() -> None:
         text = f"Compiled {warmth.compiled} kernels and loaded {warmth.loaded} in {warmth.seconds:.1f} s. "
         text += f"The cache lies in {warmth.cache}." if warmth.cache else "There is no folder to cache them in."
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _data_set(name: str) -> data.DataSet:
+    if name not in data.SETS:
+        raise LookupError(f"There is no data set called {name!r}. Data sets: {', '.join(data.SETS)}.")
+    return data.SETS[name]
+
+
+def _refusal(reason: object) -> typer.Exit:
+    """Say why a command cannot be done; to be raised."""
+    errors.print(str(reason), style="red", markup=False, soft_wrap=True)
+    return typer.Exit(2)
 
 
 def _list_workloads(workloads: list[bench.Workload]) -> None:

@@ -2,11 +2,13 @@
 
 For entmax the weights of a query are few. Scores are made for a chunk of queries at a time, their supports kept as
 (indices, weights), and everything after, the products with the values and all of the backward pass, works on these
-lists. A chunk whose supports are not sparse is forgotten and made again when it is needed.
+lists. Where supports are not sparse, the products of a chunk are dense, and its weights are forgotten and made again
+when they are needed.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +23,7 @@ CHUNK = 1 << 21
 """Scores that are held at a time."""
 
 SPARSE = 1 / 16
-"""The share of a chunk up to which its supports are kept for the backward pass."""
+"""The share of a chunk's scores up to which it is worked on by lists, which are kept for the backward pass."""
 
 Array = np.ndarray[Any, Any]
 
@@ -98,9 +100,9 @@ class _Pass:
     """Forward and backward over the chunks, on arrays."""
 
     def __init__(self, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> None:
-        from fenchel.kernels import attention, maps, pool
+        from fenchel.kernels import attention, maps, pool, rows
 
-        self.loops, self.over_rows = attention, pool.over_rows
+        self.loops, self.maps, self.over_rows = attention, rows, pool.over_rows
         self.task = task
         self.query, self.key, self.value = (t.detach().contiguous() for t in (query, key, value))
         self.heads, self.rows, _ = query.shape
@@ -123,8 +125,8 @@ class _Pass:
     def part(self, chunk: Chunk, tensor: Tensor) -> Tensor:
         return tensor[chunk.heads.start : chunk.heads.stop, chunk.rows.start : chunk.rows.stop]
 
-    def lists(self, chunk: Chunk) -> Lists:
-        """The supports of a chunk, from its scores."""
+    def scores(self, chunk: Chunk) -> tuple[Tensor, Array]:
+        """The scores of a chunk, (heads, rows, keys that any of them sees), masked, and how many keys each row sees."""
         limits = np.array([self.keys])
         seen = self.keys
         if self.task.causal:
@@ -135,7 +137,6 @@ class _Pass:
         count = len(chunk.heads) * len(chunk.rows)
         if self._room.numel() < count * seen:  # room for any chunk, however many keys it sees
             self._room = torch.empty(count * self.keys, dtype=self.query.dtype)
-            self._places = np.empty(count * self.keys, np.int32)
         scores = self._room[: count * seen].view(shape)
         keys = self.key[chunk.heads.start : chunk.heads.stop, :seen]
         queries = self.part(chunk, self.query)
@@ -149,12 +150,22 @@ class _Pass:
                 scores.masked_fill_(~mask, -torch.inf)
             else:
                 scores += mask
+        return scores, limits
+
+    def lists(self, chunk: Chunk, most: float = math.inf) -> Lists | None:
+        """The supports of a chunk, from its scores; None if they have more than ``most`` entries."""
+        scores, limits = self.scores(chunk)
+        count, seen = scores.shape[0] * scores.shape[1], scores.shape[2]
+        if self._places.size < count * seen:
+            self._places = np.empty(count * self.keys, np.int32)
         x, places = scores.view(count, seen).numpy(), self._places[: count * seen].reshape(count, seen)
         counts = np.empty(count, np.int64)
         self.over_rows(self.loops.select, count, x.size, x, self.each(chunk, self.powers), limits, places, counts)
         if counts.min(initial=0) < 0:
             raise NotFiniteError
         starts = np.concatenate([[0], np.cumsum(counts)])
+        if starts[-1] > most:
+            return None
         weights, indices = np.empty(starts[-1], x.dtype), np.empty(starts[-1], np.int32)
         self.over_rows(self.loops.pack, count, starts[-1], x, places, starts, weights, indices)
         kept: Array = np.empty(0, x.dtype)
@@ -162,6 +173,20 @@ class _Pass:
             ones = torch.ones(weights.size, dtype=self.query.dtype)
             kept = torch.nn.functional.dropout(ones, self.task.dropout).numpy()
         return Lists(starts, indices, weights, kept)
+
+    def weights(self, chunk: Chunk) -> Tensor:
+        """All weights of a chunk, (heads, rows, keys that any of them sees), in place of its scores."""
+        scores, limits = self.scores(chunk)
+        if self.task.causal:
+            hidden = torch.arange(scores.shape[2]) >= torch.from_numpy(limits).unsqueeze(-1)
+            scores.masked_fill_(hidden.view(scores.shape), -torch.inf)
+        x = scores.view(-1, scores.shape[2]).numpy()
+        self.over_rows(self.maps.entmax, len(x), x.size, x, self.each(chunk, self.powers), x)
+        return scores
+
+    def sees(self, chunk: Chunk, weights: Tensor, tensor: Tensor) -> Tensor:
+        """What belongs to the keys that a chunk has weights for."""
+        return tensor[chunk.heads.start : chunk.heads.stop, : weights.shape[2]]
 
     def offsets(self, chunk: Chunk) -> Array:
         """Where the keys of each row's head begin."""
@@ -171,30 +196,56 @@ class _Pass:
         """The output, and the supports of the chunks that are sparse."""
         output = self.value.new_empty(self.heads, self.rows, self.value.shape[-1])
         found: list[Lists | None] = []
+        by_lists = self.task.wants_weights or self.task.dropout > 0
+        dense = False
         for chunk in self.chunks():
-            lists = self.lists(chunk)
-            out = self.part(chunk, output)
-            out = out if out.is_contiguous() else torch.empty_like(out)
-            rows = out.view(-1, out.shape[-1]).numpy()
-            used = lists.weights * lists.kept if lists.kept.size else lists.weights
-            work = max(used.size * rows.shape[1], rows.size)
-            self.over_rows(
-                self.loops.combine,
-                len(rows),
-                work,
-                lists.starts,
-                used,
-                lists.indices,
-                self.offsets(chunk),
-                self.flat_value,
-                rows,
-            )
-            self.part(chunk, output).copy_(out)
-            if self.task.wants_weights:
+            most = SPARSE * len(chunk.heads) * len(chunk.rows) * self.keys
+            lists = None if dense else self.lists(chunk, math.inf if by_lists else most)
+            if lists is None:
+                weights = self.weights(chunk)
+                values = self.sees(chunk, weights, self.value)
+                self.part(chunk, output).copy_(torch.bmm(weights, values))
+                if not bool(weights.sum().isfinite()):
+                    raise NotFiniteError
+                dense = int(torch.count_nonzero(weights)) > most  # so will be the next, in all likelihood
+            else:
+                self._combine(chunk, lists, output)
+            if self.task.wants_weights and lists is not None:
                 self.task.lists.append(lists)
-            sparse = self.task.wants_weights or used.size <= SPARSE * len(rows) * self.keys or self.task.dropout > 0
-            found.append(lists if keep and sparse else None)
+            found.append(lists if keep else None)
         return output, found
+
+    def _combine(self, chunk: Chunk, lists: Lists, output: Tensor) -> None:
+        """The output of a chunk from its supports."""
+        out = self.part(chunk, output)
+        out = out if out.is_contiguous() else torch.empty_like(out)
+        rows = out.view(-1, out.shape[-1]).numpy()
+        used = lists.weights * lists.kept if lists.kept.size else lists.weights
+        work = max(used.size * rows.shape[1], rows.size)
+        offsets = self.offsets(chunk)
+        self.over_rows(
+            self.loops.combine, len(rows), work, lists.starts, used, lists.indices, offsets, self.flat_value, rows
+        )
+        self.part(chunk, output).copy_(out)
+
+    def _pull_back(self, chunk: Chunk, grad: Tensor, to: tuple[Tensor, Tensor, Tensor, Tensor], learns: bool) -> None:
+        """``backward`` of a chunk whose supports are not sparse, by dense products."""
+        weights = self.weights(chunk)
+        to_query, to_key, to_value, to_alpha = to
+        g, q = self.part(chunk, grad), self.part(chunk, self.query)
+        keys, values = (self.sees(chunk, weights, t) for t in (self.key, self.value))
+        pulls = torch.bmm(g, values.transpose(1, 2))
+        slopes = torch.empty_like(pulls)
+        self.sees(chunk, weights, to_value).add_(torch.bmm(weights.transpose(1, 2), g))
+        p, dp, ds = (t.view(-1, t.shape[2]).numpy() for t in (weights, pulls, slopes))
+        powers = self.each(chunk, self.powers)
+        if learns:
+            alphas = np.empty(len(p), p.dtype)
+            self.over_rows(self.maps.entmax_alpha, len(p), p.size, p, powers, dp, alphas)
+            self.part(chunk, to_alpha).copy_(torch.from_numpy(alphas).view(g.shape[:2]))
+        self.over_rows(self.maps.entmax_product, len(p), p.size, p, powers, dp, ds)
+        self.part(chunk, to_query).copy_(torch.bmm(slopes, keys))
+        self.sees(chunk, weights, to_key).add_(torch.bmm(slopes.transpose(1, 2), q))
 
     def backward(
         self, found: list[Lists | None], grad: Tensor, weight_grad: Tensor, learns: bool
@@ -204,7 +255,10 @@ class _Pass:
         to_key, to_value = torch.zeros_like(self.key), torch.zeros_like(self.value)
         to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
         for chunk, kept in zip(self.chunks(), found, strict=True):
-            lists = self.lists(chunk) if kept is None else kept
+            if kept is None:
+                self._pull_back(chunk, grad, (to_query, to_key, to_value, to_alpha), learns)
+                continue
+            lists = kept
             g, q = (self.part(chunk, t).reshape(-1, t.shape[-1]).contiguous().numpy() for t in (grad, self.query))
             slopes = np.empty_like(lists.weights)
             queries = np.empty_like(q)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
@@ -21,7 +22,7 @@ def fy_loss(
     target: Tensor,
     omega: Regularizer,
     *,
-    dim: int = -1,
+    dim: int | tuple[int, int] = -1,
     mask: Tensor | None = None,
     weight: Tensor | None = None,
     ignore_index: int = -100,
@@ -41,7 +42,7 @@ def fy_loss(
         target: class indices (integers, shape of scores without ``dim``) or probabilities (shape of scores); for
             ``KSubsets`` a floating-point vector of ones and zeros, or anything between, that sums to its k.
         omega: the regularizer.
-        dim: the class dimension.
+        dim: the class dimension; for ``TotalVariation2d`` the pair of the grid, the last two by default.
         mask: boolean, broadcasts to ``scores``; True = may receive mass. A masked target has loss +inf.
         weight: a factor for each class; with class indices only.
         ignore_index: a target that is left out of the loss and of the mean; with class indices only.
@@ -66,7 +67,10 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     check_omega(omega)
-    dim = check_scores(scores, dim)
+    if isinstance(omega, TotalVariation2d) and isinstance(scores, Tensor):
+        scores, target, omega = omega.in_rows(scores, target, None if dim == -1 else dim, mask)
+        dim, mask = -1, None
+    dim = check_scores(scores, dim)  # type: ignore[arg-type]
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
     dtype = torch.float32 if narrow and torch.is_autocast_enabled(scores.device.type) else scores.dtype

@@ -75,7 +75,7 @@ def linear_entmax_loss(
 
     References: Peters, Niculae & Martins (2019), section 3.2.
     """
-    alpha = _check_alpha(alpha)
+    alpha = check_alpha(alpha)
     check_reduction(reduction)
     _check_layer(hidden, weight, bias)
     index = _check_target(target, hidden, weight, ignore_index)
@@ -102,7 +102,8 @@ def linear_entmax_loss(
 # -- what comes in ---------------------------------------------------------------------------------------------------
 
 
-def _check_alpha(alpha: float | Tensor) -> float | Tensor:
+def check_alpha(alpha: float | Tensor) -> float | Tensor:
+    """Check that alpha is one number in [1, 2]; a float, or the tensor if it is to be differentiated."""
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
     if isinstance(alpha, Tensor):
         if alpha.numel() != 1:
@@ -111,7 +112,10 @@ def _check_alpha(alpha: float | Tensor) -> float | Tensor:
             return alpha
     value = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
     if not 1 <= value <= 2:
-        raise ValueError(f"alpha must satisfy {_ALLOWED}, got {value:g}; for others use fenchel.entmax_loss")
+        raise ValueError(
+            f"alpha must satisfy {_ALLOWED}, got {value:g}; for others use fenchel.entmax_loss, to learn one "
+            "inside these bounds nn.LinearEntmaxLoss(…, learnable=True)"
+        )
     return alpha if isinstance(alpha, Tensor) and alpha.requires_grad else value
 
 

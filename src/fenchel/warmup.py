@@ -99,12 +99,14 @@ def calls() -> dict[str, Call]:
         "entmax": lambda s: fenchel.entmax(s, 1.33),
         "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
         "entmax, a learned alpha": lambda s: fenchel.entmax(s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)),
+        "normmax 2": fenchel.normmax,
         "normmax": lambda s: fenchel.normmax(s, 3.0),
         "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
         "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
         "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
         "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
-        "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s)),
+        "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
+        "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
         "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
         "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
         "k_subsets": lambda s: fenchel.k_subsets(s, 2),
@@ -115,6 +117,8 @@ def calls() -> dict[str, Call]:
         "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
         "attention": lambda s: fenchel.attention(*_heads(s)),
         "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+        "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
+        "causal attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), is_causal=True),
         "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
         "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
         "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
@@ -124,6 +128,9 @@ def calls() -> dict[str, Call]:
         "alignments": _alignments,
         "lattices": _lattices,
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
+        "decoding, any alpha": lambda s: fenchel.attention(
+            _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
+        ),
     }
     return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
 

@@ -23,10 +23,12 @@ from fenchel.factors import (
     Or,
     OrOut,
     Pair,
+    Structured,
     Variables,
     Xor,
     XorOut,
 )
+from fenchel.structures import Subsets
 
 RULES: dict[str, Callable[[tuple[int, ...]], bool]] = {
     "Xor": lambda y: sum(y) == 1,
@@ -443,3 +445,39 @@ def test_kinds_are_printed_by_size() -> None:
     assert repr(graph.factors[0]) == "Xor(3 variables)"
     assert repr(u) == "Variables(shape=(3, 2))"
     assert repr(graph.solve()) == "Solution(residual=0.0e+00, iterations=0, converged=True)"
+
+
+@pytest.mark.parametrize(
+    ("factor", "scores", "jacobian"),
+    [
+        (Xor, [0.5, 0.5], [[0.5, -0.5], [-0.5, 0.5]]),
+        (lambda u: Exactly(u, 2), [0.5, 0.5, 1.0], [[0.5, -0.5, 0.0], [-0.5, 0.5, 0.0], [0.0, 0.0, 0.0]]),
+        (lambda u: Budget(u, 1), [0.0, 2.0], [[0.0, 0.0], [0.0, 0.0]]),
+    ],
+)
+def test_scores_that_meet_the_constraint_exactly_move_along_it(factor, scores, jacobian) -> None:  # type: ignore[no-untyped-def]
+    def values(s: torch.Tensor) -> torch.Tensor:
+        graph = FactorGraph()
+        u = graph.variables(s)
+        graph.add(factor(u))
+        graph.solve()
+        return u.value
+
+    found = torch.autograd.functional.jacobian(values, torch.tensor(scores, dtype=torch.float64))
+    torch.testing.assert_close(found, torch.tensor(jacobian, dtype=torch.float64))
+
+
+def test_a_structure_of_negated_variables_respects_what_is_forced_off() -> None:
+    graph = FactorGraph()
+    u = graph.variables(torch.tensor([0.5, 0.3, -torch.inf], dtype=torch.float64))
+    graph.add(Structured(~u, Subsets(2)))
+    graph.solve()
+    # Of the two other literals one is on: the nearest point to (0.5, 0.3) with sum 1.
+    torch.testing.assert_close(u.value, torch.tensor([0.6, 0.4, 0.0], dtype=torch.float64))
+
+
+def test_a_pair_cannot_be_forbidden_by_its_score() -> None:
+    graph = FactorGraph()
+    u = graph.variables(torch.tensor([0.5, 0.3]))
+    with pytest.raises(ValueError, match="AtMostOne"):
+        graph.add(Pair(u[0], u[1], -torch.inf))

@@ -391,3 +391,16 @@ def test_what_is_fused_is_equal_to_the_bit_in_single_precision() -> None:
     assert torch.allclose(single.double(), double, atol=1e-7)
     support: Tensor = double > 0
     assert torch.equal((single[:, 1:] == single[:, :-1]) & support[:, 1:], (double.diff(dim=-1) == 0) & support[:, 1:])
+
+
+def test_losses_and_modules_take_grids() -> None:
+    scores, omega = torch.randn(2, 3, 4, 5), TotalVariation2d(0.1)
+    index, soft = torch.randint(20, (2, 3)), torch.randn(2, 3, 4, 5).flatten(-2).softmax(-1).view(2, 3, 4, 5)
+    for target in (index, soft):
+        expected = omega.loss(scores, target)
+        for dim in (-1, (-2, -1)):
+            assert torch.equal(fenchel.fy_loss(scores, target, omega, dim=dim, reduction="none"), expected)
+        assert torch.equal(fenchel.nn.FenchelYoungLoss(omega, reduction="none")(scores, target), expected)
+    assert torch.equal(fenchel.nn.Argmax(omega)(scores), tvmax2d(scores))
+    with pytest.raises(ValueError, match="shape must be a pair"):
+        TotalVariation2d(0.1, shape=5)  # type: ignore[arg-type]

@@ -419,3 +419,16 @@ def test_a_map_that_is_none_is_refused() -> None:
 def test_bad_input_is_named(call, error, words) -> None:
     with pytest.raises(error, match=words):
         call()
+
+
+def test_a_start_from_another_mask_changes_nothing() -> None:
+    omega = fenchel.SparseMAP(Chain(torch.eye(3, dtype=torch.float64)))
+    scores = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    before = omega.solve(scores, mask=torch.tensor([True, True, False, False])[:, None])
+    again, cold = omega.solve(scores, start=before), omega.solve(scores)
+    torch.testing.assert_close(again.marginals, cold.marginals)
+
+
+def test_a_budget_that_is_met_exactly_does_not_move() -> None:
+    jacobian = torch.autograd.functional.jacobian(fenchel.SparseMAP(AtMost(1)).argmax, torch.tensor([0.0, 2.0]))
+    torch.testing.assert_close(jacobian, torch.zeros(2, 2))

@@ -73,6 +73,16 @@ def test_registering_leaves_the_function_as_it_was(registered: dict[str, Study])
     assert find("plain").function is plain
 
 
+def test_a_study_names_data_that_exists(registered: dict[str, Study]) -> None:
+    def reader(context: Context) -> Result:
+        return Result("")
+
+    with pytest.raises(ValueError, match="data names minst; there are mnist, "):
+        study("Reader", source="", order=1, data=["minst"])(reader)
+    study("Reader", source="", order=1, data=["mnist"], full=True)(reader)
+    assert (find("reader").data, find("reader").full) == (("mnist",), True)
+
+
 def test_an_unknown_name_is_answered_with_close_ones_and_all() -> None:
     with pytest.raises(UnknownStudyError, match=r"'satuartion'.*mean saturation\?.*paths.*saturation.*two_classes"):
         find("satuartion")

@@ -5,6 +5,7 @@ import importlib.metadata
 import json
 import shlex
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,7 @@ def test_the_record_round_trips(small: Study, tmp_path: Path) -> None:
     assert record["title"] == small.title
     assert record["source"] == small.source
     assert record["seed"] == 5
+    assert record["data"] == []
     assert record["command"] == "fenchel study run small --seed 5"
     assert record["version"] == importlib.metadata.version("fenchel")
     assert record["commit"] == runs.commit()
@@ -83,9 +85,17 @@ def test_the_record_round_trips(small: Study, tmp_path: Path) -> None:
 
 
 def test_the_command_names_every_choice(small: Study) -> None:
-    outcome = Run(small, Context(data=Path("my data"), seed=2, full=True), 0.0, None)
-    given = ["--seed", "2", "--data", "my data", "--full"]
-    assert shlex.split(outcome.command) == ["fenchel", "study", "run", "small", *given]
+    outcome = Run(small, Context(data=None, seed=2, full=True), 0.0, None)
+    assert shlex.split(outcome.command) == ["fenchel", "study", "run", "small", "--seed", "2", "--full"]
+
+
+def test_a_record_tells_which_data_and_not_where_it_lay(small: Study, tmp_path: Path) -> None:
+    outcome = run(replace(small, data=("mnist", "ner")), Context(data=tmp_path / "secret", seed=2))
+    assert outcome.command == "FENCHEL_DATA=… fenchel study run small --seed 2"
+    outcome.save(tmp_path / "out")
+    text = (tmp_path / "out" / "result.json").read_text(encoding="utf-8")
+    assert json.loads(text)["data"] == ["mnist", "ner"]
+    assert str(tmp_path) not in text
 
 
 def git(folder: Path, *words: str) -> str:

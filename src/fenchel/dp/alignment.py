@@ -174,7 +174,8 @@ def _graph(rows: int, columns: int) -> tuple[Graph, Tensor]:
     edges = np.flatnonzero(sources >= 0)
     levels = np.concatenate([[0], (1 + np.arange(rows)[:, None] + np.arange(columns)).reshape(-1)])
     graph = Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
-    return graph, torch.from_numpy(graph.ranks[1:])
+    with torch.inference_mode(False):  # kept for calls that may be trained
+        return graph, torch.from_numpy(graph.ranks[1:])
 
 
 def _allowed(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:

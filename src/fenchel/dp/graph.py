@@ -76,7 +76,8 @@ class Graph:
     @cached_property
     def levels(self) -> list[Level]:
         """All levels but that of the source, first to last."""
-        return [self._level(i) for i in range(1, len(self._firsts) - 1)]
+        with torch.inference_mode(False):  # kept for calls that may be trained
+            return [self._level(i) for i in range(1, len(self._firsts) - 1)]
 
     @cached_property
     def widths(self) -> list[int]:
@@ -86,14 +87,16 @@ class Graph:
     @cached_property
     def order(self) -> Tensor:
         """The scores as the levels want them, one after the other."""
-        return torch.cat([level.edges.reshape(-1) for level in self.levels])
+        with torch.inference_mode(False):
+            return torch.cat([level.edges.reshape(-1) for level in self.levels])
 
     @cached_property
     def place(self) -> Tensor:
         """Where each score stands in that order; one past its end if no edge has it."""
-        found = torch.full((self.scores + 1,), len(self.order))
-        found[self.order] = torch.arange(len(self.order))
-        return found[:-1]
+        with torch.inference_mode(False):
+            found = torch.full((self.scores + 1,), len(self.order))
+            found[self.order] = torch.arange(len(self.order))
+            return found[:-1]
 
     def _level(self, number: int) -> Level:
         first, end = self._firsts[number], self._firsts[number + 1]

@@ -191,7 +191,8 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
     new_tails, new_heads = numbers[tails[order]], numbers[heads[order]]
     graph = Graph(new_tails, new_heads, levels[useful], order, len(tails))
     first = np.searchsorted(new_heads, np.arange(useful.sum() + 1))
-    tensors = [torch.from_numpy(np.array(each)) for each in (tails, heads, order, first, new_tails)]
+    with torch.inference_mode(False):  # kept for calls that may be trained
+        tensors = [torch.from_numpy(np.array(each)) for each in (tails, heads, order, first, new_tails)]
     return _Shape(tensors[0], tensors[1], graph, *tensors[2:])
 
 

@@ -95,8 +95,8 @@ class DynamicProgram(ABC):
         _check_count("k", k)
         walk = self._recursion.walk(self._inputs)
         edges, logs = walk.top(k)
-        probs = logs.exp()
-        return Paths(self._path(edges, probs > 0).transpose(0, 1), torch.nan_to_num(probs, 0.0).t().to(self._dtype))
+        paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
+        return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
 
     def log_prob(self, path: Tensor) -> Tensor:
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""

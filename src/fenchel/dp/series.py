@@ -92,8 +92,11 @@ def dtw_divergence(
         return -_alignment(a, b, None if lengths is None else lengths[:, which], omega, band).exact_maximum()
 
     difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
-    never_negative = is_shannon(omega) or is_hard(omega)
-    return (difference if never_negative else difference.clamp_min(0)).to(torch.promote_types(x.dtype, y.dtype))
+    if is_shannon(omega) or is_hard(omega):  # what is below zero is rounding: the gradient is right as it is
+        difference = difference + (difference.clamp_min(0) - difference).detach()
+    else:
+        difference = difference.clamp_min(0)
+    return difference.to(torch.promote_types(x.dtype, y.dtype))
 
 
 def barycenter(

@@ -84,7 +84,10 @@ class Factor:
         Returns:
             p, of the shape of ``theta``, differentiable in it and in the scores, each row by itself.
         """
-        raise NotImplementedError
+        raise NotImplementedError(
+            f"{type(self).__name__} must define qp(theta, *tensors), the projection of its scores; for a MAP oracle "
+            "use Structured(variables, structure)"
+        )
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         r"""An upper bound, tight or nearly so, of :math:`\max_{p \in \mathcal M} \langle \theta, p \rangle`, per row.

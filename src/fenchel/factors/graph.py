@@ -15,6 +15,7 @@ from torch import Tensor
 from fenchel.factors.base import Factor
 from fenchel.factors.consensus import Agreement, Group, Linear, Problem, State, agree, conjugate_gradients
 from fenchel.factors.variables import Variables
+from fenchel.regularizers.graphs import outside_graphs
 
 SNAP = 1e-9
 """A mean of copies this close to a bound is at it, if one of the copies is."""
@@ -137,7 +138,7 @@ class FactorGraph:
             raise RuntimeError("the graph has no values yet: call graph.solve() or graph.map() first")
         return self._values
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs("FactorGraph")
     def solve(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
         """Find the relaxed marginals: ``value`` of the variables then has them, differentiable.
 
@@ -159,7 +160,7 @@ class FactorGraph:
             found = call.found
         return self._keep(values, found, spoilt, tol, max_iter)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    @outside_graphs("FactorGraph")
     def map(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
         r"""Find the relaxed MAP, the linear program without the quadratic term; derivatives of ``value`` are zero.
 
@@ -261,7 +262,9 @@ def _separate(groups: list[Group], theta: Tensor) -> bool:
         return True
     edges = torch.cat([g.index.reshape(-1) for g in groups])
     once = int(torch.bincount(edges).max()) <= 1
-    return once and (not bool((theta == -torch.inf).any()) or all(g.factor.masks for g in groups))
+    return once and (
+        not bool((theta == -torch.inf).any()) or all(g.factor.masks and not bool(g.negated.any()) for g in groups)
+    )
 
 
 def _directly(groups: list[Group], theta: Tensor) -> Tensor:

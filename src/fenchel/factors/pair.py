@@ -68,6 +68,8 @@ def _each(score: float | Tensor, variables: Variables) -> Tensor:
     value = score if isinstance(score, Tensor) else torch.tensor(float(score), dtype=torch.float64)
     if not value.is_floating_point():
         raise TypeError(f"score must be floating point, got dtype {value.dtype}")
+    if bool((value.detach() == -torch.inf).any()):
+        raise ValueError("score must not be −inf; to rule out both at once, add AtMostOne(first, second)")
     shape, batch = variables.shape, tuple(variables.graph.batch)
     lead = batch if value.dim() > len(shape) else ()
     try:

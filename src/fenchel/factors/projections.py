@@ -20,7 +20,7 @@ def band(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     p = theta.clamp(0, 1)
     load = (costs * p).sum(-1)
     target = torch.minimum(torch.maximum(load, lower), upper).detach()
-    tight = (load != target).unsqueeze(-1)
+    tight = ((load <= lower) | (load >= upper)).unsqueeze(-1)
     if not bool(tight.any()):
         return p
     with torch.no_grad():
@@ -101,7 +101,7 @@ def or_out(theta: Tensor) -> Tensor:
     members = torch.cat([above, torch.ones_like(output, dtype=torch.bool)], -1)
     mean = torch.where(members, theta, 0.0).sum(-1, keepdim=True) / members.sum(-1, keepdim=True)
     p = torch.where(members, mean, theta).clamp(0, 1)
-    short = p[..., :-1].sum(-1, keepdim=True) < p[..., -1:]
+    short = p[..., :-1].sum(-1, keepdim=True) <= p[..., -1:]
     if not bool(short.any()):
         return p
     one = torch.ones_like(theta[..., 0])

@@ -7,13 +7,18 @@ is cached on disk. ``FENCHEL_KERNELS=off`` keeps everything on the torch path.
 from __future__ import annotations
 
 import os
+import warnings
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-ENABLED = os.environ.get("FENCHEL_KERNELS", "on") != "off"
+_ASKED = os.environ.get("FENCHEL_KERNELS", "on")
+if _ASKED not in ("on", "off"):
+    warnings.warn(f"FENCHEL_KERNELS must be 'on' or 'off', got {_ASKED!r}: taken as 'on'", stacklevel=2)
+
+ENABLED = _ASKED != "off"
 """Whether kernels may be used at all."""
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)

@@ -105,7 +105,7 @@ def _extent(n, m):  # type: ignore[no-untyped-def]
 
 @kernel
 def _slanted(rows, number):  # type: ignore[no-untyped-def]
-    """Room for some antidiagonals, an odd number of cache lines each: else a row's cells would fight for places."""
+    """Room for some antidiagonals: an odd number of cache lines each, or cells of a row would fight for places."""
     return np.empty((_LINES, 16 * ((rows + 15) // 16 | 1)), number)
 
 

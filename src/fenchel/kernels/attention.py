@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.exponents import exponent
 from fenchel.kernels.rows import sensitivity
 from fenchel.kernels.selection import buffers, is_narrow, shift, sift, weigh
 
@@ -23,11 +24,10 @@ PART = 32
 def select(first: int, last: int, x: Any, powers: Any, limits: Any, index: Any, counts: Any) -> None:
     """entmax of the first ``limits`` scores of each row: weights and indices of its support, at the front, in order."""
     kind = x.dtype.type
-    one, zero = kind(1), kind(0)
+    zero = kind(0)
     maxima, z, p, places = buffers(x.shape[1], x)
     for row in range(first, last):
-        c = powers[row if powers.size > 1 else 0]
-        power = one / c - one
+        c, _, power = exponent(powers, row, x)
         n = limits[row if limits.size > 1 else 0]
         scores, weights, found = x[row, :n], x[row], index[row]
         if n == 0:
@@ -114,7 +114,7 @@ def pull_back(
     one = kind(1)
     width = grad.shape[1]
     for row in range(first, last):
-        c = powers[row if powers.size > 1 else 0]
+        c, _, _ = exponent(powers, row, weights)
         start, stop, head = starts[row], starts[row + 1], heads[row]
         g = grad[row]
         mass, along = 0.0, 0.0

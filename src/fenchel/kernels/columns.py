@@ -28,8 +28,6 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
     has room for three rows.
     """
     number = x.dtype.type
-    # Slices: an index that might be negative keeps a loop from vectorising.
-    first, second, third = work[:width], work[width : 2 * width], work[2 * width : 3 * width]
     size = choices * width
     zero, one, half = number(0), number(1), number(0.5)
     for w in range(width):
@@ -43,106 +41,107 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             e = exp2(y)
             q[i] = e if y >= lowest else zero
         for d in range(choices):
-            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                rise[w] += share[w]
+                rise[w] += q[d * width + w]
         for w in range(width):
             some = rise[w] > zero
             total = rise[w] if some else one
-            first[w] = one / total
+            work[w] = one / total
             rise[w] = log2(total) * ln2
         for d in range(choices):
-            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                share[w] *= first[w]
+                q[d * width + w] *= work[w]
         return
     if kind == HARD:
         for d in range(choices):
-            choice = x[d * width : (d + 1) * width]
-            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                best = one if choice[w] == zero else zero
-                share[w] = best
+                best = one if x[d * width + w] == zero else zero
+                q[d * width + w] = best
                 rise[w] += best
         for w in range(width):
-            first[w] = one / max(rise[w], one)
+            work[w] = one / max(rise[w], one)
             rise[w] = zero
         for d in range(choices):
-            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                share[w] *= first[w]
+                q[d * width + w] *= work[w]
         return
     # The threshold is approached from the left, where everything that counts is still above it.
     for w in range(width):
-        first[w] = -one
-        third[w] = zero
+        work[w] = -one
+        work[2 * width + w] = zero
     if kind == GINI:
         for _ in range(choices + 1):
             changed = 0
             for w in range(width):
                 rise[w] = zero
-                second[w] = zero
+                work[width + w] = zero
             for d in range(choices):
-                choice = x[d * width : (d + 1) * width]
                 for w in range(width):
-                    v = choice[w]
-                    inside = v > first[w]
+                    v = x[d * width + w]
+                    inside = v > work[w]
                     rise[w] += v if inside else zero
-                    second[w] += one if inside else zero
+                    work[width + w] += one if inside else zero
             for w in range(width):
-                count = max(second[w], one)
-                changed += 1 if count != third[w] else 0
-                third[w] = count
-                first[w] = (rise[w] - one) / count
+                count = max(work[width + w], one)
+                changed += 1 if count != work[2 * width + w] else 0
+                work[2 * width + w] = count
+                work[w] = (rise[w] - one) / count
             if changed == 0:
                 break
         for w in range(width):
             rise[w] = zero
         for d in range(choices):
-            choice = x[d * width : (d + 1) * width]
-            share = q[d * width : (d + 1) * width]
             for w in range(width):
-                v = choice[w]
-                p = max(v - first[w], zero)
-                share[w] = p
+                v = x[d * width + w]
+                p = max(v - work[w], zero)
+                q[d * width + w] = p
                 gain = p * (v - half * p)
                 rise[w] += gain if p > zero else zero
         for w in range(width):
             rise[w] = max(rise[w] + half, zero)
         return
+    enough = number(1e-7 if x.itemsize == 4 else 2e-16)
     for _ in range(_NEWTON):
         for w in range(width):
             rise[w] = zero
-            second[w] = zero
+            work[width + w] = zero
         for d in range(choices):
-            choice = x[d * width : (d + 1) * width]
             for w in range(width):
-                r = max(half * choice[w] - first[w], zero)
+                r = max(half * x[d * width + w] - work[w], zero)
                 rise[w] += r * r
-                second[w] += r
-        largest = zero
+                work[width + w] += r
+        going = zero
         for w in range(width):
-            slope = second[w]
+            slope = work[width + w]
             step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
-            largest = max(largest, step)
-            first[w] += max(step, zero)
-        if largest <= number(1e-7 if x.itemsize == 4 else 2e-16):
+            # A column that is done stays as it is: it may not depend on the others.
+            step = max(step, zero) if work[2 * width + w] == zero else zero
+            work[w] += step
+            more = one if step > enough else zero
+            work[2 * width + w] = one - more
+            going += more
+        if going == zero:
             break
     for w in range(width):
-        second[w] = zero
+        work[width + w] = zero
+        work[2 * width + w] = zero
         rise[w] = zero
     for d in range(choices):
-        choice = x[d * width : (d + 1) * width]
-        share = q[d * width : (d + 1) * width]
         for w in range(width):
-            v = choice[w]
-            r = max(half * v - first[w], zero)
-            share[w] = r * r
+            v = x[d * width + w]
+            r = max(half * v - work[w], zero)
+            q[d * width + w] = r * r
             gain = r * r * v
             rise[w] += gain if r > zero else zero
-            second[w] += r * r * r
+            work[width + w] += r * r * r
+            work[2 * width + w] += r * r
     for w in range(width):
-        rise[w] = max(rise[w] - (second[w] - one) * number(4.0 / 3.0), zero)
+        work[2 * width + w] = one / (work[2 * width + w] if work[2 * width + w] > zero else one)
+    for d in range(choices):  # what is missing from 1 would multiply up over thousands of steps
+        for w in range(width):
+            q[d * width + w] *= work[2 * width + w]
+    for w in range(width):
+        rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
 
 
 @kernel
@@ -215,7 +214,6 @@ def respond(kind, choices, width, q, change, response, work):  # type: ignore[no
 
     J = diag(s) − ssᵀ/‖s‖₁ with s = q^(2−α) on the support; all in double precision but q.
     """
-    first, second = work[:width], work[width : 2 * width]
     size = choices * width
     for i in range(size):
         p = np.float64(q[i])
@@ -228,19 +226,17 @@ def respond(kind, choices, width, q, change, response, work):  # type: ignore[no
         else:
             response[i] = 0.0
     for w in range(width):
-        first[w] = 0.0
-        second[w] = 0.0
+        work[w] = 0.0
+        work[width + w] = 0.0
     for d in range(choices):
-        slope, moved = response[d * width : (d + 1) * width], change[d * width : (d + 1) * width]
         for w in range(width):
-            first[w] += slope[w] * moved[w]
-            second[w] += slope[w]
+            work[w] += response[d * width + w] * change[d * width + w]
+            work[width + w] += response[d * width + w]
     for w in range(width):
-        first[w] = first[w] / second[w] if second[w] > 0.0 else 0.0
+        work[w] = work[w] / work[width + w] if work[width + w] > 0.0 else 0.0
     for d in range(choices):
-        slope, moved = response[d * width : (d + 1) * width], change[d * width : (d + 1) * width]
         for w in range(width):
-            slope[w] *= moved[w] - first[w]
+            response[d * width + w] *= change[d * width + w] - work[w]
 
 
 @kernel

@@ -10,14 +10,16 @@ import numba
 # Sums may be reassociated, or no loop vectorises; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract"}
 
+OPTIONS: Any = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "boundscheck": False}
+"""What Numba is told of every loop."""
+
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a loop over rows; on disk if the cache folder is writable, in memory if not."""
-    options: dict[str, Any] = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "boundscheck": False}
     try:
-        return numba.njit(cache=True, **options)(function)
+        return numba.njit(cache=True, **OPTIONS)(function)
     except RuntimeError:  # numba found no folder that it may write to
-        return numba.njit(**options)(function)
+        return numba.njit(**OPTIONS)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

@@ -12,20 +12,26 @@ from torch import Tensor
 from fenchel.kernels import rows
 from fenchel.kernels.pool import SERIAL, over_rows
 
+WHOLE = {1.0: 1, 0.5: 2}
+"""1/c for those c of entmax that kernels are specialised for …"""
+
+_ONE = {1.0: 1}  # … and of normmax
+_LIKE = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+
 
 def entmax(z: Tensor, c: float | Tensor) -> Tensor:
     """α-entmax along the last dimension for c = α − 1 ≠ 0; a number, or one value a row."""
-    return _map(rows.entmax, rows.entmax_at, z, c)
+    return _map(rows.entmax, rows.entmax_at, z, c, WHOLE)
 
 
 def normmax(z: Tensor, c: float | Tensor) -> Tensor:
     """α-normmax along the last dimension for c = α − 1 in [¼, 9]; a number, or one value a row."""
-    return _map(rows.normmax, rows.normmax_at, z, c)
+    return _map(rows.normmax, rows.normmax_at, z, c, _ONE)
 
 
 def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     """J v of α-entmax given its result p."""
-    return _product(rows.entmax_product, v, p, c)
+    return _product(rows.entmax_product, v, p, c, WHOLE)
 
 
 def entmax_alpha(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
@@ -38,43 +44,45 @@ def entmax_alpha(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
 
 def normmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     """J v of α-normmax given its result p."""
-    return _product(rows.normmax_product, v, p, c)
+    return _product(rows.normmax_product, v, p, c, _ONE)
 
 
 def entmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
     """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
-    return _loss(rows.entmax_loss, z, index, c, residual)
+    return _loss(rows.entmax_loss, z, index, c, residual, WHOLE)
 
 
 def normmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
-    return _loss(rows.normmax_loss, z, index, c, residual)
+    return _loss(rows.normmax_loss, z, index, c, residual, _ONE)
 
 
-def _loss(kernel: Any, z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+def _loss(
+    kernel: Any, z: Tensor, index: Tensor, c: float | Tensor, residual: bool, whole: dict[float, int]
+) -> tuple[Tensor, Tensor]:
     x = as_rows(z)
     loss = torch.empty(z.shape[:-1], dtype=z.dtype)
     out = like(z) if residual else z.new_empty(0, z.shape[-1])
     target = index.contiguous().numpy().reshape(-1)
-    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x), target, loss.numpy().reshape(-1), as_rows(out))
+    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x, whole), target, loss.numpy().reshape(-1), as_rows(out))
     return loss, out
 
 
-def _map(kernel: Any, at: Any, z: Tensor, c: float | Tensor) -> Tensor:
+def _map(kernel: Any, at: Any, z: Tensor, c: float | Tensor, whole: dict[float, int]) -> Tensor:
     out = like(z)
     size = z.numel()
     if size < SERIAL and type(c) is float and z.is_contiguous() and size:
         n = z.shape[-1]
-        at(z.data_ptr(), out.data_ptr(), z.dtype is torch.float32, size // n, n, c)
+        at(z.data_ptr(), out.data_ptr(), _LIKE[z.dtype], size // n, n, whole.get(c, c))
         return out
     x = as_rows(z)
-    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x), as_rows(out))
+    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x, whole), as_rows(out))
     return out
 
 
-def _product(kernel: Any, v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
+def _product(kernel: Any, v: Tensor, p: Tensor, c: float | Tensor, whole: dict[float, int]) -> Tensor:
     q, out = as_rows(p), like(p)
-    over_rows(kernel, q.shape[0], q.size, q, parameter(c, q), as_rows(v), as_rows(out))
+    over_rows(kernel, q.shape[0], q.size, q, parameter(c, q, whole), as_rows(v), as_rows(out))
     return out
 
 
@@ -93,11 +101,11 @@ def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
-def parameter(c: float | Tensor, x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """One parameter for all rows, or one a row."""
+def parameter(c: float | Tensor, x: np.ndarray[Any, Any], whole: dict[float, int] = WHOLE) -> np.ndarray[Any, Any]:
+    """One parameter for all rows, or one a row, as ``exponents`` tells."""
     if isinstance(c, Tensor):
         return np.asarray(c.detach().reshape(-1).contiguous().numpy(), dtype=x.dtype)
-    return _single(c, x.dtype)
+    return _single(whole[c], np.int64) if c in whole else _single(c, x.dtype)
 
 
 def each(value: float | Tensor, rows: int) -> np.ndarray[Any, Any]:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.exponents import exponent
 from fenchel.kernels.maps import parameter
 from fenchel.kernels.pool import over_rows
 from fenchel.kernels.rows import attained, candidates, settle
@@ -181,8 +182,7 @@ def _residuals(
     n = x.shape[1]
     maxima, z, p, index = buffers(n, x)
     nothing = np.empty((0, n), x.dtype)
-    c = powers[0]
-    power = one / c - one
+    c, _, power = exponent(powers, 0, x)
     narrow = is_narrow(n, power)
     for row in range(first, last):
         label = target[row]

@@ -10,6 +10,7 @@ from numba import carray  # type: ignore[attr-defined]
 
 from fenchel.kernels.bits import pointer
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.exponents import alone, exponent
 from fenchel.kernels.powers import exp2, log2
 from fenchel.kernels.quads import quads
 from fenchel.kernels.selection import BAD, BLOCK, NARROW, buffers, gather, is_narrow, scatter, shift, sift, top, weigh
@@ -22,12 +23,12 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     kind = x.dtype.type
     one = kind(1)
     n = x.shape[1]
-    if n <= NARROW and powers.size == 1 and powers[0] == kind(0.5):
+    if n <= NARROW and powers.size == 1 and exponent(powers, 0, x)[0] == kind(0.5):
         quads(first, last, x, out)
         return
     maxima, z, p, index = buffers(n, x)
     for row in range(first, last):
-        c = powers[row if powers.size > 1 else 0]
+        c, _, power = exponent(powers, row, x)
         if n <= NARROW and c == one:  # written out: a call takes as long as a pass over a short row
             source, target = x[row], out[row]
             largest, bad = top(source)
@@ -38,7 +39,6 @@ def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
                 z[i] = source[i] - largest
             line(z, n, target)
             continue
-        power = one / c - one
         k, _ = candidates(x[row], c, power, maxima, p, z, index)
         if k > 0:
             weigh(z, k, c, power, True, p)
@@ -52,7 +52,7 @@ def normmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
     one = kind(1)
     maxima, z, w, index = buffers(x.shape[1], x)
     for row in range(first, last):
-        power = one / powers[row if powers.size > 1 else 0]
+        _, power, _ = exponent(powers, row, x)
         k, _ = candidates(x[row], one, power, maxima, w, z, index)
         scale = one
         if k > 0:
@@ -79,8 +79,7 @@ def entmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: A
     n = x.shape[1]
     maxima, z, p, index = buffers(n, x)
     for row in range(first, last):
-        c = powers[row if powers.size > 1 else 0]
-        power = one / c - one
+        c, _, power = exponent(powers, row, x)
         k = 0
         largest = kind(0)
         if target[row] >= 0:
@@ -100,7 +99,7 @@ def normmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: 
     n = x.shape[1]
     maxima, z, w, index = buffers(n, x)
     for row in range(first, last):
-        power = one / powers[row if powers.size > 1 else 0]
+        _, power, _ = exponent(powers, row, x)
         k = 0
         largest = kind(0)
         if target[row] >= 0:
@@ -177,25 +176,17 @@ def _place(target: Any, k: int, index: Any, p: Any, scale: Any, narrow: bool) ->
 
 
 @kernel
-def entmax_at(source: int, target: int, single: bool, rows: int, n: int, c: float) -> None:
-    """``entmax`` of floats at an address, single or double, with one c: to lay out arrays takes longer than a row."""
-    if single:
-        x, out = pointer(source, np.float32(0)), pointer(target, np.float32(0))
-        entmax(0, rows, carray(x, (rows, n)), np.full(1, c, np.float32), carray(out, (rows, n)))
-    else:
-        y, to = pointer(source, np.float64(0)), pointer(target, np.float64(0))
-        entmax(0, rows, carray(y, (rows, n)), np.full(1, c, np.float64), carray(to, (rows, n)))
+def entmax_at(source: int, target: int, like: Any, rows: int, n: int, c: Any) -> None:
+    """``entmax`` of floats, such as ``like``, at an address, with one c: to lay out arrays takes longer than a row."""
+    x, out = pointer(source, like), pointer(target, like)
+    entmax(0, rows, carray(x, (rows, n)), alone(c, like), carray(out, (rows, n)))
 
 
 @kernel
-def normmax_at(source: int, target: int, single: bool, rows: int, n: int, c: float) -> None:
+def normmax_at(source: int, target: int, like: Any, rows: int, n: int, c: Any) -> None:
     """``normmax`` of floats at an address."""
-    if single:
-        x, out = pointer(source, np.float32(0)), pointer(target, np.float32(0))
-        normmax(0, rows, carray(x, (rows, n)), np.full(1, c, np.float32), carray(out, (rows, n)))
-    else:
-        y, to = pointer(source, np.float64(0)), pointer(target, np.float64(0))
-        normmax(0, rows, carray(y, (rows, n)), np.full(1, c, np.float64), carray(to, (rows, n)))
+    x, out = pointer(source, like), pointer(target, like)
+    normmax(0, rows, carray(x, (rows, n)), alone(c, like), carray(out, (rows, n)))
 
 
 @kernel
@@ -210,9 +201,9 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
     masks, index = np.empty(n // BLOCK + 1, np.uint64), np.empty(n + 1, np.int32)
     shares, values, products = np.empty(n, p.dtype), np.empty(n, p.dtype), np.empty(n, p.dtype)
     for row in range(first, last):
-        c = powers[row if powers.size > 1 else 0]
+        c, power, _ = exponent(powers, row, p)
         source, g, target = p[row], v[row], out[row]
-        size = n if is_narrow(n, one / c) else gather(source, g, masks, index, shares, values)
+        size = n if is_narrow(n, power) else gather(source, g, masks, index, shares, values)
         if size < n:
             source, g, target = shares[:size], values[:size], products[:size]
         largest, _ = top(source)
@@ -264,11 +255,11 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
     masks, index = np.empty(n // BLOCK + 1, np.uint64), np.empty(n + 1, np.int32)
     shares, values, products = np.empty(n, p.dtype), np.empty(n, p.dtype), np.empty(n, p.dtype)
     for row in range(first, last):
-        c = powers[row if powers.size > 1 else 0]
+        c, _, power = exponent(powers, row, p)
         if c > one:
             _steep_product(p[row], np.float64(c), v[row], out[row])
             continue
-        if is_narrow(n, one / c - one):
+        if is_narrow(n, power):
             source, g, target = p[row], v[row], out[row]
             total, weighted = zero, zero
             # One branch for each power, with all of its loops: parted, they do not vectorise.

@@ -15,6 +15,7 @@ import numpy as np
 
 from fenchel.kernels.bits import LANES, above, from_ordered, lowest, ones, ordered
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.exponents import by_type
 from fenchel.kernels.thresholds import curve, line, parabola, soft, steep
 
 NARROW = 512
@@ -142,21 +143,25 @@ def listed(mask: Any, start: int, index: Any, count: int) -> int:
 
 
 @kernel
-def weigh(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
-    """w·b of scores z ≤ 0 if ``mass``, else w, written to ``w``; returns the level L, a double."""
+def _weigh_whole(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
+    if power == 0:
+        return line(z, n, w)
+    level = parabola(z, n, scale, w)
+    if mass:
+        for i in range(n):
+            w[i] *= w[i]
+    return level
+
+
+@kernel
+def _weigh_real(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
     kind = z.dtype.type
     zero = kind(0)
     if scale != 1 and (power > 3 or power < 0):  # entmax with alpha < 1.25 or > 2, and always its mass
         c = np.float64(scale)
         return 1.0 - c * (steep(z, n, c, w) if c > 1.0 else soft(z, n, c, w))
-    if power == 0:
-        return line(z, n, w)
-    if power == 1:
-        level = parabola(z, n, scale, w)
-        if mass:
-            for i in range(n):
-                w[i] *= w[i]
-        return level
+    if power in (0, 1):
+        return _weigh_whole(z, n, scale, power, mass, w)
     # The mass is corrected for the fine part of the level below, weights alone are not.
     enough = (1e-6 if mass else 3e-8) if z.itemsize == 4 else (1e-11 if mass else 1e-16)
     coarse, fine = curve(z, n, scale, power, w, scale * enough)
@@ -165,6 +170,14 @@ def weigh(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> Any:
         for i in range(n):
             w[i] = max(w[i] * max(scale * z[i] + coarse, zero) + w[i] * rest, zero)
     return np.float64(coarse) + np.float64(fine)
+
+
+weigh = by_type(
+    lambda z, n, scale, power, mass, w: _weigh_whole(z, n, scale, power, mass, w),
+    lambda z, n, scale, power, mass, w: _weigh_real(z, n, scale, power, mass, w),
+    3,
+)
+"""w·b of scores z ≤ 0 if ``mass``, else w, written to ``w``; returns the level L, a double."""
 
 
 @kernel

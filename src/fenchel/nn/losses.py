@@ -28,7 +28,7 @@ class FenchelYoungLoss(nn.Module):
         ignore_index: int = -100,
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
-        dim: int = -1,
+        dim: int | tuple[int, int] = -1,
     ) -> None:
         super().__init__()
         self.omega = check_omega(omega)
@@ -81,7 +81,9 @@ class SparsemaxLoss(FenchelYoungLoss):
 
 
 class EntmaxLoss(FenchelYoungLoss):
-    """The entmax loss, in place of ``torch.nn.CrossEntropyLoss``; alpha may be an ``nn.Parameter``.
+    """The entmax loss, in place of ``torch.nn.CrossEntropyLoss``; alpha fixed or learned.
+
+    With ``learnable=True`` alpha is trained from its start and stays inside ``bounds``, as in :class:`Entmax`.
 
     Example:
         >>> import torch, fenchel
@@ -97,8 +99,11 @@ class EntmaxLoss(FenchelYoungLoss):
         reduction: Reduction = "mean",
         label_smoothing: float = 0.0,
         dim: int = -1,
+        learnable: bool = False,
+        bounds: tuple[float, float] = (1.0, 2.0),
     ) -> None:
-        super().__init__(Tsallis(alpha), weight, ignore_index, reduction, label_smoothing, dim)
+        omega = Tsallis(alpha, learnable=learnable, bounds=bounds)
+        super().__init__(omega, weight, ignore_index, reduction, label_smoothing, dim)
 
 
 class NormmaxLoss(FenchelYoungLoss):

@@ -7,23 +7,24 @@ from typing import Any
 from torch import Tensor, nn
 
 from fenchel.losses import Reduction
-from fenchel.output import linear_entmax_loss
-from fenchel.regularizers import entmax
-from fenchel.regularizers.base import hold, show
+from fenchel.output import check_alpha, linear_entmax_loss
+from fenchel.regularizers import Tsallis, entmax
 
 
 class LinearEntmaxLoss(nn.Linear):
     """A linear output layer that returns its entmax loss and never holds all logits; see :func:`linear_entmax_loss`.
 
-    The ``state_dict`` is that of ``torch.nn.Linear``; an alpha that is an ``nn.Parameter`` is trained and joins it.
+    The ``state_dict`` is that of ``torch.nn.Linear``; an alpha that is learned joins it.
 
     Args:
         in_features: the width of the hidden states.
         out_features: the number of classes.
         bias: whether to learn one.
-        alpha: a number in [1, 2], or a tensor with one element.
+        alpha: a number in [1, 2], or a tensor with one element; to learn it, say ``learnable=True``. (An
+            ``nn.Parameter`` is trained too, but nothing keeps it inside [1, 2].)
         ignore_index: a target that is left out of the loss and of the mean.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        learnable: train alpha too, from the given start, always inside (1, 2).
         **factory: ``device`` and ``dtype`` of the parameters.
 
     Example:
@@ -35,8 +36,6 @@ class LinearEntmaxLoss(nn.Linear):
         (torch.Size([1000, 8]), torch.Size([2, 5, 1000]))
     """
 
-    alpha: float | Tensor
-
     def __init__(
         self,
         in_features: int,
@@ -45,12 +44,19 @@ class LinearEntmaxLoss(nn.Linear):
         alpha: float | Tensor = 1.5,
         ignore_index: int = -100,
         reduction: Reduction = "mean",
+        learnable: bool = False,
         **factory: Any,
     ) -> None:
         super().__init__(in_features, out_features, bias, **factory)
-        hold(self, "alpha", alpha)
+        check_alpha(alpha)
+        self.omega = Tsallis(alpha, learnable=learnable)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
+
+    @property
+    def alpha(self) -> float | Tensor:
+        """The entropic index as it stands."""
+        return self.omega.alpha
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         """The loss of hidden states, (…, in_features), against class indices, (…)."""
@@ -63,6 +69,6 @@ class LinearEntmaxLoss(nn.Linear):
 
     def extra_repr(self) -> str:
         return (
-            f"{super().extra_repr()}, alpha={show(self.alpha)}, ignore_index={self.ignore_index}, "
+            f"{super().extra_repr()}, {self.omega.extra_repr()}, ignore_index={self.ignore_index}, "
             f"reduction={self.reduction!r}"
         )

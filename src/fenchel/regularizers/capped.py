@@ -173,7 +173,11 @@ class KSubsets(_Box):
         off = (y.sum(-1) - k).abs() > slack * k.clamp_min(1)
         masked = ((y != 0) & (rows == -torch.inf)).any(-1)  # such a target is impossible, and has loss +inf
         if bool(((y < 0) | (y > 1 + slack)).any()) or bool((off & ~masked).any()):
-            raise ValueError(f"target must have entries in [0, 1] that sum to k = {show(self.k)} along dim {dim}")
+            wrong = off & ~masked
+            found = f"; a row sums to {y.sum(-1)[wrong][0].item():.6g}" if bool(wrong.any()) else ""
+            raise ValueError(
+                f"target must have entries in [0, 1] that sum to k = {show(self.k)} along dim {dim}{found}"
+            )
         return target
 
     def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
@@ -182,7 +186,7 @@ class KSubsets(_Box):
         if not known or not bool(torch.as_tensor(self.k == 1).all()):
             raise ValueError(
                 f"target must be a floating-point tensor of the shape of scores that sums to k = {show(self.k)}, such "
-                f"as a k-hot vector; class indices go with k = 1 only"
+                f"as a k-hot vector, got {target.dtype}: convert with target.float(); class indices go with k = 1 only"
             )
         return check_indices(target, scores, dim)
 

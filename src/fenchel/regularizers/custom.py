@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,15 +15,9 @@ from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_indices, check_probabilities
 from fenchel.regularizers.closures import Closure, hidden_leaf
 from fenchel.regularizers.family import apply_function, on_support, outside, rows_first
+from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
 from fenchel.regularizers.rows import check_scores, from_rows, shifted, to_rows
-
-_F = TypeVar("_F", bound=Callable[..., Tensor])
-
-
-def _eager(method: _F) -> _F:
-    """Left out of compiled graphs: how long it runs depends on the scores."""
-    return cast(_F, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
 
 
 class Custom(Regularizer):
@@ -76,22 +70,22 @@ class Custom(Regularizer):
         self.tol = tol
         self.max_iter = max_iter
 
-    @_eager
+    @outside_graphs("Custom")
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω(p) of distributions along ``dim``: what ``fn`` returns, computed in double precision."""
         return self._value(to_rows(p, dim, None).double()).to(p.dtype)
 
-    @_eager
+    @outside_graphs("Custom")
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         rows, _ = shifted(to_rows(scores, dim, mask).double())
         return from_rows(_Problem(self, rows).argmax(rows), scores, dim)
 
-    @_eager
+    @outside_graphs("Custom")
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         rows, top = shifted(to_rows(scores, dim, mask).double())
         return (_Problem(self, rows).max(rows) + top.squeeze(-1)).to(scores.dtype)
 
-    @_eager
+    @outside_graphs("Custom")
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         dim = check_scores(scores, dim)
         rows, _ = shifted(to_rows(scores, dim, mask).double())
@@ -129,8 +123,6 @@ class _Problem:
     """One call: Ω with its captured tensors, and what the solver found on the way."""
 
     def __init__(self, omega: Custom, rows: Tensor) -> None:
-        if torch.compiler.is_compiling():
-            raise RuntimeError("Custom cannot be compiled or exported: how long it runs depends on the scores")
         n = rows.shape[-1]
         self.custom = omega
         self.omega = Closure(omega.fn, torch.full(rows.shape, 1 / n, dtype=rows.dtype, device=rows.device))

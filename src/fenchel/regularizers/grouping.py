@@ -14,8 +14,7 @@ from __future__ import annotations
 import functools
 import math
 from abc import abstractmethod
-from collections.abc import Callable
-from typing import ParamSpec
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -24,10 +23,10 @@ from fenchel.kernels import concrete
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.family import Family, Parameter, _pack, on_support
+from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import apply_mask, broadcasts, check_scores, from_rows, parameter_rows, to_rows
 
 _ALLOWED = "0 <= strength < inf"
-P = ParamSpec("P")
 _Dims = int | tuple[int, int] | None
 
 
@@ -344,12 +343,6 @@ class Oscar(_Grouping):
     family = _OSCAR
 
 
-def _outside_graphs(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
-    """Break the graph of ``torch.compile`` around a function; under fullgraph and export that is an error."""
-    disabled: Callable[P, Tensor] = torch.compiler.disable(function)  # type: ignore[no-untyped-call]
-    return disabled
-
-
 class _Grid(_Grouping):
     """Ω on the flattened grids of one width: what :class:`TotalVariation2d` is when the layout is settled."""
 
@@ -389,9 +382,11 @@ class TotalVariation2d(_Grouping):
     def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
         super().__init__(strength)
         if shape is not None and (
-            len(shape) != 2 or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
+            not isinstance(shape, Sequence)
+            or len(shape) != 2
+            or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
         ):
-            raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape}")
+            raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape!r}")
         self.shape = None if shape is None else (shape[0], shape[1])
 
     @property
@@ -399,14 +394,14 @@ class TotalVariation2d(_Grouping):
         """1 + 5·strength: the price of four edges, and what a lone neighbour is pulled up by."""
         return 1 + 5 * self.strength
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def forward(self, p: Tensor, dim: _Dims = None) -> Tensor:
         """Ω(p) of distributions over the grid."""
         flat, omega, _ = self._flat(p, dim, None)
         value: Tensor = omega(flat)
         return value
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def argmax(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
         """The regularized choice over the grid."""
         flat, omega, dims = self._flat(scores, dim, mask)
@@ -415,13 +410,13 @@ class TotalVariation2d(_Grouping):
             return p.movedim(-1, dims[0])
         return p.reshape(*p.shape[:-1], *_sizes(scores, dims)).movedim((-2, -1), dims)
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def max(self, scores: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum over the grid. Its gradient is ``argmax``."""
         flat, omega, _ = self._flat(scores, dim, mask)
         return omega.max(flat)
 
-    @_outside_graphs
+    @outside_graphs("tvmax2d")
     def loss(self, scores: Tensor, target: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value a grid: indices of pixels, row by row, or probabilities like scores."""
         flat, omega, dims = self._flat(scores, dim, mask)
@@ -433,6 +428,13 @@ class TotalVariation2d(_Grouping):
                 )
             target = _flatten(target, dims)
         return omega.loss(flat, target)
+
+    def in_rows(
+        self, scores: Tensor, target: Tensor, dim: _Dims, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Regularizer]:
+        """Scores (masked ones at −inf) and target with grids flattened along the last dimension, and Ω for these."""
+        flat, omega, dims = self._flat(scores, dim, mask)
+        return flat, _flatten(target, dims) if target.shape == scores.shape else target, omega
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.shape is None else f", shape={self.shape}")
@@ -553,7 +555,7 @@ def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     return _choose(_OSCAR, scores, _check_strength(strength), dim, mask)
 
 
-@_outside_graphs
+@outside_graphs("tvmax2d")
 def tvmax2d(scores: Tensor, strength: float | Tensor = 0.1, mask: Tensor | None = None) -> Tensor:
     r"""Project scores on a grid onto the simplex, with a price on every step between neighbours: blobs.
 

@@ -77,15 +77,24 @@ def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -
     if not broadcasts(value.shape, scores.shape):
         raise ValueError(
             f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores {tuple(scores.shape)}; "
-            "for one value a head of (batch, heads, queries, keys) use shape (heads, 1, 1)"
+            f"for one value a head of (batch, heads, queries, keys) use shape (heads, 1, 1){_hint(value, scores, dim)}"
         )
     full = value.reshape((1,) * (scores.dim() - value.dim()) + tuple(value.shape))
     if full.shape[dim] != 1:
         raise ValueError(
             f"{name} must have size 1 along dim {dim} (one value a row), got shape {tuple(value.shape)} "
-            f"for scores of shape {tuple(scores.shape)}"
+            f"for scores of shape {tuple(scores.shape)}{_hint(value, scores, dim)}"
         )
     return full.movedim(dim, -1)
+
+
+def _hint(value: Tensor, scores: Tensor, dim: int) -> str:
+    """What shape would be right for a parameter that just lacks the dimension to choose along."""
+    rows = [n for d, n in enumerate(scores.shape) if d != dim % scores.dim()]
+    if list(value.shape) != rows:
+        return ""
+    shape = tuple(1 if d == dim % scores.dim() else n for d, n in enumerate(scores.shape))
+    return f"; for one value a row use shape {shape}"
 
 
 def check_parameter(value: float | Tensor, name: str, lower: float, allowed: str) -> float | Tensor:

@@ -24,6 +24,7 @@ from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Structure, check_scores, places
 
 _NOISE = 1e-8
+_FAR = 1e12  # from what higher-order scores could change
 
 
 class Found(NamedTuple):
@@ -259,7 +260,17 @@ class _Solver:
                 np.zeros(len(y)) if higher is None else higher.cpu().expand(problem.batch).reshape(-1).numpy().copy()
             )
             kept = self.live[(allowed & (bonus > -np.inf))[self.live]]
+            kept = kept[self._are_structures(ones, kept)]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
+
+    def _are_structures(self, ones: Array, rows: Array) -> Array:
+        """Which rows of zeros and ones are structures, given the mask: those that the oracle finds if asked for."""
+        posed = np.where(self.theta == -np.inf, -np.inf, np.where(ones, _FAR, -_FAR))
+        best, _ = self.oracle(posed, rows)
+        found = np.zeros((len(rows), ones.shape[1] + 1), dtype=bool)
+        found[np.arange(len(rows))[:, None], best] = True  # −1 is the extra column
+        same: Array = (found[:, :-1] == ones[rows]).all(-1)
+        return same
 
     def solve(self) -> None:
         """Ask for the best structure of what is left, take it in, until nothing is better."""

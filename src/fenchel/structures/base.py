@@ -118,8 +118,12 @@ class Structure(nn.Module):
             _check_structures(y, theta, self)
             bonus = chosen.higher(y.to(theta.dtype))
             h = np.zeros(len(rows)) if bonus is None else bonus.detach().double().cpu().expand(len(rows)).numpy().copy()
-            bad = ((y != 0) & ~allowed).flatten(1).any(-1).cpu().numpy()
-            return places(y), np.where(bad, -np.inf, h)
+            if bool(((y != 0) & ~allowed).any()):
+                raise ValueError(
+                    f"{type(self).__name__}.map chose a part that is masked or has a score of −inf: it must respect "
+                    "its mask, or no structure is allowed and the row is infeasible"
+                )
+            return places(y), h
 
         return best
 
@@ -190,8 +194,8 @@ class Problem:
         return dense.to(dtype=self.scores.dtype, device=self.scores.device)
 
 
-def check_scores(structure: Structure, scores: Tensor) -> Tensor:
-    """Check scores for a structure: floating point, of a shape that fits, and of values that can be looked at."""
+def check_shape(structure: Structure, scores: Tensor) -> None:
+    """Check scores for a structure: floating point, of a shape that fits."""
     if not isinstance(scores, Tensor):
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
     if not scores.is_floating_point():
@@ -202,10 +206,15 @@ def check_scores(structure: Structure, scores: Tensor) -> Tensor:
     if 0 in scores.shape[-event:]:
         raise ValueError(f"scores must not be empty along their parts, got shape {tuple(scores.shape)} for {name}")
     structure.check(scores.shape)
+
+
+def check_scores(structure: Structure, scores: Tensor) -> Tensor:
+    """Check scores for a structure, and that their values can be looked at."""
+    check_shape(structure, scores)
     if not concrete(scores):
         raise RuntimeError(
-            f"{name} cannot be compiled, exported or mapped by vmap: how long it runs depends on the scores; "
-            "leading dimensions are batch, so pass them at once"
+            f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends on "
+            "the scores; leading dimensions are batch, so pass them at once"
         )
     return scores
 

@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
 from fenchel.structures.active_set import Found, Options, choose, dense, search
-from fenchel.structures.base import Structure, free_parts
-
-_F = TypeVar("_F", bound=Callable[..., Any])
-
-
-def _eager(method: _F) -> _F:
-    """Left out of compiled graphs: how long it runs depends on the scores."""
-    return cast(_F, torch.compiler.disable(method))  # type: ignore[no-untyped-call]
+from fenchel.structures.base import Structure, check_shape, free_parts
 
 
 @dataclass(frozen=True)
@@ -177,7 +170,7 @@ class SparseMAP(Regularizer):
             gain = torch.where(self._any((y != 0) & ~free), torch.inf, gain)
             return gain.clamp_min(0).to(scores.dtype)
 
-    @_eager
+    @outside_graphs("SparseMAP")
     def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
         """The mixture itself: marginals, structures and weights, with a certificate.
 
@@ -232,17 +225,15 @@ class SparseMAP(Regularizer):
     # -- what they are made of ------------------------------------------------------------------------
 
     def _closed(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        check_floats(scores)
-        self.structure.check(scores.shape)
+        check_shape(self.structure, scores)
         return self.structure.marginals(scores, mask)
 
-    @_eager
+    @outside_graphs("SparseMAP")
     def _search(self, scores: Tensor, mask: Tensor | None, start: Tensor | None = None) -> _Answer:
         if torch.compiler.is_compiling():
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
         structure = self.structure
-        check_floats(scores)
-        structure.check(scores.shape)
+        check_shape(structure, scores)
         options = Options(self.max_iter, self.tol)
         found = search(structure, scores, mask, start, options)
         batch, shape = scores.shape[: -structure.event_dim], scores.shape[-structure.event_dim :]
@@ -274,8 +265,7 @@ class SparseMAP(Regularizer):
         The offset is the largest score of each group of parts of which all structures hold equally many: sums are
         then of small terms. Zero where nothing may be chosen.
         """
-        check_floats(scores)
-        self.structure.check(scores.shape)
+        check_shape(self.structure, scores)
         free = free_parts(self.structure, scores, mask)
         theta = torch.where(free, scores, 0.0).double()
         dims = self.structure.fixed_dims
@@ -297,6 +287,9 @@ class SparseMAP(Regularizer):
         structure = self.structure
         if not bool(((y >= 0) & (y <= 1)).all()):
             raise ValueError(f"target must hold entries in [0, 1], got one of {y[~((y >= 0) & (y <= 1))][0].item():g}")
+        possible = structure.possible(y.shape, y.device)
+        if possible is not None and bool(((y != 0) & ~possible).any()):
+            raise ValueError(f"target must be a structure of {structure}: it has a part that no structure has")
         binary = ~self._any((y != 0) & (y != 1))
         if structure.has_higher and not bool(binary.all()):
             raise ValueError(f"target must be a structure, zeros and ones, for {structure}")
@@ -347,14 +340,21 @@ class ScaledMAP(Scaled):
 
     def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
         """The mixture itself, as :meth:`SparseMAP.solve`."""
-        return self.omega.solve(self._cooled(scores), mask, start)
+        mixture = self.omega.solve(self._cooled(scores), mask, start)
+        return Mixture(
+            mixture.marginals.to(scores.dtype),
+            mixture.structures.to(scores.dtype),
+            mixture.weights.to(scores.dtype),
+            mixture.gap.to(scores.dtype),
+            mixture.iterations,
+        )
 
     @property
     def _event(self) -> int:
         return self.omega.structure.event_dim
 
     def _cooled(self, scores: Tensor) -> Tensor:
-        check_floats(scores)
+        check_shape(self.omega.structure, scores)
         return scores.double() / self._gamma(scores)
 
     def _factor(self, scores: Tensor, batch: torch.Size) -> float | Tensor:
@@ -377,11 +377,3 @@ class ScaledMAP(Scaled):
                 f"scores of shape {tuple(scores.shape)}; got shape {tuple(gamma.shape)}"
             )
         return gamma.double()
-
-
-def check_floats(scores: Tensor) -> None:
-    """Check that scores are a floating-point tensor."""
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")

@@ -77,7 +77,7 @@ class AtMost(_Sized):
         allowed = rows != -torch.inf
         clipped = torch.where(allowed, rows, 0.0).clamp(0.0, 1.0)
         bad = (rows.isnan() | (rows == torch.inf)).any(-1, keepdim=True)
-        full = clipped.sum(-1, keepdim=True) > self.k
+        full = clipped.sum(-1, keepdim=True) >= self.k
         # Rows that are not full go in as zeros: what they would give must not reach a derivative.
         chosen = k_subsets(torch.where(full | ~allowed, rows, 0.0), self.k)
         result = torch.where(full, chosen, clipped)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 
 import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, support_size
+from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, support_size
 from fenchel.studies import Context, Figure, Result, Table, study, style
 from fenchel.studies.measure import first
 
@@ -40,7 +42,8 @@ with α > 1 and normmax give exact zeros: choices enter one after the other as i
 evenly among those that are in, and ∞-normmax gives all of them the same. Argmax does not regularize, so the
 temperature does not matter to it.
 
-The paper's panels of k-subsets and sequential k-subsets follow with the structured maps.
+The same can be asked of k choices at once: `KSubsets(k)` gives each choice a share between 0 and 1, with sum k. Cold,
+it takes the k best whole; hot, it shares k evenly. (The paper's panel of sequential k-subsets wants a structure.)
 """
 
 
@@ -51,7 +54,7 @@ The paper's panels of k-subsets and sequential k-subsets follow with the structu
 )
 def paths(context: Context) -> Result:
     """Draw the path of every map, and count its support along the way."""
-    return Result(SUMMARY, figures=[_figure()], tables=[_supports(), _thresholds(context)])
+    return Result(SUMMARY, figures=[_figure(), _subsets()], tables=[_supports(), _thresholds(context)])
 
 
 def path(omega: Regularizer, temperatures: Tensor) -> Tensor:
@@ -63,26 +66,14 @@ def _figure() -> Figure:
     temperatures = torch.logspace(math.log10(COLDEST), math.log10(HOTTEST), 400, dtype=torch.float64)
     rows = -(-len(MAPS) // 2)
     drawing, panels = style.panels(rows, 2, height=1.5, sharex=True, sharey=True)
-    best_first = THETA.argsort(descending=True).tolist()
     for axes, (name, omega) in zip(panels, MAPS, strict=False):
-        probabilities = path(omega, temperatures)
-        for colour, i in zip(style.PALETTE, best_first, strict=False):
-            axes.plot(temperatures, probabilities[:, i], color=colour)
-        axes.set(title=name, xscale="log", xlim=(COLDEST, HOTTEST), ylim=(-0.03, 1.03), yticks=[0, 0.5, 1])
-        axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-        axes.minorticks_off()
+        _draw(axes, name, path(omega, temperatures), temperatures)
         edge = shared_from(omega)
         if COLDEST < edge < HOTTEST:
             axes.axvline(edge, color=style.MUTED, linewidth=1, linestyle=":")
     for axes in panels[len(MAPS) :]:
         axes.remove()
-    drawing.supxlabel("temperature T = 1/β", fontsize=9)
-    drawing.supylabel("probability", fontsize=9)
-    keys = [Line2D([], [], color=colour) for colour in style.PALETTE[: len(THETA)]]
-    names = [f"{THETA[i]:.2f}".replace("-", "−") for i in best_first]
-    drawing.legend(
-        keys, names, title="score θ", title_fontsize=8.5, ncols=len(keys), loc="outside upper center", columnspacing=1.2
-    )
+    _label(drawing, "probability")
     return Figure(
         drawing,
         caption="Probability of each of five choices against the temperature, one panel a map; a line is a choice, "
@@ -94,6 +85,50 @@ def _figure() -> Figure:
         "uniform over the chosen support than entmax, that entmax tends to argmax as α grows, and that ∞-normmax is "
         "uniform on a sparse support. All of it is seen here. The axis is ours: logarithmic, so that both ends show.",
     )
+
+
+def _subsets() -> Figure:
+    temperatures = torch.logspace(math.log10(COLDEST), math.log10(HOTTEST), 400, dtype=torch.float64)
+    drawing, panels = style.panels(1, 2, height=2.0, sharex=True, sharey=True)
+    ordered = THETA.sort(descending=True).values
+    for axes, k in zip(panels, (2, 3), strict=True):
+        _draw(axes, f"{k}-subsets", path(KSubsets(k), temperatures), temperatures)
+        axes.axvline(float(ordered[k - 1] - ordered[k]), color=style.MUTED, linewidth=1, linestyle=":")
+    _label(drawing, "share")
+    return Figure(
+        drawing,
+        caption="Share of each of five choices when k are made at once, against the temperature. Left of the dotted "
+        "line, where the k-th score leads the next by T, the k best are taken whole.",
+        alt="Two panels. Cold, the two or three best scores have share one and the others none; as it gets hotter the "
+        "others enter one after the other and all come together at k fifths.",
+        paper="Figures 2 and 5 draw such paths for the same θ, k-hot where it is cold enough for the margin of 1, as "
+        "here; the axis is ours.",
+    )
+
+
+def _draw(axes: Axes, name: str, shares: Tensor, temperatures: Tensor) -> None:
+    """One panel: a line a choice, best score first."""
+    for colour, i in zip(style.PALETTE, _best_first(), strict=False):
+        axes.plot(temperatures, shares[:, i], color=colour)
+    axes.set(title=name, xscale="log", xlim=(COLDEST, HOTTEST), ylim=(-0.03, 1.03), yticks=[0, 0.5, 1])
+    axes.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+    axes.minorticks_off()
+
+
+def _label(drawing: Drawing, quantity: str) -> None:
+    """What all panels share: the axes, and which line is which score."""
+    drawing.supxlabel("temperature T = 1/β", fontsize=9)
+    drawing.supylabel(quantity, fontsize=9)
+    keys = [Line2D([], [], color=colour) for colour in style.PALETTE[: len(THETA)]]
+    names = [f"{THETA[i]:.2f}".replace("-", "−") for i in _best_first()]
+    drawing.legend(
+        keys, names, title="score θ", title_fontsize=8.5, ncols=len(keys), loc="outside upper center", columnspacing=1.2
+    )
+
+
+def _best_first() -> list[int]:
+    order: list[int] = THETA.argsort(descending=True).tolist()
+    return order
 
 
 def _supports() -> Table:

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import os
 import pkgutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
+from fenchel.data import SETS, local
 from fenchel.studies.result import Result
-
-DATA_VARIABLE = "FENCHEL_DATA"
-"""The environment variable that names the local folder of real data."""
 
 
 class Progress(Protocol):
@@ -25,11 +22,6 @@ class Progress(Protocol):
 
 def _silent(fraction: float, note: str = "") -> None:
     pass
-
-
-def _default_data() -> Path | None:
-    folder = os.environ.get(DATA_VARIABLE)
-    return Path(folder) if folder else None
 
 
 @dataclass(frozen=True)
@@ -43,7 +35,7 @@ class Context:
         progress: called as the work advances.
     """
 
-    data: Path | None = field(default_factory=_default_data)
+    data: Path | None = field(default_factory=local)
     seed: int = 0
     full: bool = False
     progress: Progress = _silent
@@ -61,6 +53,8 @@ class Study:
     source: str
     order: float
     function: Function
+    data: tuple[str, ...] = ()
+    full: bool = False
 
 
 class UnknownStudyError(LookupError):
@@ -70,14 +64,20 @@ class UnknownStudyError(LookupError):
 _STUDIES: dict[str, Study] = {}
 
 
-def study(title: str, *, source: str, order: float) -> Callable[[Function], Function]:
+def study(
+    title: str, *, source: str, order: float, data: Sequence[str] = (), full: bool = False
+) -> Callable[[Function], Function]:
     """Register a function as the study of its name.
 
     Args:
         title: the chapter's heading.
         source: the paper, and which of its figures or tables.
         order: chapters are sorted by it; leave gaps.
+        data: the sets of `fenchel.data` that it reads when it is given a folder; none if it has no use for one.
+        full: whether it knows the paper's full protocol.
     """
+    if unknown := sorted(set(data) - set(SETS)):
+        raise ValueError(f"data names {', '.join(unknown)}; there are {', '.join(SETS)}")
 
     def register(function: Function) -> Function:
         name = function.__name__
@@ -85,7 +85,7 @@ def study(title: str, *, source: str, order: float) -> Callable[[Function], Func
             raise ValueError(
                 f"two studies are called {name!r}: in {_STUDIES[name].function.__module__} and {function.__module__}"
             )
-        _STUDIES[name] = Study(name, title, source, order, function)
+        _STUDIES[name] = Study(name, title, source, order, function, tuple(data), full)
         return function
 
     return register

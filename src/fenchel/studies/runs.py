@@ -14,6 +14,7 @@ from pathlib import Path
 
 import torch
 
+from fenchel.data import VARIABLE
 from fenchel.studies import style
 from fenchel.studies.registry import Context, Study
 from fenchel.studies.result import Cell, Result
@@ -31,19 +32,23 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that does this run again."""
+        """The command that does this run again. Where the data lies is the reader's affair, and not told."""
         words = ["fenchel", "study", "run", self.study.name, "--seed", str(self.context.seed)]
-        if self.context.data is not None:
-            words += ["--data", str(self.context.data)]
         if self.context.full:
             words += ["--full"]
-        return shlex.join(words)
+        command = shlex.join(words)
+        return command if self.context.data is None else f"{VARIABLE}=… {command}"
 
     def save(self, folder: Path) -> None:
         """Write ``result.json``, ``figure-1.png``, …, ``table-1.csv``, … into a folder, made if need be."""
         if self.result is None:
             raise ValueError(f"{self.study.name} failed and has no result to save")
         folder.mkdir(parents=True, exist_ok=True)
+        for old in (
+            *folder.glob("figure-*.png"),
+            *folder.glob("table-*.csv"),
+        ):  # of an earlier run, perhaps of another study
+            old.unlink()
         figures, tables = [], []
         for number, figure in enumerate(self.result.figures, 1):
             name = f"figure-{number}.png"
@@ -64,6 +69,7 @@ class Run:
             "source": self.study.source,
             "command": self.command,
             "seed": self.context.seed,
+            "data": [] if self.context.data is None else list(self.study.data),
             "version": version(),
             "commit": commit(),
             "seconds": round(self.seconds, 3),

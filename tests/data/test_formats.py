@@ -1,0 +1,244 @@
+"""The formats: small files of each, whole and damaged."""
+
+import io
+import struct
+import tarfile
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+from scipy.sparse import csc_matrix
+
+from fenchel.data import BrokenDataError, MissingDataError, cifar10, glove, mil, mnist, ner, ucr, ud_ewt
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FENCHEL_DATA", raising=False)
+    monkeypatch.setenv("FENCHEL_CACHE", str(tmp_path / "cache"))
+
+
+def place(folder: Path, name: str, content: bytes | str) -> None:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+def row(*columns: str) -> str:
+    return "\t".join(columns) + "\n"
+
+
+TREE = (
+    "# text = They don't.\n"
+    + row("1", "They", "they", "PRON", "_", "_", "2", "nsubj", "_", "_")
+    + row("2-3", "don't", "_", "_", "_", "_", "_", "_", "_", "_")
+    + row("2", "do", "do", "AUX", "_", "_", "0", "root", "_", "_")
+    + row("3", "n't", "not", "PART", "_", "_", "2", "advmod", "_", "_")
+    + row("3.1", "go", "go", "VERB", "_", "_", "_", "_", "_", "_")
+    + "\n"
+)
+
+
+def test_a_treebank_reads_words_tags_heads_and_relations(tmp_path: Path) -> None:
+    place(tmp_path, "ud_ewt/en_ewt-ud-dev.conllu", TREE + TREE.replace("\n", "\r\n"))
+    first, second = ud_ewt.load("dev", tmp_path)
+    assert first == second
+    assert first.words == ("They", "do", "n't")
+    assert first.tags == ("PRON", "AUX", "PART")
+    assert first.heads == (2, 0, 2)
+    assert first.relations == ("nsubj", "root", "advmod")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (("\tnsubj\t_", "\tnsubj"), "9 columns, not 10"),
+        (("\t0\troot", "\t9\troot"), "not those of a tree"),
+        (("\t0\troot", "\tx\troot"), "invalid literal"),
+    ],
+)
+def test_a_damaged_treebank_is_told(damage: tuple[str, str], words: str, tmp_path: Path) -> None:
+    place(tmp_path, "ud_ewt/en_ewt-ud-dev.conllu", TREE.replace(*damage))
+    with pytest.raises(BrokenDataError, match=rf"en_ewt-ud-dev\.conllu is damaged.*{words}"):
+        ud_ewt.load("dev", tmp_path)
+
+
+def zipped(**members: str) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, text in members.items():
+            archive.writestr(name.replace("__", "/").replace("_", "."), text)
+    return buffer.getvalue()
+
+
+def test_entities_and_chunks_are_read_from_their_archives(tmp_path: Path) -> None:
+    text = "-DOCSTART- -DOCSTART- O\nSão NC B-LOC\nPaulo VMI I-LOC\n\n, Fc O\n\n\n"
+    place(tmp_path, "ner/conll2002.zip", zipped(conll2002__ned_testb=text))
+    place(tmp_path, "ner/conll2000.zip", zipped(conll2000__train_txt="The DT B-NP\ndog NN I-NP\n"))
+    assert ner.load("dutch", "test", tmp_path) == [
+        ner.Sentence(("São", "Paulo"), ("B-LOC", "I-LOC")),
+        ner.Sentence((",",), ("O",)),
+    ]
+    assert ner.load_chunks("train", tmp_path) == [ner.Sentence(("The", "dog"), ("B-NP", "I-NP"))]
+
+
+def test_damaged_entities_are_told(tmp_path: Path) -> None:
+    for content, words in (
+        (b"not an archive", "not a zip"),
+        (zipped(conll2002__ned_train="a b\n"), "There is no item"),
+        (zipped(conll2002__ned_testb="São B-LOC\n"), "not a word, a part of speech and a tag: 'São B-LOC'"),
+        (zipped(conll2002__ned_testb="São NC LOC\n"), "not a word, a part of speech and a tag"),
+    ):
+        place(tmp_path, "ner/conll2002.zip", content)
+        with pytest.raises(BrokenDataError, match=words):
+            ner.load("dutch", "test", tmp_path)
+
+
+SERIES = "#about\n@problemName x\n@classLabel true up down\n@data\n1,2,3:4,5,6:up\n7,8:9,10:down\n\n"
+
+
+def test_series_have_steps_channels_and_classes(tmp_path: Path) -> None:
+    place(tmp_path, "ucr/GunPoint_TRAIN.ts", SERIES)
+    series = ucr.load("GunPoint", "train", tmp_path)
+    assert series.labels == ["up", "down"]
+    np.testing.assert_array_equal(series.values[0], [[1, 4], [2, 5], [3, 6]])
+    np.testing.assert_array_equal(series.values[1], [[7, 9], [8, 10]])
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (("@data\n", ""), "there is no @data"),
+        (("4,5,6", "4,5"), "different lengths"),
+        (("down\n\n", "left\n\n"), "not among those declared"),
+        (("8", "eight"), "could not convert"),
+        (("7,8:9,10:down", "down"), "no channels"),
+    ],
+)
+def test_damaged_series_are_told(damage: tuple[str, str], words: str, tmp_path: Path) -> None:
+    place(tmp_path, "ucr/GunPoint_TRAIN.ts", SERIES.replace(*damage))
+    with pytest.raises(BrokenDataError, match=words):
+        ucr.load("GunPoint", "train", tmp_path)
+
+
+def idx(array: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, array.ndim]) + struct.pack(f">{array.ndim}I", *array.shape) + array.tobytes()
+
+
+IMAGES, LABELS = np.arange(24, dtype=np.uint8).reshape(2, 3, 4), np.array([7, 1], dtype=np.uint8)
+
+
+def test_digits_are_read_with_their_labels(tmp_path: Path) -> None:
+    place(tmp_path, "mnist/t10k-images-idx3-ubyte", idx(IMAGES))
+    place(tmp_path, "mnist/t10k-labels-idx1-ubyte", idx(LABELS))
+    digits = mnist.load("test", tmp_path)
+    np.testing.assert_array_equal(digits.images, IMAGES)
+    np.testing.assert_array_equal(digits.labels, LABELS)
+
+
+def test_damaged_digits_are_told(tmp_path: Path) -> None:
+    place(tmp_path, "mnist/t10k-labels-idx1-ubyte", idx(LABELS))
+    for content, words in (
+        (b"", "begins with nothing"),
+        (b"\x1f\x8b\x08\0", "not an idx file"),
+        (idx(IMAGES)[:10], "inside its header"),
+        (idx(IMAGES)[:-1], r"23 bytes for an array of shape \(2, 3, 4\)"),
+    ):
+        place(tmp_path, "mnist/t10k-images-idx3-ubyte", content)
+        with pytest.raises(BrokenDataError, match=words):
+            mnist.load("test", tmp_path)
+    place(tmp_path, "mnist/t10k-images-idx3-ubyte", idx(IMAGES[:1]))
+    with pytest.raises(ValueError, match="do not belong together"):
+        mnist.load("test", tmp_path)
+
+
+def cifar_archive(path: Path, batches: dict[str, bytes]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in batches.items():
+            info = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+
+
+def test_colour_images_are_the_same_from_the_archive_and_repacked(tmp_path: Path) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), dtype=np.uint8)
+    records = b"".join(
+        bytes([label]) + image.transpose(2, 0, 1).tobytes() for label, image in zip(LABELS, images, strict=True)
+    )
+    packed = io.BytesIO()
+    np.savez(packed, X=images, y=LABELS)
+    place(tmp_path / "a", "cifar10/cifar10_test_first3000.npz", packed.getvalue())
+    cifar_archive(tmp_path / "b" / "cifar10" / "cifar-10-binary.tar.gz", {"test_batch": records})
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        loaded = cifar10.load("test", folder)
+        np.testing.assert_array_equal(loaded.images, images)
+        np.testing.assert_array_equal(loaded.labels, LABELS)
+    with pytest.raises(MissingDataError, match="fenchel data fetch cifar10"):
+        cifar10.load("train", tmp_path / "a")
+    with pytest.raises(BrokenDataError, match="data_batch_1"):
+        cifar10.load("train", tmp_path / "b")
+    cifar_archive(tmp_path / "c" / "cifar10" / "cifar-10-binary.tar.gz", {"test_batch": records[:-1]})
+    with pytest.raises(BrokenDataError, match="no whole number of images"):
+        cifar10.load("test", tmp_path / "c")
+
+
+def bags(**changed: object) -> bytes:
+    buffer = io.BytesIO()
+    content = {
+        "features": csc_matrix(np.arange(8.0).reshape(4, 2)),
+        "bag_ids": np.array([[1, 2, 1, 3]]),
+        "labels": csc_matrix(np.array([[-1.0, -1.0, 1.0, -1.0]])),
+    }
+    savemat(buffer, {**content, **changed})
+    return buffer.getvalue()
+
+
+def test_bags_gather_their_instances_and_one_positive_makes_them_so(tmp_path: Path) -> None:
+    place(tmp_path, "mil/fox_100x100.mat", bags())
+    loaded = mil.load("fox", tmp_path)
+    assert [bag.tolist() for bag in loaded.instances] == [[[0, 1], [4, 5]], [[2, 3]], [[6, 7]]]
+    assert loaded.labels.tolist() == [True, False, False]
+
+
+def test_damaged_bags_are_told(tmp_path: Path) -> None:
+    for content, words in (
+        (b"not MATLAB" * 30, "not a MATLAB file"),
+        (bags()[:200], "not a MATLAB file|has no"),
+        (bags(bag_ids=np.array([[1, 2]])), "4 instances, 2 bag_ids and 4 labels"),
+    ):
+        place(tmp_path, "mil/fox_100x100.mat", content)
+        with pytest.raises(BrokenDataError, match=words):
+            mil.load("fox", tmp_path)
+
+
+def test_word_vectors_are_the_same_from_text_and_repacked(tmp_path: Path) -> None:
+    vectors = np.arange(100, dtype=np.float16).reshape(2, 50)
+    packed = io.BytesIO()
+    np.savez(packed, words=np.array(["the", "dog"]), vecs=vectors)
+    place(tmp_path / "a", "glove/glove6B_50d_top50k.npz", packed.getvalue())
+    lines = (" ".join([word, *map(str, numbers)]) for word, numbers in zip(("the", "dog"), vectors, strict=True))
+    place(tmp_path / "b", "glove/glove.6B.50d.txt", "\n".join(lines) + "\n")
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        np.testing.assert_array_equal(glove.load(folder)["dog"], vectors[1])
+    place(tmp_path / "b", "glove/glove.6B.50d.txt", "the 1 2 3\n")
+    with pytest.raises(BrokenDataError, match="not a word and 50 numbers"):
+        glove.load(tmp_path / "b")
+    with pytest.raises(MissingDataError, match=r"glove\.6B\.zip"):
+        glove.load(tmp_path / "c")
+
+
+def test_names_and_splits_that_do_not_exist_are_refused() -> None:
+    for load, words in (
+        (lambda: ud_ewt.load("all"), "train, dev, test"),
+        (lambda: ner.load("german", "train"), "spanish train"),
+        (lambda: ner.load_chunks("dev"), "chunks test"),
+        (lambda: ucr.load("Coffee", "train"), "GunPoint"),
+        (lambda: mnist.load("dev"), "train, test"),
+        (lambda: cifar10.load("dev"), "train, test"),
+        (lambda: mil.load("musk1"), "elephant, fox, tiger"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            load()
