@@ -67,7 +67,7 @@ def test_single_precision_holds_over_thousands_of_steps(name: str, omega: fenche
 @pytest.mark.parametrize("omega", [*SMOOTH[:3], fenchel.Hard()], ids=str)
 @pytest.mark.parametrize("name", LONG)
 def test_rows_are_the_same_to_the_bit_in_any_batch(name: str, omega: fenchel.Regularizer, dtype: torch.dtype) -> None:
-    build, shape = LONG[name]
+    build, _ = LONG[name]
     size = {"chain": (40, 6), "alignment": (23, 17), "lattice": (200,)}[name]
     scores = torch.randn(17, *size, generator=torch.Generator().manual_seed(0)).to(dtype)
 

@@ -49,7 +49,7 @@ def test_shannon_is_soft_dtw(shape: tuple[int, int], gamma: float, dtype: torch.
         value, gradient = soft_dtw(a, b, gamma)
         values.append(value)
         expected.append(gradient)
-    value, e = torch.tensor(values).to(dtype), torch.tensor(expected, dtype=torch.float64)
+    value, e = torch.tensor(values, dtype=dtype), torch.tensor(expected, dtype=torch.float64)
     found = dtw(x, y, gamma)
     torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance)
     gaps = 2 * (x.detach().double().unsqueeze(2) - y.detach().double().unsqueeze(1)) * e.unsqueeze(-1)
@@ -176,6 +176,15 @@ def test_barycenters_of_series_of_different_lengths() -> None:
     padded[0, :5], padded[1] = short, long
     torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, steps=20), found)
     assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4), steps=3).shape == (4,)
+
+
+def test_a_barycenter_is_the_same_without_derivatives() -> None:
+    series = torch.rand(3, 6, 2)
+    found = barycenter(series, steps=5)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert torch.equal(barycenter(series, steps=5), found)
+            assert torch.equal(barycenter(series.clone(), torch.ones(3), torch.full((3,), 6), steps=5), found)
 
 
 @pytest.mark.parametrize(

@@ -142,7 +142,7 @@ def barycenter(
         raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
     omega = _cooled(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
-    dtype, many = padded.dtype, len(padded)
+    dtype = padded.dtype
     weights = _check_weights(weights, padded)
     padded = padded.detach().double()
     if init is None:
@@ -150,7 +150,16 @@ def barycenter(
     else:
         start = check_floats(init, "init", 1 if flat else 2, "(N,)" if flat else "(N, D)").detach().double()
         start = start.unsqueeze(-1) if flat else start
-    mean = start.clone().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():  # the descent has derivatives, whatever the caller wants
+        found = _descend(start.clone(), padded.clone(), weights.clone(), lengths.clone(), omega, band, steps).to(dtype)
+    return found.squeeze(-1) if flat else found
+
+
+def _descend(
+    mean: Tensor, padded: Tensor, weights: Tensor, lengths: Tensor, omega: Regularizer, band: int | None, steps: int
+) -> Tensor:
+    """From one mean to a better one."""
+    many, mean = len(padded), mean.requires_grad_()
     pairs = torch.stack([torch.full_like(lengths, len(mean)), lengths], -1)
     search = torch.optim.LBFGS([mean], max_iter=steps, line_search_fn="strong_wolfe")
 
@@ -161,10 +170,8 @@ def barycenter(
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
-    with torch.enable_grad():
-        search.step(cost)  # type: ignore[no-untyped-call]
-    found = mean.detach().to(dtype)
-    return found.squeeze(-1) if flat else found
+    search.step(cost)  # type: ignore[no-untyped-call]
+    return mean.detach()
 
 
 def _alignment(x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None) -> Alignment:
