@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
-from fenchel.dp import Alignment, DynamicProgram, LinearChain
+from fenchel.dp import Alignment, LinearChain
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -26,10 +26,10 @@ def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
 
 
-def listed(problem: Problem, d: DynamicProgram, answer) -> tuple[Tensor, Tensor, Tensor]:
+def listed(problem: Problem, answer) -> tuple[Tensor, Tensor, Tensor]:
     """All paths of a batch element, most probable first, their probabilities and their scores."""
     paths = sorted(answer.paths, key=lambda each: -each[1])
-    states = torch.stack([problem.path(d, parts) for parts, _, _ in paths])
+    states = torch.stack([problem.path(parts) for parts, _, _ in paths])
     return states, *torch.tensor([each[1:] for each in paths], dtype=torch.float64).unbind(-1)
 
 
@@ -52,7 +52,7 @@ def test_every_verb_agrees_with_enumeration(problem: Problem, omega: Regularizer
     assert (top.probs.diff() <= 0).all()
     best = d.map()
     for b, answer in enumerate(answers):
-        paths, probs, scores = listed(problem, d, answer)
+        paths, probs, scores = listed(problem, answer)
         torch.testing.assert_close(top.probs[b, : len(probs)], probs, rtol=0, atol=1e-12)
         assert (top.probs[b, len(probs) :] == 0).all()
         found = {tuple(p.flatten().tolist()): q.item() for p, q in zip(top.paths[b], top.probs[b], strict=True)}
@@ -78,7 +78,7 @@ def test_samples_have_the_probabilities_of_the_walk(problem: Problem, omega: Reg
         counts: dict[tuple, int] = {}
         for path in samples[:, b].flatten(1).tolist():
             counts[tuple(path)] = counts.get(tuple(path), 0) + 1
-        paths, probs, _ = listed(problem, d, answer)
+        paths, probs, _ = listed(problem, answer)
         seen = torch.tensor([counts.pop(tuple(p.flatten().tolist()), 0) for p in paths]).double()
         assert not counts  # nothing off the list, and …
         assert (seen[probs == 0] == 0).all()  # … nothing off the support
