@@ -1,7 +1,5 @@
 """The same numbers as other packages, where these are installed: pytorch-crf, torch-struct, tslearn."""
 
-import os
-
 import pytest
 import torch
 
@@ -43,10 +41,6 @@ def test_shannon_chains_are_those_of_torch_struct() -> None:
     torch.testing.assert_close(d.entropy(), field.entropy, **TIGHT)
 
 
-@pytest.mark.skipif(
-    os.environ.get("HYPOTHESIS_PROFILE") != "thorough",
-    reason="tslearn compiles for a minute; HYPOTHESIS_PROFILE=thorough compares (test_series has an oracle of its own)",
-)
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
 def test_shannon_alignments_are_those_of_tslearn(gamma: float) -> None:
     package = pytest.importorskip("tslearn.metrics")
