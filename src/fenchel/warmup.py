@@ -212,7 +212,8 @@ def _chains(scores: Tensor, shared: bool) -> Tensor:
 
 def _alignments(scores: Tensor) -> Tensor:
     d = fenchel.dp.Alignment(scores[:, :8].reshape(3, 4, 2), omega=_SMOOTH)
-    return d.value + d.marginals.square().sum((1, 2))
+    series = fenchel.dp.dtw(scores[:, :4], scores[:, 4:8], omega=_SMOOTH)
+    return d.value + d.marginals.square().sum((1, 2)) + series
 
 
 def _lattices(scores: Tensor) -> Tensor:

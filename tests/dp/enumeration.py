@@ -87,7 +87,7 @@ class Problem:
     make: Callable[[torch.Generator], tuple[Tensor, ...]]
     build: Callable[..., DynamicProgram]  # build(*tensors, omega)
     edges: Callable[..., tuple[list[Edge], Hashable, Hashable]]  # edges(b, *tensors)
-    path: Callable[[DynamicProgram, list[int]], Tensor]  # one path of its parts
+    path: Callable[[list[int]], Tensor]  # one path of its parts
     sign: float = 1.0
 
     def __str__(self) -> str:
@@ -132,10 +132,9 @@ def chain_edges(b, unary, transition, start=None, end=None, lengths=LENGTHS):
     return edges, "in", "out"
 
 
-def chain_path(d, parts):
-    size = d.marginals.shape[2]
-    states = [part % size for part in parts if part >= 0]
-    return torch.tensor(states + [-1] * (d.marginals.shape[1] - len(states)))
+def chain_path(parts):
+    states = [part % STATES for part in parts if part >= 0]
+    return torch.tensor(states + [-1] * (STEPS - len(states)))
 
 
 SHARED = Problem(
@@ -160,7 +159,8 @@ FULL = Problem(
 
 # -- alignments --------------------------------------------------------------------------------------------
 
-PAIRS = torch.tensor([[3, 4], [2, 4], [1, 1]])
+ROWS, COLUMNS = 3, 4
+PAIRS = torch.tensor([[ROWS, COLUMNS], [2, 4], [1, 1]])
 
 
 def table_edges(b, costs, lengths=PAIRS, allowed=lambda i, j, n, m: True):
@@ -174,15 +174,14 @@ def table_edges(b, costs, lengths=PAIRS, allowed=lambda i, j, n, m: True):
     return edges, "in", (n - 1, m - 1)
 
 
-def table_path(d, parts):
-    rows, columns = d.marginals.shape[1:]
-    cells = [[part // columns, part % columns] for part in parts]
-    return torch.tensor(cells + [[-1, -1]] * (rows + columns - 1 - len(cells)))
+def table_path(parts):
+    cells = [[part // COLUMNS, part % COLUMNS] for part in parts]
+    return torch.tensor(cells + [[-1, -1]] * (ROWS + COLUMNS - 1 - len(cells)))
 
 
 TABLE = Problem(
     "alignment",
-    lambda g: (2 * torch.rand(3, 3, 4, generator=g),),
+    lambda g: (2 * torch.rand(3, ROWS, COLUMNS, generator=g),),
     lambda costs, omega: Alignment(costs, PAIRS, omega),
     table_edges,
     table_path,
@@ -201,7 +200,7 @@ def lattice_edges(b, scores):
     return edges, 0, NODES - 1
 
 
-def lattice_path(d, parts):
+def lattice_path(parts):
     path = torch.zeros(len(SOURCES), dtype=torch.bool)
     path[parts] = True
     return path

@@ -6,6 +6,7 @@ import pytest
 import torch
 from enumeration import NODES, PROBLEMS, SOURCES, TARGETS, Problem
 from torch import Tensor
+from torch.autograd import functional
 from torch.func import hessian, jacfwd, jacrev, jvp, vmap
 
 from fenchel import Gini, Hard, KSubsets, Regularizer, Shannon, Tsallis, kernels
@@ -133,6 +134,45 @@ def test_forward_mode_and_transformations(problem: Problem, omega: Regularizer) 
     (product,) = torch.autograd.grad(gradient, leaf, direction)
     wanted = (hessian(total)(first).flatten(first.dim()) @ direction.flatten()).reshape(first.shape)
     torch.testing.assert_close(product, wanted)
+
+
+@either_way
+@every_problem
+def test_derivatives_may_be_mapped_over(problem: Problem, compiled: bool) -> None:
+    tensors, omega = problem.tensors(), Tsallis(1.5)
+
+    def value(*each: Tensor) -> Tensor:
+        return problem.build(*each, omega).value
+
+    def marginals(*each: Tensor) -> Tensor:
+        return problem.build(*each, omega).marginals.flatten()[:6]
+
+    for function in (value, marginals):
+        row_by_row = functional.jacobian(function, tensors)
+        torch.testing.assert_close(functional.jacobian(function, tensors, vectorize=True), row_by_row)
+    first, *rest = tensors
+    curved = functional.hessian(lambda t: value(t, *rest).sum(), first, vectorize=True)
+    torch.testing.assert_close(curved, hessian(lambda t: value(t, *rest).sum())(first))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler, which looks at what comes between graphs
+@every_problem
+def test_compiled_graphs_break_or_raise(problem: Problem) -> None:
+    tensors = problem.tensors()
+    target = problem.build(*tensors, Gini()).map()
+
+    def verbs(*each: Tensor) -> list[Tensor]:
+        d = problem.build(*each, Gini())
+        return [2 * d.value, d.marginals + 1, d.loss(target), d.entropy(), d.log_prob(target), d.map().long()]
+
+    leaves = [t.clone().requires_grad_() for t in tensors]
+    found = torch.compile(verbs, backend="eager")(*leaves)
+    wanted = verbs(*leaves)
+    torch.testing.assert_close(found, wanted)
+    gradients = [torch.autograd.grad(sum(r.square().sum() for r in results[:4]), leaves) for results in (found, wanted)]
+    torch.testing.assert_close(*gradients)
+    with pytest.raises(Exception, match="a dynamic program runs step by step"):
+        torch.compile(lambda *each: problem.build(*each, Gini()).value, fullgraph=True, backend="eager")(*tensors)
 
 
 @either_way

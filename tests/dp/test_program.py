@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
-from fenchel.dp import DynamicProgram
+from fenchel.dp import Alignment, LinearChain
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -26,10 +26,10 @@ def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
 
 
-def listed(problem: Problem, d: DynamicProgram, answer) -> tuple[Tensor, Tensor, Tensor]:
+def listed(problem: Problem, answer) -> tuple[Tensor, Tensor, Tensor]:
     """All paths of a batch element, most probable first, their probabilities and their scores."""
     paths = sorted(answer.paths, key=lambda each: -each[1])
-    states = torch.stack([problem.path(d, parts) for parts, _, _ in paths])
+    states = torch.stack([problem.path(parts) for parts, _, _ in paths])
     return states, *torch.tensor([each[1:] for each in paths], dtype=torch.float64).unbind(-1)
 
 
@@ -52,7 +52,7 @@ def test_every_verb_agrees_with_enumeration(problem: Problem, omega: Regularizer
     assert (top.probs.diff() <= 0).all()
     best = d.map()
     for b, answer in enumerate(answers):
-        paths, probs, scores = listed(problem, d, answer)
+        paths, probs, scores = listed(problem, answer)
         torch.testing.assert_close(top.probs[b, : len(probs)], probs, rtol=0, atol=1e-12)
         assert (top.probs[b, len(probs) :] == 0).all()
         found = {tuple(p.flatten().tolist()): q.item() for p, q in zip(top.paths[b], top.probs[b], strict=True)}
@@ -78,7 +78,7 @@ def test_samples_have_the_probabilities_of_the_walk(problem: Problem, omega: Reg
         counts: dict[tuple, int] = {}
         for path in samples[:, b].flatten(1).tolist():
             counts[tuple(path)] = counts.get(tuple(path), 0) + 1
-        paths, probs, _ = listed(problem, d, answer)
+        paths, probs, _ = listed(problem, answer)
         seen = torch.tensor([counts.pop(tuple(p.flatten().tolist()), 0) for p in paths]).double()
         assert not counts  # nothing off the list, and …
         assert (seen[probs == 0] == 0).all()  # … nothing off the support
@@ -155,6 +155,37 @@ def test_kernels_and_torch_agree(
     monkeypatch.setattr(kernels, "ENABLED", False)
     torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=tolerance)
     assert all(each.dtype == dtype for each in compiled)
+
+
+@pytest.mark.parametrize("omega", [*COMPILED, 0.05 * Shannon()], ids=lambda o: str(o).replace("\n", ""))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-11)], ids=str)
+def test_kernels_and_torch_agree_on_wide_problems(
+    omega: Regularizer, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Antidiagonals and rows of states that fill vectors and leave some over; steps that score alike, or not at all."""
+    costs = 3 * torch.rand(3, 37, 21)
+    costs[1][torch.rand(37, 21) < 0.1] = torch.inf
+    pairs = torch.tensor([[37, 21], [9, 20], [2, 17]])
+    unary, lengths = 5 * torch.randn(4, 6, 19), torch.tensor([6, 2, 1, 5])
+    steps = [torch.randn(19, 19), 60 * torch.randn(4, 1, 19, 19), torch.randn(4, 5, 19, 19), torch.randn(19, 19)]
+    steps[3][torch.rand(19, 19) < 0.3] = -torch.inf
+    builds = [(lambda c: Alignment(c, pairs, omega), [costs])]
+    builds += [(lambda u, w: LinearChain(u, w, lengths, omega=omega), [unary, w]) for w in steps]
+
+    def everything() -> list[Tensor]:
+        found = []
+        for build, tensors in builds:
+            inputs = [t.to(dtype).clone().requires_grad_() for t in tensors]
+            d = build(*inputs)
+            possible = d.value.isfinite()
+            first = torch.autograd.grad(d.value[possible].sum(), inputs, create_graph=True)
+            along = sum((g * torch.arange(g.numel()).reshape(g.shape).cos().to(g)).sum() for g in first)
+            found += [d.value, d.marginals, *first, *torch.autograd.grad(along, inputs)]
+        return [each.double() for each in found]
+
+    compiled = everything()
+    monkeypatch.setattr(kernels, "ENABLED", False)
+    torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=10 * tolerance)
 
 
 def test_any_other_omega_of_the_simplex_will_do() -> None:

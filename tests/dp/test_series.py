@@ -1,11 +1,12 @@
 """Distances between series and their means: definitions, bands, limits."""
 
 import itertools
+import math
 
 import pytest
 import torch
 from enumeration import solve, table_edges
-from torch.autograd import gradcheck
+from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Gini, Hard, Shannon, Tsallis
 from fenchel.dp import Alignment, barycenter, dtw, dtw_divergence
@@ -18,6 +19,42 @@ def plain_dtw(x: torch.Tensor, y: torch.Tensor) -> float:
         before = [table.get(c, float("inf")) for c in ((i - 1, j - 1), (i - 1, j), (i, j - 1))]
         table[i, j] = float((x[i] - y[j]).square().sum()) + min(before)
     return table[len(x) - 1, len(y) - 1]
+
+
+def soft_dtw(x: list[list[float]], y: list[list[float]], gamma: float) -> tuple[float, list[list[float]]]:
+    """Soft-DTW and its gradient in the costs, by the two recursions of Cuturi & Blondel (2017), in plain Python."""
+    n, m = len(x), len(y)
+    cost = {(i, j): sum((a - b) ** 2 for a, b in zip(x[i], y[j], strict=True)) for i in range(n) for j in range(m)}
+    r = {(-1, -1): 0.0}
+    for i, j in itertools.product(range(n), range(m)):
+        before = [r[c] for c in ((i - 1, j - 1), (i - 1, j), (i, j - 1)) if c in r]
+        least = min(before)
+        r[i, j] = cost[i, j] + least - gamma * math.log(sum(math.exp((least - v) / gamma) for v in before))
+    e = {(n - 1, m - 1): 1.0}
+    for i, j in itertools.product(reversed(range(n)), reversed(range(m))):
+        after = [c for c in ((i + 1, j + 1), (i + 1, j), (i, j + 1)) if c in cost]
+        e.setdefault((i, j), sum(e[c] * math.exp((r[c] - r[i, j] - cost[c]) / gamma) for c in after))
+    return r[n - 1, m - 1], [[e[i, j] for j in range(m)] for i in range(n)]
+
+
+@pytest.mark.parametrize("shape", [(8, 6), (1, 5), (70, 9), (41, 50)], ids=str)  # antidiagonals of many lengths
+@pytest.mark.parametrize("gamma", [0.1, 1.0])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-10)], ids=str)
+def test_shannon_is_soft_dtw(shape: tuple[int, int], gamma: float, dtype: torch.dtype, tolerance: float) -> None:
+    n, m = shape
+    x = torch.randn(3, n, 2, dtype=dtype, requires_grad=True)
+    y = torch.randn(3, m, 2, dtype=dtype, requires_grad=True)
+    values, expected = [], []
+    for a, b in zip(x.tolist(), y.tolist(), strict=True):
+        value, gradient = soft_dtw(a, b, gamma)
+        values.append(value)
+        expected.append(gradient)
+    value, e = torch.tensor(values, dtype=dtype), torch.tensor(expected, dtype=torch.float64)
+    found = dtw(x, y, gamma)
+    torch.testing.assert_close(found, value, rtol=tolerance, atol=tolerance)
+    gaps = 2 * (x.detach().double().unsqueeze(2) - y.detach().double().unsqueeze(1)) * e.unsqueeze(-1)
+    wanted = gaps.sum(2).to(dtype), -gaps.sum(1).to(dtype)
+    torch.testing.assert_close(torch.autograd.grad(found.sum(), (x, y)), wanted, rtol=tolerance, atol=10 * tolerance)
 
 
 def test_hard_is_dynamic_time_warping() -> None:
@@ -93,6 +130,19 @@ def test_derivatives_in_the_series() -> None:
     x, y = torch.randn(2, 3, 2).double().requires_grad_(), torch.randn(2, 4, 2).double().requires_grad_()
     assert gradcheck(lambda a, b: dtw(a, b, 0.7, Shannon(), 1), (x, y))
     assert gradcheck(lambda a, b: dtw_divergence(a, b), (x, y))
+    assert gradgradcheck(lambda a, b: dtw(a, b), (x, y), fast_mode=True)
+
+
+def test_what_stands_after_the_end_of_a_series_does_not_matter() -> None:
+    x, y = torch.randn(2, 5, 3), torch.randn(2, 6, 3)
+    lengths = torch.tensor([[4, 6], [5, 2]])
+    after = [torch.arange(t.shape[1]) >= lengths[:, i, None] for i, t in enumerate((x, y))]
+    dirty = [t.masked_fill(a[..., None], math.nan).requires_grad_() for t, a in zip((x, y), after, strict=True)]
+    found = dtw(*dirty, lengths=lengths)
+    torch.testing.assert_close(found, dtw(x, y, lengths=lengths))
+    for gradient, gone in zip(torch.autograd.grad(found.sum(), dirty), after, strict=True):
+        assert gradient.isfinite().all()
+        assert (gradient[gone] == 0).all()
 
 
 def test_a_barycenter_of_one_series_is_near_it_and_descends() -> None:
@@ -126,6 +176,15 @@ def test_barycenters_of_series_of_different_lengths() -> None:
     padded[0, :5], padded[1] = short, long
     torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, steps=20), found)
     assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4), steps=3).shape == (4,)
+
+
+def test_a_barycenter_is_the_same_without_derivatives() -> None:
+    series = torch.rand(3, 6, 2)
+    found = barycenter(series, steps=5)
+    for mode in (torch.no_grad(), torch.inference_mode()):
+        with mode:
+            assert torch.equal(barycenter(series, steps=5), found)
+            assert torch.equal(barycenter(series.clone(), torch.ones(3), torch.full((3,), 6), steps=5), found)
 
 
 @pytest.mark.parametrize(

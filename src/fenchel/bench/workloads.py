@@ -154,6 +154,7 @@ def workloads() -> list[Workload]:
         _structures(),
         _factors(),
         _chain(),
+        _growth(),
         _decode(),
         _alignment(),
     ]
@@ -412,9 +413,6 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 
 def _chain() -> Workload:
-    def loss(omega: fenchel.Regularizer, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
-        return fenchel.dp.LinearChain(unary, transition, omega=omega).loss(target).sum()
-
     def torchcrf(package: Any, unary: Tensor, transition: Tensor, target: Tensor) -> Tensor:
         total: Tensor = _field(package, transition)(unary, target, reduction="sum")
         return -total
@@ -426,26 +424,46 @@ def _chain() -> Workload:
         total: Tensor = package.LinearChainCRF(edges).partition.sum()
         return total
 
-    def case(chains: int, steps: int) -> Case:
-        return Case(f"{chains} × {steps} × {STATES}", partial(_tags, chains, steps))
-
     ours, sparse = "LinearChain, Shannon", "LinearChain, Gini"
-    small = case(CHAINS, STEPS)
     return Workload(
         "chain",
         "losses of chains × steps × states, forward and backward",
         [
-            Contestant(ours, partial(loss, fenchel.Shannon())),
-            Contestant(sparse, partial(loss, fenchel.Gini())),
+            Contestant(ours, partial(_field_loss, omega=fenchel.Shannon())),
+            Contestant(sparse, partial(_field_loss, omega=fenchel.Gini())),
             _other("torchcrf", "pytorch-crf", torchcrf),
             _other("torch_struct", "torch-struct", torch_struct),
         ],
-        [small, case(CHAINS, 4 * STEPS), case(4 * CHAINS, STEPS)],
+        [Case(f"{CHAINS} × {STEPS} × {STATES}", partial(_tags, CHAINS, STEPS))],
         [
-            Goal(ours, 1 / 5, "pytorch-crf", "largest", (small.label,)),
-            Goal(ours, 1 / 50, "torch-struct", "largest", (small.label,)),
-            Goal(sparse, 2.5, ours, "largest", (small.label,)),
+            Goal(ours, 1 / 5, "pytorch-crf", "largest"),
+            Goal(ours, 1 / 50, "torch-struct", "largest"),
+            Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _growth() -> Workload:
+    """Four times the work at once, as more chains or as longer ones, beside four calls: cost is linear in both."""
+
+    def apart(unary: Tensor, transition: Tensor, target: Tensor, omega: fenchel.Regularizer) -> Tensor:
+        parts = zip(unary.chunk(4), target.chunk(4), strict=True)
+        return torch.stack([_field_loss(u, transition, t, omega) for u, t in parts]).sum()
+
+    def longer(unary: Tensor, transition: Tensor, target: Tensor, omega: fenchel.Regularizer) -> Tensor:
+        unary, target = unary.reshape(CHAINS, 4 * STEPS, STATES), target.reshape(CHAINS, -1)
+        return _field_loss(unary, transition, target, omega)
+
+    four, many, long = "four calls", "four times the chains", "four times the steps"
+    return Workload(
+        "growth",
+        f"losses of 4 × {CHAINS} chains × {STEPS} steps × {STATES} states, forward and backward",
+        [Contestant(name, call) for name, call in ((four, apart), (many, _field_loss), (long, longer))],
+        [
+            Case(str(omega), lambda: _tags(4 * CHAINS, STEPS), {"omega": omega})
+            for omega in (fenchel.Shannon(), fenchel.Gini())
+        ],
+        _bounds([many, long], 1.25, four, "largest"),
     )
 
 
@@ -495,6 +513,10 @@ def _alignment() -> Workload:
             Goal(sparse, 2.5, ours, "largest"),
         ],
     )
+
+
+def _field_loss(unary: Tensor, transition: Tensor, target: Tensor, omega: fenchel.Regularizer) -> Tensor:
+    return fenchel.dp.LinearChain(unary, transition, omega=omega).loss(target).sum()
 
 
 def _field(package: Any, transition: Tensor) -> Any:

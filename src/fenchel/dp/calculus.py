@@ -15,12 +15,16 @@ import torch
 from torch import Tensor
 
 from fenchel.dp.graph import Walk, unscaled
-from fenchel.kernels import usable
+from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.family import apply_function, tracks_forward
+from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.tsallis import Tsallis
 
 Inputs = tuple[Tensor, ...]
+
+stays_outside = outside_graphs("a dynamic program", "runs step by step, in a loop of its own")
+"""Breaks a graph of ``torch.compile`` around a function: the compiler would write out every step."""
 
 
 class Recursion(ABC):
@@ -50,12 +54,14 @@ class Recursion(ABC):
     def collect(self, marginals: Tensor) -> Inputs:
         """From the marginals of edges, those that are shown."""
 
+    @stays_outside
     def max(self, inputs: Inputs) -> Tensor:
         """max_Ω over all paths, (B,), in double precision."""
         if self._is_compiled(inputs):
             return apply_function(Value, self, *inputs)
         return self.walk(inputs).value
 
+    @stays_outside
     def marginals(self, inputs: Inputs) -> Inputs:
         """The expected path: the gradient of ``max``, batch element by batch element."""
         if self._is_compiled(inputs):
@@ -99,6 +105,8 @@ class Value(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> Any:
+        if not concrete(weight):  # mapped over
+            return None, *_expect(ctx.recursion, weight, ctx.saved_tensors)
         if torch.is_grad_enabled():
             return None, *Expectation.apply(ctx.recursion, weight, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
         return None, *ctx.recursion.expect(ctx.saved_tensors, ctx.value, ctx.walk, weight)
@@ -117,17 +125,33 @@ class Expectation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() or not concrete(*directions):
             return None, *_curve(ctx.recursion, weight, tuple(inputs), directions)
         change, bent = ctx.recursion.curve(tuple(inputs), ctx.value, ctx.walk, weight, directions)
         return None, change, *bent
 
 
+def _expect(recursion: Recursion, weight: Tensor, inputs: Inputs) -> Inputs:
+    """What ``Recursion.expect`` computes, by a derivative of the recursion in torch operations."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = tuple(map(_leaf, inputs))
+        value = recursion.walk(leaves).value
+        return torch.autograd.grad(value, leaves, weight.to(value.dtype), create_graph=graph, materialize_grads=True)
+
+
 def _curve(recursion: Recursion, weight: Tensor, inputs: Inputs, directions: Inputs) -> Inputs:
-    """What ``Recursion.curve`` computes, with a graph: by two derivatives of the recursion in torch operations."""
-    weight, *rest = (t if t.requires_grad else t.detach().requires_grad_() for t in (weight, *inputs))
-    value = recursion.walk(tuple(rest)).value
-    each = torch.autograd.grad(value, rest, weight.to(value.dtype), create_graph=True, materialize_grads=True)
-    along = torch.stack([(e * d).sum() for e, d in zip(each, directions, strict=True)]).sum()
-    # It is linear in the weight: its slope there is the change of the values.
-    return torch.autograd.grad(along, (weight, *rest), create_graph=True, materialize_grads=True)
+    """What ``Recursion.curve`` computes, by two derivatives of the recursion in torch operations."""
+    graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        leaves = tuple(map(_leaf, (weight, *inputs)))
+        each = _expect(recursion, leaves[0], leaves[1:])
+        curved = [(e, d) for e, d in zip(each, directions, strict=True) if e.requires_grad]
+        # They are linear in the weight: their slope there is the change of the values.
+        return torch.autograd.grad(
+            [e for e, _ in curved], leaves, [d for _, d in curved], create_graph=graph, materialize_grads=True
+        )
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor if tensor.requires_grad else tensor.detach().requires_grad_()

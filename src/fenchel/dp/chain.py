@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion
+from fenchel.dp.calculus import Inputs, Recursion, stays_outside
 from fenchel.dp.graph import Graph, Walk, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
 from fenchel.kernels import concrete
@@ -88,6 +88,7 @@ class LinearChain(DynamicProgram):
         every = transition.expand(batch, steps - 1, states, states)
         return self._recursion.marginals((unary, every, start, end))[1].to(self._dtype)
 
+    @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         unary, transition, start, end = (precise(t.detach()) for t in self._inputs)

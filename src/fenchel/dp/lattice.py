@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion
+from fenchel.dp.calculus import Inputs, Recursion, stays_outside
 from fenchel.dp.graph import Graph, Indices, Walk, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
 from fenchel.kernels import concrete
@@ -154,6 +154,7 @@ class _LatticeRecursion(Recursion):
         return found
 
 
+@stays_outside
 def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -> _Shape:
     for name, ends in (("sources", sources), ("targets", targets)):
         if check_integers(ends, name).shape != (edges,):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion
+from fenchel.dp.calculus import Inputs, Recursion, stays_outside
 from fenchel.dp.graph import unscaled
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
@@ -49,7 +49,10 @@ class DynamicProgram(ABC):
     blank; a score that is NaN or +inf spoils its own batch element. Sums are kept in double precision.
 
     On the CPU, ``value``, ``marginals`` and their derivatives run in compiled kernels for Hard, Shannon, Gini and
-    Tsallis(1.5), at any temperature; the rest, and derivatives beyond the second, in torch operations.
+    Tsallis(1.5), at any temperature; the rest, derivatives beyond the second, forward mode and what is mapped over (by
+    ``vmap``, or ``torch.autograd.functional`` with ``vectorize=True``) in torch operations. ``torch.compile`` leaves
+    programs as they are: its graph breaks there, and with ``fullgraph=True`` it raises an error, as does
+    ``torch.export``.
     """
 
     omega: Regularizer
@@ -71,12 +74,14 @@ class DynamicProgram(ABC):
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
         return self._recursion.max(self._inputs)
 
+    @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
         walk = self._recursion.walk(self._inputs, Hard())
         return self._path(walk.best(), walk.value > -torch.inf)[0]
 
+    @stays_outside
     @torch.no_grad()
     def sample(self, n: int = 1, generator: torch.Generator | None = None) -> Tensor:
         """Draw n paths of each batch element: (n, B, …).
@@ -89,6 +94,7 @@ class DynamicProgram(ABC):
         walk = self._recursion.walk(self._inputs)
         return self._path(walk.sample(n, generator), walk.value > -torch.inf)
 
+    @stays_outside
     @torch.no_grad()
     def top(self, k: int) -> Paths:
         """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
@@ -98,6 +104,7 @@ class DynamicProgram(ABC):
         paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
         return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
 
+    @stays_outside
     def log_prob(self, path: Tensor) -> Tensor:
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
         blank = self._blank(path)
@@ -105,6 +112,7 @@ class DynamicProgram(ABC):
         total = self._total(path, self._recursion.walk(self._inputs).log_probs())
         return torch.where(blank, -torch.inf, total).to(self._dtype)
 
+    @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
         return self._recursion.walk(self._inputs).entropy().to(self._dtype)

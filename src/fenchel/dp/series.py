@@ -63,14 +63,15 @@ def dtw_divergence(
     band: int | None = None,
     lengths: Tensor | None = None,
 ) -> Tensor:
-    r"""Smoothed DTW without its bias: not negative, and zero for equal series.
+    r"""Smoothed DTW less its bias: zero for equal series, and not negative.
 
     .. math:: \mathrm{dtw}(x, y) - \tfrac12 \mathrm{dtw}(x, x) - \tfrac12 \mathrm{dtw}(y, y)
 
-    For ``Hard()`` that is DTW itself. For ``Shannon()`` it is the soft-DTW divergence, which is not negative (proven
-    for a cost close to the squared distance; for the squared distance no counterexample is known). For any other Ω this
-    difference can fall below zero, by about 1 % of gamma for series that differ little; there, and only there, the
-    positive part is taken, and such series count as equal.
+    For ``Hard()`` that is DTW itself. For ``Shannon()`` it is the soft-DTW divergence: Blondel, Mensch & Vert prove it
+    not negative under conditions on the cost; for the squared distance we know of no proof, but in all our experiments
+    it was positive, and what rounding leaves below zero is set to 0. For any other Ω the difference can fall below zero
+    for series that differ little: of 384,000 random pairs of up to 10 points the lowest had −0.045 γ under ``Gini()``
+    and −0.015 γ under ``Tsallis(1.5)``. There the positive part is taken, and such series count as equal.
 
     Arguments as in :func:`dtw`.
 
@@ -141,7 +142,7 @@ def barycenter(
         raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
     omega = _cooled(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
-    dtype, many = padded.dtype, len(padded)
+    dtype = padded.dtype
     weights = _check_weights(weights, padded)
     padded = padded.detach().double()
     if init is None:
@@ -149,7 +150,16 @@ def barycenter(
     else:
         start = check_floats(init, "init", 1 if flat else 2, "(N,)" if flat else "(N, D)").detach().double()
         start = start.unsqueeze(-1) if flat else start
-    mean = start.clone().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():  # the descent has derivatives, whatever the caller wants
+        found = _descend(start.clone(), padded.clone(), weights.clone(), lengths.clone(), omega, band, steps).to(dtype)
+    return found.squeeze(-1) if flat else found
+
+
+def _descend(
+    mean: Tensor, padded: Tensor, weights: Tensor, lengths: Tensor, omega: Regularizer, band: int | None, steps: int
+) -> Tensor:
+    """From one mean to a better one."""
+    many, mean = len(padded), mean.requires_grad_()
     pairs = torch.stack([torch.full_like(lengths, len(mean)), lengths], -1)
     search = torch.optim.LBFGS([mean], max_iter=steps, line_search_fn="strong_wolfe")
 
@@ -160,10 +170,8 @@ def barycenter(
         total.backward()  # type: ignore[no-untyped-call]
         return total
 
-    with torch.enable_grad():
-        search.step(cost)  # type: ignore[no-untyped-call]
-    found = mean.detach().to(dtype)
-    return found.squeeze(-1) if flat else found
+    search.step(cost)  # type: ignore[no-untyped-call]
+    return mean.detach()
 
 
 def _alignment(x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None) -> Alignment:

@@ -206,6 +206,10 @@ def _expect(first, last, weight, value, walk, lengths, cells):  # type: ignore[n
             cell = slanted[(d - 1) % _LINES, low:]
             for w in range(width):
                 cell[w] = here[w + 1]
+            # What rounding took from the sum of the three would multiply up over thousands of steps.
+            for w in range(width):
+                gap = 1.0 - np.float64(q0[w]) - np.float64(q1[w]) - np.float64(q2[w])
+                here[w + 1] += here[w + 1] * gap
             # What comes across is the first to get there: it replaces what stood there, and no more is beside it.
             for w in range(width):
                 two[w] = here[w + 1] * q0[w]
@@ -249,7 +253,8 @@ def _curve(  # type: ignore[no-untyped-def]
             for w in range(width):
                 i, j = low + w, d - low - w
                 mean = q[w] * v[i, j] + q[room + w] * v[i, j + 1] + q[2 * room + w] * v[i + 1, j]
-                v[i + 1, j + 1] = scores[b, i, j] + mean
+                gap = 1.0 - np.float64(q[w]) - np.float64(q[room + w]) - np.float64(q[2 * room + w])
+                v[i + 1, j + 1] = scores[b, i, j] + mean + mean * gap
             offset += 3 * room
         tangent[b] = v[n, m]
         lines[:] = 0.0
@@ -266,6 +271,11 @@ def _curve(  # type: ignore[no-untyped-def]
                 change[w], change[room + w], change[2 * room + w] = v[i, j], v[i, j + 1], v[i + 1, j]
             respond(kind, 3, room, q, change, response, work)
             here, bent = lines[d % 3], bends[d % 3]
+            for w in range(width):
+                cells[b, low + w, d - low - w] = bent[low + w + 1]
+                gap = 1.0 - np.float64(q[w]) - np.float64(q[room + w]) - np.float64(q[2 * room + w])
+                here[low + w + 1] += here[low + w + 1] * gap
+                bent[low + w + 1] += bent[low + w + 1] * gap
             for k in range(3):
                 # across: two lines back and a row up; from above: one and a row up; from the left: one
                 back, row = (2 if k == 0 else 1), (1 if k == 2 else 0)
@@ -274,8 +284,6 @@ def _curve(  # type: ignore[no-untyped-def]
                     mass, p = here[low + w + 1], q[k * room + w]
                     there[low + w + row] += mass * p
                     their[low + w + row] += bent[low + w + 1] * p + mass * response[k * room + w] * sharp
-            for w in range(width):
-                cells[b, low + w, d - low - w] = bent[low + w + 1]
             here[:] = 0.0
             bent[:] = 0.0
         cells[b, 0, 0] = bends[0, 1]

@@ -10,7 +10,7 @@ import math
 
 import numpy as np
 
-from fenchel.kernels.compiler import kernel
+from fenchel.kernels.compiler import kernel, strict
 from fenchel.kernels.powers import exp2, log2
 
 HARD, SHANNON, GINI, HALVES = 0, 1, 2, 3
@@ -20,7 +20,7 @@ _LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
 _NEWTON = 60  # a handful is enough
 
 
-@kernel
+@strict
 def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-def]
     """The probabilities q of the choices in each column of x, and by how much the smoothed maximum exceeds the largest.
 
@@ -110,7 +110,7 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
                 r = max(half * x[d * width + w] - work[w], zero)
                 rise[w] += r * r
                 work[width + w] += r
-        going = zero
+        going = 0
         for w in range(width):
             slope = work[width + w]
             step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
@@ -119,12 +119,11 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             work[w] += step
             more = one if step > enough else zero
             work[2 * width + w] = one - more
-            going += more
-        if going == zero:
+            going += 1 if step > enough else 0
+        if going == 0:
             break
     for w in range(width):
         work[width + w] = zero
-        work[2 * width + w] = zero
         rise[w] = zero
     for d in range(choices):
         for w in range(width):
@@ -134,12 +133,6 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             gain = r * r * v
             rise[w] += gain if r > zero else zero
             work[width + w] += r * r * r
-            work[2 * width + w] += r * r
-    for w in range(width):
-        work[2 * width + w] = one / (work[2 * width + w] if work[2 * width + w] > zero else one)
-    for d in range(choices):  # what is missing from 1 would multiply up over thousands of steps
-        for w in range(width):
-            q[d * width + w] *= work[2 * width + w]
     for w in range(width):
         rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
 
@@ -208,7 +201,22 @@ def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
         rise[w] = max(half + (g0 + g1 + g2), zero)
 
 
-@kernel
+@strict
+def missing(q, gap):  # type: ignore[no-untyped-def]
+    """What the probabilities in each column of q (choices, width) lack to sum to 1, which rounding took.
+
+    Over thousands of steps that would multiply up: who multiplies by q multiplies by 1 + gap too, to be right to its
+    square.
+    """
+    choices, width = q.shape
+    for w in range(width):
+        gap[w] = 1.0
+    for d in range(choices):
+        for w in range(width):
+            gap[w] -= q[d, w]
+
+
+@strict
 def respond(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
     """How probabilities q respond to a change of the scores: J v by columns. ``work`` has room for two rows.
 

@@ -16,10 +16,19 @@ OPTIONS: Any = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "bound
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a loop over rows; on disk if the cache folder is writable, in memory if not."""
+    return _compiled(function, OPTIONS)
+
+
+def strict(function: Callable[..., Any]) -> Any:
+    """Compile a loop along rows, one to a lane: what is left over after whole vectors is rounded as these are."""
+    return _compiled(function, {**OPTIONS, "fastmath": False})
+
+
+def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     try:
-        return numba.njit(cache=True, **OPTIONS)(function)
+        return numba.njit(cache=True, **options)(function)
     except RuntimeError:  # numba found no folder that it may write to
-        return numba.njit(**OPTIONS)(function)
+        return numba.njit(**options)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:

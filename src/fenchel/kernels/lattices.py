@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import respond, smooth
-from fenchel.kernels.compiler import kernel
+from fenchel.kernels.columns import missing, respond, smooth
+from fenchel.kernels.compiler import strict
 from fenchel.kernels.pool import over_rows
 
 Arrays = np.ndarray[Any, Any]
@@ -75,7 +75,7 @@ def _array(tensor: Tensor) -> Arrays:
 # -- on arrays --------------------------------------------------------------------------------------------
 
 
-@kernel
+@strict
 def _degree(first):  # type: ignore[no-untyped-def]
     most = 1
     for node in range(first.size - 1):
@@ -83,7 +83,7 @@ def _degree(first):  # type: ignore[no-untyped-def]
     return most
 
 
-@kernel
+@strict
 def _advance(start, stop, scores, first, sources, settings, kind, value, walk):  # type: ignore[no-untyped-def]
     number = scores.dtype.type
     nodes, width, most = first.size - 1, stop - start, _degree(first)
@@ -124,22 +124,26 @@ def _advance(start, stop, scores, first, sources, settings, kind, value, walk): 
         value[start + w] = np.nan if bad[w] > 0 else v[nodes - 1, w]
 
 
-@kernel
+@strict
 def _expect(start, stop, weight, value, walk, first, sources, edges):  # type: ignore[no-untyped-def]
     nodes, width = first.size - 1, stop - start
-    mass = np.zeros((nodes, width))
+    mass, gap = np.zeros((nodes, width)), np.empty(width)
     for w in range(width):
         mass[nodes - 1, w] = weight[start + w] if value[start + w] > -np.inf else 0.0
     for node in range(nodes - 1, 0, -1):
+        here = mass[node]
+        missing(walk[first[node] : first[node + 1], start:stop], gap)
+        for w in range(width):
+            here[w] += here[w] * gap[w]
         for e in range(first[node], first[node + 1]):
             before = mass[sources[e]]
             for w in range(width):
-                taken = mass[node, w] * walk[e, start + w] if value[start + w] > -np.inf else 0.0
+                taken = here[w] * walk[e, start + w] if value[start + w] > -np.inf else 0.0
                 before[w] += taken
                 edges[e, start + w] = np.nan if np.isnan(value[start + w]) else taken
 
 
-@kernel
+@strict
 def _curve(  # type: ignore[no-untyped-def]
     start, stop, weight, value, walk, first, sources, scores, settings, kind, tangent, edges
 ):
@@ -148,17 +152,26 @@ def _curve(  # type: ignore[no-untyped-def]
     v, mass, bend = np.zeros((nodes, width)), np.zeros((nodes, width)), np.zeros((nodes, width))
     q = np.empty(most * width, walk.dtype)
     change, response, work = np.empty(most * width), np.empty(most * width), np.empty(2 * width)
+    gap = np.empty(width)
     for node in range(1, nodes):
+        here = v[node]
         for e in range(first[node], first[node + 1]):
             before = v[sources[e]]
             for w in range(width):
-                v[node, w] += walk[e, start + w] * (before[w] + scores[e, start + w])
+                here[w] += walk[e, start + w] * (before[w] + scores[e, start + w])
+        missing(walk[first[node] : first[node + 1], start:stop], gap)
+        for w in range(width):
+            here[w] += here[w] * gap[w]
     for w in range(width):
         possible = value[start + w] > -np.inf
         mass[nodes - 1, w] = weight[start + w] if possible else 0.0
         tangent[start + w] = v[nodes - 1, w] if possible else (np.nan if np.isnan(value[start + w]) else 0.0)
     for node in range(nodes - 1, 0, -1):
         begin, choices = first[node], first[node + 1] - first[node]
+        missing(walk[begin : begin + choices, start:stop], gap)
+        for w in range(width):
+            mass[node, w] += mass[node, w] * gap[w]
+            bend[node, w] += bend[node, w] * gap[w]
         for d in range(choices):
             before = v[sources[begin + d]]
             for w in range(width):

@@ -7,15 +7,17 @@ see are differences, in the precision of the scores.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import respond, smooth, spoilt
+from fenchel.kernels.columns import SHANNON, missing, respond, smooth, spoilt
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.pool import over_rows
+from fenchel.kernels.powers import exp2, log2
 
 Arrays = np.ndarray[Any, Any]
 
@@ -93,6 +95,57 @@ def _array(tensor: Tensor) -> Arrays:
 
 # -- on arrays --------------------------------------------------------------------------------------------
 
+_LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
+_SPREAD = 40.0
+"""Scores of steps that differ by no more, in units of γ, are powers that no sum underflows with."""
+
+
+@kernel
+def _powers(step, sharp, weights, peaks):  # type: ignore[no-untyped-def]
+    """exp of scores of steps less the highest into each state, and these; whether they are close enough for that."""
+    size = peaks.size
+    peaks[:] = -np.inf
+    least = np.inf
+    for p in range(size):
+        onward = step[p]
+        for s in range(size):
+            peaks[s] = max(peaks[s], np.float64(onward[s]))
+            least = min(least, np.float64(onward[s]))
+    if not (np.max(peaks) - least) * sharp <= _SPREAD:
+        return False
+    scale = sharp * _LOG2E
+    for p in range(size):
+        onward, weight = step[p], weights[p]
+        for s in range(size):
+            weight[s] = exp2((onward[s] - peaks[s]) * scale)
+    return True
+
+
+@kernel
+def _soften(peak, sharp, weights, peaks, v, q, before, share):  # type: ignore[no-untyped-def]
+    """A step by products of powers: S exponentials in place of S²; v becomes the value without the state's score."""
+    size = v.size
+    number = weights.dtype.type
+    zero, lowest = number(0), (-126.0 if weights.itemsize == 4 else -1022.0)
+    scale = sharp * _LOG2E
+    for p in range(size):
+        y = (v[p] - peak) * scale
+        e = number(exp2(y))
+        before[p] = e if y >= lowest else zero
+    for s in range(size):
+        share[s] = zero
+    for p in range(size):
+        e, weight = before[p], weights[p]
+        for s in range(size):
+            share[s] += e * weight[s]
+    for s in range(size):
+        v[s] = peak + peaks[s] + log2(np.float64(share[s])) * (_LN2 / sharp)
+        share[s] = number(1) / share[s]
+    for p in range(size):
+        e, weight, chosen = before[p], weights[p], q[p * size : (p + 1) * size]
+        for s in range(size):
+            chosen[s] = e * weight[s] * share[s]
+
 
 @kernel
 def _advance(  # type: ignore[no-untyped-def]
@@ -106,7 +159,9 @@ def _advance(  # type: ignore[no-untyped-def]
     keep = walk.shape[0] > 0
     v, top, base = np.empty(size), np.empty(size), np.empty(size)
     x, spare, work = np.empty(square, unary.dtype), np.empty(square, unary.dtype), np.empty(3 * size, unary.dtype)
-    rise = np.empty(size, unary.dtype)
+    rise, table = np.empty(size, unary.dtype), x.reshape((size, size))
+    weights, peaks = np.empty((size, size), unary.dtype), np.empty(size)
+    known, close = False, False
     for b in range(first, last):
         length = lengths[b]
         scores = transition[b if transition.shape[0] > 1 else 0]
@@ -118,22 +173,30 @@ def _advance(  # type: ignore[no-untyped-def]
             continue
         for s in range(size):
             v[s] = np.float64(unary[b, 0, s]) + np.float64(opening[s])
+        if kind == SHANNON and scores.shape[0] == 1 and (transition.shape[0] > 1 or not known):
+            known, close = True, _powers(scores[0], sharp, weights, peaks)
         for t in range(1, length):
             step = scores[t - 1 if scores.shape[0] > 1 else 0]
             q = walk[b, (t - 1) * square : t * square] if keep else spare
+            peak = np.max(v)
+            if close and peak > -np.inf:
+                _soften(peak, sharp, weights, peaks, v, q, rise, work)
+                for s in range(size):
+                    v[s] += unary[b, t, s]
+                continue
             for s in range(size):
                 top[s] = -np.inf
             for p in range(size):
-                before = v[p]
+                before, onward = v[p], step[p]
                 for s in range(size):
-                    reached = before + step[p, s]
+                    reached = before + onward[s]
                     top[s] = reached if reached > top[s] else top[s]
             for s in range(size):
                 base[s] = top[s] if top[s] > -np.inf else 0.0
             for p in range(size):
-                before = v[p]
+                before, onward, choice = v[p], step[p], table[p]
                 for s in range(size):
-                    x[p * size + s] = number((before + step[p, s] - base[s]) * sharp)
+                    choice[s] = number((before + onward[s] - base[s]) * sharp)
             smooth(kind, size, size, x, q, rise, work)
             for s in range(size):
                 v[s] = top[s] + gamma * rise[s] + unary[b, t, s]
@@ -153,7 +216,7 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
     _, longest, size = states.shape
     square = size * size
     shared = steps.shape[1] == 1
-    mass, earlier = np.empty(size), np.empty(size)
+    mass, earlier, gap = np.empty(size), np.empty(size), np.empty(size)
     for b in range(first, last):
         length = lengths[b]
         nothing = states.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
@@ -161,8 +224,10 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
         steps[b] = nothing
         if not value[b] > -np.inf:
             continue
+        q = walk[b, (longest - 1) * square :]
+        missing(q.reshape((size, 1)), gap)
         for s in range(size):
-            mass[s] = weight[b] * walk[b, (longest - 1) * square + s]
+            mass[s] = weight[b] * q[s] * (1.0 + gap[0])
         for t in range(length - 1, -1, -1):
             for s in range(size):
                 states[b, t, s] = mass[s]
@@ -170,14 +235,19 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
                 break
             out = steps[b, 0 if shared else t - 1]
             q = walk[b, (t - 1) * square : t * square]
+            missing(q.reshape((size, size)), gap)
+            for s in range(size):
+                mass[s] += mass[s] * gap[s]
             for p in range(size):
+                share, there = q[p * size : (p + 1) * size], out[p]
                 total = 0.0
                 for s in range(size):
-                    taken = mass[s] * q[p * size + s]
-                    out[p, s] += taken
+                    taken = mass[s] * share[s]
+                    there[s] += taken
                     total += taken
                 earlier[p] = total
-            mass, earlier = earlier, mass
+            for s in range(size):
+                mass[s] = earlier[s]
 
 
 @kernel
@@ -190,6 +260,7 @@ def _curve(  # type: ignore[no-untyped-def]
     sharp = 1.0 / settings[0]
     v = np.empty((longest, size))
     mass, earlier, bend, sooner = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    gap = np.empty(size)
     change, response, work = np.empty(square), np.empty(square), np.empty(2 * size)
     for b in range(first, last):
         length = lengths[b]
@@ -205,17 +276,22 @@ def _curve(  # type: ignore[no-untyped-def]
         for t in range(1, length):
             step = scores[0 if scores.shape[0] == 1 else t - 1]
             q = walk[b, (t - 1) * square : t * square]
+            missing(q.reshape((size, size)), gap)
             for s in range(size):
-                v[t, s] = unary[b, t, s]
+                v[t, s] = 0.0
             for p in range(size):
                 for s in range(size):
                     v[t, s] += q[p * size + s] * (v[t - 1, p] + step[p, s])
+            for s in range(size):
+                v[t, s] += v[t, s] * gap[s] + unary[b, t, s]
         q = walk[b, (longest - 1) * square :]
         respond(kind, size, 1, q, v[length - 1], response, work)
+        missing(q.reshape((size, 1)), gap)
         total = 0.0
         for s in range(size):
-            total += q[s] * v[length - 1, s]
-            mass[s] = weight[b] * q[s]
+            share = q[s] * (1.0 + gap[0])
+            total += share * v[length - 1, s]
+            mass[s] = weight[b] * share
             bend[s] = weight[b] * response[s] * sharp
         tangent[b] = total
         for t in range(length - 1, -1, -1):
@@ -230,6 +306,10 @@ def _curve(  # type: ignore[no-untyped-def]
                 for s in range(size):
                     change[p * size + s] = v[t - 1, p] + step[p, s]
             respond(kind, size, size, q, change, response, work)
+            missing(q.reshape((size, size)), gap)
+            for s in range(size):
+                mass[s] += mass[s] * gap[s]
+                bend[s] += bend[s] * gap[s]
             for p in range(size):
                 total, bent = 0.0, 0.0
                 for s in range(size):

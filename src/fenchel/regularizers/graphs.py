@@ -13,7 +13,7 @@ import torch
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def outside_graphs(name: str) -> Callable[[F], F]:
+def outside_graphs(name: str, why: str = "works by rounds that depend on the data") -> Callable[[F], F]:
     """Break the graph of ``torch.compile`` around a function; under ``fullgraph=True`` and ``torch.export``, raise.
 
     As ``torch.compiler.disable``, which would import the compiler at once: here that is left to whoever compiles. The
@@ -21,8 +21,9 @@ def outside_graphs(name: str) -> Callable[[F], F]:
 
     Args:
         name: what the user called, for the reason that is given.
+        why: that reason.
     """
-    reason = f"{name} works by rounds that depend on the data: it cannot be part of a compiled or exported graph"
+    reason = f"{name} {why}: it cannot be part of a compiled or exported graph"
 
     def wrap(function: F) -> F:
         disabled: Callable[[], Any] = functools.cache(functools.partial(torch.compiler.disable, function))
