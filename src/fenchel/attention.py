@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel.lean import NotFiniteError, Task, attend
+from fenchel.lean import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, Scaled, check_omega
 from fenchel.regularizers.custom import Custom
 from fenchel.regularizers.family import Parameter, apply_function, tracks_forward
@@ -162,7 +162,27 @@ def _plain(
         scores = scores + attn_mask.to(scores.dtype)
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
     weights = (omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores).to(dtype)
-    return (F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value), weights
+    return _combine(F.dropout(weights, dropout_p) if dropout_p else weights, value), weights
+
+
+def _combine(weights: Tensor, value: Tensor) -> Tensor:
+    """weights @ value; by the support alone where that is small, and nothing keeps the weights for a derivative."""
+    tensors = (weights, value)
+    if weights.numel() < PART or not weights.is_cpu or not kernels.concrete(*tensors) or tracks_forward():
+        return weights @ value
+    if math.prod(weights.shape[:-2]) != 1 or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
+        return weights @ value
+    if weights.dtype not in (torch.float32, torch.float64) or weights.dtype != value.dtype:
+        return weights @ value
+    if int(torch.count_nonzero(weights)) > SPARSE * weights.numel():
+        return weights @ value
+    *batch, rows, keys = weights.shape
+    flat = weights.reshape(rows, keys)
+    row, place = flat.nonzero(as_tuple=True)
+    offsets = torch.searchsorted(row, torch.arange(rows))
+    chosen = value.reshape(keys, value.shape[-1])
+    output = F.embedding_bag(place, chosen, offsets, mode="sum", per_sample_weights=flat[row, place])
+    return output.reshape(*batch, rows, value.shape[-1])
 
 
 def _causal(rows: range, keys: int, like: Tensor) -> Tensor:
@@ -204,7 +224,9 @@ def _by_parts(
 ) -> Tensor:
     """The formula for some queries at a time; what it takes to differentiate it is computed again when it is needed."""
     *batch, length, keys = shape
-    size = max(PART // max(math.prod(batch) * keys, 1), 1)
+    scores = max(math.prod(batch) * keys, 1)
+    # A product of few rows takes as long as to read all keys: rather hold more.
+    size = max(PART // scores, min(ROWS, WIDE // scores), 1)
     learned = [t for t in (*omega.parameters(), *omega.buffers()) if t.requires_grad]
     parts = []
     for first in range(0, length, size):
