@@ -574,7 +574,7 @@ class HopfieldPooling(nn.Module):
         two = (input, input) if isinstance(input, Tensor) else tuple(input)
         if len(two) != 2:
             raise ValueError(f"input must be one tensor, or stored patterns and pattern projections; got {len(two)}")
-        return self.hopfield._roles((two[0], self.hopfield._batch_first(self.pooling_weights), two[1]))
+        return self.hopfield._roles((two[0], self.pooling_weights, two[1]))
 
 
 class HopfieldLayer(nn.Module):
@@ -684,9 +684,8 @@ class HopfieldLayer(nn.Module):
         return weights
 
     def _roles(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        stored = self.hopfield._batch_first(self.lookup_weights)
-        target = stored if self.target_weights is None else self.hopfield._batch_first(self.target_weights)
-        return self.hopfield._roles((stored, input, target))
+        target = self.lookup_weights if self.target_weights is None else self.target_weights
+        return self.hopfield._roles((self.lookup_weights, input, target))
 
 
 def _append(x: Tensor, last: Tensor) -> Tensor:
