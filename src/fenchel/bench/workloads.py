@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fenchel
+from fenchel.hopfield import HopfieldPooling
 from fenchel.structures import DependencyTree, SequentialSubsets, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
@@ -150,6 +151,7 @@ def workloads() -> list[Workload]:
         _loss(),
         _linear(),
         _attention(),
+        _pooling(),
         _structures(),
         _chain(),
         _decode(),
@@ -346,6 +348,35 @@ def _attention() -> Workload:
             *(Goal(ours, bound, torchs, "largest", (label,)) for label, bound in bounds.items()),
             Goal(ours, 300 * MEGABYTE, statistic="memory", cases=(long,)),
         ],
+    )
+
+
+def _pooling() -> Workload:
+    """The parameters are inputs, so that their gradients are measured too."""
+    width, heads = 128, 8
+    omegas = {"Shannon": fenchel.Shannon(), "entmax 1.5": fenchel.Tsallis(1.5), "5-subsets": fenchel.KSubsets(5)}
+    layers = {name: HopfieldPooling(width, num_heads=heads, omega=omega) for name, omega in omegas.items()}
+
+    def pool(layer: HopfieldPooling, instances: Tensor, absent: Tensor, *parameters: Tensor) -> Tensor:
+        given = {name: value for (name, _), value in zip(layer.named_parameters(), parameters, strict=True)}
+        pooled: Tensor = torch.func.functional_call(layer, given, (instances, absent))
+        return pooled
+
+    def inputs(bags: int, most: int) -> tuple[Tensor, ...]:
+        sizes = torch.linspace(1, most, bags).long().unsqueeze(1)
+        shapes = [each.shape for each in layers["Shannon"].parameters()]
+        parameters = (_normal(*shape, sigma=width**-0.5, seed=seed) for seed, shape in enumerate(shapes, 1))
+        return _normal(bags, most, width), torch.arange(most) >= sizes, *parameters
+
+    def case(bags: int, most: int) -> Case:
+        return Case(f"{bags} bags of up to {most}", partial(inputs, bags, most))
+
+    return Workload(
+        "pooling",
+        f"HopfieldPooling, {heads} heads, width {width}, forward and backward",
+        [Contestant(name, partial(pool, layer)) for name, layer in layers.items()],
+        [case(32, 16), case(128, 64), case(16, 1024)],
+        _bounds(["entmax 1.5", "5-subsets"], 1.3, "Shannon", "largest"),
     )
 
 
