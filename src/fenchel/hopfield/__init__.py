@@ -1,9 +1,16 @@
 """Associative memories: energy, retrieval, certificates, and layers made of them."""
 
+from fenchel.hopfield.certificates import Capacity, Certificate, capacity
 from fenchel.hopfield.dynamics import Path, iterate, update
+from fenchel.hopfield.memory import Memory, Retrieval
 
 __all__ = [
+    "Capacity",
+    "Certificate",
+    "Memory",
     "Path",
+    "Retrieval",
+    "capacity",
     "iterate",
     "update",
 ]
