@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fenchel.hopfield.dynamics import check_beta
-from fenchel.hopfield.passes import margin, peel
+from fenchel.hopfield.passes import base, margin, number, temperature
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.capped import KSubsets
 from fenchel.structures import SparseMAP, Subsets
@@ -110,11 +110,11 @@ class _Least:
 def certify_associations(read: Read, count: int, omega: Regularizer, beta: float, associations: Tensor) -> Certificate:
     """Certify sets of patterns, boolean (A, N)."""
     chosen = _check_associations(associations, count)
-    base, gamma = peel(omega)
-    if isinstance(base, SparseMAP) and not isinstance(base.structure, Subsets):
-        return _certify_structures(read, base, gamma, beta, chosen)
-    if isinstance(base, KSubsets | SparseMAP):
-        k, lead = float(base.k if isinstance(base, KSubsets) else cast(Subsets, base.structure).k), gamma
+    inner, gamma = base(omega), number(temperature(omega))
+    if isinstance(inner, SparseMAP) and not isinstance(inner.structure, Subsets):
+        return _certify_structures(read, inner, gamma, beta, chosen)
+    if isinstance(inner, KSubsets | SparseMAP):
+        k, lead = number(inner.k if isinstance(inner, KSubsets) else cast(Subsets, inner.structure).k), gamma
     else:
         one = margin(omega, torch.ones(1))
         if one is None:
@@ -203,8 +203,8 @@ def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     group = torch.empty(count, dtype=torch.long)
     for start, block in read(BLOCK):
         rows = (block.detach().cpu().double() + 0.0).numpy()  # −0 and 0 are one
-        for number, row in enumerate(rows, start):
-            group[number] = seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), number)
+        for place, row in enumerate(rows, start):
+            group[place] = seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), place)
     return group, torch.bincount(group, minlength=count)[group]
 
 
@@ -278,7 +278,7 @@ def capacity(
     lead = margin(check_omega(omega), torch.ones(1))
     if lead is None or not math.isfinite(float(lead)):
         raise ValueError(f"omega must have a finite margin, as entmax with alpha > 1 and normmax do, got {omega}")
-    needed = float(lead) / float(check_beta(beta)) / norm**2
+    needed = float(lead) / number(check_beta(beta)) / norm**2
     cosine = 1 - needed - 2 * noise / norm
     angle = math.acos(cosine) if cosine >= -1 else math.nan
     gamma = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)

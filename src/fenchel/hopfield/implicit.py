@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from fenchel.regularizers.family import apply_function
 
@@ -45,8 +44,9 @@ class _Fixed(torch.autograd.Function):
         return state.clone()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("implicit derivatives are of first order: for create_graph=True pass implicit=False")
         point = ctx.saved_tensors[0].detach().requires_grad_()
         with torch.enable_grad():
             new = ctx.step(point)

@@ -200,8 +200,7 @@ class Memory(nn.Module):
             size = max(passes.HELD // len(self), 1)
             conjugate = torch.cat([self.omega.max(self._scores(part)) for part in torch.split(rows, size)])
         energy = rows.square().sum(-1) / 2 - conjugate.to(rows.dtype) / self.beta
-        base, _ = passes.peel(self.omega)
-        if isinstance(base, Tsallis | Norm):
+        if isinstance(passes.base(self.omega), Tsallis | Norm):
             uniform = torch.full((len(self),), 1 / len(self), dtype=torch.float64, device=rows.device)
             energy = energy + (self._largest_norm().square() / 2 - self.omega(uniform) / self.beta).to(rows.dtype)
             energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can leave it a hair below zero
@@ -278,7 +277,7 @@ class Memory(nn.Module):
                 once, or structures. Without them every pattern is certified on its own.
         """
         with torch.no_grad():
-            beta = float(self.beta)
+            beta = passes.number(self.beta)
             if associations is None:
                 return certify_patterns(self._read, len(self), self.omega, beta)
             return certify_associations(self._read, len(self), self.omega, beta, associations)
@@ -363,7 +362,7 @@ class Memory(nn.Module):
                 return (weights @ self._pick(rows, name)(place)).squeeze(-2)
 
             recalled = self._on_supports(rows, function)
-        return recalled.reshape(*query.shape[:-1], -1)
+        return recalled.reshape(*query.shape[:-1], getattr(self, name).shape[1])
 
     def _conjugate_by_chunks(self, rows: Tensor) -> Tensor:
         if passes.is_softmax(self.omega):
@@ -406,7 +405,7 @@ class Memory(nn.Module):
 
     def _check_fit(self, count: int) -> None:
         """Refuse an Ω that cannot choose among so many patterns."""
-        omega, _ = passes.peel(self.omega)
+        omega = passes.base(self.omega)
         if isinstance(omega, TotalVariation2d):
             raise ValueError("omega must choose along one dimension, the patterns; TotalVariation2d takes two")
         if isinstance(omega, SparseMAP):

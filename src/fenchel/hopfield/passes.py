@@ -30,12 +30,22 @@ Blocks = Callable[[], Iterable[tuple[int, Tensor]]]
 """Makes a pass: the place of each chunk's first pattern, and the chunk."""
 
 
-def peel(omega: Regularizer) -> tuple[Regularizer, float]:
-    """Ω and γ of γΩ, as a number."""
-    gamma = float(temperature(omega))
+def base(omega: Regularizer) -> Regularizer:
+    """Ω of γΩ."""
     while isinstance(omega, Scaled):
         omega = omega.omega
-    return omega, gamma
+    return omega
+
+
+def number(value: float | Tensor) -> float:
+    """A parameter of Ω, which must be one for all queries, as a number."""
+    if isinstance(value, Tensor):
+        if value.numel() != 1:
+            raise ValueError(
+                f"omega of a memory must have one value for all queries, got parameters of shape {tuple(value.shape)}"
+            )
+        return float(value.detach())
+    return value
 
 
 def temperature(omega: Regularizer) -> float | Tensor:
@@ -48,7 +58,7 @@ def temperature(omega: Regularizer) -> float | Tensor:
 
 def is_thresholded(omega: Regularizer) -> bool:
     """Whether weights are zero below a threshold that only rises when patterns are added."""
-    omega, _ = peel(omega)
+    omega = base(omega)
     if isinstance(omega, Tsallis):
         return bool(torch.as_tensor(omega.alpha > 1).all())
     return isinstance(omega, Norm | KSubsets)
@@ -56,7 +66,7 @@ def is_thresholded(omega: Regularizer) -> bool:
 
 def is_softmax(omega: Regularizer) -> bool:
     """Whether it is Shannon's."""
-    omega, _ = peel(omega)
+    omega = base(omega)
     return isinstance(omega, Tsallis) and not isinstance(omega.alpha, Tensor) and omega.alpha == 1
 
 
@@ -139,21 +149,19 @@ def _floor(omega: Regularizer, score: Tensor, weights: Tensor, count: Tensor) ->
 
     At the threshold s − γ∇Ω(p) is the same for all of the support.
     """
-    omega, gamma = peel(omega)
+    omega, gamma = base(omega), number(temperature(omega))
     top, p = score[:, :1], weights[:, :1]
     if isinstance(omega, KSubsets):
         slack = torch.where(weights > 0, score - gamma * weights, torch.inf).amin(-1, keepdim=True)
         floor = torch.where(count < omega.k, -torch.inf, slack)
     elif isinstance(omega, Norm):
-        alpha = torch.as_tensor(omega.alpha, dtype=p.dtype)
-        norm = torch.linalg.vector_norm(weights, float(alpha), dim=-1, keepdim=True)
+        alpha = number(omega.alpha)
+        norm = torch.linalg.vector_norm(weights, alpha, dim=-1, keepdim=True)
         floor = top - gamma * (p / norm).clamp_max(1.0).pow(alpha - 1)
     else:
         assert isinstance(omega, Tsallis)
-        alpha = torch.as_tensor(omega.alpha, dtype=p.dtype)
-        finite = alpha < torch.inf
-        alpha = torch.where(finite, alpha, 2.0)
-        floor = torch.where(finite, top - gamma * p.pow(alpha - 1) / (alpha - 1), top)
+        alpha = number(omega.alpha)
+        floor = top if math.isinf(alpha) else top - gamma * p.pow(alpha - 1) / (alpha - 1)
     rounding = 64 * torch.finfo(score.dtype).eps * (top.abs() + gamma)
     return torch.where(top > -torch.inf, floor - rounding, -torch.inf)
 
@@ -237,16 +245,16 @@ def margin(omega: Regularizer, copies: Tensor) -> Tensor | None:
     For one copy that is Ω's margin. Copies have equal scores and share evenly, at p = 1/c: the lead is γ times the
     slope of Ω there, relative to that at 0.
     """
-    base, gamma = peel(omega)
+    inner, gamma = base(omega), number(temperature(omega))
     c = copies.double()
-    if isinstance(base, Tsallis):
-        alpha = float(base.alpha)
+    if isinstance(inner, Tsallis):
+        alpha = number(inner.alpha)
         if alpha <= 1:
             return torch.full_like(c, math.inf)
         return torch.zeros_like(c) if math.isinf(alpha) else gamma * c.pow(1 - alpha) / (alpha - 1)
-    if isinstance(base, Norm):
-        alpha = float(base.alpha)
+    if isinstance(inner, Norm):
+        alpha = number(inner.alpha)
         return gamma / c if math.isinf(alpha) else gamma * c.pow(1 / alpha - 1)
-    if isinstance(base, KSubsets) and float(base.k) == 1:
+    if isinstance(inner, KSubsets) and number(inner.k) == 1:
         return gamma / c
     return None
