@@ -169,7 +169,7 @@ class DenseMemory(_Binary):
         >>> DenseMemory(patterns, degree=3).retrieve(torch.tensor([-1, 1, 1, 1, 1])).state.int()
         tensor([1, 1, 1, 1, 1], dtype=torch.int32)
         >>> DenseMemory(patterns, degree=math.inf).energy(patterns[0])
-        tensor(-151.4991, dtype=torch.float64)
+        tensor(-151.4993, dtype=torch.float64)
 
     References: Krotov & Hopfield (2016); Demircigil et al. (2017).
     """
