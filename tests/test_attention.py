@@ -473,3 +473,8 @@ def test_a_parted_call_draws_the_same_dropout_again_and_learns_alpha() -> None:
 def test_the_name_of_torch_for_grouped_queries_is_taken() -> None:
     query, key, value = randn(4, 3, 2), randn(2, 5, 2), randn(2, 5, 2)
     assert torch.equal(attention(query, key, value, enable_gqa=True), attention(query, key, value))
+
+
+def test_shapes_are_told_without_data() -> None:
+    inputs = [torch.empty(1, 4, 512, 8, device="meta") for _ in range(3)]
+    assert attention(*inputs).shape == (1, 4, 512, 8)

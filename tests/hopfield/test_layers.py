@@ -443,6 +443,33 @@ def test_layers_are_captured_whole() -> None:
         torch.compile(endless, fullgraph=True, backend="eager")(bags)
 
 
+@pytest.mark.parametrize("make", [Hopfield, HopfieldPooling, HopfieldLayer])
+@pytest.mark.parametrize("options", [{}, {"bag_dropout": 0.5}, {"update_steps_max": 2}], ids=str)
+def test_no_bags_and_bags_of_nothing_are_no_error(make: Callable[..., nn.Module], options: dict[str, Any]) -> None:
+    layer = make(WIDTH, num_heads=HEADS, **options)
+    pooled = make is HopfieldPooling
+    assert layer(torch.zeros(0, STORED, WIDTH)).shape == ((0, WIDTH) if pooled else (0, STORED, WIDTH))
+    found = layer(torch.zeros(BATCH, 0, WIDTH))
+    assert found.shape == ((BATCH, WIDTH) if pooled else (BATCH, 0, WIDTH))
+    assert not found.any()
+
+
+def test_layers_go_through_transformations_and_autocast() -> None:
+    layer = stirred(HopfieldPooling(WIDTH, num_heads=HEADS, update_steps_max=1, learnable_scaling=True)).eval()
+    bags, direction = normal(BATCH, STORED, WIDTH), normal(BATCH, STORED, WIDTH)
+    _, slope = torch.func.jvp(layer, (bags,), (direction,))
+    step = 1e-6 * direction
+    assert_close(slope, (layer(bags + step) - layer(bags - step)) / 2e-6, atol=1e-7, rtol=1e-6)
+    alone = torch.func.vmap(lambda bag: layer(bag.unsqueeze(0)).squeeze(0))(bags)
+    assert_close(alone, layer(bags), **EXACT)
+    assert_close(torch.export.export(layer, (bags,)).module()(bags), layer(bags), **EXACT)
+    narrow = layer.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = narrow(bags.float())
+    assert found.dtype == torch.bfloat16
+    assert_close(found.float(), narrow(bags.float()), atol=0.1, rtol=0.1)
+
+
 def test_layers_show_what_they_are() -> None:
     text = repr(HopfieldPooling(WIDTH, num_heads=2, scaling=2.0, quantity=3, omega=Gini()))
     for part in ("quantity=3", "num_heads=2", "scaling=2", "Gini"):

@@ -329,7 +329,7 @@ class Hopfield(nn.Module):
         key, value = self._memory(stored, projection, padding)
         query = self._split(state, self.norm_state_pattern, self.state_proj)
         query = query if self.norm_hopfield_space is None else self.norm_hopfield_space(query)
-        shape = (max(len(stored), len(state)), self.num_heads, state.shape[1], stored.shape[1])
+        shape = (_batch(stored, state), self.num_heads, state.shape[1], stored.shape[1])
         mask = self._mask(association_mask, self._hidden(stored, padding), shape, query.dtype)
         if mask is not None:  # patterns that were appended may always be associated
             appended = key.shape[-2] - mask.shape[-1]
@@ -380,13 +380,13 @@ class Hopfield(nn.Module):
             if not concrete(state, key):
                 raise ValueError("update_steps_max must be a number in graphs, where no state is seen to rest")
             steps = MOST_STEPS
-        state = state.expand(max(len(state), len(key)), -1, -1, -1)
+        state = state.expand(_batch(key, state), -1, -1, -1)
         step = partial(update, key=key, omega=self.omega, beta=beta, mask=mask)
         return iterate(step, state, max_steps=steps, tol=self.update_steps_eps).state
 
     def _hidden(self, stored: Tensor, padding: Tensor | None) -> Tensor | None:
         """Which stored patterns take no part, (batch, S): the padded ones, and in training some others."""
-        if not self.training or not self.bag_dropout:
+        if not self.training or not self.bag_dropout or not stored.shape[1]:
             return padding
         draw = torch.rand(stored.shape[:2], device=stored.device)
         if padding is not None:
@@ -686,6 +686,11 @@ class HopfieldLayer(nn.Module):
     def _roles(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         target = self.lookup_weights if self.target_weights is None else self.target_weights
         return self.hopfield._roles((self.lookup_weights, input, target))
+
+
+def _batch(stored: Tensor, state: Tensor) -> int:
+    """The size of the batch: one that is alone serves all."""
+    return len(state) if len(stored) == 1 else len(stored)
 
 
 def _append(x: Tensor, last: Tensor) -> Tensor:
