@@ -249,6 +249,15 @@ def test_what_is_read_out_may_be_another_than_what_is_compared() -> None:
     assert_close(layer((bags, spoilt), absent), expected, **EXACT)
 
 
+def test_projected_patterns_are_what_the_weights_add_up() -> None:
+    pooling = stirred(HopfieldPooling(WIDTH, num_heads=HEADS, disable_out_projection=True))
+    layer = stirred(HopfieldLayer(WIDTH, num_heads=HEADS, quantity=6, disable_out_projection=True))
+    x = normal(BATCH, STORED, WIDTH)
+    for each in (pooling, layer):
+        read = each.get_association_matrix(x) @ each.get_projected_pattern_matrix(x)
+        assert_close(read.transpose(1, 2).flatten(-2).reshape(each(x).shape), each(x).detach(), **EXACT)
+
+
 def test_a_bag_without_instances_reads_out_nothing() -> None:
     layer = stirred(HopfieldPooling(WIDTH, num_heads=HEADS))
     bags = normal(2, STORED, WIDTH).requires_grad_()

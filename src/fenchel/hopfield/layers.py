@@ -570,6 +570,15 @@ class HopfieldPooling(nn.Module):
         assert weights is not None
         return weights
 
+    @torch.no_grad()
+    def get_projected_pattern_matrix(
+        self, input: Tensor | tuple[Tensor, Tensor], stored_pattern_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """The projected patterns, (batch, heads, S, pattern_size), without gradient."""
+        stored, _, projection = self._roles(input)
+        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
+        return self.hopfield._memory(stored, projection, padding)[1]
+
     def _roles(self, input: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         two = (input, input) if isinstance(input, Tensor) else tuple(input)
         if len(two) != 2:
@@ -682,6 +691,13 @@ class HopfieldLayer(nn.Module):
         weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
         assert weights is not None
         return weights
+
+    @torch.no_grad()
+    def get_projected_pattern_matrix(self, input: Tensor, stored_pattern_padding_mask: Tensor | None = None) -> Tensor:
+        """The projected patterns, (1, heads, quantity, pattern_size), without gradient."""
+        stored, _, projection = self._roles(input)
+        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
+        return self.hopfield._memory(stored, projection, padding)[1]
 
     def _roles(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         target = self.lookup_weights if self.target_weights is None else self.target_weights
