@@ -150,6 +150,7 @@ def workloads() -> list[Workload]:
         _loss(),
         _linear(),
         _attention(),
+        _memory(),
         _structures(),
         _chain(),
         _decode(),
@@ -346,6 +347,46 @@ def _attention() -> Workload:
             *(Goal(ours, bound, torchs, "largest", (label,)) for label, bound in bounds.items()),
             Goal(ours, 300 * MEGABYTE, statistic="memory", cases=(long,)),
         ],
+    )
+
+
+# -- memories --------------------------------------------------------------------------------------------------------
+
+
+def _memory() -> Workload:
+    ours, dense = "Memory.step, 1.5-entmax", "two dense products"
+    stored, asked, width = 60_000, 1000, 784
+
+    def inputs(sigma: float, known: bool) -> tuple[Tensor, ...]:
+        patterns = _normal(stored, width, seed=1)
+        noise = _normal(asked, width)
+        # Unit noise gives scores of standard deviation sigma beside that of the pattern itself.
+        return (patterns[:asked] + noise if known else noise) * (sigma / width**0.5), patterns
+
+    memory: fenchel.hopfield.Memory | None = None
+
+    def step(q: Tensor, x: Tensor) -> Tensor:
+        nonlocal memory
+        if memory is None or memory.patterns is not x:  # built once: patterns are stored before they are asked for
+            memory = fenchel.hopfield.Memory(x)
+        return memory.step(q)
+
+    def case(label: str, sigma: float, known: bool) -> Case:
+        return Case(label, lambda: inputs(sigma, known), backward=False, grad=False)
+
+    return Workload(
+        "memory",
+        f"one step of a memory of {stored} × {width} patterns, {asked} queries",
+        [
+            Contestant(dense, lambda q, x: (q @ x.T) @ x),
+            Contestant(ours, step),
+        ],
+        [
+            case("patterns and noise, σ = 3", 3.0, True),
+            case("noise alone, σ = 3", 3.0, False),
+            case("noise alone, σ = 1", 1.0, False),
+        ],
+        [Goal(ours, 1.15, dense, "largest")],
     )
 
 
