@@ -19,6 +19,7 @@ from fenchel.hopfield.implicit import attach
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show
 from fenchel.regularizers.capped import KSubsets
+from fenchel.regularizers.family import tracks_forward
 from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Tsallis
@@ -195,7 +196,7 @@ class Memory(nn.Module):
         """The energy of states (…, D), one value each; not negative for Tsallis and norm entropies."""
         rows = self._enter(query)
         if self._chunked:
-            conjugate = self._conjugate_by_chunks(rows)
+            conjugate = self._conjugate_by_chunks(_exact(rows))
         else:
             size = max(passes.HELD // len(self), 1)
             conjugate = torch.cat([self.omega.max(self._scores(part)) for part in torch.split(rows, size)])
@@ -213,12 +214,10 @@ class Memory(nn.Module):
     def weights(self, query: Tensor) -> Tensor:
         """The weights that states (…, D) give to the patterns: argmax_Ω(βXq), (…, N), dense."""
         rows = self._enter(query)
-        if not self._chunked:
+        if not self._chunked or passes.is_softmax(self.omega):
             weights = self.omega.argmax(self._scores(rows)).to(rows.dtype)
-        elif passes.is_softmax(self.omega):
-            weights = self.omega.argmax(torch.cat([self._heat(rows) @ block.T for _, block in self._blocks(rows)], -1))
         else:
-            weights = self._spread(rows)
+            weights = self._spread(_exact(rows)).to(rows.dtype)
         return weights.reshape(*query.shape[:-1], len(self))
 
     def retrieve(
@@ -341,28 +340,43 @@ class Memory(nn.Module):
             yield first, self._ready(held[first : first + size], name)
 
     def _scores(self, rows: Tensor) -> Tensor:
-        exact = torch.promote_types(rows.dtype, torch.float32)
-        return self._heat(rows.to(exact)) @ self._all(rows).to(exact).T
+        rows = _exact(rows)
+        if not self._chunked:
+            return self._heat(rows) @ self._all(rows).T
+        return torch.cat([self._heat(rows) @ block.T for _, block in self._blocks(rows)], -1)
 
     def _recall(self, query: Tensor, name: str = "values") -> Tensor:
         """argmax_Ω(βXq) times patterns, or values."""
         rows = self._enter(query)
-        if not self._chunked:
+        if not self._chunked and not self._large(rows):
             keys = self._all(rows)
             values = keys if name == "patterns" else self._all(rows, name)
             recalled = update(rows, keys, values, self.omega, self.beta)
-        elif passes.is_softmax(self.omega):
+        else:
+            recalled = self._recall_by_chunks(_exact(rows), name).to(rows.dtype)
+        return recalled.reshape(*query.shape[:-1], getattr(self, name).shape[1])
+
+    def _large(self, rows: Tensor) -> bool:
+        """Whether a pass over the patterns is the faster way: many of both, and no derivative asked for.
+
+        All queries then meet a chunk of patterns in one product, where attention takes some queries and all keys.
+        """
+        if len(rows) < passes.MANY or len(rows) * len(self) < passes.HELD or not concrete(rows, self.patterns):
+            return False
+        learns = torch.is_grad_enabled() and (rows.requires_grad or self._learns(rows))
+        return not learns and not tracks_forward() and passes.is_thresholded(self.omega)
+
+    def _recall_by_chunks(self, rows: Tensor, name: str) -> Tensor:
+        if passes.is_softmax(self.omega):
             gamma = passes.temperature(self.omega)
             pairs = zip(self._blocks(rows), self._blocks(rows, name), strict=True)
-            _, recalled = passes.softmax(self._heat(rows), lambda: ((k, v) for (_, k), (_, v) in pairs), gamma)
-        else:
+            return passes.softmax(self._heat(rows), lambda: ((k, v) for (_, k), (_, v) in pairs), gamma)[1]
 
-            def function(scores: Tensor, mask: Tensor, place: Tensor) -> Tensor:
-                weights = self.omega.argmax(scores, mask=mask).unsqueeze(-2)
-                return (weights @ self._pick(rows, name)(place)).squeeze(-2)
+        def function(scores: Tensor, mask: Tensor, place: Tensor) -> Tensor:
+            weights = self.omega.argmax(scores, mask=mask).unsqueeze(-2)
+            return (weights @ self._pick(rows, name)(place)).squeeze(-2)
 
-            recalled = self._on_supports(rows, function)
-        return recalled.reshape(*query.shape[:-1], getattr(self, name).shape[1])
+        return self._on_supports(rows, function)
 
     def _conjugate_by_chunks(self, rows: Tensor) -> Tensor:
         if passes.is_softmax(self.omega):
@@ -384,8 +398,9 @@ class Memory(nn.Module):
         heated = self._heat(rows)
         if not len(rows):
             return function(heated.new_zeros(0, 1), torch.ones(0, 1, dtype=torch.bool), torch.zeros(0, 1).long())
-        place = passes.supports(heated, lambda: self._blocks(rows), self.omega)
-        return passes.on_supports(heated, place, self._pick(rows), function, self.patterns.shape[1])
+        found = passes.supports(heated, lambda: self._blocks(rows), self.omega)
+        learns = torch.is_grad_enabled() and (heated.requires_grad or self._learns(rows))
+        return passes.on_supports(heated, found, self._pick(rows), function, self.patterns.shape[1], learns)
 
     def _pick(self, rows: Tensor, name: str = "patterns") -> Callable[[Tensor], Tensor]:
         held: Tensor = getattr(self, name)
@@ -499,6 +514,11 @@ def _check_chunk(chunk_size: int | None) -> int | None:
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
     return chunk_size
+
+
+def _exact(rows: Tensor) -> Tensor:
+    """In float32 or better: scores in half precision would lose the order of the patterns."""
+    return rows.to(torch.promote_types(rows.dtype, torch.float32))
 
 
 def _normalized(rows: Tensor, how: Normalize) -> Tensor:

@@ -15,13 +15,20 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
+from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.capped import KSubsets
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Tsallis
 
-CHUNK = 1 << 14
-"""Patterns that are read at a time from a file, unless told otherwise."""
+CHUNK = 1 << 12
+"""Patterns that are read at a time, unless told otherwise."""
+
+MANY = 64
+"""Queries from which on a pass over all patterns, a chunk at a time, keeps the processor busy."""
+
+ROOM = 64
+"""Entries that lists of candidates begin with."""
 
 HELD = 1 << 22
 """Scores, or entries of gathered patterns, that are held at a time."""
@@ -79,10 +86,10 @@ def check_chunks(omega: Regularizer) -> None:
         )
 
 
-def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> Tensor:
-    """The supports of queries (R, D) that are scaled by β: places of patterns, (R, K), filled up with −1.
+def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor, Tensor]:
+    """The supports of queries (R, D) that are scaled by β: places of patterns, (R, K), and their scores.
 
-    A query with a score that is NaN or +inf has the place −2.
+    Filled up with places of −1 and scores of −inf. A query with a score that is NaN or +inf has the place −2.
     """
     with torch.no_grad():
         query = query.detach()
@@ -94,54 +101,114 @@ def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> Tensor:
             for each in kept:
                 each.absorb(first, block)
         assert kept is not None
-        width = max(each.place.shape[1] for each in kept)
-        return torch.cat([_widen(each.finish(), width, -1) for each in kept])
+        found = [each.finish() for each in kept]
+        width = max(place.shape[1] for place, _ in found)
+        return (
+            torch.cat([_widen(place, width, -1) for place, _ in found]),
+            torch.cat([_widen(score, width, -torch.inf) for _, score in found]),
+        )
 
 
 class _Kept:
-    """What some queries keep of the patterns that they have seen."""
+    """What some queries keep of the patterns that they have seen: lists of places and scores, side by side."""
 
     def __init__(self, query: Tensor, omega: Regularizer) -> None:
-        self.query, self.omega = query, omega
-        self.place = torch.empty(len(query), 0, dtype=torch.long, device=query.device)
-        self.score = query.new_empty(len(query), 0)
+        self.bad = ~query.isfinite().all(-1)
+        self.query, self.omega = query.masked_fill(self.bad.unsqueeze(-1), 0.0), omega
+        self.count = torch.zeros(len(query), dtype=torch.long, device=query.device)
+        self.place = torch.full((len(query), ROOM), -1, dtype=torch.long, device=query.device)
+        self.score = query.new_full((len(query), ROOM), -torch.inf)
         self.floor = query.new_full((len(query), 1), -torch.inf)
-        self.bad = torch.zeros(len(query), dtype=torch.bool, device=query.device)
+        self.enough = 0
 
     def absorb(self, first: int, block: Tensor) -> None:
         scores = self.query @ block.T
-        top = scores.amax(-1, keepdim=True)
-        self.bad |= (top.isnan() | (top == torch.inf)).squeeze(-1)
-        if not self.place.shape[1]:
-            place = torch.arange(first, first + len(block), device=block.device).expand(scores.shape)
-            self._keep(place, scores.nan_to_num(-torch.inf, -torch.inf))
-            return
-        rows = (top >= self.floor).squeeze(-1).nonzero().squeeze(-1)
-        if not len(rows):
-            return
-        row, column = (scores[rows] >= self.floor[rows]).nonzero(as_tuple=True)
-        row = rows[row]
-        count = torch.bincount(row, minlength=len(scores))
-        order = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row]
-        width = int(count.max())
-        place, score = self.place.new_full((len(scores), width), -1), scores.new_full((len(scores), width), -torch.inf)
-        place[row, order], score[row, order] = first + column, scores[row, column]
-        self._keep(torch.cat([self.place, place], 1), torch.cat([self.score, score], 1))
+        if first == 0:
+            self._raise(_first_floor(self.omega, scores))
+        count = self._collect(first, scores)
+        if int(count.max()) > self.place.shape[1]:  # no room for all: make some, and look again
+            self._widen(2 * int(count.max()))
+            count = self._collect(first, scores)
+        self.count = count
+        if int(self.count.max()) > self.enough:
+            self._refine()
 
-    def _keep(self, place: Tensor, score: Tensor) -> None:
-        """Of these, the support; and the floor below which no later pattern can have weight."""
+    def _collect(self, first: int, scores: Tensor) -> Tensor:
+        """Append what is not below the floor; how many entries each list would have if there were room for all."""
+        if usable(scores):
+            return self._collect_compiled(first, scores)
+        row, column = (~(scores < self.floor)).nonzero(as_tuple=True)
+        new = torch.bincount(row, minlength=len(scores))
+        order = torch.arange(len(row), device=row.device) - (new.cumsum(0) - new)[row] + self.count[row]
+        room = order < self.place.shape[1]
+        row, column, order = row[room], column[room], order[room]
+        self.place[row, order], self.score[row, order] = first + column, scores[row, column]
+        return self.count + new
+
+    def _collect_compiled(self, first: int, scores: Tensor) -> Tensor:
+        from fenchel.kernels.memories import collect
+        from fenchel.kernels.pool import over_rows
+
+        count = torch.empty_like(self.count)
+        arrays = (t.numpy() for t in (scores, self.floor.reshape(-1), torch.tensor([first]), self.count, count))
+        over_rows(collect, len(scores), scores.numel(), *arrays, self.place.numpy(), self.score.numpy())
+        return count
+
+    def _refine(self) -> None:
+        """Of what was kept, the support; and the floor below which no later pattern can have weight."""
+        width = max(int(self.count.max()), 1)
+        place, score = self.place[:, :width], self.score[:, :width]
+        wrong = score.isnan() | (score == torch.inf)
+        self.bad |= wrong.any(-1)
+        score = score.masked_fill(wrong, -torch.inf)
         weights = self.omega.argmax(score)
-        count = (weights > 0).sum(-1, keepdim=True)
-        width = max(int(count.max()), 1)
+        self.count = (weights > 0).sum(-1)
+        width = max(int(self.count.max()), 1)
         # The support has the largest scores; what ties with its last entry ties in weight too, and is in it.
-        self.score, chosen = score.topk(width, -1)
-        self.place, weights = place.gather(-1, chosen), weights.gather(-1, chosen)
-        beyond = torch.arange(width, device=score.device) >= count
-        self.place, self.score = self.place.masked_fill(beyond, -1), self.score.masked_fill(beyond, -torch.inf)
-        self.floor = _floor(self.omega, self.score, weights, count)
+        score, chosen = score.topk(width, -1)
+        place, weights = place.gather(-1, chosen), weights.gather(-1, chosen)
+        beyond = torch.arange(width, device=score.device) >= self.count.unsqueeze(-1)
+        self.place.fill_(-1)
+        self.score.fill_(-torch.inf)
+        self.place[:, :width], self.score[:, :width] = (
+            place.masked_fill(beyond, -1),
+            score.masked_fill(beyond, -torch.inf),
+        )
+        self.floor = _floor(self.omega, self.score[:, :width], weights, self.count.unsqueeze(-1))
+        self.enough = 2 * width + ROOM // 2
 
-    def finish(self) -> Tensor:
-        return self.place.masked_fill(self.bad.unsqueeze(-1), -2)
+    def _raise(self, floor: Tensor) -> None:
+        self.floor = floor.masked_fill(self.bad.unsqueeze(-1), torch.inf)  # nothing is kept for what will be NaN
+
+    def _widen(self, width: int) -> None:
+        """Room for so many entries, and what was appended beyond the count forgotten."""
+        beyond = torch.arange(self.place.shape[1], device=self.place.device) >= self.count.unsqueeze(-1)
+        self.place = _widen(self.place.masked_fill(beyond, -1), width, -1)
+        self.score = _widen(self.score.masked_fill(beyond, -torch.inf), width, -torch.inf)
+
+    def finish(self) -> tuple[Tensor, Tensor]:
+        self._refine()
+        width = max(int(self.count.max()), 1)
+        return self.place[:, :width].masked_fill(self.bad.unsqueeze(-1), -2), self.score[:, :width].contiguous()
+
+
+def _first_floor(omega: Regularizer, scores: Tensor) -> Tensor:
+    """A floor for the first chunk: no entry of a support is more than the margin below the best, or the k-th best."""
+    inner, gamma = base(omega), number(temperature(omega))
+    top = scores.amax(-1, keepdim=True)
+    if isinstance(inner, KSubsets):
+        k = math.ceil(number(inner.k))
+        if k > scores.shape[1]:
+            return torch.full_like(top, -torch.inf)
+        below = scores.topk(k, -1).values[:, -1:]
+        reach = gamma
+    else:
+        below = top
+        lead = margin(omega, torch.ones(1))
+        assert lead is not None
+        reach = float(lead)
+    rounding = 64 * torch.finfo(scores.dtype).eps * (top.abs() + gamma)
+    return torch.where(top.isfinite(), below - reach - rounding, -torch.inf)
 
 
 def _floor(omega: Regularizer, score: Tensor, weights: Tensor, count: Tensor) -> Tensor:
@@ -168,28 +235,31 @@ def _floor(omega: Regularizer, score: Tensor, weights: Tensor, count: Tensor) ->
 
 def on_supports(
     query: Tensor,
-    place: Tensor,
+    found: tuple[Tensor, Tensor],
     pick: Callable[[Tensor], Tensor],
     function: Callable[[Tensor, Tensor, Tensor], Tensor],
     width: int,
+    learns: bool,
 ) -> Tensor:
-    """``function(scores, mask, places)`` of the supports, some queries at a time; differentiable.
+    """``function(scores, mask, places)`` of the supports, some queries at a time.
 
     Args:
         query: (R, D), scaled by β.
-        place: (R, K) as ``supports`` gives them.
+        found: what ``supports`` gives.
         pick: patterns (R, K, D) at places.
         function: rows of a result; queries that are not finite get NaN.
         width: of a pattern.
+        learns: whether derivatives are wanted: the scores are then made again, differentiably.
     """
     parts = []
-    for rows in _parts(place, width):
-        q, at = query[rows], place[rows]
+    for rows in _parts(found[0], width):
+        at = found[0][rows]
         at = at[:, : max(int((at >= 0).sum(-1).max()), 1)]
         mask, bad = at >= 0, at[:, 0] == -2
-        at = at.clamp_min(0)
-        scores = (pick(at) @ q.unsqueeze(-1)).squeeze(-1)
-        result = function(torch.where(mask, scores, -torch.inf), mask, at)
+        scores, at = found[1][rows, : at.shape[1]], at.clamp_min(0)
+        if learns:
+            scores = torch.where(mask, (pick(at) @ query[rows].unsqueeze(-1)).squeeze(-1), -torch.inf)
+        result = function(scores, mask, at)
         parts.append(torch.where(bad.reshape(-1, *(1,) * (result.dim() - 1)), torch.nan, result))
     return torch.cat(parts)
 
@@ -235,7 +305,7 @@ def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:
     return function(*tensors)
 
 
-def _widen(x: Tensor, width: int, fill: int) -> Tensor:
+def _widen(x: Tensor, width: int, fill: float) -> Tensor:
     return torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill)
 
 

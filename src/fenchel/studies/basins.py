@@ -123,10 +123,10 @@ def _contours() -> Figure:
         drawing,
         caption=f"Contours of the energy at β = {CONTOURS_AT:g}, and the states of four queries, update by update, up "
         "to where they end (ring). Crosses are the patterns; the last panel is drawn smaller, to hold sums of two.",
-        alt="Six panels with six crosses around a centre. Under softmax the four paths creep to points between patterns. "
+        alt="Six panels with six crosses around a centre. Under softmax the four paths creep to points between them. "
         "Under 1.5-entmax, sparsemax and 2-normmax they end at crosses, in fewer steps the sparser the map; under "
-        "5-normmax three of them stop halfway between two crosses. With pairs one step leads outside, to the sum of two "
-        "neighbours.",
+        "5-normmax three of them stop halfway between two crosses. With pairs one step leads outside, to the sum of "
+        "two neighbours.",
         paper="Figures 3 and 6, left: the same families on other patterns; paths of the sparser maps end at patterns, "
         "those of normmax at even mixtures. Ours agree.",
     )
@@ -154,10 +154,10 @@ def _basins() -> Figure:
         caption=f"Basins of attraction at β = {BASINS_AT:g}: the colour tells the pattern at which a query ends, the "
         f"mean of two colours a pair, white a metastable state. Softmax counts within {NEAR:g}, the others exactly. "
         "Dashed: the balls from which one update retrieves exactly, as certified.",
-        alt="Six panels. Softmax is white throughout. Under 1.5-entmax five of six patterns have a coloured sector and a "
-        "small dashed circle, the sixth has neither. Under sparsemax and 2-normmax six sectors meet, with larger circles. "
-        "Under 5-normmax two white strips lie between sectors. The last panel has six sectors of mixed colours, each "
-        "between two neighbours.",
+        alt="Six panels. Softmax is white throughout. Under 1.5-entmax five of six patterns have a coloured sector "
+        "and a small dashed circle, the sixth has neither. Under sparsemax and 2-normmax six sectors meet, with larger "
+        "circles. Under 5-normmax two white strips lie between sectors. The last panel has six sectors of mixed "
+        "colours, each between two neighbours.",
         paper="Figures 3 and 6, right: basins at β = 4 and 10 on other patterns, without circles (the radius of "
         "Proposition 2 is smaller than the certified one). There too white gives way to colour as alpha grows for "
         "entmax, and comes back for normmax.",
@@ -187,7 +187,7 @@ def _ends() -> Table:
     return Table(
         ["", "β", "stationary", "1", "2", "3", "4", "more"],
         rows,
-        caption="How many of the six patterns are certified as stationary, and the sizes of the states in which queries "
-        "end: percent of a grid of 41 × 41 (softmax: weights over 0.01).",
+        caption="How many of the six patterns are certified as stationary, and the sizes of the states in which "
+        "queries end: percent of a grid of 41 × 41 (softmax: weights over 0.01).",
         paper="Section 5.1 tells the trend; Table 1 counts the same on MNIST.",
     )
