@@ -209,3 +209,16 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenchel.kernels.ENABLED", True)
     with pytest.raises(AssertionError, match="lists"):
         attention(query, key, value)
+
+
+@pytest.mark.parametrize(("heads", "queries", "keys", "listed"), [(2048, 1, 64, False), (8, 1, 32768, True)])
+def test_many_heads_of_few_scores_are_no_work_for_lists(
+    heads: int, queries: int, keys: int, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the bounds as they are
+    seen: list[int] = []
+    attend = module.attend
+    monkeypatch.setattr(module, "attend", lambda *given: seen.append(1) or attend(*given))
+    with torch.no_grad():
+        attention(*(torch.randn(heads, length, 4) for length in (queries, keys, keys)))
+    assert bool(seen) is listed

@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import dp, nn
+from fenchel import dp, hopfield, nn
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -60,6 +60,7 @@ __all__ = [
     "entmax_loss",
     "fusedmax",
     "fy_loss",
+    "hopfield",
     "k_subsets",
     "linear_entmax_loss",
     "nn",

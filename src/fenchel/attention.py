@@ -290,9 +290,11 @@ def _lean(
         return None
     if math.prod(shape) < LEAN or 0 in (*query.shape, *key.shape, *value.shape) or tracks_forward():
         return None
-    if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
+    if math.prod(shape[-2:]) < LEAN // 64:  # many heads of few scores: a matrix is no larger than keys and values
         return None
     if not kernels.reachable(query, key, value):
+        return None
+    if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
         return None
     alpha = omega.parameter
     sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2

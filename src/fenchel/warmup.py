@@ -133,6 +133,7 @@ def calls() -> dict[str, Call]:
         "decoding, any alpha": lambda s: fenchel.attention(
             _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
         ),
+        "memories in chunks": _memories,
     }
     return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
 
@@ -220,6 +221,11 @@ def _lattices(scores: Tensor) -> Tensor:
     edges = torch.arange(8)
     d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
     return d.value + d.marginals.square().sum(1)
+
+
+def _memories(scores: Tensor) -> Tensor:
+    patterns = scores.reshape(-1, 8)
+    return fenchel.hopfield.Memory(patterns, chunk_size=2 * len(patterns)).step(patterns[:3])
 
 
 def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
