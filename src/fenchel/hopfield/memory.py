@@ -278,8 +278,8 @@ class Memory(nn.Module):
         with torch.no_grad():
             beta = passes.number(self.beta)
             if associations is None:
-                return certify_patterns(self._read, len(self), self.omega, beta)
-            return certify_associations(self._read, len(self), self.omega, beta, associations)
+                return certify_patterns(self._read_on_host, len(self), self.omega, beta)
+            return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)
 
     def forward(self, query: Tensor) -> Tensor:
         """``step``."""
@@ -338,6 +338,9 @@ class Memory(nn.Module):
         held = getattr(self, name)
         for first in range(0, len(self), size):
             yield first, self._ready(held[first : first + size], name)
+
+    def _read_on_host(self, size: int) -> Iterator[tuple[int, Tensor]]:
+        return ((first, block.detach().cpu()) for first, block in self._read(size))
 
     def _scores(self, rows: Tensor) -> Tensor:
         rows = _exact(rows)
