@@ -164,8 +164,8 @@ def test_chunked_softmax_learns_its_temperature() -> None:
     torch.testing.assert_close(*gradients)
 
 
-def test_a_large_memory_in_chunks_holds_no_matrix(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every tensor that is made has less than a tenth of queries × patterns entries."""
+def test_a_large_memory_in_chunks_holds_no_matrix() -> None:
+    """Every tensor that is made has less than a fifth of queries × patterns entries."""
     x, queries = normal(40_000, 8, dtype=torch.float32), normal(64, 8, seed=1, dtype=torch.float32)
     memory = Memory(x, Tsallis(1.5), 2.0, chunk_size=1000)
     largest = 0
@@ -183,6 +183,30 @@ def test_a_large_memory_in_chunks_holds_no_matrix(monkeypatch: pytest.MonkeyPatc
         state = memory.step(queries)
     assert largest < 64 * 40_000 / 5
     torch.testing.assert_close(state, update(queries, x, beta=2.0))
+
+
+@pytest.mark.parametrize("omega", [Tsallis(1.5), Norm(5.0), KSubsets(4), Hard(), 0.5 * Gini()], ids=str)
+def test_many_queries_of_a_large_memory_take_a_pass_that_changes_nothing(omega: Regularizer) -> None:
+    x, queries = normal(9000, 4, dtype=torch.float32), normal(500, 4, seed=1, dtype=torch.float32)
+    memory = Memory(x, omega, 1.5)
+    assert memory._large(queries)
+    assert not memory._large(queries.requires_grad_())
+    with torch.no_grad():
+        torch.testing.assert_close(
+            memory.step(queries), update(queries, x, omega=omega, beta=1.5), atol=3e-5, rtol=1e-5
+        )
+
+
+def test_a_pass_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, queries = normal(500, 4), normal(20, 4, seed=1)
+    queries[3] = torch.inf
+    for omega in (Tsallis(1.5), KSubsets(4)):
+        memory = Memory(x, omega, 1.5, chunk_size=90)
+        monkeypatch.setattr(fenchel.kernels, "ENABLED", True)
+        compiled = memory.step(queries)
+        monkeypatch.setattr(fenchel.kernels, "ENABLED", False)
+        torch.testing.assert_close(memory.step(queries), compiled, equal_nan=True)
+        assert compiled.isnan().any(-1).nonzero().flatten().tolist() == [3]
 
 
 def test_patterns_may_lie_in_a_file(tmp_path: Path) -> None:

@@ -177,7 +177,7 @@ def _check_associations(associations: Tensor, count: int) -> Tensor:
         raise TypeError(f"associations must be a boolean tensor (A, N), got {kind}")
     if associations.dim() != 2 or associations.shape[1] != count:
         raise ValueError(f"associations must have shape (A, {count}), a row each, got {tuple(associations.shape)}")
-    return associations
+    return associations.cpu()
 
 
 def _enough(gap: Tensor, needed: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     seen: dict[bytes, int] = {}
     group = torch.empty(count, dtype=torch.long)
     for start, block in read(BLOCK):
-        rows = (block.detach().cpu().double() + 0.0).numpy()  # −0 and 0 are one
+        rows = (block.double() + 0.0).numpy()  # −0 and 0 are one
         for place, row in enumerate(rows, start):
             group[place] = seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), place)
     return group, torch.bincount(group, minlength=count)[group]
