@@ -9,7 +9,8 @@ import torch
 import fenchel
 from fenchel.hopfield import Memory
 from fenchel.studies import Context
-from fenchel.studies.metastable_states import OMEGAS, PAPER, embedded, histogram, metastable_states, sizes
+from fenchel.studies.basins import size_histogram
+from fenchel.studies.metastable_states import OMEGAS, PAPER, embedded, metastable_states, sizes
 
 
 def test_the_printed_table_adds_up() -> None:
@@ -29,8 +30,8 @@ def test_sizes_are_those_of_a_plain_loop(name: str) -> None:
 
 
 def test_a_state_below_every_threshold_is_of_the_largest_kind() -> None:
-    share = histogram(torch.tensor([1, 1, 10, 11, 500, 0, 2, 2, 2, 2]))
-    assert share.tolist() == [20, 40, 0, 0, 0, 0, 0, 0, 0, 10, 30]
+    share = size_histogram(torch.tensor([1, 1, 10, 11, 500, 0, 2, 2, 2, 2]), 10)
+    assert share == [20, 40, 0, 0, 0, 0, 0, 0, 0, 10, 30]
 
 
 def test_the_chapter() -> None:

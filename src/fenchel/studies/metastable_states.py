@@ -15,6 +15,7 @@ from fenchel import Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis
 from fenchel.data import mnist
 from fenchel.hopfield import Memory
 from fenchel.studies import Context, Figure, Result, Table, study, style
+from fenchel.studies.basins import metastable_sizes, size_histogram, threshold
 from fenchel.studies.result import Cell
 
 BETAS = (0.1, 1.0)
@@ -29,10 +30,8 @@ OMEGAS: dict[str, Regularizer] = {
     "8-subsets": KSubsets(8),
 }
 UPDATES = 5
-THRESHOLD = 0.01
-"""What counts as a weight of softmax, which has no zeros."""
-
-SIZES = [*map(str, range(1, 11)), "10⁺"]
+LARGEST = 10
+SIZES = [*map(str, range(1, LARGEST + 1)), f"{LARGEST}⁺"]
 TOGETHER = 500
 """Queries at a time."""
 
@@ -58,7 +57,7 @@ SUMMARY = f"""
 A memory holds all training images, and every test image is a query: {UPDATES} updates
 `q ← Xᵀ argmax_Ω(βXq)` from it, and we count the patterns that the last one mixes. Size 1 is a stored image, retrieved
 exactly; more is a metastable state. Softmax never gives a pattern no weight, so that its weights count from
-{THRESHOLD:g} on, and a state in which none does counts as the largest. Sparse Ω need no threshold: zeros are zeros.
+{threshold(Shannon()):g} on, and a state in which none does counts as the largest. Sparse Ω need no threshold.
 `KSubsets(k)` recalls k patterns at once, and its smallest state has k of them.
 """
 
@@ -101,7 +100,7 @@ def metastable_states(context: Context) -> Result:
                 part = (i * len(OMEGAS) + j + start / len(images.queries)) / total
                 context.progress(part, f"β = {beta:g}, {name}")
                 counted.append(sizes(memory, images.queries[start : start + TOGETHER]))
-            shares[:, i, j] = histogram(torch.cat(counted))
+            shares[:, i, j] = size_histogram(torch.cat(counted), LARGEST)
     context.progress(1.0, "drawn")
     text = SUMMARY + _setting(images, shares, context.data is not None)
     return Result(text, figures=[_figure(shares)], tables=_tables(shares, context.data is not None))
@@ -111,16 +110,7 @@ def metastable_states(context: Context) -> Result:
 def sizes(memory: Memory, queries: Tensor, updates: int = UPDATES) -> Tensor:
     """How many patterns the last of some updates mixes, for each query."""
     state = queries if updates == 1 else memory.retrieve(queries, max_steps=updates - 1, tol=0.0).state
-    least = THRESHOLD if isinstance(memory.omega, Shannon) else 0.0
-    return (memory.weights(state) > least).sum(-1)
-
-
-def histogram(counted: Tensor) -> np.ndarray:
-    """The percentage of sizes 1, …, 10, and of more than 10; no weight above the threshold is more, too."""
-    last = len(SIZES)
-    kind = torch.where((counted == 0) | (counted > last - 1), last, counted)
-    share: np.ndarray = 100 * torch.bincount(kind, minlength=last + 1)[1:].double().numpy() / len(counted)
-    return share
+    return metastable_sizes(memory.weights(state), threshold(memory.omega))
 
 
 def embedded() -> Images:
@@ -179,8 +169,8 @@ def _figure(shares: np.ndarray) -> Figure:
         drawing,
         caption="Percent of queries (columns add up to 100) that come to rest on so many patterns. Blank is less than "
         "0.05 percent.",
-        alt="Two tables of shares. At β = 0.1 softmax mixes more than ten patterns for most queries, entmax and "
-        "normmax mostly one, k-subsets mostly k. At β = 1 nearly all queries rest on one pattern, or on k.",
+        alt="Two tables of shares, by the number of patterns and by Ω. From β = 0.1 to β = 1 the mass moves to a single "
+        "pattern, and for k-subsets to k of them; softmax is the last to follow.",
         paper="The paper's numbers stand in the tables, beside ours.",
     )
 
