@@ -169,8 +169,8 @@ def _figure(shares: np.ndarray) -> Figure:
         drawing,
         caption="Percent of queries (columns add up to 100) that come to rest on so many patterns. Blank is less than "
         "0.05 percent.",
-        alt="Two tables of shares, by the number of patterns and by Ω. From β = 0.1 to β = 1 the mass moves to a single "
-        "pattern, and for k-subsets to k of them; softmax is the last to follow.",
+        alt="Two tables of shares, by the number of patterns and by Ω. From β = 0.1 to β = 1 the mass moves to a "
+        "single pattern, and for k-subsets to k of them; softmax is the last to follow.",
         paper="The paper's numbers stand in the tables, beside ours.",
     )
 
