@@ -1,0 +1,14 @@
+"""Densities over the line and the plane, and attention by them: an interval of time, an ellipse of an image."""
+
+from fenchel.continuous.density import BetaGaussian, EllipsoidPower
+from fenchel.continuous.divergences import generalized_covariance, wasserstein2
+from fenchel.continuous.line import LocationScale, Triangular
+
+__all__ = [
+    "BetaGaussian",
+    "EllipsoidPower",
+    "LocationScale",
+    "Triangular",
+    "generalized_covariance",
+    "wasserstein2",
+]
