@@ -1,14 +1,19 @@
 """Densities over the line and the plane, and attention by them: an interval of time, an ellipse of an image."""
 
+from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian, EllipsoidPower
 from fenchel.continuous.divergences import generalized_covariance, wasserstein2
+from fenchel.continuous.expectation import expectation
 from fenchel.continuous.line import LocationScale, Triangular
 
 __all__ = [
     "BetaGaussian",
     "EllipsoidPower",
+    "GaussianBasis",
     "LocationScale",
     "Triangular",
+    "ValueFunction",
+    "expectation",
     "generalized_covariance",
     "wasserstein2",
 ]
