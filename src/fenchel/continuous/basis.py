@@ -28,10 +28,10 @@ class GaussianBasis(nn.Module):
         GaussianBasis(6 functions of 1 dimension)
         >>> basis(torch.tensor([[0.0], [0.4]])).shape
         torch.Size([2, 6])
-        >>> values = torch.sin(3 * torch.linspace(0, 1, 20)).unsqueeze(-1)  # (L, width)
-        >>> function = basis.fit(values, ridge=1e-4)
-        >>> function(torch.tensor([[0.5]]))
-        tensor([[0.9994]])
+        >>> times = (torch.arange(20) + 0.5) / 20  # where the words stand: the middles of 20 cells
+        >>> function = basis.fit(torch.sin(3 * times).unsqueeze(-1), ridge=1e-4)
+        >>> function(torch.tensor([[0.5]]))  # sin(1.5) = 0.9975
+        tensor([[1.0002]])
 
     References: Martins et al. (2020), section 3.1.
     """

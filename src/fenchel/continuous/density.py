@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
-from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi, radial
+from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi
 from fenchel.kernels import concrete
 
 
@@ -93,7 +93,7 @@ class BetaGaussian(Distribution):
             tensor([0.0400])
         """
         _check_shapes(mean, covariance, "covariance")
-        law = radial(check_alpha(alpha, mean.shape[-1]), mean.shape[-1])
+        law = Radial(check_alpha(alpha, mean.shape[-1]), mean.shape[-1])
         if not math.isfinite(law.spread):
             lower = 1 - 2 / (law.dim + 2)
             raise ValueError(
@@ -130,7 +130,7 @@ class BetaGaussian(Distribution):
 
     @property
     def _law(self) -> Radial:
-        return radial(self.alpha, self.event_shape[0])
+        return Radial(self.alpha, self.event_shape[0])
 
     @lazy_property
     def sigma(self) -> Tensor:

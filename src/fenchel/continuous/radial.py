@@ -98,12 +98,6 @@ class Radial:
         return 2 * power * (1 - x) / x, w
 
 
-@lru_cache(maxsize=256)
-def radial(alpha: float, dim: int) -> Radial:
-    """The constants, computed once."""
-    return Radial(alpha, dim)
-
-
 def check_alpha(alpha: float, dim: int) -> float:
     """Check that a β-Gaussian of this α has a finite integral in D dimensions."""
     if isinstance(alpha, bool) or not isinstance(alpha, int | float):
