@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fenchel
+from fenchel.continuous import ContinuousAttention, GaussianBasis, MatchedEncoder, expectation
 from fenchel.structures import DependencyTree, SequentialSubsets, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
@@ -154,6 +155,8 @@ def workloads() -> list[Workload]:
         _chain(),
         _decode(),
         _alignment(),
+        _continuous(),
+        _plane(),
     ]
 
 
@@ -481,6 +484,62 @@ def _field(package: Any, transition: Tensor) -> Any:
 def _tags(chains: int, steps: int) -> tuple[Tensor, ...]:
     target = torch.randint(STATES, (chains, steps), generator=torch.Generator().manual_seed(3))
     return _normal(chains, steps, STATES), _normal(STATES, STATES, seed=1), target
+
+
+# -- continuous attention --------------------------------------------------------------------------------------------
+
+DOCUMENTS, WORDS, FUNCTIONS = 256, 512, 128
+
+
+def _continuous() -> Workload:
+    """Both turn scores of words into a context; the continuous one by way of their moments."""
+    basis = GaussianBasis.line(FUNCTIONS, widths=(0.1, 0.5))
+    discrete, ours = "softmax attention", "ContinuousAttention"
+
+    def softmax(scores: Tensor, values: Tensor) -> Tensor:
+        return (torch.softmax(scores, -1).unsqueeze(-2) @ values).squeeze(-2)
+
+    def contestant(alpha: float) -> Contestant:
+        attention = ContinuousAttention(basis, alpha, MatchedEncoder())
+        return Contestant(f"{ours} {alpha:g}", lambda scores, values: attention(values, scores))
+
+    return Workload(
+        "continuous",
+        f"attention over {DOCUMENTS} documents of {WORDS} words × 64 by {FUNCTIONS} functions, forward and backward",
+        [Contestant(discrete, softmax), contestant(1.0), contestant(1.5), contestant(2.0)],
+        [
+            Case(
+                f"{DOCUMENTS} × {WORDS} × 64",
+                lambda: (_normal(DOCUMENTS, WORDS), _normal(DOCUMENTS, WORDS, 64, seed=1)),
+            )
+        ],
+        _bounds([f"{ours} {alpha:g}" for alpha in (1.0, 1.5, 2.0)], 2.0, discrete, "largest"),
+    )
+
+
+def _plane() -> Workload:
+    """Expected basis functions alone, on images as the paper has them: ellipses of all sizes over a grid of 10 × 10."""
+    basis = GaussianBasis.grid(10, widths=(0.001**0.5,))
+
+    def contestant(alpha: float) -> Contestant:
+        def call(loc: Tensor, root: Tensor) -> Tensor:
+            sigma = root @ root.mT + 0.002 * torch.eye(2)
+            return expectation(loc, sigma, basis, alpha)
+
+        return Contestant(f"expectation {alpha:g}", call)
+
+    return Workload(
+        "plane",
+        f"expected basis functions of {DOCUMENTS} densities of the plane, {len(basis)} functions, forward and backward",
+        [contestant(1.0), contestant(1.5), contestant(2.0)],
+        [
+            Case(
+                f"{DOCUMENTS} × {len(basis)}",
+                lambda: (0.5 + 0.25 * _normal(DOCUMENTS, 2), _normal(DOCUMENTS, 2, 2, sigma=0.1, seed=1)),
+            )
+        ],
+        [Goal("expectation 2", 10.0, "expectation 1", "largest")],
+    )
 
 
 # -- what they are made of -------------------------------------------------------------------------------------------

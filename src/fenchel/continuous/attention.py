@@ -137,7 +137,7 @@ class MatchedEncoder(Encoder):
         self.heads, self.least, self.exact = heads, least, exact
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
-        scores = query.unsqueeze(-2) if self.heads == 1 and query.shape[-2:-1] != (1,) else query
+        scores = query.unsqueeze(-2) if self.heads == 1 else query
         length = positions.shape[-2]
         if scores.dim() < 2 or scores.shape[-2:] != (self.heads, length):
             heads = "" if self.heads == 1 else f"{self.heads}, "
