@@ -523,7 +523,7 @@ def _plane() -> Workload:
 
     def contestant(alpha: float) -> Contestant:
         def call(loc: Tensor, root: Tensor) -> Tensor:
-            sigma = root @ root.mT + 0.002 * torch.eye(2)
+            sigma = root @ root.mT + 0.002 * torch.eye(2, device=root.device)
             return expectation(loc, sigma, basis, alpha)
 
         return Contestant(f"expectation {alpha:g}", call)

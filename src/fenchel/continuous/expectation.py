@@ -27,7 +27,7 @@ CLOSED = 4
 """Powers up to here are integrated in closed form; the moments of higher ones would cancel."""
 
 _REACH = 8.4  # standard deviations, beyond which a Gaussian counts for nothing in double precision
-_NARROW_REACH = 6.0  # the same in single precision
+_NARROW_REACH = 5.7  # the same in single precision
 _FEW = tuple(zip(*(v.tolist() for v in gauss_legendre(24)), strict=True))
 _MANY = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(48)), strict=True))
 _ENDS = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=True))

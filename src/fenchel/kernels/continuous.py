@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.compiler import kernel
+from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.pool import over_rows
 
 Arrays = np.ndarray[Any, Any]
@@ -24,7 +24,7 @@ Arrays = np.ndarray[Any, Any]
 NODES = 24
 """Of Gauss and Legendre's rule, for Gaussians wider than the ray."""
 
-_PIECES, _DEGREE = 64, 8
+_PIECES, _DEGREE = 256, 5
 _LIMIT = 4096  # angles
 
 
@@ -130,16 +130,15 @@ def erfcx_table() -> Arrays:
 # -- on arrays --------------------------------------------------------------------------------------------
 
 
-@kernel
+@inlined
 def _mills(x, table):  # type: ignore[no-untyped-def]
     """½ erfcx(x/√2), x ≥ 0: the tail of the normal law over exp(−x²/2)."""
     t = _PIECES * 4.0 / (4.0 + x)
     piece = min(int(t), _PIECES - 1)
     y = 2.0 * (t - piece) - 1.0
-    row = table[piece]
-    total = row[_DEGREE]
+    total = table[piece, _DEGREE]
     for i in range(_DEGREE - 1, -1, -1):
-        total = total * y + row[i]
+        total = total * y + table[piece, i]
     return total
 
 
@@ -151,6 +150,18 @@ def _mass(u, v, whole, at_u, at_v, table):  # type: ignore[no-untyped-def]
     if v <= 0.0:
         return at_v * _mills(-v, table) - at_u * _mills(-u, table)
     return whole - at_u * _mills(-u, table) - at_v * _mills(v, table)
+
+
+@kernel
+def _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):  # type: ignore[no-untyped-def]
+    """Whether a line that touches the disc keeps so many deviations away from a Gaussian: two lines are tried."""
+    for which in range(2):
+        n1, n2 = (x, y) if which == 0 else (m11 * x + m12 * y, m12 * x + m22 * y)
+        size = math.sqrt(n1 * n1 + n2 * n2)
+        gap = n1 * x + n2 * y - size
+        if gap > reach * math.sqrt(c11 * n1 * n1 + 2.0 * c12 * n1 * n2 + c22 * n2 * n2):
+            return True
+    return False
 
 
 @kernel
@@ -229,7 +240,6 @@ def _plane(
     count, degree = len(centers), coefficients.shape[1]
     reach = constants[1]
     moments = np.zeros(degree)
-    rays = np.zeros(3)
     scale = 1.0 / math.sqrt(2.0 * math.pi)
     turn = 2.0 * math.pi
     for b in range(first, last):
@@ -258,7 +268,7 @@ def _plane(
             if not (distance < math.inf and wide < math.inf and narrow > 0.0):
                 total = math.nan
                 ux, uy, txx, txy, tyy = total, total, total, total, total
-            elif distance - reach * wide >= 1.0:
+            elif distance > 1.0 and _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):
                 pass
             elif power == 1 and distance + reach * wide <= 1.0:
                 total = (1.0 - distance * distance - c11 - c22) / (a11 * a22)
@@ -293,44 +303,57 @@ def _plane(
                 cos, sin = math.cos(angle), math.sin(angle)
                 cos_step, sin_step = math.cos(step), math.sin(step)
                 v1, v2 = m11 * x + m12 * y, m12 * x + m22 * y
-                middle = math.exp(-0.5 * square)
+                middle, flat, limit = math.exp(-0.5 * square), 1.0 / size, reach * reach
                 for _ in range(angles):
                     precision = m11 * cos * cos + 2.0 * m12 * cos * sin + m22 * sin * sin
                     root = math.sqrt(precision)
-                    along = v1 * cos + v2 * sin
-                    place, variance, width = along / precision, 1.0 / precision, 1.0 / root
+                    width = 1.0 / root
+                    variance = width * width
+                    place = (v1 * cos + v2 * sin) * variance
                     cross = cos * y - sin * x
-                    beside = cross * cross / (size * precision)
-                    for which in range(3):
-                        rays[which] = 0.0
-                    if width <= 1.0:
-                        u, v = -place * root, (1.0 - place) * root
+                    beside = cross * cross * variance * flat
+                    first_ray, second_ray, third_ray = 0.0, 0.0, 0.0
+                    u, v = -place * root, (1.0 - place) * root
+                    if (v < 0.0 and beside + v * v > limit) or (u > 0.0 and square > limit):
+                        pass  # what the ray meets of the disc is out of reach
+                    elif width <= 1.0:
                         at_u = middle
                         at_v = math.exp(-0.5 * (beside + v * v))
                         whole = 0.0
                         if u < 0.0 < v:
                             whole = math.exp(-0.5 * beside)
-                        moments[0] = _mass(u, v, whole, at_u, at_v, table)
+                        mass = _mass(u, v, whole, at_u, at_v, table)
                         at_u *= scale * width
                         at_v *= scale * width
-                        moments[1] = place * moments[0] - at_v + at_u
-                        for i in range(2, degree):
-                            moments[i] = place * moments[i - 1] + (i - 1) * variance * moments[i - 2] - at_v
-                        for i in range(1, degree):
-                            for which in range(3):
-                                rays[which] += coefficients[which, i] * moments[i]
+                        if power == 1:
+                            m1 = place * mass - at_v + at_u
+                            second_ray = place * m1 + variance * mass - at_v
+                            third_ray = place * second_ray + 2.0 * variance * m1 - at_v
+                            first_ray = m1 - third_ray
+                        else:
+                            moments[0] = mass
+                            moments[1] = place * mass - at_v + at_u
+                            for i in range(2, degree):
+                                moments[i] = place * moments[i - 1] + (i - 1) * variance * moments[i - 2] - at_v
+                            for i in range(1, degree):
+                                first_ray += coefficients[0, i] * moments[i]
+                                second_ray += coefficients[1, i] * moments[i]
+                                third_ray += coefficients[2, i] * moments[i]
                     else:
                         for i in range(nodes.shape[1]):
                             z = (nodes[0, i] - place) * root
                             bell = math.exp(-0.5 * (z * z + beside)) * root
-                            for which in range(3):
-                                rays[which] += nodes[1 + which, i] * bell
-                    total += width * rays[0]
-                    ux += width * rays[1] * cos
-                    uy += width * rays[1] * sin
-                    txx += width * rays[2] * cos * cos
-                    txy += width * rays[2] * cos * sin
-                    tyy += width * rays[2] * sin * sin
+                            first_ray += nodes[1, i] * bell
+                            second_ray += nodes[2, i] * bell
+                            third_ray += nodes[3, i] * bell
+                    total += width * first_ray
+                    second_ray *= width
+                    ux += second_ray * cos
+                    uy += second_ray * sin
+                    third_ray *= width
+                    txx += third_ray * cos * cos
+                    txy += third_ray * cos * sin
+                    tyy += third_ray * sin * sin
                     cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
                 weight = step * scale / math.sqrt(det)
                 total *= weight
