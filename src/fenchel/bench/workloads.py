@@ -20,7 +20,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fenchel
-from fenchel.continuous import ContinuousAttention, GaussianBasis, MatchedEncoder, expectation
+from fenchel.continuous import (
+    ContinuousAttention,
+    Encoder,
+    GaussianBasis,
+    MatchedEncoder,
+    PooledEncoder,
+    expectation,
+)
 from fenchel.structures import DependencyTree, SequentialSubsets, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
@@ -492,29 +499,37 @@ DOCUMENTS, WORDS, FUNCTIONS = 256, 512, 128
 
 
 def _continuous() -> Workload:
-    """Both turn scores of words into a context; the continuous one by way of their moments."""
+    """A query of the length of the document: scores of its words, or a vector that tells where to look."""
     basis = GaussianBasis.line(FUNCTIONS, widths=(0.1, 0.5))
     discrete, ours = "softmax attention", "ContinuousAttention"
 
-    def softmax(scores: Tensor, values: Tensor) -> Tensor:
-        return (torch.softmax(scores, -1).unsqueeze(-2) @ values).squeeze(-2)
+    def softmax(query: Tensor, values: Tensor) -> Tensor:
+        return (torch.softmax(query, -1).unsqueeze(-2) @ values).squeeze(-2)
 
-    def contestant(alpha: float) -> Contestant:
-        attention = ContinuousAttention(basis, alpha, MatchedEncoder())
-        return Contestant(f"{ours} {alpha:g}", lambda scores, values: attention(values, scores))
+    def contestant(name: str, alpha: float, encoder: Encoder) -> Contestant:
+        attention = ContinuousAttention(basis, alpha, encoder)
+        return Contestant(name, lambda query, values: attention(values, query))
 
+    pooled = [contestant(f"{ours} {alpha:g}", alpha, _still(PooledEncoder(WORDS))) for alpha in (1.0, 1.5, 2.0)]
     return Workload(
         "continuous",
         f"attention over {DOCUMENTS} documents of {WORDS} words × 64 by {FUNCTIONS} functions, forward and backward",
-        [Contestant(discrete, softmax), contestant(1.0), contestant(1.5), contestant(2.0)],
+        [Contestant(discrete, softmax), *pooled, contestant("by moments of softmax, 2", 2.0, MatchedEncoder())],
         [
             Case(
                 f"{DOCUMENTS} × {WORDS} × 64",
                 lambda: (_normal(DOCUMENTS, WORDS), _normal(DOCUMENTS, WORDS, 64, seed=1)),
             )
         ],
-        _bounds([f"{ours} {alpha:g}" for alpha in (1.0, 1.5, 2.0)], 2.0, discrete, "largest"),
+        _bounds([each.name for each in pooled], 2.0, discrete, "largest"),
     )
+
+
+def _still(encoder: Encoder) -> Encoder:
+    """The same numbers at every call, and no gradients but those of the inputs."""
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(4))
+    return encoder.requires_grad_(False)
 
 
 def _plane() -> Workload:

@@ -143,12 +143,22 @@ class MatchedEncoder(Encoder):
             heads = "" if self.heads == 1 else f"{self.heads}, "
             raise ValueError(f"query must hold scores of shape (…, {heads}{length}), got {tuple(query.shape)}")
         p = self.omega.argmax(scores, mask=None if mask is None else mask.unsqueeze(-2))
-        where = positions.to(p.dtype).unsqueeze(-3)
-        loc = (p.unsqueeze(-1) * where).sum(-2)
-        away = where - loc.unsqueeze(-2)
-        sigma = (p.unsqueeze(-1) * away).mT @ away
+        loc, sigma = (x.to(p.dtype) for x in _moments(p.double(), positions.double()))
         sigma = sigma + self.least * torch.eye(sigma.shape[-1], dtype=sigma.dtype, device=sigma.device)
         return Focus(loc.unsqueeze(-2), sigma.unsqueeze(-3), None, p)
+
+
+def _moments(p: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Means (…, heads, D) and covariances of positions (…, L, D) under weights (…, heads, L), in one product."""
+    dim = positions.shape[-1]
+    t = positions - 0.5  # the middle of [0, 1]: in double precision nothing is lost by subtracting squares then
+    squares = (t.unsqueeze(-1) * t.unsqueeze(-2)).flatten(-2)
+    found = p @ torch.cat([torch.ones_like(t[..., :1]), t, squares], -1)
+    mass = found[..., :1]
+    found = found[..., 1:] / torch.where(mass == 0, 1.0, mass)
+    mean = found[..., :dim]
+    second = found[..., dim:].reshape(*mean.shape, dim)
+    return mean + 0.5, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
 
 class ContinuousAttention(nn.Module):
