@@ -47,7 +47,7 @@ class GaussianBasis(nn.Module):
                 self.register_parameter(name, value)
             else:
                 self.register_buffer(name, value)
-        self._cache: dict[tuple[object, ...], Tensor] = {}
+        self._cache: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
 
     @classmethod
     def line(
@@ -202,8 +202,9 @@ class GaussianBasis(nn.Module):
             if len(self._cache) >= 512:
                 self._cache.clear()
             with torch.no_grad():
-                self._cache[key] = self.regression(grid_positions(shape, self.centers), None, ridge)
-        return self._cache[key]
+                found = self.regression(grid_positions(shape, self.centers), None, ridge)
+            self._cache[key] = found, *tensors  # kept alive, so that no other tensor gets their ids
+        return self._cache[key][0]
 
     def fit(
         self,
