@@ -12,7 +12,7 @@ from fenchel import kernels
 from fenchel.continuous import BetaGaussian, GaussianBasis, expectation, generalized_covariance
 
 ALPHAS = [0.0, 0.6, 1.0, 1.2, 1.25, 4 / 3, 1.5, 1.7, 2.0, 3.0]
-PLANE = [0.4, 1.0, 4 / 3, 1.5, 1.7, 2.0]
+PLANE = [0.4, 1.0, 4 / 3, 1.5, 2.0]
 D = torch.float64
 
 
@@ -116,14 +116,23 @@ def test_sixty_four_angles_are_right_to_eight_digits() -> None:
 def test_heavy_tails_and_gaussians_of_the_plane_agree_with_quadrature() -> None:
     basis = GaussianBasis.grid(3, widths=(0.4,)).double()
     loc, sigma = torch.tensor([0.5, 0.4], dtype=D), ELLIPSES[1]
+    width = basis.covariances[0, 0, 0].sqrt().item()  # 0.4, but for the rounding of the basis
     for alpha in (0.4, 0.8, 1.0):
         p = BetaGaussian(loc, sigma=sigma, alpha=alpha)
         x, w = np.polynomial.hermite_e.hermegauss(150)  # over the basis function, which is the narrow one
         for j in range(len(basis)):
-            t = basis.centers[j].numpy() + 0.4 * np.stack(np.meshgrid(x, x), -1)
+            t = basis.centers[j].numpy() + width * np.stack(np.meshgrid(x, x), -1)
             weight = np.multiply.outer(w, w) / (2 * np.pi)
             wanted = (weight * np.exp(p.log_prob(torch.from_numpy(t)).numpy())).sum()
             assert expectation(loc, sigma, basis, alpha)[j].item() == pytest.approx(wanted, rel=1e-9)
+
+
+def test_powers_without_a_closed_form_agree_with_gauss_and_jacobi() -> None:
+    basis = GaussianBasis.grid(3, widths=(0.2,)).double()
+    loc, sigma = torch.tensor([0.5, 0.4], dtype=D), ELLIPSES[0]
+    for alpha in (1.1, 1.7, 2.5):
+        wanted = BetaGaussian(loc, sigma=sigma, alpha=alpha).integrate(basis, nodes=80, angles=100)
+        assert torch.allclose(expectation(loc, sigma, basis, alpha), wanted, atol=1e-10)
 
 
 def test_gaussians_in_any_dimension_are_products_of_normal_densities() -> None:
