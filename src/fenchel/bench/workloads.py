@@ -6,6 +6,7 @@ called with; a goal bounds a ratio, or the memory, of one contestant.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import itertools
@@ -539,7 +540,9 @@ def _plane() -> Workload:
     def contestant(alpha: float) -> Contestant:
         def call(loc: Tensor, root: Tensor) -> Tensor:
             sigma = root @ root.mT + 0.002 * torch.eye(2, device=root.device)
-            return expectation(loc, sigma, basis, alpha)
+            # Shapes are asked for on the meta device, where the basis must be too.
+            here = basis if loc.is_cpu else copy.deepcopy(basis).to(loc.device)
+            return expectation(loc, sigma, here, alpha)
 
         return Contestant(f"expectation {alpha:g}", call)
 
