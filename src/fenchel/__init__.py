@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import dp, hopfield, nn
+from fenchel import continuous, dp, hopfield, nn
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -55,6 +55,7 @@ __all__ = [
     "attention",
     "constrained_softmax",
     "constrained_sparsemax",
+    "continuous",
     "dp",
     "entmax",
     "entmax_loss",

@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fenchel
 from fenchel import kernels
+from fenchel.continuous import GaussianBasis, expectation
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
 Call = Callable[[Tensor], Tensor]
@@ -128,6 +129,8 @@ def calls() -> dict[str, Call]:
         "chains, one set of steps": lambda s: _chains(s, True),
         "chains": lambda s: _chains(s, False),
         "alignments": _alignments,
+        "densities of the line": lambda s: _densities(s, 1),
+        "densities of the plane": lambda s: _densities(s, 2),
         "lattices": _lattices,
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
         "decoding, any alpha": lambda s: fenchel.attention(
@@ -226,6 +229,11 @@ def _lattices(scores: Tensor) -> Tensor:
 def _memories(scores: Tensor) -> Tensor:
     patterns = scores.reshape(-1, 8)
     return fenchel.hopfield.Memory(patterns, chunk_size=2 * len(patterns)).step(patterns[:3])
+
+
+def _densities(scores: Tensor, dim: int) -> Tensor:
+    basis = GaussianBasis(torch.zeros(1, dim), torch.eye(dim).unsqueeze(0))
+    return expectation(scores[:, :dim], torch.eye(dim, dtype=scores.dtype), basis)
 
 
 def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
