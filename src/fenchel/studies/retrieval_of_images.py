@@ -34,10 +34,6 @@ DRAWN_AT = 1000
 TILE, GAP = 32, 3
 CORRUPTIONS = ("masked", "noisy")
 
-ALT_MAPS = "TODO"
-ALT_BASELINES = "TODO"
-ALT_STRIP = "TODO"
-
 Recall = Callable[["Images", "Queries", float], "Outcome"]
 
 SUMMARY = """
@@ -67,7 +63,19 @@ set.
 
 REAL = """
 MNIST: the first images of the training set. CIFAR-10: the first {cifar} of the test set. Scaled down to minutes on one
-core: {queries} queries, one draw of the noise.
+core: {queries} queries, one draw of the noise. Small memories are asked for the same few images again and again: two
+much alike are the dip at 30 of MNIST.
+
+With seed 0 the sparse Ω retrieve 90 to 96 percent of their queries exactly among 10,000 images of MNIST, sparsemax
+most. What softmax recalls blurs as more is stored: of noisy images of CIFAR-10 it comes near all among 30, and one in
+a hundred among 3,000, where sparse Ω on the simplex still find 91 to 99 percent. It needs more contrast: with four
+times β every Ω finds at least as many of 1,000 as argmax does.
+
+No contrast helps where argmax errs: of half images of CIFAR-10 it misses a third among 3,000. An image that is alike
+above, and has most of its norm there, scores higher than the right one. As ±1 all halves have one norm, and nearly all
+are found, by argmax as by the exponential energy: that is the merit of the code, not of the energy. For noisy digits ±1
+is the worse code. The classical memory and the cubic one, promised many random patterns, fail on ten digits: these have
+most of their pixels in common, and in the picture every query ends in the same mixture.
 """
 
 
@@ -166,7 +174,7 @@ def places(images: Images) -> Tensor:
 
 def signs(pixels: Tensor, shape: tuple[int, int, int]) -> Tensor:
     """Images (…, D) as ±1: above the mean of the image in that channel, or not."""
-    colours = pixels.unflatten(-1, (-1, shape[-1]))
+    colours = pixels.reshape(*pixels.shape[:-1], -1, shape[-1])
     return torch.where(colours > colours.mean(-2, keepdim=True), 1.0, -1.0).flatten(-2)
 
 
@@ -275,7 +283,7 @@ def _curves(axes: Axes, images: Images, kind: str, names: Sequence[str], found: 
     for number, name in enumerate(names):
         outcomes = [found[images.name, kind, size, name] for size in sizes]
         soft = name == "softmax"
-        shares = [100 * (each.near if soft else each.exact).double().mean().item() for each in outcomes]
+        shares = [_percent(name, each) for each in outcomes]
         label = "softmax, nearly" if soft else name
         # Lines that coincide stay visible: later ones are thinner.
         width = 3.2 - 0.45 * number
@@ -295,12 +303,30 @@ def _panels(sets: Sequence[Images], names: Sequence[str], found: dict[Key, Outco
     return drawing
 
 
+def _told(sets: Sequence[Images], names: Sequence[str], found: dict[Key, Outcome]) -> str:
+    """The ends of the curves in words."""
+    ends = []
+    for images in sets:
+        last = _sizes(images)[-1]
+        for kind in CORRUPTIONS:
+            shares = (f"{name} {_percent(name, found[images.name, kind, last, name]):.0f}" for name in names)
+            ends.append(f"{images.name}, {kind}, {last} stored: {'; '.join(shares)}.")
+    return "Curves that fall as more images are stored, some of them hardly. Where they end, in percent. " + " ".join(
+        ends
+    )
+
+
+def _percent(name: str, outcome: Outcome) -> float:
+    """Of queries that count as retrieved: exactly, or nearly for softmax, which never does so exactly."""
+    return 100 * (outcome.near if name == "softmax" else outcome.exact).double().mean().item()
+
+
 def _curves_of_maps(sets: Sequence[Images], found: dict[Key, Outcome]) -> Figure:
     return Figure(
         _panels(sets, list(MAPS), found),
         caption="Share of queries that retrieve their image exactly, against the number of stored images, at one β for "
         f"all Ω; softmax (dotted) within a mean squared error of {NEAR:g}.",
-        alt=ALT_MAPS,
+        alt=_told(sets, list(MAPS), found),
         paper="No paper has this figure. Santos et al. prove that patterns are retrieved exactly if they are separated "
         "by m/β (Proposition 2), exponentially many in the dimension (Proposition 3); for softmax Ramsauer et al. "
         "prove it up to an error.",
@@ -311,8 +337,9 @@ def _curves_of_baselines(sets: Sequence[Images], found: dict[Key, Outcome]) -> F
     return Figure(
         _panels(sets, list(BASELINES), found),
         caption="The same for memories without a temperature: argmax on the sphere, the limit of every Ω as β grows; "
-        "argmax of raw inner products, and of images as ±1; dense memories with an exponential and a cubic energy; Hopfield's network.",
-        alt=ALT_BASELINES,
+        "argmax of raw inner products, and of images as ±1; dense memories with an exponential and a cubic energy; "
+        "Hopfield's network.",
+        alt=_told(sets, list(BASELINES), found),
         paper="For random patterns the literature promises 0.138 D to Hopfield's network "
         f"({', '.join(f'{0.138 * i.pixels.shape[1]:.0f} for {i.name}' for i in sets)}), on the order of D² to the "
         "cubic energy, and exponentially many to exp. Images resemble each other far more than random patterns do.",
@@ -321,7 +348,7 @@ def _curves_of_baselines(sets: Sequence[Images], found: dict[Key, Outcome]) -> F
 
 def _strip(sets: Sequence[Images], found: dict[Key, Outcome], seed: int) -> Figure:
     columns = [(images, *pick) for images in sets for pick in _picks(len(sets))]
-    drawing, (axes,) = style.panels(1, 1, height=6.4)
+    drawing, (axes,) = style.panels(1, 1, height=7.9)
     names = ["original", "query", *MEMORIES]
     pitch = TILE + GAP
     canvas = np.ones((pitch * len(names) - GAP, pitch * len(columns) - GAP, 3))
@@ -336,22 +363,34 @@ def _strip(sets: Sequence[Images], found: dict[Key, Outcome], seed: int) -> Figu
     axes.imshow(canvas, interpolation="nearest")
     centres = [pitch * i + TILE / 2 for i in range(max(len(names), len(columns)))]
     axes.set_yticks(centres[: len(names)], names)
-    axes.set_xticks(centres[: len(columns)], [f"{kind}" for _, kind, _ in columns])
-    axes.tick_params(length=0, top=False, labeltop=True, bottom=False, labelbottom=False)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.grid(visible=False)
-    share = len(columns) // len(sets)
-    for number, images in enumerate(sets):
-        axes.text(centres[number * share] - TILE / 2, -0.75 * TILE, images.name, fontweight="bold")
+    for number, (images, kind, _) in enumerate(columns):
+        before = columns[number - 1][:2] if number else (None, "")
+        left = pitch * number
+        if images is not before[0]:
+            axes.text(left, -0.62 * TILE, images.name, fontweight="bold")
+        if (images, kind) != before:
+            axes.text(left, -0.2 * TILE, kind)
     return Figure(
         drawing,
         caption="What memories of "
         + " and ".join(f"{_drawn_at(images)} images of {images.name}" for images in sets)
         + " recall: the first images of each set, not chosen by hand. k_subsets 2 is drawn as the mean of the two it "
         "recalls; memories of ±1 recall black and white, in each colour.",
-        alt=ALT_STRIP,
+        alt=f"Six columns of images, one row a memory. Of the six queries are retrieved: {_counted(columns, found)}.",
         paper="Ramsauer et al. and others draw such strips for a few images; none has these memories side by side.",
     )
+
+
+def _counted(columns: Sequence[tuple[Images, str, int]], found: dict[Key, Outcome]) -> str:
+    def retrieved(name: str) -> int:
+        outcomes = ((found[i.name, kind, _drawn_at(i), name], place) for i, kind, place in columns)
+        return sum(bool((each.near if name == "softmax" else each.exact)[place]) for each, place in outcomes)
+
+    return "; ".join(f"{name} {retrieved(name)}" for name in MEMORIES)
 
 
 def _picks(sets: int) -> list[tuple[str, int]]:
@@ -412,8 +451,7 @@ def _contrasts(sets: Sequence[Images], betas: dict[str, float], seed: int) -> Ta
                 shares = []
                 for factor in FACTORS:
                     outcome = recall(stored, queries, factor * betas[images.name])
-                    kept = outcome.near if name == "softmax" else outcome.exact
-                    shares.append(f"{100 * kept.double().mean():.0f}")
+                    shares.append(f"{_percent(name, outcome):.0f}")
                 rows.append([images.name, kind, "softmax, nearly" if name == "softmax" else name, *shares])
     return Table(
         ["images", "query", "Ω", *(f"{factor:g} β" for factor in FACTORS)],
