@@ -499,3 +499,36 @@ def test_many_keys_with_few_chosen(omega: Regularizer, batch: tuple[int, ...]) -
 def test_shapes_are_told_without_data() -> None:
     inputs = [torch.empty(1, 4, 512, 8, device="meta") for _ in range(3)]
     assert attention(*inputs).shape == (1, 4, 512, 8)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_learned_parameter_of_several_steps_counts_once(steps: int) -> None:
+    """Each step is computed again to be differentiated, without those before it."""
+    torch.manual_seed(0)
+    patterns, start = torch.randn(600, 3, dtype=torch.float64), torch.randn(900, 3, dtype=torch.float64)
+    alpha = torch.nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
+    along = torch.linspace(-1, 1, 3, dtype=torch.float64)
+
+    def end(step: Any) -> Tensor:
+        state = start
+        for _ in range(steps):
+            state = step(state)
+        return (state * along).sum()
+
+    ours = end(lambda q: attention(q, patterns, patterns, Norm(alpha), scale=0.6))
+    plain = end(lambda q: Norm(alpha).argmax(0.6 * q @ patterns.T) @ patterns)
+    first, expected = (torch.autograd.grad(value, alpha, create_graph=True)[0] for value in (ours, plain))
+    assert_close(first, expected, rtol=1e-9, atol=1e-9)
+    second, expected = (torch.autograd.grad(value, alpha)[0] for value in (first, expected))
+    assert_close(second, expected, rtol=1e-8, atol=1e-8)
+    end(lambda q: attention(q, patterns, patterns, Norm(alpha), scale=0.6)).backward()
+    assert alpha.grad is not None
+    assert_close(alpha.grad, first.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(1,), (3,), (2, 1)])
+def test_values_of_a_batch_that_the_weights_lack(batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    query, key, value = 20 * torch.randn(130, 4), torch.randn(4096, 4), torch.randn(*batch, 4096, 3)
+    output = attention(query, key, value, Norm(2.0))
+    assert_close(output, Norm(2.0).argmax(query @ key.T / 2) @ value, rtol=1e-4, atol=1e-4)

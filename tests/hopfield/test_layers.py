@@ -615,3 +615,14 @@ def test_a_bad_quantity_is_named(make: Callable[..., nn.Module]) -> None:
         make(8, quantity=0)
     with pytest.raises(TypeError, match="quantity"):
         make(8, quantity=2.0)
+
+
+@pytest.mark.parametrize("kind", ["boolean", "float"])
+def test_an_association_mask_of_one_column_masks_all(kind: str) -> None:
+    torch.manual_seed(0)
+    layer = Hopfield(8, num_heads=2, scaling=1.0, omega=fenchel.Gini(), concat_bias_pattern=True)
+    stored, state = torch.randn(2, 5, 8), torch.randn(2, 3, 8)
+    column = torch.tensor([[True], [False], [False]])
+    column = column if kind == "boolean" else torch.where(column, -torch.inf, 0.0)
+    narrow, wide = (layer((stored, state, stored), association_mask=m) for m in (column, column.expand(3, 5)))
+    assert torch.equal(narrow, wide)

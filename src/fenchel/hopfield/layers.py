@@ -332,6 +332,7 @@ class Hopfield(nn.Module):
         shape = (_batch(stored, state), self.num_heads, state.shape[1], stored.shape[1])
         mask = self._mask(association_mask, self._hidden(stored, padding), shape, query.dtype)
         if mask is not None:  # patterns that were appended may always be associated
+            mask = mask.expand(*mask.shape[:-1], stored.shape[1])
             appended = key.shape[-2] - mask.shape[-1]
             mask = F.pad(mask, (0, appended), value=1.0 if mask.dtype == torch.bool else 0.0)
         beta = self.scaling
