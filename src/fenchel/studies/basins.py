@@ -124,9 +124,9 @@ def _contours() -> Figure:
         caption=f"Contours of the energy at β = {CONTOURS_AT:g}, and the states of four queries, update by update, up "
         "to where they end (ring). Crosses are the patterns; the last panel is drawn smaller, to hold sums of two.",
         alt="Six panels with six crosses around a centre. Under softmax the four paths creep to points between them. "
-        "Under 1.5-entmax, sparsemax and 2-normmax they end at crosses or close by, in fewer steps the sparser the map; "
-        "under 5-normmax three of them stop halfway between two crosses. With pairs one step leads outside, to the sum of "
-        "two neighbours.",
+        "Under 1.5-entmax, sparsemax and 2-normmax they end at crosses or close by, in fewer steps the sparser the "
+        "map; under 5-normmax three of them stop halfway between two crosses. With pairs one step leads outside, to "
+        "the sum of two neighbours.",
         paper="Figures 3 and 6, left: the same families on other patterns; paths of the sparser maps end at patterns, "
         "those of normmax at even mixtures. Ours agree.",
     )
