@@ -1,6 +1,7 @@
-"""Memories at their edges: rows with wide supports, half precision, small β, copies in other chunks, settings that change."""
+"""Memories at their edges: wide supports, half precision, small β, copies in other chunks, settings that change."""
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -115,7 +116,7 @@ def test_energy_keeps_its_digits_at_a_small_beta(beta: float) -> None:
     for _ in range(4):
         q = memory.step(q)
         energies.append(memory.energy(q))
-    assert all(after <= before for before, after in zip(energies, energies[1:], strict=False))
+    assert all(after <= before for before, after in pairwise(energies))
 
 
 def test_a_setting_that_changes_makes_weights_stale() -> None:
