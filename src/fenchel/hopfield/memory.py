@@ -421,7 +421,8 @@ class Memory(nn.Module):
             self._pick(rows),
             function,
             self.patterns.shape[1],
-            again=learns or passes.is_hard(self.omega),
+            learns,
+            alike=passes.is_hard(self.omega),
         )
 
     def _pick(self, rows: Tensor, name: str = "patterns") -> Callable[[Tensor], Tensor]:

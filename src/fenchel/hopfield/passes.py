@@ -265,7 +265,8 @@ def on_supports(
     pick: Callable[[Tensor], Tensor],
     function: Callable[[Tensor, Tensor, Tensor], Tensor],
     width: int,
-    again: bool,
+    learns: bool,
+    alike: bool,
 ) -> Tensor:
     """``function(scores, mask, places)`` of the supports, some queries at a time.
 
@@ -276,7 +277,8 @@ def on_supports(
         pick: patterns (R, K, D) at places.
         function: rows of a result; queries that are not finite get NaN.
         width: of a pattern.
-        again: make the scores again: differentiably, and equal for equal patterns wherever they lie.
+        learns: whether derivatives are wanted: the scores are then made again, differentiably.
+        alike: whether equal patterns must have equal scores, to the last bit, wherever they lie.
     """
     parts = []
     for rows in _parts(found[0], width):
@@ -284,20 +286,20 @@ def on_supports(
         at = at[:, : max(int((at >= 0).sum(-1).max()), 1)]
         mask, bad = at >= 0, at[:, 0] == -2
         scores, at = found[1][rows, : at.shape[1]], at.clamp_min(0)
-        if again:
+        if learns or alike:
             scores = torch.where(mask, (pick(at) * query[rows].unsqueeze(-2)).sum(-1), -torch.inf)
         result = function(scores, mask, at)
         parts.append(torch.where(bad.reshape(-1, *(1,) * (result.dim() - 1)), torch.nan, result))
     result = torch.cat(parts)
     wide = (found[0][:, 0] == -3).nonzero().squeeze(-1)
-    return result.index_put((wide,), _on_all(query[wide], blocks, function, again)) if len(wide) else result
+    return result.index_put((wide,), _on_all(query[wide], blocks, function, alike)) if len(wide) else result
 
 
-def _on_all(query: Tensor, blocks: Blocks, function: Callable[[Tensor, Tensor, Tensor], Tensor], again: bool) -> Tensor:
+def _on_all(query: Tensor, blocks: Blocks, function: Callable[[Tensor, Tensor, Tensor], Tensor], alike: bool) -> Tensor:
     """``function`` of all scores, as many queries in a pass as there is room for."""
 
     def products(some: Tensor, block: Tensor) -> Tensor:
-        return torch.stack([(block * q).sum(-1) for q in some]) if again else some @ block.T
+        return torch.stack([(block * q).sum(-1) for q in some]) if alike else some @ block.T
 
     count = sum(len(block) for _, block in blocks())
     place = torch.arange(count, device=query.device)
