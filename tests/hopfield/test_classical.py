@@ -124,3 +124,37 @@ def test_wide_states_do_not_overflow() -> None:
 def test_bad_input_is_refused_by_name(error: type[Exception], match: str, call) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("diagonal", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_changes_no_sign(dtype: torch.dtype, diagonal: bool, asynchronous: bool) -> None:
+    x, q = signs(100, 2001), signs(3, 2001, seed=1)
+
+    def step(kind: torch.dtype) -> Tensor:
+        memory = ClassicalMemory(x.to(kind), diagonal=diagonal)
+        return memory.step(q.to(kind), asynchronous=asynchronous, generator=torch.Generator().manual_seed(2))
+
+    assert step(dtype).dtype == dtype
+    assert torch.equal(step(dtype).double(), step(torch.float64))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+def test_a_small_gain_still_has_a_sign(dtype: torch.dtype) -> None:
+    """Two patterns cancel in the neuron but for a third, whose overlap is far behind: exp of −120 decides."""
+    x = torch.ones(3, 121, dtype=dtype)
+    x[1, 0] = -1
+    x[2, 1:61] = -1
+    x[2, 0] = -1
+    q = torch.ones(121, dtype=dtype)
+    found = DenseMemory(x, degree=math.inf)._sweep(q.unsqueeze(0), [0])
+    assert float(found[0, 0]) == -1.0
+
+
+@pytest.mark.parametrize("kind", [ClassicalMemory, DenseMemory])
+def test_a_query_is_left_as_it_is(kind: type[ClassicalMemory] | type[DenseMemory]) -> None:
+    x, q = signs(2, 15).double(), signs(4, 15, seed=1).double()
+    kept = q.clone()
+    assert not torch.equal(kind(x).step(q, asynchronous=True), kept)
+    assert torch.equal(q, kept)

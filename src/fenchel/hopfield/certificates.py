@@ -16,6 +16,7 @@ from fenchel.hopfield.passes import base, margin, number, temperature
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.capped import KSubsets
 from fenchel.structures import SparseMAP, Subsets
+from fenchel.structures.base import best, free_parts
 
 Read = Callable[[int], Iterator[tuple[int, Tensor]]]
 """Reads all patterns, so many at a time: the place of the first, and the chunk."""
@@ -25,6 +26,12 @@ EXACT = 1 << 36
 
 BLOCK = 2048
 """Patterns that are compared with so many others at a time."""
+
+PAIRS = 1 << 22
+"""Entries of differences of patterns that are held at a time."""
+
+PROBES = 200
+"""Calls of the oracle after which the smallest β of a structure is given up: a handful is usual."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +52,9 @@ class Certificate:
         radius: of the largest ball around it from which one update leads to it exactly, negative if it is not
             stationary: :math:`\min_j (x_i^\top (x_i - x_j) - m/\beta) / \|x_i - x_j\|`. Tight: beyond, in the direction
             of the j that attains it, another pattern gets weight. Of queries as they are compared, normalised.
-        min_beta: the smallest β that makes it stationary; inf if none does.
+        min_beta: the smallest β that makes it stationary; inf if none does. For a pattern, or patterns without
+            higher-order scores, all larger ones do too; with transitions a larger β may be too large. NaN for a
+            structure where double precision cannot tell.
 
     References: Santos et al. (2024), Propositions 2 and 5, where the radii are smaller.
     """
@@ -56,8 +65,10 @@ class Certificate:
     min_beta: Tensor
 
 
-def certify_patterns(read: Read, count: int, omega: Regularizer, beta: float) -> Certificate:
-    """Certify each pattern on its own, without a matrix of all pairs."""
+def certify_patterns(
+    read: Read, count: int, omega: Regularizer, beta: float, wanted: Tensor | None = None
+) -> Certificate:
+    """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,)."""
     group, copies = _groups(read, count)
     lead = margin(omega, copies)
     if lead is None:
@@ -65,25 +76,53 @@ def certify_patterns(read: Read, count: int, omega: Regularizer, beta: float) ->
             f"patterns are certified for an Ω that chooses one of them and has a known margin, omega is {omega}; for "
             "several at once pass associations"
         )
+    wanted = torch.ones(count, dtype=torch.bool) if wanted is None else wanted
     needed = lead / beta
-    gap, radius = torch.empty(count).double(), torch.empty(count).double()
-    for start, here in _blocks(read, count):
-        i = slice(start, start + len(here))
-        nearest, tightest = _Least(here), _Least(here)
-        norms = here.square().sum(-1, keepdim=True)
-        for other_start, other in _blocks(read, count):
-            same = group[i].unsqueeze(-1) == group[other_start : other_start + len(other)]
-            products = here @ other.T
-            squared = norms + other.square().sum(-1) - 2 * products
-            leads = norms - products
-            distance = squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
-            nearest.see(leads.masked_fill(same, math.inf), other)
-            tightest.see(((leads - needed[i, None].to(leads)) / distance).masked_fill(same, math.inf), other)
+    gap, radius = torch.full((count,), math.nan).double(), torch.full((count,), math.nan).double()
+    mean = torch.stack([block.double().sum(0) for _, block in read(BLOCK)]).sum(0) / count
+    for start, patterns in read(BLOCK):
+        i = wanted[start : start + len(patterns)].nonzero().squeeze(-1)
+        if not len(i):
+            continue
+        here, i = _Centered(patterns[i], mean, count), start + i
+        nearest, tightest = _Least(here.patterns), _Least(here.patterns)
+        for other_start, block in read(BLOCK):
+            other = _Centered(block, mean, count)
+            same = group[i].unsqueeze(-1) == group[other_start : other_start + len(block)]
+            leads, distance = here.compare(other, same)
+            nearest.see(leads.masked_fill(same, math.inf), other.patterns)
+            tightest.see(((leads - needed[i, None]) / distance).masked_fill(same, math.inf), other.patterns)
         gap[i], _ = nearest.pair()
         there, apart = tightest.pair()
         radius[i] = torch.where(there < math.inf, (there - needed[i]) / apart, math.inf)
     separation = torch.where(copies > 1, gap.clamp_max(0.0), gap)
-    return Certificate(separation, _enough(gap, needed), radius, _least_beta(lead, gap))
+    found = (separation, _enough(gap, needed), radius, _least_beta(lead, gap))
+    return Certificate(*(each[wanted] for each in found))
+
+
+class _Centered:
+    """Patterns less the mean of all: a large offset would leave products no digits to tell them apart."""
+
+    def __init__(self, patterns: Tensor, mean: Tensor, count: int) -> None:
+        self.patterns = patterns.double()
+        rest = self.patterns - mean
+        self.along = rest @ mean
+        exact = count * count * patterns.shape[1] <= EXACT
+        self.rest = rest if exact else rest.to(torch.promote_types(patterns.dtype, torch.float32))
+        self.square = self.rest.double().square().sum(-1)
+
+    def compare(self, other: _Centered, same: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; by differences where these are small, and products would not do."""
+        products = (self.rest @ other.rest.T).double()
+        leads = self.square.unsqueeze(-1) - products + (self.along.unsqueeze(-1) - other.along)
+        both = self.square.unsqueeze(-1) + other.square
+        squared = both - 2 * products
+        near = (squared < torch.finfo(self.rest.dtype).eps ** 0.375 * both) & ~same
+        for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
+            i, j = pairs.unbind(-1)
+            apart = self.patterns[i] - other.patterns[j]
+            leads[i, j], squared[i, j] = (self.patterns[i] * apart).sum(-1), apart.square().sum(-1)
+        return leads, squared.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
 
 
 class _Least:
@@ -102,8 +141,8 @@ class _Least:
 
     def pair(self) -> tuple[Tensor, Tensor]:
         """⟨x, x − x′⟩, inf where there is none, and ‖x − x′‖: differences first, in double precision."""
-        apart = self.here.double() - self.other.double()
-        lead = (self.here.double() * apart).sum(-1)
+        apart = self.here - self.other
+        lead = (self.here * apart).sum(-1)
         return torch.where(self.least == math.inf, math.inf, lead), torch.linalg.vector_norm(apart, dim=-1)
 
 
@@ -123,6 +162,14 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
     sizes = chosen.sum(-1)
     if bool((sizes != k).any()):
         raise ValueError(f"associations must have {k:g} patterns each, got one with {int(sizes[sizes != k][0])}")
+    if k == 1:
+        # Copies share, which is as good as one of them: see ``certify_patterns``.
+        place = chosen.int().argmax(-1)
+        single = omega if not isinstance(inner, SparseMAP) else gamma * KSubsets(1)
+        wanted = torch.zeros(count, dtype=torch.bool).index_fill(0, place, True)
+        each = certify_patterns(read, count, single, beta, wanted)
+        at = (wanted.cumsum(0) - 1)[place]
+        return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
     found = [_least_lead(read, y, lead / beta) for y in chosen]
     gap, radius = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
     lead_each = torch.full_like(gap, lead)
@@ -132,13 +179,13 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
 def _least_lead(read: Read, chosen: Tensor, needed: float) -> tuple[float, float]:
     """The least lead of a pattern that is chosen over one that is not, and the radius of the ball around their sum."""
     inside = torch.cat([block[chosen[start : start + len(block)]].double() for start, block in read(BLOCK)])
-    q = inside.sum(0)
+    q, mean = inside.sum(0), inside.mean(0)
     gap, radius = math.inf, math.inf
     for start, block in read(BLOCK):
         outside = block[~chosen[start : start + len(block)]].double()
         if not len(outside):
             continue
-        leads = (inside @ q).unsqueeze(-1) - outside @ q
+        leads = ((inside - mean) @ q).unsqueeze(-1) - (outside - mean) @ q
         distance = torch.cdist(inside, outside, compute_mode="donot_use_mm_for_euclid_dist")
         # Of two copies one cannot lead the other, wherever the query is.
         ratio = torch.where(distance > 0, (leads - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
@@ -147,28 +194,70 @@ def _least_lead(read: Read, chosen: Tensor, needed: float) -> tuple[float, float
 
 
 def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float, chosen: Tensor) -> Certificate:
-    """By the oracle: whether each structure is returned; leads and radii over all other structures are not known."""
+    """By the oracle: whether each structure is returned; leads and radii over all other structures are not known.
+
+    Another structure y′ objects to y where βa + c > 0, with a its lead in score and c what the margin and higher-order
+    scores say. The β without an objection are an interval. Its lower end is found by Newton's method from 0, which
+    never passes it: the worst objector at β says which β it would accept, and none does that leads and objects still.
+    """
     y = chosen.double()
     q = torch.stack([y[:, start : start + len(block)] @ block.double() for start, block in read(BLOCK)]).sum(0)
     scores = torch.cat([q @ block.double().T for _, block in read(BLOCK)], -1) / gamma
+    largest = torch.stack([torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in read(BLOCK)]).amax()
+    sizes = 1 + y.sum(-1)
+    rounding = 32 * torch.finfo(torch.float64).eps * sizes * torch.linalg.vector_norm(q, dim=-1) * largest / gamma
 
-    def returned(beta: Tensor) -> Tensor:
-        heated = beta.unsqueeze(-1) * scores
-        rounding = 1e-12 * (1 + heated.abs().amax(-1))
-        return omega.violation(heated, y) <= rounding
+    def worst(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, c = _objection(omega, scores, y, beta)
+        a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
+        return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
 
-    now = torch.full((len(y),), beta).double()
-    stationary = returned(now)
-    # The β at which a structure is returned are an interval: from one of them it is searched downwards.
-    high = torch.where(stationary, now, torch.full_like(now, 2.0**30))
-    found = stationary | returned(high)
-    low, top = torch.zeros_like(now), high
-    for _ in range(60):
-        middle = (low + top) / 2
-        good = returned(middle)
-        low, top = torch.where(good, low, middle), torch.where(good, middle, top)
-    unknown = torch.full_like(now, math.nan)
-    return Certificate(unknown, stationary, unknown.clone(), torch.where(found, top, math.inf))
+    least, known = _least_accepted(worst, torch.zeros(len(y)).double())
+    stationary = (least < math.inf) & ~worst(torch.full_like(least, beta))[-1]
+    # Where scores at this β are rounded by more than margins differ, the oracle cannot tell.
+    known &= (least == math.inf) | (least * rounding < 1e-3)
+    unknown = torch.full_like(least, math.nan)
+    return Certificate(unknown, stationary, unknown.clone(), torch.where(known, least, math.nan))
+
+
+def _objection(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """⟨s, y′ − y⟩ and −⟨y, y′ − y⟩ + h(y′) − h(y), for the y′ that at scores βs violates the margin of y most.
+
+    Apart, unlike in ``SparseMAP.violation``: at a large β their sum has no digits left for the second.
+    """
+    structure = omega.structure
+    omega.check_target(y, scores, -1, None)
+    free = free_parts(structure, scores, None)
+    theta = torch.where(free, scores, 0.0)
+    if structure.fixed_dims:  # an offset changes nothing then
+        theta = torch.where(free, scores - torch.where(free, scores, -math.inf).amax(-1, keepdim=True), 0.0)
+    other = best(structure, torch.where(free, beta.unsqueeze(-1) * theta - y, -math.inf), free).double()
+    moved = other - y
+    constant = -(moved * y).sum(-1)
+    after, before = structure.higher(other), structure.higher(y)
+    if after is not None and before is not None:
+        constant = constant + after - before
+    impossible = constant.isnan() | ((y != 0) & ~free).any(-1)
+    return (moved * theta).sum(-1), torch.where(impossible, math.inf, constant)
+
+
+def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower end of the β > 0 to which nothing objects, inf if there is none; and whether it was found."""
+    trial, done = torch.zeros_like(least), torch.zeros_like(least, dtype=torch.bool)
+    for _ in range(PROBES):
+        a, c, objects = worst(torch.where(least > 0, least, trial))
+        # No objection at 0 is not enough: a tie there that leads objects to every β. It must be found at some β > 0.
+        first = ~done & ~objects & (least == 0) & (trial == 0)
+        smaller = objects & (trial > 0) & (least == 0) & (a > 0) & (c < 0)
+        never = objects & ~smaller & (a >= 0)
+        raised = objects & ~smaller & (a < 0)
+        trial = torch.where(first, 1.0, torch.where(smaller & ~done, -c / torch.where(smaller, a, 1.0) / 2, trial))
+        least = torch.where(done, least, torch.where(never, math.inf, least))
+        least = torch.where(raised & ~done, c / torch.where(raised, -a, 1.0), least)
+        done = done | never | (~objects & ~first)
+        if bool(done.all()):
+            break
+    return least, done
 
 
 def _check_associations(associations: Tensor, count: int) -> Tensor:
@@ -189,12 +278,6 @@ def _least_beta(lead: Tensor, gap: Tensor) -> Tensor:
     """m/Δ: infinite where another pattern leads, zero where there is no other."""
     beta = lead / torch.where(gap > 0, gap, 1.0)
     return torch.where(gap == math.inf, 0.0, torch.where(gap > 0, beta, math.inf))
-
-
-def _blocks(read: Read, count: int) -> Iterator[tuple[int, Tensor]]:
-    for start, block in read(BLOCK):
-        exact = count * count * block.shape[1] <= EXACT
-        yield start, block.double() if exact else block.to(torch.promote_types(block.dtype, torch.float32))
 
 
 def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:

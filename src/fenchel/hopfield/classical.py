@@ -136,17 +136,20 @@ class ClassicalMemory(_Binary):
         return f"{len(self)} × {self.patterns.shape[1]}" + ("" if self.diagonal else ", diagonal=False")
 
     def _field(self, rows: Tensor) -> Tensor:
-        return (rows @ self.patterns.T) @ self.patterns - (0.0 if self.diagonal else len(self)) * rows
+        # Whole numbers, which half precision would round: a sign must not hang on that.
+        rows, table = rows.double(), self.patterns.double()
+        return (rows @ table.T) @ table - (0.0 if self.diagonal else len(self)) * rows
 
     def _sweep(self, rows: Tensor, order: list[int]) -> Tensor:
-        rows, overlap = rows.clone(), rows @ self.patterns.T
+        table, kind, rows = self.patterns.double(), rows.dtype, rows.to(torch.float64, copy=True)
+        overlap = rows @ table.T
         own = 0.0 if self.diagonal else float(len(self))
         for i in order:
-            column = self.patterns[:, i]
+            column = table[:, i]
             new = _signs(overlap @ column - own * rows[:, i], rows[:, i])
             overlap = overlap + (new - rows[:, i]).unsqueeze(-1) * column
             rows[:, i] = new
-        return rows
+        return rows.to(kind)
 
 
 class DenseMemory(_Binary):
@@ -208,7 +211,7 @@ class DenseMemory(_Binary):
             column = table[:, i]
             rest = overlap - rows[:, i, None].double() * column
             gain = (self._relative(rest + column, rest) - self._relative(rest - column, rest)).sum(-1)
-            new = _signs(gain.to(rows.dtype), rows[:, i])
+            new = _signs(gain, rows[:, i])
             overlap = rest + new.unsqueeze(-1).double() * column
             rows[:, i] = new
         return rows

@@ -45,7 +45,7 @@ class Retrieval:
     converged: Tensor
     _memory: Memory = field(repr=False)
     _before: Tensor = field(repr=False)
-    _stamp: Sequence[tuple[Tensor, int]] = field(repr=False)
+    _stamp: Sequence[tuple[Any, int]] = field(repr=False)
 
     @cached_property
     def weights(self) -> Tensor:
@@ -61,7 +61,7 @@ class Retrieval:
     def _source(self) -> Memory:
         now = self._memory._stamp()
         same = len(now) == len(self._stamp)
-        if not same or any(t is not u or v != w for (t, v), (u, w) in zip(now, self._stamp, strict=True)):
+        if not same or any(_differ(*pair) for pair in zip(now, self._stamp, strict=True)):
             raise RuntimeError(
                 "the memory has changed since this was retrieved: ask for weights and value before it changes"
             )
@@ -171,6 +171,8 @@ class Memory(nn.Module):
         """Forget patterns: by their places, or by a boolean mask (N,), True = forget."""
         self._check_writable()
         index = torch.as_tensor(which, device=self.patterns.device)
+        if isinstance(which, Sequence) and not len(which):
+            index = index.long()  # no places: of no dtype either
         kept = torch.ones(len(self), dtype=torch.bool, device=self.patterns.device)
         if index.dtype == torch.bool:
             if index.shape != kept.shape:
@@ -195,18 +197,22 @@ class Memory(nn.Module):
 
     def energy(self, query: Tensor) -> Tensor:
         """The energy of states (…, D), one value each; not negative for Tsallis and norm entropies."""
-        rows = self._enter(query)
+        entered = self._enter(query)
+        # In double precision: at a small β the conjugate is nearly log N, which leaves the difference no digits.
+        rows = entered.double()
         if self._chunked:
-            conjugate = self._conjugate_by_chunks(_exact(rows))
+            conjugate = self._conjugate_by_chunks(rows)
         else:
             size = max(passes.HELD // len(self), 1)
             conjugate = torch.cat([self.omega.max(self._scores(part)) for part in torch.split(rows, size)])
-        energy = rows.square().sum(-1) / 2 - conjugate.to(rows.dtype) / self.beta
+        energy = rows.square().sum(-1) / 2
         if isinstance(passes.base(self.omega), Tsallis | Norm):
             uniform = torch.full((len(self),), 1 / len(self), dtype=torch.float64, device=rows.device)
-            energy = energy + (self._largest_norm().square() / 2 - self.omega(uniform) / self.beta).to(rows.dtype)
+            energy = energy + self._largest_norm().square() / 2 - (conjugate + self.omega(uniform)) / self._beta(rows)
             energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can leave it a hair below zero
-        return energy.reshape(query.shape[:-1])
+        else:
+            energy = energy - conjugate / self._beta(rows)
+        return energy.to(entered.dtype).reshape(query.shape[:-1])
 
     def step(self, query: Tensor) -> Tensor:
         """One update of states (…, D): Xᵀ argmax_Ω(βXq)."""
@@ -319,7 +325,11 @@ class Memory(nn.Module):
         return _normalized(self._check_query(query), self.normalize)
 
     def _heat(self, rows: Tensor) -> Tensor:
-        return rows * (self.beta.to(rows.dtype) if isinstance(self.beta, Tensor) else self.beta)
+        return rows * self._beta(rows)
+
+    def _beta(self, rows: Tensor) -> float | Tensor:
+        """β as a scalar, in the precision of rows, which it then does not change."""
+        return self.beta.to(rows.dtype).reshape(()) if isinstance(self.beta, Tensor) else self.beta
 
     def _all(self, rows: Tensor, name: str = "patterns") -> Tensor:
         """All patterns, or values, in the precision of rows."""
@@ -355,7 +365,7 @@ class Memory(nn.Module):
         if not self._chunked and not self._large(rows):
             keys = self._all(rows)
             values = keys if name == "patterns" else self._all(rows, name)
-            recalled = update(rows, keys, values, self.omega, self.beta)
+            recalled = update(rows, keys, values, self.omega, self._beta(rows))
         else:
             recalled = self._recall_by_chunks(_exact(rows), name).to(rows.dtype)
         return recalled.reshape(*query.shape[:-1], getattr(self, name).shape[1])
@@ -377,8 +387,8 @@ class Memory(nn.Module):
             return passes.softmax(self._heat(rows), lambda: ((k, v) for (_, k), (_, v) in pairs), gamma)[1]
 
         def function(scores: Tensor, mask: Tensor, place: Tensor) -> Tensor:
-            weights = self.omega.argmax(scores, mask=mask).unsqueeze(-2)
-            return (weights @ self._pick(rows, name)(place)).squeeze(-2)
+            weights = self.omega.argmax(scores, mask=mask)
+            return passes.average(weights, place, self._pick(rows, name), getattr(self, name).shape[1])
 
         return self._on_supports(rows, function)
 
@@ -404,7 +414,16 @@ class Memory(nn.Module):
             return function(heated.new_zeros(0, 1), torch.ones(0, 1, dtype=torch.bool), torch.zeros(0, 1).long())
         found = passes.supports(heated, lambda: self._blocks(rows), self.omega)
         learns = torch.is_grad_enabled() and (heated.requires_grad or self._learns(rows))
-        return passes.on_supports(heated, found, self._pick(rows), function, self.patterns.shape[1], learns)
+        return passes.on_supports(
+            heated,
+            found,
+            lambda: self._blocks(rows),
+            self._pick(rows),
+            function,
+            self.patterns.shape[1],
+            learns,
+            alike=passes.is_hard(self.omega),
+        )
 
     def _pick(self, rows: Tensor, name: str = "patterns") -> Callable[[Tensor], Tensor]:
         held: Tensor = getattr(self, name)
@@ -418,9 +437,12 @@ class Memory(nn.Module):
         held = [*self.parameters(), *self.buffers()]
         return query.requires_grad or any(t.requires_grad for t in held)
 
-    def _stamp(self) -> list[tuple[Tensor, int]]:
+    def _stamp(self) -> list[tuple[Any, int]]:
+        """What weights depend on, and which version of it: settings, and tensors."""
         held = [*self.parameters(), *self.buffers()]
-        return [(t, 0 if t.is_inference() else t._version) for t in held]
+        numbers = [] if isinstance(self.beta, Tensor) else [self.beta]
+        settings = [(each, 0) for each in (self.omega, self.normalize, *numbers)]
+        return [*settings, *((t, 0 if t.is_inference() else t._version) for t in held)]
 
     def _check_fit(self, count: int) -> None:
         """Refuse an Ω that cannot choose among so many patterns."""
@@ -471,6 +493,16 @@ class Memory(nn.Module):
         setattr(self, name, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
 
     def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        counts = []
+        for name in ("patterns", "values"):
+            held, saved = getattr(self, name), state_dict.get(prefix + name)
+            taken = held if saved is None or (self.in_file and name == "patterns") else saved
+            counts += [len(taken)] if isinstance(held, Tensor) and isinstance(taken, Tensor) and taken.dim() else []
+        if len(set(counts)) > 1:
+            raise ValueError(
+                f"values must be as many as the patterns: with this state_dict there would be {counts[0]} patterns and "
+                f"{counts[1]} values"
+            )
         # As many patterns as were saved: room is made for them first.
         for name in ("patterns", "values"):
             held, saved = getattr(self, name), state_dict.get(prefix + name)
@@ -479,6 +511,16 @@ class Memory(nn.Module):
             if saved.dim() == 2 and saved.shape[0] != held.shape[0] and saved.shape[1] == held.shape[1]:
                 self._replace(name, held.detach().new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
+        if self.normalize is not None and not self.in_file and not isinstance(self.patterns, nn.Parameter):
+            # What was saved normalised stays as it is, to the last bit.
+            scaled, eps = _normalized(self.patterns, self.normalize), torch.finfo(self.patterns.dtype).eps
+            if not torch.allclose(scaled, self.patterns, rtol=64 * eps, atol=64 * eps):
+                self.patterns = scaled
+
+
+def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
+    number = isinstance(now[0], float | str) and now[0] == then[0]
+    return now[1] != then[1] or not (number or now[0] is then[0])
 
 
 def _as_rows(given: Rows, name: str) -> Tensor:

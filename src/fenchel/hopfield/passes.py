@@ -2,7 +2,9 @@
 
 A sparse Ω that works by a threshold needs no more than that. What has no weight among the patterns seen so far has none
 among all of them, for every further pattern raises the threshold: so each query keeps the support of what it has seen,
-and at the end the map is solved on that, exactly. Softmax is summed chunk by chunk.
+and at the end the map is solved on that, exactly. A query whose support outgrows a chunk (that of a query of zero is
+everything) keeps nothing, and is solved on all its scores later, few such queries at a time. Softmax is summed chunk by
+chunk.
 """
 
 from __future__ import annotations
@@ -89,7 +91,8 @@ def check_chunks(omega: Regularizer) -> None:
 def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor, Tensor]:
     """The supports of queries (R, D) that are scaled by β: places of patterns, (R, K), and their scores.
 
-    Filled up with places of −1 and scores of −inf. A query with a score that is NaN or +inf has the place −2.
+    Filled up with places of −1 and scores of −inf. A query with a score that is NaN or +inf has the place −2, one with
+    a support that outgrew a chunk −3.
     """
     with torch.no_grad():
         query = query.detach()
@@ -97,7 +100,7 @@ def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor,
         for first, block in blocks():
             if kept is None:
                 size = max(HELD // max(len(block), 1), 1)
-                kept = [_Kept(part, omega) for part in torch.split(query, size)]
+                kept = [_Kept(part, omega, max(len(block), ROOM)) for part in torch.split(query, size)]
             for each in kept:
                 each.absorb(first, block)
         assert kept is not None
@@ -112,8 +115,9 @@ def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor,
 class _Kept:
     """What some queries keep of the patterns that they have seen: lists of places and scores, side by side."""
 
-    def __init__(self, query: Tensor, omega: Regularizer) -> None:
+    def __init__(self, query: Tensor, omega: Regularizer, most: int) -> None:
         self.bad = ~query.isfinite().all(-1)
+        self.wide, self.most = torch.zeros_like(self.bad), most
         self.query, self.omega = query.masked_fill(self.bad.unsqueeze(-1), 0.0), omega
         self.count = torch.zeros(len(query), dtype=torch.long, device=query.device)
         self.place = torch.full((len(query), ROOM), -1, dtype=torch.long, device=query.device)
@@ -127,7 +131,7 @@ class _Kept:
             self._raise(_first_floor(self.omega, scores))
         count = self._collect(first, scores)
         if int(count.max()) > self.place.shape[1]:  # no room for all: make some, and look again
-            self._widen(2 * int(count.max()))
+            self._widen(int(count.max()) * 3 // 2)
             count = self._collect(first, scores)
         self.count = count
         if int(self.count.max()) > self.enough:
@@ -162,7 +166,10 @@ class _Kept:
         self.bad |= wrong.any(-1)
         score = score.masked_fill(wrong, -torch.inf)
         weights = self.omega.argmax(score)
-        self.count = (weights > 0).sum(-1)
+        self.count = _in_support(self.omega, score, weights).sum(-1)
+        self.wide |= self.count > self.most
+        # Lists lie side by side, as long as the longest: what has no use for one must not make it longer.
+        self.count = self.count.masked_fill(self.bad | self.wide, 0)
         width = max(int(self.count.max()), 1)
         # The support has the largest scores; what ties with its last entry ties in weight too, and is in it.
         score, chosen = score.topk(width, -1)
@@ -174,11 +181,12 @@ class _Kept:
             place.masked_fill(beyond, -1),
             score.masked_fill(beyond, -torch.inf),
         )
-        self.floor = _floor(self.omega, self.score[:, :width], weights, self.count.unsqueeze(-1))
+        self._raise(_floor(self.omega, self.score[:, :width], weights, self.count.unsqueeze(-1)))
         self.enough = 2 * width + ROOM // 2
 
     def _raise(self, floor: Tensor) -> None:
-        self.floor = floor.masked_fill(self.bad.unsqueeze(-1), torch.inf)  # nothing is kept for what will be NaN
+        # Nothing is kept for what will be NaN, or is solved on its own.
+        self.floor = floor.masked_fill((self.bad | self.wide).unsqueeze(-1), torch.inf)
 
     def _widen(self, width: int) -> None:
         """Room for so many entries, and what was appended beyond the count forgotten."""
@@ -189,7 +197,26 @@ class _Kept:
     def finish(self) -> tuple[Tensor, Tensor]:
         self._refine()
         width = max(int(self.count.max()), 1)
-        return self.place[:, :width].masked_fill(self.bad.unsqueeze(-1), -2), self.score[:, :width].contiguous()
+        place = self.place[:, :width].masked_fill(self.wide.unsqueeze(-1), -3)
+        return place.masked_fill(self.bad.unsqueeze(-1), -2), self.score[:, :width].contiguous()
+
+
+def is_hard(omega: Regularizer) -> bool:
+    """Whether the best pattern takes all, with no margin: rounding then tells what ties."""
+    omega = base(omega)
+    return isinstance(omega, Tsallis) and math.isinf(number(omega.alpha))
+
+
+def _in_support(omega: Regularizer, score: Tensor, weights: Tensor) -> Tensor:
+    """What has weight; without a margin also what ties up to rounding, which differs from chunk to chunk."""
+    if not is_hard(omega):
+        return weights > 0
+    top = score.amax(-1, keepdim=True)
+    return (score >= top - _rounding(top, number(temperature(omega)))) & (score > -torch.inf)
+
+
+def _rounding(top: Tensor, gamma: float) -> Tensor:
+    return 64 * torch.finfo(top.dtype).eps * (top.abs() + gamma)
 
 
 def _first_floor(omega: Regularizer, scores: Tensor) -> Tensor:
@@ -207,8 +234,7 @@ def _first_floor(omega: Regularizer, scores: Tensor) -> Tensor:
         lead = margin(omega, torch.ones(1))
         assert lead is not None
         reach = float(lead)
-    rounding = 64 * torch.finfo(scores.dtype).eps * (top.abs() + gamma)
-    return torch.where(top.isfinite(), below - reach - rounding, -torch.inf)
+    return torch.where(top.isfinite(), below - reach - _rounding(top, gamma), -torch.inf)
 
 
 def _floor(omega: Regularizer, score: Tensor, weights: Tensor, count: Tensor) -> Tensor:
@@ -229,27 +255,30 @@ def _floor(omega: Regularizer, score: Tensor, weights: Tensor, count: Tensor) ->
         assert isinstance(omega, Tsallis)
         alpha = number(omega.alpha)
         floor = top if math.isinf(alpha) else top - gamma * p.pow(alpha - 1) / (alpha - 1)
-    rounding = 64 * torch.finfo(score.dtype).eps * (top.abs() + gamma)
-    return torch.where(top > -torch.inf, floor - rounding, -torch.inf)
+    return torch.where(top > -torch.inf, floor - _rounding(top, gamma), -torch.inf)
 
 
 def on_supports(
     query: Tensor,
     found: tuple[Tensor, Tensor],
+    blocks: Blocks,
     pick: Callable[[Tensor], Tensor],
     function: Callable[[Tensor, Tensor, Tensor], Tensor],
     width: int,
     learns: bool,
+    alike: bool,
 ) -> Tensor:
     """``function(scores, mask, places)`` of the supports, some queries at a time.
 
     Args:
         query: (R, D), scaled by β.
         found: what ``supports`` gives.
+        blocks: makes another pass, for queries with wide supports.
         pick: patterns (R, K, D) at places.
         function: rows of a result; queries that are not finite get NaN.
         width: of a pattern.
         learns: whether derivatives are wanted: the scores are then made again, differentiably.
+        alike: whether equal patterns must have equal scores, to the last bit, wherever they lie.
     """
     parts = []
     for rows in _parts(found[0], width):
@@ -257,11 +286,43 @@ def on_supports(
         at = at[:, : max(int((at >= 0).sum(-1).max()), 1)]
         mask, bad = at >= 0, at[:, 0] == -2
         scores, at = found[1][rows, : at.shape[1]], at.clamp_min(0)
-        if learns:
-            scores = torch.where(mask, (pick(at) @ query[rows].unsqueeze(-1)).squeeze(-1), -torch.inf)
+        if learns or alike:
+            scores = torch.where(mask, (pick(at) * query[rows].unsqueeze(-2)).sum(-1), -torch.inf)
         result = function(scores, mask, at)
         parts.append(torch.where(bad.reshape(-1, *(1,) * (result.dim() - 1)), torch.nan, result))
+    result = torch.cat(parts)
+    wide = (found[0][:, 0] == -3).nonzero().squeeze(-1)
+    return result.index_put((wide,), _on_all(query[wide], blocks, function, alike)) if len(wide) else result
+
+
+def _on_all(query: Tensor, blocks: Blocks, function: Callable[[Tensor, Tensor, Tensor], Tensor], alike: bool) -> Tensor:
+    """``function`` of all scores, as many queries in a pass as there is room for."""
+
+    def products(some: Tensor, block: Tensor) -> Tensor:
+        return torch.stack([(block * q).sum(-1) for q in some]) if alike else some @ block.T
+
+    count = sum(len(block) for _, block in blocks())
+    place = torch.arange(count, device=query.device)
+    parts = []
+    for some in torch.split(query, max(HELD // count, 1)):
+        scores = torch.cat([products(some, block) for _, block in blocks()], -1)
+        mask = torch.ones_like(scores, dtype=torch.bool)
+        parts.append(function(scores, mask, place.expand(len(some), -1)))
     return torch.cat(parts)
+
+
+def average(weights: Tensor, place: Tensor, pick: Callable[[Tensor], Tensor], width: int) -> Tensor:
+    """Σ weights · pick(places), (R, V): as many places at a time as HELD entries of width V have room for."""
+
+    def part(weights: Tensor, place: Tensor) -> Tensor:
+        return (weights.unsqueeze(-2) @ pick(place)).squeeze(-2)
+
+    size = max(HELD // max(len(place) * width, 1), 1)
+    pairs = list(zip(torch.split(weights, size, -1), torch.split(place, size, -1), strict=True))
+    if len(pairs) == 1:
+        return part(weights, place)
+    total: Tensor = sum(_again(part, *pair) for pair in pairs)
+    return total
 
 
 def _parts(place: Tensor, width: int) -> Iterator[slice]:
