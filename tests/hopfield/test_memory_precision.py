@@ -74,15 +74,19 @@ def test_a_wide_average_is_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch) -
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
-@pytest.mark.parametrize("chunk_size", [3, 50])
+@pytest.mark.parametrize("chunk_size", [3, 50, 199])
 @pytest.mark.parametrize("copies", [2, 5, 90])
 def test_copies_in_different_chunks_share_under_argmax(copies: int, chunk_size: int) -> None:
-    x = normal(207, 33, dtype=torch.float32) / 2
-    places = torch.randperm(207, generator=torch.Generator().manual_seed(1))[:copies]
-    x[places] = 3 * normal(33, seed=3, dtype=torch.float32)
-    weights = Memory(x, Hard(), 1.7, chunk_size).weights(normal(33, seed=3, dtype=torch.float32))
-    expected = torch.zeros(207)
-    expected[places] = 1 / copies
+    """Products of chunks of other sizes, or at other places in them, are rounded in other ways."""
+    best = normal(5, seed=3, dtype=torch.float32)
+    x = normal(207, 5, dtype=torch.float32) / 2
+    places = torch.cat(
+        [torch.randperm(206, generator=torch.Generator().manual_seed(1))[: copies - 1], torch.tensor([206])]
+    )
+    x[places] = 3 * best
+    weights = Memory(x, Hard(), 1.7, chunk_size).weights(best + 0.1 * normal(33, 5, seed=4, dtype=torch.float32))
+    expected = torch.zeros(33, 207)
+    expected[:, places] = 1 / copies
     torch.testing.assert_close(weights, expected)
 
 
