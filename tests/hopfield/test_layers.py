@@ -138,7 +138,9 @@ def sparsemax_step(scores: Tensor) -> Tensor:
     return (scores - tau.gather(-1, size - 1)).clamp_min(0)
 
 
-@pytest.mark.parametrize(("omega", "choose"), [(Shannon(), softmax_step), (Gini(), sparsemax_step)], ids=str)
+@pytest.mark.parametrize(
+    ("omega", "choose"), [(Shannon(), softmax_step), (Gini(), sparsemax_step)], ids=["softmax", "sparsemax"]
+)
 @pytest.mark.parametrize("steps", [0, 1, 3])
 def test_updates_are_a_plain_loop_in_each_head(
     omega: Regularizer, choose: Callable[[Tensor], Tensor], steps: int
