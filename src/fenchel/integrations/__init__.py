@@ -1,0 +1,1 @@
+"""Other people's libraries: thin, optional, and imported only when asked for."""

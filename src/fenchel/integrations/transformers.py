@@ -1,0 +1,379 @@
+"""Hugging Face transformers: attention with any Ω in the models of that library, entmax sampling, and a Trainer's loss.
+
+Needs ``pip install 'fenchel[transformers]'``; nothing else in Fenchel imports it.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fenchel.attention import attention
+from fenchel.losses import fy_loss, is_kept
+from fenchel.regularizers import Gini, Regularizer, Tsallis
+from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.rows import check_parameter
+
+try:
+    from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor
+    from transformers.masking_utils import sdpa_mask
+except ImportError as error:
+    raise ImportError(
+        f"fenchel.integrations.transformers needs transformers 5.22 or newer ({error}): "
+        "pip install 'fenchel[transformers]'",
+        name="transformers",
+    ) from error
+
+_BUILT_IN = {"entmax15": lambda: Tsallis(1.5), "sparsemax": Gini}
+_NAME = re.compile(r"[A-Za-z]\w*")
+_MEANT_OTHERWISE = ("flash", "sdpa", "flex_attention")
+_ours: dict[str, Attention] = {}
+
+_REFUSED = {
+    "cache": "continuous batching and its paged cache",
+    "indices": "attention to keys that an index chooses",
+    "block_indices": "attention to blocks of keys that an index chooses",
+}
+"""What a model can pass along that would change the result if it were overlooked."""
+
+
+def register(name: str | None = None, omega: Regularizer | None = None) -> None:
+    r"""Let transformers' models choose among keys by :math:`\operatorname{argmax}_\Omega` in place of softmax.
+
+    ``register()`` makes ``attn_implementation="entmax15"`` and ``"sparsemax"`` known, ``register(name, omega)`` any
+    other. They work in every model that looks its attention up by name, with causal, padding, sliding-window, packed and
+    custom masks, caches, grouped queries, position biases, soft-capping and sinks. ``Shannon()`` gives what ``"eager"``
+    gives.
+
+    A regularizer on the attention module itself, ``layer.self_attn.omega = …``, goes before the registered one: that is
+    how each layer gets an alpha of its own, one a head if you like, that is trained and saved with the model.
+
+    A query that may attend to nothing (padding) gets zeros. ``output_attentions=True`` returns weights before dropout.
+
+    Args:
+        name: a word, for ``attn_implementation``; one that is not taken, or was registered here before.
+        omega: the regularizer that goes with the name.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.integrations.transformers import register
+        >>> from transformers import LlamaConfig, LlamaModel
+        >>> register("entmax", fenchel.Tsallis(1.25))
+        >>> sizes = dict(hidden_size=16, intermediate_size=16, num_attention_heads=4, num_hidden_layers=1, vocab_size=9)
+        >>> model = LlamaModel(LlamaConfig(**sizes, num_key_value_heads=2, attn_implementation="entmax"))
+        >>> model(torch.tensor([[1, 2, 3]]), output_attentions=True).attentions[0].shape
+        torch.Size([1, 4, 3, 3])
+        >>> for layer in model.layers:
+        ...     layer.self_attn.omega = fenchel.Tsallis(1.5, learnable=True, shape=(4, 1, 1))
+        >>> unregister("entmax")
+
+    References: Peters, Niculae & Martins (2019); Correia, Niculae & Martins (2019).
+    """
+    if name is None:
+        if omega is not None:
+            raise ValueError("omega needs a name to be registered under: register(name, omega)")
+        for known, make in _BUILT_IN.items():
+            register(known, make())
+        return
+    if not isinstance(name, str):
+        raise TypeError(f"name must be a string, got {type(name).__name__}")
+    if omega is None:
+        raise ValueError(
+            f"name goes with an omega: register({name!r}, fenchel.Tsallis(1.5)); register() for the built-in"
+        )
+    check_omega(omega)
+    if not _NAME.fullmatch(name) or any(word in name for word in _MEANT_OTHERWISE):
+        raise ValueError(
+            "name must be letters, digits and underscores, and must not contain "
+            f"{', '.join(map(repr, _MEANT_OTHERWISE))}, to which transformers gives a meaning; got {name!r}"
+        )
+    taken = {"eager", *AttentionInterface().valid_keys(), *AttentionMaskInterface().valid_keys()} - set(_ours)
+    if name in taken:
+        raise ValueError(f"name must not be one of transformers' own, {', '.join(sorted(taken))}, got {name!r}")
+    _ours[name] = Attention(omega)
+    AttentionInterface.register(name, _ours[name])
+    AttentionMaskInterface.register(name, make_mask)
+
+
+def unregister(name: str | None = None) -> None:
+    """Forget a name that :func:`register` made known, or all of them. Models that use it raise an error then."""
+    if name is not None and name not in _ours:
+        raise ValueError(f"name must be one that was registered, {sorted(_ours)}, got {name!r}")
+    for each in list(_ours) if name is None else [name]:
+        del _ours[each]
+        # The interfaces have a way in for everybody, and a way out for single models only.
+        AttentionInterface._global_mapping.pop(each, None)
+        AttentionMaskInterface._global_mapping.pop(each, None)
+
+
+class Attention:
+    """``fenchel.attention`` as transformers calls it. Made by :func:`register`."""
+
+    def __init__(self, omega: Regularizer) -> None:
+        self.omega = omega
+
+    def __repr__(self) -> str:
+        return f"Attention({self.omega!r})"
+
+    def __call__(
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        softcap: float | None = None,
+        position_bias: Tensor | None = None,
+        s_aux: Tensor | None = None,
+        sliding_window: int | None = None,
+        output_attentions: bool | None = None,
+        **options: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Attend from queries (batch, heads, L, E) to keys and values (batch, heads or fewer, S, …).
+
+        No mask is no mask, as for ``"eager"``: flags such as ``is_causal`` only say what a mask says too.
+        """
+        for name, what in _REFUSED.items():
+            if options.get(name) is not None:
+                raise NotImplementedError(f"fenchel's attention does not know {what} ({name}); use 'eager' or 'sdpa'")
+        if attention_mask is not None and attention_mask.dim() != 4:
+            raise ValueError(
+                f"attention_mask must have shape (batch, heads or 1, queries, keys), got {tuple(attention_mask.shape)}"
+            )
+        if attention_mask is None and sliding_window is not None and key.shape[-2] > sliding_window:
+            raise ValueError(
+                f"attention_mask must tell the window of {sliding_window} of {key.shape[-2]} keys, got None"
+            )
+        own = getattr(module, "omega", None)
+        omega = own if isinstance(own, Regularizer) else self.omega
+        dropout = dropout if module.training else 0.0
+        weights: Tensor | None = None
+        if softcap is not None or s_aux is not None:
+            mask = _joined(attention_mask, position_bias)
+            output, weights = _by_formula(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
+        elif output_attentions:
+            mask = _joined(attention_mask, position_bias)
+            output, weights = attention(
+                query, key, value, omega, attn_mask=mask, scale=scaling, dropout_p=dropout, return_weights=True
+            )
+        else:
+            is_causal = position_bias is None and _is_causal(attention_mask)
+            if is_causal:
+                # The rest of a static cache is not written to yet.
+                attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
+            mask = _joined(attention_mask, position_bias)
+            output = attention(
+                query, key, value, omega, attn_mask=mask, is_causal=is_causal, scale=scaling, dropout_p=dropout
+            )
+        return output.transpose(1, 2).contiguous(), weights if output_attentions else None
+
+
+def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """A mask and a bias as one: boolean (True = takes part), or to be added to the scores."""
+    if bias is None or mask is None:
+        return mask if bias is None else bias
+    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
+
+
+def _by_formula(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    omega: Regularizer,
+    mask: Tensor | None,
+    dropout: float,
+    scaling: float | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Attention whose scores are bent, or compete with a score of no key: neither is a product of queries and keys."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = (query.to(exact) * scale) @ key.to(exact).transpose(-2, -1)
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    allowed = mask if mask is not None and mask.dtype == torch.bool else None
+    if mask is not None and allowed is None:
+        scores = scores + mask
+    if sinks is not None:
+        column = sinks.to(scores.dtype).reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+        scores = torch.cat([scores, column], dim=-1)
+        allowed = allowed if allowed is None else F.pad(allowed, (0, 1), value=True)
+    weights = omega.argmax(scores, dim=-1, mask=allowed)[..., : key.shape[-2]].to(value.dtype)
+    return F.dropout(weights, dropout) @ value, weights
+
+
+# -- masks -----------------------------------------------------------------------------------------------------------
+
+_CAUSAL = "_fenchel_causal"
+
+
+def make_mask(
+    *,
+    q_length: int,
+    q_offset: int | Tensor = 0,
+    kv_offset: int | Tensor = 0,
+    attention_mask: Tensor | None = None,
+    allow_is_causal_skip: bool = True,
+    **options: Any,
+) -> Tensor | None:
+    """The boolean mask that transformers asks for; None only where every query may attend to every key.
+
+    Where transformers would rather set a flag, a causal mask that says so: who reads it alone is right, who knows the
+    mark need not read it.
+    """
+    places = {"q_length": q_length, "q_offset": q_offset, "kv_offset": kv_offset}
+    skip = allow_is_causal_skip and q_length > 1
+    mask: Tensor | None = sdpa_mask(
+        **places, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip, **options
+    )
+    if mask is not None or not skip:
+        return mask
+    full: Tensor = sdpa_mask(**places, attention_mask=None, allow_is_causal_skip=False, **options)
+    if not torch.compiler.is_compiling() and not full.is_inference() and int(q_offset) == int(kv_offset):
+        setattr(full, _CAUSAL, full._version)
+    return full
+
+
+def _is_causal(mask: Tensor | None) -> bool:
+    """Whether a mask is known to be causal and nothing else, and has not been written to since."""
+    if mask is None or torch.compiler.is_compiling() or mask.is_inference():
+        return False
+    return getattr(mask, _CAUSAL, None) == mask._version
+
+
+# -- generation ------------------------------------------------------------------------------------------------------
+
+
+class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
+    r"""Entmax sampling in ``generate``: logits become :math:`\log \operatorname{argmax}_{T\Omega}(s)`.
+
+    Words outside of the support get ``filter_value``, −inf, and are never drawn. Made for models that were trained with
+    the loss of the same Ω; nothing else is to be cut off, so pass ``top_k=0`` (transformers' default is 50).
+
+    Greedy search, sampling, beam search and beam sampling work, the last with a large ``filter_value`` in place of −inf
+    (all its beams may come to an end at once, and it has to go on).
+
+    Args:
+        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        temperature: T > 0. ``generate``'s own is applied afterwards: it would sharpen the sparse distribution.
+        filter_value: the log-probability of words outside of the support.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.integrations.transformers import EntmaxLogitsProcessor
+        >>> EntmaxLogitsProcessor()(torch.tensor([[1]]), torch.tensor([[2.0, 1.4, 0.2]])).exp()
+        tensor([[0.7073, 0.2927, 0.0000]])
+
+    In a call: ``model.generate(…, do_sample=True, top_k=0, logits_processor=[EntmaxLogitsProcessor()])``.
+
+    References: Martins, Marinho & Martins (2020), section 3.
+    """
+
+    def __init__(
+        self, omega: Regularizer | None = None, temperature: float = 1.0, filter_value: float = -math.inf
+    ) -> None:
+        self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
+        self.temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
+        self.filter_value = filter_value
+
+    def __repr__(self) -> str:
+        return f"EntmaxLogitsProcessor({self.omega!r}, temperature={self.temperature:g})"
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Log-probabilities of the shape and dtype of ``scores``, (batch, V)."""
+        omega = self.omega if self.temperature == 1.0 else self.temperature * self.omega
+        p = omega.argmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
+        # Not p > 0: what is NaN is to stay so.
+        return torch.where(p == 0, self.filter_value, p.log()).to(scores.dtype)
+
+
+# -- training --------------------------------------------------------------------------------------------------------
+
+
+class TrainerLoss:
+    r"""A Fenchel-Young loss for ``transformers.Trainer(compute_loss_func=…)``.
+
+    .. math:: \frac1n \sum_t L_\Omega(s_t, y_t)
+
+    n is the number of labels in the whole batch, over all steps of gradient accumulation, as the Trainer counts them;
+    in this call if it does not. Given ``compute_loss_func`` the Trainer keeps the labels from the model:
+    encoder-decoders need ``decoder_input_ids`` in their place (``DataCollatorForSeq2Seq(tokenizer, model)`` makes them).
+
+    Args:
+        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        shift_labels: True for causal language models, where place t predicts label t + 1; False where it predicts
+            label t (masked language models, encoder-decoders, classifiers).
+        ignore_index: a label that is left out.
+        label_smoothing: the share of each label that is spread over all classes.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.integrations.transformers import TrainerLoss
+        >>> loss = TrainerLoss(shift_labels=True)
+        >>> outputs = {"logits": torch.tensor([[[0.5, 0.0], [0.0, 3.0], [9.0, 9.0]]])}
+        >>> labels = torch.tensor([[-100, 0, 1]])
+        >>> loss(outputs, labels), loss(outputs, labels, num_items_in_batch=4)
+        (tensor(0.0922), tensor(0.0461))
+
+    In a call: ``Trainer(model, arguments, train_dataset=…, compute_loss_func=TrainerLoss(shift_labels=True))``.
+
+    References: Blondel, Martins & Niculae (2020); Peters, Niculae & Martins (2019), section 3.2.
+    """
+
+    def __init__(
+        self,
+        omega: Regularizer | None = None,
+        *,
+        shift_labels: bool,
+        ignore_index: int = -100,
+        label_smoothing: float = 0.0,
+    ) -> None:
+        self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
+        self.shift_labels = shift_labels
+        self.ignore_index = ignore_index
+        self.label_smoothing = label_smoothing
+
+    def __repr__(self) -> str:
+        return f"TrainerLoss({self.omega!r}, shift_labels={self.shift_labels})"
+
+    def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: float | Tensor | None = None) -> Tensor:
+        """The loss of a model's outputs; a mapping or a tuple with the logits (…, V), as models return them."""
+        if labels is None:
+            raise ValueError("labels must be in the batch, got None; name them by TrainingArguments(label_names=…)")
+        logits: Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
+        labels = labels.to(logits.device)
+        if self.shift_labels:
+            if labels.dim() < 2 or logits.shape[:-1] != labels.shape:
+                raise ValueError(
+                    f"labels must have shape {tuple(logits.shape[:-1])}, (…, length), to be shifted, "
+                    f"got {tuple(labels.shape)}"
+                )
+            logits, labels = logits[..., :-1, :], labels[..., 1:]
+        # As transformers does: a sum over a large vocabulary is not made in half precision.
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        total = fy_loss(
+            logits,
+            labels,
+            self.omega,
+            ignore_index=self.ignore_index,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        if num_items_in_batch is None:
+            count: float | Tensor = is_kept(labels, self.ignore_index).sum()
+        elif isinstance(num_items_in_batch, Tensor):
+            count = num_items_in_batch.to(total.device)
+        else:
+            count = num_items_in_batch
+        return total / count

@@ -1,0 +1,340 @@
+"""Text generation from sparse distributions: entmax sampling, and metrics for models that give words no probability."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from fenchel.kernels import concrete
+from fenchel.losses import Reduction, check_reduction, is_kept
+from fenchel.regularizers import Regularizer, Tsallis
+from fenchel.regularizers.base import check_indices, check_omega
+from fenchel.regularizers.rows import check_parameter, check_scores
+
+_STEPS = 64
+"""Bisections of λ in [0, 1]: more than a float64 has digits."""
+
+
+def sample(
+    logits: Tensor,
+    omega: Regularizer | None = None,
+    *,
+    temperature: float | Tensor = 1.0,
+    mask: Tensor | None = None,
+    num_samples: int | None = None,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    r"""Draw words from a regularized choice among them.
+
+    .. math:: x \sim \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - T \, \Omega(p)
+
+    With a sparse Ω this is entmax sampling: words outside of the support are never drawn, so that a model is sampled
+    from as it was trained, and nothing has to be cut off (top-k, nucleus).
+
+    Args:
+        logits: (…, V), floating point.
+        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        temperature: T > 0, a number or a tensor that broadcasts to ``logits`` with size 1 along the last dimension.
+        mask: boolean, broadcasts to ``logits``; True = may be drawn. Logits of −inf are masked too.
+        num_samples: how many words to draw from each row, independently.
+        generator: where the randomness comes from; torch's own by default.
+
+    Returns:
+        Indices, (…); with ``num_samples``, (num_samples, …). A row that is NaN, or has nothing to draw from, is a
+        ValueError.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.seq2seq import sample
+        >>> logits = torch.tensor([[2.0, 1.4, 0.2], [0.0, 5.0, 0.0]])
+        >>> fenchel.entmax(logits)
+        tensor([[0.7073, 0.2927, 0.0000],
+                [0.0000, 1.0000, 0.0000]])
+        >>> drawn = sample(logits, num_samples=1000)
+        >>> drawn.shape, drawn.amax(0)
+        (torch.Size([1000, 2]), tensor([1, 1]))
+
+    References: Martins, Marinho & Martins (2020), section 3.
+    """
+    omega = Tsallis(1.5) if omega is None else check_omega(omega)
+    temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
+    check_scores(logits, -1)
+    if num_samples is not None and (isinstance(num_samples, bool) or not isinstance(num_samples, int)):
+        raise TypeError(f"num_samples must be an int or None, got {type(num_samples).__name__}")
+    if num_samples is not None and num_samples < 0:
+        raise ValueError(f"num_samples must not be negative, got {num_samples}")
+    if not isinstance(temperature, Tensor) and temperature == math.inf:
+        raise ValueError("temperature must satisfy 0 < temperature < inf, got inf")
+    chooser = omega if not isinstance(temperature, Tensor) and temperature == 1.0 else temperature * omega
+    rows = logits.detach()
+    p = chooser.argmax(rows.to(_wide(rows.dtype)), dim=-1, mask=mask).detach()
+    if concrete(p) and not bool((p.sum(-1) > 0).all()):
+        raise ValueError(
+            "logits must leave something to draw from in every row: one is NaN, +inf, or masked altogether"
+        )
+    p = p if num_samples is None else p.expand(num_samples, *p.shape)
+    # A race of exponential clocks with rates p: whose rings first is a draw from p, and a rate of zero never rings.
+    time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
+    return torch.where(p > 0, time, torch.inf).argmin(-1)
+
+
+def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_index: int = -100) -> Tensor:
+    r"""Perplexity after adding ε to every probability: finite where words of probability zero occur.
+
+    .. math:: \exp\Big(-\frac1T \sum_t \log \frac{p_t(x_t) + \varepsilon}{1 + \varepsilon |V|}\Big)
+
+    The same as mixing the model with the uniform distribution, of which it takes a share λ = ε|V| / (1 + ε|V|).
+    For ``epsilon=0`` it is perplexity, infinite as soon as one target has no probability.
+
+    Args:
+        probs: (…, V), the probabilities of each word at each place.
+        target: (…), the words that stood there.
+        epsilon: ε ≥ 0; :func:`best_epsilon` finds the one with the smallest perplexity, on other data than these.
+        ignore_index: a target that is left out of the mean.
+
+    Returns:
+        A scalar, in float32 or better.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import epsilon_perplexity
+        >>> p = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0]])
+        >>> epsilon_perplexity(p, torch.tensor([0, 2]), 0.0), epsilon_perplexity(p, torch.tensor([0, 2]), 0.5)
+        (tensor(inf), tensor(3.5355))
+
+    References: Martins, Marinho & Martins (2020), section 4.
+    """
+    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
+        raise TypeError(f"epsilon must be a number, got {type(epsilon).__name__}")
+    if not 0 <= epsilon < math.inf:
+        raise ValueError(f"epsilon must satisfy 0 <= epsilon < inf, got {epsilon}")
+    probs, q, kept = _hits(probs, target, ignore_index)
+    surprise = math.log1p(epsilon * probs.shape[-1]) - (q + epsilon).log()
+    return _reduce(surprise, kept, "mean").exp()
+
+
+def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> float:
+    r"""The ε with the smallest :func:`epsilon_perplexity`.
+
+    .. math:: \operatorname{argmax}_{\varepsilon \ge 0} \;
+              \sum_t \log \frac{p_t(x_t) + \varepsilon}{1 + \varepsilon |V|}
+
+    Concave in the share λ = ε|V| / (1 + ε|V|) of the uniform distribution: by bisection of its slope. Arguments as in
+    :func:`epsilon_perplexity`; choose ε on validation data.
+
+    Returns:
+        ε: 0 where the model is best as it is, inf where the uniform distribution is better than any mixture with it.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import best_epsilon
+        >>> p = torch.tensor([[0.5, 0.5, 0.0]]).expand(4, 3)
+        >>> round(best_epsilon(p, torch.tensor([0, 1, 1, 2])), 6)  # a quarter of the words is missed
+        1.0
+    """
+    probs, q, kept = _hits(probs, target, ignore_index)
+    q, even = q[kept].double(), 1 / probs.shape[-1]
+    if not len(q):
+        raise ValueError("target must hold a word that is not ignored, got none")
+
+    def rises(share: float) -> bool:
+        return float(((even - q) / (q + share * (even - q))).sum()) > 0
+
+    if not rises(0.0):
+        return 0.0
+    if rises(1.0):
+        return math.inf
+    low, high = 0.0, 1.0
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if rises(middle) else (low, middle)
+    return high * even / (1 - high)
+
+
+def jensen_shannon(
+    probs: Tensor,
+    target: Tensor,
+    *,
+    base: float = math.e,
+    ignore_index: int = -100,
+    reduction: Reduction = "mean",
+) -> Tensor:
+    r"""The Jensen-Shannon divergence between a distribution over words and the word that stood there.
+
+    .. math:: \tfrac12 \operatorname{KL}(p \,\|\, m) + \tfrac12 \operatorname{KL}(e_x \,\|\, m), \quad
+              m = \tfrac12 (p + e_x)
+
+    Finite for every p: log 2 where the word has no probability, 0 where it has all. Only p(x) matters.
+
+    Args:
+        probs: (…, V), the probabilities of each word at each place.
+        target: (…), the words that stood there.
+        base: of the logarithm; with 2, the divergence is between 0 and 1.
+        ignore_index: a target that is left out.
+        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+
+    Returns:
+        A scalar, or a value for every target with ``"none"`` (0 for the ignored), in float32 or better.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import jensen_shannon
+        >>> p = torch.tensor([[0.5, 0.5, 0.0]]).expand(2, 3)
+        >>> jensen_shannon(p, torch.tensor([0, 2]), base=2, reduction="none")
+        tensor([0.3113, 1.0000])
+
+    References: Martins, Marinho & Martins (2020), section 4; Lin (1991).
+    """
+    if isinstance(base, bool) or not isinstance(base, int | float):
+        raise TypeError(f"base must be a number, got {type(base).__name__}")
+    if not 1 < base < math.inf:
+        raise ValueError(f"base must satisfy 1 < base < inf, got {base}")
+    check_reduction(reduction)
+    _, q, kept = _hits(probs, target, ignore_index)
+    # Written in what is missed, 1 − q, to keep its digits next to a perfect fit.
+    missed = 1 - q
+    half = torch.log1p(-missed / 2)  # log of (1 + q)/2
+    divergence = (torch.xlogy(q, q) - (1 + q) * half + missed * math.log(2)) / 2
+    return _reduce(divergence / math.log(base), kept, reduction)
+
+
+def sparsemax_score(
+    probs: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: Reduction = "mean"
+) -> Tensor:
+    r"""One less the smallest sparsemax loss among the scores that lead to this distribution.
+
+    .. math:: 1 - \min_{\operatorname{sparsemax}(s) = p} L_{\Omega_2}(s, x) = 1 - \tfrac12 \|p - e_x\|^2
+              = p(x) + \tfrac12 \big(1 - \|p\|^2\big)
+
+    Between 0 and 1, and 1 exactly where p(x) = 1: accuracy for a one-hot p, and more where p is not sure of a mistake.
+
+    Arguments, and what is returned, as in :func:`jensen_shannon`.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import sparsemax_score
+        >>> p = torch.tensor([[0.5, 0.5, 0.0]]).expand(2, 3)
+        >>> sparsemax_score(p, torch.tensor([0, 2]), reduction="none")
+        tensor([0.7500, 0.2500])
+
+    References: Martins, Marinho & Martins (2020), section 4.
+    """
+    check_reduction(reduction)
+    probs, q, kept = _hits(probs, target, ignore_index)
+    return _reduce(q + (1 - probs.square().sum(-1)) / 2, kept, reduction)
+
+
+def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tensor:
+    r"""The share of tokens that occur among the ``window`` before them.
+
+    Args:
+        tokens: (…, T), integers; each row is a text of its own.
+        window: how far to look back; ignored places count as places.
+        ignore_index: a token that is left out, such as padding.
+
+    Returns:
+        A scalar in float32; the mean over all tokens that are not ignored.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import repetition
+        >>> repetition(torch.tensor([5, 6, 5, 7, 6]), window=2), repetition(torch.tensor([5, 6, 5, 7, 6]), window=3)
+        (tensor(0.2000), tensor(0.4000))
+
+    References: Welleck et al. (2020), section 6.
+    """
+    _check_tokens(tokens)
+    if isinstance(window, bool) or not isinstance(window, int):
+        raise TypeError(f"window must be an int, got {type(window).__name__}")
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+    kept = is_kept(tokens, ignore_index)
+    repeated = torch.zeros_like(kept)
+    for back in range(1, min(window, tokens.shape[-1] - 1) + 1):
+        repeated[..., back:] |= tokens[..., back:] == tokens[..., :-back]
+    return (repeated & kept).sum() / kept.sum()
+
+
+def distinct(tokens: Tensor, n: int, *, ignore_index: int = -100) -> Tensor:
+    """The share of different n-grams among all n-grams of some texts: 1 where nothing is ever said twice.
+
+    Args:
+        tokens: (…, T), integers; each row is a text of its own.
+        n: the length of the n-grams.
+        ignore_index: n-grams with such a token are left out.
+
+    Returns:
+        A scalar in float32; NaN where there is no n-gram.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import distinct
+        >>> distinct(torch.tensor([[1, 2, 1, 2, 1]]), 2)
+        tensor(0.5000)
+
+    References: Li et al. (2016).
+    """
+    _check_tokens(tokens)
+    if isinstance(n, bool) or not isinstance(n, int):
+        raise TypeError(f"n must be an int, got {type(n).__name__}")
+    if n < 1:
+        raise ValueError(f"n must be at least 1, got {n}")
+    if tokens.shape[-1] < n:
+        return torch.tensor(torch.nan, device=tokens.device)
+    grams = tokens.unfold(-1, n, 1).reshape(-1, n)
+    grams = grams[is_kept(grams, ignore_index).all(-1)]
+    return torch.tensor(float(len(grams.unique(dim=0))), device=tokens.device) / len(grams)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    return torch.promote_types(dtype, torch.float32)
+
+
+def _hits(probs: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Checked probabilities, uniform where ignored, those of the targets, and which targets count."""
+    if not isinstance(probs, Tensor) or not probs.is_floating_point():
+        kind = probs.dtype if isinstance(probs, Tensor) else type(probs).__name__
+        raise TypeError(f"probs must be a floating-point tensor of probabilities, got {kind}")
+    if probs.dim() == 0 or probs.shape[-1] == 0:
+        raise ValueError(f"probs must have shape (…, V) with V > 0, got {tuple(probs.shape)}")
+    if (
+        not isinstance(target, Tensor)
+        or target.is_floating_point()
+        or target.is_complex()
+        or target.dtype == torch.bool
+    ):
+        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
+        raise TypeError(f"target must be a tensor of integer class indices, got {kind}")
+    kept = is_kept(target, ignore_index)
+    index = check_indices(target.masked_fill(~kept, 0), probs, probs.dim() - 1)
+    tolerance = max(1e-3, 4 * torch.finfo(probs.dtype).eps)
+    # What stands at an ignored place does not matter.
+    probs = torch.where(kept.unsqueeze(-1), probs.to(_wide(probs.dtype)), 1 / probs.shape[-1])
+    if concrete(probs):
+        # Not "outside": a comparison with NaN is false, and NaN is not a probability.
+        fits = ((probs.sum(-1) - 1).abs() <= tolerance) & (probs >= 0).all(-1)
+        if not bool(fits.all()):
+            raise ValueError("probs must hold probabilities: entries ≥ 0 that sum to 1 along the last dimension")
+    return probs, probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), kept
+
+
+def _reduce(values: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
+    values = torch.where(kept, values, 0.0)
+    if reduction == "none":
+        return values
+    return values.sum() / kept.sum() if reduction == "mean" else values.sum()
+
+
+def _check_tokens(tokens: Tensor) -> None:
+    if (
+        not isinstance(tokens, Tensor)
+        or tokens.is_floating_point()
+        or tokens.is_complex()
+        or tokens.dtype == torch.bool
+    ):
+        kind = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
+        raise TypeError(f"tokens must be a tensor of integers, got {kind}")
+    if tokens.dim() == 0:
+        raise ValueError("tokens must have shape (…, T), got a scalar")
