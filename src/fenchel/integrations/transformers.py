@@ -47,9 +47,9 @@ def register(name: str | None = None, omega: Regularizer | None = None) -> None:
     r"""Let transformers' models choose among keys by :math:`\operatorname{argmax}_\Omega` in place of softmax.
 
     ``register()`` makes ``attn_implementation="entmax15"`` and ``"sparsemax"`` known, ``register(name, omega)`` any
-    other. They work in every model that looks its attention up by name, with causal, padding, sliding-window, packed and
-    custom masks, caches, grouped queries, position biases, soft-capping and sinks. ``Shannon()`` gives what ``"eager"``
-    gives.
+    other. They work in every model that looks its attention up by name, with causal, padding, sliding-window, packed
+    and custom masks, caches, grouped queries, position biases, soft-capping and sinks. ``Shannon()`` gives what
+    ``"eager"`` gives.
 
     A regularizer on the attention module itself, ``layer.self_attn.omega = …``, goes before the registered one: that is
     how each layer gets an alpha of its own, one a head if you like, that is trained and saved with the model.
@@ -307,8 +307,8 @@ class TrainerLoss:
     .. math:: \frac1n \sum_t L_\Omega(s_t, y_t)
 
     n is the number of labels in the whole batch, over all steps of gradient accumulation, as the Trainer counts them;
-    in this call if it does not. Given ``compute_loss_func`` the Trainer keeps the labels from the model:
-    encoder-decoders need ``decoder_input_ids`` in their place (``DataCollatorForSeq2Seq(tokenizer, model)`` makes them).
+    in this call if it does not. Given ``compute_loss_func`` the Trainer keeps the labels from the model, and
+    encoder-decoders need ``decoder_input_ids`` in their place: ``DataCollatorForSeq2Seq(tokenizer, model)`` makes them.
 
     Args:
         omega: the regularizer; ``Tsallis(1.5)`` by default.

@@ -285,7 +285,8 @@ def distinct(tokens: Tensor, n: int, *, ignore_index: int = -100) -> Tensor:
         return torch.tensor(torch.nan, device=tokens.device)
     grams = tokens.unfold(-1, n, 1).reshape(-1, n)
     grams = grams[is_kept(grams, ignore_index).all(-1)]
-    return torch.tensor(float(len(grams.unique(dim=0))), device=tokens.device) / len(grams)
+    different = torch.unique(grams, dim=0)
+    return torch.tensor(float(len(different)), device=tokens.device) / len(grams)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -1,0 +1,564 @@
+"""Transformers' own models: with Shannon as eager; with a sparse Ω as eager with the map in the place of softmax."""
+
+import importlib
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+from transformers import (
+    BartConfig,
+    BartModel,
+    BertConfig,
+    BertModel,
+    DynamicCache,
+    Gemma2Config,
+    Gemma2Model,
+    GptOssConfig,
+    GptOssModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    MistralConfig,
+    MistralModel,
+    PreTrainedModel,
+    StaticCache,
+    T5Config,
+    T5Model,
+    Trainer,
+    TrainingArguments,
+)
+from transformers.loss.loss_utils import ForCausalLMLoss
+
+import fenchel
+from fenchel import Gini, Norm, Shannon, Tsallis
+from fenchel.integrations.transformers import EntmaxLogitsProcessor, TrainerLoss, register, unregister
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*pin_memory.*no accelerator:UserWarning"),  # torch's data loader, on a CPU
+]
+
+WIDTHS = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "vocab_size": 20}
+HEADS = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+T5 = {"d_model": 16, "d_kv": 4, "d_ff": 24, "num_layers": 2, "num_heads": 4, "vocab_size": 20, "dropout_rate": 0.0}
+BART = {
+    "d_model": 16,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 24,
+    "decoder_ffn_dim": 24,
+    "vocab_size": 20,
+    "dropout": 0.0,
+}
+EXPERTS = {"num_local_experts": 2, "num_experts_per_tok": 1}
+DENSE = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+MODELS: dict[str, Callable[[], PreTrainedModel]] = {
+    "llama": lambda: LlamaModel(LlamaConfig(**WIDTHS, **HEADS)),
+    "mistral": lambda: MistralModel(MistralConfig(**WIDTHS, **HEADS, sliding_window=3)),
+    "gemma2": lambda: Gemma2Model(Gemma2Config(**WIDTHS, **HEADS, sliding_window=3, attn_logit_softcapping=0.5)),
+    "gpt_oss": lambda: GptOssModel(GptOssConfig(**WIDTHS, **HEADS, **EXPERTS, sliding_window=3)),
+    "bert": lambda: BertModel(BertConfig(**WIDTHS, **DENSE, num_attention_heads=4)),
+    "bart": lambda: BartModel(BartConfig(**BART)),
+    "t5": lambda: T5Model(T5Config(**T5)),
+}
+every_model = pytest.mark.parametrize("kind", MODELS)
+TOKENS = torch.tensor([[3, 5, 7, 9, 4, 8, 3], [6, 1, 2, 1, 8, 6, 5], [2, 2, 9, 4, 1, 7, 3]])
+PADDING = {
+    "none": torch.ones_like(TOKENS),
+    "left": (torch.arange(7) >= torch.tensor([[0], [2], [5]])).long(),
+    "right": (torch.arange(7) < torch.tensor([[7], [4], [1]])).long(),
+}
+
+
+@pytest.fixture(autouse=True)
+def _registered() -> Iterator[None]:
+    register()
+    register("shannon", Shannon())
+    yield
+    unregister()
+
+
+def make(kind: str) -> PreTrainedModel:
+    """A tiny model with weights large enough that attention is far from even."""
+    model = MODELS[kind]()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.5)
+            elif "sinks" in name:
+                parameter.normal_()
+    return model.train()
+
+
+def run(model: PreTrainedModel, name: str, padding: str = "none", **options: Any) -> Any:
+    """The outputs of a model with an attention of that name."""
+    model.set_attn_implementation(name)
+    if model.config.is_encoder_decoder:
+        options |= {
+            "decoder_input_ids": TOKENS.flip(0)[:, :5],
+            "decoder_attention_mask": PADDING[padding].flip(0)[:, :5],
+        }
+    return model(TOKENS, attention_mask=PADDING[padding], **options)
+
+
+def real(model: PreTrainedModel, states: Tensor, padding: str) -> Tensor:
+    """The outputs at places that are not padding."""
+    mask = PADDING[padding].flip(0)[:, :5] if model.config.is_encoder_decoder else PADDING[padding]
+    return states[mask.bool()]
+
+
+def gradients(model: PreTrainedModel, states: Tensor) -> dict[str, Tensor]:
+    model.zero_grad()
+    (states * torch.linspace(-1, 1, states.numel()).reshape(states.shape)).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+
+
+def replace_softmax(monkeypatch: pytest.MonkeyPatch, omega: fenchel.Regularizer) -> None:
+    """What the models' own eager attention calls."""
+
+    def choose(scores: Tensor, dim: int = -1, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return omega.argmax(scores if dtype is None else scores.to(dtype), dim=dim)
+
+    monkeypatch.setattr(F, "softmax", choose)
+
+
+# -- attention ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("padding", PADDING)
+@every_model
+def test_shannon_is_eager_softmax(kind: str, padding: str) -> None:
+    model = make(kind)
+    found, expected = (
+        real(model, run(model, name, padding).last_hidden_state, padding) for name in ("shannon", "eager")
+    )
+    assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    of_found, of_expected = gradients(model, found), gradients(model, expected)
+    assert of_found.keys() == of_expected.keys()
+    for name, gradient in of_expected.items():
+        assert_close(of_found[name], gradient, atol=2e-4, rtol=2e-4, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("omega", [Gini(), Tsallis(1.5), Norm(2)], ids=str)
+@every_model
+def test_a_sparse_omega_is_eager_with_its_map_in_the_place_of_softmax(
+    kind: str, omega: fenchel.Regularizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = make(kind).eval()
+    register("ours", omega)
+    with torch.no_grad():
+        found = real(model, run(model, "ours", "left").last_hidden_state, "left")
+        softmax = real(model, run(model, "eager", "left").last_hidden_state, "left")
+        replace_softmax(monkeypatch, omega)
+        expected = real(model, run(model, "eager", "left").last_hidden_state, "left")
+    assert_close(found, expected, atol=2e-5, rtol=2e-5)
+    assert not torch.allclose(found, softmax, atol=1e-2)
+
+
+@every_model
+def test_weights_are_returned_if_asked_for(kind: str) -> None:
+    model = make(kind).eval()
+    names = ["attentions"]
+    if model.config.is_encoder_decoder:
+        names = ["encoder_attentions", "decoder_attentions", "cross_attentions"]
+    sparse, softmax, eager = (run(model, n, output_attentions=True) for n in ("sparsemax", "shannon", "eager"))
+    for name in names:
+        assert len(sparse[name]) == len(eager[name]) == 2
+        for ours, smooth, theirs in zip(sparse[name], softmax[name], eager[name], strict=True):
+            assert ours.shape == theirs.shape
+            assert_close(smooth, theirs, atol=2e-5, rtol=2e-5)
+            if kind != "gpt_oss":  # the sink takes a part
+                assert_close(ours.sum(-1), torch.ones(ours.shape[:-1]), atol=1e-5, rtol=0)
+            assert (ours[theirs > 0] == 0).any()
+            assert (ours[theirs == 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["shannon", "entmax15"])
+@pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2", "bart", "t5"])
+def test_a_cache_filled_step_by_step_changes_nothing(kind: str, name: str) -> None:
+    model = make(kind).eval()
+    model.set_attn_implementation(name)
+    padding = PADDING["left"]
+    with torch.no_grad():
+        if model.config.is_encoder_decoder:
+            encoded = model.encoder(TOKENS, attention_mask=padding)
+            given = {"encoder_outputs": encoded, "attention_mask": padding}
+            full = model(**given, decoder_input_ids=TOKENS).last_hidden_state
+            past, steps = None, []
+            for t in range(7):
+                output = model(**given, decoder_input_ids=TOKENS[:, t : t + 1], past_key_values=past, use_cache=True)
+                past = output.past_key_values
+                steps.append(output.last_hidden_state)
+            assert_close(torch.cat(steps, 1), full, atol=2e-5, rtol=2e-5)
+            return
+        places = (padding.cumsum(-1) - 1).clamp_min(0)
+        full = model(TOKENS, attention_mask=padding, position_ids=places).last_hidden_state
+        past, steps = DynamicCache(config=model.config), []
+        for first, last in [(0, 4), (4, 5), (5, 6), (6, 7)]:
+            output = model(
+                TOKENS[:, first:last],
+                attention_mask=padding[:, :last],
+                position_ids=places[:, first:last],
+                past_key_values=past,
+            )
+            steps.append(output.last_hidden_state)
+        seen = padding.bool()
+        assert_close(torch.cat(steps, 1)[seen], full[seen], atol=2e-5, rtol=2e-5)
+
+
+def test_a_static_cache_is_read_as_far_as_it_is_written() -> None:
+    model = make("llama").eval()
+    model.set_attn_implementation("entmax15")
+    with torch.no_grad():
+        full = model(TOKENS).last_hidden_state
+        past = StaticCache(config=model.config, max_cache_len=12)
+        parts = [model(TOKENS[:, a:b], past_key_values=past).last_hidden_state for a, b in [(0, 5), (5, 6), (6, 7)]]
+    assert_close(torch.cat(parts, 1), full, atol=2e-5, rtol=2e-5)
+
+
+def test_packed_sequences_do_not_see_each_other() -> None:
+    model = make("llama").eval()
+    model.set_attn_implementation("sparsemax")
+    places = torch.tensor([[0, 1, 2, 0, 1, 2, 3]]).expand(3, 7)
+    with torch.no_grad():
+        packed = model(TOKENS, position_ids=places, use_cache=False).last_hidden_state
+        alone = [model(part).last_hidden_state for part in (TOKENS[:, :3], TOKENS[:, 3:])]
+    assert_close(packed, torch.cat(alone, 1), atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("additive", [False, True])
+def test_a_mask_of_ones_own_is_heeded(additive: bool) -> None:
+    model = make("llama").eval()
+    own = torch.rand(3, 1, 7, 7) > 0.4
+    own |= torch.eye(7, dtype=torch.bool)
+    lowest = torch.finfo(torch.float32).min
+    float_mask = torch.zeros(own.shape).masked_fill(~own, lowest)
+    with torch.no_grad():
+        model.set_attn_implementation("eager")
+        expected = model(TOKENS, attention_mask=float_mask).last_hidden_state
+        model.set_attn_implementation("shannon")
+        found = model(TOKENS, attention_mask=float_mask if additive else own).last_hidden_state
+    assert_close(found, expected, atol=2e-5, rtol=2e-5)
+
+
+def spy(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What fenchel.attention is called with from now on."""
+    calls: list[dict[str, Any]] = []
+    module = importlib.import_module("fenchel.integrations.transformers")
+    original = module.attention
+
+    def attention(*args: Any, **options: Any) -> Any:
+        calls.append(options)
+        return original(*args, **options)
+
+    monkeypatch.setattr(module, "attention", attention)
+    return calls
+
+
+def test_a_causal_mask_and_nothing_else_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = spy(monkeypatch)
+    model = make("llama").eval()
+    run(model, "entmax15")
+    assert all(c["is_causal"] and c["attn_mask"] is None for c in calls)
+    assert len(calls) == 2
+    calls.clear()
+    run(model, "entmax15", "left")
+    assert all(not c["is_causal"] and c["attn_mask"] is not None for c in calls)
+
+
+def test_a_causal_mask_that_is_written_to_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = importlib.import_module("fenchel.integrations.transformers")
+    sizes = {"batch_size": 1, "q_length": 4, "kv_length": 4}
+    mask = module.make_mask(**sizes)
+    assert torch.equal(mask, torch.ones(1, 1, 4, 4, dtype=torch.bool).tril())
+    assert module._is_causal(mask)
+    mask[..., 3, 0] = False
+    assert not module._is_causal(mask)
+    assert not module._is_causal(module.make_mask(**sizes).clone())
+    assert module.make_mask(batch_size=1, q_length=1, kv_length=4, q_offset=3) is None
+    assert not module._is_causal(module.make_mask(batch_size=1, q_length=2, kv_length=4, q_offset=2))
+
+
+def test_supports_alone_give_what_matrices_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make("llama")
+    results = []
+    for lean in (0, 1 << 60):
+        monkeypatch.setattr(importlib.import_module("fenchel.attention"), "LEAN", lean)
+        states = run(model, "entmax15").last_hidden_state
+        results.append((states, gradients(model, states)))
+    assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
+
+
+def attend(module: nn.Module | None = None, name: str = "sparsemax", **options: Any) -> tuple[Tensor, Tensor | None]:
+    """A call as models make it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    query, key, value = torch.randn(3, 1, 2, 5, 4).unbind()
+    function = ALL_ATTENTION_FUNCTIONS[name]
+    return function(nn.Module() if module is None else module, query, key, value, **{"attention_mask": None, **options})
+
+
+def test_dropout_is_for_training() -> None:
+    assert (attend(nn.Module().train(), dropout=1.0)[0] == 0).all()
+    assert (attend(nn.Module().train(), dropout=1.0, softcap=2.0)[0] == 0).all()
+    assert (attend(nn.Module().eval(), dropout=1.0)[0] != 0).any()
+
+
+def test_queries_with_nothing_to_attend_to_get_zeros() -> None:
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool)
+    mask[..., 2, :] = False
+    for options in ({}, {"softcap": 2.0}, {"position_bias": torch.randn(1, 2, 5, 5)}):
+        output, weights = attend(attention_mask=mask, output_attentions=True, **options)
+        assert (output[:, 2] == 0).all()
+        assert (weights[..., 2, :] == 0).all()
+        assert (output[:, 3] != 0).any()
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"cache": object()}, NotImplementedError, "continuous batching"),
+        ({"indices": torch.zeros(1)}, NotImplementedError, "an index chooses"),
+        ({"attention_mask": torch.ones(1, 5)}, ValueError, r"attention_mask must have shape .* got \(1, 5\)"),
+        ({"sliding_window": 3}, ValueError, "window of 3 of 5 keys"),
+    ],
+)
+def test_what_would_be_overlooked_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        attend(**options)
+
+
+def test_a_layers_own_omega_is_trained_with_the_model() -> None:
+    model = make("llama")
+    for layer in model.layers:
+        layer.self_attn.omega = Tsallis(1.3, learnable=True, shape=(4, 1, 1))
+    states = run(model, "sparsemax", "left").last_hidden_state
+    gradient = gradients(model, states)["layers.1.self_attn.omega.raw_alpha"]
+    assert gradient.shape == (4, 1, 1)
+    assert (gradient != 0).all()
+    assert "layers.0.self_attn.omega.raw_alpha" in model.state_dict()
+    register("fixed", Tsallis(1.3))
+    other = make("llama")
+    other.load_state_dict(model.state_dict(), strict=False)
+    assert_close(run(other, "fixed", "left").last_hidden_state, states, atol=2e-5, rtol=2e-5)
+
+
+def test_half_precision_stays_half() -> None:
+    model = make("llama").bfloat16().eval()
+    output = run(model, "entmax15", "left", output_attentions=True)
+    assert output.last_hidden_state.dtype == output.attentions[0].dtype == torch.bfloat16
+    assert output.last_hidden_state[PADDING["left"].bool()].isfinite().all()
+
+
+# -- names --------------------------------------------------------------------------------------------------------
+
+
+def test_a_forgotten_name_is_an_error_and_not_softmax() -> None:
+    model = make("llama")
+    register("mine", Gini())
+    model.set_attn_implementation("mine")
+    unregister("mine")
+    with pytest.raises(KeyError, match="mine"):
+        model(TOKENS)
+    with pytest.raises(ValueError, match="not supported"):
+        LlamaModel(LlamaConfig(**WIDTHS, **HEADS, attn_implementation="mine"))
+    with pytest.raises(ValueError, match=r"name must be one that was registered.*got 'mine'"):
+        unregister("mine")
+
+
+def test_a_name_can_be_given_another_omega() -> None:
+    model = make("llama").eval()
+    register("mine", Gini())
+    first = run(model, "mine").last_hidden_state
+    register("mine", Shannon())
+    assert_close(run(model, "mine").last_hidden_state, run(model, "shannon").last_hidden_state)
+    assert not torch.allclose(first, run(model, "shannon").last_hidden_state, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("eager", Gini()), ValueError, "transformers' own"),
+        (("sdpa", Gini()), ValueError, "transformers gives a meaning"),
+        (("my_flash_attention", Gini()), ValueError, "transformers gives a meaning"),
+        (("user/kernel", Gini()), ValueError, "letters, digits and underscores"),
+        (("mine", None), ValueError, "name goes with an omega"),
+        ((None, Gini()), ValueError, "omega needs a name"),
+        (("mine", 1.5), TypeError, "omega must be a Regularizer"),
+        ((1.5, Gini()), TypeError, "name must be a string"),
+    ],
+)
+def test_bad_names_are_refused(arguments: tuple[Any, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        register(*arguments)
+
+
+WITHOUT = """
+import sys
+import fenchel
+assert "transformers" not in sys.modules
+sys.modules["transformers"] = None
+try:
+    import fenchel.integrations.transformers
+except ImportError as error:
+    assert "pip install 'fenchel[transformers]'" in str(error), error
+else:
+    raise AssertionError
+"""
+
+
+def test_without_transformers_the_error_says_what_to_install() -> None:
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True)
+
+
+# -- generation ---------------------------------------------------------------------------------------------------
+
+
+def language_model() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        **WIDTHS, **HEADS, attn_implementation="entmax15", bos_token_id=1, eos_token_id=2, pad_token_id=0
+    )
+    model = LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(0, 0.4)
+    return model
+
+
+PROMPT = {"input_ids": TOKENS[:, :4], "attention_mask": PADDING["left"][:, 3:]}
+KEEP = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True, "max_new_tokens": 6, "top_k": 0}
+
+
+def test_the_processor_gives_logarithms_of_entmax() -> None:
+    scores = torch.tensor([[2.0, 1.4, 0.2, -torch.inf], [0.0, 9.0, 0.0, 0.0], [torch.nan, 0.0, 0.0, 0.0]])
+    found = EntmaxLogitsProcessor()(TOKENS, scores)
+    assert_close(found[:2].exp(), fenchel.entmax(scores[:2]))
+    assert (found[0, 2:] == -torch.inf).all()
+    assert found[2].isnan().all()
+    warm = EntmaxLogitsProcessor(Gini(), temperature=3.0, filter_value=-1e9)(TOKENS, scores[:2])
+    assert_close(warm.exp(), fenchel.sparsemax(scores[:2] / 3.0))
+    assert warm[0, 3] == -1e9
+    assert EntmaxLogitsProcessor()(TOKENS, scores.bfloat16()).dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="temperature must satisfy"):
+        EntmaxLogitsProcessor(temperature=0.0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_generate_draws_from_the_support_alone(temperature: float) -> None:
+    processor = EntmaxLogitsProcessor(Tsallis(1.5), temperature=temperature)
+    output = language_model().generate(
+        **PROMPT, **KEEP, do_sample=True, num_return_sequences=8, logits_processor=[processor]
+    )
+    drawn = output.sequences[:, 4:]
+    ended = torch.zeros(24, dtype=torch.bool)
+    chosen_zeros = 0
+    for step, (logits, scores) in enumerate(zip(output.logits, output.scores, strict=True)):
+        p = fenchel.entmax(logits / temperature, 1.5)
+        assert_close(scores.exp(), p, atol=1e-6, rtol=1e-5)
+        assert (p.gather(1, drawn[:, step : step + 1]).squeeze(1) > 0)[~ended].all()
+        chosen_zeros += int((p == 0).sum())
+        ended |= drawn[:, step] == 2
+    assert chosen_zeros > 0
+
+
+def test_beam_search_adds_up_logarithms_of_entmax() -> None:
+    model = language_model()
+    output = model.generate(
+        **PROMPT, **KEEP, do_sample=False, num_beams=3, length_penalty=0.0, logits_processor=[EntmaxLogitsProcessor()]
+    )
+    sequences = output.sequences
+    mask = torch.cat([PROMPT["attention_mask"], torch.ones_like(sequences[:, 4:])], 1)
+    with torch.no_grad():
+        places = (mask.cumsum(-1) - 1).clamp_min(0)
+        p = fenchel.entmax(model(sequences, attention_mask=mask, position_ids=places).logits)
+    for row in range(3):
+        total = 0.0
+        for t in range(4, sequences.shape[1]):
+            total += p[row, t - 1, sequences[row, t]].log().item()
+            if sequences[row, t] == 2:
+                break
+        assert_close(output.sequences_scores[row].item(), total, atol=1e-4, rtol=1e-4)
+
+
+def test_beam_sampling_goes_on_when_beams_end() -> None:
+    processor = EntmaxLogitsProcessor(Gini(), temperature=0.3, filter_value=-1e9)
+    output = language_model().generate(**PROMPT, **KEEP, do_sample=True, num_beams=3, logits_processor=[processor])
+    assert output.sequences.shape[0] == 3
+    assert (output.sequences_scores > -1e8).all()
+
+
+# -- training -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [None, 13, torch.tensor(13)])
+def test_the_loss_of_shannon_is_that_of_causal_models(count: float | Tensor | None) -> None:
+    logits, labels = torch.randn(3, 7, 20, requires_grad=True), TOKENS.masked_fill(PADDING["left"] == 0, -100)
+    expected = ForCausalLMLoss(logits, labels, vocab_size=20, num_items_in_batch=count)
+    found = TrainerLoss(Shannon(), shift_labels=True)({"logits": logits}, labels, num_items_in_batch=count)
+    assert_close(found, expected)
+    assert_close(*(torch.autograd.grad(loss, logits)[0] for loss in (found, expected)))
+
+
+def test_the_loss_takes_what_models_return() -> None:
+    logits, labels = torch.randn(3, 20), torch.tensor([4, -100, 5])
+    loss = TrainerLoss(Gini(), shift_labels=False)
+    expected = fenchel.sparsemax_loss(logits, labels)
+    assert_close(loss((logits, "more"), labels), expected)
+    assert_close(loss({"logits": logits}, labels), expected)
+    assert loss({"logits": logits.bfloat16()}, labels).dtype == torch.float32
+    smooth = TrainerLoss(Gini(), shift_labels=False, label_smoothing=0.1, ignore_index=5)
+    expected = fenchel.sparsemax_loss(logits[:1], labels[:1], label_smoothing=0.1)
+    assert_close(smooth({"logits": logits[[0, 2]]}, labels[[0, 2]]), expected)
+    with pytest.raises(ValueError, match="labels must be in the batch"):
+        loss({"logits": logits}, None)
+    with pytest.raises(ValueError, match="to be shifted"):
+        TrainerLoss(shift_labels=True)({"logits": logits}, labels)
+
+
+def train(folder: Path, *, batch: int, accumulation: int) -> tuple[dict[str, Tensor], list[dict[str, float]]]:
+    torch.manual_seed(0)
+    model = language_model()
+    rows = [
+        {"input_ids": row, "labels": row.masked_fill(torch.arange(7) < cut, -100)} for cut, row in enumerate(TOKENS)
+    ]
+    arguments = TrainingArguments(
+        str(folder),
+        per_device_train_batch_size=batch,
+        gradient_accumulation_steps=accumulation,
+        max_steps=4,
+        learning_rate=0.05,
+        lr_scheduler_type="constant",
+        optim="sgd",
+        logging_steps=1,
+        save_strategy="no",
+        report_to="none",
+        use_cpu=True,
+        disable_tqdm=True,
+        seed=0,
+    )
+    data = [*rows, rows[0]]
+    trainer = Trainer(
+        model, arguments, train_dataset=data, eval_dataset=data, compute_loss_func=TrainerLoss(shift_labels=True)
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert trainer.evaluate()["eval_loss"] < logs[0]["loss"]
+    return model.state_dict(), logs
+
+
+def test_a_trainer_learns_alike_in_one_step_and_in_two(tmp_path: Path) -> None:
+    whole, logs = train(tmp_path, batch=4, accumulation=1)
+    parts, logs_of_parts = train(tmp_path, batch=2, accumulation=2)
+    assert logs[-1]["loss"] < logs[0]["loss"]
+    for first, second in zip(logs, logs_of_parts, strict=True):
+        assert_close(first["loss"], second["loss"], atol=1e-3, rtol=1e-3)
+    assert_close(whole, parts, atol=1e-4, rtol=1e-4)
