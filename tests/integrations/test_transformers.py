@@ -297,19 +297,36 @@ def test_supports_alone_give_what_matrices_give(monkeypatch: pytest.MonkeyPatch)
     assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
 
 
-def attend(module: nn.Module | None = None, name: str = "sparsemax", **options: Any) -> tuple[Tensor, Tensor | None]:
+def attend(
+    module: nn.Module | None = None, name: str = "sparsemax", queries: int = 5, **options: Any
+) -> tuple[Tensor, Tensor | None]:
     """A call as models make it."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     query, key, value = torch.randn(3, 1, 2, 5, 4).unbind()
     function = ALL_ATTENTION_FUNCTIONS[name]
-    return function(nn.Module() if module is None else module, query, key, value, **{"attention_mask": None, **options})
+    module = nn.Module() if module is None else module
+    return function(module, query[..., :queries, :], key, value, **{"attention_mask": None, **options})
 
 
 def test_dropout_is_for_training() -> None:
     assert (attend(nn.Module().train(), dropout=1.0)[0] == 0).all()
     assert (attend(nn.Module().train(), dropout=1.0, softcap=2.0)[0] == 0).all()
     assert (attend(nn.Module().eval(), dropout=1.0)[0] != 0).any()
+
+
+def test_a_flag_is_heeded_where_there_is_no_mask() -> None:
+    mask = torch.ones(1, 1, 5, 5, dtype=torch.bool).tril()
+    module = nn.Module()
+    module.is_causal = True  # as decoders are; what they pass along counts
+    for options in ({}, {"softcap": 2.0}, {"output_attentions": True}, {"position_bias": torch.randn(1, 2, 5, 5)}):
+        results = []
+        for given in ({"is_causal": True}, {"attention_mask": mask}, {}):
+            torch.manual_seed(1)
+            results.append(attend(module, **options, **given)[0])
+        assert torch.equal(results[0], results[1])
+        assert not torch.allclose(results[0], results[2])
+    assert attend(queries=1, is_causal=True)[0].shape == (1, 1, 2, 4)
 
 
 def test_queries_with_nothing_to_attend_to_get_zeros() -> None:
@@ -329,6 +346,7 @@ def test_queries_with_nothing_to_attend_to_get_zeros() -> None:
         ({"indices": torch.zeros(1)}, NotImplementedError, "an index chooses"),
         ({"attention_mask": torch.ones(1, 5)}, ValueError, r"attention_mask must have shape .* got \(1, 5\)"),
         ({"sliding_window": 3}, ValueError, "window of 3 of 5 keys"),
+        ({"is_causal": True, "queries": 3}, ValueError, "which of 5 keys 3 queries may each see"),
     ],
 )
 def test_what_would_be_overlooked_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -444,9 +462,9 @@ def test_the_processor_gives_logarithms_of_entmax() -> None:
     assert_close(found[:2].exp(), fenchel.entmax(scores[:2]))
     assert (found[0, 2:] == -torch.inf).all()
     assert found[2].isnan().all()
-    warm = EntmaxLogitsProcessor(Gini(), temperature=3.0, filter_value=-1e9)(TOKENS, scores[:2])
+    warm = EntmaxLogitsProcessor(Gini(), temperature=3.0)(TOKENS, scores[:2])
     assert_close(warm.exp(), fenchel.sparsemax(scores[:2] / 3.0))
-    assert warm[0, 3] == -1e9
+    assert warm[0, 3] == -torch.inf
     assert EntmaxLogitsProcessor()(TOKENS, scores.bfloat16()).dtype == torch.bfloat16
     with pytest.raises(ValueError, match="temperature must satisfy"):
         EntmaxLogitsProcessor(temperature=0.0)
@@ -490,10 +508,12 @@ def test_beam_search_adds_up_logarithms_of_entmax() -> None:
 
 
 def test_beam_sampling_goes_on_when_beams_end() -> None:
-    processor = EntmaxLogitsProcessor(Gini(), temperature=0.3, filter_value=-1e9)
+    processor = EntmaxLogitsProcessor(Gini(), temperature=0.3)
     output = language_model().generate(**PROMPT, **KEEP, do_sample=True, num_beams=3, logits_processor=[processor])
     assert output.sequences.shape[0] == 3
-    assert (output.sequences_scores > -1e8).all()
+    assert output.sequences_scores.isfinite().all()
+    supports = torch.stack([(scores > -torch.inf).sum(-1) for scores in output.scores])
+    assert (supports < 6).any()  # fewer words than beam sampling draws
 
 
 # -- training -----------------------------------------------------------------------------------------------------

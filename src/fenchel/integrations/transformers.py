@@ -5,7 +5,6 @@ Needs ``pip install 'fenchel[transformers]'``; nothing else in Fenchel imports i
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -134,12 +133,13 @@ class Attention:
         position_bias: Tensor | None = None,
         s_aux: Tensor | None = None,
         sliding_window: int | None = None,
+        is_causal: bool | None = None,
         output_attentions: bool | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend from queries (batch, heads, L, E) to keys and values (batch, heads or fewer, S, …).
 
-        No mask is no mask, as for ``"eager"``: flags such as ``is_causal`` only say what a mask says too.
+        No mask is no mask, as for ``"eager"``, unless ``is_causal`` is True: what a module is by itself says nothing.
         """
         for name, what in _REFUSED.items():
             if options.get(name) is not None:
@@ -152,6 +152,14 @@ class Attention:
             raise ValueError(
                 f"attention_mask must tell the window of {sliding_window} of {key.shape[-2]} keys, got None"
             )
+        if attention_mask is None and is_causal and query.shape[-2] > 1:
+            if query.shape[-2] != key.shape[-2]:
+                raise ValueError(
+                    f"attention_mask must tell which of {key.shape[-2]} keys {query.shape[-2]} queries may each see, "
+                    "got None and is_causal=True"
+                )
+            sizes = {"batch_size": 1, "q_length": query.shape[-2], "kv_length": key.shape[-2]}
+            attention_mask = make_mask(**sizes, device=query.device)
         own = getattr(module, "omega", None)
         omega = own if isinstance(own, Regularizer) else self.omega
         dropout = dropout if module.training else 0.0
@@ -165,13 +173,13 @@ class Attention:
                 query, key, value, omega, attn_mask=mask, scale=scaling, dropout_p=dropout, return_weights=True
             )
         else:
-            is_causal = position_bias is None and _is_causal(attention_mask)
-            if is_causal:
+            causal = position_bias is None and _is_causal(attention_mask)
+            if causal:
                 # The rest of a static cache is not written to yet.
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
             mask = _joined(attention_mask, position_bias)
             output = attention(
-                query, key, value, omega, attn_mask=mask, is_causal=is_causal, scale=scaling, dropout_p=dropout
+                query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout
             )
         return output.transpose(1, 2).contiguous(), weights if output_attentions else None
 
@@ -258,16 +266,13 @@ def _is_causal(mask: Tensor | None) -> bool:
 class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     r"""Entmax sampling in ``generate``: logits become :math:`\log \operatorname{argmax}_{T\Omega}(s)`.
 
-    Words outside of the support get ``filter_value``, −inf, and are never drawn. Made for models that were trained with
-    the loss of the same Ω; nothing else is to be cut off, so pass ``top_k=0`` (transformers' default is 50).
-
-    Greedy search, sampling, beam search and beam sampling work, the last with a large ``filter_value`` in place of −inf
-    (all its beams may come to an end at once, and it has to go on).
+    Words outside of the support get −inf, and are never drawn. Made for models that were trained with the loss of the
+    same Ω; nothing else is to be cut off, so pass ``top_k=0`` (transformers' default is 50). Beams add up these
+    logarithms: the search does not mind that it hands over log-softmax in place of logits, which differs by a constant.
 
     Args:
         omega: the regularizer; ``Tsallis(1.5)`` by default.
-        temperature: T > 0. ``generate``'s own is applied afterwards: it would sharpen the sparse distribution.
-        filter_value: the log-probability of words outside of the support.
+        temperature: T > 0. ``generate``'s own comes afterwards, and would only raise probabilities to a power.
 
     Example:
         >>> import torch
@@ -280,12 +285,9 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     References: Martins, Marinho & Martins (2020), section 3.
     """
 
-    def __init__(
-        self, omega: Regularizer | None = None, temperature: float = 1.0, filter_value: float = -math.inf
-    ) -> None:
+    def __init__(self, omega: Regularizer | None = None, temperature: float = 1.0) -> None:
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         self.temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
-        self.filter_value = filter_value
 
     def __repr__(self) -> str:
         return f"EntmaxLogitsProcessor({self.omega!r}, temperature={self.temperature:g})"
@@ -294,8 +296,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
         """Log-probabilities of the shape and dtype of ``scores``, (batch, V)."""
         omega = self.omega if self.temperature == 1.0 else self.temperature * self.omega
         p = omega.argmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
-        # Not p > 0: what is NaN is to stay so.
-        return torch.where(p == 0, self.filter_value, p.log()).to(scores.dtype)
+        return p.log().to(scores.dtype)
 
 
 # -- training --------------------------------------------------------------------------------------------------------
