@@ -267,8 +267,8 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     r"""Entmax sampling in ``generate``: logits become :math:`\log \operatorname{argmax}_{T\Omega}(s)`.
 
     Words outside of the support get −inf, and are never drawn. Made for models that were trained with the loss of the
-    same Ω; nothing else is to be cut off, so pass ``top_k=0`` (transformers' default is 50). Beams add up these
-    logarithms: the search does not mind that it hands over log-softmax in place of logits, which differs by a constant.
+    same Ω; nothing else is to be cut off, so pass ``top_k=0`` (transformers' default is 50). Beam search and beam
+    sampling add these logarithms up; that they hand over log-softmax in place of logits, a constant less, is all one.
 
     Args:
         omega: the regularizer; ``Tsallis(1.5)`` by default.
