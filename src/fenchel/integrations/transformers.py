@@ -158,8 +158,8 @@ class Attention:
                     f"attention_mask must tell which of {key.shape[-2]} keys {query.shape[-2]} queries may each see, "
                     "got None and is_causal=True"
                 )
-            sizes = {"batch_size": 1, "q_length": query.shape[-2], "kv_length": key.shape[-2]}
-            attention_mask = make_mask(**sizes, device=query.device)
+            length, device = query.shape[-2], query.device
+            attention_mask = make_mask(batch_size=1, q_length=length, kv_length=length, device=device)
         own = getattr(module, "omega", None)
         omega = own if isinstance(own, Regularizer) else self.omega
         dropout = dropout if module.training else 0.0
