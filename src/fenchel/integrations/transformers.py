@@ -282,7 +282,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     In a call: ``model.generate(…, do_sample=True, top_k=0, logits_processor=[EntmaxLogitsProcessor()])``.
 
-    References: Martins, Marinho & Martins (2020), section 3.
+    References: Martins, Marinho & Martins (2020).
     """
 
     def __init__(self, omega: Regularizer | None = None, temperature: float = 1.0) -> None:

@@ -56,7 +56,7 @@ def sample(
         >>> drawn.shape, drawn.amax(0)
         (torch.Size([1000, 2]), tensor([1, 1]))
 
-    References: Martins, Marinho & Martins (2020), section 3.
+    References: Martins, Marinho & Martins (2020).
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
     temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
@@ -104,7 +104,7 @@ def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_
         >>> epsilon_perplexity(p, torch.tensor([0, 2]), 0.0), epsilon_perplexity(p, torch.tensor([0, 2]), 0.5)
         (tensor(inf), tensor(3.5355))
 
-    References: Martins, Marinho & Martins (2020), section 4.
+    References: Martins, Marinho & Martins (2020).
     """
     if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
         raise TypeError(f"epsilon must be a number, got {type(epsilon).__name__}")
@@ -185,7 +185,7 @@ def jensen_shannon(
         >>> jensen_shannon(p, torch.tensor([0, 2]), base=2, reduction="none")
         tensor([0.3113, 1.0000])
 
-    References: Martins, Marinho & Martins (2020), section 4; Lin (1991).
+    References: Martins, Marinho & Martins (2020); Lin (1991).
     """
     if isinstance(base, bool) or not isinstance(base, int | float):
         raise TypeError(f"base must be a number, got {type(base).__name__}")
@@ -219,7 +219,7 @@ def sparsemax_score(
         >>> sparsemax_score(p, torch.tensor([0, 2]), reduction="none")
         tensor([0.7500, 0.2500])
 
-    References: Martins, Marinho & Martins (2020), section 4.
+    References: Martins, Marinho & Martins (2020).
     """
     check_reduction(reduction)
     probs, q, kept = _hits(probs, target, ignore_index)
@@ -243,7 +243,7 @@ def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tens
         >>> repetition(torch.tensor([5, 6, 5, 7, 6]), window=2), repetition(torch.tensor([5, 6, 5, 7, 6]), window=3)
         (tensor(0.2000), tensor(0.4000))
 
-    References: Welleck et al. (2020), section 6.
+    References: Welleck et al. (2020).
     """
     _check_tokens(tokens)
     if isinstance(window, bool) or not isinstance(window, int):
