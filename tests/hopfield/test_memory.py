@@ -453,6 +453,11 @@ def test_normalised_memories_compare_directions() -> None:
         (ValueError, "k must be at most", lambda: Memory(torch.zeros(2, 2), SparseMAP(Subsets(3)))),
         (ValueError, "one dimension", lambda: Memory(torch.zeros(2, 2), SparseMAP(Chain(torch.zeros(2, 2))))),
         (ValueError, "one dimension", lambda: Memory(torch.zeros(2, 2), fenchel.TotalVariation2d(0.1))),
+        (
+            ValueError,
+            "one for all queries",
+            lambda: Memory(torch.zeros(2, 2), fenchel.Tsallis(torch.tensor([[1.2], [1.5]]))),
+        ),
         (ValueError, "chunk_size must be at least 1", lambda: Memory(torch.zeros(2, 2), chunk_size=0)),
         (ValueError, "one pass", lambda: Memory(torch.zeros(2, 2), fenchel.Fused(0.1), chunk_size=1)),
         (ValueError, "normalize must be", lambda: Memory(torch.zeros(2, 2), normalize="unit")),

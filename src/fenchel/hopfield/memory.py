@@ -447,6 +447,13 @@ class Memory(nn.Module):
     def _check_fit(self, count: int) -> None:
         """Refuse an Ω that cannot choose among so many patterns."""
         omega = passes.base(self.omega)
+        for each in self.omega.modules():
+            held = (*each.parameters(recurse=False), *each.buffers(recurse=False)) if isinstance(each, Regularizer) else ()
+            if any(tensor.shape[:-1].numel() > 1 for tensor in held):
+                raise ValueError(
+                    f"omega must be one for all queries, got {each!r}: its tensors may only have the dimension of the "
+                    "patterns, the last"
+                )
         if isinstance(omega, TotalVariation2d):
             raise ValueError("omega must choose along one dimension, the patterns; TotalVariation2d takes two")
         if isinstance(omega, SparseMAP):
