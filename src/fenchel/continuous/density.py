@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
-from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi
+from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi, log_ball
 from fenchel.kernels import concrete
 
 
@@ -363,9 +363,7 @@ class EllipsoidPower(Distribution):
     @property
     def log_peak(self) -> Tensor:
         """The logarithm of the density at ``loc``."""
-        k = self.power
-        ball = self._half * math.log(math.pi) + math.lgamma(k + 1) - math.lgamma(k + 1 + self._half)
-        return -ball - _half_logdet(self.axes)
+        return -log_ball(self.power, self._half) - _half_logdet(self.axes)
 
     def log_prob(self, value: Tensor) -> Tensor:
         square = _mahalanobis(self.axes, _check_value(self, value) - self.loc)
