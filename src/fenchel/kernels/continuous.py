@@ -3,8 +3,8 @@
 Everything is in double precision. Along a ray the moments of a Gaussian are closed: a scaled complementary error
 function, from a table of polynomials, and one exponential an end; where the Gaussian is wider than the ray, Gauss and
 Legendre's rule takes over, as the moments would cancel. Over the angle a trapezoid rule runs over the window in which
-the Gaussian is seen from the middle of the disc; where that would take too many rays, chords along the Gaussian do it. A
-Gaussian that is all inside, or all outside, needs neither.
+the Gaussian is seen from the middle of the disc; where that would take too many rays, chords along the Gaussian do.
+A Gaussian that is all inside, or all outside, needs neither.
 """
 
 from __future__ import annotations
