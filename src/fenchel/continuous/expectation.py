@@ -39,6 +39,8 @@ _NARROW_REACH = 5.7  # the same in single precision
 _FEW = tuple(zip(*(v.tolist() for v in gauss_legendre(24)), strict=True))
 _NODES = 48  # of Gauss and Legendre's rule over a Gaussian, as far as it counts
 _MANY = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(_NODES)), strict=True))
+_CHORDS = [v.tolist() for v in gauss_legendre(_NODES)]
+_INSIDE = 1 - 1e-12  # of the radius of the disc
 _ENDS = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=True))
 _NEAR = 40.0  # e to minus this counts for nothing; powers above it leave the edge of the support flat
 
@@ -273,12 +275,14 @@ def _chords(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: 
 
 def _cuts(middle: Tensor, beside: Tensor, narrow: Tensor, width: Tensor, radius: float) -> tuple[Tensor, Tensor]:
     """Nodes φ (…, n, N) and their weights: chords whose ends lie in the Gaussian change fast, and are kept apart."""
+    # Next to 1 nothing counts, and forward mode, which looks in here, would meet infinite slopes.
+    radius = min(radius, _INSIDE)
     low, high = ((middle + side * narrow).clamp(-radius, radius).asin() for side in (-_REACH, _REACH))
-    last = (beside.abs() - _REACH * width).clamp(0, 1).acos()
-    inner = (beside.abs() + _REACH * width).clamp(0, 1).acos()
+    last = (beside.abs() - _REACH * width).clamp(0, _INSIDE).acos()
+    inner = (beside.abs() + _REACH * width).clamp(0, _INSIDE).acos()
     low, high = low.clamp(-last, last), high.clamp(-last, last)
     ends = torch.stack([low, (-inner).clamp(low, high), inner.clamp(low, high), high], -1)
-    nodes, weights = (torch.as_tensor(v, dtype=low.dtype, device=low.device) for v in gauss_legendre(_NODES))
+    nodes, weights = low.new_tensor(_CHORDS)
     start, length = ends[..., :-1].unsqueeze(-1), ends.diff(dim=-1).unsqueeze(-1)
     return (start + length * nodes).flatten(-2), (length * weights).flatten(-2)
 
