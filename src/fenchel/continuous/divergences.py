@@ -90,10 +90,10 @@ def _turned_distance(a: Tensor, b: Tensor) -> Tensor:
         cos, sin = k[..., 0, 0] + k[..., 1, 1], k[..., 1, 0] - k[..., 0, 1]
         turn = torch.stack([cos, -sin, sin, cos], -1) / torch.hypot(cos, sin).unsqueeze(-1)
         return (a - b @ turn.reshape(k.shape)).square().sum((-2, -1))
-    value = a.square().sum((-2, -1)) + b.square().sum((-2, -1)) - 2 * torch.linalg.svdvals(k).sum(-1)
+    value: Tensor = a.square().sum((-2, -1)) + b.square().sum((-2, -1)) - 2 * torch.linalg.svdvals(k).sum(-1)
     with torch.no_grad():  # the same without cancellation; its derivatives would lack those of R
         left, _, right = torch.linalg.svd(k)
-        exact = (a - b @ (left @ right)).square().sum((-2, -1))
+        exact: Tensor = (a - b @ (left @ right)).square().sum((-2, -1))
     return value + (exact - value).detach()
 
 
