@@ -1,5 +1,8 @@
 """Bases and value functions beside scipy's densities and scikit-learn's ridge regression."""
 
+import copy
+import pickle
+
 import numpy as np
 import pytest
 import scipy.stats as st
@@ -142,3 +145,37 @@ def test_bad_input_is_named() -> None:
         basis(torch.zeros(3, 2))
     with pytest.raises(ValueError, match="give positions, or a shape"):
         GaussianBasis.grid(3).fit(torch.zeros(6, 2))
+
+
+def test_what_was_fitted_in_inference_mode_can_be_trained_on() -> None:
+    basis, values = GaussianBasis.line(8), torch.randn(10, 3, requires_grad=True)
+    with torch.inference_mode():
+        basis.fit(values.detach())
+        made_there = GaussianBasis.line(8)
+        assert torch.equal(made_there.weights((10,)), basis.weights((10,)))
+    basis.fit(values).coefficients.sum().backward()
+    assert values.grad.isfinite().all()
+
+
+def test_copies_do_not_inherit_what_was_kept() -> None:
+    # Kept matrices are found by the identity of tensors, which means nothing in a copy.
+    basis = GaussianBasis.line(8)
+    wanted = basis.weights((10,))
+    for copied in (copy.deepcopy(basis), pickle.loads(pickle.dumps(basis))):
+        assert not copied._cache
+        assert torch.equal(copied.weights((10,)), wanted)
+    assert basis._cache
+
+
+def test_sizes_that_do_not_fit_are_named() -> None:
+    basis = GaussianBasis.line(4)
+    with pytest.raises(ValueError, match=r"mask must be boolean with shape \(…, 5\)"):
+        basis.regression(torch.rand(5, 1), torch.ones(4, dtype=torch.bool))
+    with pytest.raises(ValueError, match="mask must be boolean"):
+        basis.regression(torch.rand(5, 1), torch.ones(5))
+    with pytest.raises(ValueError, match="positions must be those of 5 values"):
+        basis.fit(torch.randn(5, 3), positions=torch.rand(6, 1))
+    with pytest.raises(TypeError, match="widths must be a sequence"):
+        GaussianBasis.line(4, widths=0.1)
+    with pytest.raises(TypeError, match="widths must be a sequence"):
+        GaussianBasis.grid(4, widths=0.1)

@@ -195,6 +195,29 @@ def test_float32_and_autocast() -> None:
     }
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_thin_ellipses_survive_every_precision(dtype: torch.dtype) -> None:
+    # Two pixels have a singular covariance, and a root with a small corner a product next to one.
+    torch.manual_seed(0)
+    values = torch.randn(16, 12, 8)
+    cases = [(PooledEncoder(6, dim=2), 20 * torch.randn(16, 6)), (MatchedEncoder(fenchel.Gini()), torch.randn(16, 12))]
+    for encoder, query in cases:
+        attention = ContinuousAttention(GaussianBasis.grid(4), encoder=encoder)
+        wanted = attention.double()(values.double(), query.double(), shape=(3, 4))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype == torch.bfloat16):
+            assert attention.float()(values, query, shape=(3, 4)).isfinite().all()
+        low = attention.to(dtype).attend(values.to(dtype), query.to(dtype), shape=(3, 4))
+        assert low.context.dtype == dtype
+        assert low.context.isfinite().all()
+        assert low.density.rsample().dtype == torch.float32
+        if dtype == torch.float32:
+            assert torch.allclose(low.context.double(), wanted, atol=1e-3 * wanted.abs().max().item())
+    pixels = GaussianBasis.grid(4, widths=(20.0,), interval=(0.0, 100.0)).to(dtype)
+    matched = ContinuousAttention(pixels, encoder=MatchedEncoder(fenchel.Gini()))
+    places = 100 * torch.rand(12, 2)
+    assert matched(values.to(dtype), torch.randn(16, 12).to(dtype), positions=places).isfinite().all()
+
+
 def test_encoders_of_ones_own() -> None:
     class Middle(Encoder):
         def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:

@@ -330,8 +330,9 @@ def test_kl_is_infinite_where_mass_lies_outside() -> None:
     assert torch.allclose(kl_divergence(ours, other), kl_divergence(normal, other))
     mine = BetaGaussian(other.loc, sigma=other.covariance_matrix, alpha=1.0)
     assert torch.allclose(kl_divergence(normal, mine), kl_divergence(normal, other))
-    with pytest.raises(NotImplementedError, match="one dimension"):
-        kl_divergence(plane(2.0), plane(1.5))
+    space = BetaGaussian(torch.zeros(3), sigma=torch.eye(3), alpha=2.0)
+    with pytest.raises(NotImplementedError, match="one and two dimensions"):
+        kl_divergence(space, space)
 
 
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
@@ -423,6 +424,117 @@ def test_the_discrete_limit_meets_entmax() -> None:
         h = (t[1] - t[0]).item()
         cells = fenchel.entmax(p.score(t.unsqueeze(-1)) * h ** (alpha - 1), alpha)
         assert torch.allclose(cells / h, p.log_prob(t.unsqueeze(-1)).exp(), atol=2e-5)
+
+
+def test_quantiles_next_to_alpha_one_are_the_gaussians() -> None:
+    q = double(1e-12, 1e-6, 0.01, 0.2, 0.5, 0.99)
+    normal = torch.special.ndtri(q)
+    for step in (1e-12, -1e-12, 1e-9, -1e-9):
+        p = line(1 + step, 0.0, 1.0)
+        assert torch.allclose(p.icdf(q).squeeze(-1), normal, rtol=0, atol=200 * abs(step))
+        assert torch.allclose(p.cdf(normal.unsqueeze(-1)), q, rtol=2000 * abs(step))
+        second = p.integrate(lambda t: t.square().squeeze(-1), nodes=20)
+        assert torch.allclose(second, p.variance.squeeze(-1), rtol=1e-13)
+
+
+@pytest.mark.parametrize("alpha", [0.8, 1.5, 2.0])
+def test_tsallis_entropies_meet_shannons(alpha: float) -> None:
+    p = line(alpha)
+    # Their slope in the index at 1, from afar.
+    slope = ((p.tsallis_entropy(1.01) - p.tsallis_entropy(0.99)) / 0.02).item()
+    middle = p.entropy().item()
+    for step in (1e-3, 1e-6, 1e-9, 1e-12):
+        above, below = p.tsallis_entropy(1 + step).item(), p.tsallis_entropy(1 - step).item()
+        assert above + below - 2 * middle == pytest.approx(0, abs=20 * step**2 + 1e-14)
+        assert above - below == pytest.approx(2 * step * slope, rel=1e-2, abs=1e-14)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_the_wasserstein_distance_of_near_neighbours(dim: int) -> None:
+    eye, loc = torch.eye(dim, dtype=torch.float64), torch.zeros(dim, dtype=torch.float64)
+    p = BetaGaussian(loc, scale_tril=eye, alpha=1.0)
+    for step in (1e-3, 1e-6, 1e-9):
+        q = BetaGaussian(loc, scale_tril=(1 + step) * eye, alpha=1.0)
+        assert wasserstein2(p, q).item() == pytest.approx(step * math.sqrt(dim), rel=1e-6)
+
+
+@pytest.mark.parametrize(("alpha", "beta"), [(2.0, 2.0), (1.5, 2.0), (2.0, 1.2), (3.0, 4 / 3)])
+def test_kl_between_ellipses_is_an_integral(alpha: float, beta: float) -> None:
+    small = torch.tensor([[0.02, -0.005], [-0.005, 0.01]], dtype=torch.float64)
+    p = BetaGaussian(double(0.3, -0.05), sigma=small, alpha=alpha)
+    q = plane(beta)
+    # The surface of p, where its logarithm is not smooth, gets the closer nodes.
+    x, w = np.polynomial.legendre.leggauss(120)
+    s, w = (1 + x) / 2, w / 2
+    r = 1 - (1 - s) ** 4
+    angle = 2 * np.pi * np.arange(200) / 200
+    root = (p.scale_tril * p.support_radius).numpy()
+    t = p.loc.numpy() + (r[:, None, None] * np.stack([np.cos(angle), np.sin(angle)], -1)) @ root.T
+    ours, theirs = (d.log_prob(torch.from_numpy(t)).numpy() for d in (p, q))
+    area = (w * 4 * (1 - s) ** 3 * r)[:, None] * 2 * np.pi / len(angle) * np.linalg.det(root)
+    inside = ours > -math.inf
+    wanted = (area * np.exp(ours) * np.subtract(ours, theirs, where=inside, out=np.zeros_like(ours))).sum()
+    assert kl_divergence(p, q).item() == pytest.approx(wanted, abs=1e-9)
+    assert kl_divergence(q, p).item() == math.inf
+    assert kl_divergence(q, q).item() == pytest.approx(0, abs=1e-12)
+
+
+def test_kl_between_discs_knows_where_they_touch() -> None:
+    eye = torch.eye(2, dtype=torch.float64)
+    q, small = (BetaGaussian(double(0.0, 0.0), sigma=s * eye) for s in (1.0, 0.1))
+    away = (q.support_radius - math.sqrt(0.1) * small.support_radius).item()
+    for angle in (0.0, 0.3, 1.0123):
+        direction = double(math.cos(angle), math.sin(angle))
+        values = [
+            kl_divergence(BetaGaussian(away * factor * direction, sigma=0.1 * eye), q).item()
+            for factor in (1 - 1e-10, 1 + 1e-10)
+        ]
+        assert values[0] == pytest.approx(1.06960285, abs=1e-8)
+        assert values[1] == math.inf
+    loc = torch.tensor([[0.1, 0.2], [5.0, 5.0]], dtype=torch.float64, requires_grad=True)
+    outer = eye.clone().requires_grad_()
+    value = kl_divergence(BetaGaussian(loc, sigma=0.1 * eye), BetaGaussian(double(0.0, 0.0), sigma=outer))
+    assert value[1] == math.inf
+    assert all(g.isfinite().all() for g in torch.autograd.grad(value[0], (loc, outer)))
+    f = lambda m: kl_divergence(BetaGaussian(m, sigma=0.1 * eye), q)  # noqa: E731
+    assert torch.autograd.gradcheck(f, double(0.1, 0.2).requires_grad_())
+
+
+def test_targets_without_a_covariance_are_infinitely_far() -> None:
+    for heavy in (0.0, 0.2):
+        assert kl_divergence(line(heavy), line(1.0)).item() == math.inf
+        assert line(2.0).loss(line(heavy)).item() == math.inf
+    with pytest.raises(ValueError, match=r"alpha must be greater than 0\.333"):
+        line(0.2).loss(line(2.0))
+    assert line(0.0).variance.isnan()
+
+
+def test_precisions_may_be_mixed_and_low() -> None:
+    mixed = BetaGaussian(torch.zeros(2), sigma=SIGMA)
+    assert mixed.rsample().dtype == mixed.log_prob(torch.zeros(2)).dtype == torch.float64
+    low = BetaGaussian(torch.zeros(2, dtype=torch.bfloat16), sigma=torch.eye(2, dtype=torch.bfloat16))
+    assert low.rsample((3,)).dtype == torch.float32
+    assert low.entropy().isfinite()
+
+
+def test_values_are_looked_at_whatever_torchs_default_is() -> None:
+    default = torch.distributions.Distribution._validate_args
+    torch.distributions.Distribution.set_default_validate_args(False)  # as torch.compile does
+    try:
+        with pytest.raises(ValueError, match="sigma must be symmetric and positive definite"):
+            BetaGaussian(torch.zeros(1), sigma=-torch.eye(1))
+    finally:
+        torch.distributions.Distribution.set_default_validate_args(default)
+    assert BetaGaussian(torch.zeros(1), sigma=-torch.eye(1), validate_args=False).entropy().isnan()
+
+
+def test_alpha_is_a_number_of_any_kind() -> None:
+    assert BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=np.float32(1.5)).alpha == 1.5
+    for alpha in (torch.tensor(2.0), torch.nn.Parameter(torch.tensor(2.0)), True, None):
+        with pytest.raises(TypeError, match="alpha must be a number"):
+            BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=alpha)
+    with pytest.raises(TypeError, match=r"value must be a torch\.Tensor"):
+        line(2.0).icdf(0.3)
 
 
 # -- errors ----------------------------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ def line_oracle(loc: float, variance: float, alpha: float, center: float, width:
         place, spread = (mp.mpf(center) - loc) / a, width / a
         marks = [place + z * spread for z in (-12, -6, -3, -1, 0, 1, 3, 6, 12)] + [mp.mpf(0), mp.mpf(-1), mp.mpf(1)]
         cuts = sorted({p for p in marks if ends[0] <= p <= ends[1]})
-        value = mp.quad(lambda y: shape(y) * mp.npdf(y, place, spread), cuts, maxdegree=8) / norm / a
+        value = mp.quad(lambda y: shape(y) * mp.npdf(y, place, spread), cuts, maxdegree=6) / norm / a
         return float(value)
 
 
@@ -96,6 +96,59 @@ def test_the_plane_is_right_for_narrow_and_wide_functions(alpha: float) -> None:
         np.testing.assert_allclose(found.numpy() / peaks, np.array(wanted) / peaks, atol=1e-10)
 
 
+def ball(dim: int, scale: float) -> tuple[Tensor, Tensor, GaussianBasis]:
+    sigma = scale**2 * torch.tensor([[1.0, 0.3], [0.3, 0.6]], dtype=D)[:dim, :dim]
+    return torch.tensor([0.5, 0.4], dtype=D)[:dim], sigma, basis_of(dim)
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+@pytest.mark.parametrize("scale", [1e-3, 0.1, 10.0])
+def test_alpha_next_to_one_meets_the_gaussian_from_both_sides(dim: int, scale: float) -> None:
+    loc, sigma, basis = ball(dim, scale)
+    middle = expectation(loc, sigma, basis, 1.0)
+    for step in (1e-2, 1e-3, 1e-4, 1e-6, 1e-9, 1e-12):
+        above, below = (expectation(loc, sigma, basis, 1 + side * step) for side in (1, -1))
+        assert (above - middle).abs().max() < 10 * step * middle.max()
+        # What is odd in the step cancels: a parabola is left.
+        assert (above + below - 2 * middle).abs().max() < (100 * step**2 + 3e-13) * middle.max()
+
+
+THIN = [([4.0, 1e-10], 0.0), ([1e4, 1e-4], 0.3), ([1e-6, 1e-2], 1.0)]
+
+
+@pytest.mark.usefixtures("_both")
+@pytest.mark.parametrize("alpha", [1.5, 2.0])
+@pytest.mark.parametrize(("squares", "turn"), THIN)
+def test_thin_ellipses_are_right(alpha: float, squares: list[float], turn: float) -> None:
+    rotation = torch.tensor([[math.cos(turn), -math.sin(turn)], [math.sin(turn), math.cos(turn)]], dtype=D)
+    sigma = symmetric(rotation @ torch.diag(torch.tensor(squares, dtype=D)) @ rotation.mT)
+    loc = torch.tensor([0.45, 0.55], dtype=D)
+    covariances = torch.stack(
+        [0.03**2 * torch.eye(2, dtype=D), torch.tensor([[0.01, 0.0099], [0.0099, 0.01]], dtype=D)]
+    )
+    basis = GaussianBasis(torch.tensor([[0.46, 0.55], [0.5, 0.6]], dtype=D), covariances)
+    wanted = expectation(loc, sigma, basis, alpha, angles=200_000)  # another rule, with more rays than anyone needs
+    assert torch.allclose(expectation(loc, sigma, basis, alpha), wanted, rtol=1e-8, atol=1e-12)
+    mapped = torch.func.vmap(lambda m, s: expectation(m, s, basis, alpha))(loc[None], sigma[None])
+    assert torch.allclose(mapped[0], wanted, rtol=1e-8, atol=1e-12)
+
+
+def test_a_needle_is_a_density_of_the_line() -> None:
+    # In the limit the density lives on its long axis, where one dimension of the ellipse is integrated out.
+    loc, sigma = torch.tensor([0.45, 0.55], dtype=D), torch.diag(torch.tensor([4.0, 1e-10], dtype=D))
+    basis = GaussianBasis(
+        torch.tensor([[0.5, 0.5], [30.0, 0.6]], dtype=D), 0.1**2 * torch.eye(2, dtype=D).expand(2, 2, 2)
+    )
+    for alpha in (1.5, 2.0):
+        length = 2 * BetaGaussian(loc, sigma=sigma, alpha=alpha).support_radius.item()
+        power = 1 / (alpha - 1) + 0.5
+        x = np.linspace(-1, 1, 40001)
+        weight = (1 - x * x) ** power
+        points = torch.tensor(np.stack([0.45 + length * x, np.full_like(x, 0.55)], -1))
+        wanted = torch.from_numpy(weight / weight.sum()) @ basis(points)
+        assert torch.allclose(expectation(loc, sigma, basis, alpha), wanted, rtol=1e-3)
+
+
 def test_sixty_four_angles_are_right_to_eight_digits() -> None:
     # Isotropic functions down to a tenth of the ellipse, as the paper's images have them, wherever they stand.
     basis = GaussianBasis.grid(4, widths=(0.05, 0.1, 0.3)).double()
@@ -104,7 +157,7 @@ def test_sixty_four_angles_are_right_to_eight_digits() -> None:
     p = BetaGaussian(loc, sigma=sigma)
     found = expectation(loc, sigma, basis, 2.0, angles=64)
     wanted = torch.tensor(
-        [plane_oracle(p, m, s, 120) for m, s in zip(basis.centers.numpy(), basis.covariances.numpy(), strict=True)],
+        [plane_oracle(p, m, s, 80) for m, s in zip(basis.centers.numpy(), basis.covariances.numpy(), strict=True)],
         dtype=D,
     )
     peaks = 1 / (2 * math.pi * torch.linalg.det(basis.covariances).sqrt())
@@ -149,7 +202,7 @@ def test_gaussians_in_any_dimension_are_products_of_normal_densities() -> None:
     heavy = expectation(loc, matrices[5], basis, 0.7)
     p = BetaGaussian(loc, sigma=matrices[5], alpha=0.7)
     torch.manual_seed(0)
-    assert torch.allclose(heavy, basis(p.sample((400000,))).mean(0), rtol=0.05)
+    assert torch.allclose(heavy, basis(p.sample((200000,))).mean(0), rtol=0.05)
 
 
 # -- derivatives -----------------------------------------------------------------------------------------------------
@@ -240,7 +293,9 @@ def test_kernels_and_torch_operations_agree(dim: int, alpha: float, monkeypatch:
     for scale in (1e-4, 0.1, 10.0):
         loc = torch.rand(5, dim, dtype=D, requires_grad=True)
         root = scale * torch.randn(5, dim, dim, dtype=D)
-        sigma = (root @ root.mT + 0.05 * scale**2 * torch.eye(dim)).requires_grad_()
+        sigma = root @ root.mT + 0.05 * scale**2 * torch.eye(dim)
+        sigma[0] = torch.diag(scale**2 * torch.tensor([1e-5, 1.0], dtype=D)[-dim:])  # a thin one
+        sigma.requires_grad_()
         results = []
         for on in (True, False):
             monkeypatch.setattr(kernels, "ENABLED", on)
@@ -300,11 +355,12 @@ def test_forward_mode_and_function_transforms(dim: int, alpha: float) -> None:
     assert torch.allclose(jacobian @ direction[0], tangent[0], atol=1e-9)
 
 
-def test_it_can_be_compiled_into_one_graph() -> None:
-    basis = basis_of(2)
-    loc, sigma = inputs(2)
+@pytest.mark.parametrize(("dim", "backend"), [(1, "aot_eager"), (2, "eager")])
+def test_it_can_be_compiled_into_one_graph(dim: int, backend: str) -> None:
+    basis = basis_of(dim)
+    loc, sigma = inputs(dim)
     f = lambda m, s: expectation(m, s, basis, 2.0)  # noqa: E731
-    compiled = torch.compile(f, fullgraph=True, backend="aot_eager")
+    compiled = torch.compile(f, fullgraph=True, backend=backend)
     assert torch.allclose(compiled(loc, sigma), f(loc, sigma), rtol=1e-9)
     found, wanted = (torch.autograd.grad(g(loc, sigma).square().sum(), loc)[0] for g in (compiled, f))
     assert torch.allclose(found, wanted, rtol=1e-7)

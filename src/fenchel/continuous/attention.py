@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from fenchel.continuous.basis import GaussianBasis, grid_positions
-from fenchel.continuous.density import BetaGaussian
+from fenchel.continuous.density import BetaGaussian, matrix_root
 from fenchel.continuous.expectation import expectation
 from fenchel.continuous.radial import check_alpha
 from fenchel.regularizers.base import Regularizer, check_omega
@@ -25,7 +25,7 @@ class Focus:
 
     Args:
         loc: (…, heads, K, D): the middles of K densities.
-        sigma: (…, heads, K, D, D): the Σ of their scores.
+        sigma: (…, heads, K, D, D): the Σ of their scores; best in double precision, also where ``loc`` is not.
         shares: (…, heads, K): how much each of the K counts; None if K is 1.
         discrete: (…, heads, L): the discrete attention that it was made of, if any.
     """
@@ -56,10 +56,11 @@ class Attended:
     @property
     def density(self) -> Distribution:
         """The density of each head, with batch shape (…, heads): a mixture if there are several."""
-        loc, sigma = self.focus.loc, self.focus.sigma
+        loc = self.focus.loc.to(torch.promote_types(self.focus.loc.dtype, torch.float32))
+        root = matrix_root(self.focus.sigma.double()).to(loc.dtype)
         if self.focus.shares is None:
-            return BetaGaussian(loc.squeeze(-2), sigma=sigma.squeeze(-3), alpha=self.alpha)
-        members = BetaGaussian(loc, sigma=sigma, alpha=self.alpha)
+            return BetaGaussian(loc.squeeze(-2), root.squeeze(-3), alpha=self.alpha)
+        members = BetaGaussian(loc, root, alpha=self.alpha)
         return MixtureSameFamily(Categorical(self.focus.shares), members, validate_args=False)
 
 
@@ -108,6 +109,8 @@ class PooledEncoder(Encoder):
             sigma = F.softplus(spread).unsqueeze(-1)
         else:
             rows, columns = torch.tril_indices(self.dim, self.dim, -1, device=query.device)
+            # In double precision: the product of a thin root would not be positive definite in less.
+            spread = spread.double()
             root = torch.diag_embed(F.softplus(spread[..., : self.dim]))
             below = torch.zeros_like(root).flatten(-2)
             below = below.index_add(-1, rows * self.dim + columns, spread[..., self.dim :])
@@ -143,7 +146,9 @@ class MatchedEncoder(Encoder):
             heads = "" if self.heads == 1 else f"{self.heads}, "
             raise ValueError(f"query must hold scores of shape (…, {heads}{length}), got {tuple(query.shape)}")
         p = self.omega.argmax(scores, mask=None if mask is None else mask.unsqueeze(-2))
-        loc, sigma = (x.to(p.dtype) for x in _moments(p.double(), positions.double()))
+        # Σ stays in double precision: where p has two places it is singular but for what is added.
+        loc, sigma = _moments(p.double(), positions.double())
+        loc = loc.to(p.dtype)
         sigma = sigma + self.least * torch.eye(sigma.shape[-1], dtype=sigma.dtype, device=sigma.device)
         return Focus(loc.unsqueeze(-2), sigma.unsqueeze(-3), None, p)
 

@@ -49,11 +49,15 @@ class GaussianBasis(nn.Module):
                 self.register_buffer(name, value)
         self._cache: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_cache": {}}  # its keys name tensors of this basis, not those of a copy
+
     @classmethod
     def line(
         cls, count: int, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
     ) -> GaussianBasis:
         """``count`` functions with centres spread evenly over an interval, as many of each width."""
+        _check_widths(widths)
         if count < len(widths) or count % len(widths):
             raise ValueError(f"count must be a multiple of the number of widths, {len(widths)}, got {count}")
         centers = torch.linspace(*interval, count // len(widths)).unsqueeze(-1)
@@ -68,13 +72,12 @@ class GaussianBasis(nn.Module):
         interval: tuple[float, float] = (0.0, 1.0),
     ) -> GaussianBasis:
         """A grid of rows × columns round functions over a square, for each width."""
+        _check_widths(widths)
         lines = [torch.linspace(*interval, n) for n in (rows, rows if columns is None else columns)]
         return cls._of_widths(torch.cartesian_prod(*lines), widths)
 
     @classmethod
     def _of_widths(cls, centers: Tensor, widths: Sequence[float]) -> GaussianBasis:
-        if not widths or any(not 0 < w < math.inf for w in widths):
-            raise ValueError(f"widths must hold numbers greater than 0, got {list(widths)}")
         eye = torch.eye(centers.shape[-1])
         covariances = [w * w * eye.expand(len(centers), -1, -1) for w in widths]
         return cls(centers.repeat(len(widths), 1), torch.cat(covariances))
@@ -116,6 +119,8 @@ class GaussianBasis(nn.Module):
         """
         _check_ridge(ridge)
         _check_positions(positions, self.dim)
+        if mask is not None:
+            _check_mask(mask, positions.shape[-2])
         full = self.double_copy()(positions.double())  # (…, L, n): Fᵀ
         if mask is not None:
             full = torch.where(mask.unsqueeze(-1), full, 0.0)
@@ -164,8 +169,10 @@ class GaussianBasis(nn.Module):
             raise ValueError(
                 f"for a basis of {self.dim} dimensions give positions, or a shape of as many sizes; got {shape}"
             )
-        if mask is not None and (mask.dtype != torch.bool or mask.shape[-1] != size):
-            raise ValueError(f"mask must be boolean with shape (…, {size}), got {mask.dtype} of {tuple(mask.shape)}")
+        if mask is not None:
+            _check_mask(mask, size)
+        if positions is not None and positions.dim() > 1 and positions.shape[-2] != size:
+            raise ValueError(f"positions must be those of {size} values, got {tuple(positions.shape)}")
         if positions is not None or (mask is not None and self.dim > 1):
             where = grid_positions(shape, self.centers) if positions is None else positions
             return self.regression(where, mask, ridge)
@@ -194,14 +201,14 @@ class GaussianBasis(nn.Module):
         return self.centers.requires_grad or self.covariances.requires_grad
 
     def _kept(self, shape: tuple[int, ...], ridge: float) -> Tensor:
-        if self._trained or not concrete(self.centers, self.covariances):
-            return self.regression(grid_positions(shape, self.centers), None, ridge)
         tensors = self.centers, self.covariances
+        if self._trained or not concrete(*tensors) or any(t.is_inference() for t in tensors):
+            return self.regression(grid_positions(shape, self.centers), None, ridge)
         key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
         if key not in self._cache:
             if len(self._cache) >= 512:
                 self._cache.clear()
-            with torch.no_grad():
+            with torch.inference_mode(False), torch.no_grad():  # whoever asks next may want gradients
                 found = self.regression(grid_positions(shape, self.centers), None, ridge)
             self._cache[key] = found, *tensors  # kept alive, so that no other tensor gets their ids
         return self._cache[key][0]
@@ -275,6 +282,18 @@ def _check_basis(centers: Tensor, covariances: Tensor) -> None:
         raise ValueError(f"covariances must have shape ({n}, {dim}, {dim}), got {tuple(covariances.shape)}")
     if concrete(centers, covariances):
         check_positive_definite(covariances, "covariances")
+
+
+def _check_widths(widths: Sequence[float]) -> None:
+    if not isinstance(widths, Sequence):
+        raise TypeError(f"widths must be a sequence of numbers, such as (0.1,), got {widths!r}")
+    if not widths or any(not 0 < w < math.inf for w in widths):
+        raise ValueError(f"widths must hold numbers greater than 0, got {list(widths)}")
+
+
+def _check_mask(mask: Tensor, size: int) -> None:
+    if mask.dtype != torch.bool or mask.dim() == 0 or mask.shape[-1] != size:
+        raise ValueError(f"mask must be boolean with shape (…, {size}), got {mask.dtype} of {tuple(mask.shape)}")
 
 
 def _check_ridge(ridge: float) -> None:

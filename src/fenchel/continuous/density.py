@@ -13,7 +13,7 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
-from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi
+from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi, log_ball
 from fenchel.kernels import concrete
 
 
@@ -33,7 +33,9 @@ class BetaGaussian(Distribution):
         scale_tril: a lower triangular root of Σ, (…, D, D), with a positive diagonal; or
         sigma: Σ itself, the matrix of the score. The density's own covariance is ``covariance_matrix``.
         alpha: a number greater than 1 − 2/D.
-        validate_args: whether to look at the values of loc and Σ; as in torch, unless Python runs with ``-O``.
+        validate_args: whether to look at the values of loc and Σ; False spares the time.
+
+    Both have one dtype, the wider of the two, and float32 at least.
 
     Points outside of the support have ``log_prob`` −inf. ``rsample`` has gradients in ``loc`` and Σ: the ellipsoid
     moves and stretches with them.
@@ -71,8 +73,9 @@ class BetaGaussian(Distribution):
         assert matrix is not None
         _check_shapes(loc, matrix, name)
         self.alpha = check_alpha(alpha, loc.shape[-1])
-        validate = Distribution._validate_args if validate_args is None else validate_args
-        if validate and concrete(loc, matrix):
+        loc, matrix = _in_one_precision(loc, matrix)
+        # Not torch's default for all distributions: the first torch.compile of a process turns that off.
+        if validate_args is not False and concrete(loc, matrix):
             _check_values(loc, matrix, name)
         batch = broadcast_shapes(loc.shape[:-1], matrix.shape[:-2])
         self.loc = loc.expand(*batch, -1)
@@ -99,6 +102,7 @@ class BetaGaussian(Distribution):
             raise ValueError(
                 f"alpha must be greater than {lower:g} in {law.dim} dimensions for a covariance, got {alpha}"
             )
+        mean, covariance = _in_one_precision(mean, covariance)
         if concrete(covariance):
             _check_values(mean, covariance, "covariance")
         # Cov = spread p₀ᶜ Σ, and p₀ depends on det Σ: the determinant first, then the matrix.
@@ -186,6 +190,8 @@ class BetaGaussian(Distribution):
     def icdf(self, value: Tensor) -> Tensor:
         """The quantile, (…, 1), for D = 1."""
         self._check_line("icdf")
+        if not isinstance(value, Tensor):
+            raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
         if concrete(value) and not bool(((value >= 0) & (value <= 1)).all()):
             raise ValueError("value must hold probabilities in [0, 1]")
         return self.loc + (self._unit * standard_icdf(value, self._law)).unsqueeze(-1)
@@ -222,7 +228,7 @@ class BetaGaussian(Distribution):
     def variance(self) -> Tensor:
         law = self._law
         if not math.isfinite(law.spread):
-            return torch.full_like(self.loc, math.inf)
+            return torch.full_like(self.loc, math.inf if law.has_mean else math.nan)
         return law.spread * self._scaled_root.square().sum(-1)
 
     def entropy(self) -> Tensor:
@@ -261,6 +267,8 @@ class BetaGaussian(Distribution):
     def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
         """E_p[function(t)] by quadrature, for D = 1 and 2 and functions that are smooth on the support.
 
+        With heavy tails (α < 1) the function should be bounded, or nearly: moments converge slowly.
+
         Args:
             function: takes points (N, …, D) and returns (N, …) and any further dimensions.
             nodes: how many radii.
@@ -276,7 +284,10 @@ class BetaGaussian(Distribution):
         return -0.5 * _mahalanobis(self.scale_tril, _check_value(self, value) - self.loc)
 
     def expected_score(self, target: Distribution) -> Tensor:
-        """E[f(t)] under another density: its mean and its covariance are all that counts."""
+        """E[f(t)] under another density: its mean and its covariance are all that counts. −inf if it has none."""
+        if isinstance(target, BetaGaussian) and not math.isfinite(target._law.spread):
+            shape = broadcast_shapes(self.batch_shape, target.batch_shape)
+            return torch.full(shape, -math.inf, dtype=self.loc.dtype, device=self.loc.device)
         covariance = target.covariance_matrix  # type: ignore[attr-defined]
         spread = torch.linalg.solve_triangular(self.scale_tril, matrix_root(covariance), upper=False)
         value: Tensor = self.score(target.mean) - 0.5 * spread.square().sum((-2, -1))
@@ -285,6 +296,12 @@ class BetaGaussian(Distribution):
     def conjugate(self) -> Tensor:
         r"""Ω*(f): the value of the maximum that this density attains, :math:`\mathbb{E}_p[f] - \Omega_\alpha(p)`."""
         law = self._law
+        if not math.isfinite(law.spread):
+            lower = 1 - 2 / (law.dim + 2)
+            raise ValueError(
+                f"alpha must be greater than {lower:g} in {law.dim} dimensions for a maximum that is finite, "
+                f"got {self.alpha:g}"
+            )
         expected = -0.5 * law.spread * law.dim * torch.exp(law.c * self.log_peak)
         return expected + self.tsallis_entropy()
 
@@ -305,6 +322,7 @@ class BetaGaussian(Distribution):
 
         Never negative, and zero exactly where q is this density. Where this density's support holds that of q it is the
         Bregman divergence of Ω from this density to q; elsewhere it is larger, and still finite. For α = 1: KL(q ‖ p).
+        Infinite if q has no covariance.
 
         Args:
             target: q, a β-Gaussian of any α.
@@ -316,6 +334,8 @@ class BetaGaussian(Distribution):
             >>> p.loss(BetaGaussian(torch.tensor([[0.0], [1.0]]), sigma=torch.eye(1)))
             tensor([0.0000, 0.5000])
         """
+        if not math.isfinite(target._law.spread):
+            return self.cross_entropy(target)  # infinite: there is no E_q[f]
         value = self.cross_entropy(target) - target.tsallis_entropy(self.alpha)
         # Rounding can leave the sum a hair below zero; the gradient is right as it is.
         return value + (value.clamp_min(0) - value).detach()
@@ -340,6 +360,7 @@ class EllipsoidPower(Distribution):
         _check_shapes(loc, axes, "axes")
         if not power > -1:
             raise ValueError(f"power must be greater than −1, got {power}")
+        loc, axes = _in_one_precision(loc, axes)
         batch = broadcast_shapes(loc.shape[:-1], axes.shape[:-2])
         self.loc, self.axes, self.power = loc.expand(*batch, -1), axes.expand(*batch, -1, -1), float(power)
         super().__init__(batch, loc.shape[-1:], validate_args=False)
@@ -363,9 +384,7 @@ class EllipsoidPower(Distribution):
     @property
     def log_peak(self) -> Tensor:
         """The logarithm of the density at ``loc``."""
-        k = self.power
-        ball = self._half * math.log(math.pi) + math.lgamma(k + 1) - math.lgamma(k + 1 + self._half)
-        return -ball - _half_logdet(self.axes)
+        return -log_ball(self.power, self._half) - _half_logdet(self.axes)
 
     def log_prob(self, value: Tensor) -> Tensor:
         square = _mahalanobis(self.axes, _check_value(self, value) - self.loc)
@@ -448,8 +467,16 @@ def _mahalanobis(root: Tensor, x: Tensor) -> Tensor:
     return square
 
 
+def _in_one_precision(loc: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """In the wider dtype of the two; half precision has no linear algebra."""
+    full = torch.promote_types(torch.promote_types(loc.dtype, matrix.dtype), torch.float32)
+    return loc.to(full), matrix.to(full)
+
+
 def matrix_root(covariance: Tensor) -> Tensor:
     """The lower triangular root of positive definite matrices; NaN where they are not."""
+    if covariance.shape[-1] == 1:
+        return covariance.sqrt()
     root: Tensor = torch.linalg.cholesky_ex(covariance).L
     return root
 

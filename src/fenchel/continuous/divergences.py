@@ -12,6 +12,8 @@ from torch.distributions import MultivariateNormal, register_kl
 from fenchel.continuous.density import BetaGaussian, broadcast_shapes
 from fenchel.continuous.radial import double_exponential
 
+_ANGLES = 256  # of rays in the plane, for KL between compact densities
+
 
 def generalized_covariance(
     density: BetaGaussian,
@@ -75,20 +77,24 @@ def wasserstein2(p: BetaGaussian, q: BetaGaussian, squared: bool = False) -> Ten
             f"alpha must leave the densities a covariance, got {p.alpha:g} in {p.event_shape[0]} dimensions"
         )
     roots = [math.sqrt(d._law.spread) * d._scaled_root for d in (p, q)]
-    shapes = roots[0].square().sum((-2, -1)) + roots[1].square().sum((-2, -1)) - 2 * _nuclear(roots[0].mT @ roots[1])
-    value = (p.loc - q.loc).square().sum(-1) + shapes + (shapes.clamp_min(0) - shapes).detach()
+    value = (p.loc - q.loc).square().sum(-1) + _turned_distance(*roots)
     return value if squared else value.sqrt()
 
 
-def _nuclear(m: Tensor) -> Tensor:
-    """The sum of the singular values of matrices with positive determinant."""
-    if m.shape[-1] == 1:
-        return m[..., 0, 0]
-    if m.shape[-1] == 2:  # (s₁ + s₂)² = ‖M‖² + 2 det M: smooth where singular values are equal
-        det = m[..., 0, 0] * m[..., 1, 1] - m[..., 0, 1] * m[..., 1, 0]
-        return (m.square().sum((-2, -1)) + 2 * det).sqrt()
-    total: Tensor = torch.linalg.svdvals(m).sum(-1)
-    return total
+def _turned_distance(a: Tensor, b: Tensor) -> Tensor:
+    """min ‖A − B R‖² over rotations R, for triangular roots with a positive diagonal: tr(AAᵀ + BBᵀ) − 2‖BᵀA‖₊."""
+    if a.shape[-1] == 1:
+        return (a - b).square().sum((-2, -1))
+    k = b.mT @ a
+    if a.shape[-1] == 2:
+        cos, sin = k[..., 0, 0] + k[..., 1, 1], k[..., 1, 0] - k[..., 0, 1]
+        turn = torch.stack([cos, -sin, sin, cos], -1) / torch.hypot(cos, sin).unsqueeze(-1)
+        return (a - b @ turn.reshape(k.shape)).square().sum((-2, -1))
+    value: Tensor = a.square().sum((-2, -1)) + b.square().sum((-2, -1)) - 2 * torch.linalg.svdvals(k).sum(-1)
+    with torch.no_grad():  # the same without cancellation; its derivatives would lack those of R
+        left, _, right = torch.linalg.svd(k)
+        exact: Tensor = (a - b @ (left @ right)).square().sum((-2, -1))
+    return value + (exact - value).detach()
 
 
 # -- divergences -----------------------------------------------------------------------------------------------------
@@ -103,6 +109,8 @@ def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     r"""KL(p ‖ q): closed for a Gaussian q, quadrature else; +inf where p has mass outside of q's support."""
     if p.event_shape != q.event_shape:
         raise ValueError(f"p and q must have one dimension, got {p.event_shape[0]} and {q.event_shape[0]}")
+    if q.alpha == 1 and not math.isfinite(p._law.spread):
+        return -q.expected_score(p)  # infinite
     if q.alpha == 1:
         return q.loss(p) if p.alpha == 1 else q.cross_entropy(p) - p.entropy()
     if q._law.is_compact:
@@ -116,24 +124,43 @@ def _nested_kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     batch = broadcast_shapes(p.batch_shape, q.batch_shape)
     if not p._law.is_compact:
         return torch.full(batch, math.inf, dtype=p.loc.dtype, device=p.loc.device)
-    if p.event_shape[0] > 1:
-        raise NotImplementedError("KL to a density with compact support is computed in one dimension only")
-    # In units of q's half width: p's interval is b + a[−1, 1], inside of [−1, 1] or not.
-    width = q.support_radius * q.scale_tril[..., 0, 0]
-    a = p.support_radius * p.scale_tril[..., 0, 0] / width
-    b = (p.loc - q.loc)[..., 0] / width
-    x, rest, weights = (torch.as_tensor(v, dtype=a.dtype, device=a.device) for v in double_exponential(121))
-    k = 1 / p._law.c
-    weights = weights * (x * rest) ** k
-    weights = weights / weights.sum()
-    a, b = a.unsqueeze(-1), b.unsqueeze(-1)
-    # 1 ± (b + a y) with y = 1 − 2·rest = 2x − 1, written from the ends of both intervals so that nothing cancels there.
-    above, below = 1 - b - a, 1 + b - a
-    slack = -8 * torch.finfo(a.dtype).eps
-    nested = ((above >= slack) & (below >= slack)).squeeze(-1)
-    terms = (above.clamp_min(0) + 2 * a * rest).log() + (below.clamp_min(0) + 2 * a * x).log()
-    expected = q.log_peak + (weights * terms).sum(-1) / q._law.c
+    dim = p.event_shape[0]
+    if dim > 2:
+        raise NotImplementedError("KL to a density with compact support is computed in one and two dimensions only")
+    # Where q's support is the unit ball, p's is b + B u, ‖u‖ ≤ 1, and q ∝ (1 − ‖b + B u‖²)^(1/c).
+    root = (q.scale_tril * q.support_radius[..., None, None]).expand(*batch, dim, dim)
+    shape = (p.scale_tril * p.support_radius[..., None, None]).expand(*batch, dim, dim)
+    shape = torch.linalg.solve_triangular(root, shape, upper=False)
+    middle = torch.linalg.solve_triangular(root, (p.loc - q.loc).expand(*batch, dim).unsqueeze(-1), upper=False).mT
+    ways = _directions(middle.detach(), shape.detach())
+    rays = ways[..., : 2 if dim == 1 else _ANGLES, :] @ shape.mT  # (…, rays, D)
+    gap = 1 - (middle + ways @ shape.mT).square().sum(-1)
+    nested = gap.amin(-1) >= -8 * torch.finfo(gap.dtype).eps
+    gap = gap[..., : rays.shape[-2]].clamp_min(0)
+    # 1 − ‖b + r w‖² from what is left at the surface, so that nothing cancels there.
+    x, rest, weights = (torch.as_tensor(v, dtype=gap.dtype, device=gap.device) for v in double_exponential(121))
+    weights = weights * (rest * (1 + x)) ** (1 / p._law.c) * x ** (dim - 1)
+    slope, square = 2 * (middle * rays).sum(-1, keepdim=True), rays.square().sum(-1, keepdim=True)
+    inside = gap.unsqueeze(-1) + rest * (slope + (1 + x) * square)
+    terms = torch.where(nested[..., None, None], inside, 1.0).log().mean(-2)
+    expected = q.log_peak + (weights / weights.sum() * terms).sum(-1) / q._law.c
     return torch.where(nested, -p.entropy() - expected, math.inf)
+
+
+def _directions(middle: Tensor, shape: Tensor) -> Tensor:
+    """Directions (…, N, D): all around, evenly; in the plane then those in which ‖b + B e‖ is largest, by Newton."""
+    if middle.shape[-1] == 1:
+        return middle.new_tensor([[-1.0], [1.0]]).expand(*middle.shape[:-2], -1, -1)
+    angle = torch.arange(_ANGLES, dtype=middle.dtype, device=middle.device) * (2 * math.pi / _ANGLES)
+    even = torch.stack([angle.cos(), angle.sin()], -1).expand(*middle.shape[:-2], -1, -1)
+    angle = angle.expand(even.shape[:-1])
+    for _ in range(6):
+        e = torch.stack([angle.cos(), angle.sin()], -1)
+        w, turned = e @ shape.mT, torch.stack([-e[..., 1], e[..., 0]], -1) @ shape.mT
+        first = ((middle + w) * turned).sum(-1)
+        second = turned.square().sum(-1) - ((middle + w) * w).sum(-1)
+        angle = angle - torch.where(second < 0, first / second, 0.0).clamp(-0.1, 0.1)
+    return torch.cat([even, torch.stack([angle.cos(), angle.sin()], -1)], -2)
 
 
 @register_kl(BetaGaussian, MultivariateNormal)  # type: ignore[no-untyped-call, untyped-decorator]

@@ -3,8 +3,8 @@
 For α ≤ 1 the density is a Gaussian, or a mixture of Gaussians, and so is the answer. For α > 1 its support is mapped to
 the unit interval or the unit disc: E = C ∫ (1 − ‖u‖²)^k N(A u; d, Σ_j) du, k = 1/(α−1), where d = μ_j − μ and A Aᵀ is
 the support's own ellipse. Everything is centred, and nothing is a difference of large moments. Along the line, and
-along every ray of the disc, the integral is closed for small integers k; over the angle the integrand is periodic and
-entire, and the trapezoid rule converges geometrically.
+along every ray and every chord of the disc, the integral is closed for small integers k. Over the rays the integrand is
+periodic and entire, and the trapezoid rule converges geometrically; chords along a thin Gaussian need few nodes too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ from torch import Tensor
 
 from fenchel.continuous.basis import GaussianBasis
 from fenchel.continuous.density import broadcast_shapes, check_positive_definite
-from fenchel.continuous.radial import Radial, check_alpha, double_exponential, gauss_legendre
+from fenchel.continuous.radial import (
+    Array,
+    Radial,
+    check_alpha,
+    double_exponential,
+    gauss_legendre,
+    log_ball,
+    log_gamma_peak,
+)
 from fenchel.kernels import concrete, usable
 from fenchel.regularizers.family import apply_function, tracks_forward
 
@@ -29,9 +37,12 @@ CLOSED = 4
 _REACH = 8.4  # standard deviations, beyond which a Gaussian counts for nothing in double precision
 _NARROW_REACH = 5.7  # the same in single precision
 _FEW = tuple(zip(*(v.tolist() for v in gauss_legendre(24)), strict=True))
-_MANY = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(48)), strict=True))
+_NODES = 48  # of Gauss and Legendre's rule over a Gaussian, as far as it counts
+_MANY = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(_NODES)), strict=True))
+_CHORDS = [v.tolist() for v in gauss_legendre(_NODES)]
+_INSIDE = 1 - 1e-12  # of the radius of the disc
 _ENDS = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=True))
-_TRACED = 128  # angles, where the data cannot be looked at
+_NEAR = 40.0  # e to minus this counts for nothing; powers above it leave the edge of the support flat
 
 
 def expectation(
@@ -44,7 +55,7 @@ def expectation(
               f(t) = -\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)
 
     Closed on the line for α = 1, 2, 3/2, 4/3 and 5/4, and in any dimension for α = 1; other α > 1 by quadrature. In the
-    plane closed along every ray for the same α, and the trapezoid rule over the angle. Densities with heavy tails
+    plane closed along every ray or chord for the same α, and a rule over their angles. Densities with heavy tails
     (α < 1) are mixtures of Gaussians, in any dimension. Computed in double precision for α ≠ 1; derivatives of every
     order in ``loc``, ``sigma`` and the basis. The Jacobian in the canonical parameters is the generalized covariance.
 
@@ -53,7 +64,7 @@ def expectation(
         sigma: Σ of the score, (…, D, D), positive definite.
         basis: n functions of D dimensions; D ≤ 2 for alpha > 1.
         alpha: a number greater than 1 − 2/D.
-        angles: how many directions, for D = 2 and alpha > 1; by default as many as make the error vanish.
+        angles: how many rays, for D = 2 and alpha > 1; by default what makes the error vanish.
 
     Returns:
         (…, n), in the dtype of ``loc``.
@@ -113,7 +124,7 @@ def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angle
 
 def _check_sigma(sigma: Tensor) -> None:
     """Positive definite, or NaN, which stays in its row."""
-    s = sigma.detach()
+    s = sigma.detach().double()  # the determinant of a thin matrix would drown in single precision
     if s.shape[-1] == 1:
         good = ~(s <= 0)
     elif s.shape[-1] == 2:
@@ -163,11 +174,17 @@ def _heavy(loc: Tensor, sigma: Tensor, centers: Tensor, covariances: Tensor, law
 def _gamma_nodes(shape: float, half: float) -> tuple[Any, Any]:
     """Trapezoid rule in log g, for a gamma variable g and functions that fall like g^(D/2) towards 0."""
     step = 0.28 / math.sqrt(1 + shape / 3)
-    x = math.log(shape) + step * np.arange(-4000, 4001)
-    log = shape * x - np.exp(np.minimum(x, 100.0))
-    falling = log + half * np.minimum(x - math.log(shape), 0.0)
+    x = step * np.arange(-4000, 4001)  # log g/shape
+    log = -shape * _excess(np.minimum(x, 100.0))
+    falling = log + half * np.minimum(x, 0.0)
     kept = falling > falling.max() - 42
-    return np.exp(x[kept]), step * np.exp(log[kept] - math.lgamma(shape))
+    return shape * np.exp(x[kept]), step * np.exp(log[kept] + log_gamma_peak(shape))
+
+
+def _excess(x: Array) -> Array:
+    """exp(x) − 1 − x, also where x is small."""
+    series = x * x * np.polynomial.polynomial.polyval(x, [1 / math.factorial(i) for i in range(2, 16)])
+    return np.where(np.abs(x) < 0.5, series, np.expm1(x) - x)
 
 
 # -- compact support -------------------------------------------------------------------------------------------------
@@ -206,76 +223,107 @@ def _compact(
 def _on_line(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> Tensor:
     a = axes[..., 0, 0].sqrt().unsqueeze(-1)
     place, width = (centers[:, 0] - loc) / a, covariances[:, 0, 0].sqrt() / a
-    constant = math.exp(math.lgamma(power + 1.5) - math.lgamma(power + 1)) / math.sqrt(math.pi)  # of (1 − y²)^k
-    return constant / a * _ray(place, width, -1.0, power)
+    return math.exp(-log_ball(power, 0.5)) / a * _ray(place, width, -1.0, power)
 
 
 def _on_plane(
     loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None
 ) -> Tensor:
-    # A lower triangular root A of the ellipse, the basis's precision P, then M = AᵀPA and the centre A⁻¹d in the disc.
-    a11 = axes[..., 0, 0].sqrt().unsqueeze(-1)
-    a21 = 0.5 * (axes[..., 0, 1] + axes[..., 1, 0]).unsqueeze(-1) / a11
-    a22 = (axes[..., 1, 1].unsqueeze(-1) - a21 * a21).sqrt()
-    s11, s12, s22 = covariances[:, 0, 0], 0.5 * (covariances[:, 0, 1] + covariances[:, 1, 0]), covariances[:, 1, 1]
-    det = s11 * s22 - s12 * s12
-    p11, p12, p22 = s22 / det, -s12 / det, s11 / det
-    m11 = p11 * a11 * a11 + 2 * p12 * a11 * a21 + p22 * a21 * a21
-    m12 = (p12 * a11 + p22 * a21) * a22
-    m22 = p22 * a22 * a22
+    # Lower triangular roots A of the ellipse and L of a function's Σ; N = L⁻¹A makes its precision in the disc, NᵀN.
+    a11, a21, a22 = (v.unsqueeze(-1) for v in _root(axes))
+    l11, l21, l22 = _root(covariances)
+    n11, n22 = a11 / l11, a22 / l22
+    n21 = (a21 - l21 * n11) / l22
     d = centers - loc.unsqueeze(-2)
     x = d[..., 0] / a11
     y = (d[..., 1] - a21 * x) / a22
+    sums = _chords(x, y, n11, n21, n22, power) if angles is None else _rays(x, y, n11, n21, n22, power, angles)
+    return (power + 1) / math.pi / (a11 * a22) * sums
+
+
+def _root(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The lower triangular root of 2 × 2 matrices: 11, 21, 22."""
+    first = m[..., 0, 0].sqrt()
+    below = 0.5 * (m[..., 0, 1] + m[..., 1, 0]) / first
+    return first, below, (m[..., 1, 1] - below * below).sqrt()
+
+
+def _chords(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: float) -> Tensor:
+    """∫ (1 − ‖u‖²)^k N(u; (x, y), (NᵀN)⁻¹) du over the disc, by chords along the Gaussian's long axis.
+
+    A chord at s = sin φ has half length cos φ; along it the integral is that of the line. Right for Gaussians as thin
+    as you like, with a number of nodes that does not depend on the data. No derivative needs to know where they are.
+    """
     with torch.no_grad():
-        angle, share = _angles(x, y, m11, m12, m22, angles)
+        turn = 0.5 * torch.atan2(2 * n21 * n22, n11 * n11 + n21 * n21 - n22 * n22)
+        cos, sin = turn.cos(), turn.sin()  # of the short axis
+    along1, along2 = -sin * n11, cos * n22 - sin * n21  # N times the long axis
+    across1, across2 = cos * n11, sin * n22 + cos * n21
+    precision = along1 * along1 + along2 * along2
+    tilt = (across1 * along1 + across2 * along2) / precision
+    middle, beside = cos * x + sin * y, cos * y - sin * x
+    width, narrow = precision.rsqrt(), precision.sqrt() / (n11 * n22)
+    with torch.no_grad():
+        angle, share = _cuts(middle, beside, narrow, width, _radius(power))
+    s, half = angle.sin(), angle.cos()
+    middle, beside, narrow, width, tilt = (v.unsqueeze(-1) for v in (middle, beside, narrow, width, tilt))
+    bell = torch.exp(-0.5 * ((s - middle) / narrow).square()) / (narrow * math.sqrt(2 * math.pi))
+    chord = _ray((beside - tilt * (s - middle)) / half, width / half, -1.0, power)
+    # (cos φ)^(2k+1), right for large k too.
+    return (share * torch.exp((power + 0.5) * torch.log1p(-s * s)) * bell * chord).sum(-1)
+
+
+def _cuts(middle: Tensor, beside: Tensor, narrow: Tensor, width: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Nodes φ (…, n, N) and their weights: chords whose ends lie in the Gaussian change fast, and are kept apart."""
+    # Next to 1 nothing counts, and forward mode, which looks in here, would meet infinite slopes.
+    radius = min(radius, _INSIDE)
+    low, high = ((middle + side * narrow).clamp(-radius, radius).asin() for side in (-_REACH, _REACH))
+    last = (beside.abs() - _REACH * width).clamp(0, _INSIDE).acos()
+    inner = (beside.abs() + _REACH * width).clamp(0, _INSIDE).acos()
+    low, high = low.clamp(-last, last), high.clamp(-last, last)
+    ends = torch.stack([low, (-inner).clamp(low, high), inner.clamp(low, high), high], -1)
+    nodes, weights = low.new_tensor(_CHORDS)
+    start, length = ends[..., :-1].unsqueeze(-1), ends.diff(dim=-1).unsqueeze(-1)
+    return (start + length * nodes).flatten(-2), (length * weights).flatten(-2)
+
+
+def _rays(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: float, angles: int) -> Tensor:
+    """The same integral by so many rays from the middle of the disc."""
+    m11, m12, m22 = n11 * n11 + n21 * n21, n21 * n22, n22 * n22
+    with torch.no_grad():
+        angle, share = _angles(x, y, n11, n21, n22, angles)
     cos, sin = angle.cos(), angle.sin()
+    size = (n11 * n22).unsqueeze(-1)
     x, y, m11, m12, m22 = (v.unsqueeze(-1) for v in (x, y, m11, m12, m22))
     precision = m11 * cos * cos + 2 * m12 * cos * sin + m22 * sin * sin
     place = ((m11 * x + m12 * y) * cos + (m12 * x + m22 * y) * sin) / precision
-    beside = (m11 * m22 - m12 * m12) * (cos * y - sin * x).square() / precision
-    rays = torch.exp(-0.5 * beside) * precision.rsqrt() * _ray(place, precision.rsqrt(), 0.0, power)
-    constant = (power + 1) / math.pi * det.rsqrt() / math.sqrt(2 * math.pi)
-    value: Tensor = constant * share * rays.sum(-1)
+    beside = (size * (cos * y - sin * x)).square() / precision
+    rays = size * torch.exp(-0.5 * beside) * precision.rsqrt() * _ray(place, precision.rsqrt(), 0.0, power)
+    value: Tensor = share * rays.sum(-1) / math.sqrt(2 * math.pi)
     return value
 
 
-def _angles(x: Tensor, y: Tensor, m11: Tensor, m12: Tensor, m22: Tensor, angles: int | None) -> tuple[Tensor, Tensor]:
+def _angles(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, angles: int) -> tuple[Tensor, Tensor]:
     """Angles (…, n, N) where a Gaussian in the disc is seen from its middle, and the distance of neighbours (…, n).
 
-    The window is that of its ellipse of ``_REACH`` deviations; all around, if the middle lies inside. Shifted by iη the
-    integrand grows like exp(r² sinh²η/(2e²)) at most, r the largest radius that counts and e the narrowest deviation:
-    a trapezoid rule of N points errs by exp(r² sinh²η/(2e²) − Nη) for every η: at sinh η = κe/r, N = κ²/η leaves
-    exp(−κ²/2).
+    The window is that of its ellipse of ``_REACH`` deviations; all around, if the middle lies inside. There the
+    integrand is periodic but for rounding, and the trapezoid rule converges geometrically.
     """
-    square = m11 * x * x + 2 * m12 * x * y + m22 * y * y  # ‖w‖², w = N μ̃ with M = NᵀN
-    n11, n22 = m11.sqrt(), ((m11 * m22 - m12 * m12) / m11).sqrt()
-    n12 = m12 / n11
-    w1, w2 = n11 * x + n12 * y, n22 * y
+    w1, w2 = n11 * x, n21 * x + n22 * y
+    square = w1 * w1 + w2 * w2
     sine = (_REACH / square.sqrt()).clamp_max(1.0)
     cosine = (1 - sine * sine).sqrt()
     around = square <= _REACH * _REACH
     ends = []
     for side in (-1.0, 1.0):
         b1, b2 = cosine * w1 - side * sine * w2, side * sine * w1 + cosine * w2
-        e2 = b2 / n22
-        e1 = (b1 - n12 * e2) / n11
+        e1 = b1 / n11
+        e2 = (b2 - n21 * e1) / n22
         ends.append(torch.atan2(x * e2 - y * e1, x * e1 + y * e2))
     low, high = (torch.where(around, v, end) for v, end in zip((-math.pi, math.pi), ends, strict=True))
-    if angles is None:
-        angles = _enough(x, y, m11, m12, m22, high - low) if concrete(x) else _TRACED
     step = (high - low) / angles
     offset = torch.arange(angles, dtype=x.dtype, device=x.device) + 0.5
     return (torch.atan2(y, x) + low).unsqueeze(-1) + step.unsqueeze(-1) * offset, step
-
-
-def _enough(x: Tensor, y: Tensor, m11: Tensor, m12: Tensor, m22: Tensor, window: Tensor) -> int:
-    if x.numel() == 0:
-        return 1
-    half, gap = 0.5 * (m11 + m22), (0.25 * (m11 - m22).square() + m12 * m12).sqrt()
-    narrow, wide = (half + gap).rsqrt(), ((m11 * m22 - m12 * m12) / (half + gap)).rsqrt()
-    reach = (torch.hypot(x, y) + _REACH * wide).clamp_max(1.0)
-    needed = window / (2 * math.pi) * _REACH**2 / torch.asinh(_REACH * narrow / reach)
-    return min(8 * math.ceil((needed.nan_to_num(0.0).amax().item() + 6) / 8), 4096)
 
 
 # -- along a ray -----------------------------------------------------------------------------------------------------
@@ -327,17 +375,27 @@ def _quadrature(place: Tensor, width: Tensor, start: float, power: float) -> Ten
 
 def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
     """Quadrature over what a Gaussian covers of the interval, for powers that have no closed form."""
+    radius = _radius(power)
     with torch.no_grad():
-        low = (place - _REACH * width).clamp(start, 1)
-        high = (place + _REACH * width).clamp(start, 1)
+        low = (place - _REACH * width).clamp(max(start, -radius), radius)
+        high = (place + _REACH * width).clamp(max(start, -radius), radius)
     length = high - low
     total = torch.zeros_like(place)
-    for x, rest, w in _MANY if power == round(power) else _ENDS:
+    smooth = radius < 1 or power == round(power)
+    for x, rest, w in _MANY if smooth else _ENDS:
         r = low + x * length
-        below, above = (low + 1) + x * length, (1 - high) + rest * length  # 1 + r and 1 − r, from the nearer end
-        shape = (below * above).pow(power) if start else r * (below * above).pow(power)
-        total = total + w * shape * torch.exp(-0.5 * ((r - place) / width).square())
+        if radius < 1:
+            shape = torch.exp(power * torch.log1p(-r * r))
+        else:
+            below, above = (low + 1) + x * length, (1 - high) + rest * length  # 1 + r and 1 − r, from the nearer end
+            shape = (below * above).pow(power)
+        total = total + w * (shape if start else r * shape) * torch.exp(-0.5 * ((r - place) / width).square())
     return length * total / (width * math.sqrt(2 * math.pi))
+
+
+def _radius(power: float) -> float:
+    """Beyond which (1 − r²)^k counts for nothing: 1, but for powers so large that it is next to a Gaussian."""
+    return 1.0 if power < _NEAR else math.sqrt(-math.expm1(-_NEAR / power))
 
 
 # -- compiled --------------------------------------------------------------------------------------------------------

@@ -86,9 +86,9 @@ def _cdf(x: Array, law: Radial) -> Array:
         m = -1 / law.c
         return np.asarray(special.stdtr(2 * m - 1, x * math.sqrt((2 * m - 1) / (2 * m))))
     y = np.minimum(np.abs(x) * math.sqrt(0.5 * law.c), 1.0)
-    centre = special.betainc(0.5, 1 / law.c + 1, y * y)
-    # Each of the two is known well where it is small.
-    tail = np.where(centre < 0.5, 1 - centre, special.betainc(1 / law.c + 1, 0.5, (1 - y) * (1 + y)))
+    # From y² or from 1 − y², whichever is small and so known well.
+    edge = special.betainc(1 / law.c + 1, 0.5, (1 - y) * (1 + y))
+    tail = np.where(y < 0.7, special.betaincc(0.5, 1 / law.c + 1, y * y), edge)
     return np.asarray(np.where(x < 0, 0.5 * tail, 1 - 0.5 * tail))
 
 
@@ -101,6 +101,6 @@ def _icdf(q: Array, law: Radial) -> Array:
     k = 1 / law.c
     centre = np.sqrt(special.betaincinv(0.5, k + 1, np.abs(2 * q - 1)))
     # Towards the ends 2q is known better than 1 − 2q.
-    edge = np.sqrt(1 - special.betaincinv(k + 1, 0.5, 2 * np.minimum(q, 1 - q)))
+    edge = np.sqrt(special.betainccinv(0.5, k + 1, 2 * np.minimum(q, 1 - q)))
     size = np.where(np.abs(2 * q - 1) < 0.5, centre, edge)
     return np.asarray(size * np.sign(q - 0.5) * math.sqrt(2 * k))

@@ -3,7 +3,8 @@
 Everything is in double precision. Along a ray the moments of a Gaussian are closed: a scaled complementary error
 function, from a table of polynomials, and one exponential an end; where the Gaussian is wider than the ray, Gauss and
 Legendre's rule takes over, as the moments would cancel. Over the angle a trapezoid rule runs over the window in which
-the Gaussian is seen from the middle of the disc. A Gaussian that is all inside, or all outside, needs neither.
+the Gaussian is seen from the middle of the disc; where that would take too many rays, chords along the Gaussian do.
+A Gaussian that is all inside, or all outside, needs neither.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ NODES = 24
 """Of Gauss and Legendre's rule, for Gaussians wider than the ray."""
 
 _PIECES, _DEGREE = 256, 5
-_LIMIT = 4096  # angles
+_LIMIT = 256  # rays; a Gaussian that would need more is thin, and chords along it are fewer
+_CHORDS = 48  # Gauss and Legendre's, in each of three parts
 
 
 # -- on tensors -------------------------------------------------------------------------------------------
@@ -69,7 +71,7 @@ def plane(
     """
     batch, count = len(loc), len(centers)
     value, slopes = _results(batch, count, 5 if keep else 0)
-    tables = (np.array([(power + 1) / math.pi, reach]), *_tables(0, power), erfcx_table())
+    tables = (np.array([(power + 1) / math.pi, reach]), *_tables(0, power), erfcx_table(), *_tables(-1, power), _rule())
     arrays = [_array(t) for t in (loc, axes, centers, covariances)]
     over_rows(_plane, batch, 256 * value.numel(), *arrays, *tables, power, value.numpy(), slopes.numpy())
     return value, slopes
@@ -110,6 +112,13 @@ def _tables(start: int, power: int) -> tuple[Arrays, Arrays]:
     x, w = start + (1 - start) * (1 + x) / 2, w * (1 - start) / 2
     values = np.stack([x, *(w * np.polynomial.polynomial.polyval(x, row) for row in coefficients)])
     return coefficients, values / np.array([[1.0]] + [[math.sqrt(2 * math.pi)]] * 3)
+
+
+@cache
+def _rule() -> Arrays:
+    """Gauss and Legendre's nodes in (0, 1), and their weights."""
+    x, w = np.polynomial.legendre.leggauss(_CHORDS)
+    return np.stack([(1 + x) / 2, w / 2])
 
 
 @cache
@@ -165,6 +174,85 @@ def _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):  # type: ignore[no-un
 
 
 @kernel
+def _segment(place, width, coefficients, nodes, table, moments, sums):  # type: ignore[no-untyped-def]
+    """Integrals of three polynomials over [−1, 1] against a Gaussian, into ``sums``."""
+    sums[:] = 0.0
+    if width <= 1.0:
+        variance, scale = width * width, width / math.sqrt(2.0 * math.pi)
+        u, v = (-1.0 - place) / width, (1.0 - place) / width
+        at_u = math.exp(-0.5 * u * u)
+        at_v = math.exp(-0.5 * v * v)
+        moments[0] = _mass(u, v, 1.0, at_u, at_v, table)
+        at_u *= scale
+        at_v *= scale
+        moments[1] = place * moments[0] - at_v + at_u
+        for i in range(2, len(moments)):
+            at_u = -at_u
+            moments[i] = place * moments[i - 1] + (i - 1) * variance * moments[i - 2] - at_v + at_u
+        for i in range(len(moments)):
+            for which in range(3):
+                sums[which] += coefficients[which, i] * moments[i]
+    else:
+        for i in range(nodes.shape[1]):
+            z = (nodes[0, i] - place) / width
+            bell = math.exp(-0.5 * z * z) / width
+            for which in range(3):
+                sums[which] += nodes[1 + which, i] * bell
+
+
+@kernel
+def _chords(x, y, n11, n21, n22, reach, power, coefficients, nodes, table, rule, moments, sums):  # type: ignore[no-untyped-def]
+    """The six integrals of a thin Gaussian over the disc, by chords along it.
+
+    As ``fenchel.continuous.expectation._chords``: at s = sin φ, apart where ends of chords lie in the Gaussian.
+    """
+    turn = 0.5 * math.atan2(2.0 * n21 * n22, n11 * n11 + n21 * n21 - n22 * n22)
+    cos, sin = math.cos(turn), math.sin(turn)
+    along1, along2 = -sin * n11, cos * n22 - sin * n21
+    precision = along1 * along1 + along2 * along2
+    tilt = (cos * n11 * along1 + (sin * n22 + cos * n21) * along2) / precision
+    middle, beside = cos * x + sin * y, cos * y - sin * x
+    width, narrow = 1.0 / math.sqrt(precision), math.sqrt(precision) / (n11 * n22)
+    last = math.acos(min(max(abs(beside) - reach * width, 0.0), 1.0))
+    inner = math.acos(min(abs(beside) + reach * width, 1.0))
+    low = math.asin(min(max(middle - reach * narrow, -1.0), 1.0))
+    high = math.asin(min(max(middle + reach * narrow, -1.0), 1.0))
+    low, high = min(max(low, -last), last), min(max(high, -last), last)
+    total, u1, u2, t11, t12, t22 = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
+    start = low
+    for part in range(3):
+        end = high
+        if part < 2:
+            end = min(max(inner if part else -inner, low), high)
+        length = end - start
+        if length > 0.0:
+            for i in range(rule.shape[1]):
+                angle = start + length * rule[0, i]
+                s, half = math.sin(angle), math.cos(angle)
+                z = (s - middle) / narrow
+                weight = length * rule[1, i] * math.exp(-0.5 * z * z) * half ** (2 * power - 1)
+                _segment((beside - tilt * (s - middle)) / half, width / half, coefficients, nodes, table, moments, sums)
+                square = (sums[0] - sums[2]) / (2 * power)  # of z²(1 − z²)^(k−1)
+                flat = sums[0] + square  # of (1 − z²)^(k−1)
+                total += weight * half * half * sums[0]
+                u1 += weight * s * flat
+                u2 += weight * half * sums[1]
+                t11 += weight * s * s * flat
+                t12 += weight * s * half * sums[1]
+                t22 += weight * half * half * square
+        start = end
+    scale = 1.0 / (narrow * math.sqrt(2.0 * math.pi))
+    return (
+        scale * total,
+        scale * (cos * u1 - sin * u2),
+        scale * (sin * u1 + cos * u2),
+        scale * (cos * cos * t11 - 2.0 * cos * sin * t12 + sin * sin * t22),
+        scale * (cos * sin * (t11 - t22) + (cos * cos - sin * sin) * t12),
+        scale * (sin * sin * t11 + 2.0 * cos * sin * t12 + cos * cos * t22),
+    )
+
+
+@kernel
 def _line(
     first: int,
     last: int,
@@ -181,39 +269,18 @@ def _line(
     slopes: Arrays,
 ) -> None:
     keep = slopes.shape[0] > 0
-    count, degree = len(centers), coefficients.shape[1]
+    count = len(centers)
     sums = np.zeros(3)
-    moments = np.zeros(degree)
-    scale = 1.0 / math.sqrt(2.0 * math.pi)
+    moments = np.zeros(coefficients.shape[1])
     for b in range(first, last):
         a = math.sqrt(axes[b])
         for j in range(count):
-            place, variance = (centers[j] - loc[b]) / a, variances[j] / axes[b]
-            width = math.sqrt(variance)
+            place, width = (centers[j] - loc[b]) / a, math.sqrt(variances[j] / axes[b])
             sums[:] = 0.0
             if not (abs(place) < math.inf and 0.0 < width < math.inf):
                 sums[:] = math.nan
             elif abs(place) <= 1.0 + constants[1] * width:
-                if width <= 1.0:
-                    u, v = (-1.0 - place) / width, (1.0 - place) / width
-                    at_u = math.exp(-0.5 * u * u)
-                    at_v = math.exp(-0.5 * v * v)
-                    moments[0] = _mass(u, v, 1.0, at_u, at_v, table)
-                    at_u *= scale * width
-                    at_v *= scale * width
-                    moments[1] = place * moments[0] - at_v + at_u
-                    for i in range(2, degree):
-                        at_u = -at_u
-                        moments[i] = place * moments[i - 1] + (i - 1) * variance * moments[i - 2] - at_v + at_u
-                    for i in range(degree):
-                        for which in range(3):
-                            sums[which] += coefficients[which, i] * moments[i]
-                else:
-                    for i in range(nodes.shape[1]):
-                        z = (nodes[0, i] - place) / width
-                        bell = math.exp(-0.5 * z * z) / width
-                        for which in range(3):
-                            sums[which] += nodes[1 + which, i] * bell
+                _segment(place, width, coefficients, nodes, table, moments, sums)
             value[b, j] = constants[0] / a * sums[0]
             if keep:
                 slopes[b, j, 0] = 2 * power * constants[0] / axes[b] * sums[1]
@@ -232,6 +299,9 @@ def _plane(
     coefficients: Arrays,
     nodes: Arrays,
     table: Arrays,
+    chord_coefficients: Arrays,
+    chord_nodes: Arrays,
+    rule: Arrays,
     power: int,
     value: Arrays,
     slopes: Arrays,
@@ -239,7 +309,8 @@ def _plane(
     keep = slopes.shape[0] > 0
     count, degree = len(centers), coefficients.shape[1]
     reach = constants[1]
-    moments = np.zeros(degree)
+    moments, chord_moments = np.zeros(degree), np.zeros(chord_coefficients.shape[1])
+    sums = np.zeros(3)
     scale = 1.0 / math.sqrt(2.0 * math.pi)
     turn = 2.0 * math.pi
     for b in range(first, last):
@@ -248,17 +319,16 @@ def _plane(
         a21 = 0.5 * (axes[b, 0, 1] + axes[b, 1, 0]) / a11
         a22 = math.sqrt(axes[b, 1, 1] - a21 * a21)
         for j in range(count):
-            s11, s22 = covariances[j, 0, 0], covariances[j, 1, 1]
-            s12 = 0.5 * (covariances[j, 0, 1] + covariances[j, 1, 0])
-            det = s11 * s22 - s12 * s12
-            p11, p12, p22 = s22 / det, -s12 / det, s11 / det
+            l11 = math.sqrt(covariances[j, 0, 0])
+            l21 = 0.5 * (covariances[j, 0, 1] + covariances[j, 1, 0]) / l11
+            l22 = math.sqrt(covariances[j, 1, 1] - l21 * l21)
             x = (centers[j, 0] - loc[b, 0]) / a11
             y = (centers[j, 1] - loc[b, 1] - a21 * x) / a22
-            # Its precision in the disc, M = AᵀPA, and the inverse of that.
-            m11 = p11 * a11 * a11 + 2.0 * p12 * a11 * a21 + p22 * a21 * a21
-            m12 = (p12 * a11 + p22 * a21) * a22
-            m22 = p22 * a22 * a22
-            size = det / (a11 * a11 * a22 * a22)
+            # Its precision in the disc, M = NᵀN with N = L⁻¹A, and the inverse of that.
+            n11, n22 = a11 / l11, a22 / l22
+            n21 = (a21 - l21 * n11) / l22
+            m11, m12, m22 = n11 * n11 + n21 * n21, n21 * n22, n22 * n22
+            size = 1.0 / (n11 * n11 * n22 * n22)
             c11, c12, c22 = m22 * size, -m12 * size, m11 * size
             half, gap = 0.5 * (c11 + c22), math.sqrt(0.25 * (c11 - c22) * (c11 - c22) + c12 * c12)
             wide = math.sqrt(half + gap)
@@ -280,16 +350,14 @@ def _plane(
                 square = m11 * x * x + 2.0 * m12 * x * y + m22 * y * y
                 low, high = -math.pi, math.pi
                 if square > reach * reach:
-                    n11, n22 = math.sqrt(m11), math.sqrt(1.0 / (size * m11))
-                    n12 = m12 / n11
-                    w1, w2 = n11 * x + n12 * y, n22 * y
+                    w1, w2 = n11 * x, n21 * x + n22 * y
                     sine = reach / math.sqrt(square)
                     cosine = math.sqrt(1.0 - sine * sine)
                     for side in range(2):
                         sine = -sine
                         b1, b2 = cosine * w1 - sine * w2, sine * w1 + cosine * w2
-                        e2 = b2 / n22
-                        e1 = (b1 - n12 * e2) / n11
+                        e1 = b1 / n11
+                        e2 = (b2 - n21 * e1) / n22
                         end = math.atan2(x * e2 - y * e1, x * e1 + y * e2)
                         if side == 0:
                             low = end
@@ -297,8 +365,13 @@ def _plane(
                             high = end
                 around = min(distance + reach * wide, 1.0)
                 needed = (high - low) / turn * reach * reach / math.asinh(reach * narrow / around) + 6.0
-                angles = int(min(needed, float(_LIMIT)))
+                angles = int(min(needed, _LIMIT))
                 step = (high - low) / angles
+                weight = step * scale / (l11 * l22)
+                if needed > _LIMIT:
+                    tables = chord_coefficients, chord_nodes, table, rule, chord_moments, sums
+                    total, ux, uy, txx, txy, tyy = _chords(x, y, n11, n21, n22, reach, power, *tables)
+                    angles, weight = 0, 1.0 / (a11 * a22)
                 angle = math.atan2(y, x) + low + 0.5 * step
                 cos, sin = math.cos(angle), math.sin(angle)
                 cos_step, sin_step = math.cos(step), math.sin(step)
@@ -355,7 +428,6 @@ def _plane(
                     txy += third_ray * cos * sin
                     tyy += third_ray * sin * sin
                     cos, sin = cos * cos_step - sin * sin_step, sin * cos_step + cos * sin_step
-                weight = step * scale / math.sqrt(det)
                 total *= weight
                 ux *= weight
                 uy *= weight
