@@ -1,4 +1,4 @@
-"""Trees that grow from a short list of arcs: the same mixtures, certified by the best of all trees."""
+"""Active sets that grow by themselves: the same mixtures as by the oracle alone, which certifies them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 import fenchel
-from fenchel.structures import DependencyTree
+from fenchel.structures import DependencyTree, SequentialSubsets
 
 
 class Plain(DependencyTree):
     """The same trees, found by the oracle alone."""
 
-    def explorer(self) -> None:
+    def explorer(self, batch: torch.Size, shape: torch.Size) -> None:
         return None
 
 
@@ -88,4 +88,32 @@ def test_fewer_calls_of_the_oracle() -> None:
             return counted
 
     fenchel.SparseMAP(Counted()).argmax(scores)
-    assert calls <= 12  # one for every member, some 40, without the short list
+    assert calls <= 12  # one for every member, some 40, if each is asked for
+
+
+class PlainSequences(SequentialSubsets):
+    """The same subsets, found by the oracle alone."""
+
+    def explorer(self, batch: torch.Size, shape: torch.Size) -> None:
+        return None
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("kind", ["number", "positions", "rows", "forbidden"])
+def test_sequences_by_the_oracle_alone(kind: str, spread: float) -> None:
+    torch.manual_seed(1)
+    scores = (spread * torch.randn(6, 30, dtype=torch.float64)).requires_grad_()
+    mask = torch.rand(6, 30) > 0.2
+    mask[1, 3:] = kind == "forbidden"  # fewer than k, but for pairs that must not be
+    transition = {
+        "number": 0.5,
+        "positions": torch.randn(29, dtype=torch.float64),
+        "rows": torch.randn(6, 29, dtype=torch.float64),
+        "forbidden": torch.where(torch.rand(29) < 0.3, -torch.inf, torch.randn(29)).double(),
+    }[kind]
+    weight = torch.randn(6, 30, dtype=torch.float64)
+    pair = [each(5, transition) for each in (SequentialSubsets, PlainSequences)]
+    grown, plain = (fenchel.SparseMAP(each).argmax(scores, mask=mask) for each in pair)
+    torch.testing.assert_close(grown, plain, rtol=0, atol=1e-6)
+    ours, theirs = (torch.autograd.grad((p * weight).sum(), scores)[0] for p in (grown, plain))
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-6)

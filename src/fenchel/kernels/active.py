@@ -96,6 +96,14 @@ def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[
 
 
 @kernel
+def _keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: ignore[no-untyped-def]
+    """Write a candidate in the place of a member."""
+    for j in range(count):
+        own[at, j] = y[j]
+    tally[at], q[at], h[at], p[at] = count, value, bonus, weight
+
+
+@kernel
 def _column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
     """The Gram column of the marked candidate, under the 1 of the border."""
     u[0] = 1.0
@@ -277,7 +285,7 @@ def step(  # type: ignore[no-untyped-def]
         terms += abs(residual[y[j]])
     if size == 0:
         if mode != CERTIFY:
-            own[0, :count], tally[0], p[0], q[0], h[0] = y[:count], count, 1.0, value, bonus
+            _keep(0, y, count, value, bonus, 1.0, own, tally, q, h, p)
             minv[0, 0], minv[0, 1], minv[1, 0], minv[1, 1] = -count, 1.0, 1.0, 0.0
             x[0], x[1] = value - count, 1.0
             sizes[b] = 1
@@ -310,7 +318,7 @@ def step(  # type: ignore[no-untyped-def]
             s = _distance(count, u, v, size + 1)
             if not known and s > FLAT and reduced > -TIE * terms:
                 _insert(minv, size, v, s)
-                own[size, :count], tally[size], p[size], q[size], h[size] = y[:count], count, 0.0, value, bonus
+                _keep(size, y, count, value, bonus, 0.0, own, tally, q, h, p)
                 x[size + 1] = 0.0
                 sizes[b] = size + 1
             else:
@@ -328,7 +336,7 @@ def step(  # type: ignore[no-untyped-def]
                     x[k] -= length * v[k]
                 x[size + 1] = length
                 _insert(minv, size, v, s)
-                own[size, :count], tally[size], p[size], q[size], h[size] = y[:count], count, 0.0, value, bonus
+                _keep(size, y, count, value, bonus, 0.0, own, tally, q, h, p)
                 size += 1
             else:
                 # y = Σ c_k y_k: only higher-order scores tell it from a mixture, and it can replace a member.
@@ -346,8 +354,7 @@ def step(  # type: ignore[no-untyped-def]
                 _column(mark, own, tally, newest, u)
                 _times(minv, newest + 1, u, v)
                 _insert(minv, newest, v, _distance(count, u, v, newest + 1))
-                own[newest, :count], tally[newest], q[newest], h[newest] = y[:count], count, value, bonus
-                p[newest] = length
+                _keep(newest, y, count, value, bonus, length, own, tally, q, h, p)
                 u[0] = 1.0
                 for k in range(size):
                     u[k + 1] = q[k]
@@ -475,3 +482,31 @@ def collect(first, last, members, counts, sizes, weights, extra, inverse, outsid
                 jacobian[b, k, j] = inverse[b, k + 1, j + 1]
             for j in range(inside, room):
                 jacobian[b, k, j] = 0.0
+
+
+@kernel
+def add_up(first, last, index, theta, q):  # type: ignore[no-untyped-def]
+    """q[b, k] is the sum of theta[b] over the places index[b, k]; beyond the last there is nothing to add."""
+    parts = theta.shape[1]
+    for b in range(first, last):
+        for k in range(index.shape[1]):
+            total = 0.0
+            for i in range(index.shape[2]):
+                at = index[b, k, i]
+                total += theta[b, at] if at < parts else 0.0
+            q[b, k] = total
+
+
+@kernel
+def spread(first, last, index, w, mu):  # type: ignore[no-untyped-def]
+    """The adjoint of ``add_up``: mu[b] gets w[b, k] at each of the places index[b, k]."""
+    parts = mu.shape[1]
+    for b in range(first, last):
+        mu[b] = 0.0
+        for k in range(index.shape[1]):
+            weight = w[b, k]
+            for i in range(index.shape[2]):
+                at = index[b, k, i]
+                if at >= parts:
+                    break
+                mu[b, at] += weight

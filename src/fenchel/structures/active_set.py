@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel.kernels import concrete
 from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Searched, Structure, check_scores, own_tensors, places
@@ -92,18 +93,94 @@ def choose(
         batch: the shape that the rows have …
         shape: … and that of the parts.
     """
-    rows, members, most = found.parts.shape
-    index = found.parts.reshape(rows, members * most)
     weights, higher = found.weights, found.higher
     own = _own_higher(structure, found, batch, shape)
     if _differentiated(theta, own):
         higher = higher if own is None else own
-        padded = torch.cat([theta, theta.new_zeros(rows, 1)], -1)
-        q = padded.gather(1, index).reshape(found.parts.shape).sum(-1) + higher
-        weights = weights + (found.jacobian @ (q - q.detach()).unsqueeze(-1)).squeeze(-1)
-    spread = weights.unsqueeze(-1).expand(found.parts.shape).reshape(index.shape)
-    marginals = theta.new_zeros(rows, theta.shape[1] + 1).scatter_add(1, index, spread)
-    return weights, marginals[:, :-1], higher
+        q = _scores_of(found.parts, theta) + higher
+        weights = weights + _moved(found.jacobian, q)
+    return weights, _mixture_of(found.parts, weights, theta.shape[1]), higher
+
+
+def _moved(jacobian: Tensor, q: Tensor) -> Tensor:
+    """Q(q − q₀), where q₀ is q without its derivative: zero, but for derivatives."""
+    if _compiled(q):
+        moved: Tensor = _Moved.apply(jacobian, q)  # type: ignore[no-untyped-call]
+        return moved
+    return (jacobian @ (q - q.detach()).unsqueeze(-1)).squeeze(-1)
+
+
+def _scores_of(parts: Tensor, theta: Tensor) -> Tensor:
+    """Aᵀθ: the sums (R, K) of scores (R, D) over the members' parts."""
+    if _compiled(theta):
+        scores: Tensor = _Scores.apply(parts, theta)  # type: ignore[no-untyped-call]
+        return scores
+    padded = torch.cat([theta, theta.new_zeros(len(theta), 1)], -1)
+    return padded.gather(1, parts.flatten(1)).reshape(parts.shape).sum(-1)
+
+
+def _mixture_of(parts: Tensor, weights: Tensor, size: int) -> Tensor:
+    """Aw: the mixture (R, size) of members with weights (R, K)."""
+    if _compiled(weights):
+        mixture: Tensor = _Mixture.apply(parts, weights, size)  # type: ignore[no-untyped-call]
+        return mixture
+    spread = weights.unsqueeze(-1).expand(parts.shape).flatten(1)
+    return weights.new_zeros(len(weights), size + 1).scatter_add(1, parts.flatten(1), spread)[:, :-1]
+
+
+def _compiled(x: Tensor) -> bool:
+    return kernels.ENABLED and x.device.type == "cpu" and not _traced()
+
+
+class _Moved(torch.autograd.Function):
+    """Nothing, with the derivative Q, which is symmetric."""
+
+    @staticmethod
+    def forward(ctx: Any, jacobian: Tensor, q: Tensor) -> Tensor:
+        ctx.save_for_backward(jacobian)
+        return torch.zeros_like(q)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (jacobian,) = ctx.saved_tensors
+        return None, (jacobian @ grad.unsqueeze(-1)).squeeze(-1)
+
+
+class _Scores(torch.autograd.Function):
+    """Linear, and the adjoint of ``_Mixture``: each is the other's derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, theta: Tensor) -> Tensor:
+        from fenchel.kernels.active import add_up
+
+        ctx.save_for_backward(parts)
+        ctx.size = theta.shape[1]
+        result = theta.new_empty(parts.shape[:2])
+        run(add_up, len(parts), parts.numel(), parts.numpy(), theta.detach().contiguous().numpy(), result.numpy())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        (parts,) = ctx.saved_tensors
+        return None, _mixture_of(parts, grad, ctx.size)
+
+
+class _Mixture(torch.autograd.Function):
+    """Linear, and the adjoint of ``_Scores``."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, weights: Tensor, size: int) -> Tensor:
+        from fenchel.kernels.active import spread
+
+        ctx.save_for_backward(parts)
+        result = weights.new_empty(len(parts), size)
+        run(spread, len(parts), parts.numel(), parts.numpy(), weights.detach().contiguous().numpy(), result.numpy())
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
+        (parts,) = ctx.saved_tensors
+        return None, _scores_of(parts, grad), None
 
 
 def dense(found: Found, batch: torch.Size, shape: torch.Size) -> Tensor:
@@ -197,7 +274,7 @@ class _Solver:
         self.iterations = np.zeros(rows, np.int64)
         self.goal = np.array([options.tol**2 / 2])
         self.live = problem.live()
-        self.explorer = problem.structure.explorer()
+        self.explorer = problem.structure.explorer(problem.batch, problem.shape)
         self._allocate(min(_MEMBERS, parts + 1), 1)
 
     def _allocate(self, members: int, most: int) -> None:
@@ -229,7 +306,7 @@ class _Solver:
         scores = (self.values, self.higher, self.inverse)
         return self.theta, *active_sets, *scores, self.mu, self.residual, self.gap, self.state
 
-    def _explore(self, live: Array, kernel: Any, *own: int) -> None:
+    def _explore(self, live: Array, kernel: Any, *own: Any) -> None:
         """Let the structure take many cheap steps on its own, where it can."""
         while live.size:
             if self.sizes.max() == self.members.shape[1]:

@@ -118,7 +118,7 @@ class Structure(nn.Module):
         """Rows whose higher-order scores are NaN or +inf: boolean, broadcasts to the batch; None if none can be."""
         return None
 
-    def explorer(self) -> tuple[Any, ...] | None:
+    def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         """A kernel that goes on by itself from a first member, and its own arguments; None if there is none."""
         return None
 

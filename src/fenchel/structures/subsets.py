@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -162,9 +164,7 @@ class SequentialSubsets(_Sized):
         from fenchel.kernels.subsets import best_sequences
 
         n, k = shape[-1], self.k
-        t = self._scores().cpu()
-        lead = batch if t.dim() > 1 else ()
-        between = t.expand(*lead, n - 1).reshape(-1, n - 1).contiguous().numpy() if n > 1 else np.zeros((1, 1))
+        between = self._between(batch, n)
         sizes: Array | None = None
 
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
@@ -176,6 +176,17 @@ class SequentialSubsets(_Sized):
             return chosen, bonus
 
         return best
+
+    def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
+        from fenchel.kernels.exploration import explore_sequences
+
+        return explore_sequences, self._between(batch, shape[-1]), self.k
+
+    def _between(self, batch: torch.Size, n: int) -> Array:
+        """Transitions of a row each, or of one for all."""
+        t = self._scores().cpu()
+        lead = batch if t.dim() > 1 else ()
+        return t.expand(*lead, n - 1).reshape(-1, n - 1).contiguous().numpy() if n > 1 else np.zeros((1, 1))
 
     def extra_repr(self) -> str:
         return f"k={self.k}, transition={show(self.transition)}"

@@ -69,8 +69,8 @@ class DependencyTree(Searched):
 
         return best
 
-    def explorer(self) -> tuple[Any, ...] | None:
-        from fenchel.kernels.shortlists import explore_trees
+    def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
+        from fenchel.kernels.exploration import explore_trees
 
         return None if self.projective else (explore_trees, self.single_root)
 

@@ -1,0 +1,240 @@
+"""Active sets that grow by themselves: search and step in one loop, row after row.
+
+The best structure of what is left goes into the active set while that improves it. What comes out is all but proved
+optimal: the solver then asks the structure's own oracle, which has the last word.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fenchel.kernels.active import LIVE, SOLVE, step
+from fenchel.kernels.compiler import kernel
+from fenchel.kernels.subsets import best_sequence
+
+
+@kernel
+def _best_head(score, v):  # type: ignore[no-untyped-def]
+    """Where the largest score of row v stands; −1 if all are −inf. Rows are four long, or a multiple."""
+    a, b, c, d = -np.inf, -np.inf, -np.inf, -np.inf
+    for h in range(0, score.shape[1], 4):
+        a = score[v, h] if score[v, h] > a else a
+        b = score[v, h + 1] if score[v, h + 1] > b else b
+        c = score[v, h + 2] if score[v, h + 2] > c else c
+        d = score[v, h + 3] if score[v, h + 3] > d else d
+    a = a if a > b else b
+    c = c if c > d else d
+    most = a if a > c else c
+    if most == -np.inf:
+        return -1
+    for h in range(score.shape[1]):
+        if score[v, h] == most:
+            return h
+    return -1
+
+
+@kernel
+def _raise(best, score, v, less):  # type: ignore[no-untyped-def]
+    """The better of each: ``best``, or the arc into node v in place of the one that is worth ``less``."""
+    for h in range(best.size):
+        value = score[v, h] - less
+        old = best[h]
+        best[h] = value if value > old else old
+
+
+@kernel
+def _best_tree(score, words, single, within, begin, inside, first, cycle, worth, mark, path, best, head):  # type: ignore[no-untyped-def]
+    """Chu-Liu-Edmonds' algorithm, as ``trees._arborescence``, on rows alone. False if there is no tree.
+
+    Row v of ``score`` are the arcs into node v, by the word that is their head, 0 the root; −inf where there is none.
+    Nodes from words + 1 on are cycles that became one: of the nodes in ``cycle`` from first[v] to first[v + 1].
+    The words of node v are those ``inside`` from begin[v] to begin[v + 1]; ``within`` tells the node of a word.
+    head[w] is the head of a word, −1 for one that is not in the sentence, which has no arcs at all.
+    """
+    total = words + 1
+    for w in range(total):
+        within[w], begin[w], inside[w] = w, w, w
+        mark[w] = 0  # not seen; 1: on the path, 2: hangs on the root
+    mark[0] = 2
+    begin[total], first[total] = total, 0
+    for start in range(1, words + 1):
+        at, length = within[start], 0
+        if mark[at] != 0:
+            continue
+        while True:
+            if mark[at] == 0:
+                root = score[at, 0]
+                if single:  # a word hangs on it only if there is no other head
+                    score[at, 0] = -np.inf
+                h = _best_head(score, at)
+                score[at, 0] = root
+                if h < 0 and root > -np.inf:
+                    h = 0
+                head[at] = h
+                if h < 0:
+                    if at == start:
+                        break  # not in the sentence
+                    return False
+                worth[at], mark[at], path[length] = score[at, h], 1, at
+                length += 1
+            at = within[head[at]]
+            if mark[at] == 2:
+                break
+            if mark[at] == 0:
+                continue
+            # The path closes: the cycle becomes a node.
+            best[:] = -np.inf
+            room, nodes = begin[total], first[total]
+            v = -1
+            while v != at:
+                length -= 1
+                v = path[length]
+                cycle[nodes] = v
+                nodes += 1
+                _raise(best, score, v, worth[v])
+                for j in range(begin[v], begin[v + 1]):
+                    within[inside[j]] = total
+                    inside[room] = inside[j]
+                    room += 1
+            for j in range(begin[total], room):
+                best[inside[j]] = -np.inf
+            for h in range(best.size):
+                score[total, h] = best[h]
+            at, mark[total] = total, 0
+            total += 1
+            begin[total], first[total] = room, nodes
+        for i in range(length):
+            mark[path[i]] = 2
+    for c in range(total - 1, words, -1):
+        h, entered, most = head[c], -1, -np.inf
+        for i in range(first[c], first[c + 1]):
+            v = cycle[i]
+            if score[v, h] - worth[v] > most:
+                entered, most = v, score[v, h] - worth[v]
+        head[entered] = h
+    return True
+
+
+@kernel
+def explore_trees(  # type: ignore[no-untyped-def]
+    first,
+    last,
+    live,
+    theta,
+    members,
+    counts,
+    sizes,
+    weights,
+    solution,
+    values,
+    extra,
+    inverse,
+    mu,
+    residual,
+    gap,
+    state,
+    goal,
+    tried,
+    most,
+    single,
+):
+    """Trees for every live row until one does not improve, or ``tried`` is ``most``.
+
+    Rows as ``active.advance`` has them. A row whose active set is full waits for a larger one.
+    """
+    parts, full = theta.shape[1], weights.shape[1]
+    words = int(np.sqrt(parts))
+    width, nodes = words + 1, 2 * words + 2
+    mark, y = np.zeros(parts, np.uint8), np.empty(words, np.int32)
+    u, v = np.empty(full + 2), np.empty(full + 2)
+    score, best = np.full((nodes, (width + 3) // 4 * 4), -np.inf), np.empty((width + 3) // 4 * 4)
+    within, begin, inside = np.empty(width, np.int64), np.empty(nodes + 1, np.int64), np.empty(nodes * width, np.int64)
+    start, cycle, worth = np.empty(nodes + 1, np.int64), np.empty(nodes, np.int64), np.empty(nodes)
+    seen, path, head = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.int64)
+    absent = np.empty(words, np.int64)
+    for i in range(first, last):
+        b = live[i]
+        scores, own, tally, p, x = theta[b], members[b], counts[b], weights[b], solution[b]
+        q, h, minv, mixture, rest = values[b], extra[b], inverse[b], mu[b], residual[b]
+        missing = 0
+        for m in range(words):
+            there = False
+            for a in range(m * width, (m + 1) * width):
+                there = there or scores[a] > -np.inf
+            if not there:
+                absent[missing] = m + 1
+                missing += 1
+        while sizes[b] < full and tried[b] < most:
+            for m in range(words):
+                for a in range(width):
+                    score[m + 1, a] = rest[m * width + a]
+                for j in range(missing):  # nobody hangs on a word that is not in the sentence
+                    score[m + 1, absent[j]] = -np.inf
+            if not _best_tree(score, words, single, within, begin, inside, start, cycle, worth, seen, path, best, head):
+                break
+            y[:] = -1
+            length, roots = 0, 0
+            for w in range(1, width):
+                if head[w] >= 0:
+                    y[length] = (w - 1) * width + head[w]
+                    roots += head[w] == 0
+                    length += 1
+            if single and roots > 1:
+                break
+            tried[b] += 1
+            room = (mark, u, v)
+            if not step(
+                b, y, 0.0, scores, own, tally, p, x, q, h, minv, mixture, rest, sizes, gap, state, SOLVE, goal, *room
+            ):
+                state[b] = LIVE  # the oracle has the last word
+                break
+
+
+@kernel
+def explore_sequences(  # type: ignore[no-untyped-def]
+    first,
+    last,
+    live,
+    theta,
+    members,
+    counts,
+    sizes,
+    weights,
+    solution,
+    values,
+    extra,
+    inverse,
+    mu,
+    residual,
+    gap,
+    state,
+    goal,
+    tried,
+    most,
+    transition,
+    k,
+):
+    """As ``explore_trees``, with subsets of k positions and the transitions between neighbours."""
+    length, full = theta.shape[1], weights.shape[1]
+    mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
+    u, v = np.empty(full + 2), np.empty(full + 2)
+    off, on = np.empty((length, k + 2)), np.empty((length, k + 2))
+    for i in range(first, last):
+        b = live[i]
+        scores, own, tally, p, x = theta[b], members[b], counts[b], weights[b], solution[b]
+        q, h, minv, mixture, rest = values[b], extra[b], inverse[b], mu[b], residual[b]
+        between = transition[b if transition.shape[0] > 1 else 0]
+        allowed = 0
+        for t in range(length):
+            allowed += scores[t] > -np.inf
+        while sizes[b] < full and tried[b] < most:
+            bonus = best_sequence(rest, between, min(k, allowed), off, on, y)
+            if bonus == -np.inf:
+                break
+            tried[b] += 1
+            room = (mark, u, v)
+            if not step(
+                b, y, bonus, scores, own, tally, p, x, q, h, minv, mixture, rest, sizes, gap, state, SOLVE, goal, *room
+            ):
+                state[b] = LIVE
+                break
