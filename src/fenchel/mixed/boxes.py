@@ -1,0 +1,158 @@
+"""Probabilities that a Gaussian vector falls in a face's region: closed form, quadrature, or quasi-Monte Carlo."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad as fwAD
+from torch.special import log_ndtr, ndtri
+
+from fenchel.mixed.quadrature import log_concave
+
+SHIFTS = 8
+LATTICES = (251, 1021, 4093)
+"""Points of a lattice, each of which is shifted at random ``SHIFTS`` times; more while the error is too large."""
+TOLERANCE = 1e-4
+CHUNK = 64
+"""Rows at a time, for the memory's sake."""
+CERTAIN = 38.0
+"""Standard deviations beyond which a Gaussian tail is nothing in double precision."""
+
+
+def log_interval(a: Tensor, b: Tensor) -> Tensor:
+    """log(Φ(b) − Φ(a)) for a < b, either of which may be infinite; precise in both tails and for narrow intervals."""
+    flip = a + b > 0
+    low, high = torch.where(flip, -b, a), torch.where(flip, -a, b)
+    width, middle = high - low, (low + high) / 2
+    narrow = width * (1 + middle.abs()) < 1e-2
+    low_apart = torch.where(narrow, high - 1, low)
+    wide = log_ndtr(high) + torch.log1p(-(log_ndtr(low_apart) - log_ndtr(high)).exp())
+    w = torch.where(narrow & (width > 0), width, 1.0)
+    m = torch.where(narrow, middle, 0.0)
+    series = 1 + w.square() * ((m.square() - 1) / 24 + w.square() * (m**4 - 6 * m.square() + 3) / 1920)
+    close = -m.square() / 2 - 0.5 * math.log(2 * math.pi) + w.log() + torch.where(narrow, series, 1.0).log()
+    return torch.where(width > 0, torch.where(narrow, close, wide), -torch.inf)
+
+
+def log_box(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor]:
+    r"""log P(c ≥ 0 and the first entries sum to at most 1) for c ~ N(mean, tril trilᵀ), and its standard error.
+
+    Args:
+        mean: (R, D), double precision.
+        tril: (R, D, D).
+        bounded: (R,), how many entries at the front lie in a simplex; the others are only positive.
+
+    Returns:
+        The log-probability (R,), and the standard error of the probability relative to it: zero for D ≤ 2, where there
+        is a closed form (D = 1) or a quadrature.
+    """
+    rows, dim = mean.shape
+    if dim == 0 or rows == 0:
+        return mean.new_zeros(rows) + mean.sum(-1), mean.new_zeros(rows)
+    if dim == 1:
+        return _walk(mean, tril, bounded, mean.new_zeros(1, 0)).squeeze(-1), mean.new_zeros(rows)
+    if dim == 2:
+        return _by_quadrature(mean, tril, bounded), mean.new_zeros(rows)
+    if mean.requires_grad or tril.requires_grad or fwAD._current_level >= 0:
+        return _by_lattice(mean, tril, bounded)
+    # Without derivatives equal rows are one: all samples that lie on the same vertex, for instance.
+    rows_alike, which = torch.cat([mean, tril.flatten(1), bounded.unsqueeze(-1)], -1).unique(dim=0, return_inverse=True)
+    first, factor, count = rows_alike.split([dim, dim * dim, 1], -1)
+    log_prob, error = _by_lattice(first, factor.unflatten(-1, (dim, dim)), count.squeeze(-1))
+    return log_prob[which], error[which]
+
+
+def _limits(centre: Tensor, scale: Tensor, simplex: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """The interval of the next standard normal: positive, and within what is left of the simplex if it is of it."""
+    upper = (1 - used - centre) / scale
+    return -centre / scale, torch.where(simplex, upper, torch.inf)
+
+
+def _walk(mean: Tensor, tril: Tensor, bounded: Tensor, uniform: Tensor) -> Tensor:
+    """Log-weights (R, N) of N walks through the coordinates, each step truncated to what is left (Geweke, Genz)."""
+    x: list[Tensor] = []
+    used = log_weight = mean.new_zeros(())
+    for k in range(mean.shape[1]):
+        centre = mean[:, k : k + 1]
+        for past, value in enumerate(x):
+            centre = centre + tril[:, k, past : past + 1] * value
+        scale, simplex = tril[:, k, k : k + 1], (k < bounded).unsqueeze(-1)
+        a, b = _limits(centre, scale, simplex, used)
+        log_weight = log_weight + log_interval(a, b)
+        if k + 1 < mean.shape[1]:
+            x.append(_truncated(a, b, uniform[:, k]))
+            used = used + torch.where(simplex, centre + scale * x[-1], 0.0)
+    return log_weight
+
+
+def _truncated(a: Tensor, b: Tensor, uniform: Tensor) -> Tensor:
+    """The quantile of a standard normal on [a, b]."""
+    flip = a + b > 0
+    low, high = torch.where(flip, -b, a), torch.where(flip, -a, b)
+    below = log_ndtr(low).exp()  # torch's ndtr has no digits left in this tail
+    p = below + uniform * (log_ndtr(high).exp() - below)
+    x = torch.minimum(torch.maximum(ndtri(p.clamp(1e-300, 1 - 1e-16)), low), high)
+    return torch.where(flip, -x, x)
+
+
+def _by_quadrature(mean: Tensor, tril: Tensor, bounded: Tensor) -> Tensor:
+    first, second = (bounded > 0), (bounded > 1)
+
+    def log_density(value: Tensor, row: Tensor) -> Tensor:  # of the first entry, whose limits do not move
+        x = (value - mean[row, 0]) / tril[row, 0, 0]
+        centre = mean[row, 1] + tril[row, 1, 0] * x
+        a, b = _limits(centre, tril[row, 1, 1], second[row], value)
+        return -x.square() / 2 - tril[row, 0, 0].log() + log_interval(a, b)
+
+    with torch.no_grad():
+        scale, slope = tril[:, 0, 0], tril[:, 1, 0]
+        sure = torch.where(slope > 0, (CERTAIN * tril[:, 1, 1] - mean[:, 1]) / slope, 0.0).clamp(0, 1e15)
+        furthest = mean[:, 0] + scale * (torch.maximum(-mean[:, 0] / scale, sure) + 9)
+        rule = log_concave(log_density, torch.zeros_like(scale), torch.where(first, 1.0, furthest))
+    return rule.log_integral(log_density(rule.nodes, rule.rows)) - 0.5 * math.log(2 * math.pi)
+
+
+def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor]:
+    log_prob, error = torch.zeros_like(mean[:, 0]), torch.zeros_like(mean[:, 0])
+    left = torch.arange(len(mean), device=mean.device)
+    for points in LATTICES:
+        uniform = _lattice(points, mean)
+        with torch.no_grad():
+            spread = torch.cat([_spread(_walk(mean[i], tril[i], bounded[i], uniform)) for i in left.split(CHUNK)])
+        settled = ~(spread > TOLERANCE) if points < LATTICES[-1] else torch.ones_like(left, dtype=torch.bool)
+        for i in left[settled].split(CHUNK):
+            walks = torch.logsumexp(_walk(mean[i], tril[i], bounded[i], uniform), -1) - math.log(len(uniform))
+            log_prob = log_prob.index_add(0, i, walks)
+        error = error.index_add(0, left[settled], spread[settled])
+        left = left[~settled]
+        if not len(left):
+            break
+    return log_prob, error
+
+
+def _spread(log_weight: Tensor) -> Tensor:
+    """The relative standard error, from the differences between shifts."""
+    scaled = (log_weight - log_weight.max(-1, keepdim=True).values).exp()
+    means = scaled.reshape(len(scaled), SHIFTS, -1).mean(-1)
+    return means.std(-1) / math.sqrt(SHIFTS) / means.mean(-1)
+
+
+def _lattice(points: int, mean: Tensor) -> Tensor:
+    """(SHIFTS · points, D − 1) in (0, 1): Richtmyer's lattice, shifted, folded; the same ones every time."""
+    roots = torch.tensor(_primes(mean.shape[1] - 1), dtype=mean.dtype).sqrt()
+    shift = torch.rand(SHIFTS, 1, len(roots), dtype=mean.dtype, generator=torch.Generator().manual_seed(0))
+    steps = torch.arange(1, points + 1, dtype=mean.dtype).unsqueeze(-1)
+    folded = (2 * ((steps * roots + shift) % 1) - 1).abs()
+    return folded.reshape(-1, len(roots)).clamp(1e-12, 1 - 1e-12).to(mean.device)
+
+
+def _primes(count: int) -> list[int]:
+    found: list[int] = []
+    n = 2
+    while len(found) < count:
+        if all(n % p for p in found if p * p <= n):
+            found.append(n)
+        n += 1
+    return found
