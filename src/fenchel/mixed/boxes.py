@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -58,7 +59,8 @@ def log_box(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor
     if mean.requires_grad or tril.requires_grad or fwAD._current_level >= 0:
         return _by_lattice(mean, tril, bounded)
     # Without derivatives equal rows are one: all samples that lie on the same vertex, for instance.
-    rows_alike, which = torch.cat([mean, tril.flatten(1), bounded.unsqueeze(-1)], -1).unique(dim=0, return_inverse=True)
+    keys = torch.cat([mean, tril.flatten(1), bounded.unsqueeze(-1)], -1)
+    rows_alike, which = keys.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
     first, factor, count = rows_alike.split([dim, dim * dim, 1], -1)
     log_prob, error = _by_lattice(first, factor.unflatten(-1, (dim, dim)), count.squeeze(-1))
     return log_prob[which], error[which]
@@ -120,9 +122,9 @@ def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Te
     for points in LATTICES:
         uniform = _lattice(points, mean)
         with torch.no_grad():
-            spread = torch.cat([_spread(_walk(mean[i], tril[i], bounded[i], uniform)) for i in left.split(CHUNK)])
+            spread = torch.cat([_spread(_walk(mean[i], tril[i], bounded[i], uniform)) for i in _chunks(left)])
         settled = ~(spread > TOLERANCE) if points < LATTICES[-1] else torch.ones_like(left, dtype=torch.bool)
-        for i in left[settled].split(CHUNK):
+        for i in _chunks(left[settled]):
             walks = torch.logsumexp(_walk(mean[i], tril[i], bounded[i], uniform), -1) - math.log(len(uniform))
             log_prob = log_prob.index_add(0, i, walks)
         error = error.index_add(0, left[settled], spread[settled])
@@ -130,6 +132,11 @@ def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Te
         if not len(left):
             break
     return log_prob, error
+
+
+def _chunks(rows: Tensor) -> Sequence[Tensor]:
+    chunks: Sequence[Tensor] = rows.split(CHUNK)  # type: ignore[no-untyped-call]
+    return chunks
 
 
 def _spread(log_weight: Tensor) -> Tensor:

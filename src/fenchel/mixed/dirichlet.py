@@ -59,7 +59,8 @@ class MixedDirichlet(Mixed):
         floating("concentration", concentration)
         self.face_logits, self.concentration = torch.broadcast_tensors(face_logits, concentration)  # type: ignore[no-untyped-call]
         batch, event = self.face_logits.shape[:-1], self.face_logits.shape[-1:]
-        super().__init__(batch, event, validate_args=validate_args)
+        super().__init__(batch, event, validate_args=False)
+        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
         if self._validate_args:
             positive("concentration", concentration)
             if not bool(((face_logits < torch.inf) & (face_logits > -torch.inf).any(-1, keepdim=True)).all()):
@@ -91,7 +92,8 @@ class MixedDirichlet(Mixed):
     def _first(self) -> Tensor:
         """Log-weights of all faces whose first vertex is k: later ones are in or out on their own."""
         later: Tensor = softplus(self._w).flip(-1).cumsum(-1).flip(-1)
-        return self._w + torch.cat([later[..., 1:], torch.zeros_like(later[..., :1])], -1)
+        first: Tensor = self._w + torch.cat([later[..., 1:], torch.zeros_like(later[..., :1])], -1)
+        return first
 
     @property
     def _inclusion(self) -> Tensor:

@@ -13,6 +13,8 @@ POINTS = 16
 TOLERANCE = 1e-11
 DEEPEST = 40
 """How often a panel is halved at most."""
+CROWDED = 200
+"""How many panels an integrand may have in the making."""
 DROP = 40.0
 """Nats below the peak at which a log-concave integrand is cut off: the rest is less than e⁻⁴⁰ of the whole."""
 
@@ -77,7 +79,9 @@ def adapted(function: Function, breaks: Tensor) -> Rule:
         left, right = panels(start, half, rows), panels(start + half, half, rows)
         difference = (left + right - whole).abs()
         total = (done + breaks.new_zeros(count).index_add(0, rows, left.abs() + right.abs()))[rows]
-        split = difference > TOLERANCE * total if depth < DEEPEST - 1 else torch.zeros_like(rows, dtype=torch.bool)
+        split = difference > TOLERANCE * total
+        if depth == DEEPEST - 1 or len(rows) > CROWDED * count:  # rounding, that no halving mends: the error tells
+            split = torch.zeros_like(split)
         over = ~split
         done = done.index_add(0, rows[over], (left.abs() + right.abs())[over])
         error = error.index_add(0, rows[over], difference[over])

@@ -1,0 +1,121 @@
+"""HardConcrete: the binary one of Louizos et al., the Concrete as its limit, shares of samples above two vertices."""
+
+import math
+
+import pytest
+import torch
+from members import double
+from torch.distributions import RelaxedOneHotCategorical
+
+from fenchel import sparsemax
+from fenchel.mixed import HardConcrete, faces
+
+
+def test_two_vertices_are_the_binary_hard_concrete() -> None:
+    """Stretched to (γ, ζ) and clipped: P(s = 0) = σ(β log(−γ/ζ) − log α)."""
+    log_alpha, beta, stretch = 0.4, 0.66, 1.2
+    zeta, gamma = 0.5 + stretch / 2, 0.5 - stretch / 2
+    y = HardConcrete(double(log_alpha, 0.0), beta, stretch)
+    zero = torch.sigmoid(double(beta * math.log(-gamma / zeta) - log_alpha))
+    one = torch.sigmoid(double(log_alpha - beta * math.log((1 - gamma) / (zeta - 1))))
+    torch.testing.assert_close(y.face_log_prob(faces(2)).exp(), torch.stack([one, zero, 1 - one - zero]))
+    uniform = torch.rand(50_000, dtype=torch.float64)
+    concrete = torch.sigmoid((uniform.logit() + log_alpha) / beta)
+    gates = (concrete * (zeta - gamma) + gamma).clamp(0, 1)
+    drawn = y.sample((50_000,))[:, 0]
+    levels = torch.linspace(0.05, 0.95, 7, dtype=torch.float64)
+    torch.testing.assert_close(gates.quantile(levels), drawn.quantile(levels), atol=0.015, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.7, 3.0])
+def test_without_stretch_it_is_the_concrete(temperature: float) -> None:
+    logits = double(0.3, -0.5)
+    y = HardConcrete(logits, temperature, 1.0)
+    concrete = RelaxedOneHotCategorical(double(temperature), logits=logits)
+    t = double(0.02, 0.4, 0.9)
+    value = torch.stack([t, 1 - t], -1)
+    torch.testing.assert_close(y.log_prob(value), concrete.log_prob(value))
+    assert (y.face_log_prob(faces(2)) == double(-math.inf, -math.inf, 0.0)).all()
+    surprise = -concrete.log_prob(concrete.sample((50_000,)).clamp(1e-300, 1 - 1e-16))
+    surprise = surprise[surprise.isfinite()]
+    assert (y.entropy() - surprise.mean()).abs() < 6 * surprise.std() / math.sqrt(50_000) + 0.01
+
+
+def test_no_stretch_leaves_the_temperature_its_gradient() -> None:
+    temperature = double(0.7).requires_grad_()
+    y = HardConcrete(double(0.3, -0.5), temperature, 1.0)
+    [gradient] = torch.autograd.grad(y.log_prob(double(0.3, 0.7)) + y.face_log_prob(faces(2)[2]), temperature)
+    assert gradient.isfinite()
+
+
+def test_more_stretch_means_smaller_faces() -> None:
+    sizes = [HardConcrete(torch.zeros(8), 0.7, s).sample_face((2000,)).sum(-1).double().mean() for s in (1.0, 1.5, 3.0)]
+    assert sizes[0] == 8
+    assert sizes[0] > sizes[1] > sizes[2]
+
+
+def test_faces_of_three_are_shares_with_their_error() -> None:
+    logits = double(0.5, 0.0, -0.5)
+    y = HardConcrete(logits, 0.6, 1.4)
+    told = y.face_probability(faces(3))
+    again = y.sample_face((40_000,))
+    counted = (again.unsqueeze(1) == faces(3)).all(-1).double().mean(0)
+    assert ((told.value - counted).abs() < 4 * (told.error + (counted / 40_000).sqrt())).all()
+    torch.testing.assert_close(told.value.sum(), double(1.0))
+    assert (told.error > 0).all()
+
+
+def test_shares_have_unbiased_gradients() -> None:
+    """In logits, temperature and stretch; beside finite differences with common noise."""
+    leaves = [double(0.5, 0.0, -0.5).requires_grad_(), double(0.6).requires_grad_(), double(1.4).requires_grad_()]
+    face = torch.tensor([True, True, False])
+    share = HardConcrete(*leaves).face_probability(face, n=100_000).value
+    logits, temperature, stretch = torch.autograd.grad(share, leaves)
+
+    def counted(first: float, temperature: float, stretch: float) -> float:
+        noise = torch.rand(400_000, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        relaxed = ((double(first, 0.0, -0.5) - (-noise.log()).log()) / temperature).softmax(-1)
+        return ((sparsemax(stretch * relaxed) > 0) == face).all(-1).double().mean().item()
+
+    h = 0.05
+    assert logits[0].item() == pytest.approx(
+        (counted(0.5 + h, 0.6, 1.4) - counted(0.5 - h, 0.6, 1.4)) / (2 * h), abs=0.02
+    )
+    assert temperature.item() == pytest.approx(
+        (counted(0.5, 0.6 + h, 1.4) - counted(0.5, 0.6 - h, 1.4)) / (2 * h), abs=0.03
+    )
+    assert stretch.item() == pytest.approx(
+        (counted(0.5, 0.6, 1.4 + h) - counted(0.5, 0.6, 1.4 - h)) / (2 * h), abs=0.03
+    )
+
+
+def test_densities_above_two_vertices_say_that_they_do_not_exist() -> None:
+    y = HardConcrete(torch.zeros(3), 0.5, 1.2)
+    with pytest.raises(NotImplementedError, match="log_prob of a HardConcrete has a closed form for 2 vertices"):
+        y.log_prob(torch.tensor([1.0, 0.0, 0.0]))
+    with pytest.raises(NotImplementedError, match="entropy of a HardConcrete"):
+        y.entropy()
+
+
+def test_gradients_through_samples_are_those_of_expectations() -> None:
+    logits = double(0.2, -0.1).requires_grad_()
+    value = HardConcrete(logits, 0.7, 1.5).rsample((100_000,))
+    [gradient] = torch.autograd.grad(value[:, 0].square().mean(), logits)
+
+    def expected(first: float) -> float:
+        return HardConcrete(double(first, -0.1), 0.7, 1.5).expect(lambda v: v[..., 0].square()).item()
+
+    assert gradient[0].item() == pytest.approx((expected(0.2 + 1e-4) - expected(0.2 - 1e-4)) / 2e-4, abs=0.004)
+
+
+@pytest.mark.parametrize(
+    ("temperature", "stretch", "message"),
+    [
+        (0.0, 1.2, "temperature must be positive"),
+        (0.5, 0.9, "stretch must be finite and at least 1"),
+        (0.5, math.inf, "stretch"),
+    ],
+)
+def test_bad_parameters_are_told(temperature: float, stretch: float, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        HardConcrete(torch.zeros(3), temperature, stretch)
