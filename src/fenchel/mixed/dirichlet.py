@@ -86,7 +86,8 @@ class MixedDirichlet(Mixed):
 
     @property
     def _w(self) -> Tensor:
-        return self.face_logits.double()
+        w: Tensor = self.face_logits.double()
+        return w
 
     @property
     def _first(self) -> Tensor:

@@ -89,26 +89,25 @@ class HardConcrete(Mixed):
         if self.vertices == 2:
             exact = self._binary_face(face).exp().to(self._dtype)
             return Estimate(exact, torch.zeros_like(exact))
+        if self.stretch.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("face probabilities above 2 vertices have no gradient in stretch: detach it")
         with torch.no_grad():
-            stretched = self.stretch.unsqueeze(-1) * self._concrete((n,), generator)
-            drawn = sparsemax(stretched) > 0
+            relaxed = self._concrete((n,), generator)
+            drawn = sparsemax(self.stretch.unsqueeze(-1) * relaxed) > 0
         lead = face.dim() - len(self.batch_shape) - 1
         drawn = drawn.reshape(n, *[1] * lead, *self.batch_shape, self.vertices)
         hit = (drawn == face).all(-1).to(self._dtype)
         share = hit.mean(0)
         # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
-        score = self._stretched_log_prob(stretched).reshape(n, *[1] * lead, *self.batch_shape)
+        score = self._concrete_log_prob(relaxed).reshape(n, *[1] * lead, *self.batch_shape)
         value = share + (hit * (score - score.detach())).mean(0) if score.requires_grad else share
         return Estimate(value, (share * (1 - share) / n).sqrt())
 
-    def _stretched_log_prob(self, x: Tensor) -> Tensor:
-        """The log-density of τY′ up to a constant of its own, at samples."""
-        k, temperature = self.vertices, self.temperature.unsqueeze(-1)
-        tiny = torch.finfo(x.dtype).tiny
-        y = x.clamp_min(tiny) / self.stretch.unsqueeze(-1)
-        terms = self.logits - temperature * y.log()
-        density = terms.sum(-1) - k * torch.logsumexp(terms, -1) - y.log().sum(-1)
-        return density + (k - 1) * (self.temperature.log() - self.stretch.log())
+    def _concrete_log_prob(self, y: Tensor) -> Tensor:
+        """The log-density of Y′ at samples, up to a constant of its own."""
+        k, logs = self.vertices, y.clamp_min(torch.finfo(y.dtype).tiny).log()
+        terms = self.logits - self.temperature.unsqueeze(-1) * logs
+        return terms.sum(-1) - k * torch.logsumexp(terms, -1) + (k - 1) * self.temperature.log()
 
     def log_prob(self, value: Tensor) -> Tensor:
         self._only_two("log_prob")
