@@ -102,7 +102,7 @@ def test_far_faces_have_finite_log_probabilities() -> None:
     log_prob = y.face_log_prob(faces(3))
     assert log_prob.isfinite().all()
     assert log_prob[0].item() == pytest.approx(0, abs=1e-12)
-    assert log_prob[1] < -1000
+    assert log_prob[1].item() == pytest.approx(stats.norm.logcdf(-61 / math.sqrt(2)), rel=1e-9)  # z₂ − z₁ ≥ 1
 
 
 def test_gradients_through_samples_are_those_of_expectations() -> None:
