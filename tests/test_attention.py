@@ -15,7 +15,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 from torch.testing import assert_close
 
-from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, attention
+from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, attention
 
 sdpa = F.scaled_dot_product_attention
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -473,3 +473,62 @@ def test_a_parted_call_draws_the_same_dropout_again_and_learns_alpha() -> None:
 def test_the_name_of_torch_for_grouped_queries_is_taken() -> None:
     query, key, value = randn(4, 3, 2), randn(2, 5, 2), randn(2, 5, 2)
     assert torch.equal(attention(query, key, value, enable_gqa=True), attention(query, key, value))
+
+
+@pytest.mark.parametrize("omega", [Norm(2.0), KSubsets(3), Shannon()], ids=repr)
+@pytest.mark.parametrize("batch", [(), (1,), (2,)])
+def test_many_keys_with_few_chosen(omega: Regularizer, batch: tuple[int, ...]) -> None:
+    """Supports alone are multiplied by the values where nothing is differentiated: the same numbers."""
+    torch.manual_seed(0)
+    query, key = 3 * torch.randn(*batch, 64, 8), torch.randn(*batch, 10000, 8)
+    value = torch.randn(*batch, 10000, 5)
+    expected = omega.argmax(query @ key.mT * 0.7) @ value
+    assert_close(attention(query, key, value, omega, scale=0.7), expected, rtol=1e-5, atol=1e-5)
+    learned = value.clone().requires_grad_()
+    grown = attention(query, key, learned, omega, scale=0.7)
+    assert_close(grown, expected, rtol=1e-5, atol=1e-5)
+    ours = torch.autograd.grad(grown.sum(), learned)[0]
+    theirs = omega.argmax(query @ key.mT * 0.7).sum(-2, keepdim=True).mT.expand_as(value)
+    assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+    query[..., 3, 0] = torch.nan
+    output = attention(query, key, value, omega, scale=0.7)
+    assert bool(output[..., 3, :].isnan().all())
+    assert_close(output[..., 4:, :], expected[..., 4:, :], rtol=1e-5, atol=1e-5)
+
+
+def test_shapes_are_told_without_data() -> None:
+    inputs = [torch.empty(1, 4, 512, 8, device="meta") for _ in range(3)]
+    assert attention(*inputs).shape == (1, 4, 512, 8)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_a_learned_parameter_of_several_steps_counts_once(steps: int) -> None:
+    """Each step is computed again to be differentiated, without those before it."""
+    torch.manual_seed(0)
+    patterns, start = torch.randn(600, 3, dtype=torch.float64), torch.randn(900, 3, dtype=torch.float64)
+    alpha = torch.nn.Parameter(torch.tensor(3.0, dtype=torch.float64))
+    along = torch.linspace(-1, 1, 3, dtype=torch.float64)
+
+    def end(step: Any) -> Tensor:
+        state = start
+        for _ in range(steps):
+            state = step(state)
+        return (state * along).sum()
+
+    ours = end(lambda q: attention(q, patterns, patterns, Norm(alpha), scale=0.6))
+    plain = end(lambda q: Norm(alpha).argmax(0.6 * q @ patterns.T) @ patterns)
+    first, expected = (torch.autograd.grad(value, alpha, create_graph=True)[0] for value in (ours, plain))
+    assert_close(first, expected, rtol=1e-9, atol=1e-9)
+    second, expected = (torch.autograd.grad(value, alpha)[0] for value in (first, expected))
+    assert_close(second, expected, rtol=1e-8, atol=1e-8)
+    end(lambda q: attention(q, patterns, patterns, Norm(alpha), scale=0.6)).backward()
+    assert alpha.grad is not None
+    assert_close(alpha.grad, first.detach(), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("batch", [(1,), (3,), (2, 1)])
+def test_values_of_a_batch_that_the_weights_lack(batch: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    query, key, value = 20 * torch.randn(130, 4), torch.randn(4096, 4), torch.randn(*batch, 4096, 3)
+    output = attention(query, key, value, Norm(2.0))
+    assert_close(output, Norm(2.0).argmax(query @ key.T / 2) @ value, rtol=1e-4, atol=1e-4)

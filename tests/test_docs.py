@@ -28,6 +28,14 @@ def test_every_example_of_the_readme_runs_after_those_before_it() -> None:
         exec(compile(block, "README.md", "exec"), names)
 
 
+def test_every_example_of_the_page_on_hopfield_layers_runs() -> None:
+    text = (ROOT / "docs" / "hopfield-layers.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "hopfield-layers.md", "exec"), {})
+
+
 def test_the_readme_has_a_place_for_the_figures_of_the_benchmark() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert "| new |" in bench.insert(text, "| new |")
@@ -40,7 +48,7 @@ def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/coming-from-entmax.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/coming-from-entmax.md", "docs/hopfield-layers.md"])
 def test_every_name_in_the_documentation_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     names = set(re.findall(r"fenchel\.((?:nn\.)?\w+)", text))

@@ -40,6 +40,7 @@ def agree(monkeypatch: pytest.MonkeyPatch, inputs: tuple[Tensor, ...], **options
 @pytest.mark.parametrize("causal", [False, True])
 def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, chunk: int, causal: bool) -> None:
     monkeypatch.setattr(lean, "CHUNK", chunk)
+    monkeypatch.setattr(lean, "WIDE", chunk)
     agree(monkeypatch, (randn(3, 40, 6), randn(3, 50, 6), randn(3, 50, 70)), is_causal=causal)
     agree(monkeypatch, (randn(2, 4, 3, 6), randn(2, 2, 50, 6), randn(2, 2, 50, 5)), is_causal=causal)
 
@@ -49,6 +50,7 @@ def test_supports_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPat
     """By lists all, some chunks, and none."""
     monkeypatch.setattr(lean, "SPARSE", share)
     monkeypatch.setattr(lean, "CHUNK", 10 * 600)
+    monkeypatch.setattr(lean, "WIDE", 10 * 600)
     query = randn(2, 30, 4)
     query = (query * torch.linspace(0.1, 5, 30, dtype=query.dtype).unsqueeze(-1)).detach().requires_grad_()
     inputs = (query, randn(2, 600, 4), randn(2, 600, 3))
@@ -148,6 +150,7 @@ def test_no_matrix_of_queries_and_keys_is_held(monkeypatch: pytest.MonkeyPatch, 
 
     monkeypatch.setattr(lean._Pass, "scores", watch)
     monkeypatch.setattr(lean, "CHUNK", 1 << 16)
+    monkeypatch.setattr(lean, "WIDE", 1 << 16)
     monkeypatch.setattr(lean, "SPARSE", share)
     query, key, value = (torch.randn(2, 1000, 8, requires_grad=True) for _ in range(3))
     attention(query, key, value, is_causal=True).sum().backward()
@@ -209,3 +212,16 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenchel.kernels.ENABLED", True)
     with pytest.raises(AssertionError, match="lists"):
         attention(query, key, value)
+
+
+@pytest.mark.parametrize(("heads", "queries", "keys", "listed"), [(2048, 1, 64, False), (8, 1, 32768, True)])
+def test_many_heads_of_few_scores_are_no_work_for_lists(
+    heads: int, queries: int, keys: int, listed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # the bounds as they are
+    seen: list[int] = []
+    attend = module.attend
+    monkeypatch.setattr(module, "attend", lambda *given: seen.append(1) or attend(*given))
+    with torch.no_grad():
+        attention(*(torch.randn(heads, length, 4) for length in (queries, keys, keys)))
+    assert bool(seen) is listed

@@ -73,6 +73,11 @@ for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
                 exercise(lambda u, w: exercise_twice(fenchel.dp.LinearChain(u, w, lengths, omega=omega)), unary, step)
             fenchel.dp.LinearChain(unary, step, lengths).map()
         exercise(lambda c: exercise_twice(fenchel.dp.Alignment(c, band=1)), unary)
+        for dim in (1, 2):
+            basis = fenchel.continuous.GaussianBasis(torch.rand(3, dim), torch.eye(dim).expand(3, dim, dim))
+            for alpha in (1.0, 1.25, 1.5, 2.0):
+                covariance = torch.eye(dim, dtype=dtype)
+                exercise(lambda m, s: fenchel.continuous.expectation(m, s, basis, alpha), unary[..., :dim], covariance)
         nodes = torch.arange(5)
         exercise(lambda s: exercise_twice(fenchel.dp.Lattice(nodes, nodes + 1, s, 6)), unary[..., 0])
 new = known() - before

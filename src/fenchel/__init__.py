@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import dp, nn
+from fenchel import continuous, dp, hopfield, nn
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -55,11 +55,13 @@ __all__ = [
     "attention",
     "constrained_softmax",
     "constrained_sparsemax",
+    "continuous",
     "dp",
     "entmax",
     "entmax_loss",
     "fusedmax",
     "fy_loss",
+    "hopfield",
     "k_subsets",
     "linear_entmax_loss",
     "nn",

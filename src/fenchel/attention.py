@@ -10,11 +10,12 @@ from typing import Any, Literal, overload
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel.lean import NotFiniteError, Task, attend
+from fenchel.lean import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, Scaled, check_omega
 from fenchel.regularizers.custom import Custom
 from fenchel.regularizers.family import Parameter, apply_function, tracks_forward
@@ -125,7 +126,7 @@ def attention(
         with contextlib.suppress(NotFiniteError):
             return _by_supports(query, key, value, *lean, shape, attn_mask, is_causal, scale, dropout_p, return_weights)
     key, value = _share_heads(query, key), _share_heads(query, value)
-    if not return_weights and _parted(omega, query, key, value, attn_mask, dropout_p, shape):
+    if not return_weights and _parted(omega, query, key, value, attn_mask, is_causal, dropout_p, shape):
         return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape)
     if is_causal:
         attn_mask = _causal(range(shape[-2]), shape[-1], query)
@@ -143,7 +144,7 @@ def _plain(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    omega: Regularizer,
+    omega: Regularizer | _With,
     attn_mask: Tensor | None,
     scale: float,
     dropout_p: float,
@@ -162,7 +163,29 @@ def _plain(
         scores = scores + attn_mask.to(scores.dtype)
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
     weights = (omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores).to(dtype)
-    return (F.dropout(weights, dropout_p) @ value if dropout_p else weights @ value), weights
+    return _combine(F.dropout(weights, dropout_p) if dropout_p else weights, value), weights
+
+
+def _combine(weights: Tensor, value: Tensor) -> Tensor:
+    """weights @ value; by the support alone where that is small, and nothing keeps the weights for a derivative."""
+    tensors = (weights, value)
+    if weights.numel() < PART or not weights.is_cpu or not kernels.concrete(*tensors) or tracks_forward():
+        return weights @ value
+    if math.prod(weights.shape[:-2]) != 1 or weights.shape[:-2] != value.shape[:-2]:
+        return weights @ value
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return weights @ value
+    if weights.dtype not in (torch.float32, torch.float64) or weights.dtype != value.dtype:
+        return weights @ value
+    if int(torch.count_nonzero(weights)) > SPARSE * weights.numel():
+        return weights @ value
+    *batch, rows, keys = weights.shape
+    flat = weights.reshape(rows, keys)
+    row, place = flat.nonzero(as_tuple=True)
+    offsets = torch.searchsorted(row, torch.arange(rows))
+    chosen = value.reshape(keys, value.shape[-1])
+    output = F.embedding_bag(place, chosen, offsets, mode="sum", per_sample_weights=flat[row, place])
+    return output.reshape(*batch, rows, value.shape[-1])
 
 
 def _causal(rows: range, keys: int, like: Tensor) -> Tensor:
@@ -177,6 +200,7 @@ def _parted(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
+    is_causal: bool,
     dropout_p: float,
     shape: Sequence[int],
 ) -> bool:
@@ -188,6 +212,8 @@ def _parted(
     held = [*omega.parameters(), *omega.buffers()]
     if any(isinstance(each, Custom) for each in omega.modules()) or any(t.dim() > 1 and t.shape[-2] > 1 for t in held):
         return False  # parameters of single queries would have to be parted too
+    if is_causal and any(t.dim() > 0 and t.shape[-1] > 1 for t in held):
+        return False  # and those of single keys
     return attn_mask is None or not attn_mask.requires_grad
 
 
@@ -204,8 +230,11 @@ def _by_parts(
 ) -> Tensor:
     """The formula for some queries at a time; what it takes to differentiate it is computed again when it is needed."""
     *batch, length, keys = shape
-    size = max(PART // max(math.prod(batch) * keys, 1), 1)
-    learned = [t for t in (*omega.parameters(), *omega.buffers()) if t.requires_grad]
+    scores = max(math.prod(batch) * keys, 1)
+    # A product of few rows takes as long as to read all keys: rather hold more.
+    size = max(PART // scores, min(ROWS, WIDE // scores), 1)
+    held = dict([*omega.named_parameters(), *omega.named_buffers()])
+    learned = {name: tensor for name, tensor in held.items() if tensor.requires_grad}
     parts = []
     for first in range(0, length, size):
         rows = range(first, min(first + size, length))
@@ -217,36 +246,75 @@ def _by_parts(
             mask = mask[..., rows.start : rows.stop, :]
         arguments = (query[..., rows.start : rows.stop, :], key[..., :seen, :], value[..., :seen, :])
 
-        def part(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = mask) -> Tensor:
-            return _plain(q, k, v, omega, mask, scale, dropout_p)[0]
+        def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, mask: Tensor | None = mask) -> Tensor:
+            chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
+            return _plain(q, k, v, chooser, mask, scale, dropout_p)[0]
 
-        parts.append(apply_function(_Again, part, bool(dropout_p), *arguments, *learned))
+        parts.append(apply_function(_Again, part, bool(dropout_p), *arguments, *learned.values()))
     return torch.cat(parts, dim=-2)
 
 
-class _Again(torch.autograd.Function):
-    """A function of three tensors that keeps nothing but them, and is computed again to be differentiated.
+class _With(nn.Module):
+    """An Ω with other tensors in the place of its own."""
 
-    What else it reads and may be differentiated in comes after them.
+    def __init__(self, omega: Regularizer, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.omega = omega
+        self.tensors = {f"omega.{name}": tensor for name, tensor in tensors.items()}
+
+    def argmax(self, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        chosen: Tensor = functional_call(self, self.tensors, (scores, dim, mask))
+        return chosen
+
+    def forward(self, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        return self.omega.argmax(scores, dim=dim, mask=mask)
+
+
+class _Again(torch.autograd.Function):
+    """A function of tensors that keeps nothing but them, and is computed again to be differentiated.
+
+    Again on copies without a past: what a tensor was made from may depend on another of them, and is not to be counted
+    twice. Its derivative is such a function too.
     """
 
     @staticmethod
-    def forward(ctx: Any, function: Callable[..., Tensor], random: bool, *tensors: Tensor) -> Tensor:
+    def forward(ctx: Any, function: Callable[..., Any], random: bool, *tensors: Tensor) -> Any:
         ctx.function, ctx.state = function, torch.get_rng_state() if random else None
         ctx.save_for_backward(*tensors)
-        return function(*tensors[:3])
+        return function(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        tensors = ctx.saved_tensors
-        wanted = [t for t, needed in zip(tensors, ctx.needs_input_grad[2:], strict=True) if needed]
-        again = torch.is_grad_enabled()
-        with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=ctx.state is not None):
-            if ctx.state is not None:
-                torch.set_rng_state(ctx.state)
-            output = ctx.function(*tensors[:3])
-        found = iter(torch.autograd.grad(output, wanted, grad, create_graph=again, allow_unused=True))
-        return None, None, *(next(found) if needed else None for needed in ctx.needs_input_grad[2:])
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, function, state = ctx.saved_tensors, ctx.function, ctx.state
+        needed = ctx.needs_input_grad[2:]
+
+        def derivative(*given: Tensor) -> tuple[Tensor, ...]:
+            differentiated = torch.is_grad_enabled()
+            # Copies already, if this is differentiated in its turn.
+            fresh = given if differentiated else tuple(map(_copy, given, (*needed, *(False for _ in grads))))
+            own, upstream = fresh[: len(tensors)], fresh[len(tensors) :]
+            with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=state is not None):
+                if state is not None:
+                    torch.set_rng_state(state)
+                outputs = function(*own)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            wanted = [t for t, is_needed in zip(own, needed, strict=True) if is_needed]
+            reached = [(o, g) for o, g in zip(outputs, upstream, strict=True) if o.requires_grad]
+            if not reached:
+                return tuple(map(torch.zeros_like, wanted))
+            ends, directions = zip(*reached, strict=True)
+            found = torch.autograd.grad(ends, wanted, directions, create_graph=differentiated, allow_unused=True)
+            return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True))
+
+        if torch.is_grad_enabled():
+            found = iter(apply_function(_Again, derivative, False, *tensors, *grads))
+        else:
+            found = iter(derivative(*tensors, *grads))
+        return None, None, *(next(found) if is_needed else None for is_needed in needed)
+
+
+def _copy(tensor: Tensor, needed: bool) -> Tensor:
+    return tensor.detach().requires_grad_(needed)
 
 
 def _lean(
@@ -268,9 +336,11 @@ def _lean(
         return None
     if math.prod(shape) < LEAN or 0 in (*query.shape, *key.shape, *value.shape) or tracks_forward():
         return None
-    if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
+    if math.prod(shape[-2:]) < LEAN // 64:  # many heads of few scores: a matrix is no larger than keys and values
         return None
     if not kernels.reachable(query, key, value):
+        return None
+    if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
         return None
     alpha = omega.parameter
     sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2

@@ -162,6 +162,8 @@ def run_study(
         for row in table.rows:
             grid.add_row(*(escape(show(cell)) for cell in row))
         console.print(grid)
+    for number, figure in enumerate(run.result.figures, 1):
+        console.print(f"\nfigure-{number}.png: {figure.caption}", markup=False, highlight=False)
     results = out or Path("report") / chosen.name
     run.save(results)
     console.print(f"Saved to {results} in {run.seconds:.1f} s.", markup=False, soft_wrap=True)

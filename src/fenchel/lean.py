@@ -20,7 +20,10 @@ from torch import Tensor
 from fenchel.regularizers.family import apply_function
 
 CHUNK = 1 << 21
-"""Scores that are held at a time."""
+"""Scores that are held at a time, …"""
+
+ROWS, WIDE = 128, 1 << 24
+"""… but so many rows, if they have no more scores than this: fewer take as long, to read all keys."""
 
 SPARSE = 1 / 16
 """The share of a chunk's scores up to which it is worked on by lists, which are kept for the backward pass."""
@@ -85,7 +88,7 @@ class NotFiniteError(Exception):
 
 def chunks(heads: int, rows: int, keys: int) -> Iterator[Chunk]:
     """Rows of one head, or several heads if they have few rows, with about CHUNK scores."""
-    size = max(CHUNK // max(keys, 1), 16)
+    size = max(CHUNK // max(keys, 1), min(ROWS, WIDE // max(keys, 1)), 16)
     if rows >= size:
         for head in range(heads):
             for first in range(0, rows, size):

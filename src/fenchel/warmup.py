@@ -18,6 +18,7 @@ from torch import Tensor
 
 import fenchel
 from fenchel import kernels
+from fenchel.continuous import GaussianBasis, expectation
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
 Call = Callable[[Tensor], Tensor]
@@ -128,11 +129,14 @@ def calls() -> dict[str, Call]:
         "chains, one set of steps": lambda s: _chains(s, True),
         "chains": lambda s: _chains(s, False),
         "alignments": _alignments,
+        "densities of the line": lambda s: _densities(s, 1),
+        "densities of the plane": lambda s: _densities(s, 2),
         "lattices": _lattices,
         "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
         "decoding, any alpha": lambda s: fenchel.attention(
             _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
         ),
+        "memories in chunks": _memories,
     }
     return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
 
@@ -220,6 +224,16 @@ def _lattices(scores: Tensor) -> Tensor:
     edges = torch.arange(8)
     d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
     return d.value + d.marginals.square().sum(1)
+
+
+def _memories(scores: Tensor) -> Tensor:
+    patterns = scores.reshape(-1, 8)
+    return fenchel.hopfield.Memory(patterns, chunk_size=2 * len(patterns)).step(patterns[:3])
+
+
+def _densities(scores: Tensor, dim: int) -> Tensor:
+    basis = GaussianBasis(torch.zeros(1, dim), torch.eye(dim).unsqueeze(0))
+    return expectation(scores[:, :dim], torch.eye(dim, dtype=scores.dtype), basis)
 
 
 def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:

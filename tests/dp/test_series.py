@@ -2,10 +2,12 @@
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
 from enumeration import solve, table_edges
+from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Gini, Hard, Shannon, Tsallis
@@ -201,3 +203,26 @@ def test_a_barycenter_is_the_same_without_derivatives() -> None:
 def test_bad_series_are_named(call, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.parametrize("function", [dtw, dtw_divergence])
+@pytest.mark.parametrize(
+    ("lengths", "error"),
+    [(torch.tensor([5, 6]), ValueError), ([[5, 6], [2, 3]], TypeError), (torch.ones(2, 2), TypeError)],
+)
+def test_lengths_are_checked_before_they_are_used(function: Any, lengths: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="lengths must"):
+        function(torch.randn(2, 5), torch.randn(2, 6), lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    "series",
+    [
+        [torch.randn(20), torch.randn(25, 1)],
+        [torch.randn(5, 2), torch.randn(6, 3)],
+        [torch.randn(5), torch.randn(6, dtype=torch.float64)],
+    ],
+)
+def test_series_that_do_not_fit_each_other_are_named(series: list[Tensor]) -> None:
+    with pytest.raises(ValueError, match="series must agree"):
+        barycenter(series)

@@ -634,3 +634,13 @@ def test_loopy_graphs_converge_whatever_the_scale(seed: int, scale: float) -> No
         return
     assert bool(graph.solve().converged)
     np.testing.assert_allclose(u.value.numpy(), expected, atol=1e-5)
+
+
+def test_a_negated_single_variable_keeps_its_shape() -> None:
+    graph = FactorGraph()
+    u = graph.variables(torch.tensor([1.0, 0.5, -0.3]))
+    a, b, _ = u
+    graph.add(Xor(a, b))
+    graph.solve()
+    assert (~a).value.shape == (~u)[0].value.shape == a.value.shape == ()
+    torch.testing.assert_close((~a).value, 1 - a.value)

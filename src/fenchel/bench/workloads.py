@@ -6,6 +6,7 @@ called with; a goal bounds a ratio, or the memory, of one contestant.
 
 from __future__ import annotations
 
+import copy
 import difflib
 import importlib
 import itertools
@@ -21,6 +22,15 @@ from torch import Tensor
 
 import fenchel
 from fenchel import factors
+from fenchel.continuous import (
+    ContinuousAttention,
+    Encoder,
+    GaussianBasis,
+    MatchedEncoder,
+    PooledEncoder,
+    expectation,
+)
+from fenchel.hopfield import HopfieldPooling
 from fenchel.structures import DependencyTree, SequentialSubsets, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
@@ -151,12 +161,16 @@ def workloads() -> list[Workload]:
         _loss(),
         _linear(),
         _attention(),
+        _memory(),
+        _pooling(),
         _structures(),
         _factors(),
         _chain(),
         _growth(),
         _decode(),
         _alignment(),
+        _continuous(),
+        _plane(),
     ]
 
 
@@ -352,6 +366,76 @@ def _attention() -> Workload:
     )
 
 
+# -- memories --------------------------------------------------------------------------------------------------------
+
+
+def _memory() -> Workload:
+    ours, dense = "Memory.step, 1.5-entmax", "two dense products"
+    stored, asked, width = 60_000, 1000, 784
+
+    def inputs(sigma: float, known: bool) -> tuple[Tensor, ...]:
+        patterns = _normal(stored, width, seed=1)
+        noise = _normal(asked, width)
+        # Unit noise gives scores of standard deviation sigma beside that of the pattern itself.
+        return (patterns[:asked] + noise if known else noise) * (sigma / width**0.5), patterns
+
+    memory: fenchel.hopfield.Memory | None = None
+
+    def step(q: Tensor, x: Tensor) -> Tensor:
+        nonlocal memory
+        if memory is None or memory.patterns is not x:  # built once: patterns are stored before they are asked for
+            memory = fenchel.hopfield.Memory(x)
+        return memory.step(q)
+
+    def case(label: str, sigma: float, known: bool) -> Case:
+        return Case(label, lambda: inputs(sigma, known), backward=False, grad=False)
+
+    return Workload(
+        "memory",
+        f"one step of a memory of {stored} × {width} patterns, {asked} queries",
+        [
+            Contestant(dense, lambda q, x: (q @ x.T) @ x),
+            Contestant(ours, step),
+        ],
+        [
+            case("patterns and noise, σ = 3", 3.0, True),
+            case("noise alone, σ = 3", 3.0, False),
+            case("noise alone, σ = 1", 1.0, False),
+        ],
+        [Goal(ours, 1.15, dense, "largest")],
+    )
+
+
+def _pooling() -> Workload:
+    """The parameters are inputs, so that their gradients are measured too."""
+    width, heads = 128, 8
+    omegas = {"Shannon": fenchel.Shannon(), "entmax 1.5": fenchel.Tsallis(1.5), "5-subsets": fenchel.KSubsets(5)}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        layers = {name: HopfieldPooling(width, num_heads=heads, omega=omega) for name, omega in omegas.items()}
+
+    def pool(layer: HopfieldPooling, instances: Tensor, absent: Tensor, *parameters: Tensor) -> Tensor:
+        given = {name: value for (name, _), value in zip(layer.named_parameters(), parameters, strict=True)}
+        pooled: Tensor = torch.func.functional_call(layer, given, (instances, absent))
+        return pooled
+
+    def inputs(bags: int, most: int) -> tuple[Tensor, ...]:
+        sizes = torch.linspace(1, most, bags).long().unsqueeze(1)
+        parameters = (each.detach().clone() for each in layers["Shannon"].parameters())
+        return _normal(bags, most, width), torch.arange(most) >= sizes, *parameters
+
+    def case(bags: int, most: int) -> Case:
+        return Case(f"{bags} bags of up to {most}", partial(inputs, bags, most))
+
+    return Workload(
+        "pooling",
+        f"HopfieldPooling, {heads} heads, width {width}, forward and backward",
+        [Contestant(name, partial(pool, layer)) for name, layer in layers.items()],
+        [case(32, 16), case(128, 64), case(16, 1024)],
+        _bounds(["entmax 1.5", "5-subsets"], 1.3, "Shannon", "largest"),
+    )
+
+
 # -- structures ------------------------------------------------------------------------------------------------------
 
 
@@ -380,7 +464,7 @@ def _structures() -> Workload:
         f"SparseMAP of {rows} rows, forward and backward",
         [Contestant(one, lambda s, structure: structure.map(s)), Contestant(ours, both_ways)],
         [case for group in cases.values() for case in group],
-        [Goal(ours, 25.0, one, "geometric mean", tuple(case.label for case in group)) for group in cases.values()],
+        [Goal(ours, 25.0, one, "largest", tuple(case.label for case in group)) for group in cases.values()],
     )
 
 
@@ -532,6 +616,72 @@ def _field(package: Any, transition: Tensor) -> Any:
 def _tags(chains: int, steps: int) -> tuple[Tensor, ...]:
     target = torch.randint(STATES, (chains, steps), generator=torch.Generator().manual_seed(3))
     return _normal(chains, steps, STATES), _normal(STATES, STATES, seed=1), target
+
+
+# -- continuous attention --------------------------------------------------------------------------------------------
+
+DOCUMENTS, WORDS, FUNCTIONS = 256, 512, 128
+
+
+def _continuous() -> Workload:
+    """A query of the length of the document: scores of its words, or a vector that tells where to look."""
+    basis = GaussianBasis.line(FUNCTIONS, widths=(0.1, 0.5))
+    discrete, ours = "softmax attention", "ContinuousAttention"
+
+    def softmax(query: Tensor, values: Tensor) -> Tensor:
+        return (torch.softmax(query, -1).unsqueeze(-2) @ values).squeeze(-2)
+
+    def contestant(name: str, alpha: float, encoder: Encoder) -> Contestant:
+        attention = ContinuousAttention(basis, alpha, encoder)
+        return Contestant(name, lambda query, values: attention(values, query))
+
+    pooled = [contestant(f"{ours} {alpha:g}", alpha, _still(PooledEncoder(WORDS))) for alpha in (1.0, 1.5, 2.0)]
+    return Workload(
+        "continuous",
+        f"attention over {DOCUMENTS} documents of {WORDS} words × 64 by {FUNCTIONS} functions, forward and backward",
+        [Contestant(discrete, softmax), *pooled, contestant("by moments of softmax, 2", 2.0, MatchedEncoder())],
+        [
+            Case(
+                f"{DOCUMENTS} × {WORDS} × 64",
+                lambda: (_normal(DOCUMENTS, WORDS), _normal(DOCUMENTS, WORDS, 64, seed=1)),
+            )
+        ],
+        _bounds([each.name for each in pooled], 2.0, discrete, "largest"),
+    )
+
+
+def _still(encoder: Encoder) -> Encoder:
+    """The same numbers at every call, and no gradients but those of the inputs."""
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(4))
+    return encoder.requires_grad_(False)
+
+
+def _plane() -> Workload:
+    """Expected basis functions alone, on images as the paper has them: ellipses of all sizes over a grid of 10 × 10."""
+    basis = GaussianBasis.grid(10, widths=(0.001**0.5,))
+
+    def contestant(alpha: float) -> Contestant:
+        def call(loc: Tensor, root: Tensor) -> Tensor:
+            sigma = root @ root.mT + 0.002 * torch.eye(2, device=root.device)
+            # Shapes are asked for on the meta device, where the basis must be too.
+            here = basis if loc.is_cpu else copy.deepcopy(basis).to(loc.device)
+            return expectation(loc, sigma, here, alpha)
+
+        return Contestant(f"expectation {alpha:g}", call)
+
+    return Workload(
+        "plane",
+        f"expected basis functions of {DOCUMENTS} densities of the plane, {len(basis)} functions, forward and backward",
+        [contestant(1.0), contestant(1.5), contestant(2.0)],
+        [
+            Case(
+                f"{DOCUMENTS} × {len(basis)}",
+                lambda: (0.5 + 0.25 * _normal(DOCUMENTS, 2), _normal(DOCUMENTS, 2, 2, sigma=0.1, seed=1)),
+            )
+        ],
+        [Goal("expectation 2", 10.0, "expectation 1", "largest")],
+    )
 
 
 # -- what they are made of -------------------------------------------------------------------------------------------

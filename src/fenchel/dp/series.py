@@ -52,7 +52,8 @@ def dtw(
 
     References: Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
-    return _alignment(*_check_pair(x, y), lengths, _cooled(omega, gamma), band).value
+    x, y = _check_pair(x, y)
+    return _alignment(x, y, _check_pairs(lengths, x), _cooled(omega, gamma), band).value
 
 
 def dtw_divergence(
@@ -87,6 +88,7 @@ def dtw_divergence(
     References: Blondel, Mensch & Vert (2021).
     """
     x, y = _check_pair(x, y)
+    lengths = _check_pairs(lengths, x)
     omega = _cooled(omega, gamma)
 
     def exact(a: Tensor, b: Tensor, which: list[int]) -> Tensor:
@@ -235,6 +237,15 @@ def _check_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return both[0], both[1]
 
 
+def _check_pairs(lengths: Tensor | None, x: Tensor) -> Tensor | None:
+    if lengths is None:
+        return None
+    lengths = check_integers(lengths, "lengths")
+    if lengths.shape != (len(x), 2):
+        raise ValueError(f"lengths must have shape {(len(x), 2)}, a pair for each x and y, got {tuple(lengths.shape)}")
+    return lengths
+
+
 def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor, bool]:
     """As (K, T, D), with lengths (K,), and whether they came without D."""
     if not isinstance(series, Tensor):
@@ -242,6 +253,9 @@ def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tup
             raise ValueError("lengths go with a tensor of series; those of a list are known")
         if not series or not all(isinstance(each, Tensor) and each.dim() in (1, 2) and len(each) for each in series):
             raise ValueError("series must be a tensor or a list of tensors (length, D) or (length,), none empty")
+        if len({(each.shape[1:], each.dtype) for each in series}) > 1:
+            kinds = ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in series)
+            raise ValueError(f"series must agree in all but their lengths, got {kinds}")
         lengths = torch.tensor([len(each) for each in series])
         series = pad_sequence(list(series), batch_first=True)
     flat = series.dim() == 2

@@ -40,7 +40,7 @@ class Variables:
         index = torch.from_numpy(np.ascontiguousarray(self.index)).to(flat.device)
         value = flat[..., index.reshape(-1)].reshape((*flat.shape[:-1], *self.shape))
         if self.negated.any():
-            negated = torch.from_numpy(np.ascontiguousarray(self.negated)).to(flat.device)
+            negated = torch.from_numpy(np.ascontiguousarray(self.negated)).to(flat.device).reshape(self.shape)
             value = torch.where(negated, 1 - value, value)
         return value.to(self.dtype)
 

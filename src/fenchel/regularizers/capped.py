@@ -120,7 +120,7 @@ class KSubsets(_Box):
 
     Args:
         k: how many to choose: a positive number, whole or not, or a tensor with one value a row (size 1 along
-            ``dim``), differentiable. Rows with less than k unmasked entries choose them all.
+            ``dim``), differentiable. Rows with fewer than k unmasked entries choose them all.
 
     Example:
         >>> import torch

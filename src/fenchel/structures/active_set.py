@@ -221,29 +221,13 @@ class _Solver:
         if self.sizes.max(initial=0) >= members or parts.shape[1] > most:
             self._allocate(2 * members if self.sizes.max(initial=0) >= members else members, max(most, parts.shape[1]))
         work = len(live) * (self.theta.shape[1] + int(self.sizes.max(initial=0)) ** 2)
-        run(
-            active.advance,
-            len(live),
-            work,
-            live,
-            parts,
-            bonus,
-            self.theta,
-            self.members,
-            self.counts,
-            self.sizes,
-            self.weights,
-            self.solution,
-            self.values,
-            self.higher,
-            self.inverse,
-            self.mu,
-            self.residual,
-            self.gap,
-            self.state,
-            mode,
-            self.goal,
-        )
+        run(active.advance, len(live), work, live, parts, bonus, *self._rows(), mode, self.goal)
+
+    def _rows(self) -> tuple[Array, ...]:
+        """What the loops know of every row."""
+        active_sets = (self.members, self.counts, self.sizes, self.weights, self.solution)
+        scores = (self.values, self.higher, self.inverse)
+        return self.theta, *active_sets, *scores, self.mu, self.residual, self.gap, self.state
 
     def _explore(self, live: Array, kernel: Any, *own: int) -> None:
         """Let the structure take many cheap steps on its own, where it can."""
@@ -251,29 +235,8 @@ class _Solver:
             if self.sizes.max() == self.members.shape[1]:
                 self._allocate(2 * self.members.shape[1], self.members.shape[2])
             work = len(live) * self.members.shape[1] * (self.theta.shape[1] + self.members.shape[1] ** 2)
-            run(
-                kernel,
-                len(live),
-                work,
-                live,
-                self.theta,
-                self.members,
-                self.counts,
-                self.sizes,
-                self.weights,
-                self.solution,
-                self.values,
-                self.higher,
-                self.inverse,
-                self.mu,
-                self.residual,
-                self.gap,
-                self.state,
-                self.goal,
-                self.iterations,
-                self.options.max_iter,
-                *own,
-            )
+            limits = (self.goal, self.iterations, self.options.max_iter)
+            run(kernel, len(live), work, live, *self._rows(), *limits, *own)
             live = live[self.sizes[live] == self.members.shape[1]]
 
     def offer(self, start: Tensor) -> None:

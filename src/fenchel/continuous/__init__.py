@@ -1,0 +1,26 @@
+"""Densities over the line and the plane, and attention by them: an interval of time, an ellipse of an image."""
+
+from fenchel.continuous.attention import Attended, ContinuousAttention, Encoder, Focus, MatchedEncoder, PooledEncoder
+from fenchel.continuous.basis import GaussianBasis, ValueFunction
+from fenchel.continuous.density import BetaGaussian, EllipsoidPower
+from fenchel.continuous.divergences import generalized_covariance, wasserstein2
+from fenchel.continuous.expectation import expectation
+from fenchel.continuous.line import LocationScale, Triangular
+
+__all__ = [
+    "Attended",
+    "BetaGaussian",
+    "ContinuousAttention",
+    "EllipsoidPower",
+    "Encoder",
+    "Focus",
+    "GaussianBasis",
+    "LocationScale",
+    "MatchedEncoder",
+    "PooledEncoder",
+    "Triangular",
+    "ValueFunction",
+    "expectation",
+    "generalized_covariance",
+    "wasserstein2",
+]

@@ -1,0 +1,308 @@
+"""Continuous attention: where to look is a density over time or over an image, and what is seen its expected value."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.distributions import Categorical, Distribution, MixtureSameFamily
+
+from fenchel.continuous.basis import GaussianBasis, grid_positions
+from fenchel.continuous.density import BetaGaussian
+from fenchel.continuous.expectation import expectation
+from fenchel.continuous.radial import check_alpha
+from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.tsallis import Shannon
+
+
+@dataclass(frozen=True)
+class Focus:
+    """Where each head looks.
+
+    Args:
+        loc: (…, heads, K, D): the middles of K densities.
+        sigma: (…, heads, K, D, D): the Σ of their scores.
+        shares: (…, heads, K): how much each of the K counts; None if K is 1.
+        discrete: (…, heads, L): the discrete attention that it was made of, if any.
+    """
+
+    loc: Tensor
+    sigma: Tensor
+    shares: Tensor | None = None
+    discrete: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Attended:
+    """What attention found.
+
+    Args:
+        context: (…, width), heads side by side.
+        weights: (…, heads, L): what each value counts. They need not be positive, nor sum to 1: they are those of the
+            smoothed signal, and of the discrete attention where both are added.
+        focus: where each head looked.
+        alpha: of the densities.
+    """
+
+    context: Tensor
+    weights: Tensor
+    focus: Focus
+    alpha: float
+
+    @property
+    def density(self) -> Distribution:
+        """The density of each head, with batch shape (…, heads): a mixture if there are several."""
+        loc, sigma = self.focus.loc, self.focus.sigma
+        if self.focus.shares is None:
+            return BetaGaussian(loc.squeeze(-2), sigma=sigma.squeeze(-3), alpha=self.alpha)
+        members = BetaGaussian(loc, sigma=sigma, alpha=self.alpha)
+        return MixtureSameFamily(Categorical(self.focus.shares), members, validate_args=False)
+
+
+class Encoder(nn.Module):
+    """Makes a ``Focus`` of a query; write ``forward`` for one of your own."""
+
+    heads: int = 1
+
+    def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
+        """From a query, with the positions (…, L, D) of the values and which of them are there."""
+        raise NotImplementedError
+
+
+class PooledEncoder(Encoder):
+    r"""Density parameters from one vector, such as a pooled document: :math:`\mu = \mathrm{sigmoid}(W_1 v)`.
+
+    On the line :math:`\sigma^2 = \mathrm{softplus}(w_2^\top v)`. In more dimensions Σ = L Lᵀ with a lower triangular L
+    whose diagonal is a softplus. Several components make attention multimodal: their shares are a softmax.
+
+    Args:
+        width: of the query v, (…, width).
+        dim: D.
+        heads: how many densities there are a query.
+        components: how many densities a head mixes.
+        least: added to the variances.
+    """
+
+    def __init__(self, width: int, dim: int = 1, heads: int = 1, components: int = 1, least: float = 1e-6) -> None:
+        super().__init__()
+        for name, value in (("width", width), ("dim", dim), ("heads", heads), ("components", components)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+        self.width, self.dim, self.heads, self.components, self.least = width, dim, heads, components, least
+        each = heads * components
+        self.loc = nn.Linear(width, each * dim)
+        self.spread = nn.Linear(width, each * dim * (dim + 1) // 2)
+        self.shares = nn.Linear(width, each) if components > 1 else None
+
+    def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
+        if query.dim() == 0 or query.shape[-1] != self.width:
+            raise ValueError(f"query must have shape (…, {self.width}), got {tuple(query.shape)}")
+        shape = (*query.shape[:-1], self.heads, self.components)
+        loc = torch.sigmoid(self.loc(query)).reshape(*shape, self.dim)
+        spread = self.spread(query).reshape(*shape, -1)
+        if self.dim == 1:
+            sigma = F.softplus(spread).unsqueeze(-1)
+        else:
+            rows, columns = torch.tril_indices(self.dim, self.dim, -1, device=query.device)
+            root = torch.diag_embed(F.softplus(spread[..., : self.dim]))
+            below = torch.zeros_like(root).flatten(-2)
+            below = below.index_add(-1, rows * self.dim + columns, spread[..., self.dim :])
+            root = root + below.reshape(root.shape)
+            sigma = root @ root.mT
+        shares = None if self.shares is None else torch.softmax(self.shares(query).reshape(shape), -1)
+        return Focus(loc, sigma + self.least * torch.eye(self.dim, dtype=sigma.dtype, device=sigma.device), shares)
+
+
+class MatchedEncoder(Encoder):
+    r"""Density parameters from discrete attention, by its moments: :math:`\mu = \mathbb{E}_p[t]`, Σ = Cov_p[t].
+
+    It has no parameters. p is the choice that Ω makes of the query's scores.
+
+    Args:
+        omega: Ω of the discrete attention; Shannon's if None.
+        heads: how many rows of scores there are: the query is (…, heads, L), or (…, L) if it is one.
+        least: added to the variances, which are zero where p is one-hot.
+        exact: match the density's own covariance, and not Σ of its score as the paper does.
+    """
+
+    def __init__(
+        self, omega: Regularizer | None = None, heads: int = 1, least: float = 1e-6, exact: bool = False
+    ) -> None:
+        super().__init__()
+        self.omega = Shannon() if omega is None else check_omega(omega)
+        self.heads, self.least, self.exact = heads, least, exact
+
+    def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
+        scores = query.unsqueeze(-2) if self.heads == 1 else query
+        length = positions.shape[-2]
+        if scores.dim() < 2 or scores.shape[-2:] != (self.heads, length):
+            heads = "" if self.heads == 1 else f"{self.heads}, "
+            raise ValueError(f"query must hold scores of shape (…, {heads}{length}), got {tuple(query.shape)}")
+        p = self.omega.argmax(scores, mask=None if mask is None else mask.unsqueeze(-2))
+        loc, sigma = (x.to(p.dtype) for x in _moments(p.double(), positions.double()))
+        sigma = sigma + self.least * torch.eye(sigma.shape[-1], dtype=sigma.dtype, device=sigma.device)
+        return Focus(loc.unsqueeze(-2), sigma.unsqueeze(-3), None, p)
+
+
+def _moments(p: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Means (…, heads, D) and covariances of positions (…, L, D) under weights (…, heads, L), in one product."""
+    dim = positions.shape[-1]
+    t = positions - 0.5  # the middle of [0, 1]: in double precision nothing is lost by subtracting squares then
+    squares = (t.unsqueeze(-1) * t.unsqueeze(-2)).flatten(-2)
+    found = p @ torch.cat([torch.ones_like(t[..., :1]), t, squares], -1)
+    mass = found[..., :1]
+    found = found[..., 1:] / torch.where(mass == 0, 1.0, mass)
+    mean = found[..., :dim]
+    second = found[..., dim:].reshape(*mean.shape, dim)
+    return mean + 0.5, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
+
+
+class ContinuousAttention(nn.Module):
+    r"""Attend with a density: the context is the expectation of a value function of continuous time or space.
+
+    .. math:: c = \mathbb{E}_p[V(t)], \qquad p = \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p)
+
+    V is the ridge regression of the values on a basis, f a quadratic score whose μ and Σ an encoder makes of the query.
+    With α > 1 the density selects an interval or an ellipse. The coefficients of V are never made: the expected basis
+    functions are turned into one weight a value, and the rest costs what discrete attention costs.
+
+    Args:
+        basis: Gaussian functions of one or two dimensions.
+        alpha: 1 for Gaussians, more for compact support.
+        encoder: ``PooledEncoder(width)``, ``MatchedEncoder(omega)``, or one of your own; None if you pass ``loc`` and
+            ``sigma`` to each call.
+        combined: add the context of the discrete attention that the encoder matched.
+        ridge: λ of the regression.
+
+    Example:
+        >>> import torch
+        >>> from fenchel import Gini
+        >>> from fenchel.continuous import ContinuousAttention, GaussianBasis, MatchedEncoder, PooledEncoder
+        >>> words, lengths = torch.randn(2, 50, 16), torch.tensor([50, 30])
+        >>> mask = torch.arange(50) < lengths.unsqueeze(-1)
+        >>> basis = GaussianBasis.line(32)
+        >>> attention = ContinuousAttention(basis, alpha=2.0, encoder=PooledEncoder(16))
+        >>> attention(words, words.amax(1), mask).shape  # query: a pooled vector
+        torch.Size([2, 16])
+        >>> both = ContinuousAttention(basis, encoder=MatchedEncoder(Gini()), combined=True)
+        >>> both(words, torch.randn(2, 50), mask).shape  # query: scores of the words
+        torch.Size([2, 16])
+
+    References: Martins et al. (2020), sections 3 and 4.
+    """
+
+    def __init__(
+        self,
+        basis: GaussianBasis,
+        alpha: float = 2.0,
+        encoder: Encoder | None = None,
+        *,
+        combined: bool = False,
+        ridge: float = 0.1,
+    ) -> None:
+        super().__init__()
+        if not isinstance(basis, GaussianBasis):
+            raise TypeError(f"basis must be a GaussianBasis, got {type(basis).__name__}")
+        if encoder is not None and not isinstance(encoder, Encoder):
+            raise TypeError(f"encoder must be an Encoder, such as PooledEncoder(64), got {type(encoder).__name__}")
+        if combined and encoder is None:
+            raise ValueError("combined=True adds the discrete attention of an encoder: pass encoder=MatchedEncoder()")
+        if not 0 < ridge < math.inf:
+            raise ValueError(f"ridge must be greater than 0, got {ridge}")
+        self.basis, self.encoder = basis, encoder
+        self.alpha, self.combined, self.ridge = check_alpha(alpha, basis.dim), combined, float(ridge)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha:g}, combined={self.combined}, ridge={self.ridge:g}"
+
+    def forward(
+        self,
+        values: Tensor,
+        query: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        loc: Tensor | None = None,
+        sigma: Tensor | None = None,
+        positions: Tensor | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> Tensor:
+        """The context, (…, width).
+
+        Args:
+            values: (…, L, width); heads take equal parts of the width.
+            query: what the encoder takes.
+            mask: boolean (…, L); True = there is a value. A row with none gives zeros.
+            loc: μ, (…, D), in place of an encoder: one head, one density.
+            sigma: Σ, (…, D, D), with it.
+            positions: (…, L, D), where the values stand; the middles of L cells of [0, 1] if None.
+            shape: (h, w) for the L pixels of an image, row by row.
+        """
+        return self.attend(values, query, mask, loc=loc, sigma=sigma, positions=positions, shape=shape).context
+
+    def attend(
+        self,
+        values: Tensor,
+        query: Tensor | None = None,
+        mask: Tensor | None = None,
+        *,
+        loc: Tensor | None = None,
+        sigma: Tensor | None = None,
+        positions: Tensor | None = None,
+        shape: Sequence[int] | None = None,
+    ) -> Attended:
+        """As ``forward``, with the weights and the densities."""
+        if values.dim() < 2 or not values.is_floating_point():
+            raise ValueError(f"values must be floating point of shape (…, L, width), got {tuple(values.shape)}")
+        sizes = tuple(values.shape[-2:-1]) if shape is None else tuple(shape)
+        if math.prod(sizes) != values.shape[-2]:
+            raise ValueError(f"shape must have as many places as there are values, {values.shape[-2]}, got {sizes}")
+        solver = self.basis.weights(sizes, mask, positions, self.ridge)
+        focus = self._focus(query, mask, loc, sigma, self._positions(sizes, mask, positions))
+        heads = focus.loc.shape[-3]
+        if values.shape[-1] % heads:
+            raise ValueError(f"values must have a width that {heads} heads divide, got {tuple(values.shape)}")
+        expected = expectation(focus.loc, focus.sigma, self.basis, self.alpha)
+        if focus.shares is None:
+            expected = expected.squeeze(-2)
+        else:
+            expected = (focus.shares.unsqueeze(-2).to(expected.dtype) @ expected).squeeze(-2)
+        weights = expected.to(values.dtype) @ solver.to(values.dtype).mT
+        if self.combined:
+            if focus.discrete is None:
+                raise ValueError(
+                    "combined=True wants an encoder that makes discrete attention, such as MatchedEncoder()"
+                )
+            weights = weights + focus.discrete.to(weights.dtype)
+        if mask is not None:
+            values = torch.where(mask.unsqueeze(-1), values, 0.0)
+        parts = values.reshape(*values.shape[:-1], heads, -1).movedim(-2, -3)
+        context = (weights.unsqueeze(-2) @ parts).squeeze(-2).flatten(-2)
+        return Attended(context, weights, focus, self.alpha)
+
+    def _positions(self, sizes: tuple[int, ...], mask: Tensor | None, positions: Tensor | None) -> Tensor:
+        if positions is not None:
+            return positions
+        if mask is None or len(sizes) > 1:
+            return grid_positions(sizes, self.basis.centers)
+        place = torch.arange(1, sizes[0] + 1, device=mask.device)
+        lengths = (mask * place).amax(-1, keepdim=True).clamp_min(1)
+        return ((place - 0.5) / lengths).unsqueeze(-1)
+
+    def _focus(
+        self, query: Tensor | None, mask: Tensor | None, loc: Tensor | None, sigma: Tensor | None, positions: Tensor
+    ) -> Focus:
+        if self.encoder is None:
+            if loc is None or sigma is None or query is not None:
+                raise ValueError("without an encoder pass loc and sigma, and no query")
+            return Focus(loc.unsqueeze(-2).unsqueeze(-2), sigma.unsqueeze(-3).unsqueeze(-3))
+        if query is None or loc is not None or sigma is not None:
+            raise ValueError("with an encoder pass a query, and neither loc nor sigma")
+        focus: Focus = self.encoder(query, positions, mask)
+        if getattr(self.encoder, "exact", False):
+            matched = BetaGaussian.from_moments(focus.loc, focus.sigma, self.alpha)
+            focus = Focus(focus.loc, matched.sigma, focus.shares, focus.discrete)
+        return focus

@@ -1,0 +1,289 @@
+"""Gaussian basis functions, and values at words or pixels turned into functions of continuous time and space."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fenchel.continuous.density import check_positive_definite
+from fenchel.kernels import concrete
+
+
+class GaussianBasis(nn.Module):
+    r"""Gaussian functions of the line, the plane or more: :math:`\psi_j(t) = \mathcal{N}(t; \mu_j, \Sigma_j)`.
+
+    Args:
+        centers: μ, (n, D).
+        covariances: Σ, (n, D, D). Both move with the module; an ``nn.Parameter`` is trained.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import GaussianBasis
+        >>> basis = GaussianBasis.line(6, widths=(0.1, 0.5))  # three of each width, spread over [0, 1]
+        >>> basis
+        GaussianBasis(6 functions of 1 dimension)
+        >>> basis(torch.tensor([[0.0], [0.4]])).shape
+        torch.Size([2, 6])
+        >>> times = (torch.arange(20) + 0.5) / 20  # where the words stand: the middles of 20 cells
+        >>> function = basis.fit(torch.sin(3 * times).unsqueeze(-1), ridge=1e-4)
+        >>> function(torch.tensor([[0.5]]))  # sin(1.5) = 0.9975
+        tensor([[1.0002]])
+
+    References: Martins et al. (2020), section 3.1.
+    """
+
+    centers: Tensor
+    covariances: Tensor
+
+    def __init__(self, centers: Tensor, covariances: Tensor) -> None:
+        super().__init__()
+        _check_basis(centers, covariances)
+        for name, value in (("centers", centers), ("covariances", covariances)):
+            if isinstance(value, nn.Parameter):
+                self.register_parameter(name, value)
+            else:
+                self.register_buffer(name, value)
+        self._cache: dict[tuple[object, ...], tuple[Tensor, ...]] = {}
+
+    @classmethod
+    def line(
+        cls, count: int, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
+    ) -> GaussianBasis:
+        """``count`` functions with centres spread evenly over an interval, as many of each width."""
+        if count < len(widths) or count % len(widths):
+            raise ValueError(f"count must be a multiple of the number of widths, {len(widths)}, got {count}")
+        centers = torch.linspace(*interval, count // len(widths)).unsqueeze(-1)
+        return cls._of_widths(centers, widths)
+
+    @classmethod
+    def grid(
+        cls,
+        rows: int,
+        columns: int | None = None,
+        widths: Sequence[float] = (0.1,),
+        interval: tuple[float, float] = (0.0, 1.0),
+    ) -> GaussianBasis:
+        """A grid of rows × columns round functions over a square, for each width."""
+        lines = [torch.linspace(*interval, n) for n in (rows, rows if columns is None else columns)]
+        return cls._of_widths(torch.cartesian_prod(*lines), widths)
+
+    @classmethod
+    def _of_widths(cls, centers: Tensor, widths: Sequence[float]) -> GaussianBasis:
+        if not widths or any(not 0 < w < math.inf for w in widths):
+            raise ValueError(f"widths must hold numbers greater than 0, got {list(widths)}")
+        eye = torch.eye(centers.shape[-1])
+        covariances = [w * w * eye.expand(len(centers), -1, -1) for w in widths]
+        return cls(centers.repeat(len(widths), 1), torch.cat(covariances))
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return int(self.centers.shape[-1])
+
+    def __len__(self) -> int:
+        return int(self.centers.shape[0])
+
+    def __repr__(self) -> str:
+        return f"GaussianBasis({len(self)} functions of {self.dim} dimension{'s' * (self.dim > 1)})"
+
+    def forward(self, t: Tensor) -> Tensor:
+        """ψ(t), (…, n), at points (…, D)."""
+        if t.dim() == 0 or t.shape[-1] != self.dim:
+            raise ValueError(f"t must have shape (…, {self.dim}), got {tuple(t.shape)}")
+        root = torch.linalg.cholesky_ex(self.covariances).L
+        x = (t.unsqueeze(-2) - self.centers).unsqueeze(-1)
+        u = torch.linalg.solve_triangular(root, x, upper=False)
+        log = -0.5 * u.square().sum((-2, -1)) - root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        value: Tensor = torch.exp(log - 0.5 * self.dim * math.log(2 * math.pi))
+        return value
+
+    def regression(self, positions: Tensor, mask: Tensor | None = None, ridge: float = 0.1) -> Tensor:
+        r"""The matrix G that makes coefficients of values: B = Gᵀ H for values H (L, width).
+
+        .. math:: \operatorname{argmin}_B \; \|F^\top B - H\|^2 + \lambda \|B\|^2, \qquad F_{j\ell} = \psi_j(t_\ell)
+
+        Args:
+            positions: where the values stand, (…, L, D), as irregular as you like.
+            mask: boolean (…, L); True = there is a value. Rows of G that are masked are zero.
+            ridge: λ > 0.
+
+        Returns:
+            (…, L, n), in the dtype of the basis; computed in double precision.
+        """
+        _check_ridge(ridge)
+        _check_positions(positions, self.dim)
+        full = self.double_copy()(positions.double())  # (…, L, n): Fᵀ
+        if mask is not None:
+            full = torch.where(mask.unsqueeze(-1), full, 0.0)
+        if full.shape[-2] < full.shape[-1]:  # the smaller of two systems
+            system = full @ full.mT
+            system = system + ridge * torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+            found = torch.cholesky_solve(full, torch.linalg.cholesky_ex(system).L)
+        else:
+            system = full.mT @ full
+            system = system + ridge * torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
+            found = torch.cholesky_solve(full.mT, torch.linalg.cholesky_ex(system).L).mT
+        return found.to(self.centers.dtype)
+
+    def double_copy(self) -> GaussianBasis:
+        """The same functions in double precision; gradients reach this basis."""
+        if self.centers.dtype == torch.float64 and self.covariances.dtype == torch.float64:
+            return self
+        twin = GaussianBasis.__new__(GaussianBasis)
+        nn.Module.__init__(twin)
+        twin.centers, twin.covariances = self.centers.double(), self.covariances.double()
+        return twin
+
+    def weights(
+        self,
+        shape: tuple[int, ...],
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        ridge: float = 0.1,
+    ) -> Tensor:
+        """``regression`` for sequences (and grids) whose positions follow from their lengths; kept for the next call.
+
+        Args:
+            shape: (L,) words, in the middles of L cells of [0, 1]; (h, w) for the pixels of an image, row by row.
+            mask: boolean (…, L); True = there is a value. A sequence ends with its last one, and fills [0, 1].
+            positions: (…, L, D), to be used instead.
+            ridge: λ > 0.
+
+        Returns:
+            (L, n) or (…, L, n).
+        """
+        _check_ridge(ridge)
+        size = math.prod(shape)
+        if size == 0:
+            raise ValueError(f"the sequence must not be empty, got shape {shape}")
+        if positions is None and len(shape) != self.dim:
+            raise ValueError(
+                f"for a basis of {self.dim} dimensions give positions, or a shape of as many sizes; got {shape}"
+            )
+        if mask is not None and (mask.dtype != torch.bool or mask.shape[-1] != size):
+            raise ValueError(f"mask must be boolean with shape (…, {size}), got {mask.dtype} of {tuple(mask.shape)}")
+        if positions is not None or (mask is not None and self.dim > 1):
+            where = grid_positions(shape, self.centers) if positions is None else positions
+            return self.regression(where, mask, ridge)
+        if mask is None:
+            return self._kept(shape, ridge)
+        return self._padded(mask, ridge)
+
+    def _padded(self, mask: Tensor, ridge: float) -> Tensor:
+        """One matrix for every row of a padded batch: by lengths where the mask is a matter of lengths alone."""
+        size = mask.shape[-1]
+        place = torch.arange(1, size + 1, device=mask.device)
+        lengths = (mask * place).amax(-1)
+        full_prefix = torch.equal(mask, place <= lengths.unsqueeze(-1)) if concrete(mask) else False
+        if full_prefix and not self._trained:
+            unique, index = lengths.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            table = self.centers.new_zeros(len(unique), size, len(self))
+            for row, length in enumerate(unique.tolist()):  # lengths, not rows of the batch
+                if length:
+                    table[row, :length] = self._kept((length,), ridge)
+            return table[index]
+        positions = (place - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
+        return self.regression(positions.unsqueeze(-1), mask, ridge)
+
+    @property
+    def _trained(self) -> bool:
+        return self.centers.requires_grad or self.covariances.requires_grad
+
+    def _kept(self, shape: tuple[int, ...], ridge: float) -> Tensor:
+        if self._trained or not concrete(self.centers, self.covariances):
+            return self.regression(grid_positions(shape, self.centers), None, ridge)
+        tensors = self.centers, self.covariances
+        key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
+        if key not in self._cache:
+            if len(self._cache) >= 512:
+                self._cache.clear()
+            with torch.no_grad():
+                found = self.regression(grid_positions(shape, self.centers), None, ridge)
+            self._cache[key] = found, *tensors  # kept alive, so that no other tensor gets their ids
+        return self._cache[key][0]
+
+    def fit(
+        self,
+        values: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        ridge: float = 0.1,
+        shape: tuple[int, ...] | None = None,
+    ) -> ValueFunction:
+        """The function of t nearest to values at words or pixels, by ridge regression.
+
+        Args:
+            values: (…, L, width).
+            mask: boolean (…, L); True = there is a value. What stands at a masked position does not matter.
+            positions: (…, L, D); the middles of L cells of [0, 1] if None.
+            ridge: λ > 0.
+            shape: (h, w) for the L pixels of an image, row by row.
+        """
+        shape = tuple(values.shape[-2:-1]) if shape is None else shape
+        if values.dim() < 2 or values.shape[-2] != math.prod(shape):
+            raise ValueError(f"values must have shape (…, {math.prod(shape)}, width), got {tuple(values.shape)}")
+        solver = self.weights(shape, mask, positions, ridge).to(values.dtype)
+        if mask is not None:
+            values = torch.where(mask.unsqueeze(-1), values, 0.0)
+        return ValueFunction(self, solver.mT @ values)
+
+
+@dataclass(frozen=True)
+class ValueFunction:
+    """V(t) = Bᵀψ(t).
+
+    Args:
+        basis: ψ.
+        coefficients: B, (…, n, width).
+    """
+
+    basis: GaussianBasis
+    coefficients: Tensor
+
+    def __call__(self, t: Tensor) -> Tensor:
+        """Values (…, N, width) at points (…, N, D)."""
+        value: Tensor = self.basis(t).to(self.coefficients.dtype) @ self.coefficients
+        return value
+
+
+def grid_positions(shape: Sequence[int], like: Tensor) -> Tensor:
+    """The middles of the cells that [0, 1]^D is cut into, (∏ shape, D), row by row; in double precision.
+
+    Example:
+        >>> import torch
+        >>> grid_positions((2,), torch.zeros(1)).flatten().tolist()
+        [0.25, 0.75]
+    """
+    lines = [(torch.arange(n, dtype=torch.float64, device=like.device) + 0.5) / n for n in shape]
+    return lines[0].unsqueeze(-1) if len(lines) == 1 else torch.cartesian_prod(*lines)
+
+
+def _check_basis(centers: Tensor, covariances: Tensor) -> None:
+    for name, x in (("centers", centers), ("covariances", covariances)):
+        if not isinstance(x, Tensor) or not x.is_floating_point():
+            raise TypeError(
+                f"{name} must be a floating-point tensor, got {x.dtype if isinstance(x, Tensor) else type(x)}"
+            )
+    if centers.dim() != 2 or centers.shape[0] == 0 or centers.shape[1] == 0:
+        raise ValueError(f"centers must have shape (n, D), not empty, got {tuple(centers.shape)}")
+    n, dim = centers.shape
+    if covariances.shape != (n, dim, dim):
+        raise ValueError(f"covariances must have shape ({n}, {dim}, {dim}), got {tuple(covariances.shape)}")
+    if concrete(centers, covariances):
+        check_positive_definite(covariances, "covariances")
+
+
+def _check_ridge(ridge: float) -> None:
+    if not 0 < ridge < math.inf:
+        raise ValueError(f"ridge must be greater than 0, got {ridge}")
+
+
+def _check_positions(positions: Tensor, dim: int) -> None:
+    if positions.dim() < 2 or positions.shape[-1] != dim:
+        raise ValueError(f"positions must have shape (…, L, {dim}), got {tuple(positions.shape)}")
+    if positions.shape[-2] == 0:
+        raise ValueError(f"the sequence must not be empty, got positions of shape {tuple(positions.shape)}")

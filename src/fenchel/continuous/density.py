@@ -1,0 +1,499 @@
+"""β-Gaussians: densities over the line, the plane and beyond that α-entmax makes of a quadratic score."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.utils import lazy_property
+
+from fenchel.continuous.incomplete import standard_cdf, standard_icdf
+from fenchel.continuous.radial import Radial, check_alpha, gauss_jacobi
+from fenchel.kernels import concrete
+
+
+class BetaGaussian(Distribution):
+    r"""The density that maximizes a quadratic score plus Tsallis's entropy.
+
+    .. math:: \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p), \qquad
+              f(t) = -\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)
+
+    Its value is :math:`[(\alpha-1)(f(t) - \tau)]_+^{1/(\alpha-1)}`, with the τ that makes the integral 1. For α > 1 the
+    support is an ellipsoid; α = 4/3 is the triweight, 3/2 the biweight and 2 the truncated parabola (Epanechnikov's
+    kernel) or paraboloid. α = 1 is the Gaussian. Below, down to 1 − 2/D, the tails are heavy: Student's, and
+    Cauchy's for α = 0 on the line.
+
+    Args:
+        loc: μ, (…, D).
+        scale_tril: a lower triangular root of Σ, (…, D, D), with a positive diagonal; or
+        sigma: Σ itself, the matrix of the score. The density's own covariance is ``covariance_matrix``.
+        alpha: a number greater than 1 − 2/D.
+        validate_args: whether to look at the values of loc and Σ; as in torch, unless Python runs with ``-O``.
+
+    Points outside of the support have ``log_prob`` −inf. ``rsample`` has gradients in ``loc`` and Σ: the ellipsoid
+    moves and stretches with them.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import BetaGaussian
+        >>> p = BetaGaussian(torch.zeros(1), sigma=torch.tensor([[2 / 3]]), alpha=2.0)  # Epanechnikov's kernel
+        >>> p.support_radius * p.scale_tril.squeeze()
+        tensor(1.)
+        >>> p.log_prob(torch.tensor([[0.0], [0.5], [1.5]])).exp()
+        tensor([0.7500, 0.5625, 0.0000])
+
+    References: Martins et al. (2020), section 2.4 and appendix E; Martins et al. (2022).
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
+        "loc": constraints.real_vector,
+        "scale_tril": constraints.lower_cholesky,
+        "sigma": constraints.positive_definite,
+    }
+    has_rsample = True
+
+    def __init__(
+        self,
+        loc: Tensor,
+        scale_tril: Tensor | None = None,
+        sigma: Tensor | None = None,
+        alpha: float = 2.0,
+        validate_args: bool | None = None,
+    ) -> None:
+        if (scale_tril is None) == (sigma is None):
+            raise ValueError("give either scale_tril or sigma, and not both")
+        name, matrix = ("sigma", sigma) if scale_tril is None else ("scale_tril", scale_tril)
+        assert matrix is not None
+        _check_shapes(loc, matrix, name)
+        self.alpha = check_alpha(alpha, loc.shape[-1])
+        validate = Distribution._validate_args if validate_args is None else validate_args
+        if validate and concrete(loc, matrix):
+            _check_values(loc, matrix, name)
+        batch = broadcast_shapes(loc.shape[:-1], matrix.shape[:-2])
+        self.loc = loc.expand(*batch, -1)
+        root = matrix_root(matrix) if scale_tril is None else matrix
+        self.scale_tril = root.expand(*batch, -1, -1)
+        if sigma is not None:
+            self.sigma = matrix.expand(*batch, -1, -1)
+        super().__init__(batch, loc.shape[-1:], validate_args=False)
+
+    @classmethod
+    def from_moments(cls, mean: Tensor, covariance: Tensor, alpha: float = 2.0) -> BetaGaussian:
+        """The member with this mean and this covariance of its own.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.continuous import BetaGaussian
+            >>> BetaGaussian.from_moments(torch.zeros(1), torch.tensor([[0.04]]), alpha=1.5).variance
+            tensor([0.0400])
+        """
+        _check_shapes(mean, covariance, "covariance")
+        law = Radial(check_alpha(alpha, mean.shape[-1]), mean.shape[-1])
+        if not math.isfinite(law.spread):
+            lower = 1 - 2 / (law.dim + 2)
+            raise ValueError(
+                f"alpha must be greater than {lower:g} in {law.dim} dimensions for a covariance, got {alpha}"
+            )
+        if concrete(covariance):
+            _check_values(mean, covariance, "covariance")
+        # Cov = spread p₀ᶜ Σ, and p₀ depends on det Σ: the determinant first, then the matrix.
+        root = matrix_root(covariance)
+        rest = 1 + law.c * law.half
+        half_logdet = (
+            rest * (_half_logdet(root) - law.half * math.log(law.spread)) + law.half * law.c * law.log_constant
+        )
+        scale = torch.exp(-0.5 * law.c * law.log_peak(half_logdet)) / math.sqrt(law.spread)
+        return cls(mean, scale_tril=root * scale[..., None, None], alpha=alpha)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> BetaGaussian:
+        new: BetaGaussian = self._get_checked_instance(BetaGaussian, _instance)  # type: ignore[no-untyped-call]
+        shape = torch.Size(batch_shape)
+        new.alpha = self.alpha
+        new.loc = self.loc.expand(shape + self.event_shape)
+        new.scale_tril = self.scale_tril.expand(shape + 2 * self.event_shape)
+        if "sigma" in self.__dict__:
+            new.sigma = self.sigma.expand(shape + 2 * self.event_shape)
+        Distribution.__init__(new, shape, self.event_shape, validate_args=False)
+        return new
+
+    def __repr__(self) -> str:
+        return (
+            f"BetaGaussian(alpha={self.alpha:g}, loc: {tuple(self.loc.shape)}, sigma: {tuple(self.scale_tril.shape)})"
+        )
+
+    # -- shape -------------------------------------------------------------------------------------------------------
+
+    @property
+    def _law(self) -> Radial:
+        return Radial(self.alpha, self.event_shape[0])
+
+    @lazy_property
+    def sigma(self) -> Tensor:
+        """Σ of the score."""
+        return self.scale_tril @ self.scale_tril.mT
+
+    @property
+    def log_peak(self) -> Tensor:
+        """The logarithm of the density at ``loc``."""
+        return self._law.log_peak(_half_logdet(self.scale_tril))
+
+    @property
+    def _scaled_root(self) -> Tensor:
+        """What the draws of the standard law are multiplied by: √p₀ᶜ L."""
+        return torch.exp(0.5 * self._law.c * self.log_peak)[..., None, None] * self.scale_tril
+
+    @property
+    def support_radius(self) -> Tensor:
+        """R: the support is where (t−μ)ᵀ Σ⁻¹ (t−μ) < R²; inf for α ≤ 1."""
+        law = self._law
+        if not law.is_compact:
+            return torch.full_like(self.log_peak, math.inf)
+        return math.sqrt(2 / law.c) * torch.exp(0.5 * law.c * self.log_peak)
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return _Inside(self) if self._law.is_compact else constraints.real_vector
+
+    # -- density -----------------------------------------------------------------------------------------------------
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value = _check_value(self, value)
+        law, peak = self._law, self.log_peak
+        square = _mahalanobis(self.scale_tril, value - self.loc)
+        if law.c == 0:
+            return peak - 0.5 * square
+        x = 0.5 * law.c * square * torch.exp(-law.c * peak)
+        inside = ~(x >= 1)  # NaN stays
+        return torch.where(inside, peak + torch.log1p(-torch.where(inside, x, 0.0)) / law.c, -math.inf)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        law = self._law
+        normal = torch.randn(self._extended_shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
+        u = normal * law.shrink(normal)
+        return self.loc + (self._scaled_root @ u.unsqueeze(-1)).squeeze(-1)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        """The probability of (−∞, value], for D = 1; without the event's dimension."""
+        self._check_line("cdf")
+        x = (_check_value(self, value) - self.loc).squeeze(-1) / self._unit
+        return standard_cdf(x, self._law)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        """The quantile, (…, 1), for D = 1."""
+        self._check_line("icdf")
+        if concrete(value) and not bool(((value >= 0) & (value <= 1)).all()):
+            raise ValueError("value must hold probabilities in [0, 1]")
+        return self.loc + (self._unit * standard_icdf(value, self._law)).unsqueeze(-1)
+
+    @property
+    def _unit(self) -> Tensor:
+        """In one dimension, what u/√p₀ᶜ is measured in."""
+        return self._scaled_root[..., 0, 0]
+
+    def _check_line(self, name: str) -> None:
+        if self.event_shape[0] != 1:
+            raise NotImplementedError(f"{name} exists on the line: for D = 1, got D = {self.event_shape[0]}")
+
+    # -- moments and entropies ---------------------------------------------------------------------------------------
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc if self._law.has_mean else torch.full_like(self.loc, math.nan)
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The density's own covariance: not Σ, but a multiple of it."""
+        law = self._law
+        if not math.isfinite(law.spread):
+            return torch.full_like(self.scale_tril, math.nan if not law.has_mean else math.inf)
+        root = self._scaled_root
+        return law.spread * (root @ root.mT)
+
+    @property
+    def variance(self) -> Tensor:
+        law = self._law
+        if not math.isfinite(law.spread):
+            return torch.full_like(self.loc, math.inf)
+        return law.spread * self._scaled_root.square().sum(-1)
+
+    def entropy(self) -> Tensor:
+        """Shannon's, in nats."""
+        return self._law.log_loss - self.log_peak
+
+    def tsallis_entropy(self, index: float | None = None) -> Tensor:
+        r"""−Ω of the density, :math:`(1 - \int p^q) / (q(q-1))`; q is ``index`` > 0, α if None, and 1 is Shannon's."""
+        q = self.alpha if index is None else float(index)
+        if not q > 0:
+            raise ValueError(f"index must be greater than 0, got {q}")
+        if q == 1:
+            return self.entropy()
+        return -torch.expm1(self.log_power(q)) / (q * (q - 1))
+
+    def log_power(self, index: float) -> Tensor:
+        """log ∫ p(t)^q dt, q = ``index``: +inf where the integral diverges."""
+        return (index - 1) * self.log_peak + self._law.log_power(index)
+
+    def escort(self, beta: float | None = None) -> BetaGaussian | EllipsoidPower:
+        r"""The escort distribution :math:`p^\beta / \int p^\beta`, with β = 2 − α if none is given.
+
+        It has the same support. For β > 0 it is a β-Gaussian of another α, 1 + (α−1)/β; for β = 0 uniform.
+        """
+        beta = 2.0 - self.alpha if beta is None else float(beta)
+        law = self._law
+        if not math.isfinite(law.log_power(beta)):
+            raise ValueError(f"beta must leave p^beta with a finite integral, for alpha = {self.alpha:g}; got {beta}")
+        if beta > 0:
+            # [1 + c f/p₀ᶜ]^(β/c) once more in the family's form: c/β in place of c, and Σ scaled to keep the support.
+            scale = torch.exp(0.5 * law.c / beta * self.log_power(beta)) / math.sqrt(beta)
+            root = self.scale_tril * scale[..., None, None]
+            return BetaGaussian(self.loc, scale_tril=root, alpha=1 + law.c / beta, validate_args=False)
+        return EllipsoidPower(self.loc, self.scale_tril * self.support_radius[..., None, None], beta / law.c)
+
+    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
+        """E_p[function(t)] by quadrature, for D = 1 and 2 and functions that are smooth on the support.
+
+        Args:
+            function: takes points (N, …, D) and returns (N, …) and any further dimensions.
+            nodes: how many radii.
+            angles: how many directions, for D = 2.
+        """
+        squares, weights = self._law.nodes(nodes)
+        return _integrate(function, self.loc, self._scaled_root, squares, weights, angles)
+
+    # -- losses ------------------------------------------------------------------------------------------------------
+
+    def score(self, value: Tensor) -> Tensor:
+        """f(t) = −½ (t−μ)ᵀ Σ⁻¹ (t−μ)."""
+        return -0.5 * _mahalanobis(self.scale_tril, _check_value(self, value) - self.loc)
+
+    def expected_score(self, target: Distribution) -> Tensor:
+        """E[f(t)] under another density: its mean and its covariance are all that counts."""
+        covariance = target.covariance_matrix  # type: ignore[attr-defined]
+        spread = torch.linalg.solve_triangular(self.scale_tril, matrix_root(covariance), upper=False)
+        value: Tensor = self.score(target.mean) - 0.5 * spread.square().sum((-2, -1))
+        return value
+
+    def conjugate(self) -> Tensor:
+        r"""Ω*(f): the value of the maximum that this density attains, :math:`\mathbb{E}_p[f] - \Omega_\alpha(p)`."""
+        law = self._law
+        expected = -0.5 * law.spread * law.dim * torch.exp(law.c * self.log_peak)
+        return expected + self.tsallis_entropy()
+
+    def cross_entropy(self, target: Distribution) -> Tensor:
+        r"""What of the loss depends on this density, :math:`\Omega_\alpha^*(f) - \mathbb{E}_q[f]`.
+
+        For α = 1 that is −E_q[log p].
+
+        Args:
+            target: q, with a ``mean`` and a ``covariance_matrix``.
+        """
+        return self.conjugate() - self.expected_score(target)
+
+    def loss(self, target: BetaGaussian) -> Tensor:
+        r"""The Fenchel-Young loss of the score f against another density q.
+
+        .. math:: L_\Omega(f, q) = \Omega_\alpha^*(f) + \Omega_\alpha(q) - \mathbb{E}_q[f]
+
+        Never negative, and zero exactly where q is this density. Where this density's support holds that of q it is the
+        Bregman divergence of Ω from this density to q; elsewhere it is larger, and still finite. For α = 1: KL(q ‖ p).
+
+        Args:
+            target: q, a β-Gaussian of any α.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.continuous import BetaGaussian
+            >>> p = BetaGaussian(torch.zeros(1), sigma=torch.eye(1))
+            >>> p.loss(BetaGaussian(torch.tensor([[0.0], [1.0]]), sigma=torch.eye(1)))
+            tensor([0.0000, 0.5000])
+        """
+        value = self.cross_entropy(target) - target.tsallis_entropy(self.alpha)
+        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
+        return value + (value.clamp_min(0) - value).detach()
+
+
+class EllipsoidPower(Distribution):
+    r"""A density :math:`\propto (1 - \|A^{-1}(t - \mu)\|^2)^k` on an ellipsoid; uniform for k = 0.
+
+    Args:
+        loc: the centre, (…, D).
+        axes: A, (…, D, D), lower triangular: it maps the unit ball to the ellipsoid.
+        power: k > −1; below 0 the density grows without bound towards the surface.
+    """
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
+        "loc": constraints.real_vector,
+        "axes": constraints.lower_cholesky,
+    }
+    has_rsample = True
+
+    def __init__(self, loc: Tensor, axes: Tensor, power: float = 0.0) -> None:
+        _check_shapes(loc, axes, "axes")
+        if not power > -1:
+            raise ValueError(f"power must be greater than −1, got {power}")
+        batch = broadcast_shapes(loc.shape[:-1], axes.shape[:-2])
+        self.loc, self.axes, self.power = loc.expand(*batch, -1), axes.expand(*batch, -1, -1), float(power)
+        super().__init__(batch, loc.shape[-1:], validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> EllipsoidPower:
+        new: EllipsoidPower = self._get_checked_instance(EllipsoidPower, _instance)  # type: ignore[no-untyped-call]
+        shape = torch.Size(batch_shape)
+        new.loc, new.axes = self.loc.expand(shape + self.event_shape), self.axes.expand(shape + 2 * self.event_shape)
+        new.power = self.power
+        Distribution.__init__(new, shape, self.event_shape, validate_args=False)
+        return new
+
+    @property
+    def _half(self) -> float:
+        return self.event_shape[0] / 2
+
+    @constraints.dependent_property(is_discrete=False, event_dim=1)
+    def support(self) -> constraints.Constraint:
+        return _Inside(self)
+
+    @property
+    def log_peak(self) -> Tensor:
+        """The logarithm of the density at ``loc``."""
+        k = self.power
+        ball = self._half * math.log(math.pi) + math.lgamma(k + 1) - math.lgamma(k + 1 + self._half)
+        return -ball - _half_logdet(self.axes)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        square = _mahalanobis(self.axes, _check_value(self, value) - self.loc)
+        inside = ~(square >= 1)
+        shape = 0.0 if self.power == 0 else self.power * torch.log1p(-torch.where(inside, square, 0.0))
+        return torch.where(inside, self.log_peak + shape, -math.inf)
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        z = torch.randn(self._extended_shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
+        rest = 2 * torch._standard_gamma(torch.full_like(z[..., :1], self.power + 1))
+        u = z / (z.square().sum(-1, keepdim=True) + rest).sqrt()
+        return self.loc + (self.axes @ u.unsqueeze(-1)).squeeze(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The second moment about the centre."""
+        return self.axes @ self.axes.mT / (2 * (self.power + 1 + self._half))
+
+    @property
+    def variance(self) -> Tensor:
+        return self.axes.square().sum(-1) / (2 * (self.power + 1 + self._half))
+
+    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
+        """E_p[function(t)] by quadrature, as for ``BetaGaussian``."""
+        squares, weights = gauss_jacobi(nodes, self.power, self._half - 1)
+        return _integrate(function, self.loc, self.axes, squares, weights, angles)
+
+
+class _Inside(constraints.Constraint):
+    """Points where a density is positive."""
+
+    event_dim = 1
+
+    def __init__(self, density: Distribution) -> None:
+        self.density = density
+        super().__init__()
+
+    def check(self, value: Tensor) -> Tensor:
+        return self.density.log_prob(value) > -math.inf
+
+
+# -- what they are made of -------------------------------------------------------------------------------------------
+
+
+def _integrate(
+    function: Callable[[Tensor], Tensor], loc: Tensor, root: Tensor, squares: Any, weights: Any, angles: int
+) -> Tensor:
+    dim = loc.shape[-1]
+    if dim > 2:
+        raise NotImplementedError(f"integrals are computed in one and two dimensions, got {dim}")
+    if dim == 1:
+        directions = np.array([[-1.0], [1.0]])
+    else:
+        angle = 2 * np.pi * (np.arange(angles) + 0.5) / angles
+        directions = np.stack([np.cos(angle), np.sin(angle)], -1)
+    points = (np.sqrt(squares)[:, None, None] * directions).reshape(-1, dim)
+    shares = np.repeat(weights, len(directions)) / len(directions)
+    u = torch.as_tensor(points, dtype=loc.dtype, device=loc.device)
+    u = u.reshape(-1, *(1,) * (loc.dim() - 1), dim)
+    values = function(loc + (root @ u.unsqueeze(-1)).squeeze(-1))
+    share = torch.as_tensor(shares, dtype=values.dtype, device=values.device)
+    return (share.reshape(-1, *(1,) * (values.dim() - 1)) * values).sum(0)
+
+
+def _half_logdet(root: Tensor) -> Tensor:
+    return root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def _mahalanobis(root: Tensor, x: Tensor) -> Tensor:
+    """‖L⁻¹x‖² for vectors (…, D)."""
+    if root.shape[-1] == 1:
+        return (x / root.squeeze(-1)).square().sum(-1)
+    batch = broadcast_shapes(root.shape[:-2], x.shape[:-1])
+    u = torch.linalg.solve_triangular(root.expand(*batch, -1, -1), x.expand(*batch, -1).unsqueeze(-1), upper=False)
+    square: Tensor = u.square().sum((-2, -1))
+    return square
+
+
+def matrix_root(covariance: Tensor) -> Tensor:
+    """The lower triangular root of positive definite matrices; NaN where they are not."""
+    root: Tensor = torch.linalg.cholesky_ex(covariance).L
+    return root
+
+
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """As torch's, with its type."""
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def _check_value(density: Distribution, value: Tensor) -> Tensor:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
+    if value.dim() == 0 or value.shape[-1:] != density.event_shape:
+        raise ValueError(f"value must have shape (…, {density.event_shape[0]}), got {tuple(value.shape)}")
+    return value
+
+
+def _check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
+    for argument, x in (("loc", loc), (name, matrix)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{argument} must be a torch.Tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise TypeError(f"{argument} must have a floating-point dtype, got {x.dtype}")
+    if loc.dim() < 1 or loc.shape[-1] < 1:
+        raise ValueError(f"loc must have shape (…, D) with D ≥ 1, got {tuple(loc.shape)}")
+    if matrix.dim() < 2 or matrix.shape[-2:] != (loc.shape[-1],) * 2:
+        raise ValueError(f"{name} must have shape (…, {loc.shape[-1]}, {loc.shape[-1]}), got {tuple(matrix.shape)}")
+
+
+def _check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
+    if not bool(torch.isfinite(loc).all()):
+        raise ValueError("loc must be finite")
+    if name in ("scale_tril", "axes"):
+        if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
+            raise ValueError(f"{name} must be lower triangular with a positive diagonal")
+        return
+    check_positive_definite(matrix, name)
+
+
+def check_positive_definite(matrix: Tensor, name: str) -> None:
+    """Check symmetric matrices (…, D, D) of concrete values."""
+    bad = ~torch.isclose(matrix, matrix.mT, rtol=1e-4, atol=0.0).flatten(-2).all(-1)
+    bad |= torch.linalg.cholesky_ex(matrix.detach()).info != 0
+    bad |= ~torch.isfinite(matrix).flatten(-2).all(-1)
+    if bool(bad.any()):
+        raise ValueError(f"{name} must be symmetric and positive definite, got {matrix[bad][0].tolist()}")

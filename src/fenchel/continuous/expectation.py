@@ -1,0 +1,388 @@
+"""Expectations of Gaussian basis functions under β-Gaussians: what continuous attention computes.
+
+For α ≤ 1 the density is a Gaussian, or a mixture of Gaussians, and so is the answer. For α > 1 its support is mapped to
+the unit interval or the unit disc: E = C ∫ (1 − ‖u‖²)^k N(A u; d, Σ_j) du, k = 1/(α−1), where d = μ_j − μ and A Aᵀ is
+the support's own ellipse. Everything is centred, and nothing is a difference of large moments. Along the line, and
+along every ray of the disc, the integral is closed for small integers k; over the angle the integrand is periodic and
+entire, and the trapezoid rule converges geometrically.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.continuous.basis import GaussianBasis
+from fenchel.continuous.density import broadcast_shapes, check_positive_definite
+from fenchel.continuous.radial import Radial, check_alpha, double_exponential, gauss_legendre
+from fenchel.kernels import concrete, usable
+from fenchel.regularizers.family import apply_function, tracks_forward
+
+CLOSED = 4
+"""Powers up to here are integrated in closed form; the moments of higher ones would cancel."""
+
+_REACH = 8.4  # standard deviations, beyond which a Gaussian counts for nothing in double precision
+_NARROW_REACH = 5.7  # the same in single precision
+_FEW = tuple(zip(*(v.tolist() for v in gauss_legendre(24)), strict=True))
+_MANY = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(48)), strict=True))
+_ENDS = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=True))
+_TRACED = 128  # angles, where the data cannot be looked at
+
+
+def expectation(
+    loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float = 2.0, *, angles: int | None = None
+) -> Tensor:
+    r"""Expected basis functions under the density that maximizes a quadratic score minus Tsallis's Ω.
+
+    .. math:: r_j = \mathbb{E}_p[\psi_j(t)], \qquad
+              p = \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p), \qquad
+              f(t) = -\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)
+
+    Closed on the line for α = 1, 2, 3/2, 4/3 and 5/4, and in any dimension for α = 1; other α > 1 by quadrature. In the
+    plane closed along every ray for the same α, and the trapezoid rule over the angle. Densities with heavy tails
+    (α < 1) are mixtures of Gaussians, in any dimension. Computed in double precision for α ≠ 1; derivatives of every
+    order in ``loc``, ``sigma`` and the basis. The Jacobian in the canonical parameters is the generalized covariance.
+
+    Args:
+        loc: μ, (…, D).
+        sigma: Σ of the score, (…, D, D), positive definite.
+        basis: n functions of D dimensions; D ≤ 2 for alpha > 1.
+        alpha: a number greater than 1 − 2/D.
+        angles: how many directions, for D = 2 and alpha > 1; by default as many as make the error vanish.
+
+    Returns:
+        (…, n), in the dtype of ``loc``.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import GaussianBasis, expectation
+        >>> basis = GaussianBasis.line(3, widths=(0.1,))
+        >>> expectation(torch.tensor([0.5]), torch.tensor([[0.01]]), basis, alpha=2.0)
+        tensor([0.0039, 2.5534, 0.0039])
+
+    References: Martins et al. (2020), appendix G; Martins et al. (2022).
+    """
+    law = _check(loc, sigma, basis, alpha, angles)
+    shape = broadcast_shapes(loc.shape[:-1], sigma.shape[:-2])
+    full = torch.promote_types(torch.promote_types(loc.dtype, sigma.dtype), torch.float32)
+    if law.c != 0:
+        full = torch.float64
+    loc_, sigma_ = loc.to(full).expand(*shape, -1), sigma.to(full).expand(*shape, -1, -1)
+    centers, covariances = basis.centers.to(full), basis.covariances.to(full)
+    if law.c == 0:
+        result = _gaussian(loc_, sigma_, centers, covariances)
+    elif law.c < 0:
+        result = _heavy(loc_, sigma_, centers, covariances, law)
+    else:
+        axes, power = _support(sigma_, law), _power(law)
+        if angles is None and _compiled(loc_, axes, centers, covariances, power):
+            narrow = loc.dtype != torch.float64
+            result = apply_function(_Compact, loc_, axes, centers, covariances, round(power), narrow)
+        else:
+            result = _compact(loc_, axes, centers, covariances, power, angles)
+    return result.to(loc.dtype)
+
+
+def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angles: int | None) -> Radial:
+    for name, x in (("loc", loc), ("sigma", sigma)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}")
+    if not isinstance(basis, GaussianBasis):
+        raise TypeError(f"basis must be a GaussianBasis, got {type(basis).__name__}")
+    dim = basis.dim
+    if loc.dim() < 1 or loc.shape[-1] != dim:
+        raise ValueError(f"loc must have shape (…, {dim}), as the basis has {dim} dimensions, got {tuple(loc.shape)}")
+    if sigma.dim() < 2 or sigma.shape[-2:] != (dim, dim):
+        raise ValueError(f"sigma must have shape (…, {dim}, {dim}), got {tuple(sigma.shape)}")
+    alpha = check_alpha(alpha, dim)
+    if alpha > 1 and dim > 2:
+        raise ValueError(f"alpha must be at most 1 in more than two dimensions, got {alpha} for {dim}")
+    if angles is not None and (isinstance(angles, bool) or not isinstance(angles, int) or angles < 1):
+        raise ValueError(f"angles must be an integer of at least 1, got {angles}")
+    if concrete(sigma):
+        _check_sigma(sigma)
+    return Radial(alpha, dim)
+
+
+def _check_sigma(sigma: Tensor) -> None:
+    """Positive definite, or NaN, which stays in its row."""
+    s = sigma.detach()
+    if s.shape[-1] == 1:
+        good = ~(s <= 0)
+    elif s.shape[-1] == 2:
+        a, b, c = s[..., 0, 0], s[..., 1, 0], s[..., 1, 1]
+        good = ~((a <= 0) | (a * c - b * b <= 0) | ((b - s[..., 0, 1]).abs() > 1e-4 * (a * c).abs().sqrt()))
+    else:
+        check_positive_definite(s, "sigma")
+        return
+    if not bool(good.all()):
+        wrong = s[~good.flatten(-2).all(-1)] if s.shape[-1] == 1 else s[~good]
+        raise ValueError(f"sigma must be symmetric and positive definite, got {wrong[0].tolist()}")
+
+
+# -- Gaussians and mixtures of them ----------------------------------------------------------------------------------
+
+
+def _gaussian(loc: Tensor, sigma: Tensor, centers: Tensor, covariances: Tensor) -> Tensor:
+    """N(μ; μ_j, Σ + Σ_j), (…, n)."""
+    d = centers - loc.unsqueeze(-2)
+    total = sigma.unsqueeze(-3) + covariances
+    if loc.shape[-1] == 1:
+        variance = total[..., 0, 0]
+        return torch.exp(-0.5 * d.squeeze(-1).square() / variance) * (2 * math.pi * variance).rsqrt()
+    if loc.shape[-1] == 2:
+        a, b, c = total[..., 0, 0], 0.5 * (total[..., 0, 1] + total[..., 1, 0]), total[..., 1, 1]
+        x, y = d[..., 0], d[..., 1]
+        det = a * c - b * b
+        return torch.exp(-0.5 * (c * x * x - 2 * b * x * y + a * y * y) / det) * det.rsqrt() / (2 * math.pi)
+    root = torch.linalg.cholesky_ex(total).L
+    square = torch.linalg.solve_triangular(root, d.unsqueeze(-1), upper=False).square().sum((-2, -1))
+    log = -0.5 * square - root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    value: Tensor = torch.exp(log - 0.5 * loc.shape[-1] * math.log(2 * math.pi))
+    return value
+
+
+def _heavy(loc: Tensor, sigma: Tensor, centers: Tensor, covariances: Tensor, law: Radial) -> Tensor:
+    """A Gaussian whose precision is a gamma variable, which is integrated out."""
+    m = -1 / law.c
+    spread = m * torch.exp(law.c * law.log_peak(_half_logdet(sigma)))[..., None, None] * sigma
+    nodes, weights = (torch.as_tensor(v, device=loc.device) for v in _gamma_nodes(m - law.half, law.half))
+    each = spread.unsqueeze(-3) / nodes[:, None, None]  # (…, nodes, D, D)
+    parts = _gaussian(loc.unsqueeze(-2), each, centers, covariances)
+    return (weights.unsqueeze(-1) * parts).sum(-2)
+
+
+@lru_cache(maxsize=32)
+def _gamma_nodes(shape: float, half: float) -> tuple[Any, Any]:
+    """Trapezoid rule in log g, for a gamma variable g and functions that fall like g^(D/2) towards 0."""
+    step = 0.28 / math.sqrt(1 + shape / 3)
+    x = math.log(shape) + step * np.arange(-4000, 4001)
+    log = shape * x - np.exp(np.minimum(x, 100.0))
+    falling = log + half * np.minimum(x - math.log(shape), 0.0)
+    kept = falling > falling.max() - 42
+    return np.exp(x[kept]), step * np.exp(log[kept] - math.lgamma(shape))
+
+
+# -- compact support -------------------------------------------------------------------------------------------------
+
+
+def _half_logdet(sigma: Tensor) -> Tensor:
+    if sigma.shape[-1] == 1:
+        return 0.5 * sigma[..., 0, 0].log()
+    if sigma.shape[-1] == 2:
+        off = 0.5 * (sigma[..., 0, 1] + sigma[..., 1, 0])
+        return 0.5 * (sigma[..., 0, 0] * sigma[..., 1, 1] - off * off).log()
+    value: Tensor = torch.linalg.cholesky_ex(sigma).L.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return value
+
+
+def _support(sigma: Tensor, law: Radial) -> Tensor:
+    """R²Σ: the ellipse of the support."""
+    return 2 / law.c * torch.exp(law.c * law.log_peak(_half_logdet(sigma)))[..., None, None] * sigma
+
+
+def _power(law: Radial) -> float:
+    """k, which is an integer where α is k/(k−1) but for rounding."""
+    power = 1 / law.c
+    return float(round(power)) if abs(power - round(power)) < 1e-12 * power else power
+
+
+def _compact(
+    loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None = None
+) -> Tensor:
+    """In torch operations, for every device and derivatives of every order."""
+    if loc.shape[-1] == 1:
+        return _on_line(loc, axes, centers, covariances, power)
+    return _on_plane(loc, axes, centers, covariances, power, angles)
+
+
+def _on_line(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> Tensor:
+    a = axes[..., 0, 0].sqrt().unsqueeze(-1)
+    place, width = (centers[:, 0] - loc) / a, covariances[:, 0, 0].sqrt() / a
+    constant = math.exp(math.lgamma(power + 1.5) - math.lgamma(power + 1)) / math.sqrt(math.pi)  # of (1 − y²)^k
+    return constant / a * _ray(place, width, -1.0, power)
+
+
+def _on_plane(
+    loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None
+) -> Tensor:
+    # A lower triangular root A of the ellipse, the basis's precision P, then M = AᵀPA and the centre A⁻¹d in the disc.
+    a11 = axes[..., 0, 0].sqrt().unsqueeze(-1)
+    a21 = 0.5 * (axes[..., 0, 1] + axes[..., 1, 0]).unsqueeze(-1) / a11
+    a22 = (axes[..., 1, 1].unsqueeze(-1) - a21 * a21).sqrt()
+    s11, s12, s22 = covariances[:, 0, 0], 0.5 * (covariances[:, 0, 1] + covariances[:, 1, 0]), covariances[:, 1, 1]
+    det = s11 * s22 - s12 * s12
+    p11, p12, p22 = s22 / det, -s12 / det, s11 / det
+    m11 = p11 * a11 * a11 + 2 * p12 * a11 * a21 + p22 * a21 * a21
+    m12 = (p12 * a11 + p22 * a21) * a22
+    m22 = p22 * a22 * a22
+    d = centers - loc.unsqueeze(-2)
+    x = d[..., 0] / a11
+    y = (d[..., 1] - a21 * x) / a22
+    with torch.no_grad():
+        angle, share = _angles(x, y, m11, m12, m22, angles)
+    cos, sin = angle.cos(), angle.sin()
+    x, y, m11, m12, m22 = (v.unsqueeze(-1) for v in (x, y, m11, m12, m22))
+    precision = m11 * cos * cos + 2 * m12 * cos * sin + m22 * sin * sin
+    place = ((m11 * x + m12 * y) * cos + (m12 * x + m22 * y) * sin) / precision
+    beside = (m11 * m22 - m12 * m12) * (cos * y - sin * x).square() / precision
+    rays = torch.exp(-0.5 * beside) * precision.rsqrt() * _ray(place, precision.rsqrt(), 0.0, power)
+    constant = (power + 1) / math.pi * det.rsqrt() / math.sqrt(2 * math.pi)
+    value: Tensor = constant * share * rays.sum(-1)
+    return value
+
+
+def _angles(x: Tensor, y: Tensor, m11: Tensor, m12: Tensor, m22: Tensor, angles: int | None) -> tuple[Tensor, Tensor]:
+    """Angles (…, n, N) where a Gaussian in the disc is seen from its middle, and the distance of neighbours (…, n).
+
+    The window is that of its ellipse of ``_REACH`` deviations; all around, if the middle lies inside. Shifted by iη the
+    integrand grows like exp(r² sinh²η/(2e²)) at most, r the largest radius that counts and e the narrowest deviation:
+    a trapezoid rule of N points errs by exp(r² sinh²η/(2e²) − Nη) for every η: at sinh η = κe/r, N = κ²/η leaves
+    exp(−κ²/2).
+    """
+    square = m11 * x * x + 2 * m12 * x * y + m22 * y * y  # ‖w‖², w = N μ̃ with M = NᵀN
+    n11, n22 = m11.sqrt(), ((m11 * m22 - m12 * m12) / m11).sqrt()
+    n12 = m12 / n11
+    w1, w2 = n11 * x + n12 * y, n22 * y
+    sine = (_REACH / square.sqrt()).clamp_max(1.0)
+    cosine = (1 - sine * sine).sqrt()
+    around = square <= _REACH * _REACH
+    ends = []
+    for side in (-1.0, 1.0):
+        b1, b2 = cosine * w1 - side * sine * w2, side * sine * w1 + cosine * w2
+        e2 = b2 / n22
+        e1 = (b1 - n12 * e2) / n11
+        ends.append(torch.atan2(x * e2 - y * e1, x * e1 + y * e2))
+    low, high = (torch.where(around, v, end) for v, end in zip((-math.pi, math.pi), ends, strict=True))
+    if angles is None:
+        angles = _enough(x, y, m11, m12, m22, high - low) if concrete(x) else _TRACED
+    step = (high - low) / angles
+    offset = torch.arange(angles, dtype=x.dtype, device=x.device) + 0.5
+    return (torch.atan2(y, x) + low).unsqueeze(-1) + step.unsqueeze(-1) * offset, step
+
+
+def _enough(x: Tensor, y: Tensor, m11: Tensor, m12: Tensor, m22: Tensor, window: Tensor) -> int:
+    if x.numel() == 0:
+        return 1
+    half, gap = 0.5 * (m11 + m22), (0.25 * (m11 - m22).square() + m12 * m12).sqrt()
+    narrow, wide = (half + gap).rsqrt(), ((m11 * m22 - m12 * m12) / (half + gap)).rsqrt()
+    reach = (torch.hypot(x, y) + _REACH * wide).clamp_max(1.0)
+    needed = window / (2 * math.pi) * _REACH**2 / torch.asinh(_REACH * narrow / reach)
+    return min(8 * math.ceil((needed.nan_to_num(0.0).amax().item() + 6) / 8), 4096)
+
+
+# -- along a ray -----------------------------------------------------------------------------------------------------
+
+
+def _ray(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
+    """∫ w(r) N(r; place, width²) dr from start to 1; w is (1−r²)^k on the line (start −1), r(1−r²)^k on a ray (0)."""
+    if power == round(power) and power <= CLOSED:
+        narrow = width <= 1
+        closed = _closed(torch.where(narrow, place, 0.0), torch.where(narrow, width, 1.0), start, round(power))
+        wide = _quadrature(torch.where(narrow, 0.0, place), torch.where(narrow, 1.0, width), start, power)
+        return torch.where(narrow, closed, wide)
+    return _windowed(place, width, start, power)
+
+
+def _closed(place: Tensor, width: Tensor, start: float, power: int) -> Tensor:
+    """By the moments m_i = ∫ r^i N: m_i = place m_{i−1} + (i−1) width² m_{i−2} − width² [r^(i−1) N]."""
+    v, u = (1 - place) / width, (start - place) / width
+    ends = [torch.exp(-0.5 * z * z) * (width / math.sqrt(2 * math.pi)) for z in (v, u)]  # width² N
+    flip = u + v < 0  # erfc is small, and right, to the right
+    near, far = torch.where(flip, -v, u), torch.where(flip, -u, v)
+    moments = [0.5 * (torch.erfc(near / math.sqrt(2)) - torch.erfc(far / math.sqrt(2)))]
+    moments.append(place * moments[0] - (ends[0] - ends[1]))
+    variance = width * width
+    coefficients = _coefficients(start, power)
+    for i in range(2, len(coefficients)):
+        edge = ends[0] - start ** (i - 1) * ends[1] if start else ends[0]
+        moments.append(place * moments[-1] + (i - 1) * variance * moments[-2] - edge)
+    return sum(c * m for c, m in zip(coefficients, moments, strict=True) if c)  # type: ignore[return-value]
+
+
+def _coefficients(start: float, power: int) -> list[float]:
+    """Of (1 − r²)^k, or r(1 − r²)^k, by rising powers of r."""
+    found = [0.0] * (2 * power + 1)
+    for i in range(power + 1):
+        found[2 * i] = float((-1) ** i * math.comb(power, i))
+    return found if start else [0.0, *found]
+
+
+def _quadrature(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
+    """Gauss and Legendre's, for Gaussians wider than the interval."""
+    total = torch.zeros_like(place)
+    for x, w in _FEW:
+        r = start + (1 - start) * x
+        share = (1 - start) * w * (1 - r * r) ** power * (1.0 if start else r)
+        total = total + share * torch.exp(-0.5 * ((r - place) / width).square())
+    return total / (width * math.sqrt(2 * math.pi))
+
+
+def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
+    """Quadrature over what a Gaussian covers of the interval, for powers that have no closed form."""
+    with torch.no_grad():
+        low = (place - _REACH * width).clamp(start, 1)
+        high = (place + _REACH * width).clamp(start, 1)
+    length = high - low
+    total = torch.zeros_like(place)
+    for x, rest, w in _MANY if power == round(power) else _ENDS:
+        r = low + x * length
+        below, above = (low + 1) + x * length, (1 - high) + rest * length  # 1 + r and 1 − r, from the nearer end
+        shape = (below * above).pow(power) if start else r * (below * above).pow(power)
+        total = total + w * shape * torch.exp(-0.5 * ((r - place) / width).square())
+    return length * total / (width * math.sqrt(2 * math.pi))
+
+
+# -- compiled --------------------------------------------------------------------------------------------------------
+
+
+def _compiled(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> bool:
+    """Whether kernels may do it: for the powers that they know, and a basis that is not trained."""
+    if power != round(power) or power > CLOSED or loc.numel() == 0 or tracks_forward():
+        return False
+    if torch.is_grad_enabled() and (centers.requires_grad or covariances.requires_grad):
+        return False
+    return usable(loc, axes, centers, covariances)
+
+
+class _Compact(torch.autograd.Function):
+    """``_compact`` by kernels, which make the slopes together with the value."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: int, narrow: bool
+    ) -> Tensor:
+        from fenchel.kernels import continuous
+
+        batch, dim, keep = loc.shape[:-1], loc.shape[-1], any(ctx.needs_input_grad)
+        reach = _NARROW_REACH if narrow else _REACH
+        if dim == 1:
+            rows = loc.reshape(-1), axes.reshape(-1), centers.reshape(-1), covariances.reshape(-1)
+            value, slopes = continuous.line(*rows, power, reach, keep)
+        else:
+            flat = loc.reshape(-1, 2), axes.reshape(-1, 2, 2)
+            value, slopes = continuous.plane(*flat, centers, covariances, power, reach, keep)
+        ctx.power, ctx.slopes = power, slopes
+        ctx.save_for_backward(loc, axes, centers, covariances)
+        return value.reshape(*batch, -1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:
+        loc, axes, centers, covariances = ctx.saved_tensors
+        if torch.is_grad_enabled():  # what is differentiated further is the same in torch operations
+            leaves = [t if t.requires_grad else t.detach().requires_grad_() for t in (loc, axes)]
+            value = _compact(leaves[0], leaves[1], centers, covariances, ctx.power)
+            return *torch.autograd.grad(value, leaves, grad, create_graph=True), None, None, None, None
+        found = (grad.reshape(len(ctx.slopes), 1, -1) @ ctx.slopes).squeeze(-2)
+        if loc.shape[-1] == 1:
+            first, second = found[:, :1], found[:, 1:]
+        else:
+            first, second = found[:, :2], found[:, [2, 3, 3, 4]]
+        return first.reshape(loc.shape), second.reshape(axes.shape), None, None, None, None

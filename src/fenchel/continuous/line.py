@@ -1,0 +1,243 @@
+"""Densities on the line that sparsemax makes of other scores: the triangular one, and any convex g's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution, constraints
+from torch.distributions.utils import broadcast_all
+
+from fenchel.continuous.incomplete import inverse
+from fenchel.continuous.radial import double_exponential
+from fenchel.kernels import concrete
+
+
+class _OnTheLine(Distribution):
+    """Location and scale, broadcast; draws by the quantile function."""
+
+    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
+        "loc": constraints.real,
+        "scale": constraints.positive,
+    }
+    has_rsample = True
+    loc: Tensor
+    scale: Tensor
+
+    def __init__(self, loc: Tensor | float, scale: Tensor | float) -> None:
+        self.loc, self.scale = broadcast_all(loc, scale)
+        if not self.loc.is_floating_point():
+            raise TypeError(f"loc and scale must have a floating-point dtype, got {self.loc.dtype}")
+        if concrete(self.loc, self.scale) and not bool(((self.scale > 0) & (self.scale < math.inf)).all()):
+            raise ValueError(f"scale must be greater than 0 and finite, got {self.scale.min().item()}")
+        super().__init__(self.loc.shape, validate_args=False)
+
+    def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
+        new: Any = self._get_checked_instance(type(self), _instance)  # type: ignore[no-untyped-call]
+        new.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("loc", "scale")})
+        new.loc, new.scale = (x.expand(torch.Size(batch_shape)) for x in (self.loc, self.scale))
+        Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
+        return new
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(loc: {tuple(self.loc.shape)}, scale: {tuple(self.scale.shape)})"
+
+    @property
+    def support_radius(self) -> Tensor:
+        """Half the length of the support."""
+        raise NotImplementedError
+
+    @constraints.dependent_property(is_discrete=False, event_dim=0)
+    def support(self) -> constraints.Constraint:
+        ends = self.loc - self.support_radius, self.loc + self.support_radius
+        return constraints.interval(*ends)  # type: ignore[no-untyped-call]
+
+    @property
+    def mean(self) -> Tensor:
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        return self.loc
+
+    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
+        shape = self._extended_shape(sample_shape)
+        return self.icdf(torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
+
+    def _check_probabilities(self, value: Tensor) -> None:
+        if concrete(value) and not bool(((value >= 0) & (value <= 1)).all()):
+            raise ValueError("value must hold probabilities in [0, 1]")
+
+
+class Triangular(_OnTheLine):
+    r"""The density that maximizes an absolute score minus Gini's Ω: what the Laplace density is to softmax.
+
+    .. math:: \operatorname{argmax}_p \; -\mathbb{E}_p|t - \mu| / b - \Omega_2(p)
+              \;=\; \bigl[b^{-1/2} - |t - \mu| / b\bigr]_+
+
+    Args:
+        loc: μ, of any shape.
+        scale: b > 0, which broadcasts with it; the support has half width √b.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import Triangular
+        >>> p = Triangular(torch.tensor(0.0), torch.tensor(4.0))
+        >>> p.log_prob(torch.tensor([0.0, 1.0, 3.0])).exp()
+        tensor([0.5000, 0.2500, 0.0000])
+
+    References: Martins et al. (2020), equation 12.
+    """
+
+    @property
+    def support_radius(self) -> Tensor:
+        return self.scale.sqrt()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        x = (value - self.loc).abs() / self.support_radius
+        inside = ~(x >= 1)
+        return torch.where(inside, torch.log1p(-torch.where(inside, x, 0.0)) - 0.5 * self.scale.log(), -math.inf)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        x = ((value - self.loc) / self.support_radius).clamp(-1, 1)
+        return torch.where(x < 0, 0.5 * (1 + x).square(), 1 - 0.5 * (1 - x).square())
+
+    def icdf(self, value: Tensor) -> Tensor:
+        self._check_probabilities(value)
+        low = value < 0.5
+        # Where a root would have an infinite slope the branch is not the one that counts.
+        left, right = torch.where(low, value, 0.5), torch.where(low, 0.5, value)
+        x = torch.where(low, (2 * left).sqrt() - 1, 1 - (2 * (1 - right)).sqrt())
+        return self.loc + self.support_radius * x
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale / 6
+
+    def entropy(self) -> Tensor:
+        """Shannon's, in nats."""
+        return 0.5 + 0.5 * self.scale.log()
+
+    def tsallis_entropy(self) -> Tensor:
+        """−Ω₂ of the density, (1 − ∫p²)/2."""
+        return 0.5 - self.scale.rsqrt() / 3
+
+
+class LocationScale(_OnTheLine):
+    r"""The density that sparsemax makes of a score :math:`-g'(|t - \mu|/\sigma)/\sigma`, g convex.
+
+    .. math:: p(t) = \tfrac1\sigma \bigl[g'(a) - g'(|t - \mu|/\sigma)\bigr]_+, \qquad a g'(a) - g(a) + g(0) = \tfrac12
+
+    g = s³/6 is the truncated parabola, s²/2 the triangular density. The half width a is found by bisection.
+
+    Args:
+        loc: μ, of any shape.
+        scale: σ > 0, which broadcasts with it.
+        g: convex and differentiable on [0, ∞), written with torch operations, entry by entry. Nothing that it reads may
+            require gradients.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import LocationScale
+        >>> p = LocationScale(torch.tensor(0.0), torch.tensor(2.0), lambda s: s.square() / 2)
+        >>> p.support_radius
+        tensor(2.)
+        >>> p.log_prob(torch.tensor([0.0, 1.0, 3.0])).exp()
+        tensor([0.5000, 0.2500, 0.0000])
+
+    References: Martins et al. (2020), equation 13 and appendix E.4.
+    """
+
+    def __init__(self, loc: Tensor | float, scale: Tensor | float, g: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(loc, scale)
+        self.g = g
+        if g(torch.ones(1, dtype=torch.float64)).requires_grad:
+            raise ValueError("g must not depend on tensors that require gradients: the half width is a constant of it")
+        self.half_width = self._solve()
+        self._top = float(self._slope(torch.tensor([self.half_width], dtype=torch.float64)))
+
+    @property
+    def support_radius(self) -> Tensor:
+        return self.half_width * self.scale
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        x = (value - self.loc).abs() / self.scale
+        inside = ~(x >= self.half_width)
+        height = self._top - self._slope(torch.where(inside, x, 0.0))
+        return torch.where(inside & ~(height <= 0), height.clamp_min(0).log() - self.scale.log(), -math.inf)
+
+    def cdf(self, value: Tensor) -> Tensor:
+        return self._standard_cdf((value - self.loc) / self.scale)
+
+    def icdf(self, value: Tensor) -> Tensor:
+        self._check_probabilities(value)
+        x = inverse(value, self._quantile, lambda x: self._top - self._slope(torch.where(x < 0, -x, x)))
+        return self.loc + self.scale * x
+
+    @property
+    def variance(self) -> Tensor:
+        return self.scale.square() * self._moment(lambda s, height: s.square() * height)
+
+    def entropy(self) -> Tensor:
+        """Shannon's, in nats; by quadrature."""
+        return self.scale.log() - self._moment(lambda s, height: torch.xlogy(height, height))
+
+    def tsallis_entropy(self) -> Tensor:
+        """−Ω₂ of the density, (1 − ∫p²)/2; by quadrature."""
+        return 0.5 - 0.5 * self._moment(lambda s, height: height.square()) / self.scale
+
+    def _slope(self, s: Tensor) -> Tensor:
+        """g'(s), differentiable if s is."""
+        with torch.enable_grad():
+            leaf = s if s.requires_grad else s.detach().requires_grad_()
+            value = self.g(leaf)
+            if value.shape != leaf.shape:
+                raise ValueError(f"g must work entry by entry: got shape {tuple(value.shape)} for {tuple(leaf.shape)}")
+            (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=s.requires_grad)
+        return slope
+
+    def _excess(self, s: Tensor) -> Tensor:
+        """s g'(s) − g(s) + g(0), increasing from 0."""
+        return s * self._slope(s) - self.g(s) + self.g(torch.zeros_like(s))
+
+    def _solve(self) -> float:
+        high = torch.ones(1, dtype=torch.float64)
+        while not float(self._excess(high)) >= 0.5:
+            high = 2 * high
+            if not float(high) < 1e100:
+                raise ValueError(
+                    "g must be convex, with s g'(s) − g(s) + g(0) = ½ for some s: strong convexity is enough"
+                )
+        low = torch.zeros_like(high)
+        while True:
+            middle = 0.5 * (low + high)
+            if bool((middle <= low) | (middle >= high)):
+                return float(high)
+            if float(self._excess(middle)) < 0.5:
+                low = middle
+            else:
+                high = middle
+
+    def _standard_cdf(self, x: Tensor) -> Tensor:
+        y = torch.where(x < 0, -x, x).clamp_max(self.half_width)  # with a slope at 0, unlike abs
+        mass = y * self._top - self.g(y) + self.g(torch.zeros_like(y))
+        return torch.where(x < 0, 0.5 - mass, 0.5 + mass)
+
+    def _quantile(self, q: Tensor) -> Tensor:
+        x = q.double()
+        low, high = torch.full_like(x, -self.half_width), torch.full_like(x, self.half_width)
+        for _ in range(60):
+            middle = 0.5 * (low + high)
+            below = self._standard_cdf(middle) < x
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return (0.5 * (low + high)).to(q.dtype)
+
+    def _moment(self, function: Callable[[Tensor, Tensor], Tensor]) -> float:
+        """2 ∫₀ᵃ function(s, p(s)) ds of the standard density."""
+        x, _, w = (torch.as_tensor(v) for v in double_exponential(121))
+        s = self.half_width * x
+        height = (self._top - self._slope(s)).clamp_min(0)
+        return float(2 * self.half_width * (w * function(s, height)).sum())

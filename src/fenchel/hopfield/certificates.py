@@ -1,0 +1,380 @@
+"""What a memory is sure to retrieve, and from how far; and how many patterns a memory can be sure of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from fenchel.hopfield.dynamics import check_beta
+from fenchel.hopfield.passes import base, margin, number, temperature
+from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.capped import KSubsets
+from fenchel.structures import SparseMAP, Subsets
+from fenchel.structures.base import best, free_parts
+
+Read = Callable[[int], Iterator[tuple[int, Tensor]]]
+"""Reads all patterns, so many at a time: the place of the first, and the chunk."""
+
+EXACT = 1 << 36
+"""Up to so many products all pairs of patterns are compared in double precision; beyond, in the patterns' own."""
+
+BLOCK = 2048
+"""Patterns that are compared with so many others at a time."""
+
+PAIRS = 1 << 22
+"""Entries of differences of patterns that are held at a time."""
+
+PROBES = 200
+"""Calls of the oracle after which the smallest β of a structure is given up: a handful is usual."""
+
+
+@dataclass(frozen=True)
+class Certificate:
+    r"""What is retrieved exactly. One value for each pattern, or association, in double precision.
+
+    With the margin m of Ω a state q gives pattern i all weight if and only if it leads:
+    :math:`q^\top (x_i - x_j) \ge m/\beta` for every other j. For k patterns at once each of them has to lead every
+    pattern that is not among them. All below follows from that, for any norms.
+
+    Args:
+        separation: :math:`\Delta_i = x_i^\top x_i - \max_{j \ne i} x_i^\top x_j`. For an association, with state q the
+            sum of its patterns: the least lead of one that is in it over one that is not.
+        stationary: whether an update leaves the pattern, or the sum of the association, where it is. For a pattern
+            outside the convex hull of the others that is :math:`\Delta_i \ge m/\beta`, and no other is. Copies of one
+            pattern (Δ = 0) share the weight and need a smaller lead over the rest, which is accounted for here and
+            below. A pattern inside the hull of others may be a fixed point by the weights of these: that is not told.
+        radius: of the largest ball around it from which one update leads to it exactly, negative if it is not
+            stationary: :math:`\min_j (x_i^\top (x_i - x_j) - m/\beta) / \|x_i - x_j\|`. Tight: beyond, in the direction
+            of the j that attains it, another pattern gets weight. Of queries as they are compared, normalised.
+        min_beta: the smallest β that makes it stationary; inf if none does. For a pattern, or patterns without
+            higher-order scores, all larger ones do too; with transitions a larger β may be too large. NaN for a
+            structure where double precision cannot tell.
+
+    References: Santos et al. (2024), Propositions 2 and 5, where the radii are smaller.
+    """
+
+    separation: Tensor
+    stationary: Tensor
+    radius: Tensor
+    min_beta: Tensor
+
+
+def certify_patterns(
+    read: Read, count: int, omega: Regularizer, beta: float, wanted: Tensor | None = None
+) -> Certificate:
+    """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,)."""
+    group, copies = _groups(read, count)
+    lead = margin(omega, copies)
+    if lead is None:
+        raise ValueError(
+            f"patterns are certified for an Ω that chooses one of them and has a known margin, omega is {omega}; for "
+            "several at once pass associations"
+        )
+    wanted = torch.ones(count, dtype=torch.bool) if wanted is None else wanted
+    needed = lead / beta
+    gap, radius = torch.full((count,), math.nan).double(), torch.full((count,), math.nan).double()
+    mean = torch.stack([block.double().sum(0) for _, block in read(BLOCK)]).sum(0) / count
+    for start, patterns in read(BLOCK):
+        i = wanted[start : start + len(patterns)].nonzero().squeeze(-1)
+        if not len(i):
+            continue
+        here, i = _Centered(patterns[i], mean, count), start + i
+        nearest, tightest = _Least(here.patterns), _Least(here.patterns)
+        for other_start, block in read(BLOCK):
+            other = _Centered(block, mean, count)
+            same = group[i].unsqueeze(-1) == group[other_start : other_start + len(block)]
+            leads, distance = here.compare(other, same)
+            nearest.see(leads.masked_fill(same, math.inf), other.patterns)
+            tightest.see(((leads - needed[i, None]) / distance).masked_fill(same, math.inf), other.patterns)
+        gap[i], _ = nearest.pair()
+        there, apart = tightest.pair()
+        radius[i] = torch.where(there < math.inf, (there - needed[i]) / apart, math.inf)
+    separation = torch.where(copies > 1, gap.clamp_max(0.0), gap)
+    found = (separation, _enough(gap, needed), radius, _least_beta(lead, gap))
+    return Certificate(*(each[wanted] for each in found))
+
+
+class _Centered:
+    """Patterns less the mean of all: a large offset would leave products no digits to tell them apart."""
+
+    def __init__(self, patterns: Tensor, mean: Tensor, count: int) -> None:
+        self.patterns = patterns.double()
+        rest = self.patterns - mean
+        self.along = rest @ mean
+        exact = count * count * patterns.shape[1] <= EXACT
+        self.rest = rest if exact else rest.to(torch.promote_types(patterns.dtype, torch.float32))
+        self.square = self.rest.double().square().sum(-1)
+
+    def compare(self, other: _Centered, same: Tensor) -> tuple[Tensor, Tensor]:
+        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; by differences where these are small, and products would not do."""
+        products = (self.rest @ other.rest.T).double()
+        leads = self.square.unsqueeze(-1) - products + (self.along.unsqueeze(-1) - other.along)
+        both = self.square.unsqueeze(-1) + other.square
+        squared = both - 2 * products
+        near = (squared < torch.finfo(self.rest.dtype).eps ** 0.375 * both) & ~same
+        for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
+            i, j = pairs.unbind(-1)
+            apart = self.patterns[i] - other.patterns[j]
+            leads[i, j], squared[i, j] = (self.patterns[i] * apart).sum(-1), apart.square().sum(-1)
+        return leads, squared.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+
+
+class _Least:
+    """For each of some patterns the other one for which something is least, among chunks."""
+
+    def __init__(self, here: Tensor) -> None:
+        self.here = here
+        self.least = here.new_full((len(here),), math.inf)
+        self.other = torch.zeros_like(here)
+
+    def see(self, values: Tensor, other: Tensor) -> None:
+        least, index = values.min(-1)
+        closer = least < self.least
+        self.least = torch.where(closer, least, self.least)
+        self.other[closer] = other[index[closer]]
+
+    def pair(self) -> tuple[Tensor, Tensor]:
+        """⟨x, x − x′⟩, inf where there is none, and ‖x − x′‖: differences first, in double precision."""
+        apart = self.here - self.other
+        lead = (self.here * apart).sum(-1)
+        return torch.where(self.least == math.inf, math.inf, lead), torch.linalg.vector_norm(apart, dim=-1)
+
+
+def certify_associations(read: Read, count: int, omega: Regularizer, beta: float, associations: Tensor) -> Certificate:
+    """Certify sets of patterns, boolean (A, N)."""
+    chosen = _check_associations(associations, count)
+    inner, gamma = base(omega), number(temperature(omega))
+    if isinstance(inner, SparseMAP) and not isinstance(inner.structure, Subsets):
+        return _certify_structures(read, inner, gamma, beta, chosen)
+    if isinstance(inner, KSubsets | SparseMAP):
+        k, lead = number(inner.k if isinstance(inner, KSubsets) else cast(Subsets, inner.structure).k), gamma
+    else:
+        one = margin(omega, torch.ones(1))
+        if one is None:
+            raise ValueError(f"associations are certified for an Ω with a known margin, or SparseMAP; omega is {omega}")
+        k, lead = 1.0, float(one)
+    sizes = chosen.sum(-1)
+    if bool((sizes != k).any()):
+        raise ValueError(f"associations must have {k:g} patterns each, got one with {int(sizes[sizes != k][0])}")
+    if k == 1:
+        # Copies share, which is as good as one of them: see ``certify_patterns``.
+        place = chosen.int().argmax(-1)
+        single = omega if not isinstance(inner, SparseMAP) else gamma * KSubsets(1)
+        wanted = torch.zeros(count, dtype=torch.bool).index_fill(0, place, True)
+        each = certify_patterns(read, count, single, beta, wanted)
+        at = (wanted.cumsum(0) - 1)[place]
+        return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
+    found = [_least_lead(read, y, lead / beta) for y in chosen]
+    gap, radius = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
+    lead_each = torch.full_like(gap, lead)
+    return Certificate(gap, _enough(gap, lead_each / beta), radius, _least_beta(lead_each, gap))
+
+
+def _least_lead(read: Read, chosen: Tensor, needed: float) -> tuple[float, float]:
+    """The least lead of a pattern that is chosen over one that is not, and the radius of the ball around their sum."""
+    inside = torch.cat([block[chosen[start : start + len(block)]].double() for start, block in read(BLOCK)])
+    q, mean = inside.sum(0), inside.mean(0)
+    gap, radius = math.inf, math.inf
+    for start, block in read(BLOCK):
+        outside = block[~chosen[start : start + len(block)]].double()
+        if not len(outside):
+            continue
+        leads = ((inside - mean) @ q).unsqueeze(-1) - (outside - mean) @ q
+        distance = torch.cdist(inside, outside, compute_mode="donot_use_mm_for_euclid_dist")
+        # Of two copies one cannot lead the other, wherever the query is.
+        ratio = torch.where(distance > 0, (leads - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
+        gap, radius = min(gap, float(leads.min())), min(radius, float(ratio.min()))
+    return gap, radius
+
+
+def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float, chosen: Tensor) -> Certificate:
+    """By the oracle: whether each structure is returned; leads and radii over all other structures are not known.
+
+    Another structure y′ objects to y where βa + c > 0, with a its lead in score and c what the margin and higher-order
+    scores say. The β without an objection are an interval. Its lower end is found by Newton's method from 0, which
+    never passes it: the worst objector at β says which β it would accept, and none does that leads and objects still.
+    """
+    y = chosen.double()
+    q = torch.stack([y[:, start : start + len(block)] @ block.double() for start, block in read(BLOCK)]).sum(0)
+    scores = torch.cat([q @ block.double().T for _, block in read(BLOCK)], -1) / gamma
+    largest = torch.stack([torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in read(BLOCK)]).amax()
+    sizes = 1 + y.sum(-1)
+    rounding = 32 * torch.finfo(torch.float64).eps * sizes * torch.linalg.vector_norm(q, dim=-1) * largest / gamma
+
+    def worst(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        a, c = _objection(omega, scores, y, beta)
+        a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
+        return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
+
+    least, known = _least_accepted(worst, torch.zeros(len(y)).double())
+    stationary = (least < math.inf) & ~worst(torch.full_like(least, beta))[-1]
+    # Where scores at this β are rounded by more than margins differ, the oracle cannot tell.
+    known &= (least == math.inf) | (least * rounding < 1e-3)
+    unknown = torch.full_like(least, math.nan)
+    return Certificate(unknown, stationary, unknown.clone(), torch.where(known, least, math.nan))
+
+
+def _objection(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """⟨s, y′ − y⟩ and −⟨y, y′ − y⟩ + h(y′) − h(y), for the y′ that at scores βs violates the margin of y most.
+
+    Apart, unlike in ``SparseMAP.violation``: at a large β their sum has no digits left for the second.
+    """
+    structure = omega.structure
+    omega.check_target(y, scores, -1, None)
+    free = free_parts(structure, scores, None)
+    theta = torch.where(free, scores, 0.0)
+    if structure.fixed_dims:  # an offset changes nothing then
+        theta = torch.where(free, scores - torch.where(free, scores, -math.inf).amax(-1, keepdim=True), 0.0)
+    other = best(structure, torch.where(free, beta.unsqueeze(-1) * theta - y, -math.inf), free).double()
+    moved = other - y
+    constant = -(moved * y).sum(-1)
+    after, before = structure.higher(other), structure.higher(y)
+    if after is not None and before is not None:
+        constant = constant + after - before
+    impossible = constant.isnan() | ((y != 0) & ~free).any(-1)
+    return (moved * theta).sum(-1), torch.where(impossible, math.inf, constant)
+
+
+def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:
+    """The lower end of the β > 0 to which nothing objects, inf if there is none; and whether it was found."""
+    trial, done = torch.zeros_like(least), torch.zeros_like(least, dtype=torch.bool)
+    for _ in range(PROBES):
+        a, c, objects = worst(torch.where(least > 0, least, trial))
+        # No objection at 0 is not enough: a tie there that leads objects to every β. It must be found at some β > 0.
+        first = ~done & ~objects & (least == 0) & (trial == 0)
+        smaller = objects & (trial > 0) & (least == 0) & (a > 0) & (c < 0)
+        never = objects & ~smaller & (a >= 0)
+        raised = objects & ~smaller & (a < 0)
+        trial = torch.where(first, 1.0, torch.where(smaller & ~done, -c / torch.where(smaller, a, 1.0) / 2, trial))
+        least = torch.where(done, least, torch.where(never, math.inf, least))
+        least = torch.where(raised & ~done, c / torch.where(raised, -a, 1.0), least)
+        done = done | never | (~objects & ~first)
+        if bool(done.all()):
+            break
+    return least, done
+
+
+def _check_associations(associations: Tensor, count: int) -> Tensor:
+    if not isinstance(associations, Tensor) or associations.dtype != torch.bool:
+        kind = associations.dtype if isinstance(associations, Tensor) else type(associations).__name__
+        raise TypeError(f"associations must be a boolean tensor (A, N), got {kind}")
+    if associations.dim() != 2 or associations.shape[1] != count:
+        raise ValueError(f"associations must have shape (A, {count}), a row each, got {tuple(associations.shape)}")
+    return associations.cpu()
+
+
+def _enough(gap: Tensor, needed: Tensor) -> Tensor:
+    """Whether a lead is enough; where none is needed (Hard) it must be one all the same, for ties share."""
+    return torch.where(needed > 0, gap >= needed, gap > 0)
+
+
+def _least_beta(lead: Tensor, gap: Tensor) -> Tensor:
+    """m/Δ: infinite where another pattern leads, zero where there is no other."""
+    beta = lead / torch.where(gap > 0, gap, 1.0)
+    return torch.where(gap == math.inf, 0.0, torch.where(gap > 0, beta, math.inf))
+
+
+def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
+    """For each pattern the place of the first that equals it, and how many copies there are."""
+    seen: dict[bytes, int] = {}
+    group = torch.empty(count, dtype=torch.long)
+    for start, block in read(BLOCK):
+        rows = (block.double() + 0.0).numpy()  # −0 and 0 are one
+        for place, row in enumerate(rows, start):
+            group[place] = seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), place)
+    return group, torch.bincount(group, minlength=count)[group]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    r"""How many patterns a memory can hold so that each is retrieved in one update. Lower bounds, as logarithms.
+
+    Args:
+        angle: what must lie between any two patterns on the sphere, in radians: :math:`M^2(1 - \cos\theta) = m/\beta +
+            2M\epsilon`.
+        noise: the largest ε that patterns 60° apart can stand, :math:`M/4 - m/(2\beta M)`; negative if they are not
+            even stationary.
+        log_equidistant: log of how many can be placed that far apart: :math:`\sqrt{2\pi D} \cos\theta /
+            \sin^{D-1}\theta`, up to a factor that tends to 1 as D grows.
+        log_random: log of how many can be drawn at random, so that all are retrieved with probability 1 − p:
+            :math:`\sqrt{2p/\kappa_{D-1}}\, \theta^{-(D-1)/2}`. Holds for every D.
+    """
+
+    angle: float
+    noise: float
+    log_equidistant: float
+    log_random: float
+
+    @property
+    def equidistant(self) -> float:
+        """How many patterns can be placed; inf if that is no number of the machine."""
+        return _exp(self.log_equidistant)
+
+    @property
+    def random(self) -> float:
+        """How many patterns can be drawn at random."""
+        return _exp(self.log_random)
+
+
+def capacity(
+    dim: int,
+    beta: float,
+    omega: Regularizer,
+    *,
+    norm: float = 1.0,
+    noise: float = 0.0,
+    failure: float = 0.01,
+) -> Capacity:
+    r"""How many patterns of one norm a memory retrieves exactly, in one update, from queries within ``noise`` of them.
+
+    Exponentially many in the dimension. Lower bounds, and loose: they ask for ‖x_i − x_j‖ ≤ 2M alone.
+
+    Args:
+        dim: D, the width of a pattern, at least 2.
+        beta: inverse temperature.
+        omega: an Ω with a margin, for the simplex.
+        norm: M, of every pattern.
+        noise: ε, how far a query may be from its pattern.
+        failure: p, the probability that patterns drawn at random are not all retrieved.
+
+    Example:
+        >>> import fenchel
+        >>> from fenchel.hopfield import capacity
+        >>> found = capacity(64, beta=10.0, omega=fenchel.Tsallis(1.5), norm=2.0, noise=0.1)
+        >>> round(found.angle, 4), round(found.noise, 4), f"{found.equidistant:.2g}", f"{found.random:.2g}"
+        (0.5548, 0.45, '5.9e+18', '7.2e+07')
+
+    References: Santos et al. (2024), Proposition 3; Brauchart et al. (2018) for patterns at random.
+    """
+    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 2:
+        raise ValueError(f"dim must be an int of at least 2, got {dim}")
+    if not norm > 0 or not noise >= 0 or not 0 < failure < 1:
+        raise ValueError(
+            f"norm must be positive, noise not negative and failure in (0, 1), got {norm}, {noise} and {failure}"
+        )
+    lead = margin(check_omega(omega), torch.ones(1))
+    if lead is None or not math.isfinite(float(lead)):
+        raise ValueError(f"omega must have a finite margin, as entmax with alpha > 1 and normmax do, got {omega}")
+    needed = float(lead) / number(check_beta(beta)) / norm**2
+    cosine = 1 - needed - 2 * noise / norm
+    angle = math.acos(cosine) if cosine >= -1 else math.nan
+    gamma = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)
+    log_kappa = gamma - math.log(dim - 1) - math.log(math.pi) / 2
+    apart = at_random = 0.0  # one pattern is always retrieved
+    if 0 < cosine < 1:
+        apart = math.log(2 * math.pi * dim) / 2 + math.log(cosine) - (dim - 1) * math.log(math.sin(angle))
+    if -1 <= cosine < 1:
+        at_random = (math.log(2 * failure) - log_kappa - (dim - 1) * math.log(angle)) / 2
+    if cosine == 1:
+        apart = at_random = math.inf
+    return Capacity(angle, norm / 4 - needed * norm / 2, max(apart, 0.0), max(at_random, 0.0))
+
+
+def _exp(x: float) -> float:
+    return math.exp(x) if x < 700 else math.inf

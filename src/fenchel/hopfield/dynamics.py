@@ -1,0 +1,225 @@
+"""The dynamics that memories and layers share: one update, and updates until nothing moves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from fenchel.attention import attention
+from fenchel.kernels import concrete
+from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.rows import check_parameter
+
+
+@dataclass(frozen=True)
+class Path:
+    """Where queries went.
+
+    Args:
+        state: (…, E), after the last update.
+        before: (…, E), what the last update was made from: the weights of these states make ``state``.
+        steps: (…), how many updates changed the state; 0 for a query that is a fixed point.
+        converged: (…), whether the last update moved the state by no more than the tolerance.
+    """
+
+    state: Tensor
+    before: Tensor
+    steps: Tensor
+    converged: Tensor
+
+
+@overload
+def update(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    omega: Regularizer | None = None,
+    beta: float | Tensor = 1.0,
+    *,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_weights: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def update(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    omega: Regularizer | None = None,
+    beta: float | Tensor = 1.0,
+    *,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_weights: Literal[True, "sparse"],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def update(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor | None = None,
+    omega: Regularizer | None = None,
+    beta: float | Tensor = 1.0,
+    *,
+    mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    return_weights: bool | Literal["sparse"] = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    r"""One update of Hopfield's dynamics: the step of the concave-convex procedure on the energy.
+
+    .. math:: \operatorname{argmax}_\Omega\big(\beta\, q K^\top\big)\, V
+
+    It is :func:`fenchel.attention` at inverse temperature β, so a large matrix of queries × keys is never held.
+
+    Args:
+        query: (…, L, E), the states.
+        key: (…, S, E), the stored patterns.
+        value: (…, S, D), what is recalled; the keys if not given.
+        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        beta: inverse temperature: a positive number, or a tensor that broadcasts to the queries, such as
+            (heads, 1, 1); differentiable.
+        mask: broadcasts to (…, L, S); boolean (True = takes part) or added to the scores βqKᵀ.
+        dropout_p: the share of weights to drop; the rest is scaled up.
+        return_weights: True: also the weights, (…, L, S); ``"sparse"``: as one CSR matrix, rows flattened.
+
+    Returns:
+        (…, L, D), or a pair of it and the weights.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.hopfield import update
+        >>> update(torch.tensor([[0.9, 0.2]]), torch.eye(2), omega=fenchel.Gini(), beta=2.0)
+        tensor([[1., 0.]])
+
+    References: Ramsauer et al. (2021); Santos et al. (2024), Proposition 1.
+    """
+    value = key if value is None else value
+    if isinstance(beta, Tensor):
+        query, scale = query * beta.to(query.dtype), 1.0
+    else:
+        scale = float(beta)
+    if return_weights is False:
+        return attention(query, key, value, omega, attn_mask=mask, scale=scale, dropout_p=dropout_p)
+    return attention(
+        query, key, value, omega, attn_mask=mask, scale=scale, dropout_p=dropout_p, return_weights=return_weights
+    )
+
+
+def iterate(
+    step: Callable[[Tensor], Tensor],
+    query: Tensor,
+    *,
+    max_steps: int = 100,
+    tol: float | None = None,
+    apart: bool = False,
+) -> Path:
+    """Apply a step until each query stands still.
+
+    A query stops on its own: when an update moves it by no more than ``tol · max(1, ‖state‖)``, it is moved no more.
+    Under a sparse Ω whole patterns are reached exactly: an update then moves nothing at all. Differentiable through the
+    updates that each query made. In graphs, where values cannot be looked at, all ``max_steps`` are made, and those
+    after the stop change nothing.
+
+    Args:
+        step: maps states (…, E) to states.
+        query: (…, E), where to begin.
+        max_steps: the most updates to make.
+        tol: 0 waits until states repeat to the last bit; by default eps^¾ of the dtype, 6e-6 in float32.
+        apart: ``step`` may be called with some of the queries alone, as rows (R, E): those that stand still are then
+            left out.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.hopfield import iterate, update
+        >>> patterns = torch.eye(3)
+        >>> path = iterate(lambda q: update(q, patterns, beta=4.0), torch.tensor([[0.9, 0.2, 0.1], [0.0, 0.0, 1.0]]))
+        >>> path.state
+        tensor([[1., 0., 0.],
+                [0., 0., 1.]])
+        >>> path.steps, path.converged
+        (tensor([1, 0]), tensor([True, True]))
+    """
+    check_steps(max_steps)
+    tol = check_tol(tol, query.dtype)
+    return _apart(step, query, max_steps, tol) if apart and concrete(query) else _at_once(step, query, max_steps, tol)
+
+
+def check_steps(max_steps: int, least: int = 0) -> int:
+    """Check a number of updates."""
+    if isinstance(max_steps, bool) or not isinstance(max_steps, int):
+        raise TypeError(f"max_steps must be an int, got {type(max_steps).__name__}")
+    if max_steps < least:
+        raise ValueError(f"max_steps must be at least {least}, got {max_steps}")
+    return max_steps
+
+
+def check_tol(tol: float | None, dtype: torch.dtype) -> float:
+    """Check a tolerance, and fill in the default of a dtype."""
+    if tol is None:
+        return float(torch.finfo(dtype).eps ** 0.75)
+    if not tol >= 0:
+        raise ValueError(f"tol must not be negative, got {tol}")
+    return float(tol)
+
+
+def check_beta(beta: float | Tensor) -> float | Tensor:
+    """Check an inverse temperature: positive, finite."""
+    beta = check_parameter(beta, "beta", 0.0, "0 < beta < inf")
+    infinite = bool((beta == math.inf).any()) if isinstance(beta, Tensor) and concrete(beta) else beta == math.inf
+    if not isinstance(infinite, Tensor) and infinite:
+        raise ValueError("beta must satisfy 0 < beta < inf, got inf; for hard retrieval use omega=Hard()")
+    return beta
+
+
+def _at_once(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, tol: float) -> Path:
+    state = before = query
+    steps = torch.zeros(query.shape[:-1], dtype=torch.long, device=query.device)
+    moving = torch.ones_like(steps, dtype=torch.bool)
+    converged = torch.zeros_like(moving)
+    for _ in range(max_steps):
+        if concrete(moving) and not bool(moving.any()):
+            break
+        new = step(state)
+        gap, near = _moved(new, state, tol)
+        chosen = moving.unsqueeze(-1)
+        before, state = torch.where(chosen, state, before), torch.where(chosen, new, state)
+        steps = steps + (moving & (gap > 0))
+        converged = converged | (moving & near)
+        moving = moving & (gap > 0) & ~near  # NaN stands still too, and has not converged
+    return Path(state, before, steps, converged)
+
+
+def _apart(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, tol: float) -> Path:
+    state = before = query.reshape(-1, query.shape[-1])
+    steps = torch.zeros(len(state), dtype=torch.long, device=query.device)
+    converged = torch.zeros_like(steps, dtype=torch.bool)
+    rows = torch.arange(len(state), device=query.device)
+    for _ in range(max_steps):
+        if not len(rows):
+            break
+        every = len(rows) == len(state)
+        old = state if every else state[rows]
+        new = step(old)
+        gap, near = _moved(new, old, tol)
+        before = old if every else before.index_put((rows,), old)
+        state = new if every else state.index_put((rows,), new)
+        steps[rows] += gap > 0
+        converged[rows] = near
+        rows = rows[(gap > 0) & ~near]
+    batch = query.shape[:-1]
+    return Path(state.reshape(query.shape), before.reshape(query.shape), steps.reshape(batch), converged.reshape(batch))
+
+
+def _moved(new: Tensor, old: Tensor, tol: float) -> tuple[Tensor, Tensor]:
+    """How far states moved, and whether that is no more than the tolerance."""
+    exact = torch.promote_types(new.dtype, torch.float32)
+    new, old = new.detach().to(exact), old.detach().to(exact)
+    gap = torch.linalg.vector_norm(new - old, dim=-1)
+    return gap, gap <= tol * torch.linalg.vector_norm(new, dim=-1).clamp_min(1.0)

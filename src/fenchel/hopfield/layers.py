@@ -1,0 +1,838 @@
+"""Hopfield layers: association with another input, with a learned query, with a learned memory; for any Ω."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypedDict, Unpack
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fenchel.hopfield.dynamics import check_beta, iterate, update
+from fenchel.kernels import concrete
+from fenchel.regularizers import Regularizer, Tsallis
+from fenchel.regularizers.base import check_omega, hold, show
+from fenchel.regularizers.rows import broadcasts
+
+SPREAD = 0.02
+"""Of what is learned as a pattern, at the start: small, so that the first gradients decide where it points."""
+
+MOST_STEPS = 10_000
+"""Of a state that is updated until it rests."""
+
+Patterns = Tensor | tuple[Tensor, Tensor, Tensor]
+"""One tensor in all three roles, or stored patterns, state patterns and pattern projections."""
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments that all three layers share; :class:`Hopfield` tells what they mean."""
+
+    normalize_stored_pattern: bool
+    normalize_stored_pattern_affine: bool
+    normalize_stored_pattern_eps: float
+    normalize_state_pattern: bool
+    normalize_state_pattern_affine: bool
+    normalize_state_pattern_eps: float
+    normalize_pattern_projection: bool
+    normalize_pattern_projection_affine: bool
+    normalize_pattern_projection_eps: float
+    normalize_hopfield_space: bool
+    normalize_hopfield_space_affine: bool
+    normalize_hopfield_space_eps: float
+    stored_pattern_as_static: bool
+    state_pattern_as_static: bool
+    pattern_projection_as_static: bool
+    pattern_projection_as_connected: bool
+    stored_pattern_size: int | None
+    pattern_projection_size: int | None
+    batch_first: bool
+    association_activation: str | Callable[[Tensor], Tensor] | None
+    dropout: float
+    input_bias: bool
+    concat_bias_pattern: bool
+    add_zero_association: bool
+    disable_out_projection: bool
+    omega: Regularizer | None
+    learnable_scaling: bool
+    bag_dropout: float
+    device: Any
+    dtype: Any
+
+
+class Hopfield(nn.Module):
+    r"""Associate state patterns (queries) with stored patterns (keys), and read out their projections (values).
+
+    .. math:: \xi \leftarrow K^\top \operatorname{argmax}_\Omega(\beta K \xi) \quad \text{(some times)},
+        \qquad \text{output} = W_o\, V^\top \operatorname{argmax}_\Omega(\beta K \xi)
+
+    in each head, with :math:`K`, :math:`V` and the first :math:`\xi` linear images of the three inputs. The arguments
+    are those of the reference layers of Ramsauer et al. (2021), and ``omega``. Without update steps and with
+    ``Shannon()`` it is multi-head attention; with a sparse Ω a pattern may be retrieved exactly.
+
+    Masks are torch's: True means *left out*. What stands at a padded position, NaN included, does not matter; a state
+    that may associate with nothing reads out zeros.
+
+    Args:
+        input_size: width of the state patterns, and of the other two inputs where not given otherwise.
+        hidden_size: width of the association space, of each head; ``input_size // num_heads`` by default.
+        output_size: width of the output; ``input_size`` by default.
+        pattern_size: width of the projected patterns, of each head; ``hidden_size`` by default.
+        num_heads: parallel associations.
+        scaling: β, a positive number or a tensor of one a head; 1/√hidden_size by default.
+        update_steps_max: how many times the states are updated before they are read out; None: until they rest.
+        update_steps_eps: a state rests once an update moves it by no more than this share of its norm, or of 1.
+        normalize_stored_pattern: apply a layer norm to the stored patterns; ``…_affine``, ``…_eps``: its options.
+        normalize_state_pattern: the same for the state patterns.
+        normalize_pattern_projection: the same for the pattern projections.
+        normalize_hopfield_space: apply a layer norm to projected states and stored patterns, in each head.
+        stored_pattern_as_static: take stored patterns as they are, of width ``hidden_size``, for every head.
+        state_pattern_as_static: the same for the state patterns.
+        pattern_projection_as_static: the same for the pattern projections, of width ``pattern_size``.
+        pattern_projection_as_connected: project what the stored patterns were projected to, not the third input.
+        stored_pattern_size: width of the stored patterns if it is another.
+        pattern_projection_size: width of the pattern projections if it is another.
+        batch_first: inputs are (batch, length, width), else (length, batch, width).
+        association_activation: of the output: a function, or the name of one in torch, such as "relu".
+        dropout: the share of associations that is dropped in training, after the choice.
+        input_bias: whether the projections have biases.
+        concat_bias_pattern: append a learned pattern to those stored.
+        add_zero_association: append a pattern of zeros, so that a state may associate with nothing.
+        disable_out_projection: return the heads side by side, (…, num_heads · pattern_size).
+        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        learnable_scaling: train β, one a head. It stays positive.
+        bag_dropout: the share of stored patterns that is hidden in training, before the choice; a bag keeps one.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.hopfield import Hopfield
+        >>> _ = torch.manual_seed(0)
+        >>> layer = Hopfield(16, num_heads=2, update_steps_max=3, scaling=4.0, omega=fenchel.Gini())
+        >>> states, stored = torch.randn(2, 3, 16), torch.randn(2, 7, 16)
+        >>> layer((stored, states, stored)).shape
+        torch.Size([2, 3, 16])
+        >>> weights = layer.get_association_matrix((stored, states, stored))
+        >>> weights.shape, bool((weights == 0).any())
+        (torch.Size([2, 2, 3, 7]), True)
+
+    References: Ramsauer et al. (2021), Hopfield Networks is All You Need; Santos et al. (2024).
+    """
+
+    _scaling: float | Tensor
+
+    def __init__(
+        self,
+        input_size: int | None = None,
+        hidden_size: int | None = None,
+        output_size: int | None = None,
+        pattern_size: int | None = None,
+        num_heads: int = 1,
+        scaling: float | Tensor | None = None,
+        update_steps_max: int | None = 0,
+        update_steps_eps: float = 1e-4,
+        normalize_stored_pattern: bool = True,
+        normalize_stored_pattern_affine: bool = True,
+        normalize_stored_pattern_eps: float = 1e-5,
+        normalize_state_pattern: bool = True,
+        normalize_state_pattern_affine: bool = True,
+        normalize_state_pattern_eps: float = 1e-5,
+        normalize_pattern_projection: bool = True,
+        normalize_pattern_projection_affine: bool = True,
+        normalize_pattern_projection_eps: float = 1e-5,
+        normalize_hopfield_space: bool = False,
+        normalize_hopfield_space_affine: bool = False,
+        normalize_hopfield_space_eps: float = 1e-5,
+        stored_pattern_as_static: bool = False,
+        state_pattern_as_static: bool = False,
+        pattern_projection_as_static: bool = False,
+        pattern_projection_as_connected: bool = False,
+        stored_pattern_size: int | None = None,
+        pattern_projection_size: int | None = None,
+        batch_first: bool = True,
+        association_activation: str | Callable[[Tensor], Tensor] | None = None,
+        dropout: float = 0.0,
+        input_bias: bool = True,
+        concat_bias_pattern: bool = False,
+        add_zero_association: bool = False,
+        disable_out_projection: bool = False,
+        *,
+        omega: Regularizer | None = None,
+        learnable_scaling: bool = False,
+        bag_dropout: float = 0.0,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__()
+        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.num_heads = _check_size("num_heads", num_heads)
+        self.hidden_size = _hidden_size(input_size, hidden_size, num_heads)
+        self.pattern_size = _check_size("pattern_size", self.hidden_size if pattern_size is None else pattern_size)
+        self.batch_first = batch_first
+        self.add_zero_association = add_zero_association
+        self.update_steps_max = _check_steps(update_steps_max)
+        self.update_steps_eps = _check_eps(update_steps_eps)
+        self.association_activation = _activation(association_activation)
+        self.dropout = _check_share("dropout", dropout)
+        self.bag_dropout = _check_share("bag_dropout", bag_dropout)
+        self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
+        self._hold_scaling(scaling, learnable_scaling, made)
+
+        connected = self.pattern_projection_as_connected = pattern_projection_as_connected
+        if connected and (stored_pattern_as_static or pattern_projection_as_static):
+            raise ValueError(
+                "pattern_projection_as_connected projects the projected stored patterns: with it, neither "
+                "stored_pattern_as_static nor pattern_projection_as_static may be True"
+            )
+        space, patterns = self.num_heads * self.hidden_size, self.num_heads * self.pattern_size
+        self.state_pattern_size, self.state_proj = _entry(
+            state_pattern_as_static, self.hidden_size, space, "input_size", input_size, input_bias, made
+        )
+        self.stored_pattern_size, self.stored_proj = _entry(
+            stored_pattern_as_static,
+            self.hidden_size,
+            space,
+            "stored_pattern_size",
+            input_size if stored_pattern_size is None else stored_pattern_size,
+            input_bias,
+            made,
+        )
+        self.pattern_projection_size, self.pattern_proj = _entry(
+            pattern_projection_as_static,
+            self.pattern_size,
+            patterns,
+            "pattern_projection_size",
+            space if connected else input_size if pattern_projection_size is None else pattern_projection_size,
+            input_bias,
+            made,
+        )
+        self.norm_state_pattern = _norm(
+            self.state_pattern_size if normalize_state_pattern else None,
+            normalize_state_pattern_affine,
+            normalize_state_pattern_eps,
+            made,
+        )
+        self.norm_stored_pattern = _norm(
+            self.stored_pattern_size if normalize_stored_pattern else None,
+            normalize_stored_pattern_affine,
+            normalize_stored_pattern_eps,
+            made,
+        )
+        self.norm_pattern_projection = _norm(
+            self.pattern_projection_size if normalize_pattern_projection and not connected else None,
+            normalize_pattern_projection_affine,
+            normalize_pattern_projection_eps,
+            made,
+        )
+        self.norm_hopfield_space = _norm(
+            self.hidden_size if normalize_hopfield_space else None,
+            normalize_hopfield_space_affine,
+            normalize_hopfield_space_eps,
+            made,
+        )
+        self.bias_stored = self._bias(self.hidden_size, made) if concat_bias_pattern else None
+        self.bias_pattern = self._bias(self.pattern_size, made) if concat_bias_pattern else None
+        self.output_size, self.out_proj = _exit(
+            patterns, output_size, input_size, disable_out_projection, input_bias, made
+        )
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the projections as ``torch.nn.MultiheadAttention`` does, and reset the norms."""
+        for projection in (self.state_proj, self.stored_proj, self.pattern_proj):
+            if projection is not None:
+                nn.init.xavier_uniform_(projection.weight)
+                if projection.bias is not None:
+                    nn.init.zeros_(projection.bias)
+        if self.out_proj is not None:
+            self.out_proj.reset_parameters()
+            if self.out_proj.bias is not None:
+                nn.init.zeros_(self.out_proj.bias)
+        for norm in (
+            self.norm_state_pattern,
+            self.norm_stored_pattern,
+            self.norm_pattern_projection,
+            self.norm_hopfield_space,
+        ):
+            if norm is not None:
+                norm.reset_parameters()
+        for bias in (self.bias_stored, self.bias_pattern):
+            if bias is not None:
+                nn.init.normal_(bias, std=SPREAD)
+
+    @property
+    def scaling(self) -> float | Tensor:
+        """β: a number, or a tensor of one a head."""
+        return self.log_scaling.exp() if self.log_scaling is not None else self._scaling
+
+    def extra_repr(self) -> str:
+        steps = "until at rest" if self.update_steps_max is None else self.update_steps_max
+        return (
+            f"hidden_size={self.hidden_size}, pattern_size={self.pattern_size}, num_heads={self.num_heads}, "
+            f"scaling={show(self.scaling)}, update_steps_max={steps}, batch_first={self.batch_first}"
+        )
+
+    def forward(
+        self,
+        input: Patterns,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Associate, and read out.
+
+        Args:
+            input: one tensor (batch, length, width) in all three roles, or three: stored patterns (batch, S, …), state
+                patterns (batch, L, …) and pattern projections (batch, S, …). A batch of one serves all.
+            stored_pattern_padding_mask: (batch, S), boolean; True = no pattern.
+            association_mask: (L, S), (batch · heads, L, S), or what broadcasts to (batch, heads, L, S); boolean (True
+                = may not be associated), or added to the scores.
+
+        Returns:
+            (batch, L, output_size); (L, batch, output_size) if not ``batch_first``.
+        """
+        output, _ = self._associate(self._roles(input), stored_pattern_padding_mask, association_mask, False)
+        return self._batch_first(output)
+
+    @torch.no_grad()
+    def get_association_matrix(
+        self,
+        input: Patterns,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The weights, (batch, heads, L, S), before dropout, without gradient. Arguments as in ``forward``."""
+        _, weights = self._associate(self._roles(input), stored_pattern_padding_mask, association_mask, True)
+        assert weights is not None
+        return weights
+
+    @torch.no_grad()
+    def get_projected_pattern_matrix(
+        self,
+        input: Patterns,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The projected patterns, (batch, heads, S, pattern_size), without gradient. Arguments as in ``forward``."""
+        stored, _, projection = self._roles(input)
+        return self._memory(stored, projection, self._check_padding(stored_pattern_padding_mask, stored))[1]
+
+    def _associate(
+        self,
+        roles: tuple[Tensor, Tensor, Tensor],
+        stored_pattern_padding_mask: Tensor | None,
+        association_mask: Tensor | None,
+        need_weights: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """The output, batch first, and the weights if they are asked for."""
+        stored, state, projection = roles
+        padding = self._check_padding(stored_pattern_padding_mask, stored)
+        key, value = self._memory(stored, projection, padding)
+        query = self._split(state, self.norm_state_pattern, self.state_proj)
+        query = query if self.norm_hopfield_space is None else self.norm_hopfield_space(query)
+        shape = (_batch(stored, state), self.num_heads, state.shape[1], stored.shape[1])
+        mask = self._mask(association_mask, self._hidden(stored, padding), shape, query.dtype)
+        if mask is not None:  # patterns that were appended may always be associated
+            mask = mask.expand(*mask.shape[:-1], stored.shape[1])
+            appended = key.shape[-2] - mask.shape[-1]
+            mask = F.pad(mask, (0, appended), value=1.0 if mask.dtype == torch.bool else 0.0)
+        beta = self.scaling
+        beta = beta.to(query.dtype).reshape(-1, 1, 1) if isinstance(beta, Tensor) else beta
+        query = self._settle(query, key, beta, mask)
+        dropout = self.dropout if self.training else 0.0
+        weights = None
+        if need_weights:
+            output, weights = update(query, key, value, self.omega, beta, mask=mask, return_weights=True)
+        else:
+            output = update(query, key, value, self.omega, beta, mask=mask, dropout_p=dropout)
+        output = output.transpose(1, 2).flatten(-2)
+        output = output if self.out_proj is None else self.out_proj(output)
+        return (output if self.association_activation is None else self.association_activation(output)), weights
+
+    def _memory(self, stored: Tensor, projection: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Keys and values, (batch, heads, S, …), and what is appended; padded ones are zero, whatever stood there."""
+        if padding is not None:
+            given, stored = stored, stored.masked_fill(padding.unsqueeze(-1), 0.0)
+            projection = stored if projection is given else projection.masked_fill(padding.unsqueeze(-1), 0.0)
+        key = self._split(stored, self.norm_stored_pattern, self.stored_proj)
+        if self.pattern_projection_as_connected:
+            projection = key.transpose(1, 2).flatten(-2)
+        value = self._split(projection, self.norm_pattern_projection, self.pattern_proj)
+        key = key if self.norm_hopfield_space is None else self.norm_hopfield_space(key)
+        if self.bias_stored is not None and self.bias_pattern is not None:
+            key, value = _append(key, self.bias_stored), _append(value, self.bias_pattern)
+        if self.add_zero_association:
+            key, value = F.pad(key, (0, 0, 0, 1)), F.pad(value, (0, 0, 0, 1))
+        return key, value
+
+    def _split(self, x: Tensor, norm: nn.LayerNorm | None, projection: nn.Linear | None) -> Tensor:
+        """(batch, length, width) as (batch, heads, length, width of a head); every head sees what is static."""
+        x = x if norm is None else norm(x)
+        if projection is None:
+            return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
+        heads: Tensor = projection(x).unflatten(-1, (self.num_heads, -1))
+        return heads.transpose(1, 2)
+
+    def _settle(self, state: Tensor, key: Tensor, beta: float | Tensor, mask: Tensor | None) -> Tensor:
+        """The states after their updates."""
+        steps = self.update_steps_max
+        if steps == 0:
+            return state
+        if steps is None:
+            if not concrete(state, key):
+                raise ValueError("update_steps_max must be a number in graphs, where no state is seen to rest")
+            steps = MOST_STEPS
+        state = state.expand(_batch(key, state), -1, -1, -1)
+        step = partial(update, key=key, omega=self.omega, beta=beta, mask=mask)
+        return iterate(step, state, max_steps=steps, tol=self.update_steps_eps).state
+
+    def _hidden(self, stored: Tensor, padding: Tensor | None) -> Tensor | None:
+        """Which stored patterns take no part, (batch, S): the padded ones, and in training some others."""
+        if not self.training or not self.bag_dropout or not stored.shape[1]:
+            return padding
+        draw = torch.rand(stored.shape[:2], device=stored.device)
+        if padding is not None:
+            draw = draw.masked_fill(padding, -1.0)
+        last = draw == draw.amax(1, keepdim=True)
+        dropped = (draw < self.bag_dropout) & ~last
+        return dropped if padding is None else dropped | padding
+
+    def _mask(
+        self, association: Tensor | None, hidden: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
+    ) -> Tensor | None:
+        """One mask for the scores: boolean, True = takes part, or, if a float mask was given, to be added."""
+        keep = None if hidden is None else ~hidden[:, None, None, :]
+        if association is None:
+            return keep
+        association = _check_association(association, shape)
+        if association.dtype == torch.bool:
+            return ~association if keep is None else keep & ~association
+        association = association.to(dtype)
+        return association if keep is None else association.masked_fill(~keep, -torch.inf)
+
+    def _roles(self, input: Patterns) -> tuple[Tensor, Tensor, Tensor]:
+        """Stored patterns, state patterns and pattern projections, batch first, checked."""
+        three = (input, input, input) if isinstance(input, Tensor) else tuple(input)
+        if len(three) != 3:
+            raise ValueError(
+                "input must be one tensor, or three: stored patterns, state patterns and pattern projections; "
+                f"got {len(three)}"
+            )
+        names = ("stored pattern", "state pattern", "pattern projection")
+        connected = self.pattern_projection_as_connected
+        widths = (
+            self.stored_pattern_size,
+            self.state_pattern_size,
+            None if connected else self.pattern_projection_size,
+        )
+        for name, x, width in zip(names, three, widths, strict=True):
+            _check_input(name, x, width)
+        stored, state, projection = (self._batch_first(x) for x in three)
+        projection = stored if three[2] is three[0] else projection
+        if projection.shape[:2] != stored.shape[:2]:
+            raise ValueError(
+                "input must have as many pattern projections as stored patterns, got shapes "
+                f"{tuple(three[2].shape)} and {tuple(three[0].shape)}"
+            )
+        if len(stored) != len(state) and 1 not in (len(stored), len(state)):
+            raise ValueError(
+                f"input must have state patterns with the batch of the stored patterns, {len(stored)}, or 1, got "
+                f"shape {tuple(three[1].shape)}"
+            )
+        return stored, state, projection
+
+    def _batch_first(self, x: Tensor) -> Tensor:
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _check_padding(self, padding: Tensor | None, stored: Tensor) -> Tensor | None:
+        if padding is None:
+            return None
+        if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
+            kind = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
+            raise TypeError(f"stored_pattern_padding_mask must be a boolean tensor (True = no pattern), got {kind}")
+        if padding.shape != stored.shape[:2]:
+            raise ValueError(
+                f"stored_pattern_padding_mask must have shape {tuple(stored.shape[:2])}, (batch, stored patterns), got "
+                f"{tuple(padding.shape)}"
+            )
+        return padding
+
+    def _bias(self, width: int, made: dict[str, Any]) -> nn.Parameter:
+        return nn.Parameter(torch.empty(1, self.num_heads, 1, width, **made))
+
+    def _hold_scaling(self, scaling: float | Tensor | None, learnable: bool, made: dict[str, Any]) -> None:
+        """β as it is, or its logarithm as a parameter."""
+        scaling = self.hidden_size**-0.5 if scaling is None else _check_scaling(scaling, self.num_heads)
+        self.log_scaling: nn.Parameter | None = None
+        if learnable:
+            start = torch.as_tensor(scaling, **made).detach().log().expand(self.num_heads).clone()
+            self.log_scaling = nn.Parameter(start)
+        else:
+            hold(self, "_scaling", scaling)
+
+
+class HopfieldPooling(nn.Module):
+    """Pool bags of any size to one vector each, or to ``quantity``: learned queries read them out.
+
+    The state patterns are parameters; the input is what they choose from. With ``KSubsets(k)`` a query adds up the k
+    instances that it fits best, with a sparse Ω of the simplex it averages a few, with ``Shannon()`` it averages all.
+
+    Args:
+        input_size: width of the instances.
+        hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps: as in
+            :class:`Hopfield`, and so are all other keyword arguments.
+        quantity: how many learned queries; their outputs stand side by side.
+        trainable: whether the queries are trained.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.hopfield import HopfieldPooling
+        >>> _ = torch.manual_seed(0)
+        >>> layer = HopfieldPooling(16, num_heads=4, bag_dropout=0.2, omega=fenchel.KSubsets(2))
+        >>> bags = torch.randn(3, 9, 16)
+        >>> absent = torch.arange(9) >= torch.tensor([[9], [5], [2]])
+        >>> layer(bags, stored_pattern_padding_mask=absent).shape
+        torch.Size([3, 16])
+        >>> weights = layer.eval().get_association_matrix(bags, absent)
+        >>> weights.shape, round(weights.sum().item() / 12, 4)
+        (torch.Size([3, 4, 1, 9]), 2.0)
+
+    References: Ramsauer et al. (2021); Ilse, Tomczak & Welling (2018); Santos et al. (2024).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        output_size: int | None = None,
+        pattern_size: int | None = None,
+        num_heads: int = 1,
+        scaling: float | Tensor | None = None,
+        update_steps_max: int | None = 0,
+        update_steps_eps: float = 1e-4,
+        *,
+        quantity: int = 1,
+        trainable: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__()
+        self.quantity = _check_size("quantity", quantity)
+        self.hopfield = Hopfield(
+            input_size,
+            hidden_size,
+            output_size,
+            pattern_size,
+            num_heads,
+            scaling,
+            update_steps_max,
+            update_steps_eps,
+            **options,
+        )
+        self.pooling_weights = _learned(quantity, self.hopfield.state_pattern_size, trainable, options)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the queries and all projections again."""
+        self.hopfield.reset_parameters()
+        nn.init.normal_(self.pooling_weights, std=SPREAD)
+
+    def extra_repr(self) -> str:
+        return f"quantity={self.quantity}"
+
+    def forward(
+        self,
+        input: Tensor | tuple[Tensor, Tensor],
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Pool.
+
+        Args:
+            input: instances (batch, S, width), or a pair of these and of what is read out in their place.
+            stored_pattern_padding_mask: (batch, S), boolean; True = no instance.
+            association_mask: as in :class:`Hopfield`, with L = ``quantity``.
+
+        Returns:
+            (batch, quantity · output_size).
+        """
+        roles = self._roles(input)
+        output, _ = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)
+        return output.flatten(1)
+
+    @torch.no_grad()
+    def get_association_matrix(
+        self,
+        input: Tensor | tuple[Tensor, Tensor],
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The weights, (batch, heads, quantity, S), before dropout, without gradient."""
+        roles = self._roles(input)
+        weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
+        assert weights is not None
+        return weights
+
+    @torch.no_grad()
+    def get_projected_pattern_matrix(
+        self, input: Tensor | tuple[Tensor, Tensor], stored_pattern_padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """The projected patterns, (batch, heads, S, pattern_size), without gradient."""
+        stored, _, projection = self._roles(input)
+        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
+        return self.hopfield._memory(stored, projection, padding)[1]
+
+    def _roles(self, input: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        two = (input, input) if isinstance(input, Tensor) else tuple(input)
+        if len(two) != 2:
+            raise ValueError(f"input must be one tensor, or stored patterns and pattern projections; got {len(two)}")
+        return self.hopfield._roles((two[0], self.pooling_weights, two[1]))
+
+
+class HopfieldLayer(nn.Module):
+    """Look the input up in a learned memory of ``quantity`` patterns.
+
+    The stored patterns are parameters, and so is what they are projected from if ``lookup_weights_as_separated``; the
+    input holds the states. In place of a dense layer, of learned prototypes, or of a k-nearest-neighbours look-up.
+
+    Args:
+        input_size: width of the input.
+        hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps: as in
+            :class:`Hopfield`, and so are all other keyword arguments.
+        lookup_weights_as_separated: learn what is read out apart from what is compared.
+        lookup_targets_as_trainable: whether that is trained.
+        quantity: how many patterns are stored.
+        trainable: whether they are trained.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.hopfield import HopfieldLayer
+        >>> _ = torch.manual_seed(0)
+        >>> layer = HopfieldLayer(16, output_size=5, quantity=32, scaling=2.0, omega=fenchel.Norm(5.0))
+        >>> layer(torch.randn(3, 9, 16)).shape
+        torch.Size([3, 9, 5])
+
+    References: Ramsauer et al. (2021).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int | None = None,
+        output_size: int | None = None,
+        pattern_size: int | None = None,
+        num_heads: int = 1,
+        scaling: float | Tensor | None = None,
+        update_steps_max: int | None = 0,
+        update_steps_eps: float = 1e-4,
+        lookup_weights_as_separated: bool = False,
+        lookup_targets_as_trainable: bool = True,
+        *,
+        quantity: int = 1,
+        trainable: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        super().__init__()
+        self.quantity = _check_size("quantity", quantity)
+        self.hopfield = Hopfield(
+            input_size,
+            hidden_size,
+            output_size,
+            pattern_size,
+            num_heads,
+            scaling,
+            update_steps_max,
+            update_steps_eps,
+            **options,
+        )
+        self.lookup_weights = _learned(quantity, self.hopfield.stored_pattern_size, trainable, options)
+        self.target_weights: nn.Parameter | None = None
+        if lookup_weights_as_separated:
+            width = self.hopfield.pattern_projection_size
+            self.target_weights = _learned(quantity, width, lookup_targets_as_trainable, options)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the memory and all projections again."""
+        self.hopfield.reset_parameters()
+        nn.init.normal_(self.lookup_weights, std=SPREAD)
+        if self.target_weights is not None:
+            nn.init.normal_(self.target_weights, std=SPREAD)
+
+    def extra_repr(self) -> str:
+        return f"quantity={self.quantity}"
+
+    def forward(
+        self,
+        input: Tensor,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Look up.
+
+        Args:
+            input: the states, (batch, L, width).
+            stored_pattern_padding_mask: (1, quantity), boolean; True = not to be found.
+            association_mask: as in :class:`Hopfield`, with S = ``quantity``.
+
+        Returns:
+            (batch, L, output_size); (L, batch, output_size) if not ``batch_first``.
+        """
+        roles = self._roles(input)
+        output, _ = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)
+        return self.hopfield._batch_first(output)
+
+    @torch.no_grad()
+    def get_association_matrix(
+        self,
+        input: Tensor,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The weights, (batch, heads, L, quantity), before dropout, without gradient."""
+        roles = self._roles(input)
+        weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
+        assert weights is not None
+        return weights
+
+    @torch.no_grad()
+    def get_projected_pattern_matrix(self, input: Tensor, stored_pattern_padding_mask: Tensor | None = None) -> Tensor:
+        """The projected patterns, (1, heads, quantity, pattern_size), without gradient."""
+        stored, _, projection = self._roles(input)
+        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
+        return self.hopfield._memory(stored, projection, padding)[1]
+
+    def _roles(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        target = self.lookup_weights if self.target_weights is None else self.target_weights
+        return self.hopfield._roles((self.lookup_weights, input, target))
+
+
+def _batch(stored: Tensor, state: Tensor) -> int:
+    """The size of the batch: one that is alone serves all."""
+    return len(state) if len(stored) == 1 else len(stored)
+
+
+def _append(x: Tensor, last: Tensor) -> Tensor:
+    """(batch, heads, S + 1, width): one more pattern for every bag."""
+    return torch.cat([x, last.to(x.dtype).expand(len(x), -1, -1, -1)], -2)
+
+
+def _learned(quantity: int, width: int, trainable: bool, options: Options) -> nn.Parameter:
+    """Patterns that are parameters: a batch of one."""
+    weights = torch.empty(1, quantity, width, device=options.get("device"), dtype=options.get("dtype"))
+    return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trainable)
+
+
+def _entry(
+    static: bool, own: int, width: int, name: str, size: int | None, bias: bool, made: dict[str, Any]
+) -> tuple[int, nn.Linear | None]:
+    """The width of an input, and its projection; static inputs have their own width and none."""
+    if static:
+        return own, None
+    if size is None:
+        raise ValueError(f"{name} must be given unless its patterns are static")
+    return _check_size(name, size), nn.Linear(size, width, bias, **made)
+
+
+def _exit(
+    width: int, output_size: int | None, input_size: int | None, disabled: bool, bias: bool, made: dict[str, Any]
+) -> tuple[int, nn.Linear | None]:
+    """The width of the output, and its projection."""
+    if not disabled:
+        size = _check_size("output_size", (input_size or width) if output_size is None else output_size)
+        return size, nn.Linear(width, size, bias, **made)
+    if output_size not in (None, width):
+        raise ValueError(
+            f"output_size must be num_heads · pattern_size = {width}, or not be given, with disable_out_projection, "
+            f"got {output_size}"
+        )
+    return width, None
+
+
+def _norm(width: int | None, affine: bool, eps: float, made: dict[str, Any]) -> nn.LayerNorm | None:
+    return None if width is None else nn.LayerNorm(width, eps, affine, **made)
+
+
+def _hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:
+    if hidden_size is not None:
+        return _check_size("hidden_size", hidden_size)
+    if input_size is None:
+        raise ValueError("hidden_size must be given where input_size is not")
+    if _check_size("input_size", input_size) % num_heads:
+        raise ValueError(
+            f"input_size must be a multiple of num_heads where hidden_size is not given, got {input_size} and "
+            f"{num_heads}"
+        )
+    return input_size // num_heads
+
+
+def _check_size(name: str, size: int) -> int:
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
+    if size < 1:
+        raise ValueError(f"{name} must be at least 1, got {size}")
+    return size
+
+
+def _check_share(name: str, share: float) -> float:
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {share}")
+    return float(share)
+
+
+def _check_steps(steps: int | None) -> int | None:
+    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+        raise TypeError(f"update_steps_max must be an integer or None, got {type(steps).__name__}")
+    if steps is not None and steps < 0:
+        raise ValueError(f"update_steps_max must not be negative, got {steps}")
+    return steps
+
+
+def _check_eps(eps: float) -> float:
+    if not eps >= 0:
+        raise ValueError(f"update_steps_eps must not be negative, got {eps}")
+    return float(eps)
+
+
+def _check_scaling(scaling: float | Tensor, num_heads: int) -> float | Tensor:
+    try:
+        scaling = check_beta(scaling)
+    except (TypeError, ValueError) as error:
+        raise type(error)(str(error).replace("beta", "scaling")) from None
+    if isinstance(scaling, Tensor) and scaling.shape not in ((), (1,), (num_heads,)):
+        raise ValueError(f"scaling must have one entry a head, {num_heads}, got shape {tuple(scaling.shape)}")
+    return scaling
+
+
+def _activation(activation: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
+    if not isinstance(activation, str):
+        return activation
+    function = getattr(torch, activation, None)
+    if not callable(function):
+        raise ValueError(f"association_activation must name a function of torch, such as 'relu', got {activation!r}")
+    found: Callable[[Tensor], Tensor] = function
+    return found
+
+
+def _check_input(name: str, x: Tensor, width: int | None) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
+        raise TypeError(f"input: the {name} must be a floating-point tensor, got {kind}")
+    if x.dim() != 3:
+        raise ValueError(f"input: the {name} must have 3 dimensions, batch, length and width, got {tuple(x.shape)}")
+    if width is not None and x.shape[-1] != width:
+        raise ValueError(f"input: the {name} must have width {width}, got shape {tuple(x.shape)}")
+
+
+def _check_association(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """An association mask that broadcasts to (batch, heads, L, S)."""
+    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
+        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
+        raise TypeError(f"association_mask must be boolean (True = may not be associated) or added, got {kind}")
+    batch, heads, states, stored = shape
+    if mask.dim() == 3 and mask.shape == (batch * heads, states, stored):
+        return mask.reshape(shape)
+    if mask.dim() in (2, 4) and broadcasts(mask.shape, shape):
+        return mask
+    raise ValueError(
+        f"association_mask must have shape {(states, stored)} or {(batch * heads, states, stored)}, or broadcast to "
+        f"{shape}, got {tuple(mask.shape)}"
+    )

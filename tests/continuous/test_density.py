@@ -1,0 +1,462 @@
+"""β-Gaussians against integrals, textbook densities and samples."""
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import scipy.stats as st
+import torch
+from scipy.integrate import quad, tanhsinh
+from torch import Tensor
+from torch.distributions import Cauchy, MultivariateNormal, constraints, kl_divergence
+
+from fenchel.continuous import BetaGaussian, EllipsoidPower, generalized_covariance, wasserstein2
+
+ALPHAS = [-0.3, 0.0, 0.5, 0.9, 1.0, 1.0001, 4 / 3, 1.5, 1.7, 2.0, 3.0, 10.0]
+PLANE = [0.3, 0.8, 1.0, 4 / 3, 1.5, 2.0, 3.5]
+SIGMA = torch.tensor([[0.7, 0.3], [0.3, 0.4]], dtype=torch.float64)
+
+
+def double(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def line(alpha: float, loc: float = 0.3, sigma: float = 0.5) -> BetaGaussian:
+    return BetaGaussian(double(loc), sigma=double(sigma).unsqueeze(-1), alpha=alpha)
+
+
+def plane(alpha: float, sigma: Tensor = SIGMA) -> BetaGaussian:
+    return BetaGaussian(torch.tensor([0.2, -0.1], dtype=torch.float64), sigma=sigma, alpha=alpha)
+
+
+def log_density(p: BetaGaussian, t: np.ndarray) -> np.ndarray:
+    return p.log_prob(torch.as_tensor(t, dtype=torch.float64).unsqueeze(-1)).numpy()
+
+
+def expected(p: BetaGaussian, function: Callable[[np.ndarray], np.ndarray], stop: float | None = None) -> float:
+    """E_p[function] on the line, up to a point if one is given, by scipy's double exponential quadrature."""
+    radius, loc = (p.support_radius * p.scale_tril.squeeze()).item(), p.loc.item()
+
+    def value(t: np.ndarray) -> np.ndarray:
+        density = np.exp(log_density(p, t))
+        with np.errstate(all="ignore"):
+            return np.where(density > 0, density * function(t), 0.0)
+
+    cuts = [loc - radius, loc, loc + radius] if stop is None else [loc - radius, min(loc, stop), stop]
+    return sum(tanhsinh(value, *ends).integral.item() for ends in itertools.pairwise(cuts))
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_the_integral_is_one_and_the_density_is_the_deformed_exponential_of_its_score(alpha: float) -> None:
+    p = line(alpha)
+    assert expected(p, np.ones_like) == pytest.approx(1, abs=1e-9)
+    t = p.loc + double(0.0, 0.1, 0.3).unsqueeze(-1)
+    density, score = p.log_prob(t).exp(), p.score(t)
+    # log_{2−α} p(t) = f(t) − A, with one A for all t.
+    c = alpha - 1
+    deformed = density.log() if c == 0 else (density**c - 1) / c
+    assert (deformed - score).std() < 1e-11
+
+
+@pytest.mark.parametrize("alpha", PLANE)
+def test_the_integral_over_the_plane_is_one(alpha: float) -> None:
+    p = plane(alpha)
+    root = p.scale_tril.numpy()
+    edge = min(p.support_radius.item(), 60.0 if alpha >= 1 else math.inf)
+
+    def ring(angle: float, r: float) -> float:
+        u = np.array([math.cos(angle), math.sin(angle)]) * r
+        t = p.loc + torch.from_numpy(root @ u)
+        return r * math.exp(p.log_prob(t).item()) * np.linalg.det(root)
+
+    total = quad(lambda r: 2 * math.pi * ring(0.3, r), 0, edge, epsabs=1e-12, limit=200)[0]
+    assert total == pytest.approx(1, abs=1e-8)
+    assert ring(0.3, 0.5) == pytest.approx(ring(2.0, 0.5), rel=1e-12)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_moments_and_entropies_are_integrals(alpha: float) -> None:
+    p = line(alpha)
+    assert p.entropy().item() == pytest.approx(expected(p, lambda t: -log_density(p, t)), rel=1e-7)
+    if alpha > 1 - 2 / 3:
+        assert p.mean.item() == pytest.approx(expected(p, lambda t: t), abs=1e-8)
+        assert p.variance.item() == pytest.approx(expected(p, lambda t: (t - 0.3) ** 2), rel=1e-6)
+        assert p.covariance_matrix.item() == pytest.approx(p.variance.item(), rel=1e-12)
+    if alpha != 1 and alpha > 0.4:
+        power = expected(p, lambda t: np.exp((alpha - 1) * log_density(p, t)))
+        assert p.tsallis_entropy().item() == pytest.approx((1 - power) / (alpha * (alpha - 1)), abs=1e-7)
+
+
+def test_heavy_tails_have_no_moments() -> None:
+    assert line(0.0).mean.isnan()
+    assert line(0.2).mean.item() == pytest.approx(0.3)
+    assert line(0.2).variance.item() == math.inf
+    assert line(0.2).covariance_matrix.item() == math.inf
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3, 5])
+def test_alpha_near_one_meets_the_gaussian(dim: int) -> None:
+    root = torch.randn(dim, dim).double()
+    sigma, loc = root @ root.mT + torch.eye(dim), torch.randn(dim).double()
+    normal = MultivariateNormal(loc, sigma)
+    t = normal.sample((7,))
+    exact = BetaGaussian(loc, sigma=sigma, alpha=1.0)
+    assert torch.allclose(exact.log_prob(t), normal.log_prob(t), rtol=1e-12)
+    assert torch.allclose(exact.entropy(), normal.entropy(), rtol=1e-12)
+    assert torch.allclose(exact.covariance_matrix, normal.covariance_matrix, rtol=1e-12)
+    for step in (1e-6, 1e-9, 1e-12):
+        for alpha in (1 + step, 1 - step):
+            near = BetaGaussian(loc, sigma=sigma, alpha=alpha)
+            assert torch.allclose(near.log_prob(t), normal.log_prob(t), atol=200 * step + 1e-12)
+            assert torch.allclose(near.entropy(), normal.entropy(), atol=200 * step + 1e-12)
+            assert torch.allclose(near.tsallis_entropy(), normal.entropy(), atol=200 * step + 1e-12)
+
+
+NAMED = [
+    (2.0, lambda x: 0.75 * (1 - x**2)),  # Epanechnikov
+    (1.5, lambda x: 15 / 16 * (1 - x**2) ** 2),  # biweight
+    (4 / 3, lambda x: 35 / 32 * (1 - x**2) ** 3),  # triweight
+]
+
+
+@pytest.mark.parametrize(("alpha", "kernel"), NAMED)
+def test_kernels_of_density_estimation(alpha: float, kernel: object) -> None:
+    # The Σ whose support is [−1, 1]: the radius grows with a power of σ.
+    unit = line(alpha, 0.0, 1.0)
+    k = 1 / (alpha - 1)
+    sigma = unit.support_radius.item() ** (-(2 * k + 1) / (2 * k))
+    p = line(alpha, 0.0, sigma**2)
+    assert (p.support_radius * sigma).item() == pytest.approx(1, rel=1e-12)
+    x = torch.linspace(-0.99, 0.99, 9, dtype=torch.float64).unsqueeze(-1)
+    np.testing.assert_allclose(p.log_prob(x).exp(), kernel(x.squeeze(-1).numpy()), rtol=1e-12)
+    if alpha == 2.0:
+        assert sigma == pytest.approx(math.sqrt(2 / 3))
+    peer = st.rdist(2 * k + 2)
+    np.testing.assert_allclose(p.log_prob(x).exp(), peer.pdf(x.squeeze(-1).numpy()), rtol=1e-10)
+    np.testing.assert_allclose(p.cdf(x), peer.cdf(x.squeeze(-1).numpy()), rtol=1e-9)
+
+
+def test_epanechnikov_is_sklearns() -> None:
+    neighbors = pytest.importorskip("sklearn.neighbors")
+    p = line(2.0, 0.0, 2 / 3)
+    points = np.linspace(-1.2, 1.2, 11)[:, None]
+    peer = neighbors.KernelDensity(kernel="epanechnikov", bandwidth=1.0).fit([[0.0]]).score_samples(points)
+    inside = np.abs(points[:, 0]) < 1
+    np.testing.assert_allclose(p.log_prob(torch.from_numpy(points))[inside], peer[inside], rtol=1e-9)
+    assert (p.log_prob(torch.from_numpy(points))[~inside] == -math.inf).all()
+
+
+def test_alpha_zero_is_cauchys_and_below_one_is_students() -> None:
+    p = line(0.0, 0.3, 1.0)
+    scale = 1 / (math.pi * p.log_peak.exp().item())
+    t = torch.linspace(-9, 9, 13, dtype=torch.float64).unsqueeze(-1)
+    peer = Cauchy(double(0.3), double(scale))
+    assert torch.allclose(p.log_prob(t), peer.log_prob(t.squeeze(-1)), rtol=1e-12)
+    assert torch.allclose(p.cdf(t), peer.cdf(t.squeeze(-1)), rtol=1e-10)
+    heavy = plane(0.5)
+    degrees = 2 / 0.5 - 2
+    # (1 + ¼ p₀^½ ‖u‖²)^(−2) is Student's (1 + ‖w‖²/ν)^(−(ν + 2)/2).
+    shape = heavy.sigma * torch.exp(-0.5 * heavy.log_peak) * 4 / degrees
+    peer2 = st.multivariate_t(heavy.loc.numpy(), shape.numpy(), df=degrees)
+    t2 = torch.randn(5, 2).double()
+    np.testing.assert_allclose(heavy.log_prob(t2), peer2.logpdf(t2.numpy()), rtol=1e-10)
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_samples_follow_the_distribution_function(alpha: float) -> None:
+    p = line(alpha)
+    draws = p.sample((4000,))
+    assert draws.shape == (4000, 1)
+    assert st.kstest(p.cdf(draws).numpy(), "uniform").pvalue > 1e-3
+    if alpha > 1:
+        assert p.support.check(draws).all()
+
+
+@pytest.mark.parametrize("alpha", [0.8, 1.0, 1.5, 2.0])
+def test_samples_of_the_plane_have_its_covariance(alpha: float) -> None:
+    p = plane(alpha)
+    draws = p.sample((40000,))
+    if alpha >= 1:
+        assert torch.allclose(draws.mT.cov(), p.covariance_matrix, atol=0.02)
+    square = torch.linalg.solve_triangular(p.scale_tril, (draws - p.loc).mT, upper=False).square().sum(0)
+    c, peak = alpha - 1, p.log_peak.item()
+    x = 0.5 * abs(c) * square * math.exp(-c * peak)
+    if alpha > 1:
+        law = st.beta(1, 1 / c + 1)
+    elif alpha < 1:
+        law = st.betaprime(1, -1 / c - 1)
+    else:
+        law, x = st.chi2(2), square
+    assert st.kstest(x.numpy(), law.cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("alpha", ALPHAS)
+def test_the_distribution_function_integrates_the_density_and_inverts(alpha: float) -> None:
+    p = line(alpha)
+    q = double(1e-6, 0.01, 0.3, 0.499, 0.5, 0.51, 0.9, 1 - 1e-6)
+    t = p.icdf(q)
+    assert torch.allclose(p.cdf(t), q, rtol=1e-9)
+    assert expected(p, np.ones_like, stop=t[2].item()) == pytest.approx(0.3, abs=1e-8)
+    x = (p.loc + double(-0.2, 0.0, 0.3).unsqueeze(-1)).requires_grad_()
+    assert torch.autograd.gradcheck(p.cdf, x)
+    assert torch.autograd.gradgradcheck(p.cdf, x)
+    q = double(0.2, 0.6).requires_grad_()
+    assert torch.autograd.gradcheck(p.icdf, q)
+    assert torch.autograd.gradgradcheck(p.icdf, q)
+
+
+@pytest.mark.parametrize("alpha", [0.7, 1.0, 1.5, 2.0])
+def test_sampling_has_the_gradient_of_expectations(alpha: float) -> None:
+    # E[(t − 1)²] has a known gradient in μ and Σ; the pathwise one must agree on average.
+    loc = torch.tensor([0.2, -0.1], dtype=torch.float64, requires_grad=True)
+    sigma = SIGMA.clone().requires_grad_()
+    p = BetaGaussian(loc, sigma=sigma, alpha=alpha)
+    torch.manual_seed(1)
+    estimate = (p.rsample((200000,)) - 1).square().sum(-1).mean()
+    exact = p.variance.sum() + (loc - 1).square().sum()
+    found, wanted = (torch.autograd.grad(v, (loc, sigma), retain_graph=True) for v in (estimate, exact))
+    assert torch.allclose(found[0], wanted[0], atol=0.03)
+    assert torch.allclose(found[1], wanted[1], atol=0.1)
+
+
+def test_log_prob_is_differentiable_and_flat_outside() -> None:
+    for alpha in (0.7, 1.0, 1.5, 2.0):
+        loc = torch.tensor([0.2, -0.1], dtype=torch.float64, requires_grad=True)
+        sigma = SIGMA.clone().requires_grad_()
+        t = torch.tensor([[0.3, 0.1], [0.1, 0.0]], dtype=torch.float64, requires_grad=True)
+
+        def f(loc: Tensor, sigma: Tensor, t: Tensor, alpha: float = alpha) -> Tensor:
+            symmetric = 0.5 * (sigma + sigma.mT)
+            return BetaGaussian(loc, sigma=symmetric, alpha=alpha).log_prob(t)
+
+        assert torch.autograd.gradcheck(f, (loc, sigma, t))
+        assert torch.autograd.gradgradcheck(f, (loc, sigma, t))
+    far = torch.full((1, 2), 50.0, dtype=torch.float64, requires_grad=True)
+    (grad,) = torch.autograd.grad(plane(2.0).log_prob(far).exp().sum(), far)
+    assert (grad == 0).all()
+
+
+def test_batches_expand_and_broadcast() -> None:
+    p = BetaGaussian(torch.zeros(3, 1, 2), sigma=SIGMA.float().expand(4, 2, 2), alpha=1.5)
+    assert (p.batch_shape, p.event_shape) == ((3, 4), (2,))
+    assert p.rsample((5,)).shape == (5, 3, 4, 2)
+    assert p.log_prob(torch.zeros(2)).shape == (3, 4)
+    q = p.expand((6, 3, 4))
+    assert q.batch_shape == (6, 3, 4)
+    assert torch.equal(q.covariance_matrix[2], p.covariance_matrix)
+    assert torch.equal(q.entropy()[1], p.entropy())
+    by_root = BetaGaussian(p.loc, scale_tril=p.scale_tril, alpha=1.5)
+    assert torch.allclose(by_root.sigma, p.sigma, atol=1e-6)
+    assert BetaGaussian.support.event_dim == 1
+    assert isinstance(BetaGaussian.arg_constraints["sigma"], constraints.Constraint)
+    assert p.has_rsample
+    independent = torch.distributions.Independent(p, 1)
+    assert independent.log_prob(torch.zeros(3, 4, 2)).shape == (3,)
+
+
+@pytest.mark.parametrize("alpha", [0.9, 1.0, 1.5, 2.0])
+def test_moments_can_be_asked_for(alpha: float) -> None:
+    mean = torch.tensor([0.5, 2.0], dtype=torch.float64)
+    p = BetaGaussian.from_moments(mean, SIGMA, alpha)
+    assert torch.allclose(p.covariance_matrix, SIGMA, rtol=1e-12)
+    assert torch.equal(p.mean, mean)
+
+
+# -- divergences -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("alpha", [0.7, 1.0, 1.5, 2.0, 3.0])
+def test_the_loss_is_fenchel_and_youngs(alpha: float) -> None:
+    p, q = line(alpha), line(alpha, 0.35, 0.2)
+    score = lambda t: -((t - 0.3) ** 2)  # noqa: E731 (½/0.5 = 1)
+    conjugate = expected(p, score) + p.tsallis_entropy().item()
+    wanted = conjugate - q.tsallis_entropy().item() - expected(q, score)
+    assert p.loss(q).item() == pytest.approx(wanted, rel=1e-6)
+    assert p.loss(q).item() > 0
+    assert p.loss(p).item() == pytest.approx(0, abs=1e-14)
+    assert (p.cross_entropy(q) - q.cross_entropy(q)).item() == pytest.approx(p.loss(q).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 3.0])
+def test_the_loss_is_a_bregman_divergence_between_nested_supports(alpha: float) -> None:
+    q, p = line(alpha, 0.3, 0.5), line(alpha, 0.35, 0.2)
+    c = alpha - 1
+    gradient = lambda t: np.exp(c * log_density(q, t)) / c  # noqa: E731
+    wanted = q.tsallis_entropy().item() - p.tsallis_entropy().item() - expected(p, gradient) + expected(q, gradient)
+    assert q.loss(p).item() == pytest.approx(wanted, abs=1e-9)
+    apart = line(alpha, 4.0, 0.2)
+    bregman = q.tsallis_entropy().item() - apart.tsallis_entropy().item() + expected(q, gradient)
+    assert q.loss(apart).item() > bregman + 0.1
+
+
+def test_the_gradient_of_the_loss_is_the_difference_of_expected_statistics() -> None:
+    target = plane(2.0)
+    theta = torch.tensor([0.4, 0.1, -0.9, 0.2, -0.7], dtype=torch.float64, requires_grad=True)
+
+    def member(theta: Tensor) -> BetaGaussian:
+        precision = -2 * torch.stack([theta[2], theta[3] / 2, theta[3] / 2, theta[4]]).reshape(2, 2)
+        sigma = torch.linalg.inv(precision)
+        return BetaGaussian(sigma @ theta[:2], sigma=sigma, alpha=2.0)
+
+    # The loss of scores θᵀφ: the score above lacks the constant −½ μᵀΣ⁻¹μ, which moves nothing but Ω* and E[f] alike.
+    (grad,) = torch.autograd.grad(member(theta).loss(target), theta)
+
+    def statistics(p: BetaGaussian) -> Tensor:
+        second = p.covariance_matrix + p.mean.unsqueeze(-1) * p.mean
+        return torch.cat([p.mean, torch.stack([second[0, 0], second[0, 1], second[1, 1]])])
+
+    assert torch.allclose(grad, statistics(member(theta)) - statistics(target), atol=1e-12)
+
+
+PAIRS = [(1.5, 2.0), (2.0, 1.5), (2.0, 2.0), (3.0, 1.2), (2.0, 1.0), (1.0, 1.0), (2.0, 0.5), (1.0, 0.5), (0.6, 0.4)]
+
+
+@pytest.mark.parametrize(("alpha", "beta"), PAIRS)
+def test_kl_is_an_integral(alpha: float, beta: float) -> None:
+    p, q = line(alpha, 0.35, 0.05), line(beta, 0.3, 0.8)
+    wanted = expected(p, lambda t: log_density(p, t) - log_density(q, t))
+    assert kl_divergence(p, q).item() == pytest.approx(wanted, abs=1e-7)
+    assert kl_divergence(p, p).item() == pytest.approx(0, abs=1e-9)
+
+
+def test_kl_is_infinite_where_mass_lies_outside() -> None:
+    assert kl_divergence(line(2.0, 0.0, 1.0), line(2.0, 0.1, 1.0)).item() == math.inf
+    assert kl_divergence(line(1.0), line(2.0)).item() == math.inf
+    normal = MultivariateNormal(torch.zeros(2).double(), SIGMA)
+    ours = BetaGaussian(normal.loc, sigma=SIGMA, alpha=1.0)
+    other = MultivariateNormal(torch.ones(2).double(), torch.eye(2).double())
+    assert torch.allclose(kl_divergence(ours, other), kl_divergence(normal, other))
+    mine = BetaGaussian(other.loc, sigma=other.covariance_matrix, alpha=1.0)
+    assert torch.allclose(kl_divergence(normal, mine), kl_divergence(normal, other))
+    with pytest.raises(NotImplementedError, match="one dimension"):
+        kl_divergence(plane(2.0), plane(1.5))
+
+
+@pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
+def test_wasserstein_on_the_line_is_the_distance_of_quantiles(alpha: float) -> None:
+    p, q = line(alpha), line(alpha, 1.0, 0.1)
+    distance = lambda u: (p.icdf(torch.from_numpy(u)) - q.icdf(torch.from_numpy(u))).squeeze(-1).square().numpy()  # noqa: E731
+    wanted = tanhsinh(distance, 0, 1).integral.item()
+    assert wasserstein2(p, q).item() == pytest.approx(math.sqrt(wanted), rel=1e-7)
+    assert wasserstein2(p, p, squared=True).item() == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_wasserstein_is_gelbrichs(dim: int) -> None:
+    from scipy.linalg import sqrtm
+
+    densities = []
+    for _ in range(2):
+        root = torch.randn(dim, dim).double()
+        densities.append(BetaGaussian(torch.randn(dim).double(), sigma=root @ root.mT + torch.eye(dim), alpha=1.7))
+    p, q = densities
+    first, second = p.covariance_matrix.numpy(), q.covariance_matrix.numpy()
+    half = sqrtm(first)
+    bures = np.trace(first + second - 2 * sqrtm(half @ second @ half)).real
+    wanted = (p.loc - q.loc).square().sum().item() + bures
+    assert wasserstein2(p, q, squared=True).item() == pytest.approx(wanted, rel=1e-9)
+    with pytest.raises(ValueError, match="alpha"):
+        wasserstein2(p, BetaGaussian(q.loc, sigma=q.sigma, alpha=2.0))
+
+
+@pytest.mark.parametrize(
+    ("alpha", "beta"), [(2.0, 0.0), (1.5, 0.5), (1.0, 1.0), (1.0, 0.5), (0.7, 1.3), (3.0, -1.0), (3.0, 2.0)]
+)
+def test_the_escort_is_a_power_of_the_density(alpha: float, beta: float) -> None:
+    for p in (line(alpha), plane(alpha)):
+        escort = p.escort(beta)
+        dim = p.event_shape[0]
+        t = p.loc + 0.1 * torch.randn(6, dim).double()
+        assert torch.allclose(escort.log_prob(t), beta * p.log_prob(t) - p.log_power(beta), atol=1e-10)
+        assert torch.allclose(escort.integrate(lambda t: torch.ones_like(t[..., 0])), torch.ones(()).double())
+    if beta == 2 - alpha:
+        assert torch.allclose(line(alpha).escort().log_prob(t[:, :1]), line(alpha).escort(beta).log_prob(t[:, :1]))
+
+
+def test_the_uniform_ellipsoid_has_its_moments_and_samples() -> None:
+    p = plane(2.0).escort()
+    assert isinstance(p, EllipsoidPower)
+    draws = p.sample((40000,))
+    assert p.support.check(draws).all()
+    assert torch.allclose(draws.mT.cov(), p.covariance_matrix, atol=0.01)
+    assert torch.allclose(p.covariance_matrix.diagonal(), p.variance)
+    # ERRATA to equation 64: (−2λ)/(D + 2) Σ.
+    radius = plane(2.0).support_radius.square()
+    assert torch.allclose(p.covariance_matrix, radius / 4 * SIGMA)
+    assert p.expand((3,)).log_prob(p.loc).shape == (3,)
+
+
+@pytest.mark.parametrize("alpha", [0.8, 1.0, 4 / 3, 1.5, 1.7, 2.0])
+def test_the_jacobian_of_expected_statistics_is_the_generalized_covariance(alpha: float) -> None:
+    psi = lambda t: torch.cat([torch.exp(-t.square().sum(-1, keepdim=True)), torch.sin(t)], -1)  # noqa: E731
+    for dim in (1, 2):
+        theta = torch.tensor([0.3, -0.2][:dim], dtype=torch.float64)
+        precision = torch.tensor([[2.0, 0.3], [0.3, 1.5]], dtype=torch.float64)[:dim, :dim]
+
+        def rho(theta: Tensor, precision: Tensor) -> Tensor:
+            sigma = torch.linalg.inv(precision)
+            return BetaGaussian(sigma @ theta, sigma=sigma, alpha=alpha).integrate(psi, nodes=80)
+
+        p = BetaGaussian(torch.linalg.solve(precision, theta), sigma=torch.linalg.inv(precision), alpha=alpha)
+        phi = lambda t: torch.cat([t, t.square()], -1)  # noqa: E731
+        found = generalized_covariance(p, phi, psi, nodes=80)
+        for i in range(dim):
+            step = torch.zeros(dim, dtype=torch.float64)
+            step[i] = 1e-5
+            slope = (rho(theta + step, precision) - rho(theta - step, precision)) / 2e-5
+            assert torch.allclose(found[i], slope, atol=2e-6)
+            bend = torch.diag(step)  # the coefficient of t_i² is −½ P_ii
+            slope = (rho(theta, precision - 2 * bend) - rho(theta, precision + 2 * bend)) / 2e-5
+            assert torch.allclose(found[dim + i], slope, atol=2e-6)
+
+
+def test_the_discrete_limit_meets_entmax() -> None:
+    import fenchel
+
+    # Scores of a fine grid, each cell of width h: p(t) h is entmax of the score over the cells, at a temperature that
+    # the width sets: Ω_α of p·h is h^(α−1) times that of p, but for constants.
+    for alpha in (4 / 3, 1.5, 2.0):
+        p = line(alpha)
+        t = torch.linspace(-3, 3.6, 6601, dtype=torch.float64)
+        h = (t[1] - t[0]).item()
+        cells = fenchel.entmax(p.score(t.unsqueeze(-1)) * h ** (alpha - 1), alpha)
+        assert torch.allclose(cells / h, p.log_prob(t.unsqueeze(-1)).exp(), atol=2e-5)
+
+
+# -- errors ----------------------------------------------------------------------------------------------------------
+
+
+def test_bad_input_is_named() -> None:
+    loc, eye = torch.zeros(2), torch.eye(2)
+    with pytest.raises(ValueError, match="sigma must be symmetric and positive definite"):
+        BetaGaussian(loc, sigma=torch.tensor([[1.0, 2.0], [2.0, 1.0]]))
+    with pytest.raises(ValueError, match="sigma must be symmetric"):
+        BetaGaussian(loc, sigma=torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
+    with pytest.raises(ValueError, match="scale_tril must be lower triangular"):
+        BetaGaussian(loc, scale_tril=torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
+    with pytest.raises(ValueError, match="either scale_tril or sigma"):
+        BetaGaussian(loc, scale_tril=eye, sigma=eye)
+    with pytest.raises(ValueError, match=r"alpha > 0 in 2 dimensions.*got 0"):
+        BetaGaussian(loc, sigma=eye, alpha=0.0)
+    with pytest.raises(ValueError, match="alpha > -1 in 1 dimension"):
+        BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=-1.0)
+    with pytest.raises(ValueError, match="alpha"):
+        BetaGaussian(loc, sigma=eye, alpha=math.inf)
+    with pytest.raises(TypeError, match="alpha must be a number"):
+        BetaGaussian(loc, sigma=eye, alpha="2")
+    with pytest.raises(TypeError, match="loc must have a floating-point dtype"):
+        BetaGaussian(torch.zeros(2, dtype=torch.long), sigma=eye)
+    with pytest.raises(ValueError, match=r"sigma must have shape \(…, 2, 2\)"):
+        BetaGaussian(loc, sigma=torch.eye(3))
+    with pytest.raises(ValueError, match=r"value must have shape \(…, 2\)"):
+        BetaGaussian(loc, sigma=eye).log_prob(torch.zeros(3))
+    with pytest.raises(NotImplementedError, match="D = 2"):
+        BetaGaussian(loc, sigma=eye).cdf(loc)
+    with pytest.raises(ValueError, match="beta must leave"):
+        BetaGaussian(loc, sigma=eye, alpha=1.0).escort(0.0)
+    with pytest.raises(ValueError, match="index"):
+        BetaGaussian(loc, sigma=eye).tsallis_entropy(0.0)
+    with pytest.raises(ValueError, match=r"alpha must be greater than 0\.5"):
+        BetaGaussian.from_moments(loc, eye, alpha=0.4)
