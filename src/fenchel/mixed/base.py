@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad as fwAD
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
@@ -21,6 +22,8 @@ SAMPLES = 4096
 """How many samples an estimate is made of, unless told otherwise."""
 
 Self = TypeVar("Self", bound="Mixed")
+OfValue = Callable[[Tensor, Tensor], Tensor]
+"""A function of values (or faces) and their log-probabilities."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,10 @@ class Mixed(Distribution):
     ==========================  =====================================================================================
 
     Sampling takes a ``generator``. For two vertices everything is exact. Where a quantity has no closed form, it is
-    estimated by sampling, and ``estimate_entropy`` and ``estimate_kl`` tell the standard error too;
-    ``torch.distributions.kl_divergence`` gives the value alone.
+    estimated by sampling: each has a sibling that tells the standard error too and takes a number of samples and a
+    generator: ``estimate_entropy``, ``estimate_kl`` (whose value is ``torch.distributions.kl_divergence``),
+    ``estimate_face_entropy``, ``estimate_mean_dimension``, ``estimate_code_length``; for faces ``face_probability``.
+    ``estimate`` does it for any function of values.
     """
 
     support = closed_simplex
@@ -132,37 +137,53 @@ class Mixed(Distribution):
 
     def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """The entropy: exact (error 0) for two vertices, else the mean of −log_prob over n samples."""
-        return self._mean(lambda value: -self.log_prob(value), n, generator)
+        return self._mean(lambda value, log_prob: -log_prob, n, generator)
 
     def face_entropy(self) -> Tensor:
-        """H(F) in nats: of which face it is."""
-        return self._over_faces(lambda face, log_prob: -log_prob).to(self._dtype)
+        """H(F) in nats, of which face it is: the value of ``estimate_face_entropy``."""
+        return self.estimate_face_entropy().value
+
+    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """H(F): a sum over all faces for few vertices, else a mean over n that are drawn."""
+
+        def surprise(face: Tensor, log_prob: Tensor) -> Tensor:
+            return -log_prob
+
+        few = self.vertices <= ENUMERATED
+        return self._over_faces(surprise) if few else self._over_drawn_faces(surprise, n, generator)
 
     def mean_dimension(self) -> Tensor:
-        """The expected dimension of the face, E|F| − 1."""
-        return self._over_faces(lambda face, log_prob: face.sum(-1).to(log_prob.dtype) - 1).to(self._dtype)
+        """The expected dimension of the face, E|F| − 1: the value of ``estimate_mean_dimension``."""
+        return self.estimate_mean_dimension().value
+
+    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """E|F| − 1: a sum over all faces for few vertices, else a mean over n samples."""
+        if self.vertices <= ENUMERATED:
+            return self._over_faces(lambda face, log_prob: face.sum(-1).to(log_prob.dtype) - 1)
+        return self.estimate(lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype), n, generator)
 
     def code_length(self, precision: float | Tensor) -> Tensor:
         """The average bits of the best code: the face without loss, each of its coordinates with ``precision`` bits."""
-        return self.entropy() / math.log(2) + precision * self.mean_dimension()
+        return self.estimate_code_length(precision).value
+
+    def estimate_code_length(
+        self, precision: float | Tensor, n: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """The code length, and a bound of its standard error: both parts' errors, as if they never made up."""
+        entropy, dimension = self.estimate_entropy(n, generator), self.estimate_mean_dimension(n, generator)
+        error = entropy.error / math.log(2) + torch.as_tensor(precision).abs() * dimension.error
+        return Estimate(entropy.value / math.log(2) + precision * dimension.value, error)
+
+    def face_probability(self, face: Tensor) -> Estimate:
+        """P(F = face), and its standard error: 0 where it is exact or by quadrature."""
+        log_prob, error = self._face_terms(face)
+        return Estimate(log_prob.exp().to(self._dtype), (error * log_prob.detach().exp()).to(self._dtype))
 
     def expect(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         """E of a function of values for two vertices: both ends, and the edge by quadrature."""
         if self.vertices != 2:
             raise NotImplementedError("expect is for two vertices; for more see estimate")
-        ends = torch.eye(2, dtype=torch.float64, device=self._device)
-        ends = ends.reshape(2, *[1] * len(self.batch_shape), 2).expand(2, *self.batch_shape, 2)
-
-        def mass(value: Tensor) -> Tensor:
-            log_prob = self.log_prob(value)
-            possible = log_prob > -torch.inf
-            return torch.where(possible, log_prob.exp() * torch.where(possible, function(value), 0.0), 0.0)
-
-        def edge(t: Tensor) -> Tensor:  # in logits both ends are resolved
-            value = torch.stack([t.sigmoid(), (-t).sigmoid()], -1)
-            return mass(value) * value.prod(-1)
-
-        return mass(ends).sum(0) + line(edge, self._edge_breaks().detach())
+        return self._expect(lambda value, _: function(value))
 
     def estimate(
         self, function: Callable[[Tensor], Tensor], n: int = SAMPLES, generator: torch.Generator | None = None
@@ -172,24 +193,15 @@ class Mixed(Distribution):
         The gradient is the score function's, because log-densities jump from face to face and a gradient through
         samples would miss that.
         """
-        if n < 2:
-            raise ValueError(f"n must be at least 2, to tell the error, got {n}")
-        value = self.sample((n,), generator)
-        h, log_prob = function(value), self.log_prob(value)
-        centred = (h - h.mean(0)).detach() * (n / (n - 1))
-        mean = h.mean(0) + (centred * (log_prob - log_prob.detach())).mean(0)
-        return Estimate(mean, h.detach().std(0) / math.sqrt(n))
+        if self._differentiable:
+            return self._estimate(lambda value, _: function(value), n, generator)
+        h = function(self.sample((several(n),), generator))
+        return Estimate(h.mean(0), h.detach().std(0) / math.sqrt(n))
 
     def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """KL(self ‖ other): exact (error 0) for two vertices, else a mean over n samples."""
         p, q = alike(self, other)
-        return p._mean(lambda value: p.log_prob(value) - q.log_prob(value), n, generator)
-
-    def _mean(self, function: Callable[[Tensor], Tensor], n: int, generator: torch.Generator | None) -> Estimate:
-        if self.vertices == 2:
-            exact = self.expect(function).to(self._dtype)
-            return Estimate(exact, torch.zeros_like(exact))
-        return self.estimate(function, n, generator)
+        return p._mean(lambda value, log_prob: log_prob - q.log_prob(value), n, generator)
 
     def expand(self: Self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         new: Self = self._get_checked_instance(type(self), _instance)  # type: ignore[no-untyped-call]
@@ -214,22 +226,66 @@ class Mixed(Distribution):
         breaks = torch.linspace(-40, 40, 17, dtype=torch.float64, device=self._device)
         return breaks.reshape(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape)
 
-    def _over_faces(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        if self.vertices > ENUMERATED:
-            return self._over_drawn_faces(function)
+    def _mean(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
+        if self.vertices == 2:
+            exact = self._expect(function).to(self._dtype)
+            return exactly(exact)
+        return self._estimate(function, n, generator)
+
+    def _expect(self, function: OfValue) -> Tensor:
+        ends = torch.eye(2, dtype=torch.float64, device=self._device)
+        ends = ends.reshape(2, *[1] * len(self.batch_shape), 2).expand(2, *self.batch_shape, 2)
+
+        def mass(value: Tensor) -> Tensor:
+            log_prob = self.log_prob(value)
+            possible = log_prob > -torch.inf
+            return torch.where(possible, log_prob.exp() * torch.where(possible, function(value, log_prob), 0.0), 0.0)
+
+        def edge(t: Tensor) -> Tensor:  # in logits both ends are resolved
+            value = torch.stack([t.sigmoid(), (-t).sigmoid()], -1)
+            return mass(value) * value.prod(-1)
+
+        return mass(ends).sum(0) + line(edge, self._edge_breaks().detach())
+
+    def _estimate(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
+        value, log_prob = self._draw(several(n), generator)
+        return scored(function(value, log_prob), log_prob)
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        """Values, and log-probabilities of what was drawn to make them: their gradient is the score."""
+        value = self.sample((n,), generator)
+        return value, self.log_prob(value)
+
+    def _face_terms(self, face: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probabilities of faces, and standard errors of the probabilities relative to these."""
+        log_prob = self.face_log_prob(face)
+        return log_prob, torch.zeros_like(log_prob)
+
+    def _over_faces(self, function: OfValue) -> Estimate:
         face = faces(self.vertices, self._device)
         face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
-        log_prob = self.face_log_prob(face)
+        log_prob, error = self._face_terms(face)
         possible = log_prob > -torch.inf
-        values = torch.where(possible, log_prob.exp() * function(face, torch.where(possible, log_prob, 0.0)), 0.0)
-        return values.sum(0)
+        h = function(face, torch.where(possible, log_prob, 0.0))
+        prob = log_prob.exp()
+        value = torch.where(possible, prob * h, 0.0).sum(0)
+        # Faces share their random shifts, so that their errors may add up.
+        worst = (error * (prob * (h.abs() + 1)).detach()).sum(0)
+        return Estimate(value.to(self._dtype), worst.to(self._dtype))
 
-    def _over_drawn_faces(self, function: Callable[[Tensor, Tensor], Tensor]) -> Tensor:
-        face = self.sample_face((SAMPLES,))
-        log_prob = self.face_log_prob(face)
-        h = function(face, log_prob)
-        centred = (h - h.mean(0)).detach() * (SAMPLES / (SAMPLES - 1))
-        return h.mean(0) + (centred * (log_prob - log_prob.detach())).mean(0)
+    def _over_drawn_faces(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
+        face = self.sample_face((several(n),), generator)
+        log_prob, error = self._face_terms(face)
+        mean = scored(function(face, log_prob), log_prob)
+        return Estimate(mean.value.to(self._dtype), (mean.error + error.mean(0)).to(self._dtype))
+
+    @property
+    def _differentiable(self) -> bool:
+        """Whether any derivative in the parameters may be asked for."""
+        parameters = [value for name in self._parameters if (value := getattr(self, name)) is not None]
+        if fwAD._current_level >= 0 or any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters)):
+            return True
+        return torch.is_grad_enabled() and any(value.requires_grad for value in parameters)
 
     @property
     def _dtype(self) -> torch.dtype:
@@ -266,6 +322,26 @@ class Mixed(Distribution):
         log_prob = torch.where(closed_simplex.check(value), log_prob, -torch.inf)
         log_prob = torch.where(value.isnan().any(-1), torch.nan, log_prob)
         return log_prob.to(torch.promote_types(self._dtype, value.dtype))
+
+
+def several(n: int) -> int:
+    """Raise a ValueError unless there are enough samples to tell the error."""
+    if n < 2:
+        raise ValueError(f"n must be at least 2, to tell the error, got {n}")
+    return n
+
+
+def exactly(value: Tensor) -> Estimate:
+    """A number that was not estimated."""
+    return Estimate(value, torch.zeros_like(value))
+
+
+def scored(h: Tensor, log_prob: Tensor) -> Estimate:
+    """The mean of values h over the first dimension, with the score function's gradient, and its error."""
+    n = len(h)
+    centred = (h - h.mean(0)).detach() * (n / (n - 1))
+    mean = h.mean(0) + (centred * (log_prob - log_prob.detach())).mean(0)
+    return Estimate(mean, h.detach().std(0) / math.sqrt(n))
 
 
 def positive(name: str, value: Tensor) -> None:
@@ -339,9 +415,9 @@ def mutual_information(
     if weights.shape != (count,) or not bool((weights >= 0).all()) or abs(weights.sum().item() - 1) > 1e-6:
         raise ValueError(f"weights must be {count} probabilities that sum to 1, got shape {tuple(weights.shape)}")
 
-    def gain(value: Tensor) -> Tensor:
+    def gain(value: Tensor, log_prob: Tensor) -> Tensor:
         each = y.log_prob(value.unsqueeze(-2))  # (…, N drawn from, N)
-        return each.diagonal(dim1=-2, dim2=-1) - torch.logsumexp(each + weights.log(), -1)
+        return log_prob - torch.logsumexp(each + weights.log(), -1)
 
     part = y._mean(gain, n, generator)
     return Estimate((weights * part.value).sum(-1), (weights * part.error).square().sum(-1).sqrt())

@@ -13,11 +13,14 @@ from torch.special import log_ndtr, ndtri
 from fenchel.mixed.quadrature import log_concave
 
 SHIFTS = 8
-LATTICES = (251, 1021, 4093)
-"""Points of a lattice, each of which is shifted at random ``SHIFTS`` times; more while the error is too large."""
+LATTICES = {127: 37, 509: 118, 1021: 467, 4093: 665}
+"""Points of a lattice that is shifted at random ``SHIFTS`` times, more while the error is too large; and Korobov's
+generator, of all below half the points the best (by the product of P₂ over several dimensions up to 16)."""
+SMOOTH = 6
+"""Up to so many dimensions integrands are made periodic; above, that would cost more than smoothness gains."""
 TOLERANCE = 1e-4
-CHUNK = 64
-"""Rows at a time, for the memory's sake."""
+CHUNK = 2**17
+"""Walks at a time, for the memory's sake."""
 CERTAIN = 38.0
 """Standard deviations beyond which a Gaussian tail is nothing in double precision."""
 
@@ -53,7 +56,7 @@ def log_box(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor
     if dim == 0 or rows == 0:
         return mean.new_zeros(rows) + mean.sum(-1), mean.new_zeros(rows)
     if dim == 1:
-        return _walk(mean, tril, bounded, mean.new_zeros(1, 0)).squeeze(-1), mean.new_zeros(rows)
+        return _walk(mean, tril, bounded, (mean.new_zeros(1, 0), mean.new_zeros(1))).squeeze(-1), mean.new_zeros(rows)
     if dim == 2:
         return _by_quadrature(mean, tril, bounded), mean.new_zeros(rows)
     if mean.requires_grad or tril.requires_grad or fwAD._current_level >= 0:
@@ -72,20 +75,30 @@ def _limits(centre: Tensor, scale: Tensor, simplex: Tensor, used: Tensor) -> tup
     return -centre / scale, torch.where(simplex, upper, torch.inf)
 
 
-def _walk(mean: Tensor, tril: Tensor, bounded: Tensor, uniform: Tensor) -> Tensor:
+def _walk(mean: Tensor, tril: Tensor, bounded: Tensor, rule: tuple[Tensor, Tensor]) -> Tensor:
     """Log-weights (R, N) of N walks through the coordinates, each step truncated to what is left (Geweke, Genz)."""
+    uniform, log_weight = rule
     x: list[Tensor] = []
-    used = log_weight = mean.new_zeros(())
+    used = mean.new_zeros(())
+    within = int(bounded.max()) if len(bounded) else 0
     for k in range(mean.shape[1]):
         centre = mean[:, k : k + 1]
         for past, value in enumerate(x):
             centre = centre + tril[:, k, past : past + 1] * value
-        scale, simplex = tril[:, k, k : k + 1], (k < bounded).unsqueeze(-1)
-        a, b = _limits(centre, scale, simplex, used)
-        log_weight = log_weight + log_interval(a, b)
-        if k + 1 < mean.shape[1]:
-            x.append(_truncated(a, b, uniform[:, k]))
-            used = used + torch.where(simplex, centre + scale * x[-1], 0.0)
+        scale, last = tril[:, k, k : k + 1], k + 1 == mean.shape[1]
+        if k < within:
+            simplex = (k < bounded).unsqueeze(-1)
+            a, b = _limits(centre, scale, simplex, used)
+            log_weight = log_weight + log_interval(a, b)
+            if not last:
+                x.append(_truncated(a, b, uniform[:, k]))
+                used = used + torch.where(simplex, centre + scale * x[-1], 0.0)
+        else:  # an orthant: half the work
+            a = centre / scale
+            log_mass = log_ndtr(a)
+            log_weight = log_weight + log_mass
+            if not last:
+                x.append(torch.maximum(-ndtri((log_mass.exp() * uniform[:, k]).clamp_min(1e-300)), -a))
     return log_weight
 
 
@@ -118,15 +131,22 @@ def _by_quadrature(mean: Tensor, tril: Tensor, bounded: Tensor) -> Tensor:
 
 def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor]:
     log_prob, error = torch.zeros_like(mean[:, 0]), torch.zeros_like(mean[:, 0])
+    differentiable = mean.requires_grad or tril.requires_grad or fwAD._current_level >= 0
     left = torch.arange(len(mean), device=mean.device)
     for points in LATTICES:
-        uniform = _lattice(points, mean)
+        rule = _lattice(points, mean)
+
+        def log_mean(i: Tensor, rule: tuple[Tensor, Tensor] = rule) -> tuple[Tensor, Tensor]:
+            walks = _walk(mean[i], tril[i], bounded[i], rule)
+            return torch.logsumexp(walks, -1) - math.log(walks.shape[-1]), _spread(walks.detach())
+
         with torch.no_grad():
-            spread = torch.cat([_spread(_walk(mean[i], tril[i], bounded[i], uniform)) for i in _chunks(left)])
-        settled = ~(spread > TOLERANCE) if points < LATTICES[-1] else torch.ones_like(left, dtype=torch.bool)
-        for i in _chunks(left[settled]):
-            walks = torch.logsumexp(_walk(mean[i], tril[i], bounded[i], uniform), -1) - math.log(len(uniform))
-            log_prob = log_prob.index_add(0, i, walks)
+            value, spread = (torch.cat(each) for each in zip(*map(log_mean, _chunks(left, rule[1])), strict=True))
+        settled = ~(spread > TOLERANCE) if points < max(LATTICES) else torch.ones_like(left, dtype=torch.bool)
+        for i in _chunks(left[settled], rule[1]) if differentiable else ():
+            log_prob = log_prob.index_add(0, i, log_mean(i)[0])
+        if not differentiable:
+            log_prob = log_prob.index_add(0, left[settled], value[settled])
         error = error.index_add(0, left[settled], spread[settled])
         left = left[~settled]
         if not len(left):
@@ -134,8 +154,8 @@ def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Te
     return log_prob, error
 
 
-def _chunks(rows: Tensor) -> Sequence[Tensor]:
-    chunks: Sequence[Tensor] = rows.split(CHUNK)  # type: ignore[no-untyped-call]
+def _chunks(rows: Tensor, walks: Tensor) -> Sequence[Tensor]:
+    chunks: Sequence[Tensor] = rows.split(max(CHUNK // len(walks), 1))  # type: ignore[no-untyped-call]
     return chunks
 
 
@@ -146,20 +166,20 @@ def _spread(log_weight: Tensor) -> Tensor:
     return means.std(-1) / math.sqrt(SHIFTS) / means.mean(-1)
 
 
-def _lattice(points: int, mean: Tensor) -> Tensor:
-    """(SHIFTS · points, D − 1) in (0, 1): Richtmyer's lattice, shifted, folded; the same ones every time."""
-    roots = torch.tensor(_primes(mean.shape[1] - 1), dtype=mean.dtype).sqrt()
-    shift = torch.rand(SHIFTS, 1, len(roots), dtype=mean.dtype, generator=torch.Generator().manual_seed(0))
-    steps = torch.arange(1, points + 1, dtype=mean.dtype).unsqueeze(-1)
-    folded = (2 * ((steps * roots + shift) % 1) - 1).abs()
-    return folded.reshape(-1, len(roots)).clamp(1e-12, 1 - 1e-12).to(mean.device)
+def _lattice(points: int, mean: Tensor) -> tuple[Tensor, Tensor]:
+    """Uniform numbers (SHIFTS · points, D − 1) and log-weights (SHIFTS · points,): the same ones every time.
 
-
-def _primes(count: int) -> list[int]:
-    found: list[int] = []
-    n = 2
-    while len(found) < count:
-        if all(n % p for p in found if p * p <= n):
-            found.append(n)
-        n += 1
-    return found
+    Korobov's lattice at random shifts. Sidi's substitution makes smooth integrands periodic, for which a lattice is as
+    good as they are smooth; the tent's makes them only continuous, but keeps all weights alike.
+    """
+    dim = mean.shape[1] - 1
+    powers = torch.tensor([pow(LATTICES[points], k, points) for k in range(dim)], dtype=mean.dtype)
+    shift = torch.rand(SHIFTS, 1, dim, dtype=mean.dtype, generator=torch.Generator().manual_seed(0))
+    t = (torch.arange(points, dtype=mean.dtype).unsqueeze(-1) * powers / points + shift) % 1
+    t, log_weight = t.reshape(-1, dim), t.new_zeros(SHIFTS * points)
+    if dim < SMOOTH:
+        log_weight = (2 * torch.sin(math.pi * t).square()).clamp_min(1e-300).log().sum(-1)
+        t = t - torch.sin(2 * math.pi * t) / (2 * math.pi)
+    else:
+        t = (2 * t - 1).abs()
+    return t.clamp(1e-12, 1 - 1e-12).to(mean.device), log_weight.to(mean.device)

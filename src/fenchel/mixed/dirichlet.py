@@ -11,7 +11,7 @@ from torch.autograd import forward_ad as fwAD
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid, softplus
 
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, faces, floating, positive
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly, faces, floating, positive, scored, several
 
 ENUMERATED = 12
 """Up to so many vertices, sums over faces are made face by face when there is no closed form."""
@@ -115,13 +115,15 @@ class MixedDirichlet(Mixed):
             place = torch.arange(self.vertices, device=self._device)
             return (place == first) | (later & (place > first))
 
-    def face_entropy(self) -> Tensor:
+    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """H(F), in closed form."""
         inclusion = self._inclusion
         expected = torch.where(inclusion > 0, inclusion * self._w, 0.0).sum(-1)
-        return (torch.logsumexp(self._first, -1) - expected).to(self._dtype)
+        return exactly((torch.logsumexp(self._first, -1) - expected).to(self._dtype))
 
-    def mean_dimension(self) -> Tensor:
-        return (self._inclusion.sum(-1) - 1).to(self._dtype)
+    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """E|F| − 1, in closed form."""
+        return exactly((self._inclusion.sum(-1) - 1).to(self._dtype))
 
     def size_log_prob(self) -> Tensor:
         """log P(|F| = n) for n = 1 … K, (…, K), in O(K²)."""
@@ -207,19 +209,17 @@ class MixedDirichlet(Mixed):
             size = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
             values = function(alpha[..., :1] * size, beta[..., :1] * size, size)
             exact = (self.size_log_prob().double().exp() * values).sum(-1)
-            return Estimate(exact, torch.zeros_like(exact))
+            return exactly(exact)
         enumerated = self.vertices <= ENUMERATED
-        face = faces(self.vertices, self._device) if enumerated else self.sample_face((n,), generator)
+        face = faces(self.vertices, self._device) if enumerated else self.sample_face((several(n),), generator)
         if enumerated:
             face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
         log_prob = self.face_log_prob(face).double()
         values = function((alpha * face).sum(-1), (beta * face).sum(-1), face.sum(-1).double())
         if enumerated:
             exact = (log_prob.exp() * values).sum(0)
-            return Estimate(exact, torch.zeros_like(exact))
-        centred = (values - values.mean(0)).detach() * (n / (n - 1))
-        mean = values.mean(0) + (centred * (log_prob - log_prob.detach())).mean(0)
-        return Estimate(mean, values.detach().std(0) / n**0.5)
+            return exactly(exact)
+        return scored(values, log_prob)
 
     def _edge_breaks(self) -> Tensor:
         a, b = self.concentration.double().unbind(-1)

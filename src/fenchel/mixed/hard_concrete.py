@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast, finite, floating, positive
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast, exactly, finite, floating, positive
 from fenchel.regularizers import sparsemax
 
 
@@ -67,7 +67,7 @@ class HardConcrete(Mixed):
                 raise ValueError(f"stretch must be finite and at least 1, got {stretch.min().item():g}")
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
-        return sparsemax(self.stretch.unsqueeze(-1) * self._concrete(sample_shape, generator))
+        return self._harden(self._concrete(sample_shape, generator))
 
     def _concrete(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
@@ -88,20 +88,37 @@ class HardConcrete(Mixed):
         face = self._check_face(face)
         if self.vertices == 2:
             exact = self._binary_face(face).exp().to(self._dtype)
-            return Estimate(exact, torch.zeros_like(exact))
-        if self.stretch.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("face probabilities above 2 vertices have no gradient in stretch: detach it")
+            return exactly(exact)
         with torch.no_grad():
             relaxed = self._concrete((n,), generator)
-            drawn = sparsemax(self.stretch.unsqueeze(-1) * relaxed) > 0
-        lead = face.dim() - len(self.batch_shape) - 1
-        drawn = drawn.reshape(n, *[1] * lead, *self.batch_shape, self.vertices)
-        hit = (drawn == face).all(-1).to(self._dtype)
-        share = hit.mean(0)
-        # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
-        score = self._concrete_log_prob(relaxed).reshape(n, *[1] * lead, *self.batch_shape)
-        value = share + (hit * (score - score.detach())).mean(0) if score.requires_grad else share
-        return Estimate(value, (share * (1 - share) / n).sqrt())
+            drawn = self._harden(relaxed) > 0
+        score = self._score(relaxed) if self._differentiable else None
+
+        def share(face: Tensor) -> Tensor:
+            hit = (drawn == face).all(-1).to(self._dtype)
+            # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
+            return hit.mean(0) if score is None else hit.mean(0) + (hit * (score - score.detach())).mean(0)
+
+        one_each = face.reshape(-1, *self.batch_shape, self.vertices)
+        value = torch.stack([share(each) for each in one_each]) if len(one_each) else one_each[..., 0].to(self._dtype)
+        value = value.reshape(face.shape[:-1])
+        p = value.detach()
+        return Estimate(value, (p * (1 - p) / n).sqrt())
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        if self.vertices == 2:
+            return super()._draw(n, generator)
+        with torch.no_grad():
+            relaxed = self._concrete((n,), generator)
+        return self._harden(relaxed).detach(), self._score(relaxed)
+
+    def _harden(self, relaxed: Tensor) -> Tensor:
+        return sparsemax(self.stretch.unsqueeze(-1) * relaxed)
+
+    def _score(self, relaxed: Tensor) -> Tensor:
+        if self.stretch.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("expectations above 2 vertices have no gradient in stretch: detach it")
+        return self._concrete_log_prob(relaxed)
 
     def _concrete_log_prob(self, y: Tensor) -> Tensor:
         """The log-density of Y′ at samples, up to a constant of its own."""
@@ -123,6 +140,21 @@ class HardConcrete(Mixed):
     def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         self._only_two("entropy")
         return super().estimate_entropy(n, generator)
+
+    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        self._only_two("face_entropy")
+        return super().estimate_face_entropy(n, generator)
+
+    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """E|F| − 1: exact (error 0) for two vertices, else a mean over n samples."""
+        if self.vertices == 2:
+            return super().estimate_mean_dimension(n, generator)
+        return self.estimate(lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype), n, generator)
+
+    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """KL(self ‖ other), for two vertices."""
+        self._only_two("kl_divergence")
+        return super().estimate_kl(other, n, generator)
 
     def _only_two(self, name: str) -> None:
         if self.vertices != 2:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly
 
 
 class MaximumEntropy(Mixed):
@@ -92,15 +92,26 @@ class MaximumEntropy(Mixed):
         weights = torch.where(face, noise.clamp_min(torch.finfo(self._dtype).tiny), 0.0)
         return weights / weights.sum(-1, keepdim=True)
 
-    def face_entropy(self) -> Tensor:
-        return self._over_sizes(lambda n: torch.lgamma(n) - (n - 1) * self._nats.unsqueeze(-1)) + self.log_partition
+    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """H(F), in closed form."""
+        rest = self._over_sizes(lambda n: torch.lgamma(n) - (n - 1) * self._nats.unsqueeze(-1))
+        return exactly(rest + self.log_partition)
 
-    def mean_dimension(self) -> Tensor:
-        return self._over_sizes(lambda n: n - 1)
+    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """E|F| − 1, in closed form."""
+        return exactly(self._over_sizes(lambda n: n - 1))
 
     def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         exact = self.log_partition - self._over_sizes(lambda n: (n - 1) * self._nats.unsqueeze(-1))
-        return Estimate(exact, torch.zeros_like(exact))
+        return exactly(exact)
+
+    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """KL(self ‖ other): between two of this kind exact (error 0)."""
+        if not isinstance(other, MaximumEntropy):
+            return super().estimate_kl(other, n, generator)
+        p, q = alike(self, other)
+        nats = (p._nats - q._nats).unsqueeze(-1)
+        return exactly(p._over_sizes(lambda n: (n - 1) * nats) + q.log_partition - p.log_partition)
 
     def _over_sizes(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         n = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)

@@ -80,8 +80,8 @@ def adapted(function: Function, breaks: Tensor) -> Rule:
         difference = (left + right - whole).abs()
         total = (done + breaks.new_zeros(count).index_add(0, rows, left.abs() + right.abs()))[rows]
         split = difference > TOLERANCE * total
-        if depth == DEEPEST - 1 or len(rows) > CROWDED * count:  # rounding, that no halving mends: the error tells
-            split = torch.zeros_like(split)
+        # Rounding is not mended by halving: the error tells.
+        split &= (torch.bincount(rows, minlength=count)[rows] <= CROWDED) & (depth < DEEPEST - 1)
         over = ~split
         done = done.index_add(0, rows[over], (left.abs() + right.abs())[over])
         error = error.index_add(0, rows[over], difference[over])
@@ -133,7 +133,7 @@ def _peak(function: Function, lower: Tensor, upper: Tensor) -> tuple[Tensor, Ten
 
 
 def _cut(function: Function, end: Tensor, peak: Tensor, highest: Tensor) -> Tensor:
-    """The end, or where the function has dropped by 40 to 80 nats on the way to it."""
+    """The end, or a place on the way to it, at most twice as far from the peak as where 40 nats are lost."""
     inner, outer = peak, end
     for _ in range(2 * DEEPEST):
         x, values = _grid(function, inner, outer)
@@ -143,7 +143,8 @@ def _cut(function: Function, end: Tensor, peak: Tensor, highest: Tensor) -> Tens
         drop_there = highest - values.gather(-1, first).squeeze(-1)
         outer = torch.where(any_dropped, x.gather(-1, first).squeeze(-1), outer)
         inner = torch.where(any_dropped, x.gather(-1, (first - 1).clamp_min(0)).squeeze(-1), inner)
-        if bool((~any_dropped | (drop_there < 2 * DROP) | drop_there.isnan() | (inner == outer)).all()):
+        near = (outer - inner).abs() <= (inner - peak).abs()  # at most half of what is left has dropped
+        if bool((~any_dropped | (drop_there < 2 * DROP) | drop_there.isnan() | near).all()):
             break
     return outer
 
