@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import continuous, dp, hopfield, nn
+from fenchel import continuous, dp, hopfield, mixed, nn
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -64,6 +64,7 @@ __all__ = [
     "hopfield",
     "k_subsets",
     "linear_entmax_loss",
+    "mixed",
     "nn",
     "normmax",
     "normmax_loss",
