@@ -9,7 +9,7 @@ from members import double
 from torch import Tensor
 from torch.distributions import Dirichlet, kl_divergence
 
-from fenchel.mixed import MixedDirichlet, faces
+from fenchel.mixed import Mixed, MixedDirichlet, faces
 
 W = double(0.6, -0.3, 1.2, -1.0, 0.1, 0.4)
 ALPHA = double(1.5, 0.8, 2.3, 1.1, 0.5, 3.0)
@@ -106,6 +106,24 @@ def test_above_twelve_vertices_a_part_is_estimated_and_the_error_told() -> None:
     gain = p.log_prob(value) - q.log_prob(value)
     divergence = p.estimate_kl(q, 3000)
     assert (divergence.value - gain.mean()).abs() < 4 * (divergence.error + gain.std() / math.sqrt(3000))
+
+
+def test_what_is_estimated_for_others_is_known_here() -> None:
+    """Means over drawn faces and values, of eight vertices, beside closed forms; with gradients."""
+    w = torch.cat([W, double(-0.5, 0.3)]).requires_grad_()
+    y, noise = MixedDirichlet(w, double([0.7])), torch.Generator().manual_seed(6)
+    for told, exact, gradient_error in (
+        (Mixed.estimate_face_entropy(y, 40_000, noise), y.face_entropy(), 0.03),
+        (Mixed.estimate_mean_dimension(y, 40_000, noise), y.mean_dimension(), 0.02),
+        (Mixed.estimate_entropy(y, 40_000, noise), y.entropy(), 0.15),
+    ):
+        assert 0 < told.error < 0.03
+        assert (told.value - exact).abs() < 4 * told.error
+        estimated, known = (torch.autograd.grad(each, w, retain_graph=True)[0] for each in (told.value, exact))
+        torch.testing.assert_close(estimated, known, atol=gradient_error, rtol=0)
+    still = MixedDirichlet(w.detach(), double([0.7]))
+    told = Mixed.estimate_mean_dimension(still, 40_000, noise)
+    assert (told.value - still.mean_dimension()).abs() < 4 * told.error
 
 
 @pytest.mark.parametrize("offset", [-1000.0, -40.0, 40.0, 1000.0])

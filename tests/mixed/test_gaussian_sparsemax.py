@@ -43,11 +43,70 @@ def test_vertices_have_scipys_orthant_probabilities(face: list[int]) -> None:
     assert 0 < told.error < 2e-4 * told.value
 
 
+def wide(k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """μ and a Cholesky factor with correlations of all signs."""
+    noise = torch.Generator().manual_seed(seed)
+    root = torch.randn(k, k, dtype=torch.float64, generator=noise)
+    return torch.randn(k, dtype=torch.float64, generator=noise) / 2, torch.linalg.cholesky(
+        root @ root.T / k + 0.3 * torch.eye(k, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("k", [5, 6])
+def test_densities_on_an_edge_are_scipys(k: int) -> None:
+    """With u = z₀ − z₁ and v_k = z_k less the threshold: y₀ = ½(1 + u), and the edge is where all v < 0."""
+    loc, factor = wide(k, 7)
+    to = np.zeros((k - 1, k))
+    to[0, :2] = 1, -1
+    to[1:, :2], to[range(1, k - 1), range(2, k)] = -0.5, 1
+    mean, covariance = to @ loc.numpy(), to @ (factor @ factor.T).numpy() @ to.T
+    mean[1:] += 0.5
+    y = GaussianSparsemax(loc, scale_tril=factor)
+    for t in (0.2, 0.9):
+        u = 2 * t - 1
+        slope = covariance[1:, 0] / covariance[0, 0]
+        rest = stats.multivariate_normal(
+            mean[1:] + slope * (u - mean[0]),
+            covariance[1:, 1:] - np.outer(slope, covariance[0, 1:]),
+            maxpts=10**6,
+            abseps=1e-8,
+            releps=1e-7,
+        )
+        expected = math.log(2 * rest.cdf(np.zeros(k - 2))) + stats.norm(mean[0], covariance[0, 0] ** 0.5).logpdf(u)
+        told = y.estimate_log_prob(double(t, 1 - t, *[0.0] * (k - 2)))
+        assert told.value.item() == pytest.approx(expected, abs=5 * told.error.item() + 2e-6)
+        assert 0 < told.error < 1e-4
+
+
+def test_faces_of_five_with_a_full_covariance_have_probability_one_together() -> None:
+    loc, factor = wide(5, 8)
+    told = GaussianSparsemax(loc, scale_tril=factor).face_probability(faces(5))
+    assert told.value.sum().item() == pytest.approx(1, abs=5 * told.error.square().sum().sqrt().item())
+    assert told.error.max() < 1e-4
+
+
+def test_gradients_of_orthants_are_those_of_the_integral_over_the_threshold() -> None:
+    """With independent entries there are both ways; and gradcheck of the one by orthants."""
+    k = 5
+    value = torch.cat([torch.eye(k, dtype=torch.float64)[:2], double([[0.3, 0.0, 0.7, 0.0, 0.0]])])
+    loc = double(0.4, -0.2, 0.1, -0.5, 0.2).requires_grad_()
+    scale = double(0.8, 0.5, 1.1, 0.6, 0.9).requires_grad_()
+    by_threshold = GaussianSparsemax(loc, scale=scale).log_prob(value)
+    by_orthant = GaussianSparsemax(loc, scale_tril=scale.diag()).log_prob(value)
+    torch.testing.assert_close(by_orthant, by_threshold, atol=2e-4, rtol=0)
+    for one, other in zip(by_threshold, by_orthant, strict=True):
+        exact, told = (torch.autograd.grad(each, (loc, scale), retain_graph=True) for each in (one, other))
+        torch.testing.assert_close(torch.cat(told), torch.cat(exact), atol=1e-3, rtol=0)
+    assert torch.autograd.gradcheck(
+        lambda m, s: GaussianSparsemax(m, scale_tril=s.diag()).log_prob(value[2]), (loc, scale), atol=1e-6
+    )
+
+
 def test_a_diagonal_covariance_is_a_full_one_without_the_rest() -> None:
     """Two ways: an integral over the threshold, and orthants."""
     sparse, dense = GaussianSparsemax(LOC, scale=SCALE), GaussianSparsemax(LOC, scale_tril=SCALE.diag())
     value = sparse.sample((12,))
-    torch.testing.assert_close(sparse.log_prob(value), dense.log_prob(value), atol=3e-4, rtol=0)
+    torch.testing.assert_close(sparse.log_prob(value), dense.log_prob(value), atol=2e-5, rtol=0)
     three = GaussianSparsemax(LOC[:3], scale=SCALE[:3]), GaussianSparsemax(LOC[:3], scale_tril=SCALE[:3].diag())
     value = torch.cat([three[0].sample((12,)), torch.eye(3, dtype=torch.float64)])
     torch.testing.assert_close(three[0].log_prob(value), three[1].log_prob(value), atol=1e-12, rtol=1e-12)
@@ -121,20 +180,32 @@ def test_gradients_through_samples_are_those_of_expectations() -> None:
     assert gradient.sum().item() == pytest.approx(0, abs=1e-9)
 
 
+def product_of_two(y: GaussianSparsemax) -> float:
+    """E[y₀ y₁] of three: over the edge between them and the interior, by quadrature of the density."""
+    x, w = np.polynomial.legendre.leggauss(32)
+    x, w = torch.as_tensor((x + 1) / 2), torch.as_tensor(w / 2)
+    edge = (w * x * (1 - x) * y.log_prob(torch.stack([x, 1 - x, 0 * x], -1)).exp()).sum()
+    a, b = torch.meshgrid(x, x, indexing="ij")
+    value = torch.stack([a, (1 - a) * b, (1 - a) * (1 - b)], -1)
+    inside = torch.outer(w, w) * (1 - a) * value[..., 0] * value[..., 1] * y.log_prob(value).exp()
+    return (edge + inside.sum()).item()
+
+
 def test_gradients_through_samples_reach_a_full_covariance() -> None:
+    """Beside finite differences of the expectation, integrated."""
     leaf = FACTOR[:3, :3].clone().requires_grad_()
     noise = torch.Generator().manual_seed(5)
-    value = GaussianSparsemax(LOC[:3], scale_tril=leaf.tril()).rsample((40_000,), noise)
+    value = GaussianSparsemax(LOC[:3], scale_tril=leaf.tril()).rsample((200_000,), noise)
+    assert (value[:, 0] * value[:, 1]).mean().item() == pytest.approx(
+        product_of_two(GaussianSparsemax(LOC[:3], scale_tril=FACTOR[:3, :3])), abs=0.001
+    )
     [gradient] = torch.autograd.grad((value[:, 0] * value[:, 1]).mean(), leaf)
-
-    def expected(shift: float) -> float:
-        moved = FACTOR[:3, :3].clone()
-        moved[1, 0] += shift
-        y = GaussianSparsemax(LOC[:3], scale_tril=moved)
-        drawn = y.sample((40_000,), torch.Generator().manual_seed(6))
-        return (drawn[:, 0] * drawn[:, 1]).mean().item()
-
-    assert gradient[1, 0].item() == pytest.approx((expected(0.01) - expected(-0.01)) / 0.02, abs=0.004)
+    for i, j in ((0, 0), (1, 0), (2, 1)):
+        step = torch.zeros(3, 3, dtype=torch.float64)
+        step[i, j] = 1e-4
+        up, down = (GaussianSparsemax(LOC[:3], scale_tril=FACTOR[:3, :3] + way * step) for way in (1, -1))
+        numeric = (product_of_two(up) - product_of_two(down)) / 2e-4
+        assert gradient[i, j].item() == pytest.approx(numeric, abs=0.002)
     assert gradient.triu(1).count_nonzero() == 0
 
 

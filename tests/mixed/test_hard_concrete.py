@@ -107,6 +107,49 @@ def test_gradients_through_samples_are_those_of_expectations() -> None:
     assert gradient[0].item() == pytest.approx((expected(0.2 + 1e-4) - expected(0.2 - 1e-4)) / 2e-4, abs=0.004)
 
 
+def test_gradients_through_samples_of_four_are_those_of_the_same_noise() -> None:
+    """Beside finite differences of the mean over samples, made from the definition."""
+    leaves = [double(0.5, 0.0, -0.5, 0.2).requires_grad_(), double(0.6).requires_grad_(), double(1.4).requires_grad_()]
+    weight = double(1.0, -1.0, 2.0, 0.5)
+    value = HardConcrete(*leaves).rsample((100_000,), torch.Generator().manual_seed(2))
+    gradients = torch.autograd.grad((value.square() @ weight).mean(), leaves)
+    noise = torch.empty(100_000, 4, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(2))
+
+    def mean(logits: torch.Tensor, temperature: torch.Tensor, stretch: torch.Tensor) -> float:
+        relaxed = ((logits - noise.log()) / temperature).softmax(-1)
+        return (sparsemax(stretch * relaxed).square() @ weight).mean().item()
+
+    points = [each.detach() for each in leaves]
+    for place, gradient in enumerate(gradients):
+        for entry in range(gradient.numel()):
+            step = torch.zeros_like(points[place]).reshape(-1)
+            step[entry] = 1e-6
+            ends = [
+                mean(*(p + way * step.reshape(p.shape) if i == place else p for i, p in enumerate(points)))
+                for way in (1, -1)
+            ]
+            assert gradient.reshape(-1)[entry].item() == pytest.approx((ends[0] - ends[1]) / 2e-6, abs=1e-6)
+
+
+def test_the_mean_dimension_of_many_is_a_mean_with_its_error_and_gradient() -> None:
+    logits = torch.linspace(-1, 1, 8, dtype=torch.float64).requires_grad_()
+    told = HardConcrete(logits, 0.6, 1.4).estimate_mean_dimension(100_000, torch.Generator().manual_seed(3))
+    [gradient] = torch.autograd.grad(told.value, logits)
+    noise = torch.empty(400_000, 8, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(4))
+
+    def counted(last: float) -> float:
+        moved = torch.cat([logits.detach()[:-1], double([last])])
+        drawn = sparsemax(1.4 * ((moved - noise.log()) / 0.6).softmax(-1)) > 0
+        return drawn.sum(-1).double().mean().item() - 1
+
+    assert 0 < told.error < 0.01
+    assert told.value.item() == pytest.approx(counted(1.0), abs=5 * told.error.item())
+    assert gradient[-1].item() == pytest.approx((counted(1.05) - counted(0.95)) / 0.1, abs=0.03)
+    for name in ("face_entropy", "code_length"):
+        with pytest.raises(NotImplementedError, match="2 vertices only"):
+            getattr(HardConcrete(torch.zeros(3), 0.5, 1.2), name)(*[3] * (name == "code_length"))
+
+
 @pytest.mark.parametrize(
     ("temperature", "stretch", "message"),
     [

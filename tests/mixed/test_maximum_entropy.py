@@ -32,6 +32,30 @@ def test_nothing_needs_more_bits(bits: float) -> None:
             assert length <= maximum_code_length(member.vertices, bits) + 1e-9
 
 
+def test_faces_of_six_are_those_of_the_definition() -> None:
+    bits, every = 2.0, faces(6)
+    y = MaximumEntropy(6, torch.tensor(bits, dtype=torch.float64))
+    size = every.sum(-1).double()
+    weight = 2 ** (bits * (size - 1)) / torch.exp(torch.lgamma(size))
+    prob = weight / weight.sum()
+    torch.testing.assert_close(y.face_log_prob(every).exp(), prob)
+    torch.testing.assert_close(y.face_entropy(), -(prob * prob.log()).sum())
+    torch.testing.assert_close(y.mean_dimension(), (prob * (size - 1)).sum())
+    # Uniform on a face of volume 1/(n − 1)!, whatever the precision
+    torch.testing.assert_close(y.entropy(), -(prob * (prob.log() + torch.lgamma(size))).sum())
+
+
+def test_divergences_between_two_are_exact() -> None:
+    p, q = MaximumEntropy(5, torch.tensor([1.0, 3.0])), MaximumEntropy(5, torch.tensor(2.0))
+    told = p.estimate_kl(q)
+    assert (told.error == 0).all()
+    assert (told.value > 0).all()
+    over_faces = p.face_log_prob(faces(5).unsqueeze(1)), q.face_log_prob(faces(5)).unsqueeze(-1)
+    expected = (over_faces[0].exp() * (over_faces[0] - over_faces[1])).sum(0)
+    torch.testing.assert_close(told.value, expected)
+    torch.testing.assert_close(p.estimate_kl(p).value, torch.zeros(2), atol=1e-6, rtol=0)
+
+
 def test_without_precision_it_is_a_choice_of_vertices() -> None:
     y = MaximumEntropy(4, -60.0)
     torch.testing.assert_close(y.face_log_prob(faces(4)).exp()[:4], torch.full((4,), 0.25))
