@@ -9,7 +9,7 @@ from members import double
 from torch import Tensor
 from torch.distributions import Dirichlet, kl_divergence
 
-from fenchel.mixed import Mixed, MixedDirichlet, faces
+from fenchel.mixed import GaussianSparsemax, Mixed, MixedDirichlet, faces
 
 W = double(0.6, -0.3, 1.2, -1.0, 0.1, 0.4)
 ALPHA = double(1.5, 0.8, 2.3, 1.1, 0.5, 3.0)
@@ -121,6 +121,13 @@ def test_what_is_estimated_for_others_is_known_here() -> None:
         assert (told.value - exact).abs() < 4 * told.error
         estimated, known = (torch.autograd.grad(each, w, retain_graph=True)[0] for each in (told.value, exact))
         torch.testing.assert_close(estimated, known, atol=gradient_error, rtol=0)
+    told = Mixed.estimate_mean_dimension(y, 100_000, noise).value
+    second = []
+    for each in (told, y.mean_dimension()):
+        [gradient] = torch.autograd.grad(each, w, create_graph=True)
+        second.append(torch.autograd.grad(gradient[2], w)[0])
+    torch.testing.assert_close(*second, atol=0.03, rtol=0)
+    assert second[1].abs().max() > 0.05
     still = MixedDirichlet(w.detach(), double([0.7]))
     told = Mixed.estimate_mean_dimension(still, 40_000, noise)
     assert (told.value - still.mean_dimension()).abs() < 4 * told.error
@@ -149,6 +156,8 @@ def test_vertices_at_minus_infinity_are_never_chosen() -> None:
     torch.testing.assert_close(y.entropy(), two.entropy())
     torch.testing.assert_close(kl_divergence(y, y), double(0.0))
     assert y.face_log_prob(torch.tensor([True, True, False])) == -math.inf
+    gaussian = GaussianSparsemax(torch.zeros(3, dtype=torch.float64), scale=torch.ones(3, dtype=torch.float64))
+    assert kl_divergence(gaussian, y) == math.inf
 
 
 def test_on_the_interior_it_is_torchs_dirichlet() -> None:

@@ -87,10 +87,10 @@ def test_faces_of_five_with_a_full_covariance_have_probability_one_together() ->
 
 def test_gradients_of_orthants_are_those_of_the_integral_over_the_threshold() -> None:
     """With independent entries there are both ways; and gradcheck of the one by orthants."""
-    k = 5
-    value = torch.cat([torch.eye(k, dtype=torch.float64)[:2], double([[0.3, 0.0, 0.7, 0.0, 0.0]])])
-    loc = double(0.4, -0.2, 0.1, -0.5, 0.2).requires_grad_()
-    scale = double(0.8, 0.5, 1.1, 0.6, 0.9).requires_grad_()
+    vertices = torch.eye(6, dtype=torch.float64)
+    value = torch.cat([vertices[:2], double([[0.3, 0.0, 0.7, 0.0, 0.0, 0.0]])])
+    loc = double(0.4, -0.2, 0.1, -0.5, 0.2, -0.1).requires_grad_()
+    scale = double(0.8, 0.5, 1.1, 0.6, 0.9, 0.7).requires_grad_()
     by_threshold = GaussianSparsemax(loc, scale=scale).log_prob(value)
     by_orthant = GaussianSparsemax(loc, scale_tril=scale.diag()).log_prob(value)
     torch.testing.assert_close(by_orthant, by_threshold, atol=2e-4, rtol=0)

@@ -31,7 +31,7 @@ class Estimate:
     """A number that was estimated by sampling.
 
     Args:
-        value: the estimate; its gradient is an unbiased estimate of the gradient.
+        value: the estimate; its derivatives of every order estimate the derivatives, and are as unbiased as it is.
         error: its standard error.
     """
 
@@ -337,11 +337,16 @@ def exactly(value: Tensor) -> Estimate:
 
 
 def scored(h: Tensor, log_prob: Tensor) -> Estimate:
-    """The mean of values h over the first dimension, with the score function's gradient, and its error."""
-    n = len(h)
-    centred = (h - h.mean(0)).detach() * (n / (n - 1))
-    mean = h.mean(0) + (centred * (log_prob - log_prob.detach())).mean(0)
-    return Estimate(mean, h.detach().std(0) / math.sqrt(n))
+    """The mean of values h over the first dimension, and its error; derivatives of every order are unbiased.
+
+    Each value is weighed by a ratio of probabilities that is one, but whose derivatives are the score's (Foerster et
+    al. 2018), less the mean of all others, which does not depend on it and takes most of the noise away.
+    """
+    n, mean = len(h), h.mean(0)
+    others = ((mean - h / n) * (n / (n - 1))).detach()
+    weighed = ((h - others) * (log_prob - log_prob.detach()).exp() + others).mean(0)
+    value = torch.where(mean.isfinite(), weighed, mean)
+    return Estimate(value, h.detach().std(0) / math.sqrt(n))
 
 
 def positive(name: str, value: Tensor) -> None:

@@ -156,7 +156,7 @@ def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Te
 
 def _chunks(rows: Tensor, walks: Tensor) -> Sequence[Tensor]:
     chunks: Sequence[Tensor] = rows.split(max(CHUNK // len(walks), 1))  # type: ignore[no-untyped-call]
-    return chunks
+    return chunks if len(rows) else ()
 
 
 def _spread(log_weight: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ class HardConcrete(Mixed):
         def share(face: Tensor) -> Tensor:
             hit = (drawn == face).all(-1).to(self._dtype)
             # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
-            return hit.mean(0) if score is None else hit.mean(0) + (hit * (score - score.detach())).mean(0)
+            return hit.mean(0) if score is None else (hit * (score - score.detach()).exp()).mean(0)
 
         one_each = face.reshape(-1, *self.batch_shape, self.vertices)
         value = torch.stack([share(each) for each in one_each]) if len(one_each) else one_each[..., 0].to(self._dtype)
