@@ -9,6 +9,7 @@ import torch
 from members import MEMBERS, Member
 from scipy import integrate, stats
 from torch import Tensor
+from torch.autograd import forward_ad as fwAD
 from torch.distributions import Distribution, kl_divergence
 
 from fenchel.mixed import HardConcrete, Mixed, closed_simplex, faces
@@ -178,6 +179,27 @@ def test_log_prob_has_the_right_gradients_in_parameters(member: Member) -> None:
     assert torch.autograd.gradcheck(lambda *p: member(*p).log_prob(value), parameters, atol=1e-5)
     face = faces(k)
     assert torch.autograd.gradcheck(lambda *p: member(*p).face_log_prob(face), parameters, atol=1e-5)
+
+
+@every
+def test_log_prob_has_derivatives_in_forward_mode_of_second_order_and_in_values(member: Member) -> None:
+    k, parameters = member.vertices, [each.clone().requires_grad_() for each in member.parameters]
+    value = torch.cat([torch.eye(k, dtype=torch.float64)[:1], torch.full((1, k), 1 / k, dtype=torch.float64)])
+
+    def log_prob(*parameters: Tensor) -> Tensor:
+        return member(*parameters).log_prob(value)
+
+    with fwAD.dual_level():
+        duals = [fwAD.make_dual(each, torch.ones_like(each)) for each in member.parameters]
+        forward = fwAD.unpack_dual(log_prob(*duals)).tangent
+    rows = [torch.autograd.grad(each, parameters, retain_graph=True) for each in log_prob(*parameters)]
+    torch.testing.assert_close(forward, torch.stack([sum(each.sum() for each in row) for row in rows]))
+    if k < 4:
+        assert torch.autograd.gradgradcheck(log_prob, parameters, atol=1e-4)
+    free = torch.full((k - 1,), 0.9 / k, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(
+        lambda first: member().log_prob(torch.cat([first, 1 - first.sum(-1, keepdim=True)], -1)), (free,)
+    )
 
 
 @binary

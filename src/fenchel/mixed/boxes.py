@@ -31,8 +31,9 @@ def log_interval(a: Tensor, b: Tensor) -> Tensor:
     low, high = torch.where(flip, -b, a), torch.where(flip, -a, b)
     width, middle = high - low, (low + high) / 2
     narrow = width * (1 + middle.abs()) < 1e-2
-    low_apart = torch.where(narrow, high - 1, low)
-    wide = log_ndtr(high) + torch.log1p(-(log_ndtr(low_apart) - log_ndtr(high)).exp())
+    apart = ~narrow & (low > -torch.inf)
+    below = (log_ndtr(torch.where(apart, low, high - 1)) - log_ndtr(high)).exp()
+    wide = log_ndtr(high) + torch.log1p(-torch.where(apart, below, 0.0))
     w = torch.where(narrow & (width > 0), width, 1.0)
     m = torch.where(narrow, middle, 0.0)
     series = 1 + w.square() * ((m.square() - 1) / 24 + w.square() * (m**4 - 6 * m.square() + 3) / 1920)
