@@ -150,6 +150,24 @@ def test_the_mean_dimension_of_many_is_a_mean_with_its_error_and_gradient() -> N
             getattr(HardConcrete(torch.zeros(3), 0.5, 1.2), name)(*[3] * (name == "code_length"))
 
 
+def test_batches_of_many_vertices_are_their_elements() -> None:
+    logits = torch.tensor([[0.5, 0.0, -0.5], [2.0, 0.0, 0.0]])
+    y = HardConcrete(logits, torch.tensor([0.6, 0.3]), 1.4)
+    assert y.sample((4,)).shape == (4, 2, 3)
+    assert y.expand((5, 2)).sample().shape == (5, 2, 3)
+    told = y.face_probability(faces(3).unsqueeze(1), generator=torch.Generator().manual_seed(0))
+    again = y.face_probability(faces(3).unsqueeze(1), generator=torch.Generator().manual_seed(0))
+    assert told.value.shape == told.error.shape == (7, 2)
+    assert told.value.dtype == y.mean_dimension().dtype == torch.float32
+    assert torch.equal(told.value, again.value)
+    for i in range(2):
+        one = HardConcrete(logits[i], y.temperature[i], 1.4).face_probability(faces(3))
+        assert ((told.value[:, i] - one.value).abs() <= 5 * (told.error[:, i] + one.error)).all()
+    dimension = ((faces(3).sum(-1, keepdim=True) - 1) * told.value).sum(0)
+    torch.testing.assert_close(y.mean_dimension(), dimension, atol=0.06, rtol=0)
+    assert y.face_log_prob(faces(3)[:0].unsqueeze(1)).shape == (0, 2)
+
+
 @pytest.mark.parametrize(
     ("temperature", "stretch", "message"),
     [
