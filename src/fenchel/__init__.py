@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import continuous, dp, hopfield, integrations, nn, seq2seq
+from fenchel import continuous, dp, hopfield, integrations, mixed, nn, seq2seq
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -65,6 +65,7 @@ __all__ = [
     "integrations",
     "k_subsets",
     "linear_entmax_loss",
+    "mixed",
     "nn",
     "normmax",
     "normmax_loss",

@@ -1,0 +1,244 @@
+"""MixedDirichlet: a Gibbs distribution over the faces, and a Dirichlet on the one that is drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad as fwAD
+from torch.distributions import constraints
+from torch.nn.functional import logsigmoid, softplus
+
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly, faces, floating, positive, scored, several
+
+ENUMERATED = 12
+"""Up to so many vertices, sums over faces are made face by face when there is no closed form."""
+
+
+class MixedDirichlet(Mixed):
+    r"""First a face, by a score for each vertex; then a Dirichlet on that face, with its part of the concentration.
+
+    .. math::
+        P_F(f) = \frac{\exp \langle w, f \rangle}{\prod_k (1 + e^{w_k}) - 1}, \qquad
+        Y \mid F = f \sim \mathrm{Dirichlet}(\alpha_f), \qquad f \in \{0, 1\}^K \setminus \{0\}
+
+    Log-probabilities, face entropy and the expected dimension are in closed form and sampling is exact for any K, in
+    O(K). Entropy and KL divergence have a closed form, in O(K²), for one concentration that all vertices share: of
+    size 1 along its last dimension, or constant and without a gradient. Else they are a sum over faces for K ≤ 12;
+    above that a part of them is estimated, and ``estimate_entropy`` and ``estimate_kl`` tell the error.
+
+    Args:
+        face_logits: w, (…, K): real, −inf for vertices that are never in a face; not all −inf.
+        concentration: α > 0, broadcastable with it.
+
+    Faces are drawn, so gradients do not pass through samples (``has_rsample`` is False); on a given face they do reach
+    the concentration through ``rsample_on``.
+
+    Example:
+        >>> y = MixedDirichlet(torch.tensor([1.0, 0.0, -1.0]), torch.ones(3))
+        >>> y.face_log_prob(torch.tensor([True, False, True])).exp()  # e⁰ / ((1 + e)(1 + 1)(1 + 1/e) − 1)
+        tensor(0.1090)
+        >>> y.log_prob(torch.tensor([0.25, 0.0, 0.75])).exp()  # uniform on that edge
+        tensor(0.1090)
+
+    References:
+        Farinhas, Aziz, Niculae & Martins (2022), Sparse communication via mixed distributions.
+    """
+
+    arg_constraints: ClassVar = {
+        "face_logits": constraints.real_vector,
+        "concentration": constraints.independent(constraints.positive, 1),  # type: ignore[no-untyped-call]
+    }
+    _parameters: ClassVar[dict[str, int]] = {"face_logits": 1, "concentration": 1}
+    has_rsample = False
+
+    def __init__(self, face_logits: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
+        floating("face_logits", face_logits)
+        floating("concentration", concentration)
+        self.face_logits, self.concentration = torch.broadcast_tensors(face_logits, concentration)  # type: ignore[no-untyped-call]
+        batch, event = self.face_logits.shape[:-1], self.face_logits.shape[-1:]
+        super().__init__(batch, event, validate_args=False)
+        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        if self._validate_args:
+            positive("concentration", concentration)
+            if not bool(((face_logits < torch.inf) & (face_logits > -torch.inf).any(-1, keepdim=True)).all()):
+                raise ValueError("face_logits must be below +inf, and in each row at least one above −inf")
+        self._shared = concentration.shape[-1] == 1 or _constant(concentration)
+
+    def expand(self, batch_shape: Sequence[int], _instance: Any = None) -> MixedDirichlet:
+        new = super().expand(batch_shape, _instance)
+        new._shared = self._shared
+        return new
+
+    # -- faces ---------------------------------------------------------------------------------------
+
+    @property
+    def log_partition(self) -> Tensor:
+        """log(Π(1 + e^w) − 1), summed over which vertex is the first, so that nothing cancels or overflows."""
+        return torch.logsumexp(self._first, -1).to(self._dtype)
+
+    @property
+    def inclusion(self) -> Tensor:
+        """P(vertex k is in the face), (…, K)."""
+        return self._inclusion.to(self._dtype)
+
+    @property
+    def _w(self) -> Tensor:
+        w: Tensor = self.face_logits.double()
+        return w
+
+    @property
+    def _first(self) -> Tensor:
+        """Log-weights of all faces whose first vertex is k: later ones are in or out on their own."""
+        later: Tensor = softplus(self._w).flip(-1).cumsum(-1).flip(-1)
+        first: Tensor = self._w + torch.cat([later[..., 1:], torch.zeros_like(later[..., :1])], -1)
+        return first
+
+    @property
+    def _inclusion(self) -> Tensor:
+        total = softplus(self._w).sum(-1, keepdim=True) - torch.logsumexp(self._first, -1, keepdim=True)
+        return (logsigmoid(self._w) + total).exp()
+
+    def face_log_prob(self, face: Tensor) -> Tensor:
+        face = self._check_face(face)
+        score = torch.where(face, self._w, 0.0).sum(-1) - torch.logsumexp(self._first, -1)
+        return torch.where(face.any(-1), score, -torch.inf).to(self._dtype)
+
+    def sample_face(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        with torch.no_grad():
+            noise = torch.empty(shape, dtype=torch.float64, device=self._device).exponential_(generator=generator)
+            first = (self._first - noise.log()).argmax(-1, keepdim=True)
+            later = torch.rand(shape, dtype=torch.float64, device=self._device, generator=generator) < self._w.sigmoid()
+            place = torch.arange(self.vertices, device=self._device)
+            return (place == first) | (later & (place > first))
+
+    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """H(F), in closed form."""
+        inclusion = self._inclusion
+        expected = torch.where(inclusion > 0, inclusion * self._w, 0.0).sum(-1)
+        return exactly((torch.logsumexp(self._first, -1) - expected).to(self._dtype))
+
+    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """E|F| − 1, in closed form."""
+        return exactly((self._inclusion.sum(-1) - 1).to(self._dtype))
+
+    def size_log_prob(self) -> Tensor:
+        """log P(|F| = n) for n = 1 … K, (…, K), in O(K²)."""
+        sums = self._w.new_full((*self.batch_shape, self.vertices + 1), -torch.inf)
+        sums = torch.cat([torch.zeros_like(sums[..., :1]), sums[..., 1:]], -1)
+        for w in self._w.unbind(-1):
+            sums = torch.cat([sums[..., :1], log_add(sums[..., 1:], sums[..., :-1] + w.unsqueeze(-1))], -1)
+        return (sums[..., 1:] - torch.logsumexp(self._first, -1, keepdim=True)).to(self._dtype)
+
+    # -- values --------------------------------------------------------------------------------------
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        value = self._check_value(value)
+        face = self.face_of(value)
+        alpha = torch.where(face, self.concentration.double(), 1.0)
+        logs = torch.where(face, value.double(), 1.0).log()
+        total = torch.where(face, alpha, 0.0).sum(-1)
+        density = ((alpha - 1) * logs - torch.lgamma(alpha)).sum(-1) + torch.lgamma(torch.where(total > 0, total, 1.0))
+        quiet = torch.where(face, self._w, 0.0).sum(-1) - torch.logsumexp(self._first, -1)
+        return self._off(value, quiet + density)
+
+    def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        face = self.sample_face(sample_shape, generator)
+        with torch.no_grad():
+            return self.rsample_on(face, generator)
+
+    def rsample_on(self, face: Tensor, generator: torch.Generator | None = None) -> Tensor:
+        """Draw a value on each of the faces (…, K); gradients reach the concentration.
+
+        Made of log-gammas, so that small concentrations do not underflow before they are normalised. An entry of the
+        face is never less than the smallest normal number.
+        """
+        face = self._check_face(face)
+        alpha = torch.where(face, self.concentration, 1.0)
+        uniform = torch.rand(alpha.shape, dtype=alpha.dtype, device=alpha.device, generator=generator)
+        tiny = torch.finfo(alpha.dtype).tiny
+        gamma = torch._standard_gamma(alpha + 1, generator=generator)
+        logs = gamma.clamp_min(tiny).log() + uniform.clamp_min(tiny).log() / alpha
+        value = torch.where(face, logs, -torch.inf).softmax(-1)
+        return torch.where(face, value.clamp_min(tiny), 0.0)
+
+    # -- information ---------------------------------------------------------------------------------
+
+    def entropy(self) -> Tensor:
+        return self.estimate_entropy().value
+
+    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """The entropy; exact (error 0) for a concentration with equal entries or few vertices.
+
+        Else all is exact but for what depends on the concentration's sum over the face, which is a mean over n faces.
+        """
+        alpha = self.concentration.double()
+        each = torch.lgamma(alpha) - (alpha - 1) * torch.digamma(alpha)
+        known = self.face_entropy().double() + (self._inclusion * each).sum(-1)
+
+        def rest(total: Tensor, size: Tensor) -> Tensor:
+            return (total - size) * torch.digamma(total) - torch.lgamma(total)
+
+        part = self._over_sums(lambda a, _, size: rest(a, size), self, n, generator)
+        return Estimate((known + part.value).to(self._dtype), part.error.to(self._dtype))
+
+    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """KL(self ‖ other): between two of this kind exact (error 0) where their entropies are."""
+        if not isinstance(other, MixedDirichlet):
+            return super().estimate_kl(other, n, generator)
+        p, q = alike(self, other)
+        alpha, beta, inclusion = p.concentration.double(), q.concentration.double(), p._inclusion
+        logits = torch.where(inclusion > 0, inclusion * (p._w - q._w), 0.0).sum(-1)
+        over_faces = logits - torch.logsumexp(p._first, -1) + torch.logsumexp(q._first, -1)
+        each = torch.lgamma(beta) - torch.lgamma(alpha) + (alpha - beta) * torch.digamma(alpha)
+
+        def rest(a: Tensor, b: Tensor, size: Tensor) -> Tensor:
+            return torch.lgamma(a) - torch.lgamma(b) - (a - b) * torch.digamma(a)
+
+        part = p._over_sums(rest, q, n, generator)
+        value = over_faces + (inclusion * each).sum(-1) + part.value
+        return Estimate(value.to(p._dtype), part.error.to(p._dtype))
+
+    def _over_sums(self, function: Any, other: MixedDirichlet, n: int, generator: torch.Generator | None) -> Estimate:
+        """E of a function of |F| and the sums over F of this concentration and another's."""
+        alpha, beta = self.concentration.double(), other.concentration.double()
+        if self._shared and other._shared:
+            size = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
+            values = function(alpha[..., :1] * size, beta[..., :1] * size, size)
+            exact = (self.size_log_prob().double().exp() * values).sum(-1)
+            return exactly(exact)
+        enumerated = self.vertices <= ENUMERATED
+        face = faces(self.vertices, self._device) if enumerated else self.sample_face((several(n),), generator)
+        if enumerated:
+            face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
+        log_prob = self.face_log_prob(face).double()
+        values = function((alpha * face).sum(-1), (beta * face).sum(-1), face.sum(-1).double())
+        if enumerated:
+            exact = (log_prob.exp() * values).sum(0)
+            return exactly(exact)
+        return scored(values, log_prob)
+
+    def _edge_breaks(self) -> Tensor:
+        a, b = self.concentration.double().unbind(-1)
+        centre = torch.digamma(a) - torch.digamma(b)
+        width = (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
+        steps = torch.tensor([-40, -20, -10, -5, -3, -2, -1, 0, 1, 2, 3, 5, 10, 20, 40], device=self._device)
+        return (centre + width * steps.reshape(-1, *[1] * len(self.batch_shape))).clamp(-700, 700)
+
+
+def _constant(concentration: Tensor) -> bool:
+    """Whether all entries of a row are and remain the same: no derivative can tell them apart."""
+    if concentration.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(concentration):
+        return False
+    if fwAD._current_level >= 0 and fwAD.unpack_dual(concentration).tangent is not None:  # type: ignore[no-untyped-call]
+        return False
+    return bool((concentration == concentration[..., :1]).all())
+
+
+def log_add(a: Tensor, b: Tensor) -> Tensor:
+    """log(eᵃ + eᵇ), with a gradient of zero where both are −inf."""
+    nothing = (a == -torch.inf) & (b == -torch.inf)
+    return torch.where(nothing, -torch.inf, torch.logaddexp(torch.where(nothing, 0.0, a), torch.where(nothing, 0.0, b)))

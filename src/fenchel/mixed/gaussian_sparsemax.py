@@ -1,0 +1,239 @@
+"""GaussianSparsemax: a Gaussian vector, projected on the simplex."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.special import log_ndtr
+
+from fenchel.mixed.base import Estimate, Mixed, broadcast, finite, floating, positive
+from fenchel.mixed.boxes import CERTAIN, log_box
+from fenchel.mixed.quadrature import log_concave
+from fenchel.regularizers import sparsemax
+
+
+class GaussianSparsemax(Mixed):
+    r"""Sparsemax of a Gaussian: what the Logistic-Normal is for softmax, with mass on every face.
+
+    .. math:: Y = \operatorname{sparsemax}(Z), \qquad Z \sim \mathcal{N}(\mu, \Sigma)
+
+    With two vertices it is the double-sided rectified Gaussian, in closed form. The density at a value with face f is
+    the Gaussian density of what the value tells, times the probability that the other entries stay below the
+    threshold: for a diagonal covariance one integral over the threshold, to some ten digits, for a full one an orthant
+    probability in as many dimensions as there are zeros. Probabilities of faces are integrals in K − 1 dimensions. Up
+    to two dimensions these are by adaptive quadrature; above, by quasi-Monte Carlo with fixed random shifts, so that
+    results and gradients are the same in every call, and to 4 digits where it converges (as a rule in up to 6
+    dimensions): ``face_probability`` and ``estimate_log_prob`` tell the error.
+
+    Args:
+        loc: μ, (…, K).
+        scale: standard deviations of independent entries, (…, K); or
+        scale_tril: Σ = L Lᵀ by its Cholesky factor, (…, K, K).
+
+    Example:
+        >>> y = GaussianSparsemax(torch.zeros(2), scale=torch.ones(2))
+        >>> y.face_log_prob(torch.tensor([[True, False], [False, True], [True, True]])).exp()
+        tensor([0.2398, 0.2398, 0.5205])
+
+    References:
+        Farinhas, Aziz, Niculae & Martins (2022), Sparse communication via mixed distributions.
+    """
+
+    arg_constraints: ClassVar = {
+        "loc": constraints.real_vector,
+        "scale": constraints.independent(constraints.positive, 1),  # type: ignore[no-untyped-call]
+        "scale_tril": constraints.lower_cholesky,
+    }
+    _parameters: ClassVar[dict[str, int]] = {"loc": 1, "scale": 1, "scale_tril": 2}
+    has_rsample = True
+    scale: Tensor | None
+    scale_tril: Tensor | None
+
+    def __init__(
+        self,
+        loc: Tensor,
+        scale: Tensor | None = None,
+        scale_tril: Tensor | None = None,
+        validate_args: bool | None = None,
+    ) -> None:
+        floating("loc", loc)
+        if (scale is None) == (scale_tril is None):
+            raise ValueError("exactly one of scale and scale_tril must be given")
+        if scale is not None:
+            floating("scale", scale)
+            self.loc, self.scale = torch.broadcast_tensors(loc, scale)  # type: ignore[no-untyped-call]
+            self.scale_tril = None
+        else:
+            assert scale_tril is not None
+            floating("scale_tril", scale_tril)
+            if scale_tril.dim() < 2 or scale_tril.shape[-2:] != (loc.shape[-1], loc.shape[-1]):
+                size = loc.shape[-1]
+                raise ValueError(f"scale_tril must be (…, {size}, {size}) for this loc, got {tuple(scale_tril.shape)}")
+            batch = broadcast(loc.shape[:-1], scale_tril.shape[:-2])
+            self.loc = loc.expand(*batch, -1)
+            self.scale_tril = scale_tril.expand(*batch, -1, -1)
+            self.scale = None
+        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=False)
+        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        if self._validate_args:
+            finite("loc", loc)
+            if scale is not None:
+                positive("scale", scale)
+            elif scale_tril is not None and not _is_factor(scale_tril):
+                raise ValueError("scale_tril must be lower triangular with a positive diagonal")
+
+    def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        noise = torch.randn(shape, dtype=self._dtype, device=self._device, generator=generator)
+        if self.scale is not None:
+            return sparsemax(self.loc + self.scale * noise)
+        assert self.scale_tril is not None
+        return sparsemax(self.loc + (self.scale_tril @ noise.unsqueeze(-1)).squeeze(-1))
+
+    def face_log_prob(self, face: Tensor) -> Tensor:
+        return self._face_terms(face)[0].to(self._dtype)
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        return self.estimate_log_prob(value).value
+
+    def estimate_log_prob(self, value: Tensor) -> Estimate:
+        """``log_prob``, and its standard error: 0 but for a full covariance and values with three zeros or more."""
+        value = self._check_value(value)
+        y, face = value.double(), self.face_of(value)
+        rows = y.reshape(-1, self.vertices), face.reshape(-1, self.vertices)
+        terms = (self._by_threshold if self._diagonal else self._by_orthant)(*rows, self._rows(value.shape))
+        density, error = (each.reshape(value.shape[:-1]) for each in terms)
+        return Estimate(self._off(value, density), error.to(self._dtype))
+
+    @property
+    def _diagonal(self) -> bool:
+        return self.scale is not None and self.vertices > 2
+
+    def _rows(self, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        """μ (R, K) and standard deviations (R, K) or the Cholesky factor (R, K, K), in double precision."""
+        k = self.vertices
+        loc = self.loc.double().expand(shape).reshape(-1, k)
+        if self.scale is not None:
+            return loc, self.scale.double().expand(shape).reshape(-1, k)
+        assert self.scale_tril is not None
+        return loc, self.scale_tril.double().expand(*shape, k).reshape(-1, k, k)
+
+    def _face_terms(self, face: Tensor) -> tuple[Tensor, Tensor]:
+        face = self._check_face(face)
+        rows = face.reshape(-1, self.vertices)
+        zero = torch.zeros(rows.shape, dtype=torch.float64, device=rows.device)
+        parameters = self._rows(face.shape)
+        single = rows.sum(-1) <= 1
+        log_prob, error = zero.sum(-1), zero.sum(-1)
+        if self._diagonal and bool(single.any()):  # a vertex: the density of one point
+            some = parameters[0][single], parameters[1][single]
+            log_prob[single], _ = self._by_threshold(rows[single].double(), rows[single], some)
+        if not self._diagonal:
+            single = torch.zeros_like(single)
+        if not bool(single.all()):
+            some = parameters[0][~single], parameters[1][~single]
+            log_prob[~single], error[~single] = log_box(*self._region(rows[~single], some))
+        log_prob = torch.where(rows.any(-1), log_prob, -torch.inf)
+        return log_prob.reshape(face.shape[:-1]), error.reshape(face.shape[:-1])
+
+    def _by_threshold(self, y: Tensor, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """|f| ∫ Π_f φ(y + τ) Π_rest Φ(τ) dτ: given the threshold τ, entries are independent."""
+        loc, scale = parameters
+        shift = loc - y
+
+        def log_density(tau: Tensor, row: Tensor) -> Tensor:
+            t = (tau.unsqueeze(-1) - shift[row]) / scale[row]
+            inside = face[row]
+            return torch.where(inside, -t.square() / 2, log_ndtr(torch.where(inside, 0.0, t))).sum(-1)
+
+        with torch.no_grad():
+            precision = torch.where(face, scale.square().reciprocal(), 0.0)
+            total = torch.where(face.any(-1), precision.sum(-1), 1.0)
+            centre, width = (precision * shift).sum(-1) / total, total.rsqrt()
+            others = torch.where(face, -torch.inf, loc + CERTAIN * scale).max(-1).values
+            rule = log_concave(log_density, centre - 9 * width, torch.maximum(centre, others) + 9 * width)
+        size = face.sum(-1).double()
+        known = (
+            size.clamp_min(1).log() - size * (0.5 * math.log(2 * math.pi)) - torch.where(face, scale, 1.0).log().sum(-1)
+        )
+        return rule.log_integral(log_density(rule.nodes, rule.rows)) + known, torch.zeros_like(size)
+
+    def _region(self, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The face's event as a box: mean and factor of its K − 1 variables, and how many are entries of y.
+
+        With the face's entries in front, these are its first |f| − 1 entries of y, then for every other entry how far
+        it is below the threshold.
+        """
+        loc, factor = parameters
+        factor = torch.diag_embed(factor) if factor.dim() == 2 else factor
+        order = _order(face, loc)
+        loc = loc.gather(-1, order)
+        factor = factor.gather(-2, order.unsqueeze(-1).expand_as(factor))
+        size = face.sum(-1, keepdim=True).clamp_min(1)
+        mean, free = _difference(loc.unsqueeze(-1), size), (size - 1).squeeze(-1)
+        of_face = torch.arange(self.vertices - 1, device=size.device) < size - 1
+        mean = mean.squeeze(-1) + torch.where(of_face, 1.0, -1.0).double() / size
+        spread = _difference(factor, size)
+        return mean, _lower(spread), free
+
+    def _by_orthant(self, y: Tensor, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """The Gaussian density of the entries of y, times the probability of the rest given these."""
+        mean, tril, free = self._region(face, parameters)
+        y = y.gather(-1, _order(face, parameters[0]))
+        parts, error = torch.zeros_like(y[:, 0]), torch.zeros_like(y[:, 0])
+        for known in range(self.vertices):
+            chosen = (free == known).nonzero().squeeze(-1)
+            if not len(chosen):
+                continue
+            m, f = mean[chosen], tril[chosen]
+            head = f[:, :known, :known]
+            x = torch.linalg.solve_triangular(head, (y[chosen, :known] - m[:, :known]).unsqueeze(-1), upper=False)
+            log_head = -x.square().sum((-1, -2)) / 2 - head.diagonal(dim1=-1, dim2=-2).log().sum(-1)
+            rest = m[:, known:] + (f[:, known:, :known] @ x).squeeze(-1)
+            nothing = torch.zeros_like(chosen)
+            tail, spread = log_box(rest, f[:, known:, known:], nothing)
+            parts = parts.index_add(0, chosen, log_head - known * 0.5 * math.log(2 * math.pi) + tail)
+            error = error.index_add(0, chosen, spread)
+        return parts, error
+
+    def _edge_breaks(self) -> Tensor:
+        loc, factor = self._rows(self.loc.shape)
+        factor = torch.diag_embed(factor) if factor.dim() == 2 else factor
+        centre = 0.5 * (1 + loc[:, 0] - loc[:, 1])
+        width = 0.5 * (factor[:, 0] - factor[:, 1]).norm(dim=-1)
+        steps = torch.tensor([-9, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 9], device=loc.device).unsqueeze(-1)
+        ends = torch.tensor([0.0, 1.0], dtype=torch.float64, device=loc.device).unsqueeze(-1).expand(-1, len(centre))
+        inside = torch.cat([centre + width * steps, ends]).clamp(0, 1).logit()
+        wide = torch.linspace(-40, 40, 9, dtype=torch.float64, device=loc.device).unsqueeze(-1).expand(-1, len(centre))
+        return torch.cat([inside.clamp(-40, 40), wide]).sort(0).values.reshape(-1, *self.batch_shape)
+
+
+def _is_factor(scale_tril: Tensor) -> bool:
+    positive_diagonal = (scale_tril.diagonal(dim1=-2, dim2=-1) > 0).all()
+    return bool(scale_tril.isfinite().all() & (scale_tril.tril() == scale_tril).all() & positive_diagonal)
+
+
+def _order(face: Tensor, loc: Tensor) -> Tensor:
+    """The face's entries first, as they are; then the others, those first that most likely exceed the threshold."""
+    return torch.where(face, -torch.inf, -loc.detach()).argsort(dim=-1, stable=True)
+
+
+def _difference(z: Tensor, size: Tensor) -> Tensor:
+    """Each entry of the face (in front) but its last, less their mean; then that mean less each other entry."""
+    place = torch.arange(z.shape[1], device=z.device)
+    inside = (place < size).unsqueeze(-1)
+    mean = torch.where(inside, z, 0.0).sum(1, keepdim=True) / size.unsqueeze(-1)
+    return torch.where((place < size - 1).unsqueeze(-1)[:, :-1], z[:, :-1] - mean, mean - z[:, 1:])
+
+
+def _lower(spread: Tensor) -> Tensor:
+    """L with L Lᵀ = spread spreadᵀ, without forming the product: signs of a QR decomposition set right."""
+    upper = torch.linalg.qr(spread.mT).R
+    sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
+    lower: Tensor = (upper * sign.unsqueeze(-1)).mT
+    return lower

@@ -1,0 +1,197 @@
+"""HardConcrete: a Concrete vector, stretched beyond the simplex and projected back on it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+from torch.distributions import constraints
+from torch.nn.functional import logsigmoid
+
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast, exactly, finite, floating, positive
+from fenchel.regularizers import sparsemax
+
+
+class HardConcrete(Mixed):
+    r"""Sparsemax of a stretched Concrete vector; for two vertices the binary Hard Concrete.
+
+    .. math:: Y = \operatorname{sparsemax}(\tau Y'), \qquad
+        Y' = \operatorname{softmax}\bigl((z + G)/\lambda\bigr), \quad G_k \sim \mathrm{Gumbel}(0, 1)
+
+    The more it is stretched, the more often it lands on a small face; with a stretch of 1 it is the Concrete, which
+    never does. For two vertices all is in closed form but entropy and KL divergence, which are by quadrature. For
+    more, ``log_prob`` and ``entropy`` do not exist in closed form and raise a ``NotImplementedError``, and
+    probabilities of faces are shares of samples: ``face_probability`` tells the error, and takes a number of samples
+    and a generator.
+
+    Args:
+        logits: z, (…, K).
+        temperature: λ > 0, a number or one a row, (…).
+        stretch: τ ≥ 1, a number or one a row, (…).
+
+    Example:
+        >>> y = HardConcrete(torch.zeros(2), temperature=0.5, stretch=1.2)
+        >>> y.face_log_prob(torch.tensor([[True, False], [False, True], [True, True]])).exp()
+        tensor([0.2317, 0.2317, 0.5367])
+
+    References:
+        Louizos, Welling & Kingma (2018), Learning sparse neural networks through L0 regularization; Farinhas, Aziz,
+        Niculae & Martins (2022), Sparse communication via mixed distributions.
+    """
+
+    arg_constraints: ClassVar = {
+        "logits": constraints.real_vector,
+        "temperature": constraints.positive,
+        "stretch": constraints.greater_than_eq(1),  # type: ignore[no-untyped-call]
+    }
+    _parameters: ClassVar[dict[str, int]] = {"logits": 1, "temperature": 0, "stretch": 0}
+    has_rsample = True
+
+    def __init__(
+        self, logits: Tensor, temperature: float | Tensor, stretch: float | Tensor, validate_args: bool | None = None
+    ) -> None:
+        floating("logits", logits)
+        temperature = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
+        stretch = torch.as_tensor(stretch, dtype=logits.dtype, device=logits.device)
+        batch = broadcast(logits.shape[:-1], temperature.shape, stretch.shape)
+        self.logits = logits.expand(*batch, -1)
+        self.temperature, self.stretch = temperature.expand(batch), stretch.expand(batch)
+        super().__init__(batch, logits.shape[-1:], validate_args=False)
+        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        if self._validate_args:
+            finite("logits", logits)
+            positive("temperature", temperature)
+            if not bool(((stretch >= 1) & (stretch < torch.inf)).all()):
+                raise ValueError(f"stretch must be finite and at least 1, got {stretch.min().item():g}")
+
+    def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
+        return self._harden(self._concrete(sample_shape, generator))
+
+    def _concrete(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        shape = self._extended_shape(torch.Size(sample_shape))
+        noise = torch.empty(shape, dtype=self._dtype, device=self._device).exponential_(generator=generator)
+        gumbel = -noise.clamp_min(torch.finfo(self._dtype).tiny).log()
+        return ((self.logits + gumbel) / self.temperature.unsqueeze(-1)).softmax(-1)
+
+    def face_log_prob(self, face: Tensor) -> Tensor:
+        if self.vertices == 2:
+            return self._binary_face(self._check_face(face)).to(self._dtype)
+        estimate = self.face_probability(face).value
+        return estimate.log()
+
+    def face_probability(
+        self, face: Tensor, n: int = 4 * SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """P(F = face), exact (error 0) for two vertices, else the share of n samples, with its standard error."""
+        face = self._check_face(face)
+        if self.vertices == 2:
+            exact = self._binary_face(face).exp().to(self._dtype)
+            return exactly(exact)
+        with torch.no_grad():
+            relaxed = self._concrete((n,), generator)
+            drawn = self._harden(relaxed) > 0
+        score = self._score(relaxed) if self._differentiable else None
+
+        def share(face: Tensor) -> Tensor:
+            hit = (drawn == face).all(-1).to(self._dtype)
+            # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
+            return hit.mean(0) if score is None else (hit * (score - score.detach()).exp()).mean(0)
+
+        one_each = face.reshape(-1, *self.batch_shape, self.vertices)
+        value = torch.stack([share(each) for each in one_each]) if len(one_each) else one_each[..., 0].to(self._dtype)
+        value = value.reshape(face.shape[:-1])
+        p = value.detach()
+        return Estimate(value, (p * (1 - p) / n).sqrt())
+
+    def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+        if self.vertices == 2:
+            return super()._draw(n, generator)
+        with torch.no_grad():
+            relaxed = self._concrete((n,), generator)
+        return self._harden(relaxed).detach(), self._score(relaxed)
+
+    def _harden(self, relaxed: Tensor) -> Tensor:
+        return sparsemax(self.stretch.unsqueeze(-1) * relaxed)
+
+    def _score(self, relaxed: Tensor) -> Tensor:
+        if self.stretch.requires_grad and torch.is_grad_enabled():
+            raise NotImplementedError("expectations above 2 vertices have no gradient in stretch: detach it")
+        return self._concrete_log_prob(relaxed)
+
+    def _concrete_log_prob(self, y: Tensor) -> Tensor:
+        """The log-density of Y′ at samples, up to a constant of its own."""
+        k, logs = self.vertices, y.clamp_min(torch.finfo(y.dtype).tiny).log()
+        terms = self.logits - self.temperature.unsqueeze(-1) * logs
+        return terms.sum(-1) - k * torch.logsumexp(terms, -1) + (k - 1) * self.temperature.log()
+
+    def log_prob(self, value: Tensor) -> Tensor:
+        self._only_two("log_prob")
+        value = self._check_value(value)
+        y, face = value.double(), self.face_of(value)
+        stretch, temperature = self.stretch.double(), self.temperature.double()
+        inner = torch.where(face.all(-1, keepdim=True), y, 0.5)
+        log_one, log_other = ((inner + (stretch.unsqueeze(-1) - 1) / 2) / stretch.unsqueeze(-1)).log().unbind(-1)
+        u = temperature * (log_one - log_other) - self._lead
+        density = logsigmoid(u) + logsigmoid(-u) + temperature.log() - log_one - log_other - stretch.log()
+        return self._off(value, torch.where(face.all(-1), density, self._binary_face(face)))
+
+    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        self._only_two("entropy")
+        return super().estimate_entropy(n, generator)
+
+    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        self._only_two("face_entropy")
+        return super().estimate_face_entropy(n, generator)
+
+    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """E|F| − 1: exact (error 0) for two vertices, else a mean over n samples."""
+        if self.vertices == 2:
+            return super().estimate_mean_dimension(n, generator)
+        return self.estimate(lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype), n, generator)
+
+    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """KL(self ‖ other), for two vertices."""
+        self._only_two("kl_divergence")
+        return super().estimate_kl(other, n, generator)
+
+    def _only_two(self, name: str) -> None:
+        if self.vertices != 2:
+            raise NotImplementedError(
+                f"{name} of a HardConcrete has a closed form for 2 vertices only, and this has {self.vertices}; "
+                "GaussianSparsemax and MixedDirichlet have one for any number"
+            )
+
+    @property
+    def _lead(self) -> Tensor:
+        return self.logits[..., 0].double() - self.logits[..., 1].double()
+
+    def _binary_face(self, face: Tensor) -> Tensor:
+        """Log-probabilities of the two ends and of the edge: a logistic variable below, above, or between two cuts."""
+        stretch = self.stretch.double()
+        stretched = stretch > 1
+        gap = torch.where(stretched, stretch, 2.0)
+        cut = self.temperature.double() * ((gap + 1).log() - (gap - 1).log())  # λ logit of where the stretch meets 1
+        one = torch.where(stretched, logsigmoid(self._lead - cut), -torch.inf)
+        other = torch.where(stretched, logsigmoid(-self._lead - cut), -torch.inf)
+        between = logsigmoid(cut - self._lead) + logsigmoid(cut + self._lead) + (-(-2 * cut).expm1()).log()
+        edge = torch.where(stretched, between, 0.0)
+        first, second = face.unbind(-1)
+        nothing = torch.full_like(edge, -torch.inf)
+        return torch.where(first, torch.where(second, edge, one), torch.where(second, other, nothing))
+
+    def _edge_breaks(self) -> Tensor:
+        steps = [-40, -20, -10, -6, -4, -2, -1, 0, 1, 2, 4, 6, 10, 20, 40]
+        c = torch.tensor(steps, dtype=torch.float64, device=self._device).reshape(-1, *[1] * len(self.batch_shape))
+        v, stretch = (c + self._lead) / self.temperature.double(), self.stretch.double()
+        rest = (stretch - 1) / 2
+        one, other = stretch * v.sigmoid() - rest, stretch * (-v).sigmoid() - rest
+        reached = torch.where(one <= 0, -torch.inf, torch.where(other <= 0, torch.inf, 0.0))
+        inside = one.clamp_min(1e-300).log() - other.clamp_min(1e-300).log() + reached
+        furthest = torch.where(stretch > 1, 40.0, 700.0)
+        wide = torch.linspace(-1, 1, 9, dtype=torch.float64, device=self._device).reshape(
+            -1, *[1] * len(self.batch_shape)
+        )
+        ends = torch.minimum(furthest, 40.0 * (1 + 1 / self.temperature.double()))
+        return torch.cat([torch.maximum(torch.minimum(inside, furthest), -furthest), wide * ends]).sort(0).values

@@ -1,0 +1,176 @@
+"""Integrals over the line, many at once, with error control and with derivatives of every order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+POINTS = 16
+TOLERANCE = 1e-11
+DEEPEST = 40
+"""How often a panel is halved at most."""
+CROWDED = 200
+"""How many panels an integrand may have in the making."""
+DROP = 40.0
+"""Nats below the peak at which a log-concave integrand is cut off: the rest is less than e⁻⁴⁰ of the whole."""
+
+Function = Callable[[Tensor, Tensor], Tensor]
+"""Values at points x (Q,), each of an integrand of its own: row (Q,) tells which."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Nodes and weights that resolve each of ``count`` integrands.
+
+    Args:
+        nodes: (Q,).
+        weights: (Q,).
+        rows: (Q,), the integrand that a node is for.
+        error: (count,), the estimated error of each integral.
+    """
+
+    nodes: Tensor
+    weights: Tensor
+    rows: Tensor
+    error: Tensor
+
+    def log_integral(self, log_values: Tensor) -> Tensor:
+        """log ∫ exp, one value a row. Nodes are fixed, so that its derivatives are the integral's own."""
+        top = torch.full_like(self.error, -torch.inf).scatter_reduce(0, self.rows, log_values.detach(), "amax")
+        top = torch.where(top.isfinite(), top, 0.0)
+        scaled = (log_values - top[self.rows]).exp() * self.weights
+        return torch.zeros_like(self.error).index_add(0, self.rows, scaled).log() + top
+
+
+def gauss_legendre(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on [0, 1]."""
+    x, w = np.polynomial.legendre.leggauss(n)
+    return like.new_tensor((x + 1) / 2), like.new_tensor(w / 2)
+
+
+@torch.no_grad()
+def adapted(function: Function, breaks: Tensor) -> Rule:
+    """Halve panels until two halves agree with their whole.
+
+    Args:
+        function: values, of the order of one at their largest.
+        breaks: (count, P) ascending ends of the first panels.
+    """
+    count = len(breaks)
+    x, w = gauss_legendre(POINTS, breaks)
+    rows = torch.arange(count, device=breaks.device).unsqueeze(-1).expand(-1, breaks.shape[1] - 1).reshape(-1)
+    start, width = breaks[:, :-1].reshape(-1), breaks.diff(dim=-1).reshape(-1)
+    kept = width > 0
+    start, width, rows = start[kept], width[kept], rows[kept]
+
+    def panels(start: Tensor, width: Tensor, rows: Tensor) -> Tensor:
+        nodes = start.unsqueeze(-1) + width.unsqueeze(-1) * x
+        values = function(nodes.reshape(-1), rows.repeat_interleave(POINTS)).reshape(nodes.shape)
+        return (values * w).sum(-1) * width
+
+    whole = panels(start, width, rows)
+    done, error, parts = breaks.new_zeros(count), breaks.new_zeros(count), []
+    for depth in range(DEEPEST):
+        half = width / 2
+        left, right = panels(start, half, rows), panels(start + half, half, rows)
+        difference = (left + right - whole).abs()
+        total = (done + breaks.new_zeros(count).index_add(0, rows, left.abs() + right.abs()))[rows]
+        split = difference > TOLERANCE * total
+        # Rounding is not mended by halving: the error tells.
+        split &= (torch.bincount(rows, minlength=count)[rows] <= CROWDED) & (depth < DEEPEST - 1)
+        over = ~split
+        done = done.index_add(0, rows[over], (left.abs() + right.abs())[over])
+        error = error.index_add(0, rows[over], difference[over])
+        parts.append((torch.cat([start[over], (start + half)[over]]), half[over].repeat(2), rows[over].repeat(2)))
+        start, width = torch.cat([start[split], (start + half)[split]]), half[split].repeat(2)
+        rows, whole = rows[split].repeat(2), torch.cat([left[split], right[split]])
+        if not len(rows):
+            break
+    begin, size, owner = (torch.cat(each) for each in zip(*parts, strict=True))
+    nodes, weights = begin.unsqueeze(-1) + size.unsqueeze(-1) * x, size.unsqueeze(-1) * w
+    return Rule(nodes.reshape(-1), weights.reshape(-1), owner.repeat_interleave(POINTS), error)
+
+
+@torch.no_grad()
+def log_concave(log_function: Function, lower: Tensor, upper: Tensor) -> Rule:
+    """A rule for exp of concave functions on [lower, upper], (count,) each.
+
+    Narrow peaks in wide intervals are found, whatever the scales: concavity leads there.
+    """
+    peak, highest = _peak(log_function, lower, upper)
+    left = _cut(log_function, lower, peak, highest)
+    right = _cut(log_function, upper, peak, highest)
+    rows = torch.arange(len(peak), device=peak.device)
+    highest = torch.where(highest.isfinite(), highest, 0.0)
+    thirds = [(2 * left + peak) / 3, (left + 2 * peak) / 3, peak, (2 * peak + right) / 3, (peak + 2 * right) / 3]
+    breaks = torch.stack([left, *thirds, right], -1)
+    return adapted(lambda x, row: (log_function(x, row) - highest[row]).exp(), breaks.cummax(-1).values[rows])
+
+
+def _grid(function: Function, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    t = torch.linspace(0, 1, POINTS + 1, dtype=a.dtype, device=a.device)
+    x = a.unsqueeze(-1) * (1 - t) + b.unsqueeze(-1) * t
+    rows = torch.arange(len(a), device=a.device).repeat_interleave(POINTS + 1)
+    return x, function(x.reshape(-1), rows).reshape(x.shape)
+
+
+def _peak(function: Function, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """A point within a nat or so of the highest, and the value there."""
+    for _ in range(2 * DEEPEST):
+        x, values = _grid(function, lower, upper)
+        best = values.argmax(-1, keepdim=True)
+        low, high = (best - 1).clamp_min(0), (best + 1).clamp_max(POINTS)
+        lower, upper = x.gather(-1, low).squeeze(-1), x.gather(-1, high).squeeze(-1)
+        top = values.gather(-1, best)
+        flat = (top - values.gather(-1, low) < 1) & (top - values.gather(-1, high) < 1)
+        if bool((flat.squeeze(-1) | (upper <= lower) | top.squeeze(-1).isnan()).all()):
+            break
+    return x.gather(-1, best).squeeze(-1), top.squeeze(-1)
+
+
+def _cut(function: Function, end: Tensor, peak: Tensor, highest: Tensor) -> Tensor:
+    """The end, or a place on the way to it, at most twice as far from the peak as where 40 nats are lost."""
+    inner, outer = peak, end
+    for _ in range(2 * DEEPEST):
+        x, values = _grid(function, inner, outer)
+        dropped = (highest.unsqueeze(-1) - values) >= DROP
+        first = dropped.to(torch.int8).argmax(-1, keepdim=True)
+        any_dropped = dropped.any(-1)
+        drop_there = highest - values.gather(-1, first).squeeze(-1)
+        outer = torch.where(any_dropped, x.gather(-1, first).squeeze(-1), outer)
+        inner = torch.where(any_dropped, x.gather(-1, (first - 1).clamp_min(0)).squeeze(-1), inner)
+        near = (outer - inner).abs() <= (inner - peak).abs()  # at most half of what is left has dropped
+        if bool((~any_dropped | (drop_there < 2 * DROP) | drop_there.isnan() | near).all()):
+            break
+    return outer
+
+
+def line(function: Callable[[Tensor], Tensor], breaks: Tensor) -> Tensor:
+    """∫ of a batch of functions between the first and the last of their breaks (P, *batch), by panels in step.
+
+    Args:
+        function: values (N, *batch) at points (N, *batch).
+        breaks: ascending, where to put the first panels.
+    """
+    with torch.no_grad():
+        coarse = _composite(function, breaks)
+        for _ in range(7):
+            breaks = torch.cat([breaks[:1], torch.stack([(breaks[1:] + breaks[:-1]) / 2, breaks[1:]], 1).flatten(0, 1)])
+            fine = _composite(function, breaks)
+            settled = (fine - coarse).abs() <= TOLERANCE * (1 + fine.abs())
+            if bool((settled | ~fine.isfinite()).all()):
+                break
+            coarse = fine
+    return _composite(function, breaks)
+
+
+def _composite(function: Callable[[Tensor], Tensor], breaks: Tensor) -> Tensor:
+    x, w = gauss_legendre(POINTS, breaks)
+    x, w = (each.reshape(-1, *[1] * breaks.dim()) for each in (x, w))
+    width = breaks.diff(dim=0)
+    nodes, weights = breaks[:-1] + width * x, width * w
+    return (function(nodes.flatten(0, 1)) * weights.flatten(0, 1)).sum(0)

@@ -1,0 +1,231 @@
+"""GaussianSparsemax: closed forms, scipy's orthants, limits, gradients through samples."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from members import FACTOR, LOC, SCALE, double
+from scipy import integrate, stats
+
+from fenchel import sparsemax
+from fenchel.mixed import GaussianSparsemax, faces
+
+
+def test_two_vertices_are_the_double_sided_rectified_gaussian() -> None:
+    y = GaussianSparsemax(double(0.7, 0.1), scale=double(0.5, 1.2))
+    # y₁ = ½ + ½(z₁ − z₂), clipped to [0, 1]
+    normal = stats.norm(0.5 + 0.5 * 0.6, 0.5 * math.hypot(0.5, 1.2))
+    expected = double(normal.sf(1), normal.cdf(0), normal.cdf(1) - normal.cdf(0))
+    torch.testing.assert_close(y.face_log_prob(faces(2)).exp(), expected)
+    t = double(0.01, 0.3, 0.99)
+    torch.testing.assert_close(
+        y.log_prob(torch.stack([t, 1 - t], -1)), torch.as_tensor(normal.logpdf(t.numpy())), rtol=1e-12, atol=0
+    )
+    surprise = integrate.quad(lambda x: -normal.pdf(x) * normal.logpdf(x), 0, 1)[0]
+    ends = sum(-p * math.log(p) for p in (normal.sf(1), normal.cdf(0)))
+    assert y.entropy().item() == pytest.approx(surprise + ends, abs=1e-9)
+
+
+@pytest.mark.parametrize("face", [[1, 0, 0, 0], [0, 0, 1, 0], [0, 1, 0, 0]])
+def test_vertices_have_scipys_orthant_probabilities(face: list[int]) -> None:
+    """A vertex is reached where its entry leads all others by one: an orthant of three differences."""
+    here = face.index(1)
+    others = [j for j in range(4) if j != here]
+    differences = np.zeros((3, 4))
+    differences[range(3), others], differences[:, here] = 1, -1
+    covariance = differences @ (FACTOR @ FACTOR.T).numpy() @ differences.T
+    normal = stats.multivariate_normal(differences @ LOC.numpy(), covariance, maxpts=10**6, abseps=1e-9)
+    y = GaussianSparsemax(LOC, scale_tril=FACTOR)
+    told = y.face_probability(torch.tensor(face).bool())
+    assert abs(told.value.item() - normal.cdf(-np.ones(3))) < 5 * told.error.item() + 1e-6
+    assert 0 < told.error < 2e-4 * told.value
+
+
+def wide(k: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """μ and a Cholesky factor with correlations of all signs."""
+    noise = torch.Generator().manual_seed(seed)
+    root = torch.randn(k, k, dtype=torch.float64, generator=noise)
+    return torch.randn(k, dtype=torch.float64, generator=noise) / 2, torch.linalg.cholesky(
+        root @ root.T / k + 0.3 * torch.eye(k, dtype=torch.float64)
+    )
+
+
+@pytest.mark.parametrize("k", [5, 6])
+def test_densities_on_an_edge_are_scipys(k: int) -> None:
+    """With u = z₀ − z₁ and v_k = z_k less the threshold: y₀ = ½(1 + u), and the edge is where all v < 0."""
+    loc, factor = wide(k, 7)
+    to = np.zeros((k - 1, k))
+    to[0, :2] = 1, -1
+    to[1:, :2], to[range(1, k - 1), range(2, k)] = -0.5, 1
+    mean, covariance = to @ loc.numpy(), to @ (factor @ factor.T).numpy() @ to.T
+    mean[1:] += 0.5
+    y = GaussianSparsemax(loc, scale_tril=factor)
+    for t in (0.2, 0.9):
+        u = 2 * t - 1
+        slope = covariance[1:, 0] / covariance[0, 0]
+        rest = stats.multivariate_normal(
+            mean[1:] + slope * (u - mean[0]),
+            covariance[1:, 1:] - np.outer(slope, covariance[0, 1:]),
+            maxpts=10**6,
+            abseps=1e-8,
+            releps=1e-7,
+        )
+        expected = math.log(2 * rest.cdf(np.zeros(k - 2))) + stats.norm(mean[0], covariance[0, 0] ** 0.5).logpdf(u)
+        told = y.estimate_log_prob(double(t, 1 - t, *[0.0] * (k - 2)))
+        assert told.value.item() == pytest.approx(expected, abs=5 * told.error.item() + 2e-6)
+        assert 0 < told.error < 1e-4
+
+
+def test_faces_of_five_with_a_full_covariance_have_probability_one_together() -> None:
+    loc, factor = wide(5, 8)
+    told = GaussianSparsemax(loc, scale_tril=factor).face_probability(faces(5))
+    assert told.value.sum().item() == pytest.approx(1, abs=5 * told.error.square().sum().sqrt().item())
+    assert told.error.max() < 1e-4
+
+
+def test_gradients_of_orthants_are_those_of_the_integral_over_the_threshold() -> None:
+    """With independent entries there are both ways; and gradcheck of the one by orthants."""
+    vertices = torch.eye(6, dtype=torch.float64)
+    value = torch.cat([vertices[:2], double([[0.3, 0.0, 0.7, 0.0, 0.0, 0.0]])])
+    loc = double(0.4, -0.2, 0.1, -0.5, 0.2, -0.1).requires_grad_()
+    scale = double(0.8, 0.5, 1.1, 0.6, 0.9, 0.7).requires_grad_()
+    by_threshold = GaussianSparsemax(loc, scale=scale).log_prob(value)
+    by_orthant = GaussianSparsemax(loc, scale_tril=scale.diag()).log_prob(value)
+    torch.testing.assert_close(by_orthant, by_threshold, atol=2e-4, rtol=0)
+    for one, other in zip(by_threshold, by_orthant, strict=True):
+        exact, told = (torch.autograd.grad(each, (loc, scale), retain_graph=True) for each in (one, other))
+        torch.testing.assert_close(torch.cat(told), torch.cat(exact), atol=1e-3, rtol=0)
+    assert torch.autograd.gradcheck(
+        lambda m, s: GaussianSparsemax(m, scale_tril=s.diag()).log_prob(value[2]), (loc, scale), atol=1e-6
+    )
+
+
+def test_a_diagonal_covariance_is_a_full_one_without_the_rest() -> None:
+    """Two ways: an integral over the threshold, and orthants."""
+    sparse, dense = GaussianSparsemax(LOC, scale=SCALE), GaussianSparsemax(LOC, scale_tril=SCALE.diag())
+    value = sparse.sample((12,))
+    torch.testing.assert_close(sparse.log_prob(value), dense.log_prob(value), atol=2e-5, rtol=0)
+    three = GaussianSparsemax(LOC[:3], scale=SCALE[:3]), GaussianSparsemax(LOC[:3], scale_tril=SCALE[:3].diag())
+    value = torch.cat([three[0].sample((12,)), torch.eye(3, dtype=torch.float64)])
+    torch.testing.assert_close(three[0].log_prob(value), three[1].log_prob(value), atol=1e-12, rtol=1e-12)
+    torch.testing.assert_close(three[0].face_log_prob(faces(3)), three[1].face_log_prob(faces(3)), atol=1e-12, rtol=0)
+
+
+def test_faces_of_six_vertices_have_probability_one_together() -> None:
+    y = GaussianSparsemax(torch.zeros(6, dtype=torch.float64), scale=torch.full((6,), 0.7, dtype=torch.float64))
+    by_size = faces(6)[[0, 6, 21, 41, 56, 62]]  # one of each size: all of a size are alike
+    told = y.face_probability(by_size)
+    counts = double(6, 15, 20, 15, 6, 1)
+    error = (counts * told.error).sum().item()
+    assert (counts * told.value).sum().item() == pytest.approx(1, abs=4 * error + 1e-9)
+    assert error < 1e-3
+
+
+def test_little_noise_is_sparsemax() -> None:
+    for scale in (1e-2, 1e-6):
+        y = GaussianSparsemax(LOC, scale=torch.full_like(LOC, scale))
+        p = sparsemax(LOC)
+        torch.testing.assert_close(y.sample(), p, atol=10 * scale, rtol=0)
+        assert y.face_log_prob(p > 0).item() == pytest.approx(0, abs=1e-3)
+        far = torch.eye(4, dtype=torch.float64)[3]
+        assert y.log_prob(far) < -1000
+
+
+def test_scales_of_all_orders_meet() -> None:
+    """A step where others are smooth, and wide intervals with narrow peaks; against scipy, told where to look."""
+    loc, scale = double(0.0, 0.3, -0.2), double(2.0, 1e-4, 5.0)
+    y = GaussianSparsemax(loc, scale=scale)
+
+    def integrand(t: float) -> float:
+        return stats.norm.pdf(t + 1, 0, 2) * stats.norm.cdf(t, 0.3, 1e-4) * stats.norm.cdf(t, -0.2, 5)
+
+    pieces = [0.3 - 2e-3, 0.3 - 3e-4, 0.3, 0.3 + 3e-4, 0.3 + 2e-3, 3, 8, 20]
+    ends = itertools.pairwise(pieces)
+    expected = sum(integrate.quad(integrand, a, b, epsabs=1e-13)[0] for a, b in ends)
+    assert y.face_log_prob(torch.tensor([True, False, False])).exp().item() == pytest.approx(expected, rel=1e-9)
+
+
+def test_densities_for_many_vertices() -> None:
+    torch.manual_seed(3)
+    y = GaussianSparsemax(torch.randn(300), scale=torch.rand(300) + 0.2)
+    value = y.sample((4,))
+    log_prob = y.log_prob(value)
+    assert log_prob.isfinite().all()
+    assert (y.face_of(value).sum(-1) < 30).all()
+
+
+def test_far_faces_have_finite_log_probabilities() -> None:
+    y = GaussianSparsemax(double(60.0, 0.0, 0.0), scale=double(1.0, 1.0, 1.0))
+    log_prob = y.face_log_prob(faces(3))
+    assert log_prob.isfinite().all()
+    assert log_prob[0].item() == pytest.approx(0, abs=1e-12)
+    assert log_prob[1].item() == pytest.approx(stats.norm.logcdf(-61 / math.sqrt(2)), rel=1e-9)  # z₂ − z₁ ≥ 1
+
+
+def test_gradients_through_samples_are_those_of_expectations() -> None:
+    """∂E[g(Y)] by integration of the density, by finite differences; and by the mean gradient of samples."""
+    loc, scale = double(0.3, -0.1), double(0.6, 0.4)
+
+    def expected(first: float) -> float:
+        normal = stats.norm(0.5 + 0.5 * (first + 0.1), 0.5 * math.hypot(0.6, 0.4))
+        return normal.sf(1) + integrate.quad(lambda t: t**3 * normal.pdf(t), 0, 1)[0]
+
+    numeric = (expected(0.3 + 1e-5) - expected(0.3 - 1e-5)) / 2e-5
+    leaf = loc.clone().requires_grad_()
+    value = GaussianSparsemax(leaf, scale=scale).rsample((100_000,))
+    [gradient] = torch.autograd.grad((value[:, 0] ** 3).mean(), leaf)
+    assert gradient[0].item() == pytest.approx(numeric, abs=0.006)
+    assert gradient.sum().item() == pytest.approx(0, abs=1e-9)
+
+
+def product_of_two(y: GaussianSparsemax) -> float:
+    """E[y₀ y₁] of three: over the edge between them and the interior, by quadrature of the density."""
+    x, w = np.polynomial.legendre.leggauss(32)
+    x, w = torch.as_tensor((x + 1) / 2), torch.as_tensor(w / 2)
+    edge = (w * x * (1 - x) * y.log_prob(torch.stack([x, 1 - x, 0 * x], -1)).exp()).sum()
+    a, b = torch.meshgrid(x, x, indexing="ij")
+    value = torch.stack([a, (1 - a) * b, (1 - a) * (1 - b)], -1)
+    inside = torch.outer(w, w) * (1 - a) * value[..., 0] * value[..., 1] * y.log_prob(value).exp()
+    return (edge + inside.sum()).item()
+
+
+def test_gradients_through_samples_reach_a_full_covariance() -> None:
+    """Beside finite differences of the expectation, integrated."""
+    leaf = FACTOR[:3, :3].clone().requires_grad_()
+    noise = torch.Generator().manual_seed(5)
+    value = GaussianSparsemax(LOC[:3], scale_tril=leaf.tril()).rsample((200_000,), noise)
+    assert (value[:, 0] * value[:, 1]).mean().item() == pytest.approx(
+        product_of_two(GaussianSparsemax(LOC[:3], scale_tril=FACTOR[:3, :3])), abs=0.001
+    )
+    [gradient] = torch.autograd.grad((value[:, 0] * value[:, 1]).mean(), leaf)
+    for i, j in ((0, 0), (1, 0), (2, 1)):
+        step = torch.zeros(3, 3, dtype=torch.float64)
+        step[i, j] = 1e-4
+        up, down = (GaussianSparsemax(LOC[:3], scale_tril=FACTOR[:3, :3] + way * step) for way in (1, -1))
+        numeric = (product_of_two(up) - product_of_two(down)) / 2e-4
+        assert gradient[i, j].item() == pytest.approx(numeric, abs=0.002)
+    assert gradient.triu(1).count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"loc": torch.zeros(3)}, "exactly one"),
+        ({"loc": torch.zeros(3), "scale": torch.ones(3), "scale_tril": torch.eye(3)}, "exactly one"),
+        ({"loc": torch.zeros(3), "scale": torch.zeros(3)}, "scale must be positive"),
+        ({"loc": torch.full((3,), math.inf), "scale": torch.ones(3)}, "loc must be finite"),
+        ({"loc": torch.zeros(3), "scale_tril": torch.ones(3, 3)}, "lower triangular"),
+        ({"loc": torch.zeros(3), "scale_tril": torch.eye(2)}, r"scale_tril must be \(…, 3, 3\)"),
+        ({"loc": torch.zeros(0), "scale": torch.ones(0)}, "at least one entry"),
+    ],
+)
+def test_bad_parameters_are_told(arguments: dict[str, torch.Tensor], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GaussianSparsemax(**arguments)
+
+
+def test_integers_are_refused() -> None:
+    with pytest.raises(TypeError, match="loc must be a floating-point tensor"):
+        GaussianSparsemax(torch.zeros(3, dtype=torch.long), scale=torch.ones(3))
