@@ -448,8 +448,8 @@ class Memory(nn.Module):
         """Refuse an Ω that cannot choose among so many patterns."""
         omega = passes.base(self.omega)
         for each in self.omega.modules():
-            held = (*each.parameters(recurse=False), *each.buffers(recurse=False)) if isinstance(each, Regularizer) else ()
-            if any(tensor.shape[:-1].numel() > 1 for tensor in held):
+            held = (*each.parameters(recurse=False), *each.buffers(recurse=False))
+            if isinstance(each, Regularizer) and any(tensor.shape[:-1].numel() > 1 for tensor in held):
                 raise ValueError(
                     f"omega must be one for all queries, got {each!r}: its tensors may only have the dimension of the "
                     "patterns, the last"
