@@ -130,15 +130,14 @@ class Outcome:
 def played(agents: Agents, images: Tensor, seed: int) -> Outcome:
     """Describe each image once, and look for it. The games are the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
-    found, codes = [], []
+    found, codes, shown = [], [], []
     for rows in _batches(len(images), AT_ONCE, generator):
         code = agents.code(images[rows])
         candidates = games(len(rows), agents.setting.candidates, generator)
         found.append(agents(code, images[rows], candidates).argmax(1) == 0)
         codes.append(code)
-    kept = torch.empty_like(torch.cat(codes))
-    generator.manual_seed(seed)
-    kept[torch.randperm(len(images), generator=generator)[: len(kept)]] = torch.cat(codes)
+        shown.append(rows)
+    kept = torch.cat(codes)[torch.cat(shown).argsort()]
     return Outcome(
         torch.cat(found).float().mean().item(),
         (kept > 0).sum(1).float().mean().item(),
