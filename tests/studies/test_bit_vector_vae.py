@@ -27,7 +27,7 @@ def test_the_chapter_adds_up(chapter: Callable[[str], Run]) -> None:
     exact = {}
     for name, bound, distortion, rate, likelihood, _, share in table.rows:
         assert float(str(bound)) == pytest.approx(float(str(distortion)) + float(str(rate)), abs=0.02)
-        assert 0 < float(str(rate))
+        assert float(str(rate)) > 0
         assert float(str(likelihood)) < 64 * 0.6931  # a fair coin for every pixel
         exact[name] = float(str(share))
     assert (exact["Gumbel-Softmax"], exact["Gumbel-Softmax ST"]) == (0, 100)

@@ -35,7 +35,7 @@ class Protocol:
 
 
 FULL = Protocol(Setting(bits=128, hidden=512, batch=64, epochs=100), weighted=10_000, samples=1024)
-SCALED = Protocol(Setting(), halved=True)
+SCALED = Protocol(Setting(rate=2e-3, epochs=4), halved=True, weighted=200)
 TOY = Protocol(Setting(bits=16, hidden=64, rate=1e-2, batch=50, epochs=40), runs=1, weighted=100, samples=50)
 
 SUMMARY = """
@@ -57,9 +57,9 @@ distributions may be compared: each bounds the log-probability of the same pixel
 SCALED_DOWN = """
 MNIST, averaged to 14 × 14, 50,000 images to learn with and 10,000 to test with, pixels cut at ½ to be 0 or 1; {runs}
 seeds. The paper has grey Fashion-MNIST, which is not at hand. Scaled down from the authors' code: {count} bits instead
-of 128, batches of {batch} instead of 64 and {epochs} epochs instead of 100, all of which `--full` has, on 28 × 28. As
-there, the rate is 1e-3 and σ = 1; temperatures fall from 1 to 0.5 in the first {share:.0f} % of the training; the
-stretch is {stretch:g}. Nothing was tuned.
+of 128, batches of {batch} instead of 64, {epochs} epochs instead of 100 and a rate of {rate:g} instead of 1e-3;
+`--full` has all these, on 28 × 28. As there, σ = 1; temperatures fall from 1 to 0.5 in the first {share:.0f} % of the
+training; the stretch is {stretch:g}. Nothing was tuned.
 """
 
 WHOLE = """
