@@ -25,9 +25,10 @@ def test_the_chapter_adds_up(chapter: Callable[[str], Run]) -> None:
     (table,) = result.tables
     assert [row[0] for row in table.rows] == list(KINDS)
     exact = {}
-    for name, bound, distortion, rate, likelihood, _, share in table.rows:
+    for name, bound, distortion, rate, silent, likelihood, _, share in table.rows:
         assert float(str(bound)) == pytest.approx(float(str(distortion)) + float(str(rate)), abs=0.02)
-        assert float(str(rate)) > 0
+        assert 0 <= float(str(silent)) <= float(str(rate))
+        assert (float(str(silent)) > 0) == (name in ("Hard Concrete", "Gaussian-Sparsemax"))
         assert float(str(likelihood)) < 64 * 0.6931  # a fair coin for every pixel
         exact[name] = float(str(share))
     assert (exact["Gumbel-Softmax"], exact["Gumbel-Softmax ST"]) == (0, 100)

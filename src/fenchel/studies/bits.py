@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn import functional as F
 from torch.nn.functional import logsigmoid
@@ -125,10 +124,11 @@ class Discrete(Posterior):
         return StraightThroughConcrete(temperature, logits=self.pairs, validate_args=False).rsample(shape)
 
     def kl(self) -> Tensor:
-        return (math.log(2) - Bernoulli(logits=self.scores, validate_args=False).entropy()).sum(-1)
+        one = self.scores.sigmoid()
+        return (math.log(2) + one * logsigmoid(self.scores) + (1 - one) * logsigmoid(-self.scores)).sum(-1)
 
     def log_ratio(self, value: Tensor) -> Tensor:
-        log_prob = Bernoulli(logits=self.scores, validate_args=False).log_prob(self.bits(value))
+        log_prob = logsigmoid(torch.where(self.bits(value) == 1, self.scores, -self.scores))
         return (math.log(2) + log_prob).sum(-1)
 
 
@@ -193,7 +193,8 @@ class GaussianBits(Mixed):
         inside = torch.special.ndtr(high) - torch.special.ndtr(low)
         second = inside + low * _normal(low) - high * _normal(high)
         edge = inside * (0.5 * math.log(2 * math.pi) + math.log(width)) + 0.5 * second
-        return _surprise(log_ndtr(low)) + _surprise(log_ndtr(-high)) + edge
+        total: Tensor = _surprise(log_ndtr(low)) + _surprise(log_ndtr(-high)) + edge
+        return total
 
 
 KINDS: dict[str, type[Posterior]] = {
@@ -242,7 +243,7 @@ def trained(images: Tensor, setting: Setting, kind: type[Posterior], progress: C
             value = posterior.draw()
             bound = model.log_likelihood(posterior.bits(value), shown) - posterior.kl()
             optimizer.zero_grad()
-            (-bound.mean()).backward()
+            (-bound.mean()).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             done += 1
         progress(done / steps)

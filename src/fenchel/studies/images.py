@@ -40,7 +40,7 @@ def load(folder: Path | None, halved: bool = False) -> Images:
         order = np.random.default_rng(0).permutation(len(loaded))
         digits = torch.from_numpy(loaded[order]).float()
         return Images(digits[:1000], digits[1000:1300], digits[1300:])
-    first, test = (_mnist(part, folder, halved) for part in ("train", "test"))
+    first, test = _mnist("train", folder, halved), _mnist("test", folder, halved)
     kept = len(first) - len(first) // 6
     return Images(first[:kept], first[kept:], test)
 
