@@ -95,7 +95,8 @@ class Agents(nn.Module):
 
     def forward(self, code: Tensor, images: Tensor, candidates: Tensor) -> Tensor:
         """The receiver's scores of the candidates (N, C), numbers of images, given the codes (N, K)."""
-        return (self.read(code) @ self.look(images).mT).gather(1, candidates)
+        scores: Tensor = self.read(code) @ self.look(images).mT
+        return scores.gather(1, candidates)
 
 
 def games(count: int, candidates: int, generator: torch.Generator | None = None) -> Tensor:
@@ -141,7 +142,7 @@ def played(agents: Agents, images: Tensor, seed: int) -> Outcome:
     return Outcome(
         torch.cat(found).float().mean().item(),
         (kept > 0).sum(1).float().mean().item(),
-        len(kept.argmax(1).unique()),
+        int((torch.bincount(kept.argmax(1)) > 0).sum()),
         kept,
     )
 
