@@ -36,7 +36,7 @@ class Protocol:
 
 FULL = Protocol(Setting(bits=128, hidden=512, batch=64, epochs=100), weighted=10_000, samples=1024)
 SCALED = Protocol(Setting(rate=2e-3, epochs=4), halved=True, weighted=200)
-TOY = Protocol(Setting(bits=16, hidden=64, rate=1e-2, batch=50, epochs=20), runs=1, weighted=100, samples=50)
+TOY = Protocol(Setting(bits=16, hidden=128, rate=3e-3, batch=50, epochs=20), runs=1, weighted=100, samples=50)
 
 SUMMARY = """
 An image is encoded as {count} bits and decoded again. Each bit is a random vector of two entries in the simplex: inside
