@@ -325,7 +325,7 @@ def test_damaged_questions_are_told(tmp_path: Path) -> None:
     for content, words in (
         (shapes(image_id=np.array([2, 0])), "not among the 2"),
         (shapes(answers=np.array(["no"])), "2 questions, 1 answers, 2 images"),
-        (shapes(images=np.zeros((2, 32, 32, 3), np.uint8)), "not bytes"),
+        (shapes(images=np.zeros((2, 64, 64, 3))), "not bytes"),
     ):
         place(tmp_path, "easy_vqa/train.npz", content)
         with pytest.raises(BrokenDataError, match=words):

@@ -18,12 +18,11 @@ Split = Literal["train", "test"]
 ARCHIVE = "easy_vqa-1.0-py3-none-any.whl"
 SIZES: dict[str, tuple[int, int]] = {"train": (4_000, 38_575), "test": (1_000, 9_673)}
 """How many images and questions there are."""
-SIDE = 64
 
 
 @dataclass(frozen=True)
 class Questions:
-    """Images, bytes (N, 64, 64, 3); questions, their answers, and the image (Q,) that each asks about."""
+    """Images, bytes (N, height, width, 3); questions, their answers, and the image (Q,) that each asks about."""
 
     images: NDArray[np.uint8]
     questions: list[str]
@@ -31,8 +30,8 @@ class Questions:
     image: NDArray[np.int64]
 
     def __post_init__(self) -> None:
-        if self.images.dtype != np.uint8 or self.images.shape[1:] != (SIDE, SIDE, 3):
-            raise ValueError(f"images are {self.images.dtype} {self.images.shape}, not bytes (N, {SIDE}, {SIDE}, 3)")
+        if self.images.dtype != np.uint8 or self.images.ndim != 4 or self.images.shape[3] != 3:
+            raise ValueError(f"images are {self.images.dtype} {self.images.shape}, not bytes (N, height, width, 3)")
         if not len(self.questions) == len(self.answers) == len(self.image):
             raise ValueError(f"{len(self.questions)} questions, {len(self.answers)} answers, {len(self.image)} images")
         if len(self.image) and not 0 <= self.image.min() <= self.image.max() < len(self.images):
@@ -40,7 +39,7 @@ class Questions:
 
 
 def load(split: Split, folder: Path | None = None) -> Questions:
-    """4,000 images with 38,575 questions to train with, or 1,000 with 9,673 to test with.
+    """4,000 images with 38,575 questions to train with, or 1,000 with 9,673 to test with; 64 × 64 pixels.
 
     Args:
         split: "train" or "test".
