@@ -111,12 +111,12 @@ class Answerer(nn.Module):
         self.attention = attention
         layers: list[nn.Module] = []
         for before, after, stride in zip((3, *size.channels), size.channels, size.strides, strict=False):
-            layers += [nn.Conv2d(before, after, 3 if before > 3 else 5, stride, 1 if before > 3 else 2), nn.ReLU()]
+            side = 3 if layers else 5
+            layers += [nn.Conv2d(before, after, side, stride, side // 2, bias=False), nn.BatchNorm2d(after), nn.ReLU()]
         self.see = nn.Sequential(*layers)
         places, width = size.channels[-1], size.width
         self.ask = nn.EmbeddingBag(len(vocabulary.words) + 1, width, mode="sum", padding_idx=PAD)
-        self.place, self.query = nn.Linear(places, width), nn.Linear(width, width)
-        self.score = nn.Linear(width, 1, bias=False)
+        self.place, self.query = nn.Linear(places, width, bias=False), nn.Linear(width, width)
         self.seen, self.asked = nn.Linear(places, width), nn.Linear(width, width)
         self.answer = nn.Sequential(nn.Linear(2 * width, 2 * width), nn.ReLU())
         self.choose = nn.Linear(2 * width, len(vocabulary.answers))
@@ -135,9 +135,9 @@ class Answerer(nn.Module):
         seen = self.see(batch.images)
         shape = tuple(seen.shape[-2:])
         places = seen.flatten(2).mT
-        query = self.query(self.ask(batch.words)).unsqueeze(1)
-        scores = self.score(torch.tanh(self.place(places)[batch.image] + query)).squeeze(-1)
+        query = self.query(self.ask(batch.words))
         values = places[batch.image]
+        scores = (self.place(places)[batch.image] @ query.unsqueeze(-1)).squeeze(-1)
         if self.attention.omega is not None:
             weights = self.attention.omega.argmax(scores)
             return Look((weights.unsqueeze(1) @ values).squeeze(1), weights.unflatten(-1, shape))
