@@ -140,13 +140,13 @@ class Answerer(nn.Module):
         scores = (self.place(places)[batch.image] @ query.unsqueeze(-1)).squeeze(-1)
         if self.attention.omega is not None:
             weights = self.attention.omega.argmax(scores)
-            return Look((weights.unsqueeze(1) @ values).squeeze(1), weights.unflatten(-1, shape))
+            return Look((weights.unsqueeze(1) @ values).squeeze(1), weights.reshape(-1, *shape))
         found = self.density.attend(values, scores, shape=shape)
         assert found.focus.discrete is not None
         density = BetaGaussian(
             found.focus.loc[..., 0, 0, :], sigma=found.focus.sigma[..., 0, 0, :, :], alpha=found.alpha
         )
-        return Look(found.context, found.focus.discrete.squeeze(-2).unflatten(-1, shape), density)
+        return Look(found.context, found.focus.discrete.reshape(-1, *shape), density)
 
 
 def loss(model: Answerer, batch: Batch) -> Tensor:
@@ -184,7 +184,7 @@ def attention_map(look: Look, side: int) -> Tensor:
     middles = (torch.arange(side) + 0.5) / side
     points = torch.cartesian_prod(middles, middles)
     p = look.density.log_prob(points.unsqueeze(1)).exp() / side**2
-    return p.mT.unflatten(-1, (side, side))
+    return p.mT.reshape(-1, side, side)
 
 
 def boxes(images: Tensor) -> Tensor:

@@ -275,7 +275,8 @@ def _maps(corpus: Corpus, outcomes: Sequence[Outcome]) -> Figure:
 
 def _examples(corpus: Corpus) -> tuple[Batch, list[str]]:
     """The first test image with each shape, and a question about it: for the shape, for the colour, for yes or no."""
-    first, wanted, rows = corpus.test[0], list(KINDS[::-1]), []
+    first, wanted = corpus.test[0], KINDS[::-1]
+    rows: list[int] = []
     used: set[int] = set()
     for row, answer in enumerate(corpus.asked.answers[: len(first.answers)]):
         image = int(first.image[row])
@@ -343,7 +344,7 @@ def _outline(shape: str, side: int, random: np.random.Generator) -> NDArray[np.b
     radius = random.uniform(0.12, 0.22) * side
     row, column = random.uniform(radius, side - radius, 2)
     y, x = np.mgrid[:side, :side] + 0.5 - np.array([row, column]).reshape(2, 1, 1)
-    inside = {
+    inside: dict[str, NDArray[np.bool_]] = {
         "circle": x**2 + y**2 < radius**2,
         "rectangle": (np.abs(x) < radius) & (np.abs(y) < 0.7 * radius),
         "triangle": (np.abs(x) < (y + radius) / 2) & (y < radius),
