@@ -63,7 +63,7 @@ class Vocabulary:
     Args:
         rows: the row of every word in the vectors.
         vectors: (words, width).
-        longest: documents are cut after so many words.
+        longest: of longer documents the last so many words are read.
     """
 
     def __init__(self, rows: Mapping[str, int], vectors: Tensor, longest: int) -> None:
@@ -86,8 +86,8 @@ class Vocabulary:
             yield self.batch(rows[first : first + size])
 
     def read(self, review: Review) -> tuple[str, ...]:
-        """The words that are read."""
-        return review.words[: self.longest]
+        """The words that are read: the last ones, where opinions are summed up."""
+        return review.words[-self.longest :]
 
 
 @dataclass(frozen=True)
