@@ -10,7 +10,7 @@ from fenchel.studies import pictures
 from fenchel.studies.pictures import Answerer, Attention, Look, Size, Vocabulary
 from fenchel.studies.visual_questions import made_up
 
-SMALL = Size(channels=(4, 6), strides=(2, 2), width=5, functions=4, batch=3)
+SMALL = Size(channels=(4, 6), strides=(2, 2), places=4, width=5, functions=4, batch=3)
 KINDS = [Attention(Shannon()), Attention(Gini()), Attention(alpha=1.0), Attention(alpha=2.0)]
 
 
@@ -68,7 +68,10 @@ def test_densities_have_the_moments_of_discrete_attention(alpha: float) -> None:
     row, column = (look.weights.sum(2) * middles).sum(1), (look.weights.sum(1) * middles).sum(1)
     torch.testing.assert_close(look.density.loc, torch.stack([row, column], 1))
     both = (look.weights * middles.unsqueeze(1) * middles).sum((1, 2)) - row * column
-    torch.testing.assert_close(look.density.sigma[:, 0, 1], both, atol=1e-5, rtol=1e-4)
+    covariance = look.density.covariance_matrix
+    torch.testing.assert_close(covariance[:, 0, 1], both, atol=1e-5, rtol=1e-4)
+    square = (look.weights.sum(2) * middles.square()).sum(1) - row.square() + 1 / 192
+    torch.testing.assert_close(covariance[:, 0, 0], square, atol=1e-5, rtol=1e-4)
     mass = pictures.attention_map(look, 64)
     assert mass.shape == (12, 64, 64)
     place = mass.sum(2) @ ((torch.arange(64) + 0.5) / 64)

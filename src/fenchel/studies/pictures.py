@@ -25,7 +25,7 @@ class Attention:
 
     Args:
         omega: of discrete attention; None for a density.
-        alpha: of a density in the plane that has the mean and the variance of discrete softmax attention.
+        alpha: of a density in the plane that has the mean and the covariance of discrete softmax attention.
     """
 
     omega: Regularizer | None = None
@@ -38,7 +38,8 @@ class Size:
 
     Args:
         channels: of the convolutions, …
-        strides: … and their steps; the product divides the side of an image.
+        strides: … and their steps; the product divides the side of an image, …
+        places: … and leaves so many places along it.
         width: of questions and of what joins them with places.
         functions: basis functions along a side of the image, …
         spread: … and their standard deviation.
@@ -47,8 +48,9 @@ class Size:
 
     channels: tuple[int, ...] = (16, 32, 48, 48)
     strides: tuple[int, ...] = (2, 2, 2, 1)
+    places: int = 8
     width: int = 48
-    functions: int = 6
+    functions: int = 8
     spread: float = 0.1
     batch: int = 32
 
@@ -122,7 +124,9 @@ class Answerer(nn.Module):
         self.choose = nn.Linear(2 * width, len(vocabulary.answers))
         if attention.omega is None:
             basis = GaussianBasis.grid(size.functions, widths=(size.spread,))
-            self.density = ContinuousAttention(basis, attention.alpha, MatchedEncoder(Shannon()))
+            within = 1 / (12 * size.places**2)  # the variance of positions inside of a place
+            encoder = MatchedEncoder(Shannon(), least=within, exact=True)
+            self.density = ContinuousAttention(basis, attention.alpha, encoder)
 
     def forward(self, batch: Batch) -> Tensor:
         question = self.ask(batch.words)
