@@ -62,7 +62,7 @@ class Protocol:
 FULL = Protocol(Size(), Course(40, 4e-3, 0.0, patience=40), runs=5)
 SCALED = Protocol(Size(batch=16), Course(8, 4e-3, 0.0), images=(2_000, 300), questions=4)
 TOY = Protocol(
-    Size(channels=(12, 16, 24), strides=(2, 2, 1), width=24, batch=16), Course(10, 1e-2, 0.0), images=(240, 40), runs=1
+    Size(channels=(12, 16, 24), strides=(2, 2, 1), width=24, batch=16), Course(7, 1e-2, 0.0), images=(240, 40), runs=1
 )
 TOY_IMAGES = (280, 100)
 
