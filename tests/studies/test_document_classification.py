@@ -104,7 +104,7 @@ def test_the_rows_of_real_data_are_the_papers(full: bool, tmp_path: Path, monkey
     words = [*GOOD, *BAD, *FILLERS]
     vectors = np.random.default_rng(0).normal(size=(len(words), 50)).astype(np.float16)
     np.savez(tmp_path / "glove" / "glove6B_50d_top50k.npz", words=np.array(words), vecs=vectors)
-    few = Protocol(Size(3, 3, batch=16), Course(1, 1e-2), longest=20, reviews=(40, None, None), runs=2)
+    few = Protocol(Size(3, 3, batch=16), Course(1, 1e-2), longest=20, reviews=(40, 50, 50), runs=2)
     monkeypatch.setattr(document_classification, "FULL" if full else "SCALED", few)
     outcome = run(find("document_classification"), Context(data=tmp_path, seed=3, full=full))
     assert outcome.error is None, outcome.error
