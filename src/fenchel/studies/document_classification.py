@@ -352,8 +352,8 @@ def _words(group: Sequence[Outcome]) -> Figure:
         caption=f"A {opinion} review among those to test with: weights of words (bars) and densities of time (curves, "
         "each to its own scale), of readers that all class it right.",
         alt="Four panels over the words of a sentence. Softmax has a bar for every word, sparsemax for a few. The "
-        "density of continuous sparsemax is an arc over an interval; the combined attention has bars and an arc over "
-        "them.",
+        "density of continuous sparsemax is an arc over some words or all; the combined attention has bars and an arc "
+        "over them.",
         paper="The paper draws such densities over words for translation (figure 2).",
     )
 

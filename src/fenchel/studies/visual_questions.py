@@ -275,8 +275,8 @@ def _maps(corpus: Corpus, outcomes: Sequence[Outcome]) -> Figure:
         caption=f"Test images, and where attention goes (dark) when asked, from top to bottom: {asked} Below each, the "
         "answer. The line is the edge of the paraboloid's support, outside of which nothing counts; for the Gaussian, "
         "which has none, it is the ellipse of two standard deviations.",
-        alt="Rows of one picture of a coloured shape, four times. Discrete softmax shades many places and sparsemax a "
-        "few; the continuous ones shade an ellipse.",
+        alt="Rows of one picture of a coloured shape, four times. Discrete attention shades squares of the grid, the "
+        "continuous ones a round region with a line around it, on the shape or next to it.",
         paper="Figure 3 draws a photograph: discrete attention is scattered, the continuous ones have one region, "
         "which the paraboloid's ellipse encloses.",
     )
