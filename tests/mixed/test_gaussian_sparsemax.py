@@ -3,6 +3,7 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -229,3 +230,29 @@ def test_bad_parameters_are_told(arguments: dict[str, torch.Tensor], message: st
 def test_integers_are_refused() -> None:
     with pytest.raises(TypeError, match="loc must be a floating-point tensor"):
         GaussianSparsemax(torch.zeros(3, dtype=torch.long), scale=torch.ones(3))
+
+
+def test_a_steep_fall_beside_a_wide_one_is_resolved() -> None:
+    """Thresholds spread over hundreds, and a cliff narrower than a thousandth among them; by mpmath, in pieces."""
+    loc, scale = (0.019, 0.0004, 0.0189), (149.0, 6.2, 4e-5)
+    sharp = [loc[2] + scale[2] * step for step in range(-10, 11)]
+
+    def density(tau: mpmath.mpf) -> mpmath.mpf:
+        below = [mpmath.ncdf((tau - loc[i]) / scale[i]) for i in (1, 2)]
+        return mpmath.npdf(1 + tau, loc[0], scale[0]) * below[0] * below[1]
+
+    expected = float(mpmath.quad(density, [*sharp, 1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]))
+    y = GaussianSparsemax(double(*loc), scale=double(*scale))
+    vertex = torch.tensor([True, False, False])
+    assert y.face_log_prob(vertex).exp().item() == pytest.approx(expected, rel=1e-10)
+    assert y.face_log_prob(faces(3)).exp().sum().item() == pytest.approx(1, abs=1e-10)
+
+
+def test_nan_spoils_its_own_row_and_no_other() -> None:
+    loc = double([[math.nan, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    values = torch.cat([torch.eye(3, dtype=torch.float64), torch.full((1, 3), 1 / 3, dtype=torch.float64)])
+    for scale in ({"scale": torch.ones(3)}, {"scale_tril": torch.eye(3)}):
+        y = GaussianSparsemax(loc, **scale, validate_args=False)
+        for log_prob in (y.log_prob(values.unsqueeze(1)), y.face_log_prob(faces(3).unsqueeze(1))):
+            assert log_prob[:, 0].isnan().all()
+            assert log_prob[:, 1].isfinite().all()

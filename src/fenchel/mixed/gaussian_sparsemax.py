@@ -210,7 +210,8 @@ class GaussianSparsemax(Mixed):
         ends = torch.tensor([0.0, 1.0], dtype=torch.float64, device=loc.device).unsqueeze(-1).expand(-1, len(centre))
         inside = torch.cat([centre + width * steps, ends]).clamp(0, 1).logit()
         wide = torch.linspace(-40, 40, 9, dtype=torch.float64, device=loc.device).unsqueeze(-1).expand(-1, len(centre))
-        return torch.cat([inside.clamp(-40, 40), wide]).sort(0).values.reshape(-1, *self.batch_shape)
+        breaks = torch.cat([inside.clamp(-40, 40), wide]).sort(0).values
+        return breaks.reshape(len(breaks), *self.batch_shape)
 
 
 def _is_factor(scale_tril: Tensor) -> bool:
