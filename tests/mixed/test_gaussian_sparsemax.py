@@ -9,9 +9,11 @@ import pytest
 import torch
 from members import FACTOR, LOC, SCALE, double
 from scipy import integrate, stats
+from torch.distributions import kl_divergence
 
 from fenchel import sparsemax
 from fenchel.mixed import GaussianSparsemax, faces
+from fenchel.mixed.base import Mixed
 
 
 def test_two_vertices_are_the_double_sided_rectified_gaussian() -> None:
@@ -256,3 +258,22 @@ def test_nan_spoils_its_own_row_and_no_other() -> None:
         for log_prob in (y.log_prob(values.unsqueeze(1)), y.face_log_prob(faces(3).unsqueeze(1))):
             assert log_prob[:, 0].isnan().all()
             assert log_prob[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_two_vertices_by_closed_forms(full: bool) -> None:
+    loc = torch.randn(6, 2, dtype=torch.float64) * torch.tensor([[0.1], [1.0], [3.0], [10.0], [40.0], [1.0]])
+    loc.requires_grad_()
+    size = torch.tensor([0.05, 1.0, 3.0, 1.0, 1.0, 100.0], dtype=torch.float64)
+    if full:
+        factor = torch.randn(6, 2, 2, dtype=torch.float64).tril(-1) + torch.eye(2)
+        p, q = (GaussianSparsemax(m, scale_tril=s * factor) for m, s in ((loc, size[:, None, None]), (loc / 2, 1.3)))
+    else:
+        p = GaussianSparsemax(loc, scale=size.unsqueeze(-1) * torch.tensor([1.0, 0.5]))
+        q = GaussianSparsemax(loc / 2, scale=torch.ones(6, 2))
+    pairs = [(p.entropy(), Mixed.estimate_entropy(p).value), (kl_divergence(p, q), Mixed.estimate_kl(p, q).value)]
+    for closed, integrated in pairs:
+        torch.testing.assert_close(closed, integrated, rtol=1e-9, atol=1e-12)
+        slopes = (torch.autograd.grad(each.sum(), loc, retain_graph=True)[0] for each in (closed, integrated))
+        torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(kl_divergence(p, p), torch.zeros(6, dtype=torch.float64), rtol=0, atol=1e-15)

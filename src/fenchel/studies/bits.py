@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn import functional as F
 from torch.nn.functional import logsigmoid
-from torch.special import log_ndtr
 
 from fenchel.mixed import GaussianSparsemax, HardConcrete, StraightThroughConcrete, maximum_code_length
 from fenchel.studies.agents import cooled
@@ -186,15 +185,7 @@ class GaussianBits(Mixed):
         return GaussianSparsemax(pairs, scale=torch.full_like(pairs, self.setting.scale), validate_args=False)
 
     def entropy(self) -> Tensor:
-        """In closed form: both ends, and the second moment of the Gaussian between."""
-        width = self.setting.scale / math.sqrt(2)
-        centre = (1 + self.scores) / 2
-        low, high = -centre / width, (1 - centre) / width
-        inside = torch.special.ndtr(high) - torch.special.ndtr(low)
-        second = inside + low * _normal(low) - high * _normal(high)
-        edge = inside * (0.5 * math.log(2 * math.pi) + math.log(width)) + 0.5 * second
-        total: Tensor = _surprise(log_ndtr(low)) + _surprise(log_ndtr(-high)) + edge
-        return total
+        return self.distribution.entropy()
 
 
 KINDS: dict[str, type[Posterior]] = {
@@ -311,10 +302,6 @@ _LARGEST = math.log(2) * float(maximum_code_length(2, 0.0))
 def _log_logistic(x: Tensor) -> Tensor:
     """The log-density of the standard logistic distribution."""
     return -x - 2 * F.softplus(-x)
-
-
-def _normal(x: Tensor) -> Tensor:
-    return (-x.square() / 2).exp() / math.sqrt(2 * math.pi)
 
 
 def _surprise(log_prob: Tensor) -> Tensor:
