@@ -1,6 +1,6 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import continuous, dp, hopfield, nn
+from fenchel import continuous, dp, hopfield, nn, seq2seq
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -68,6 +68,7 @@ __all__ = [
     "normmax",
     "normmax_loss",
     "oscarmax",
+    "seq2seq",
     "softmax",
     "sparsemax",
     "sparsemax_loss",

@@ -5,7 +5,7 @@ ner.load("spanish", "train", Path("my/data")) # from my/data/ner/conll2002.zip
 fetch(SETS["ner"])                            # downloads, checks and keeps it in the cache
 """
 
-from fenchel.data import cifar10, glove, mil, mnist, ner, ucr, ud_ewt
+from fenchel.data import cifar10, german_nouns, glove, mil, mnist, multi30k, ner, sigmorphon2018, ucr, ud_ewt
 from fenchel.data.core import (
     CACHE_VARIABLE,
     VARIABLE,
@@ -23,7 +23,18 @@ from fenchel.data.core import (
 )
 
 SETS: dict[str, DataSet] = {
-    each.name: each for each in (mnist.MNIST, cifar10.CIFAR10, mil.MIL, ner.NER, ud_ewt.UD_EWT, ucr.UCR, glove.GLOVE)
+    each.name: each
+    for each in (
+        mnist.MNIST,
+        cifar10.CIFAR10,
+        mil.MIL,
+        ner.NER,
+        ud_ewt.UD_EWT,
+        ucr.UCR,
+        glove.GLOVE,
+        sigmorphon2018.SIGMORPHON2018,
+        multi30k.MULTI30K,
+    )
 }
 """Every data set, by the name of its folder."""
 
@@ -39,14 +50,17 @@ __all__ = [
     "cifar10",
     "fetch",
     "folders",
+    "german_nouns",
     "glove",
     "local",
     "locate",
     "mil",
     "mnist",
+    "multi30k",
     "ner",
     "present",
     "read",
+    "sigmorphon2018",
     "ucr",
     "ud_ewt",
 ]
