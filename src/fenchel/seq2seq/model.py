@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,8 +53,8 @@ class Seq2Seq(nn.Module):
     ) -> None:
         super().__init__()
         self.source, self.target = source, target
-        self.attention_omega = Tsallis(1.5) if attention is None else check_omega(attention)
-        self.omega = Tsallis(1.5) if output is None else check_omega(output)
+        self.attention_omega = Tsallis(1.5) if attention is None else _own(check_omega(attention))
+        self.omega = Tsallis(1.5) if output is None else _own(check_omega(output))
         self.output = nn.Linear(width, len(target))
 
     @property
@@ -170,6 +171,11 @@ class Seq2Seq(nn.Module):
         )
         model.load_state_dict(safetensors().load_file(folder / "model.safetensors"))
         return cast(Self, model.eval())
+
+
+def _own(omega: Regularizer) -> Regularizer:
+    """A copy of what is to be learned: one Ω may be given to several models, and to both places of one."""
+    return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
 
 
 def _fused(omega: Regularizer) -> float | Tensor | None:
