@@ -44,9 +44,10 @@ def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None)
     for prefix, (x, y) in place.items():
         on_the_way = wanted is not None and wanted[: len(prefix)] == prefix and wanted in strings
         colour = style.PALETTE[0] if on_the_way else style.MUTED
-        if prefix:
+        if len(prefix) > 1 or (prefix and len(heights[prefix]) < len(ends)):  # no line to what all begin with
             before = place[prefix[:-1]]
             axes.plot([before[0] + 0.28, x - 0.28], [before[1], y], color=colour, linewidth=1.1)
+        if prefix:
             axes.text(x, y, name(vocabulary.name(prefix[-1])), ha="center", va="center", color=style.INK)
         if prefix in strings:
             axes.plot([x + 0.28, longest + 0.8], [y, y], color=colour, linewidth=1.1, linestyle=":")
@@ -72,8 +73,9 @@ def _map(axes: Axes, weights: Tensor, source: Sequence[str], target: Sequence[st
     for row, column in (weights > 0).nonzero().tolist():
         corner = column - 0.46, row - 0.44
         axes.add_patch(Rectangle(corner, 0.92, 0.88, fill=False, edgecolor=style.INK, linewidth=0.6))
-    long = any(len(name(symbol)) > 1 for symbol in source)
-    axes.set_xticks(range(len(source)), [name(symbol) for symbol in source], rotation=90 if long else 0)
+    axes.set_xticks(range(len(source)), [name(symbol) for symbol in source])
+    for label in axes.get_xticklabels():
+        label.set_rotation(90 if len(label.get_text()) > 1 else 0)
     axes.set_yticks(range(len(target) + 1), [*map(name, target), name("</s>")])
     axes.tick_params(length=0)
     axes.grid(False)
