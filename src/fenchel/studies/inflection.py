@@ -346,7 +346,8 @@ def _forms(outcome: Outcome) -> Table:
         caption="The first validation words with two to four forms in the sparse model (1.5-entmax for attention and "
         "output), "
         "complete: their probabilities sum to 1.",
-        paper="The paper's example, the participle of “draw”, has three forms with 66.4 %, 32.2 % and 1.4 %: a list that ends.",
+        paper="The paper's example, the participle of “draw”, has three forms with 66.4 %, 32.2 % and 1.4 %: a list "
+        "that ends.",
     )
 
 
@@ -358,8 +359,8 @@ def _tree(pair: Pair, found: Inflected, outcome: Outcome) -> Figure:
         hypotheses.tree(found.beam, outcome.models[0].target, pair.target),
         caption=f"The whole beam search of the sparse model for {lemma} ({tags}): {claim}. Right is {right}, in blue.",
         alt=f"A tree that branches from the first letter into {len(found.forms)} forms: {listed}.",
-        paper="Figure 1 draws the same for the participle of “draw”: three hypotheses, among them the right one, “drawn”, and the "
-        "regular “drawed”.",
+        paper="Figure 1 draws the same for the participle of “draw”: three hypotheses, among them the right one, “drawn”, "
+        "and the regular “drawed”.",
     )
 
 
