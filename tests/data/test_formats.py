@@ -259,7 +259,7 @@ def test_names_and_splits_that_do_not_exist_are_refused() -> None:
 
 
 def test_inflections_are_read_with_spaces_inside_and_tags_apart(tmp_path: Path) -> None:
-    place(tmp_path, "sigmorphon2018/german-dev.gz", gzip.compress("auswandern\twandert aus\tV;IND;2\n".encode()))
+    place(tmp_path, "sigmorphon2018/german-dev.gz", gzip.compress(b"auswandern\twandert aus\tV;IND;2\n"))
     (word,) = sigmorphon2018.load("german", "dev", tmp_path)
     assert word == sigmorphon2018.Inflection("auswandern", "wandert aus", ("V", "IND", "2"))
     with pytest.raises(ValueError, match="there is no 'latin' 'dev'"):

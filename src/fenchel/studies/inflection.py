@@ -359,7 +359,7 @@ def _tree(pair: Pair, found: Inflected, outcome: Outcome) -> Figure:
         hypotheses.tree(found.beam, outcome.models[0].target, pair.target),
         caption=f"The whole beam search of the sparse model for {lemma} ({tags}): {claim}. Right is {right}, in blue.",
         alt=f"A tree that branches from the first letter into {len(found.forms)} forms: {listed}.",
-        paper="Figure 1 draws the same for the participle of “draw”: three hypotheses, among them the right one, “drawn”, "
+        paper="Figure 1 draws the same for the participle of “draw”: three hypotheses, among them the right “drawn” "
         "and the regular “drawed”.",
     )
 
