@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import typer
@@ -65,7 +65,7 @@ def train_model(
         raise _refusal(f"{table}: there must be at least two inflections, one to train and one to validate with.")
     pairs, held = [paired(word) for word in words], [paired(word) for word in judged]
     source, target = (Vocabulary.of(side) for side in zip(*((p.source, p.target) for p in pairs), strict=True))
-    omegas = {"attention": Tsallis(attention), "output": Tsallis(alpha)}
+    omegas: dict[str, Any] = {"attention": Tsallis(attention), "output": Tsallis(alpha)}
     torch.manual_seed(seed)
     model: Seq2Seq
     if kind == "recurrent":

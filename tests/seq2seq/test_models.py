@@ -74,6 +74,12 @@ def test_padding_changes_nothing(make: Maker) -> None:
 
 
 @makers
+def test_a_model_in_training_is_not_searched(make: Maker) -> None:
+    with pytest.raises(RuntimeError, match=r"call model\.eval\(\)"):
+        beam_search(make().train(), ["ab"])
+
+
+@makers
 def test_reordered_states_go_on_where_they_were(make: Maker) -> None:
     model = make().double().eval()
     state = model.start([pair.source for pair in PAIRS])

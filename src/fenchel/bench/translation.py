@@ -52,12 +52,14 @@ def _model(alpha: float) -> tuple[Recurrent, torch.optim.Optimizer]:
 
 
 def _train(model: Recurrent, optimizer: torch.optim.Optimizer, batch: Batch) -> Tensor:
-    loss = model.train()(batch)
+    model.train()
+    loss = model(batch)
     optimizer.zero_grad()
     loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
     optimizer.step()
-    return loss.detach()
+    value: Tensor = loss.detach()
+    return value
 
 
 def inputs() -> tuple[Tensor, ...]:
@@ -78,7 +80,7 @@ def training(alpha: float) -> Callable[..., Tensor]:
 def decoding(alpha: float) -> Callable[..., Tensor]:
     """Beam search for some sentences, each to the same length: its end is forbidden before."""
 
-    def search(*_: Tensor) -> Tensor:
+    def search(*inputs: Tensor) -> Tensor:
         model, _ = _model(alpha)
         model.eval()
         end = float(model.output.bias[STOP])

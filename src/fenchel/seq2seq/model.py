@@ -99,6 +99,8 @@ class Seq2Seq(nn.Module):
 
     def start(self, sequences: Sequence[Sequence[str]]) -> Any:
         """A state for every sequence, before anything is written."""
+        if self.training:
+            raise RuntimeError("the model is in training mode, where dropout is random: call model.eval() first")
         return self.encode(read(sequences, self.source).to(self.device))
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:

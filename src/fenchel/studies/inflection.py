@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -30,6 +30,7 @@ from fenchel.seq2seq import (
     validate,
 )
 from fenchel.studies import Context, Figure, Result, Table, hypotheses, study, style
+from fenchel.studies.registry import Progress
 from fenchel.studies.result import Cell
 
 ALPHAS = (1.0, 1.5, 2.0)
@@ -188,9 +189,7 @@ def inflection(context: Context) -> Result:
     return Result(SUMMARY + text, figures=figures, tables=[_accuracies(outcomes, size), _forms(sparse)])
 
 
-def trained(
-    corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Callable[[float, str], None]
-) -> Recurrent:
+def trained(corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Progress) -> Recurrent:
     """A model of the corpus."""
     torch.manual_seed(seed)
     model = Recurrent(
@@ -234,9 +233,7 @@ def doubtful(outcome: Outcome) -> tuple[Pair, Inflected]:
     return max(zip(outcome.drawn, outcome.found, strict=True), key=doubt)
 
 
-def _outcome(
-    corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Callable[[float, str], None]
-) -> Outcome:
+def _outcome(corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Progress) -> Outcome:
     models = []
     for turn in range(size.seeds):
         model = trained(corpus, output, attention, size, seed + turn, partial(_nth, tell, turn, size.seeds))
@@ -248,7 +245,7 @@ def _outcome(
     return Outcome(corpus, output, attention, models, accuracies, together, drawn, found)
 
 
-def _nth(tell: Callable[[float, str], None], turn: int, turns: int, part: float, note: str = "") -> None:
+def _nth(tell: Progress, turn: int, turns: int, part: float, note: str = "") -> None:
     tell((turn + part) / turns, note)
 
 
