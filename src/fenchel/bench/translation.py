@@ -7,9 +7,11 @@ from functools import cache
 from random import Random
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import Regularizer, Shannon, Tsallis
+from fenchel.losses import Reduction
 from fenchel.seq2seq import STOP, Pair, Recurrent, Source, Vocabulary, beam_search, collate
 from fenchel.seq2seq.batches import Batch
 
@@ -18,6 +20,20 @@ WARM = 30
 """Steps of training before anything is measured: at the start all words are equally probable, later never again."""
 
 DECODED, LONGEST = 16, 10
+
+
+class _Torch(Shannon):
+    """Torch's own softmax: the rival is to be as fast as it can be."""
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return torch.softmax(scores, dim)
+
+
+class _Softmax(Recurrent):
+    """The same model with torch's own loss."""
+
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        return F.cross_entropy(self.output(hidden).flatten(0, -2), targets.flatten(), reduction=reduction)
 
 
 def _sentences(count: int, seed: int) -> list[Pair]:
@@ -41,10 +57,11 @@ def _vocabularies() -> tuple[Vocabulary, Vocabulary]:
 @cache
 def _model(alpha: float) -> tuple[Recurrent, torch.optim.Optimizer]:
     """A model, after some steps of training; made when it is first needed."""
-    omega: Regularizer = Shannon() if alpha == 1 else Tsallis(alpha)
+    omega: Regularizer = _Torch() if alpha == 1 else Tsallis(alpha)
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
-        model = Recurrent(*_vocabularies(), WIDTH, WIDTH, 1, attention=omega, output=omega)
+        kind = _Softmax if alpha == 1 else Recurrent
+        model = kind(*_vocabularies(), WIDTH, WIDTH, 1, attention=omega, output=omega)
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         for step in range(WARM):
             _train(model, optimizer, _batch(step + 1))
