@@ -88,7 +88,10 @@ def predict(
     n_best: Annotated[int, typer.Option("--n-best", help="Forms for each line.", min=1)] = 1,
     beam: Annotated[int, typer.Option(help="Width of the beam.", min=1)] = 5,
 ) -> None:
-    """Write forms as TSV: lemma, form, tags, probability, and `exact` if no form of any probability was missed."""
+    """Write forms as TSV: lemma, form, tags, probability, `exact` if no form of any probability was missed.
+
+    `best` stands there if others were missed, none of which can be more probable.
+    """
     words = _read(table, forms=False)
     loaded, stepper = _load(model)
     sources = [spelled(word.lemma, word.tags) for word in words]

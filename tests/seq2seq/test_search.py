@@ -79,6 +79,7 @@ def test_a_beam_is_exact_if_and_only_if_nothing_possible_was_pruned_or_cut(
     if found.exact:
         assert {each.tokens: pytest.approx(each.probability) for each in found.hypotheses} == strings
         assert found.mass == pytest.approx(1)
+        assert found.seen == len(strings)
         assert found.optimal
 
 
@@ -168,6 +169,8 @@ def test_ties_keep_the_order_in_which_they_were_found() -> None:
     (found,) = beam_search(Fixed([0, 0.5, 0.5], [1, 0, 0]), ["a"], 2)
     assert [each.tokens for each in found.hypotheses] == [(1,), (2,)]
     assert found.exact
+    (first,) = beam_search(Fixed([0, 0.5, 0.5], [1, 0, 0]), ["a"], 2, n_best=1)
+    assert (first.hypotheses, first.seen, first.exact) == (found.hypotheses[:1], 2, True)
     (found,) = beam_search(Fixed([0, 0.5, 0.5], [1, 0, 0]), ["a"], 1)
     assert found.hypotheses[0].probability == 0.5
     assert not found.exact

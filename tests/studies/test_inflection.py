@@ -58,7 +58,7 @@ def test_a_tree_shares_beginnings_and_ends_with_probabilities() -> None:
     letters = Vocabulary("abc")
     strings = [("ab", 0.6), ("ac", 0.3), ("a", 0.1)]
     found = [Hypothesis(tuple(letters.encode(s)), torch.tensor(p).log().item(), 0.0) for s, p in strings]
-    drawn = texts(hypotheses.tree(Beam(tuple(found), True, True, 1.0), letters, "ab"))
+    drawn = texts(hypotheses.tree(Beam(tuple(found), True, True, 3, 1.0), letters, "ab"))
     assert sorted(drawn) == ["10.0%", "30.0%", "60.0%", "a", "b", "c"]
 
 

@@ -55,7 +55,7 @@ class Inflected:
     @property
     def single(self) -> bool:
         """Whether a single form has all the probability, and that is certain."""
-        return self.beam.exact and len(self.beam.hypotheses) == 1
+        return self.beam.exact and self.beam.seen == 1
 
 
 def inflect(

@@ -64,13 +64,15 @@ class Beam:
         exact: no string of non-zero probability was pruned, or cut: all of them were seen.
         optimal: nothing that was pruned or cut can have a higher score than the first hypothesis. True wherever
             ``exact`` is; it may be true of dense models too.
-        mass: the probability of all strings that were seen to the end.
+        seen: how many strings were seen to the end, returned or not.
+        mass: the probability of all of these.
         tree: with ``keep_tree=True``, every prefix that was kept, and its probability.
     """
 
     hypotheses: tuple[Hypothesis, ...]
     exact: bool
     optimal: bool
+    seen: int
     mass: float
     tree: dict[tuple[int, ...], float] = field(default_factory=dict, repr=False)
 
@@ -273,11 +275,11 @@ class _Row:
         exact = self.lost == -math.inf
         ranked = sorted(self.finished, key=lambda each: -each.score)
         optimal = exact or (bool(ranked) and ranked[0].score >= self._bound(self.lost))
-        mass = math.fsum(each.probability for each in ranked)
+        seen, mass = len(ranked), math.fsum(each.probability for each in ranked)
         if not ranked:
             score, prefix = max(self.cut, key=lambda each: each[0], default=(-math.inf, ()))
             ranked = [Hypothesis(prefix, score, self._ranked(score, len(prefix)), finished=False)]
-        return Beam(tuple(ranked[: self.n_best]), exact, optimal, min(mass, 1.0), self.tree or {})
+        return Beam(tuple(ranked[: self.n_best]), exact, optimal, seen, min(mass, 1.0), self.tree or {})
 
 
 # -- several models --------------------------------------------------------------------------------------------------

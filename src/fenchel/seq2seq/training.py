@@ -153,7 +153,7 @@ def train(
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
     best = _copy(model)
-    with _told(progress) as tell, torch.random.fork_rng(devices=[]):
+    with _told(progress) as tell, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(how.seed)
         run = _Run(rate=how.rate)
         if file is not None and file.is_file():
@@ -242,6 +242,8 @@ def _keep(
     for number, state in optimizer.state_dict()["state"].items():
         tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
     tensors["random"] = torch.get_rng_state()
+    if model.device.type == "cuda":
+        tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
     record = {"training": asdict(how), "run": asdict(run), "model": model.settings()}
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(".new")
@@ -282,6 +284,8 @@ def _resumed(
     for group in optimizer.param_groups:
         group["lr"] = told["rate"]
     torch.set_rng_state(tensors["random"])
+    if "random_cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random_cuda"], model.device)
     return _Run(told["epoch"], told["rate"], told["waited"], validations), part_of("best.")
 
 
