@@ -66,6 +66,8 @@ def _model(alpha: float) -> tuple[Recurrent, torch.optim.Optimizer]:
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
         for step in range(WARM if alpha > 1 else 1):
             _train(model, optimizer, _batch(step + 1))
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0  # what is measured must not learn its one batch by heart
     return model, optimizer
 
 
