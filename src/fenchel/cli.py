@@ -1,4 +1,4 @@
-"""`fenchel`: the tour through the papers, one study at a time, data, the benchmark, and the kernels compiled ahead."""
+"""`fenchel`: the tour, one study at a time, data, a model that inflects, the benchmark, kernels compiled ahead."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import bench, data, kernels, studies
+    from fenchel import bench, data, inflect, kernels, studies
     from fenchel.studies import report
     from fenchel.studies.result import show
     from fenchel.studies.runs import version
@@ -33,6 +33,7 @@ study = typer.Typer(no_args_is_help=True)
 app.add_typer(study, name="study", help="One study: a figure or a table of a paper, computed again.")
 data_sets = typer.Typer(no_args_is_help=True)
 app.add_typer(data_sets, name="data", help="Real data for the studies: which sets, where they lie, how to get them.")
+app.add_typer(inflect.app, name="inflect", help="Inflect words: train a sparse model on a table, ask it, look inside.")
 
 console = Console()
 errors = Console(stderr=True)
@@ -69,6 +70,8 @@ def main(
     [cyan]fenchel study run paths --help[/cyan]  its options: data, seed, folder, full protocol
 
     [cyan]fenchel data list[/cyan]               real data for the studies, and how to get it
+
+    [cyan]fenchel inflect --help[/cyan]          forms of words, by a model that you train on a table
 
     [cyan]fenchel bench[/cyan]                   how fast it is here, beside torch and other packages
 

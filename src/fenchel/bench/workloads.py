@@ -22,6 +22,7 @@ from torch import Tensor
 
 import fenchel
 from fenchel import factors
+from fenchel.bench import translation
 from fenchel.continuous import (
     ContinuousAttention,
     Encoder,
@@ -171,6 +172,8 @@ def workloads() -> list[Workload]:
         _alignment(),
         _continuous(),
         _plane(),
+        _translation(),
+        _decoding(),
     ]
 
 
@@ -681,6 +684,32 @@ def _plane() -> Workload:
             )
         ],
         [Goal("expectation 2", 10.0, "expectation 1", "largest")],
+    )
+
+
+# -- sequence to sequence --------------------------------------------------------------------------------------------
+
+
+def _translation() -> Workload:
+    size = f"{translation.SENTENCES} sentences × {translation.LENGTH} words, width {translation.WIDTH}"
+    return Workload(
+        "translation",
+        f"a step of training a translation model of {translation.WORDS:,} words, attention and output, after "
+        f"{translation.WARM} steps",
+        [Contestant("softmax", translation.training(1.0)), Contestant("entmax 1.5", translation.training(1.5))],
+        [Case(size, translation.inputs, backward=False)],
+        [Goal("entmax 1.5", 1.0, "softmax", "largest")],
+    )
+
+
+def _decoding() -> Workload:
+    size = f"{translation.DECODED} sentences, {translation.LONGEST} words each"
+    return Workload(
+        "decoding",
+        f"beam search of 5 with that model, {translation.WORDS:,} words",
+        [Contestant("softmax", translation.decoding(1.0)), Contestant("entmax 1.5", translation.decoding(1.5))],
+        [Case(size, translation.inputs, backward=False, grad=False)],
+        [Goal("entmax 1.5", 1.0, "softmax", "largest")],
     )
 
 
