@@ -255,7 +255,8 @@ class _Edge:
         first, second = a - b, mass + self.low * a - self.high * b
         moved = self.centre - other.centre
         square = self.width.square() * second + 2 * self.width * moved * first + moved.square() * mass
-        return square / (2 * other.width.square()) + mass * (other.width.log() + 0.5 * math.log(2 * math.pi))
+        total: Tensor = square / (2 * other.width.square())
+        return total + mass * (other.width.log() + 0.5 * math.log(2 * math.pi))
 
 
 def _normal(z: Tensor) -> Tensor:
