@@ -251,12 +251,12 @@ class _Edge:
         a, b = _normal(self.low), _normal(self.high)
         # In the tail that both are in, where the difference has its digits.
         right = self.low > 0
-        mass = ndtr(torch.where(right, -self.low, self.high)) - ndtr(torch.where(right, -self.high, self.low))
+        far, near = torch.where(right, -self.low, self.high), torch.where(right, -self.high, self.low)
+        mass: Tensor = ndtr(far) - ndtr(near)
         first, second = a - b, mass + self.low * a - self.high * b
         moved = self.centre - other.centre
         square = self.width.square() * second + 2 * self.width * moved * first + moved.square() * mass
-        total: Tensor = square / (2 * other.width.square())
-        return total + mass * (other.width.log() + 0.5 * math.log(2 * math.pi))
+        return square / (2 * other.width.square()) + mass * (other.width.log() + 0.5 * math.log(2 * math.pi))
 
 
 def _normal(z: Tensor) -> Tensor:
