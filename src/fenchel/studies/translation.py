@@ -93,7 +93,7 @@ class Size:
 
 
 TOY = Size(32, 32, 1, Training(epochs=6, batch=16, rate=1e-2, every=6), dropout=0.0)
-SCALED = Size(128, 128, 1, Training(epochs=5, batch=64, rate=3e-3, every=5), longest=11)
+SCALED = Size(128, 128, 1, Training(epochs=5, batch=64, rate=3e-3, every=5), longest=10)
 FULL = Size(500, 500, 2, Training(epochs=20, batch=64, rate=1e-3, patience=20), dropout=0.3, seeds=3)
 
 TOY_SENTENCES = (300, 40, 40)
@@ -274,7 +274,7 @@ def telling(outcomes: Sequence[Outcome], pairs: Sequence[Pair]) -> Pair:
         counts = [len(each.alternatives) for each in choices]
         return 100 * possible + 50 * (max(counts) <= hypotheses.MOST) + sum(count > 1 for count in counts)
 
-    return max(pairs[:400], key=worth)
+    return max(pairs[:200], key=worth)
 
 
 def _nth(tell: Callable[[float, str], None], number: int, name: str, part: float, note: str = "") -> None:
