@@ -93,7 +93,7 @@ class Size:
 
 
 TOY = Size(32, 32, 1, Training(epochs=6, batch=16, rate=1e-2, every=6), dropout=0.0)
-SCALED = Size(128, 128, 1, Training(epochs=5, batch=64, rate=3e-3, every=5), longest=10)
+SCALED = Size(128, 128, 1, Training(epochs=3, batch=32, rate=1e-3, every=3), longest=10)
 FULL = Size(500, 500, 2, Training(epochs=20, batch=64, rate=1e-3, patience=20), dropout=0.3, seeds=3)
 
 TOY_SENTENCES = (300, 40, 40)
