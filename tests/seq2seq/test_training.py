@@ -68,6 +68,8 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     other = Recurrent(LETTERS, LETTERS, 8, 18, 1)
     with pytest.raises(ValueError, match="its model has"):
         train(other, PAIRS, PAIRS, Training(epochs=1), tmp_path)
+    with pytest.raises(ValueError, match="its data has pairs"):
+        train(small(), PAIRS[1:], PAIRS, Training(epochs=1), tmp_path)
 
 
 def test_it_learns_to_reverse_and_tells_how_it_goes() -> None:

@@ -694,7 +694,8 @@ def _translation() -> Workload:
     size = f"{translation.SENTENCES} sentences × {translation.LENGTH} words, width {translation.WIDTH}"
     return Workload(
         "translation",
-        f"a training step of a translation model, {translation.WORDS:,} words, Ω of its attention and output",
+        f"a step of training a translation model of {translation.WORDS:,} words, attention and output, after "
+        f"{translation.WARM} steps",
         [Contestant("softmax", translation.training(1.0)), Contestant("entmax 1.5", translation.training(1.5))],
         [Case(size, translation.inputs, backward=False)],
         [Goal("entmax 1.5", 1.0, "softmax", "largest")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -152,12 +153,13 @@ def train(
     judged = Batches(validation, model.source, model.target, 2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
+    wanted = {"training": asdict(how), "model": model.settings(), "data": _digests(pairs, validation)}
     best = _copy(model)
     with _told(progress) as tell, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(how.seed)
         run = _Run(rate=how.rate)
         if file is not None and file.is_file():
-            run, best = _resumed(file, model, optimizer, how)
+            run, best = _resumed(file, model, optimizer, wanted)
         while run.epoch < how.epochs and run.waited < how.patience:
             loss, speed = _epoch(model, batches, optimizer, how, run, tell)
             run = replace(run, epoch=run.epoch + 1)
@@ -169,7 +171,7 @@ def train(
                 if better and folder is not None:
                     model.save(folder)
             if file is not None:
-                _keep(file, model, best, optimizer, how, run)
+                _keep(file, model, best, optimizer, wanted, run)
     model.load_state_dict(best)
     model.eval()
     return History(run.validations)
@@ -229,12 +231,22 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
+_What = dict[str, dict[str, Any]]
+"""What is trained, how, and on what: the same in a run and in the checkpoint that it goes on from."""
+
+
+def _digests(pairs: Sequence[Pair], validation: Sequence[Pair]) -> dict[str, str]:
+    """A short name for data, that changes with it."""
+    sides = {"pairs": pairs, "validation": validation}
+    return {name: hashlib.sha256(repr(list(side)).encode()).hexdigest()[:16] for name, side in sides.items()}
+
+
 def _copy(model: Seq2Seq) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
 def _keep(
-    file: Path, model: Seq2Seq, best: dict[str, Tensor], optimizer: torch.optim.Optimizer, how: Training, run: _Run
+    file: Path, model: Seq2Seq, best: dict[str, Tensor], optimizer: torch.optim.Optimizer, what: _What, run: _Run
 ) -> None:
     """Write all that it takes to go on: one file, that is whole or not there."""
     tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
@@ -244,7 +256,7 @@ def _keep(
     tensors["random"] = torch.get_rng_state()
     if model.device.type == "cuda":
         tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
-    record = {"training": asdict(how), "run": asdict(run), "model": model.settings()}
+    record = {**what, "run": asdict(run)}
     file.parent.mkdir(parents=True, exist_ok=True)
     new = file.with_suffix(".new")
     safetensors().save_file(tensors, new, metadata={"fenchel": json.dumps(record)})
@@ -252,13 +264,12 @@ def _keep(
 
 
 def _resumed(
-    file: Path, model: Seq2Seq, optimizer: torch.optim.Optimizer, how: Training
+    file: Path, model: Seq2Seq, optimizer: torch.optim.Optimizer, wanted: _What
 ) -> tuple[_Run, dict[str, Tensor]]:
     """Put model, optimizer and random numbers where a checkpoint left them."""
     with _opened(file) as opened:
         record = json.loads((opened.metadata() or {})["fenchel"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    wanted = {"training": asdict(how), "model": model.settings()}
     # To train on for more epochs, or with more patience, is to go on.
     free = {"epochs", "patience"}
     for part, now in wanted.items():

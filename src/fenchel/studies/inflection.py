@@ -181,12 +181,13 @@ def inflection(context: Context) -> Result:
             tell = partial(_tell, context, number * len(grid) + turn, len(corpora) * len(grid))
             outcomes.append(_outcome(corpus, output, attention, size, context.seed, tell))
     sparse = next(each for each in reversed(outcomes) if (each.output, each.attention) == (1.5, 1.5))
+    sure = max((each for each in outcomes if each.corpus is sparse.corpus), key=lambda each: each.exact)
     dense = next(each for each in reversed(outcomes) if (each.output, each.attention) == (1.0, 1.0))
-    pair, found = doubtful(sparse)
-    figures = [_tree(pair, found, sparse), _alternatives(pair, sparse), _attention(pair, sparse, dense)]
+    pair, found = doubtful(sure)
+    figures = [_tree(pair, found, sure), _alternatives(pair, sure), _attention(pair, sparse, dense)]
     if len(grid) > 2:
         figures.append(_effect(outcomes))
-    return Result(SUMMARY + text, figures=figures, tables=[_accuracies(outcomes, size), _forms(sparse)])
+    return Result(SUMMARY + text, figures=figures, tables=[_accuracies(outcomes, size), _forms(sure)])
 
 
 def trained(corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Progress) -> Recurrent:
@@ -330,7 +331,7 @@ def _spread(shares: Sequence[float]) -> str:
 
 
 def _forms(outcome: Outcome) -> Table:
-    """Words with more than one form, as the sparse model sees them."""
+    """Words with more than one form, as a sparse model sees them."""
     rows: list[list[Cell]] = []
     for pair, found in zip(outcome.drawn, outcome.found, strict=True):
         if found.beam.exact and 1 < len(found.forms) <= 4 and len(rows) < 8:
@@ -340,9 +341,8 @@ def _forms(outcome: Outcome) -> Table:
     return Table(
         ["lemma", "tags", "right", "all forms of any probability"],
         rows,
-        caption="The first validation words with two to four forms in the sparse model (1.5-entmax for attention and "
-        "output), "
-        "complete: their probabilities sum to 1.",
+        caption=f"The first validation words with two to four forms in the model with most exact beams (output "
+        f"{NAMES[outcome.output]}, attention {NAMES[outcome.attention]}), complete: their probabilities sum to 1.",
         paper="The paper's example, the participle of “draw”, has three forms with 66.4 %, 32.2 % and 1.4 %: a list "
         "that ends.",
     )
@@ -351,10 +351,12 @@ def _forms(outcome: Outcome) -> Table:
 def _tree(pair: Pair, found: Inflected, outcome: Outcome) -> Figure:
     lemma, tags, right = _told(pair)
     listed = ", ".join(f"{form} {100 * p:.1f} %" for form, p in found.forms[: hypotheses.MOST])
-    claim = "every form that it can write" if found.beam.exact else "the most probable forms"
+    hit = f"Right is {right}, " + ("in blue" if right in dict(found.forms) else "which has probability zero")
+    claim = "every form that the model can write" if found.beam.exact else "the most probable forms"
     return Figure(
         hypotheses.tree(found.beam, outcome.models[0].target, pair.target),
-        caption=f"The whole beam search of the sparse model for {lemma} ({tags}): {claim}. Right is {right}, in blue.",
+        caption=f"The whole beam search for {lemma} ({tags}), output {NAMES[outcome.output]}, attention "
+        f"{NAMES[outcome.attention]}: {claim}. {hit}.",
         alt=f"A tree that branches from the first letter into {len(found.forms)} forms: {listed}.",
         paper="Figure 1 draws the same for the participle of “draw”: three hypotheses, among them the right “drawn” "
         "and the regular “drawed”.",
@@ -369,10 +371,8 @@ def _alternatives(pair: Pair, outcome: Outcome) -> Figure:
     return Figure(
         hypotheses.alternatives(choices, model.target),
         caption=f"Forced decoding of {right} from {lemma} ({tags}): under each letter the others that had any "
-        f"probability "
-        f"(grey: less than 5 %), {max(counts)} at most; ▪ is the end. Boxes join letters that could only come so: "
-        f"those a keyboard "
-        "would complete on its own.",
+        f"probability (grey: less than 5 %), {max(counts)} choices at most; orange: a letter of probability zero; ▪ is "
+        "the end. Boxes join letters that could only come so: those a keyboard would complete on its own.",
         alt=f"The letters of {right} in a row, with {', '.join(map(str, counts))} possibilities each.",
         paper="Figure 2 draws this for the translation of a sentence; there too most steps have a single continuation.",
     )
