@@ -116,6 +116,10 @@ class Outcome:
     alpha: float
     models: Sequence[Recurrent]
     bleus: Sequence[float]
+    greedy_bleus: Sequence[float]
+    length: float
+    greedy_length: float
+    """Words that are written for a word of the reference."""
     translations: Sequence[str]
     beams: Sequence[Beam]
     attended: float
@@ -180,22 +184,41 @@ def trained(corpus: Corpus, size: Size, seed: int, tell: Callable[[float, str], 
 
 def judged(corpus: Corpus, size: Size, runs: Sequence[Sequence[Recurrent]]) -> list[Outcome]:
     """All that is measured of the models of all seeds."""
-    searches = [searched(models, [pair.source for pair in corpus.test]) for models in runs]
+    sources = [pair.source for pair in corpus.test]
+    searches = [searched(models, sources) for models in runs]
+    first_words = [searched(models, sources, beam=1) for models in runs]
     speeds = paces(runs[0], corpus.train, size.how)
     outcomes = []
     for number, alpha in enumerate(ALPHAS):
         models = [each[number] for each in runs]
-        written = [
-            [_sentence(model, beam) for beam in found[number][0]] for model, found in zip(models, searches, strict=True)
-        ]
+        written, greedy = (
+            [[_sentence(model, beam) for beam in each[number][0]] for model, each in zip(models, found, strict=True)]
+            for found in (searches, first_words)
+        )
         beams, decoded = searches[0][number]
         attended, possible = nonzeros(models[0], corpus.validation)
-        scores = [bleu(each, corpus.references) for each in written]
-        outcomes.append(Outcome(alpha, models, scores, written[0], beams, attended, possible, speeds[number], decoded))
+        outcomes.append(
+            Outcome(
+                alpha,
+                models,
+                [bleu(each, corpus.references) for each in written],
+                [bleu(each, corpus.references) for each in greedy],
+                length(written[0], corpus.references),
+                length(greedy[0], corpus.references),
+                written[0],
+                beams,
+                attended,
+                possible,
+                speeds[number],
+                decoded,
+            )
+        )
     return outcomes
 
 
-def searched(models: Sequence[Recurrent], sources: Sequence[Sequence[str]]) -> list[tuple[list[Beam], float]]:
+def searched(
+    models: Sequence[Recurrent], sources: Sequence[Sequence[str]], beam: int = BEAM
+) -> list[tuple[list[Beam], float]]:
     """Beams of all sources in their order, and words a second, for every model; in turns, batch by batch."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     found: list[dict[int, Beam]] = [{} for _ in models]
@@ -204,10 +227,10 @@ def searched(models: Sequence[Recurrent], sources: Sequence[Sequence[str]]) -> l
         rows = order[first : first + 32]
         for number, model in enumerate(models):
             start = time.process_time()
-            beams = beam_search(model, [sources[row] for row in rows], BEAM, n_best=1, max_length=60)
+            beams = beam_search(model, [sources[row] for row in rows], beam, n_best=1, max_length=60)
             seconds[number] += time.process_time() - start
             found[number].update(zip(rows, beams, strict=True))
-    words = [sum(len(beam.best.tokens) + 1 for beam in each.values()) for each in found]
+    words = [sum(len(result.best.tokens) + 1 for result in each.values()) for each in found]
     return [
         ([each[row] for row in range(len(sources))], count / spent)
         for each, count, spent in zip(found, words, seconds, strict=True)
@@ -254,6 +277,12 @@ def nonzeros(model: Recurrent, pairs: Sequence[Pair]) -> tuple[float, float]:
 def bleu(translations: Sequence[str], references: Sequence[str]) -> float:
     """BLEU of a whole test set, without case, as sacreBLEU counts it."""
     return float(BLEU(lowercase=True).corpus_score(list(translations), [list(references)]).score)
+
+
+def length(translations: Sequence[str], references: Sequence[str]) -> float:
+    """Words of all translations for a word of the references."""
+    score = BLEU(lowercase=True).corpus_score(list(translations), [list(references)])
+    return float(score.sys_len / score.ref_len)
 
 
 def telling(outcomes: Sequence[Outcome], pairs: Sequence[Pair]) -> Pair:
@@ -368,14 +397,26 @@ def _scores(outcomes: Sequence[Outcome]) -> Table:
     for each in outcomes:
         proved = [[beam.exact for beam in each.beams], [beam.optimal for beam in each.beams]]
         shares = [f"{100 * statistics.fmean(which):.1f} %" for which in proved]
-        rows.append([NAMES[each.alpha], PAPER_BLEU[each.alpha], _spread(each.bleus), *shares])
+        scores = [_spread(each.bleus), f"{each.length:.2f}", _spread(each.greedy_bleus), f"{each.greedy_length:.2f}"]
+        rows.append([NAMES[each.alpha], PAPER_BLEU[each.alpha], *scores, *shares])
     scorer = BLEU(lowercase=True)
     scorer.corpus_score(["a"], [["a"]])  # its signature is told once it has counted
     return Table(
-        ["attention and output", "paper: BLEU", "BLEU", "exact beam", "proved best"],
+        [
+            "attention and output",
+            "paper: BLEU",
+            "BLEU",
+            "length",
+            "greedy: BLEU",
+            "greedy: length",
+            "exact beam",
+            "proved best",
+        ],
         rows,
         caption=f"BLEU on the test sentences with a beam of {BEAM}, no length penalty (sacreBLEU, "
-        f"{scorer.get_signature()}); the share of them whose beam has seen every translation of any probability; and "
+        f"{scorer.get_signature()}), and words written for a word of the reference: a search may prefer translations "
+        "that end early; the same for greedy decoding. Then the share of "
+        "sentences whose beam has seen every translation of any probability; and "
         "whose translation is proved to be the most probable one, as nothing that was pruned can be more so.",
         paper="Table 2, German to English: other sentences (IWSLT 2017 talks) and tokenized BLEU, so only the order "
         "can be compared. There 1.5-entmax is ahead in all six directions.",
