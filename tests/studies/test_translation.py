@@ -12,11 +12,13 @@ from fenchel.seq2seq import STOP, Choice, Pair, Recurrent, Vocabulary, force
 from fenchel.studies import Context, Run, find, hypotheses, run, translation
 from fenchel.studies.translation import (
     FULL,
+    LONGEST,
     SCALED,
     TOY,
     Dense,
     bleu,
     captions,
+    greedily,
     joined,
     length,
     made_up,
@@ -112,6 +114,20 @@ def test_nonzeros_are_those_of_every_step_of_every_pair() -> None:
     attended = [int(row.count_nonzero()) for pair in pairs for row in model.attend(pair.source, pair.target)]
     means = sum(attended) / 8, sum(len(choice.alternatives) for choice in choices) / 8
     assert nonzeros(model, pairs) == pytest.approx(means)
+
+
+def test_greedy_decoding_takes_the_first_of_every_steps_candidates() -> None:
+    torch.manual_seed(0)
+    letters = Vocabulary("abc")
+    model = Recurrent(letters, letters, 8, 8, 1, attention=Tsallis(1.0), output=Tsallis(1.0)).eval()
+    with torch.no_grad():
+        model.output.weight *= 9
+    sources = ["abc", "c", "bacab"]
+    found = greedily(model, sources)
+    assert min(map(len, found)) < LONGEST
+    for source, tokens in zip(sources, found, strict=True):
+        choices = force(model, source, tokens)[:LONGEST]
+        assert all(choice.token == choice.alternatives[0][0] for choice in choices)
 
 
 def test_bleu_is_blind_to_case_and_whole_for_what_is_joined_again() -> None:
