@@ -87,7 +87,8 @@ def tour(
     """Run every study on embedded data and write the report, one page that needs nothing else."""
     runs = []
     with _bars() as bars:
-        chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in studies.studies()]
+        toured = [each for each in studies.studies() if each.tour]
+        chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
         for chapter, task in chapters:
             bars.start_task(task)
             runs.append(studies.run(chapter, studies.Context(data=None, seed=seed, progress=_Bar(bars, task))))

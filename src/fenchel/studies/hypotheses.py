@@ -58,9 +58,15 @@ def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None)
     return drawing
 
 
-def attention(panels: Sequence[tuple[str, Tensor]], source: Sequence[str], target: Sequence[str]) -> mpl.Figure:
-    """Attention of written symbols (rows) to those that were read (columns), a panel a model; outlined if not zero."""
-    drawing, axes = style.panels(len(panels), 1, height=0.75 + 0.2 * (len(target) + 1))
+def attention(
+    panels: Sequence[tuple[str, Tensor]], source: Sequence[str], target: Sequence[str], across: bool = False
+) -> mpl.Figure:
+    """Attention of written symbols (rows) to those that were read (columns), a panel a model; outlined if not zero.
+
+    Panels stand one above the other, or ``across`` the page, which few symbols fit.
+    """
+    grid = (1, len(panels)) if across else (len(panels), 1)
+    drawing, axes = style.panels(*grid, height=0.75 + 0.2 * (len(target) + 1), sharey=across)
     for each, (title, weights) in zip(axes, panels, strict=True):
         _map(each, weights, source, target)
         each.set_title(title)
@@ -104,6 +110,43 @@ def alternatives(choices: Sequence[Choice], vocabulary: Vocabulary) -> mpl.Figur
     axes.set_ylim(tallest - 0.4, -0.7)
     axes.axis("off")
     return drawing
+
+
+def steps(choices: Sequence[Choice], vocabulary: Vocabulary) -> mpl.Figure:
+    """A string of words, a row each: its probability as a bar, and all others that were possible, with theirs."""
+    drawing, (axes,) = style.panels(1, 1, height=0.2 + 0.21 * len(choices))
+    for row, choice in enumerate(choices):
+        colour = style.INK if choice.probability > 0 else style.PALETTE[1]
+        axes.text(-0.08, row, name(vocabulary.name(choice.token)), ha="right", va="center", weight="bold", color=colour)
+        axes.barh(row, 1, 0.6, color=style.FAINT)
+        axes.barh(row, choice.probability, 0.6, color=style.PALETTE[0])
+        others = [pair for pair in choice.alternatives if pair[0] != choice.token]
+        told = _line([f"{name(vocabulary.name(token))} {_percent(p)}" for token, p in others])
+        axes.text(1.08, row, told, ha="left", va="center", fontsize=7.5, color=style.INK)
+    axes.set_xlim(-1.1, 4.6)
+    axes.set_ylim(len(choices) - 0.4, -0.6)
+    axes.axis("off")
+    return drawing
+
+
+def _percent(probability: float) -> str:
+    percent = 100 * probability
+    return f"{percent:.0f}" if percent >= 0.5 else "<1"
+
+
+def _line(parts: Sequence[str], width: int = 46) -> str:
+    """As many parts as a line has room for, and how many more there are.
+
+    Example:
+        >>> _line(["on 7", "at 3", "by 1"], 12)
+        'on 7, … 2 more'
+    """
+    line = ", ".join(parts)
+    shown = len(parts)
+    while len(line) > width and shown > 1:
+        shown -= 1
+        line = ", ".join([*parts[:shown], f"… {len(parts) - shown} more"])
+    return line
 
 
 def certain(choices: Sequence[Choice]) -> list[tuple[int, int]]:
