@@ -249,3 +249,29 @@ def test_completion_goes_on_while_there_is_one_continuation() -> None:
     stopped = complete(Fixed(*certain, [0.25, 0.75, 0]), "a", [1])
     assert (stopped.tokens, stopped.finished, stopped.alternatives) == ((2,), False, ((1, 0.75), (0, 0.25)))
     assert complete(Fixed([0, 1.0, 0]), "a", max_length=4).tokens == (1,) * 4  # for ever
+
+
+class Dense:
+    """Ends with probability 0.2 after every symbol, and else goes on with symbol 1; certainly ends after four."""
+
+    begin = 3
+
+    def start(self, sources: list[str]) -> torch.Tensor:
+        return torch.zeros(len(sources), dtype=torch.long)
+
+    def step(self, tokens: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        rows = torch.tensor([[0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [0.2, 0.5, 0.3], [1.0, 0.0, 0.0]])
+        return rows[state], state + 1
+
+    def reorder(self, state: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+        return state[index]
+
+
+def test_an_end_competes_with_what_could_come_instead() -> None:
+    (greedy,) = beam_search(Dense(), ["a"], 1)
+    assert greedy.best.tokens == (1, 1, 1, 1)
+    assert not greedy.exact
+    assert not greedy.optimal  # to stop at once is more probable
+    (wide,) = beam_search(Dense(), ["a"], 16)
+    assert wide.exact
+    assert wide.best.tokens == ()

@@ -62,8 +62,8 @@ class Beam:
     Args:
         hypotheses: the best first; those of equal score in the order in which they were found.
         exact: no string of non-zero probability was pruned, or cut: all of them were seen.
-        optimal: nothing that was pruned or cut can have a higher score than the first hypothesis. True wherever
-            ``exact`` is; it may be true of dense models too.
+        optimal: nothing that was pruned, cut or left out can have a higher score than the first hypothesis. True
+            wherever ``exact`` is; it may be true of dense models too.
         seen: how many strings were seen to the end, returned or not.
         mass: the probability of all of these.
         tree: with ``keep_tree=True``, every prefix that was kept, and its probability.
@@ -96,7 +96,9 @@ def beam_search(
     """The most probable strings of every source, as far as a beam sees.
 
     In every step the ``beam`` most probable prefixes go on. If never more have any probability at all, the beam has
-    seen every string that the model can write: it is ``exact``, and the search was an enumeration.
+    seen every string that the model can write: it is ``exact``, and the search was an enumeration. Where it is not, a
+    string ends where that is among the ``beam`` most probable things to do, so that a beam of 1 is greedy; else
+    models that hold an end possible everywhere, as softmax does, would be known by their shortest strings.
 
     A search ends when no prefix is left; or, once something was pruned, when none that is left can be among the best.
 
@@ -133,6 +135,10 @@ def beam_search(
     if not len(sources):
         return []
     rows = [_Row(n_best or beam, max_length, length_penalty, keep_tree) for _ in sources]
+    return _search(stepper, sources, beam, max_length, rows)
+
+
+def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int, rows: Sequence[_Row]) -> list[Beam]:
     live = _Live(torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.float64), [()] * len(rows))
     tokens = torch.full((len(rows),), stepper.begin)
     state = stepper.start(sources)
@@ -140,9 +146,6 @@ def beam_search(
         probabilities, state = stepper.step(tokens, state)
         if bool(probabilities.isnan().any()):
             raise ValueError("the model gives probabilities that are not numbers: no search can rank them")
-        ended = _logs(probabilities[:, STOP]) + live.scores
-        for number in ended.isfinite().nonzero().flatten().tolist():
-            rows[int(live.rows[number])].finish(live.prefixes[number], float(ended[number]))
         parents, tokens, scores = _continued(probabilities, live, beam, rows)
         if length == max_length:
             live.cut(parents, tokens, scores, rows)
@@ -156,17 +159,19 @@ def beam_search(
     return [row.result() for row in rows]
 
 
+@torch.no_grad()
 def enumerate_support(
     stepper: Stepper, sources: Sequence[Any], most: int = 100, *, max_length: int = 100, keep_tree: bool = False
 ) -> list[Beam]:
     """Every string that a model gives any probability, most probable first, where these are few.
 
-    A search with a beam as wide as ``most``, that returns all it finished. Where ``exact`` is False there are more
+    A search with a beam as wide as ``most``, that returns all that ended. Where ``exact`` is False there are more
     strings, or longer ones.
     """
-    return beam_search(
-        stepper, sources, most, n_best=most * (max_length + 1), max_length=max_length, keep_tree=keep_tree
-    )
+    if most < 1 or max_length < 0:
+        raise ValueError(f"most must be at least 1 and max_length at least 0, got {most} and {max_length}")
+    rows = [_Row(most * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
+    return _search(stepper, sources, most, max_length, rows) if rows else []
 
 
 def _logs(probabilities: Tensor) -> Tensor:
@@ -191,27 +196,43 @@ class _Live:
 
 
 def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuations of every source, ``beam`` at most: parents, tokens, log-probabilities, in order."""
-    going_on = probabilities.clone()
-    going_on[:, STOP] = 0
-    # One more than can be kept, so that the best of what is pruned is known.
-    values, tokens = going_on.topk(min(beam + 1, going_on.shape[1]), sorted=True)
-    scores = (_logs(values) + live.scores.unsqueeze(1)).flatten()
-    tokens = tokens.cpu().flatten()
+    """The best continuations of every source, ``beam`` at most: parents, tokens, log-probabilities, in order.
+
+    Tells sources which strings ended, and whether that is among the ``beam`` best of all that could come next.
+    """
+    # The end, and one more than can be kept, so that the best of what is pruned is known.
+    values, tokens = probabilities.topk(min(beam + 2, probabilities.shape[1]), sorted=True)
     parents = torch.arange(len(values)).repeat_interleave(values.shape[1])
+    scores, tokens = (_logs(values) + live.scores.unsqueeze(1)).flatten(), tokens.cpu().flatten()
     possible = scores.isfinite().nonzero().flatten()
     scores, tokens, parents = scores[possible], tokens[possible], parents[possible]
     # By source, then by score; stable, so that equals stay in the order of their parents.
     order = scores.argsort(descending=True, stable=True)
     order = order[live.rows[parents[order]].argsort(stable=True)]
     scores, tokens, parents = scores[order], tokens[order], parents[order]
+    ends = (tokens == STOP) & (_ranks(live.rows[parents]) < beam)
+    inside = torch.zeros(len(probabilities), dtype=torch.bool)
+    inside[parents[ends]] = True
+    ended = _logs(probabilities[:, STOP]) + live.scores
+    for number in ended.isfinite().nonzero().flatten().tolist():
+        row = rows[int(live.rows[number])]
+        row.finish(live.prefixes[number], float(ended[number]), inside=bool(inside[number]))
+    going_on = (tokens != STOP).nonzero().flatten()
+    scores, tokens, parents = scores[going_on], tokens[going_on], parents[going_on]
     source = live.rows[parents]
-    counts = torch.bincount(source, minlength=len(rows))
-    rank = torch.arange(len(source)) - (counts.cumsum(0) - counts)[source]
+    rank = _ranks(source)
     for number in (rank == beam).nonzero().flatten().tolist():
         rows[int(source[number])].lose(float(scores[number]))
     kept = rank < beam
     return parents[kept], tokens[kept], scores[kept]
+
+
+def _ranks(source: Tensor) -> Tensor:
+    """The place of each among those of its source, which stand side by side."""
+    if not len(source):
+        return source
+    counts = torch.bincount(source)
+    return torch.arange(len(source)) - (counts.cumsum(0) - counts)[source]
 
 
 def _next(parents: Tensor, tokens: Tensor, scores: Tensor, live: _Live, rows: Sequence[_Row]) -> tuple[_Live, Tensor]:
@@ -235,17 +256,20 @@ def _next(parents: Tensor, tokens: Tensor, scores: Tensor, live: _Live, rows: Se
 class _Row:
     """The search of one source."""
 
-    def __init__(self, n_best: int, max_length: int, penalty: float, keep_tree: bool) -> None:
-        self.n_best, self.max_length, self.penalty = n_best, max_length, penalty
+    def __init__(self, n_best: int, max_length: int, penalty: float, keep_tree: bool, all_ends: bool = False) -> None:
+        self.n_best, self.max_length, self.penalty, self.all_ends = n_best, max_length, penalty, all_ends
         self.finished: list[Hypothesis] = []
+        self.aside: list[Hypothesis] = []
+        """Strings that ended where the beam had better things to do."""
         self.cut: list[tuple[float, tuple[int, ...]]] = []
         self.lost = -math.inf
         """The largest log-probability of a prefix that was pruned or cut."""
         self.tree: dict[tuple[int, ...], float] | None = {} if keep_tree else None
 
-    def finish(self, prefix: tuple[int, ...], score: float) -> None:
-        """A string has ended."""
-        self.finished.append(Hypothesis(prefix, score, self._ranked(score, len(prefix))))
+    def finish(self, prefix: tuple[int, ...], score: float, *, inside: bool) -> None:
+        """A string has ended, inside of the beam or not."""
+        where = self.finished if inside or self.all_ends else self.aside
+        where.append(Hypothesis(prefix, score, self._ranked(score, len(prefix))))
 
     def lose(self, score: float) -> None:
         """Prefixes, the best of which has this log-probability, do not go on."""
@@ -272,10 +296,11 @@ class _Row:
 
     def result(self) -> Beam:
         """What was found."""
-        exact = self.lost == -math.inf
-        ranked = sorted(self.finished, key=lambda each: -each.score)
-        optimal = exact or (bool(ranked) and ranked[0].score >= self._bound(self.lost))
-        seen, mass = len(ranked), math.fsum(each.probability for each in ranked)
+        exact, ended = self.lost == -math.inf, [*self.finished, *self.aside]
+        ranked = sorted(ended if exact or not self.finished else self.finished, key=lambda each: -each.score)
+        others = max((each.score for each in self.aside), default=-math.inf)
+        optimal = exact or (bool(ranked) and ranked[0].score >= max(self._bound(self.lost), others))
+        seen, mass = len(ended), math.fsum(each.probability for each in ended)
         if not ranked:
             score, prefix = max(self.cut, key=lambda each: each[0], default=(-math.inf, ()))
             ranked = [Hypothesis(prefix, score, self._ranked(score, len(prefix)), finished=False)]
