@@ -99,6 +99,7 @@ class Mixed(Distribution):
     """
 
     support = closed_simplex
+    _validate_args = True  # of its own: torch.compile switches off that of all distributions
     _parameters: ClassVar[dict[str, int]]
     """Names of the tensors that the distribution has, and how many dimensions of each are not batch."""
 
