@@ -7,12 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import torch
-
 from fenchel import Gini, Shannon
-from fenchel.seq2seq import Inflected, Recurrent, Training, Vocabulary, inflect, train
+from fenchel.seq2seq import Inflected, Training, inflect, train
 from fenchel.studies import Context, Figure, Result, Table, inflection, study, style
-from fenchel.studies.inflection import BEAM, Corpus, Size
+from fenchel.studies.inflection import BEAM, Corpus, Size, untrained
 from fenchel.studies.registry import Progress
 from fenchel.studies.result import Cell
 
@@ -72,17 +70,7 @@ def exact_beams(context: Context) -> Result:
 
 def followed(corpus: Corpus, size: Size, seed: int, tell: Progress) -> list[Moment]:
     """Counts after every few epochs of one training: each part goes on from the checkpoint of the last."""
-    torch.manual_seed(seed)
-    model = Recurrent(
-        Vocabulary.of(pair.source for pair in corpus.train),
-        Vocabulary.of(pair.target for pair in corpus.train),
-        size.embedding,
-        size.hidden,
-        size.layers,
-        size.dropout,
-        attention=Shannon(),
-        output=Gini(),
-    )
+    model = untrained(corpus, size, seed, Shannon(), Gini())
     held = [pair for group in corpus.validation for pair in group[: size.held]]
     asked = [pair for group in corpus.validation for pair in group[: size.drawn]]
     moments, parts = [], range(size.how.every, size.epochs + 1, size.how.every)

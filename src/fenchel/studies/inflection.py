@@ -12,7 +12,7 @@ from random import Random
 
 import torch
 
-from fenchel import Tsallis
+from fenchel import Regularizer, Tsallis
 from fenchel.data import german_nouns, sigmorphon2018
 from fenchel.data.sigmorphon2018 import LANGUAGES, Inflection, Split
 from fenchel.seq2seq import (
@@ -190,19 +190,24 @@ def inflection(context: Context) -> Result:
     return Result(SUMMARY + text, figures=figures, tables=[_accuracies(outcomes, size), _forms(sure)])
 
 
-def trained(corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Progress) -> Recurrent:
-    """A model of the corpus."""
+def untrained(corpus: Corpus, size: Size, seed: int, attention: Regularizer, output: Regularizer) -> Recurrent:
+    """A model for the symbols of a corpus, before it learns."""
     torch.manual_seed(seed)
-    model = Recurrent(
+    return Recurrent(
         Vocabulary.of(pair.source for pair in corpus.train),
         Vocabulary.of(pair.target for pair in corpus.train),
         size.embedding,
         size.hidden,
         size.layers,
         size.dropout,
-        attention=Tsallis(attention),
-        output=Tsallis(output),
+        attention=attention,
+        output=output,
     )
+
+
+def trained(corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Progress) -> Recurrent:
+    """A model of the corpus."""
+    model = untrained(corpus, size, seed, Tsallis(attention), Tsallis(output))
     held = [pair for group in corpus.validation for pair in group[: size.held]]
     train(model, corpus.train, held, size.how, progress=tell)
     return model
