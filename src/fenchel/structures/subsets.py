@@ -180,7 +180,7 @@ class SequentialSubsets(_Sized):
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         from fenchel.kernels.exploration import explore_sequences
 
-        return explore_sequences, self._between(batch, shape[-1]), self.k
+        return explore_sequences, self.k, self._between(batch, shape[-1]), self.k
 
     def _between(self, batch: torch.Size, n: int) -> Array:
         """Transitions of a row each, or of one for all."""
