@@ -8,7 +8,8 @@ from fenchel.bench.machine import Machine, machine
 from fenchel.bench.measure import Timing, take_turns
 from fenchel.bench.report import BEGIN, END, Report, Sheet, insert, sheet, state
 from fenchel.bench.run import Measured, Outcome, run
-from fenchel.bench.workloads import Case, Contestant, Goal, UnknownWorkloadError, Workload, find, workloads
+from fenchel.bench.workload import Case, Contestant, Goal, Workload
+from fenchel.bench.workloads import UnknownWorkloadError, find, workloads
 
 __all__ = [
     "BEGIN",

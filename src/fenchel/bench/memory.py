@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
-    from fenchel.bench.workloads import Case, Contestant, Workload
+    from fenchel.bench.workload import Case, Contestant, Workload
 
 _STATUS = Path("/proc/self/status")
 _CHILD = "from fenchel.bench import memory; memory.main()"

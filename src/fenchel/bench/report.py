@@ -12,7 +12,7 @@ from typing import Any
 
 from fenchel.bench.machine import Machine
 from fenchel.bench.run import Outcome, Verdict
-from fenchel.bench.workloads import Goal
+from fenchel.bench.workload import Goal
 
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 """Around the part of a page that ``insert`` writes."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fenchel.bench import memory
 from fenchel.bench.measure import Call, Timing, take_turns
-from fenchel.bench.workloads import Case, Contestant, Goal, Workload
+from fenchel.bench.workload import Case, Contestant, Goal, Workload
 
 
 class Progress(Protocol):

@@ -284,8 +284,8 @@ def step(  # type: ignore[no-untyped-def]
     """One step of row b: take the candidate y into the active set, solve, drop members whose weight runs out.
 
     The row's own arrays are members with their counts, weights p, solution x, values q, extra h and M⁻¹ as ``advance``
-    has them; mark, u, v are room to work in; ``aligned`` tells that members' lists are of one length, and that parts they
-    have in common stand at the same place. Returns whether the candidate was taken.
+    has them; mark, u, v are room to work in; ``aligned`` tells that members' lists are of one length, and that parts
+    they have in common stand at the same place. Returns whether the candidate was taken.
     """
     parts = theta.size
     size = sizes[b]

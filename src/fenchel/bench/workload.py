@@ -1,0 +1,106 @@
+"""What is measured: inputs, contestants and the goals that they must reach.
+
+A workload is data. Its first contestant is what all are compared with; a case gives the inputs that every contestant is
+called with; a goal bounds a ratio, or the memory, of one contestant.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A function of a case's inputs.
+
+    Args:
+        name: as tables show it.
+        function: called with the inputs; None where it is not to be had.
+        missing: then, one line that says so and what to do.
+    """
+
+    name: str
+    function: Callable[..., Tensor] | None
+    missing: str = ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Inputs that contestants are called with.
+
+    Args:
+        label: as tables show it.
+        inputs: makes them, the same at every call.
+        options: keyword arguments, the same for all contestants.
+        backward: measure the gradient of every floating-point input too.
+        grad: whether gradients are enabled at all.
+        small: makes small inputs that warm everything up; with these, peak memory is measured too.
+        rows: how many a call works on; tables then show rows a second too.
+    """
+
+    label: str
+    inputs: Callable[[], tuple[Tensor, ...]]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    backward: bool = True
+    grad: bool = True
+    small: Callable[[], tuple[Tensor, ...]] | None = None
+    rows: int = 0
+
+
+Statistic = Literal["geometric mean", "largest", "memory"]
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A bound: on a ratio of medians between two contestants, or on bytes of memory.
+
+    Args:
+        of: the contestant that must reach it.
+        at_most: the bound, a ratio or bytes.
+        against: the contestant that it is compared with; none for memory.
+        statistic: of the ratios, or of the memory, of all cases.
+        cases: the labels of the cases that count; all if not given.
+    """
+
+    of: str
+    at_most: float
+    against: str = ""
+    statistic: Statistic = "geometric mean"
+    cases: tuple[str, ...] = ()
+
+    def covers(self, case: str) -> bool:
+        """Whether a case counts."""
+        return not self.cases or case in self.cases
+
+    def reduce(self, values: Sequence[float]) -> float:
+        """One number of the values of all cases."""
+        return statistics.geometric_mean(values) if self.statistic == "geometric mean" else max(values)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Contestants, what they are given, and what must come out."""
+
+    name: str
+    title: str
+    contestants: Sequence[Contestant]
+    cases: Sequence[Case]
+    goals: Sequence[Goal]
+
+    @property
+    def present(self) -> list[Contestant]:
+        """The contestants that can be run."""
+        return [each for each in self.contestants if each.function is not None]
+
+    def case(self, label: str) -> Case:
+        """The case with a label."""
+        return next(each for each in self.cases if each.label == label)
+
+    def contestant(self, name: str) -> Contestant:
+        """The contestant of a name."""
+        return next(each for each in self.contestants if each.name == name)
