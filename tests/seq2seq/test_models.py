@@ -73,6 +73,13 @@ def test_padding_changes_nothing(make: Maker) -> None:
         assert alone.best.probability == pytest.approx(found.best.probability)
 
 
+def test_where_symbols_are_is_known_of_numbers_on_any_device() -> None:
+    source = read(["ab", "a"], LETTERS).to(torch.device("meta"))  # as on a GPU: lengths stay behind
+    assert source.mask.tolist() == [[True, True], [True, False]]
+    model = transformer().to("meta")
+    assert model(collate(PAIRS, LETTERS, LETTERS)).device.type == "meta"
+
+
 @makers
 def test_a_model_in_training_is_not_searched(make: Maker) -> None:
     with pytest.raises(RuntimeError, match=r"call model\.eval\(\)"):

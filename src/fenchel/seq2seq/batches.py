@@ -35,8 +35,8 @@ class Source:
 
     @property
     def mask(self) -> Tensor:
-        """Where there is a symbol, (B, J)."""
-        return torch.arange(self.numbers.shape[1], device=self.numbers.device) < self.lengths.unsqueeze(1)
+        """Where there is a symbol, (B, J); with the lengths, on the host."""
+        return torch.arange(self.numbers.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
 
     def to(self, device: torch.device) -> Source:
         """The same on another device; lengths stay on the host, where packing wants them."""
