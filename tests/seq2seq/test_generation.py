@@ -162,6 +162,9 @@ def test_the_best_epsilon_has_the_smallest_perplexity(zeros: float) -> None:
 def test_the_best_epsilon_may_be_none_or_all() -> None:
     assert best_epsilon(torch.tensor([[0.9, 0.1]]), torch.tensor([0])) == 0
     assert best_epsilon(torch.tensor([[0.9, 0.1], [1.0, 0.0]]), torch.tensor([1, 1])) == math.inf
+    # No better than chance on average: the slope is zero where only the uniform distribution is left.
+    assert best_epsilon(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])) == math.inf
+    assert best_epsilon(torch.tensor([[0.5, 0.5, 0.0], [0.5, 1 / 3, 1 / 6]]), torch.tensor([1, 2])) == math.inf
     with pytest.raises(ValueError, match="a word that is not ignored"):
         best_epsilon(torch.tensor([[0.9, 0.1]]), torch.tensor([-100]))
 

@@ -16,6 +16,9 @@ from fenchel.regularizers.rows import check_parameter, check_scores
 _STEPS = 64
 """Bisections of λ in [0, 1]: more than a float64 has digits."""
 
+_ROUNDING = 1e-7
+"""A slope of zero at λ = 1 is seen as that of a λ nearer to 1 than this, where probabilities are in float32."""
+
 
 def sample(
     logits: Tensor,
@@ -144,13 +147,12 @@ def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> 
 
     if not rises(0.0):
         return 0.0
-    if rises(1.0):
-        return math.inf
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if rises(middle) else (low, middle)
-    return high * even / (1 - high)
+    # Shares that no rounding tells from one are one.
+    return high * even / (1 - high) if 1 - high > _ROUNDING else math.inf
 
 
 def jensen_shannon(
