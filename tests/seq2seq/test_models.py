@@ -162,6 +162,22 @@ def test_a_folder_gives_the_model_back(make: Maker, omega: Regularizer, tmp_path
     assert torch.equal(loaded(batch), model(batch))
 
 
+@makers
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_every_precision_trains_searches_and_is_kept_by_a_folder(
+    make: Maker, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = make().to(dtype)
+    model(collate(PAIRS, LETTERS, LETTERS)).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    model.eval().save(tmp_path)
+    loaded = Seq2Seq.load(tmp_path)
+    for own, given in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert own.dtype == dtype
+        assert torch.equal(own, given)
+    assert beam_search(loaded, ["abc"], 2, max_length=3) == beam_search(model, ["abc"], 2, max_length=3)
+
+
 def test_what_json_cannot_hold_is_given_when_loading(tmp_path: Path) -> None:
     own = Custom(lambda p: 0.5 * (p * p).sum(-1))
     recurrent(attention=own).save(tmp_path)
@@ -181,6 +197,14 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
 def test_bad_sizes_and_empty_sources_are_told() -> None:
     with pytest.raises(ValueError, match="hidden must be even"):
         Recurrent(LETTERS, LETTERS, hidden=7)
+    with pytest.raises(ValueError, match="width must be a multiple of heads, 4, got 10"):
+        Transformer(LETTERS, LETTERS, width=10)
+    for kind in (Recurrent, Transformer):
+        with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
+            kind(LETTERS, LETTERS, layers=0)
+        for dropout in (1.0, -0.1):
+            with pytest.raises(ValueError, match=f"dropout must be in .0, 1., got {dropout}"):
+                kind(LETTERS, LETTERS, dropout=dropout)
     with pytest.raises(ValueError, match="at least one symbol; number 1"):
         read(["a", ""], LETTERS)
     with pytest.raises(ValueError, match="'a' comes twice"):

@@ -171,8 +171,17 @@ class Seq2Seq(nn.Module):
             attention=attention or restore(settings["attention"], "attention"),
             output=output or restore(settings["output"], "output"),
         )
-        model.load_state_dict(safetensors().load_file(folder / "model.safetensors"))
+        tensors = safetensors().load_file(folder / "model.safetensors")
+        model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
         return cast(Self, model.eval())
+
+
+def check_depth(layers: int, dropout: float) -> None:
+    """Check what every subclass is made with."""
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
 
 
 def _own(omega: Regularizer) -> Regularizer:
