@@ -17,6 +17,7 @@ from fenchel.seq2seq import (
     Vocabulary,
     beam_search,
     collate,
+    files,
     force,
     read,
 )
@@ -192,6 +193,32 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
     recurrent().save(tmp_path)
     with pytest.raises(ValueError, match="has a Recurrent"):
         Transformer.load(tmp_path)
+
+
+def test_a_model_that_is_being_saved_is_whole_or_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = recurrent().eval()
+    before.save(tmp_path)
+    library = files.safetensors()
+
+    def cut_short(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        path.write_bytes(library.save(tensors)[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library, "save_file", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        recurrent().save(tmp_path)
+    assert torch.equal(Seq2Seq.load(tmp_path).output.weight, before.output.weight)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{"])
+def test_a_broken_file_is_told_by_its_name(name: str, content: bytes, tmp_path: Path) -> None:
+    recurrent().save(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is not what a model was saved to"):
+        Seq2Seq.load(tmp_path)
 
 
 def test_bad_sizes_and_empty_sources_are_told() -> None:

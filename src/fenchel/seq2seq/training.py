@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
-from fenchel.seq2seq.files import safetensors
+from fenchel.seq2seq.files import read_tensors, safetensors, write_whole
 from fenchel.seq2seq.model import Seq2Seq
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -258,18 +258,18 @@ def _keep(
         tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
     record = {**what, "run": asdict(run)}
     file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    safetensors().save_file(tensors, new, metadata={"fenchel": json.dumps(record)})
-    new.replace(file)
+    words = {"fenchel": json.dumps(record)}
+    write_whole(file, lambda path: safetensors().save_file(tensors, path, metadata=words))
 
 
 def _resumed(
     file: Path, model: Seq2Seq, optimizer: torch.optim.Optimizer, wanted: _What
 ) -> tuple[_Run, dict[str, Tensor]]:
     """Put model, optimizer and random numbers where a checkpoint left them."""
-    with _opened(file) as opened:
-        record = json.loads((opened.metadata() or {})["fenchel"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tensors, words = read_tensors(file, "a checkpoint")
+    if "fenchel" not in words:
+        raise ValueError(f"{file} is not a checkpoint of Fenchel's")
+    record = json.loads(words["fenchel"])
     # To train on for more epochs, or with more patience, is to go on.
     free = {"epochs", "patience"}
     for part, now in wanted.items():
@@ -303,13 +303,6 @@ def _resumed(
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}…"
-
-
-def _opened(file: Path) -> Any:
-    safetensors()  # says what to install
-    from safetensors import safe_open
-
-    return safe_open(file, framework="pt")
 
 
 # -- a bar -----------------------------------------------------------------------------------------------------------
