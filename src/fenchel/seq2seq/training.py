@@ -149,6 +149,9 @@ def train(
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
     file = None if folder is None else Path(folder) / CHECKPOINT
+    if file is not None:  # what cannot be written is known before an epoch is spent on it
+        safetensors()
+        file.parent.mkdir(parents=True, exist_ok=True)
     batches = Batches(pairs, model.source, model.target, how.batch, how.seed)
     judged = Batches(validation, model.source, model.target, 2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
@@ -257,7 +260,6 @@ def _keep(
     if model.device.type == "cuda":
         tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
     record = {**what, "run": asdict(run)}
-    file.parent.mkdir(parents=True, exist_ok=True)
     words = {"fenchel": json.dumps(record)}
     write_whole(file, lambda path: safetensors().save_file(tensors, path, metadata=words))
 
