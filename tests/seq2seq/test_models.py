@@ -234,6 +234,9 @@ def test_bad_sizes_and_empty_sources_are_told() -> None:
                 kind(LETTERS, LETTERS, dropout=dropout)
     with pytest.raises(ValueError, match="at least one symbol; number 1"):
         read(["a", ""], LETTERS)
+    for make in (read, lambda rows, letters: collate(rows, letters, letters)):
+        with pytest.raises(ValueError, match="a batch must have at least one"):
+            make([], LETTERS)
     with pytest.raises(ValueError, match="'a' comes twice"):
         Vocabulary("aba")
     with pytest.raises(ValueError, match=r"\[0, 7\], got 8"):

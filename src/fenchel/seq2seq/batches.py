@@ -65,6 +65,8 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
         tensor([[2, 3],
                 [3, 5]])
     """
+    if not sequences:
+        raise ValueError("a batch must have at least one source, got none")
     if empty := [number for number, sequence in enumerate(sequences) if not sequence]:
         raise ValueError(f"a source must have at least one symbol; number {empty[0]} of the batch has none")
     rows = [vocabulary.encode(sequence) for sequence in sequences]
@@ -83,6 +85,8 @@ def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Ba
                 [4, 3, 5]]), tensor([[   2,    3,    0],
                 [   3,    0, -100]]))
     """
+    if not pairs:
+        raise ValueError("a batch must have at least one pair, got none")
     rows = [target.encode(pair.target) for pair in pairs]
     inputs = _padded([[target.start, *row] for row in rows], target.pad)
     targets = _padded([[*row, STOP] for row in rows], IGNORED)
