@@ -494,8 +494,9 @@ def test_the_processor_gives_logarithms_of_entmax() -> None:
     assert_close(warm.exp(), fenchel.sparsemax(scores[:2] / 3.0))
     assert warm[0, 3] == -torch.inf
     assert EntmaxLogitsProcessor()(TOKENS, scores.bfloat16()).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="temperature must satisfy"):
-        EntmaxLogitsProcessor(temperature=0.0)
+    for temperature in (0.0, torch.inf):
+        with pytest.raises(ValueError, match="temperature must satisfy"):
+            EntmaxLogitsProcessor(temperature=temperature)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

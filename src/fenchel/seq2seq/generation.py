@@ -62,14 +62,12 @@ def sample(
     References: Martins, Marinho & Martins (2020).
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
-    temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
+    temperature = check_temperature(temperature)
     check_scores(logits, -1)
     if num_samples is not None and (isinstance(num_samples, bool) or not isinstance(num_samples, int)):
         raise TypeError(f"num_samples must be an int or None, got {type(num_samples).__name__}")
     if num_samples is not None and num_samples < 0:
         raise ValueError(f"num_samples must not be negative, got {num_samples}")
-    if not isinstance(temperature, Tensor) and temperature == math.inf:
-        raise ValueError("temperature must satisfy 0 < temperature < inf, got inf")
     chooser = omega if not isinstance(temperature, Tensor) and temperature == 1.0 else temperature * omega
     rows = logits.detach()
     p = chooser.argmax(rows.to(_wide(rows.dtype)), dim=-1, mask=mask).detach()
@@ -81,6 +79,19 @@ def sample(
     # A race of exponential clocks with rates p: whose rings first is a draw from p, and a rate of zero never rings.
     time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
     return torch.where(p > 0, time, torch.inf).argmin(-1)
+
+
+def check_temperature(temperature: float | Tensor) -> float | Tensor:
+    """Check a temperature, or every one of a tensor."""
+    allowed = "0 < temperature < inf"
+    temperature = check_parameter(temperature, "temperature", 0.0, allowed)
+    if isinstance(temperature, Tensor):
+        endless = concrete(temperature) and bool(temperature.isinf().any())
+    else:
+        endless = temperature == math.inf
+    if endless:
+        raise ValueError(f"temperature must satisfy {allowed}, got inf")
+    return temperature
 
 
 def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_index: int = -100) -> Tensor:
