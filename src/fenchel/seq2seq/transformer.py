@@ -141,7 +141,7 @@ class Transformer(Seq2Seq):
         self.encoder = nn.ModuleList(_Layer(*shape, reads=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(*shape, reads=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        # The layers have copies; what nobody uses is not to be trained or saved.
+        # The layers have copies; what nobody uses is not to be trained.
         for parameter in self.attention_omega.parameters():
             parameter.requires_grad_(False)
 
