@@ -19,7 +19,7 @@ from fenchel.attention import attention
 from fenchel.losses import fy_loss, is_kept
 from fenchel.regularizers import Gini, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
-from fenchel.seq2seq.generation import check_temperature
+from fenchel.regularizers.rows import check_temperature
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel
@@ -247,10 +247,10 @@ def make_mask(
     mark need not read it. A model that does not look its attention up by name would add the mask to its scores, and
     see what it must not: an error.
     """
-    config = options.get("config")
-    if not torch.compiler.is_compiling() and not _looks_up(type(config)):
+    kind: Any = type(options.get("config"))
+    if not torch.compiler.is_compiling() and not _looks_up(kind):
         raise ValueError(
-            f"{getattr(config, 'model_type', config)} models have an attention of their own, and do not look it up by "
+            f"{kind.model_type} models have an attention of their own, and do not look it up by "
             "name: attn_implementation must be 'eager', or what transformers has for them"
         )
     places = {"q_length": q_length, "q_offset": q_offset, "kv_offset": kv_offset}
@@ -269,9 +269,11 @@ def make_mask(
 @functools.cache
 def _looks_up(config: type) -> bool:
     """Whether the models of a configuration look their attention up by name; taken for granted of models by others."""
-    module = sys.modules.get(config.__module__.replace("configuration_", "modeling_"))
-    models = [each for each in vars(module).values() if isinstance(each, type)] if module else []
-    own = [each for each in models if issubclass(each, PreTrainedModel) and each.__module__ == module.__name__]
+    name = config.__module__.replace("configuration_", "modeling_")
+    if name not in sys.modules:
+        return True
+    models: list[Any] = [each for each in vars(sys.modules[name]).values() if isinstance(each, type)]
+    own = [each for each in models if issubclass(each, PreTrainedModel) and each.__module__ == name]
     return all(each._can_set_attn_implementation() for each in own)
 
 

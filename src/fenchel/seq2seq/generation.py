@@ -11,7 +11,7 @@ from fenchel.kernels import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_indices, check_integers, check_omega
-from fenchel.regularizers.rows import check_parameter, check_scores
+from fenchel.regularizers.rows import check_scores, check_temperature
 
 _STEPS = 64
 """Bisections of λ in [0, 1]: more than a float64 has digits."""
@@ -79,19 +79,6 @@ def sample(
     # A race of exponential clocks with rates p: whose rings first is a draw from p, and a rate of zero never rings.
     time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
     return torch.where(p > 0, time, torch.inf).argmin(-1)
-
-
-def check_temperature(temperature: float | Tensor) -> float | Tensor:
-    """Check a temperature, or every one of a tensor."""
-    allowed = "0 < temperature < inf"
-    temperature = check_parameter(temperature, "temperature", 0.0, allowed)
-    if isinstance(temperature, Tensor):
-        endless = concrete(temperature) and bool(temperature.isinf().any())
-    else:
-        endless = temperature == math.inf
-    if endless:
-        raise ValueError(f"temperature must satisfy {allowed}, got inf")
-    return temperature
 
 
 def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_index: int = -100) -> Tensor:
