@@ -88,6 +88,16 @@ def test_a_model_in_training_is_not_searched(make: Maker) -> None:
 
 
 @makers
+def test_looking_at_attention_leaves_the_mode_as_it_was(make: Maker) -> None:
+    model = make().train()
+    model.attend("ab", "a")
+    assert model.training
+    with pytest.raises(ValueError, match="at least one symbol"):
+        model.attend("", "a")
+    assert model.training
+
+
+@makers
 def test_reordered_states_go_on_where_they_were(make: Maker) -> None:
     model = make().double().eval()
     state = model.start([pair.source for pair in PAIRS])

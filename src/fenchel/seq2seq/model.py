@@ -120,8 +120,10 @@ class Seq2Seq(nn.Module):
         """Attention paid to the symbols of a source (columns) in writing a target and its end (rows)."""
         training = self.training
         inputs = torch.tensor([[self.target.start, *self.target.encode(target)]], device=self.device)
-        _, weights = self.eval().decode(self.start([source]), inputs)
-        self.train(training)
+        try:
+            _, weights = self.eval().decode(self.start([source]), inputs)
+        finally:
+            self.train(training)
         return weights[0]
 
     # -- folders -------------------------------------------------------------------------------------------------------
