@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel.seq2seq import STOP, Ensemble, beam_search, complete, enumerate_support, force
+from fenchel.seq2seq import STOP, Ensemble, beam_search, complete, enumerate_support, force, spelled
 
 Prefix = tuple[int, ...]
 
@@ -220,8 +220,6 @@ def test_no_sources_give_no_beams_and_bad_numbers_are_told() -> None:
     for penalty in (-1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match=f"length_penalty must satisfy 0 <= length_penalty < inf, got {penalty}"):
             beam_search(Fixed([1, 0]), ["a"], length_penalty=penalty)
-    with pytest.raises(ValueError, match="not numbers"):
-        beam_search(Fixed([math.nan, 1]), ["a"])
 
 
 def test_the_tree_has_every_prefix_that_went_on() -> None:
@@ -269,6 +267,21 @@ def test_strings_are_told_by_numbers() -> None:
         for token in (-1, 2):
             with pytest.raises(ValueError, match=rf"{name} must hold numbers in \[0, 1\], got {token}"):
                 function(Fixed([0, 1.0]), "a", [token])
+
+
+def test_probabilities_that_are_not_numbers_are_never_answered_with() -> None:
+    broken = Fixed([math.nan, 1])
+    for ask in (beam_search, enumerate_support):
+        with pytest.raises(ValueError, match="not numbers"):
+            ask(broken, ["a"])
+    for follow in (force, complete):
+        with pytest.raises(ValueError, match="not numbers"):
+            follow(broken, "a", [1])
+
+
+def test_tags_are_a_sequence_of_tags() -> None:
+    with pytest.raises(TypeError, match=r"tags must be a sequence of tags, such as \['N', 'PL'\], got 'N;PL'"):
+        spelled("dog", "N;PL")
 
 
 def test_completion_goes_on_while_there_is_one_continuation() -> None:

@@ -147,9 +147,7 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
     tokens = torch.full((len(rows),), stepper.begin)
     state = stepper.start(sources)
     for length in range(max_length + 1):
-        probabilities, state = stepper.step(tokens, state)
-        if bool(probabilities.isnan().any()):
-            raise ValueError("the model gives probabilities that are not numbers: no search can rank them")
+        probabilities, state = _step(stepper, tokens, state)
         parents, tokens, scores = _continued(probabilities, live, beam, rows)
         if length == max_length:
             live.cut(parents, tokens, scores, rows)
@@ -176,6 +174,13 @@ def enumerate_support(
         raise ValueError(f"most must be at least 1 and max_length at least 0, got {most} and {max_length}")
     rows = [_Row(most * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
     return _search(stepper, sources, most, max_length, rows) if rows else []
+
+
+def _step(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    probabilities, state = stepper.step(tokens, state)
+    if bool(probabilities.isnan().any()):
+        raise ValueError("the model gives probabilities that are not numbers: no search can rank them")
+    return probabilities, state
 
 
 def _logs(probabilities: Tensor) -> Tensor:
@@ -373,7 +378,7 @@ def force(stepper: Stepper, source: Any, tokens: Sequence[int], most: int | None
     state = stepper.start([source])
     before, choices = stepper.begin, []
     for token in (*tokens, STOP):
-        row, state = stepper.step(torch.tensor([before]), state)
+        row, state = _step(stepper, torch.tensor([before]), state)
         _check_symbol(token, row, "tokens")
         choices.append(Choice(token, float(row[0, token]), _alternatives(row[0], most)))
         before = token
@@ -402,10 +407,10 @@ def complete(
         max_length: symbols to add at most.
         most: alternatives to keep where there are several.
     """
-    row, state = stepper.step(torch.tensor([stepper.begin]), stepper.start([source]))
+    row, state = _step(stepper, torch.tensor([stepper.begin]), stepper.start([source]))
     for token in prefix:
         _check_symbol(token, row, "prefix")
-        row, state = stepper.step(torch.tensor([token]), state)
+        row, state = _step(stepper, torch.tensor([token]), state)
     added: list[int] = []
     while True:
         possible = _alternatives(row[0], 2)
@@ -414,7 +419,7 @@ def complete(
         if possible[0][0] == STOP:
             return Completion(tuple(added), True)
         added.append(possible[0][0])
-        row, state = stepper.step(torch.tensor([added[-1]]), state)
+        row, state = _step(stepper, torch.tensor([added[-1]]), state)
 
 
 def _check_symbol(token: int, row: Tensor, name: str) -> None:
