@@ -113,7 +113,7 @@ def explain(
     out: Annotated[Path, typer.Option(help="Folder for tree.png, attention.png and alternatives.png.")] = Path("."),
     beam: Annotated[int, typer.Option(help="Width of the beam.", min=1)] = 5,
 ) -> None:
-    """Draw the beam as a tree, the attention of the letters, and the alternatives at each of them."""
+    """Draw the beam as a tree, the attention of the letters (the first model's), and the alternatives at each."""
     (word,) = _parsed(f"{lemma}\t{tags}", "LEMMA TAGS")
     loaded, stepper = _load(model)
     source = spelled(word.lemma, word.tags)
