@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,10 +11,11 @@ import torch
 import typer
 from rich.console import Console
 
-from fenchel import Tsallis
+from fenchel import Regularizer, Tsallis
 from fenchel.data.sigmorphon2018 import Inflection, parse
 from fenchel.seq2seq import (
     Ensemble,
+    Pair,
     Recurrent,
     Seq2Seq,
     Stepper,
@@ -64,18 +66,11 @@ def train_model(
     if not words or not judged:
         raise _refusal(f"{table}: there must be at least two inflections, one to train and one to validate with.")
     pairs, held = [paired(word) for word in words], [paired(word) for word in judged]
-    source, target = (Vocabulary.of(side) for side in zip(*((p.source, p.target) for p in pairs), strict=True))
-    omegas: dict[str, Any] = {"attention": Tsallis(attention), "output": Tsallis(alpha)}
-    torch.manual_seed(seed)
-    model: Seq2Seq
-    if kind == "recurrent":
-        model = Recurrent(source, target, embedding=max(1, hidden // 2), hidden=hidden, layers=1, **omegas)
-    else:
-        model = Transformer(source, target, width=hidden, inner=2 * hidden, **omegas)
-    how = Training(epochs=epochs, rate=rate, batch=batch, seed=seed)
     try:
+        how = Training(epochs=epochs, rate=rate, batch=batch, seed=seed)
+        model = _new(kind, pairs, hidden, Tsallis(attention), Tsallis(alpha), seed)
         best = train(model, pairs, held, how, out, progress=True).best
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise _refusal(error) from None
     told = f"Best after epoch {best.epoch}: {best.scores.accuracy:.1%} of {len(held)} held-out forms right."
     console.print(f"{told} Saved to {out}.", markup=False, highlight=False, soft_wrap=True)
@@ -90,22 +85,19 @@ def predict(
 ) -> None:
     """Write forms as TSV: lemma, form, tags, probability, `exact` if no form of any probability was missed.
 
-    `best` stands there if others were missed, none of which can be more probable.
+    `best` stands there, at the first form of a line, if others were missed, none of which can be more probable.
     """
     words = _read(table, forms=False)
     loaded, stepper = _load(model)
     sources = [spelled(word.lemma, word.tags) for word in words]
-    strange = {symbol: None for source in sources for symbol in unknown(source, loaded.source)}
-    if strange:
-        shown = " ".join(map(hypotheses.name, list(strange)[:20]))
-        errors.print(f"Never seen in training, read as unknown: {shown}", style="yellow", markup=False, soft_wrap=True)
+    _warn(symbol for source in sources for symbol in unknown(source, loaded.source))
     right = 0
     for word, found in zip(
         words, inflect(loaded, sources, beam, n_best=max(n_best, beam), stepper=stepper), strict=True
     ):
         right += found.form == word.form
-        exact = "exact" if found.beam.exact else "best" if found.beam.optimal else ""
-        for form, probability in found.forms[:n_best]:
+        for rank, (form, probability) in enumerate(found.forms[:n_best]):
+            exact = "exact" if found.beam.exact else "best" if found.beam.optimal and not rank else ""
             print(word.lemma, form, ";".join(word.tags), f"{probability:.4f}", exact, sep="\t")
     if words and all(word.form for word in words):
         share = f"{right} of {len(words)} right, {right / len(words):.1%}."
@@ -121,18 +113,22 @@ def explain(
     out: Annotated[Path, typer.Option(help="Folder for tree.png, attention.png and alternatives.png.")] = Path("."),
     beam: Annotated[int, typer.Option(help="Width of the beam.", min=1)] = 5,
 ) -> None:
-    """Draw the beam as a tree, the attention of the letters, and the alternatives at each of them."""
+    """Draw the beam as a tree, the attention of the letters (the first model's), and the alternatives at each."""
     (word,) = _parsed(f"{lemma}\t{tags}", "LEMMA TAGS")
     loaded, stepper = _load(model)
     source = spelled(word.lemma, word.tags)
+    _warn([*unknown(source, loaded.source), *unknown(form, loaded.target)])
     (found,) = inflect(loaded, [source], beam, stepper=stepper, keep_tree=True)
     for written, probability in found.forms:
         console.print(f"{probability:7.2%}  {written}", markup=False, highlight=False)
-    claim = "All forms of any probability." if found.beam.exact else "There are others, less probable than these."
-    console.print(claim if found.beam.exact or found.beam.optimal else "There are others.", markup=False)
-    target = tuple(form or found.form)
+    others = "There are others, none more probable than the first." if found.beam.optimal else "There are others."
+    console.print("All forms of any probability." if found.beam.exact else others, markup=False, soft_wrap=True)
+    target = tuple(form) or loaded.target.decode(found.beam.best.tokens)
     choices = force(stepper, source, loaded.target.encode(target))
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _refusal(error) from None
     with style.applied():
         drawings = {
             "tree": hypotheses.tree(found.beam, loaded.target, target),
@@ -169,6 +165,25 @@ def _load(folders: list[Path]) -> tuple[Seq2Seq, Stepper]:
         return models[0], models[0] if len(models) == 1 else Ensemble(models)
     except (OSError, ValueError) as error:
         raise _refusal(error) from None
+
+
+def _new(
+    kind: str, pairs: Sequence[Pair], hidden: int, attention: Regularizer, output: Regularizer, seed: int
+) -> Seq2Seq:
+    """A model for the symbols of some pairs."""
+    source, target = (Vocabulary.of(side) for side in zip(*((p.source, p.target) for p in pairs), strict=True))
+    omegas: dict[str, Any] = {"attention": attention, "output": output}
+    torch.manual_seed(seed)
+    if kind == "recurrent":
+        return Recurrent(source, target, embedding=max(1, hidden // 2), hidden=hidden, layers=1, **omegas)
+    return Transformer(source, target, width=hidden, inner=2 * hidden, **omegas)
+
+
+def _warn(symbols: Iterable[str]) -> None:
+    """Tell of symbols that training never saw."""
+    if strange := list(dict.fromkeys(symbols)):
+        shown = " ".join(map(hypotheses.name, strange[:20]))
+        errors.print(f"Never seen in training, read as unknown: {shown}", style="yellow", markup=False, soft_wrap=True)
 
 
 def _refusal(reason: object) -> typer.Exit:

@@ -17,6 +17,8 @@ from transformers import (
     BartModel,
     BertConfig,
     BertModel,
+    BloomConfig,
+    BloomModel,
     DynamicCache,
     Gemma2Config,
     Gemma2Model,
@@ -354,6 +356,12 @@ def test_what_would_be_overlooked_is_refused(options: dict[str, Any], error: typ
         attend(**options)
 
 
+def test_a_model_with_an_attention_of_its_own_is_refused_and_does_not_see_the_future() -> None:
+    config = BloomConfig(hidden_size=16, n_layer=1, n_head=4, vocab_size=20, attn_implementation="entmax15")
+    with pytest.raises(ValueError, match="bloom models have an attention of their own"):
+        BloomModel(config)(TOKENS)
+
+
 def test_a_layers_own_omega_is_trained_with_the_model() -> None:
     model = make("llama")
     for layer in model.layers:
@@ -367,6 +375,26 @@ def test_a_layers_own_omega_is_trained_with_the_model() -> None:
     other = make("llama")
     other.load_state_dict(model.state_dict(), strict=False)
     assert_close(run(other, "fixed", "left").last_hidden_state, states, atol=2e-5, rtol=2e-5)
+
+
+class Learned(LlamaForCausalLM):
+    """A model whose heads learn their alphas, as a class: that is what ``from_pretrained`` builds before it loads."""
+
+    def __init__(self, config: LlamaConfig) -> None:
+        super().__init__(config)
+        for block in self.model.layers:
+            block.self_attn.omega = Tsallis(1.5, learnable=True, shape=(4, 1, 1))
+
+
+def test_alphas_that_a_class_has_are_loaded_with_the_model(tmp_path: Path) -> None:
+    model = Learned(LlamaConfig(**WIDTHS, **HEADS)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    model.save_pretrained(tmp_path)
+    loaded = Learned.from_pretrained(tmp_path, attn_implementation="sparsemax").eval()
+    model.set_attn_implementation("entmax15")  # either way the layers' own go first
+    assert_close(loaded(TOKENS).logits, model(TOKENS).logits, atol=0, rtol=0)
 
 
 def test_half_precision_stays_half() -> None:
@@ -466,8 +494,9 @@ def test_the_processor_gives_logarithms_of_entmax() -> None:
     assert_close(warm.exp(), fenchel.sparsemax(scores[:2] / 3.0))
     assert warm[0, 3] == -torch.inf
     assert EntmaxLogitsProcessor()(TOKENS, scores.bfloat16()).dtype == torch.bfloat16
-    with pytest.raises(ValueError, match="temperature must satisfy"):
-        EntmaxLogitsProcessor(temperature=0.0)
+    for temperature in (0.0, torch.inf):
+        with pytest.raises(ValueError, match="temperature must satisfy"):
+            EntmaxLogitsProcessor(temperature=temperature)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])

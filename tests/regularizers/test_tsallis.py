@@ -253,6 +253,15 @@ def test_a_learnable_alpha_starts_where_told_and_stays_inside_its_bounds(alpha: 
         assert omega.argmax(torch.randn(3, 8)).isfinite().all()
 
 
+def test_a_learnable_alpha_is_made_where_there_are_no_data_yet() -> None:
+    with torch.device("meta"):
+        omegas = [Tsallis(1.5, learnable=True), Tsallis(1.5, learnable=True, shape=(2, 1))]
+    assert [str(omega) for omega in omegas] == [
+        "Tsallis(alpha=tensor of shape (), learnable, bounds=(1, 2))",
+        "Tsallis(alpha=tensor of shape (2, 1), learnable, bounds=(1, 2))",
+    ]
+
+
 @pytest.mark.parametrize(
     ("alpha", "error"),
     [

@@ -119,6 +119,7 @@ def test_members_of_a_chosen_set_are_drawn_alike() -> None:
         ({"logits": torch.zeros(2, 0)}, ValueError, "must not be empty"),
         ({"temperature": 0.0}, ValueError, "temperature must satisfy 0 < temperature < inf, got 0"),
         ({"temperature": math.inf}, ValueError, "temperature must satisfy"),
+        ({"temperature": torch.tensor([[1.0], [math.inf]])}, ValueError, "temperature must satisfy .* got inf"),
         ({"num_samples": -1}, ValueError, "num_samples must not be negative, got -1"),
         ({"num_samples": 1.5}, TypeError, "num_samples must be an int"),
         ({"omega": 1.5}, TypeError, "omega must be a Regularizer"),
@@ -162,6 +163,9 @@ def test_the_best_epsilon_has_the_smallest_perplexity(zeros: float) -> None:
 def test_the_best_epsilon_may_be_none_or_all() -> None:
     assert best_epsilon(torch.tensor([[0.9, 0.1]]), torch.tensor([0])) == 0
     assert best_epsilon(torch.tensor([[0.9, 0.1], [1.0, 0.0]]), torch.tensor([1, 1])) == math.inf
+    # No better than chance on average: the slope is zero where only the uniform distribution is left.
+    assert best_epsilon(torch.tensor([[1.0, 0.0], [1.0, 0.0]]), torch.tensor([0, 1])) == math.inf
+    assert best_epsilon(torch.tensor([[0.5, 0.5, 0.0], [0.5, 1 / 3, 1 / 6]]), torch.tensor([1, 2])) == math.inf
     with pytest.raises(ValueError, match="a word that is not ignored"):
         best_epsilon(torch.tensor([[0.9, 0.1]]), torch.tensor([-100]))
 

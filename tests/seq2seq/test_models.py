@@ -17,6 +17,7 @@ from fenchel.seq2seq import (
     Vocabulary,
     beam_search,
     collate,
+    files,
     force,
     read,
 )
@@ -73,10 +74,27 @@ def test_padding_changes_nothing(make: Maker) -> None:
         assert alone.best.probability == pytest.approx(found.best.probability)
 
 
+def test_where_symbols_are_is_known_of_numbers_on_any_device() -> None:
+    source = read(["ab", "a"], LETTERS).to(torch.device("meta"))  # as on a GPU: lengths stay behind
+    assert source.mask.tolist() == [[True, True], [True, False]]
+    model = transformer().to("meta")
+    assert model(collate(PAIRS, LETTERS, LETTERS)).device.type == "meta"
+
+
 @makers
 def test_a_model_in_training_is_not_searched(make: Maker) -> None:
     with pytest.raises(RuntimeError, match=r"call model\.eval\(\)"):
         beam_search(make().train(), ["ab"])
+
+
+@makers
+def test_looking_at_attention_leaves_the_mode_as_it_was(make: Maker) -> None:
+    model = make().train()
+    model.attend("ab", "a")
+    assert model.training
+    with pytest.raises(ValueError, match="at least one symbol"):
+        model.attend("", "a")
+    assert model.training
 
 
 @makers
@@ -155,6 +173,22 @@ def test_a_folder_gives_the_model_back(make: Maker, omega: Regularizer, tmp_path
     assert torch.equal(loaded(batch), model(batch))
 
 
+@makers
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_every_precision_trains_searches_and_is_kept_by_a_folder(
+    make: Maker, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    model = make().to(dtype)
+    model(collate(PAIRS, LETTERS, LETTERS)).backward()
+    assert all(p.grad.isfinite().all() for p in model.parameters())
+    model.eval().save(tmp_path)
+    loaded = Seq2Seq.load(tmp_path)
+    for own, given in zip(loaded.parameters(), model.parameters(), strict=True):
+        assert own.dtype == dtype
+        assert torch.equal(own, given)
+    assert beam_search(loaded, ["abc"], 2, max_length=3) == beam_search(model, ["abc"], 2, max_length=3)
+
+
 def test_what_json_cannot_hold_is_given_when_loading(tmp_path: Path) -> None:
     own = Custom(lambda p: 0.5 * (p * p).sum(-1))
     recurrent(attention=own).save(tmp_path)
@@ -171,11 +205,48 @@ def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
         Transformer.load(tmp_path)
 
 
+def test_a_model_that_is_being_saved_is_whole_or_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = recurrent().eval()
+    before.save(tmp_path)
+    library = files.safetensors()
+
+    def cut_short(tensors: dict[str, torch.Tensor], path: Path) -> None:
+        path.write_bytes(library.save(tensors)[:100])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(library, "save_file", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        recurrent().save(tmp_path)
+    assert torch.equal(Seq2Seq.load(tmp_path).output.weight, before.output.weight)
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "model.json"])
+@pytest.mark.parametrize("content", [b"", b"[]", b"{"])
+def test_a_broken_file_is_told_by_its_name(name: str, content: bytes, tmp_path: Path) -> None:
+    recurrent().save(tmp_path)
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=f"{name} is not what a model was saved to"):
+        Seq2Seq.load(tmp_path)
+
+
 def test_bad_sizes_and_empty_sources_are_told() -> None:
     with pytest.raises(ValueError, match="hidden must be even"):
         Recurrent(LETTERS, LETTERS, hidden=7)
+    with pytest.raises(ValueError, match="width must be a multiple of heads, 4, got 10"):
+        Transformer(LETTERS, LETTERS, width=10)
+    for kind in (Recurrent, Transformer):
+        with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
+            kind(LETTERS, LETTERS, layers=0)
+        for dropout in (1.0, -0.1):
+            with pytest.raises(ValueError, match=f"dropout must be in .0, 1., got {dropout}"):
+                kind(LETTERS, LETTERS, dropout=dropout)
     with pytest.raises(ValueError, match="at least one symbol; number 1"):
         read(["a", ""], LETTERS)
+    for make in (read, lambda rows, letters: collate(rows, letters, letters)):
+        with pytest.raises(ValueError, match="a batch must have at least one"):
+            make([], LETTERS)
     with pytest.raises(ValueError, match="'a' comes twice"):
         Vocabulary("aba")
     with pytest.raises(ValueError, match=r"\[0, 7\], got 8"):

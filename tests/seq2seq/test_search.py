@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel.seq2seq import STOP, Ensemble, beam_search, complete, enumerate_support, force
+from fenchel.seq2seq import STOP, Ensemble, beam_search, complete, enumerate_support, force, spelled
 
 Prefix = tuple[int, ...]
 
@@ -133,6 +133,23 @@ def test_with_a_length_penalty_the_best_score_wins(table: Table, penalty: float)
         assert found.best.score == pytest.approx(best)
 
 
+@given(tables, st.integers(1, 4), st.sampled_from([0.5, 2.0]))
+def test_with_a_length_penalty_optimal_is_said_of_strings_that_are_not_too_long(
+    table: Table, beam: int, penalty: float
+) -> None:
+    strings, _, _ = exhaust(table, "a", 4)
+    (found,) = beam_search(table, ["a"], beam, max_length=4, length_penalty=penalty)
+    if found.optimal:
+        best = max(math.log(p) / ((6 + len(string)) / 6) ** penalty for string, p in strings.items())
+        assert found.best.score == pytest.approx(best)
+
+
+def test_a_huge_length_penalty_ranks_the_longest_first() -> None:
+    (found,) = beam_search(Fixed([0.5, 0.5], [1, 0]), ["a"], length_penalty=100.0)
+    assert [each.tokens for each in found.hypotheses] == [(1,), ()]
+    assert beam_search(Fixed([0.5, 0.5], [1, 0]), ["a"], length_penalty=1e6)[0].exact
+
+
 @given(tables)
 def test_the_whole_support_is_listed_where_it_is_finite(table: Table) -> None:
     strings, sizes, longer = exhaust(table, "a", 5)
@@ -195,13 +212,14 @@ def test_very_improbable_strings_are_not_mistaken_for_impossible_ones() -> None:
 
 def test_no_sources_give_no_beams_and_bad_numbers_are_told() -> None:
     assert beam_search(Fixed([1, 0]), []) == []
-    for options, words in (({"beam": 0}, "beam"), ({"max_length": -1}, "max_length"), ({"n_best": -1}, "n_best")):
-        with pytest.raises(ValueError, match=f"{words} must be at least"):
-            beam_search(Fixed([1, 0]), ["a"], **options)
-    with pytest.raises(ValueError, match="length_penalty"):
-        beam_search(Fixed([1, 0]), ["a"], length_penalty=-1.0)
-    with pytest.raises(ValueError, match="not numbers"):
-        beam_search(Fixed([math.nan, 1]), ["a"])
+    for name, least in (("beam", 1), ("max_length", 0), ("n_best", 1)):
+        with pytest.raises(ValueError, match=f"{name} must be at least {least}, got {least - 1}"):
+            beam_search(Fixed([1, 0]), ["a"], **{name: least - 1})
+        with pytest.raises(TypeError, match=f"{name} must be an int, got float"):
+            beam_search(Fixed([1, 0]), ["a"], **{name: 2.0})
+    for penalty in (-1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match=f"length_penalty must satisfy 0 <= length_penalty < inf, got {penalty}"):
+            beam_search(Fixed([1, 0]), ["a"], length_penalty=penalty)
 
 
 def test_the_tree_has_every_prefix_that_went_on() -> None:
@@ -240,6 +258,30 @@ def test_forced_decoding_tells_all_alternatives_at_each_step(table: Table, token
         assert dict(choice.alternatives) == {token: p for token, p in enumerate(row) if p}
         assert [p for _, p in choice.alternatives] == sorted((p for p in row if p), reverse=True)
     assert all(len(each.alternatives) <= 1 for each in force(table, "a", tokens, most=1))
+
+
+def test_strings_are_told_by_numbers() -> None:
+    for function, name in ((force, "tokens"), (complete, "prefix")):
+        with pytest.raises(TypeError, match=f"{name} must hold numbers of symbols, as .*encode gives them, got 'b'"):
+            function(Fixed([0, 1.0]), "a", "b")
+        for token in (-1, 2):
+            with pytest.raises(ValueError, match=rf"{name} must hold numbers in \[0, 1\], got {token}"):
+                function(Fixed([0, 1.0]), "a", [token])
+
+
+def test_probabilities_that_are_not_numbers_are_never_answered_with() -> None:
+    broken = Fixed([math.nan, 1])
+    for ask in (beam_search, enumerate_support):
+        with pytest.raises(ValueError, match="not numbers"):
+            ask(broken, ["a"])
+    for follow in (force, complete):
+        with pytest.raises(ValueError, match="not numbers"):
+            follow(broken, "a", [1])
+
+
+def test_tags_are_a_sequence_of_tags() -> None:
+    with pytest.raises(TypeError, match=r"tags must be a sequence of tags, such as \['N', 'PL'\], got 'N;PL'"):
+        spelled("dog", "N;PL")
 
 
 def test_completion_goes_on_while_there_is_one_continuation() -> None:

@@ -84,6 +84,24 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
         train(small(), PAIRS[1:], PAIRS, Training(epochs=1), tmp_path)
 
 
+def test_a_broken_checkpoint_is_told_by_its_name(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"{}")
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is not a checkpoint"):
+        train(small(), PAIRS, PAIRS, Training(epochs=1), tmp_path)
+    small().save(tmp_path)
+    (tmp_path / "model.safetensors").rename(tmp_path / "checkpoint.safetensors")
+    with pytest.raises(ValueError, match=r"checkpoint\.safetensors is not a checkpoint"):
+        train(small(), PAIRS, PAIRS, Training(epochs=1), tmp_path)
+
+
+def test_a_folder_that_cannot_be_is_told_before_the_first_epoch(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way", encoding="utf-8")
+    told: list[float] = []
+    with pytest.raises(FileExistsError):
+        train(small(), PAIRS, PAIRS, Training(epochs=1), tmp_path / "file", lambda part, note="": told.append(part))
+    assert not told
+
+
 def test_it_learns_to_reverse_and_tells_how_it_goes() -> None:
     model, notes = small(), []
     how = Training(epochs=60, batch=9, rate=2e-2, patience=60)

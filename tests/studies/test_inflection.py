@@ -66,6 +66,8 @@ def test_alternatives_stand_under_the_symbol_that_was_taken() -> None:
     letters = Vocabulary("ab")
     choices = [Choice(2, 0.7, ((2, 0.7), (3, 0.3))), Choice(STOP, 1.0, ((STOP, 1.0),))]
     assert texts(hypotheses.alternatives(choices, letters)) == ["a", "b", "▪"]
+    impossible = [Choice(3, 0.0, ((2, 1.0),)), Choice(0, 1.0, ((0, 1.0),))]
+    assert texts(hypotheses.alternatives(impossible, letters)) == ["b", "a", "▪"]  # what the model would have written
 
 
 def test_attention_outlines_what_is_not_zero() -> None:

@@ -13,7 +13,10 @@ GENDERS = {"m": "MASC", "f": "FEM", "n": "NEUT"}
 
 
 def load() -> list[Inflection]:
-    """Every noun with one gender and one plural, in the order of the package: lemma, plural, gender as the tag."""
+    """Every noun with one gender and one plural, in the order of the package: lemma, plural, gender as the tag.
+
+    A word that is listed several times (*die See*, *der See*) is there once, as it is listed last.
+    """
     spec = importlib.util.find_spec("german_nouns")
     if spec is None or not spec.submodule_search_locations:
         raise MissingDataError("German nouns come with the package german-nouns: pip install german-nouns")

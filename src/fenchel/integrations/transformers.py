@@ -5,7 +5,9 @@ Needs ``pip install 'fenchel[transformers]'``; nothing else in Fenchel imports i
 
 from __future__ import annotations
 
+import functools
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,10 +19,10 @@ from fenchel.attention import attention
 from fenchel.losses import fy_loss, is_kept
 from fenchel.regularizers import Gini, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
-from fenchel.regularizers.rows import check_parameter
+from fenchel.regularizers.rows import check_temperature
 
 try:
-    from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor
+    from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel
     from transformers.masking_utils import sdpa_mask
 except ImportError as error:
     raise ImportError(
@@ -51,7 +53,11 @@ def register(name: str | None = None, omega: Regularizer | None = None) -> None:
     ``"eager"`` gives.
 
     A regularizer on the attention module itself, ``layer.self_attn.omega = …``, goes before the registered one: that is
-    how each layer gets an alpha of its own, one a head if you like, that is trained and saved with the model.
+    how each layer gets an alpha of its own, one a head if you like, that is trained and saved with the model. To load
+    it back by ``from_pretrained``, put it there in ``__init__`` of a subclass of the model.
+
+    Models with an attention of their own (Bloom, MPT, …) raise an error where they ask for a mask. Those that do not
+    even do that (DeBERTa, …) keep softmax: ``model.set_attn_implementation(name)`` warns of it, configurations do not.
 
     A query that may attend to nothing (padding) gets zeros. ``output_attentions=True`` returns weights before dropout.
 
@@ -238,8 +244,15 @@ def make_mask(
     """The boolean mask that transformers asks for; None only where every query may attend to every key.
 
     Where transformers would rather set a flag, a causal mask that says so: who reads it alone is right, who knows the
-    mark need not read it.
+    mark need not read it. A model that does not look its attention up by name would add the mask to its scores, and
+    see what it must not: an error.
     """
+    kind: Any = type(options.get("config"))
+    if not torch.compiler.is_compiling() and not _looks_up(kind):
+        raise ValueError(
+            f"{kind.model_type} models have an attention of their own, and do not look it up by "
+            "name: attn_implementation must be 'eager', or what transformers has for them"
+        )
     places = {"q_length": q_length, "q_offset": q_offset, "kv_offset": kv_offset}
     skip = allow_is_causal_skip and q_length > 1
     mask: Tensor | None = sdpa_mask(
@@ -251,6 +264,17 @@ def make_mask(
     if not torch.compiler.is_compiling() and not full.is_inference() and int(q_offset) == int(kv_offset):
         setattr(full, _CAUSAL, full._version)
     return full
+
+
+@functools.cache
+def _looks_up(config: type) -> bool:
+    """Whether the models of a configuration look their attention up by name; taken for granted of models by others."""
+    name = config.__module__.replace("configuration_", "modeling_")
+    if name not in sys.modules:
+        return True
+    models: list[Any] = [each for each in vars(sys.modules[name]).values() if isinstance(each, type)]
+    own = [each for each in models if issubclass(each, PreTrainedModel) and each.__module__ == name]
+    return all(each._can_set_attn_implementation() for each in own)
 
 
 def _is_causal(mask: Tensor | None) -> bool:
@@ -287,7 +311,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, omega: Regularizer | None = None, temperature: float = 1.0) -> None:
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
-        self.temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
+        self.temperature = check_temperature(temperature)
 
     def __repr__(self) -> str:
         return f"EntmaxLogitsProcessor({self.omega!r}, temperature={self.temperature:g})"

@@ -231,7 +231,7 @@ def show(value: float | Tensor) -> str:
     """A parameter as a ``repr`` shows it: short numbers, long tensors by their shape."""
     if not isinstance(value, Tensor):
         return f"{value:g}"
-    if value.numel() == 1:
+    if value.numel() == 1 and not value.is_meta:
         return f"{value.item():.4g}"
     return f"tensor of shape {tuple(value.shape)}"
 

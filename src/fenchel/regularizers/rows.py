@@ -112,6 +112,19 @@ def check_parameter(value: float | Tensor, name: str, lower: float, allowed: str
     return float(value)
 
 
+def check_temperature(temperature: float | Tensor) -> float | Tensor:
+    """Check a temperature, or every one of a tensor."""
+    allowed = "0 < temperature < inf"
+    temperature = check_parameter(temperature, "temperature", 0.0, allowed)
+    if isinstance(temperature, Tensor):
+        endless = concrete(temperature) and bool(temperature.isinf().any())
+    else:
+        endless = temperature == torch.inf
+    if endless:
+        raise ValueError(f"temperature must satisfy {allowed}, got inf")
+    return temperature
+
+
 def support_size(p: Tensor, dim: int = -1) -> Tensor:
     """Count the entries that are not zero along ``dim``.
 

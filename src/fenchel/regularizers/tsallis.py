@@ -243,7 +243,7 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
         raise ValueError(f"bounds must satisfy 0 < low < high < inf, got ({low:g}, {high:g})")
     dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
     share = (torch.as_tensor(alpha).detach().double() - low) / (high - low)
-    if not bool(((share > 0) & (share < 1)).all()):
+    if concrete(share) and not bool(((share > 0) & (share < 1)).all()):
         raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
     if not broadcasts(share.shape, shape or share.shape):
         raise ValueError(f"shape must be one that alpha, of shape {tuple(share.shape)}, expands to, got {shape}")

@@ -36,8 +36,8 @@ class Source:
 
     @property
     def mask(self) -> Tensor:
-        """Where there is a symbol, (B, J)."""
-        return torch.arange(self.numbers.shape[1], device=self.numbers.device) < self.lengths.unsqueeze(1)
+        """Where there is a symbol, (B, J); with the lengths, on the host."""
+        return torch.arange(self.numbers.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
 
     def to(self, device: torch.device) -> Source:
         """The same on another device; lengths stay on the host, where packing wants them."""
@@ -66,6 +66,8 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
         tensor([[2, 3],
                 [3, 5]])
     """
+    if not sequences:
+        raise ValueError("a batch must have at least one source, got none")
     if empty := [number for number, sequence in enumerate(sequences) if not sequence]:
         raise ValueError(f"a source must have at least one symbol; number {empty[0]} of the batch has none")
     rows = [vocabulary.encode(sequence) for sequence in sequences]
@@ -84,6 +86,8 @@ def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Ba
                 [4, 3, 5]]), tensor([[   2,    3,    0],
                 [   3,    0, -100]]))
     """
+    if not pairs:
+        raise ValueError("a batch must have at least one pair, got none")
     rows = [target.encode(pair.target) for pair in pairs]
     inputs = _padded([[target.start, *row] for row in rows], target.pad)
     targets = _padded([[*row, STOP] for row in rows], IGNORED)

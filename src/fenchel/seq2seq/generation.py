@@ -11,10 +11,13 @@ from fenchel.kernels import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_indices, check_integers, check_omega
-from fenchel.regularizers.rows import check_parameter, check_scores
+from fenchel.regularizers.rows import check_scores, check_temperature
 
 _STEPS = 64
 """Bisections of λ in [0, 1]: more than a float64 has digits."""
+
+_ROUNDING = 1e-7
+"""A slope of zero at λ = 1 is seen as that of a λ nearer to 1 than this, where probabilities are in float32."""
 
 
 def sample(
@@ -59,14 +62,12 @@ def sample(
     References: Martins, Marinho & Martins (2020).
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
-    temperature = check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf")
+    temperature = check_temperature(temperature)
     check_scores(logits, -1)
     if num_samples is not None and (isinstance(num_samples, bool) or not isinstance(num_samples, int)):
         raise TypeError(f"num_samples must be an int or None, got {type(num_samples).__name__}")
     if num_samples is not None and num_samples < 0:
         raise ValueError(f"num_samples must not be negative, got {num_samples}")
-    if not isinstance(temperature, Tensor) and temperature == math.inf:
-        raise ValueError("temperature must satisfy 0 < temperature < inf, got inf")
     chooser = omega if not isinstance(temperature, Tensor) and temperature == 1.0 else temperature * omega
     rows = logits.detach()
     p = chooser.argmax(rows.to(_wide(rows.dtype)), dim=-1, mask=mask).detach()
@@ -144,13 +145,12 @@ def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> 
 
     if not rises(0.0):
         return 0.0
-    if rises(1.0):
-        return math.inf
     low, high = 0.0, 1.0
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if rises(middle) else (low, middle)
-    return high * even / (1 - high)
+    # Shares that no rounding tells from one are one.
+    return high * even / (1 - high) if 1 - high > _ROUNDING else math.inf
 
 
 def jensen_shannon(

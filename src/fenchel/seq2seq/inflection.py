@@ -27,6 +27,8 @@ def spelled(lemma: str, tags: Sequence[str], language: str = "") -> tuple[str, .
     """
     if not lemma:
         raise ValueError("a lemma must have at least one letter, got ''")
+    if isinstance(tags, str):
+        raise TypeError(f"tags must be a sequence of tags, such as ['N', 'PL'], got {tags!r}")
     return (*[f"<{tag}>" for tag in ([language] if language else []) + list(tags)], *lemma)
 
 

@@ -17,10 +17,12 @@ from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
-from fenchel.seq2seq.files import describe, restore, safetensors
+from fenchel.seq2seq.files import describe, read_tensors, restore, safetensors, write_whole
 from fenchel.seq2seq.vocabulary import Vocabulary
 
 FORMAT = 1
+
+_SAVED = "what a model was saved to"
 
 
 class Seq2Seq(nn.Module):
@@ -118,8 +120,10 @@ class Seq2Seq(nn.Module):
         """Attention paid to the symbols of a source (columns) in writing a target and its end (rows)."""
         training = self.training
         inputs = torch.tensor([[self.target.start, *self.target.encode(target)]], device=self.device)
-        _, weights = self.eval().decode(self.start([source]), inputs)
-        self.train(training)
+        try:
+            _, weights = self.eval().decode(self.start([source]), inputs)
+        finally:
+            self.train(training)
         return weights[0]
 
     # -- folders -------------------------------------------------------------------------------------------------------
@@ -141,9 +145,9 @@ class Seq2Seq(nn.Module):
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
-        safetensors().save_file(tensors, folder / "model.safetensors")
+        write_whole(folder / "model.safetensors", lambda path: safetensors().save_file(tensors, path))
         text = json.dumps(self.settings(), indent=1, ensure_ascii=False)
-        (folder / "model.json").write_text(text + "\n", encoding="utf-8")
+        write_whole(folder / "model.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
     @classmethod
     def load(cls, folder: Path | str, attention: Regularizer | None = None, output: Regularizer | None = None) -> Self:
@@ -157,7 +161,7 @@ class Seq2Seq(nn.Module):
         folder = Path(folder)
         if not (folder / "model.json").is_file():
             raise FileNotFoundError(f"{folder} has no model.json: it is not a folder that a model was saved to")
-        settings = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        settings = _settings(folder / "model.json")
         if settings.get("format") != FORMAT:
             raise ValueError(f"{folder} has a model of format {settings.get('format')}; this version reads {FORMAT}")
         kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
@@ -171,8 +175,24 @@ class Seq2Seq(nn.Module):
             attention=attention or restore(settings["attention"], "attention"),
             output=output or restore(settings["output"], "output"),
         )
-        model.load_state_dict(safetensors().load_file(folder / "model.safetensors"))
+        tensors, _ = read_tensors(folder / "model.safetensors", _SAVED)
+        model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
         return cast(Self, model.eval())
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")).items())
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{path} is not {_SAVED}: {error}") from None
+
+
+def check_depth(layers: int, dropout: float) -> None:
+    """Check what every subclass is made with."""
+    if layers < 1:
+        raise ValueError(f"layers must be at least 1, got {layers}")
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
 
 
 def _own(omega: Regularizer) -> Regularizer:

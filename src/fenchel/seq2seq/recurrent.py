@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
 from fenchel.seq2seq.lstm import cell, read_both_ways
-from fenchel.seq2seq.model import Seq2Seq
+from fenchel.seq2seq.model import Seq2Seq, check_depth
 from fenchel.seq2seq.vocabulary import Vocabulary
 
 
@@ -85,8 +85,7 @@ class Recurrent(Seq2Seq):
         super().__init__(source, target, hidden, attention, output)
         if hidden % 2:
             raise ValueError(f"hidden must be even, got {hidden}")
-        if layers < 1:
-            raise ValueError(f"layers must be at least 1, got {layers}")
+        check_depth(layers, dropout)
         self.embedding, self.hidden, self.layers, self.dropout = embedding, hidden, layers, dropout
         self.source_embedding = nn.Embedding(len(source) + 2, embedding, padding_idx=source.pad)
         self.target_embedding = nn.Embedding(len(target) + 2, embedding, padding_idx=target.pad)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -63,7 +63,8 @@ class Beam:
         hypotheses: the best first; those of equal score in the order in which they were found.
         exact: no string of non-zero probability was pruned, or cut: all of them were seen.
         optimal: nothing that was pruned, cut or left out can have a higher score than the first hypothesis. True
-            wherever ``exact`` is; it may be true of dense models too.
+            wherever ``exact`` is; it may be true of dense models too. With a length penalty that is said of strings up
+            to ``max_length``: one that is longer may rank higher.
         seen: how many strings were seen to the end, returned or not.
         mass: the probability of all of these.
         tree: with ``keep_tree=True``, every prefix that was kept, and its probability.
@@ -127,14 +128,17 @@ def beam_search(
         >>> [(each.tokens, round(each.probability, 2)) for each in found.hypotheses], found.exact
         ([((1, 1), 0.75), ((1, 1, 2), 0.25)], True)
     """
-    for name, value, least in (("beam", beam, 1), ("n_best", n_best or beam, 1), ("max_length", max_length, 0)):
+    n_best = beam if n_best is None else n_best
+    for name, value, least in (("beam", beam, 1), ("n_best", n_best, 1), ("max_length", max_length, 0)):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise TypeError(f"{name} must be an int, got {type(value).__name__}")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
-    if length_penalty < 0:
-        raise ValueError(f"length_penalty must not be negative, got {length_penalty}")
+    if not 0 <= length_penalty < math.inf:
+        raise ValueError(f"length_penalty must satisfy 0 <= length_penalty < inf, got {length_penalty}")
     if not len(sources):
         return []
-    rows = [_Row(n_best or beam, max_length, length_penalty, keep_tree) for _ in sources]
+    rows = [_Row(n_best, max_length, length_penalty, keep_tree) for _ in sources]
     return _search(stepper, sources, beam, max_length, rows)
 
 
@@ -143,9 +147,7 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
     tokens = torch.full((len(rows),), stepper.begin)
     state = stepper.start(sources)
     for length in range(max_length + 1):
-        probabilities, state = stepper.step(tokens, state)
-        if bool(probabilities.isnan().any()):
-            raise ValueError("the model gives probabilities that are not numbers: no search can rank them")
+        probabilities, state = _step(stepper, tokens, state)
         parents, tokens, scores = _continued(probabilities, live, beam, rows)
         if length == max_length:
             live.cut(parents, tokens, scores, rows)
@@ -172,6 +174,13 @@ def enumerate_support(
         raise ValueError(f"most must be at least 1 and max_length at least 0, got {most} and {max_length}")
     rows = [_Row(most * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
     return _search(stepper, sources, most, max_length, rows) if rows else []
+
+
+def _step(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+    probabilities, state = stepper.step(tokens, state)
+    if bool(probabilities.isnan().any()):
+        raise ValueError("the model gives probabilities that are not numbers: no search can rank them")
+    return probabilities, state
 
 
 def _logs(probabilities: Tensor) -> Tensor:
@@ -288,7 +297,7 @@ class _Row:
         return scores[self.n_best - 1] >= self._bound(best)
 
     def _ranked(self, score: float, length: int) -> float:
-        return score / math.pow((6 + length) / 6, self.penalty)
+        return score * math.pow((6 + length) / 6, -self.penalty)  # the power may vanish, not overflow
 
     def _bound(self, score: float) -> float:
         """The highest score that a string can have whose beginning is so probable: certain, and as long as allowed."""
@@ -363,13 +372,14 @@ def force(stepper: Stepper, source: Any, tokens: Sequence[int], most: int | None
     Args:
         stepper: the model.
         source: one.
-        tokens: the string, without its end.
+        tokens: the string, without its end, as numbers: ``vocabulary.encode(symbols)``.
         most: alternatives to keep at a step; all of non-zero probability by default.
     """
     state = stepper.start([source])
     before, choices = stepper.begin, []
     for token in (*tokens, STOP):
-        row, state = stepper.step(torch.tensor([before]), state)
+        row, state = _step(stepper, torch.tensor([before]), state)
+        _check_symbol(token, row, "tokens")
         choices.append(Choice(token, float(row[0, token]), _alternatives(row[0], most)))
         before = token
     return choices
@@ -393,13 +403,14 @@ def complete(
     Args:
         stepper: the model.
         source: one.
-        prefix: what has been written.
+        prefix: what has been written, as numbers.
         max_length: symbols to add at most.
         most: alternatives to keep where there are several.
     """
-    state = stepper.start([source])
-    for token in (stepper.begin, *prefix):
-        row, state = stepper.step(torch.tensor([token]), state)
+    row, state = _step(stepper, torch.tensor([stepper.begin]), stepper.start([source]))
+    for token in prefix:
+        _check_symbol(token, row, "prefix")
+        row, state = _step(stepper, torch.tensor([token]), state)
     added: list[int] = []
     while True:
         possible = _alternatives(row[0], 2)
@@ -408,7 +419,14 @@ def complete(
         if possible[0][0] == STOP:
             return Completion(tuple(added), True)
         added.append(possible[0][0])
-        row, state = stepper.step(torch.tensor([added[-1]]), state)
+        row, state = _step(stepper, torch.tensor([added[-1]]), state)
+
+
+def _check_symbol(token: int, row: Tensor, name: str) -> None:
+    if not isinstance(token, SupportsIndex):
+        raise TypeError(f"{name} must hold numbers of symbols, as Vocabulary.encode gives them, got {token!r}")
+    if not 0 <= token < row.shape[-1]:
+        raise ValueError(f"{name} must hold numbers in [0, {row.shape[-1] - 1}], got {token}")
 
 
 def _alternatives(probabilities: Tensor, most: int | None) -> tuple[tuple[int, float], ...]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
-from fenchel.seq2seq.files import safetensors
+from fenchel.seq2seq.files import read_tensors, safetensors, write_whole
 from fenchel.seq2seq.model import Seq2Seq
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -157,6 +157,9 @@ def train(
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
     file = None if folder is None else Path(folder) / CHECKPOINT
+    if file is not None:  # what cannot be written is known before an epoch is spent on it
+        safetensors()
+        file.parent.mkdir(parents=True, exist_ok=True)
     batches = Batches(pairs, model.source, model.target, how.batch, how.seed, how.parts)
     judged = Batches(validation, model.source, model.target, 2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
@@ -269,19 +272,18 @@ def _keep(
     if model.device.type == "cuda":
         tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
     record = {**what, "run": asdict(run)}
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(".new")
-    safetensors().save_file(tensors, new, metadata={"fenchel": json.dumps(record)})
-    new.replace(file)
+    words = {"fenchel": json.dumps(record)}
+    write_whole(file, lambda path: safetensors().save_file(tensors, path, metadata=words))
 
 
 def _resumed(
     file: Path, model: Seq2Seq, optimizer: torch.optim.Optimizer, wanted: _What
 ) -> tuple[_Run, dict[str, Tensor]]:
     """Put model, optimizer and random numbers where a checkpoint left them."""
-    with _opened(file) as opened:
-        record = json.loads((opened.metadata() or {})["fenchel"])
-        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    tensors, words = read_tensors(file, "a checkpoint")
+    if "fenchel" not in words:
+        raise ValueError(f"{file} is not a checkpoint of Fenchel's")
+    record = json.loads(words["fenchel"])
     # To train on for more epochs, or with more patience, is to go on; unless the rate knows when the end is.
     free = {"patience"} if wanted["training"]["cooling"] else {"epochs", "patience"}
     for part, now in wanted.items():
@@ -313,13 +315,6 @@ def _resumed(
 def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) < 60 else f"{text[:57]}…"
-
-
-def _opened(file: Path) -> Any:
-    safetensors()  # says what to install
-    from safetensors import safe_open
-
-    return safe_open(file, framework="pt")
 
 
 # -- a bar -----------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from fenchel.attention import attention as attend
 from fenchel.nn import MultiheadAttention
 from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
-from fenchel.seq2seq.model import Seq2Seq
+from fenchel.seq2seq.model import Seq2Seq, check_depth
 from fenchel.seq2seq.vocabulary import Vocabulary
 
 Seen = tuple[Tensor, Tensor]
@@ -131,6 +131,9 @@ class Transformer(Seq2Seq):
         output: Regularizer | None = None,
     ) -> None:
         super().__init__(source, target, width, attention, output)
+        if width % heads:
+            raise ValueError(f"width must be a multiple of heads, {heads}, got {width}")
+        check_depth(layers, dropout)
         self.width, self.heads, self.layers, self.inner, self.dropout = width, heads, layers, inner, dropout
         self.source_embedding = _embedding(len(source) + 2, width, source.pad)
         self.target_embedding = _embedding(len(target) + 2, width, target.pad)
@@ -138,7 +141,7 @@ class Transformer(Seq2Seq):
         self.encoder = nn.ModuleList(_Layer(*shape, reads=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(*shape, reads=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        # The layers have copies; what nobody uses is not to be trained or saved.
+        # The layers have copies; what nobody uses is not to be trained.
         for parameter in self.attention_omega.parameters():
             parameter.requires_grad_(False)
 
@@ -186,7 +189,8 @@ class Transformer(Seq2Seq):
         rates = torch.exp(torch.arange(0, self.width, 2, device=embedded.device) * (-math.log(1e4) / self.width))
         angles = place * rates
         waves = torch.stack([angles.sin(), angles.cos()], -1).flatten(-2)[:, : self.width]
-        return F.dropout(embedded * math.sqrt(self.width) + waves, self.dropout, self.training)
+        placed = embedded * math.sqrt(self.width) + waves.to(embedded.dtype)
+        return F.dropout(placed, self.dropout, self.training)
 
 
 def _embedding(count: int, width: int, pad: int) -> nn.Embedding:

@@ -90,10 +90,10 @@ def _map(axes: Axes, weights: Tensor, source: Sequence[str], target: Sequence[st
 
 def alternatives(choices: Sequence[Choice], vocabulary: Vocabulary) -> mpl.Figure:
     """A string, and under each of its symbols all others that were possible; boxes join what could only come so."""
-    tallest = min(MOST, max(len(each.alternatives) for each in choices))
+    under = [[pair for pair in each.alternatives if pair[0] != each.token] for each in choices]
+    tallest = min(MOST, 1 + max(map(len, under)))
     drawing, (axes,) = style.panels(1, 1, height=0.5 + 0.24 * tallest)
-    for column, choice in enumerate(choices):
-        others = [pair for pair in choice.alternatives if pair[0] != choice.token]
+    for column, (choice, others) in enumerate(zip(choices, under, strict=True)):
         symbol = name(vocabulary.name(choice.token))
         colour = style.INK if choice.probability > 0 else style.PALETTE[1]
         axes.text(column, 0, symbol, ha="center", va="center", weight="bold", color=colour)
