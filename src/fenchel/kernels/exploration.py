@@ -213,8 +213,9 @@ def explore_sequences(  # type: ignore[no-untyped-def]
     most,
     transition,
     k,
+    share,
 ):
-    """As ``explore_trees``, with subsets of k positions and the transitions between neighbours."""
+    """As ``explore_trees``, with sequential subsets: of k positions, or of a share of the allowed ones if that is less."""
     length, full = theta.shape[1], weights.shape[1]
     mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
     u, v = np.empty(full + 2), np.empty(full + 2)
@@ -227,8 +228,9 @@ def explore_sequences(  # type: ignore[no-untyped-def]
         allowed = 0
         for t in range(length):
             allowed += scores[t] > -np.inf
+        size = min(k, allowed, max(1, int(share * allowed + 0.5)))
         while sizes[b] < full and tried[b] < most:
-            bonus = best_sequence(rest, between, min(k, allowed), off, on, y)
+            bonus = best_sequence(rest, between, size, off, on, y)
             if bonus == -np.inf:
                 break
             tried[b] += 1
