@@ -5,7 +5,7 @@ ner.load("spanish", "train", Path("my/data")) # from my/data/ner/conll2002.zip
 fetch(SETS["ner"])                            # downloads, checks and keeps it in the cache
 """
 
-from fenchel.data import cifar10, easy_vqa, glove, imdb, mil, mnist, ner, sst, ucr, ud_ewt
+from fenchel.data import cifar10, easy_vqa, eraser, glove, imdb, mil, mnist, ner, sst, ucr, ud_ewt
 from fenchel.data.core import (
     CACHE_VARIABLE,
     VARIABLE,
@@ -34,6 +34,7 @@ SETS: dict[str, DataSet] = {
         glove.GLOVE,
         sst.SST,
         imdb.IMDB,
+        eraser.ERASER,
         easy_vqa.EASY_VQA,
     )
 }
@@ -50,6 +51,7 @@ __all__ = [
     "cache",
     "cifar10",
     "easy_vqa",
+    "eraser",
     "fetch",
     "folders",
     "glove",

@@ -215,7 +215,7 @@ def explore_sequences(  # type: ignore[no-untyped-def]
     k,
     share,
 ):
-    """As ``explore_trees``, with sequential subsets: of k positions, or of a share of the allowed ones if that is less."""
+    """As ``explore_trees``, with sequential subsets of k positions, or of a share of the allowed ones if less."""
     length, full = theta.shape[1], weights.shape[1]
     mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
     u, v = np.empty(full + 2), np.empty(full + 2)
