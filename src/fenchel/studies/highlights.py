@@ -194,7 +194,7 @@ COLUMNS, LINE, SIZE = 56, 0.19, 8.3
 
 
 def picture(shown: Sequence[tuple[str, Sequence[str], Sequence[float]]], marked: Collection[int] = ()) -> mpl.Figure:
-    """Texts, each with a title, words and weights: chosen words on a coloured ground, those at ``marked`` underlined."""
+    """Texts, each with title, words and weights: chosen words on a coloured ground, those at ``marked`` underlined."""
     lines = [_lines(words) for _, words, _ in shown]
     heights = [max((line for line, _ in each), default=0) + 2.2 for each in lines]
     drawing = mpl.Figure(figsize=(style.WIDTH, LINE * sum(heights)))

@@ -156,6 +156,8 @@ class Rationalizer(nn.Module):
             pattern_size=width,
             pattern_projection_size=width if reads == "states" else vocabulary.vectors.shape[1],
             disable_out_projection=True,
+            # A query that starts near zero lets every word have its say before some are dropped.
+            normalize_state_pattern=False,
             omega=self.selection.omega(),
         )
         # Sums of k words and means of a few: what is classed does not depend on how many there are.
