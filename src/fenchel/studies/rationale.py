@@ -12,8 +12,6 @@ compare, the attention of softmax, sparsemax, entmax and fusedmax.
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -409,11 +407,6 @@ def _safetensors() -> Any:
 
 def _write(path: Path, content: bytes) -> None:
     """A file that is whole or not there, however the writing ends."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    part = path.with_name(f".{path.name}.part")
+    part.write_bytes(content)
+    part.replace(path)
