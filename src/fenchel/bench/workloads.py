@@ -31,7 +31,8 @@ from fenchel.continuous import (
     expectation,
 )
 from fenchel.hopfield import HopfieldPooling
-from fenchel.structures import DependencyTree, SequentialSubsets, Structure
+from fenchel.nn import WordEncoder
+from fenchel.structures import DependencyTree, SequentialSubsets, Share, Structure
 
 SHAPES = [(4096, 64), (2048, 512), (256, 4096), (128, 32000), (32, 128000)]
 SPREADS = [1.0, 4.0]
@@ -163,6 +164,7 @@ def workloads() -> list[Workload]:
         _attention(),
         _memory(),
         _pooling(),
+        _rationalizer(),
         _structures(),
         _factors(),
         _chain(),
@@ -433,6 +435,51 @@ def _pooling() -> Workload:
         [Contestant(name, partial(pool, layer)) for name, layer in layers.items()],
         [case(32, 16), case(128, 64), case(16, 1024)],
         _bounds(["entmax 1.5", "5-subsets"], 1.3, "Shannon", "largest"),
+    )
+
+
+def _rationalizer() -> Workload:
+    """Gradients of all parameters: a training step but for the optimizer, which is the same for both."""
+    texts, length, hidden, share = 16, 300, 100, 0.2
+    lengths = torch.linspace(length / 2, length, texts).long()
+    padding = torch.arange(length) >= lengths.unsqueeze(-1)
+    omegas: dict[str, fenchel.Regularizer] = {
+        "softmax": fenchel.Shannon(),
+        "sequential k-subsets": fenchel.SparseMAP(SequentialSubsets(Share(share), 0.5)),
+    }
+
+    def step(name: str, words: Tensor, scale: float) -> Tensor:
+        """From the words to the gradient; the query's scale decides how clear the choice is."""
+        encoder, pool, head = models[name]
+        states = encoder(words, lengths)
+        with torch.no_grad():
+            pool.pooling_weights.copy_(scale * queries)
+        loss = torch.nn.functional.cross_entropy(head(pool(states, padding)), _classes(texts, 2))
+        parameters = [*encoder.parameters(), *pool.parameters(), *head.parameters()]
+        return torch.autograd.grad(loss, parameters)[0]
+
+    models = {}
+    for name, omega in omegas.items():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            encoder = WordEncoder(_normal(1000, 50), hidden)
+            pool = HopfieldPooling(2 * hidden, omega=omega, normalize_state_pattern=False, disable_out_projection=True)
+            models[name] = encoder, pool, torch.nn.Linear(2 * hidden, 2)
+    queries = _normal(1, 1, 2 * hidden)
+
+    def inputs() -> tuple[Tensor]:
+        return (torch.randint(1000, (texts, length), generator=torch.Generator().manual_seed(0)),)
+
+    ours, twin = "sequential k-subsets", "softmax"
+    return Workload(
+        "rationalizer",
+        f"a rationalizer's training step, {texts} × {length} words, {share:.0%} selected, LSTM of 2 × {hidden}",
+        [Contestant(twin, partial(step, twin)), Contestant(ours, partial(step, ours))],
+        [
+            Case(label, inputs, {"scale": scale}, backward=False, rows=texts)
+            for label, scale in (("at the start", 0.02), ("half-way", 1.0), ("clear choices", 10.0))
+        ],
+        [Goal(ours, 4.0, twin, "largest")],
     )
 
 

@@ -215,7 +215,7 @@ def _setting(context: Context) -> tuple[list[Corpus], Protocol, str]:
     known = glove.load(context.data)
     vocabulary = Vocabulary(known.rows, torch.from_numpy(known.vectors), protocol.longest)
     context.progress(0.0, "reading reviews")
-    splits = ("train", "dev", "test")
+    splits: tuple[sst.Split, ...] = ("train", "dev", "test")
     marked = [eraser.load(split, context.data) for split in splits]
     sentences = [sst.load(split, folder=context.data) for split in splits]
     films = [imdb.load(split, folder=context.data) for split in splits]
