@@ -303,7 +303,7 @@ def legible(corpus: Corpus, models: Sequence[Rationalizer]) -> Annotated:
         results = [rationale.found(model, [review]) for model in models]
         return all(each.predicted == each.labels for each in results), results[-1].overlap or 0.0
 
-    return max(short[:40], key=worth)
+    return max(short[-40:], key=worth)
 
 
 BEFORE, AFTER = ["a", "its", "the"], ["film", "plot", "story"]
