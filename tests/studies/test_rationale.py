@@ -16,7 +16,7 @@ from fenchel.studies.rationale import KINDS, Rationalizer, Selection, Size
 from fenchel.studies.text_highlights import made_up
 from fenchel.studies.training import Course
 
-WORDS = "a bad dull film good is nice not plot the was".split()
+WORDS = ["a", "bad", "dull", "film", "good", "is", "nice", "not", "plot", "the", "was"]
 LENGTHS = [12, 0, 1, 7]
 
 
