@@ -174,6 +174,13 @@ def test_the_tour_keeps_to_embedded_data(
     assert "<td>None</td>" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+def test_the_tour_leaves_out_what_is_not_part_of_it(registered: dict[str, Study], tmp_path: Path) -> None:
+    registered["broken"] = replace(registered["broken"], tour=False)
+    assert run("tour", "--out", str(tmp_path))[0] == 0
+    assert "A broken study" not in (tmp_path / "index.html").read_text(encoding="utf-8")
+    assert "A broken study" in run("study", "list")[1]
+
+
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of data, and a cache, empty too."""

@@ -1,4 +1,4 @@
-"""`fenchel`: the tour through the papers, one study at a time, texts with highlights, data, the benchmark, kernels."""
+"""`fenchel`: the tour, one study at a time, data, models that inflect and that highlight, the benchmark, kernels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import bench, data, kernels, studies
+    from fenchel import bench, data, inflect, kernels, studies
     from fenchel.data.sst import Review
     from fenchel.studies import labelled, report
     from fenchel.studies import rationale as rationales
@@ -40,6 +40,7 @@ data_sets = typer.Typer(no_args_is_help=True)
 app.add_typer(data_sets, name="data", help="Real data for the studies: which sets, where they lie, how to get them.")
 rationale = typer.Typer(no_args_is_help=True)
 app.add_typer(rationale, name="rationale", help="Classify texts of your own, and highlight the words that decided.")
+app.add_typer(inflect.app, name="inflect", help="Inflect words: train a sparse model on a table, ask it, look inside.")
 
 console = Console()
 errors = Console(stderr=True)
@@ -77,6 +78,8 @@ def main(
 
     [cyan]fenchel data list[/cyan]               real data for the studies, and how to get it
 
+    [cyan]fenchel inflect --help[/cyan]          forms of words, by a model that you train on a table
+
     [cyan]fenchel rationale train[/cyan]         class texts of your own, and say which words decide
 
     [cyan]fenchel bench[/cyan]                   how fast it is here, beside torch and other packages
@@ -93,7 +96,8 @@ def tour(
     """Run every study on embedded data and write the report, one page that needs nothing else."""
     runs = []
     with _bars() as bars:
-        chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in studies.studies()]
+        toured = [each for each in studies.studies() if each.tour]
+        chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
         for chapter, task in chapters:
             bars.start_task(task)
             runs.append(studies.run(chapter, studies.Context(data=None, seed=seed, progress=_Bar(bars, task))))

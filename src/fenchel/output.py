@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel.losses import Reduction, check_reduction, entmax_loss, is_kept
+from fenchel.regularizers.base import check_integers
 from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.rows import check_parameter
 from fenchel.regularizers.tsallis import Tsallis
@@ -142,14 +143,7 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 
 def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
     """Class indices as int64, −1 where one is ignored."""
-    if (
-        not isinstance(target, Tensor)
-        or target.is_floating_point()
-        or target.is_complex()
-        or target.dtype == torch.bool
-    ):
-        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
-        raise TypeError(f"target must be a tensor of integer class indices, got {kind}")
+    check_integers(target, "target", "integer class indices")
     if target.shape != hidden.shape[:-1]:
         raise ValueError(
             f"target must have shape {tuple(hidden.shape[:-1])}, that of hidden without its last dimension, "

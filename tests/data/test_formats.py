@@ -1,5 +1,6 @@
 """The formats: small files of each, whole and damaged."""
 
+import gzip
 import io
 import struct
 import tarfile
@@ -18,11 +19,14 @@ from fenchel.data import (
     cifar10,
     easy_vqa,
     eraser,
+    german_nouns,
     glove,
     imdb,
     mil,
     mnist,
+    multi30k,
     ner,
+    sigmorphon2018,
     sst,
     ucr,
     ud_ewt,
@@ -371,3 +375,34 @@ def test_names_and_splits_that_do_not_exist_are_refused() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             load()
+
+
+def test_inflections_are_read_with_spaces_inside_and_tags_apart(tmp_path: Path) -> None:
+    place(tmp_path, "sigmorphon2018/german-dev.gz", gzip.compress(b"auswandern\twandert aus\tV;IND;2\n"))
+    (word,) = sigmorphon2018.load("german", "dev", tmp_path)
+    assert word == sigmorphon2018.Inflection("auswandern", "wandert aus", ("V", "IND", "2"))
+    with pytest.raises(ValueError, match="there is no 'latin' 'dev'"):
+        sigmorphon2018.load("latin", "dev", tmp_path)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("line", "words"), [("a b\tN", "line 2: 2 columns"), ("\ta\tN", "line 2: the lemma")])
+def test_damaged_inflections_are_told_with_the_line(line: str, words: str, tmp_path: Path) -> None:
+    place(tmp_path, "sigmorphon2018/german-dev", f"a\tb\tN\n{line}\n")
+    with pytest.raises(BrokenDataError, match=rf"german-dev is damaged.*{words}"):
+        sigmorphon2018.load("german", "dev", tmp_path)
+
+
+def test_captions_are_pairs_of_lines(tmp_path: Path) -> None:
+    place(tmp_path, "multi30k/val.de", "Ein Hund.\n\nZwei.\n")
+    place(tmp_path, "multi30k/val.en", "A dog.\n\nTwo.\n")
+    assert multi30k.load("val", tmp_path) == [("Ein Hund.", "A dog."), ("", ""), ("Zwei.", "Two.")]
+    place(tmp_path, "multi30k/val.en", "A dog.\n")
+    with pytest.raises(BrokenDataError, match="3 German sentences and 1 English ones"):
+        multi30k.load("val", tmp_path)
+
+
+def test_german_nouns_have_one_gender_and_one_plural() -> None:
+    nouns = german_nouns.load()
+    assert len(nouns) > 10_000
+    assert sigmorphon2018.Inflection("Haus", "Häuser", ("NEUT",)) in nouns
+    assert len({noun.lemma for noun in nouns}) == len(nouns)

@@ -47,6 +47,13 @@ def test_straight_through_is_hard_forward_and_concrete_backward() -> None:
     torch.testing.assert_close(*(torch.autograd.grad((y * weight).sum(), logits) for y in (hard, soft)))
 
 
+def test_straight_through_draws_vertices_without_gradients_too() -> None:
+    y = StraightThroughConcrete(double(0.7), logits=double(0.5, 0.0, -0.5).requires_grad_())
+    value = y.sample((20,))
+    assert not value.requires_grad
+    assert torch.equal(value.sort(-1).values, double(0.0, 0.0, 1.0).expand(20, 3))
+
+
 def test_one_scale_is_asked_for() -> None:
     with pytest.raises(ValueError, match="exactly one"):
         LogisticNormal(torch.zeros(3))

@@ -196,3 +196,27 @@ def test_tiny_concentrations_stay_on_their_face() -> None:
 def test_bad_parameters_are_told(w: Tensor, alpha: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MixedDirichlet(w, alpha)
+
+
+@pytest.mark.parametrize("alpha", [(1.0, 2.0, 3.0), (0.7,)])
+def test_a_vertex_that_is_never_in_a_face_leaves_the_gradients_of_the_others(alpha: tuple[float, ...]) -> None:
+    w, v, keep = double(0.3, -math.inf, 1.0), double(0.1, -math.inf, 0.2), [0, 2]
+    a = double(list(alpha))
+
+    def both(w: Tensor, a: Tensor, v: Tensor) -> Tensor:
+        y = MixedDirichlet(w, a)
+        return y.entropy() + y.face_entropy() + 2 * kl_divergence(y, MixedDirichlet(v, a.detach() + 1))
+
+    w.requires_grad_()
+    few = w.detach()[keep].requires_grad_()
+    value, expected = both(w, a, v), both(few, a[keep] if len(a) > 1 else a, v[keep])
+    torch.testing.assert_close(value, expected)
+    [told], [reference] = torch.autograd.grad(value, w), torch.autograd.grad(expected, few)
+    assert told[1] == 0
+    torch.testing.assert_close(told[keep], reference)
+
+
+def test_single_precision_rounds_only_what_comes_out() -> None:
+    w = torch.linspace(-1, 1, 300)
+    y, exact = (MixedDirichlet(each, torch.full((1,), 0.5, dtype=each.dtype)) for each in (w, w.double()))
+    torch.testing.assert_close(y.entropy(), exact.entropy().float(), rtol=1e-7, atol=0)

@@ -3,14 +3,17 @@
 import itertools
 import math
 
+import mpmath
 import numpy as np
 import pytest
 import torch
 from members import FACTOR, LOC, SCALE, double
 from scipy import integrate, stats
+from torch.distributions import kl_divergence
 
 from fenchel import sparsemax
 from fenchel.mixed import GaussianSparsemax, faces
+from fenchel.mixed.base import Mixed
 
 
 def test_two_vertices_are_the_double_sided_rectified_gaussian() -> None:
@@ -229,3 +232,48 @@ def test_bad_parameters_are_told(arguments: dict[str, torch.Tensor], message: st
 def test_integers_are_refused() -> None:
     with pytest.raises(TypeError, match="loc must be a floating-point tensor"):
         GaussianSparsemax(torch.zeros(3, dtype=torch.long), scale=torch.ones(3))
+
+
+def test_a_steep_fall_beside_a_wide_one_is_resolved() -> None:
+    """Thresholds spread over hundreds, and a cliff narrower than a thousandth among them; by mpmath, in pieces."""
+    loc, scale = (0.019, 0.0004, 0.0189), (149.0, 6.2, 4e-5)
+    sharp = [loc[2] + scale[2] * step for step in range(-10, 11)]
+
+    def density(tau: mpmath.mpf) -> mpmath.mpf:
+        below = [mpmath.ncdf((tau - loc[i]) / scale[i]) for i in (1, 2)]
+        return mpmath.npdf(1 + tau, loc[0], scale[0]) * below[0] * below[1]
+
+    expected = float(mpmath.quad(density, [*sharp, 1, 5, 10, 20, 50, 100, 200, 500, 1000, 2000]))
+    y = GaussianSparsemax(double(*loc), scale=double(*scale))
+    vertex = torch.tensor([True, False, False])
+    assert y.face_log_prob(vertex).exp().item() == pytest.approx(expected, rel=1e-10)
+    assert y.face_log_prob(faces(3)).exp().sum().item() == pytest.approx(1, abs=1e-10)
+
+
+def test_nan_spoils_its_own_row_and_no_other() -> None:
+    loc = double([[math.nan, 0.0, 0.0], [0.0, 0.0, 0.0]])
+    values = torch.cat([torch.eye(3, dtype=torch.float64), torch.full((1, 3), 1 / 3, dtype=torch.float64)])
+    for scale in ({"scale": torch.ones(3)}, {"scale_tril": torch.eye(3)}):
+        y = GaussianSparsemax(loc, **scale, validate_args=False)
+        for log_prob in (y.log_prob(values.unsqueeze(1)), y.face_log_prob(faces(3).unsqueeze(1))):
+            assert log_prob[:, 0].isnan().all()
+            assert log_prob[:, 1].isfinite().all()
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_two_vertices_by_closed_forms(full: bool) -> None:
+    loc = torch.randn(6, 2, dtype=torch.float64) * torch.tensor([[0.1], [1.0], [3.0], [10.0], [40.0], [1.0]])
+    loc.requires_grad_()
+    size = torch.tensor([0.05, 1.0, 3.0, 1.0, 1.0, 100.0], dtype=torch.float64)
+    if full:
+        factor = torch.randn(6, 2, 2, dtype=torch.float64).tril(-1) + torch.eye(2)
+        p, q = (GaussianSparsemax(m, scale_tril=s * factor) for m, s in ((loc, size[:, None, None]), (loc / 2, 1.3)))
+    else:
+        p = GaussianSparsemax(loc, scale=size.unsqueeze(-1) * torch.tensor([1.0, 0.5]))
+        q = GaussianSparsemax(loc / 2, scale=torch.ones(6, 2))
+    pairs = [(p.entropy(), Mixed.estimate_entropy(p).value), (kl_divergence(p, q), Mixed.estimate_kl(p, q).value)]
+    for closed, integrated in pairs:
+        torch.testing.assert_close(closed, integrated, rtol=1e-9, atol=1e-12)
+        slopes = (torch.autograd.grad(each.sum(), loc, retain_graph=True)[0] for each in (closed, integrated))
+        torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(kl_divergence(p, p), torch.zeros(6, dtype=torch.float64), rtol=0, atol=1e-15)

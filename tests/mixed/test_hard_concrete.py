@@ -179,3 +179,38 @@ def test_batches_of_many_vertices_are_their_elements() -> None:
 def test_bad_parameters_are_told(temperature: float, stretch: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HardConcrete(torch.zeros(3), temperature, stretch)
+
+
+def test_shares_have_unbiased_gradients_at_low_temperatures_in_single_precision() -> None:
+    """Near zero temperature a vertex is drawn by softmax of the logits, whose derivatives are known."""
+    logits = torch.tensor([0.5, 0.0, -0.3], requires_grad=True)
+    y = HardConcrete(logits, 0.005, 1.3)
+    share = y.face_probability(torch.tensor([True, False, False]), 100_000, torch.Generator().manual_seed(0)).value
+    [gradient] = torch.autograd.grad(share, logits)
+    p = logits.detach().softmax(-1)
+    torch.testing.assert_close(gradient, p[0] * (torch.eye(3)[0] - p), atol=0.01, rtol=0)
+
+
+def test_no_derivative_in_stretch_is_passed_over_in_forward_mode() -> None:
+    def share(stretch: torch.Tensor) -> torch.Tensor:
+        return HardConcrete(torch.zeros(3), 0.5, stretch).face_probability(faces(3)[:1], 10).value
+
+    one = torch.tensor(1.4)
+    with pytest.raises(NotImplementedError, match="no gradient in stretch"):
+        torch.func.jvp(share, (one,), (one,))
+    y = HardConcrete(torch.zeros(3), torch.tensor(0.5), one)
+    with torch.autograd.forward_ad.dual_level():
+        assert y.face_probability(faces(3), 10).value.shape == (7,)
+
+
+def test_a_face_that_was_never_drawn_is_not_told_to_be_impossible() -> None:
+    told = HardConcrete(torch.tensor([20.0, 0.0, 0.0]), 0.5, 1.3).face_probability(faces(3), 1000)
+    assert told.value[1] == 0
+    torch.testing.assert_close(told.error[1].item(), 1e-3, rtol=0.01, atol=0)
+    assert (told.error > 0).all()
+
+
+def test_a_batch_of_nothing_over_many_vertices_has_no_shares() -> None:
+    none = HardConcrete(torch.zeros(0, 3), 0.5, 1.2)
+    assert none.face_probability(faces(3).unsqueeze(1)).value.shape == (7, 0)
+    assert none.face_log_prob(faces(3)[0]).shape == (0,)

@@ -36,6 +36,15 @@ def test_it_is_the_mean_divergence_from_the_mixture() -> None:
     assert told.error < 0.02
 
 
+@pytest.mark.parametrize("k", [2, 3])
+def test_what_never_comes_tells_nothing(k: int) -> None:
+    logits = torch.zeros(2, k, dtype=torch.float64)
+    logits[0, 1] = -math.inf  # the second has faces that the first has not
+    told = mutual_information(MixedDirichlet(logits, double([1.0])), double(1.0, 0.0), n=100)
+    assert told.value.item() == pytest.approx(0, abs=1e-12)
+    assert told.error.item() == pytest.approx(0, abs=1e-12)
+
+
 def test_two_gaussians_share_at_most_one_bit() -> None:
     y = GaussianSparsemax(double([[0.5, 0.0], [0.0, 0.5]]), scale=torch.ones(2, 2, dtype=torch.float64))
     told = mutual_information(y)

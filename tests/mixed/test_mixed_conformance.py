@@ -242,6 +242,16 @@ def test_expand_repeats_and_broadcasts(member: Member) -> None:
 
 
 @every
+def test_batches_of_nothing_and_whole_numbers_are_taken(member: Member) -> None:
+    y, k = member(), member.vertices
+    none = y.expand((0,))
+    assert none.estimate_entropy(10).value.shape == none.estimate_kl(none, 10).value.shape == (0,)
+    assert none.face_probability(faces(k).unsqueeze(1)).value.shape == (len(faces(k)), 0)
+    vertices = torch.eye(k, dtype=torch.long)
+    torch.testing.assert_close(y.log_prob(vertices), y.log_prob(vertices.double()))
+
+
+@every
 def test_the_same_generator_draws_the_same(member: Member) -> None:
     y = member()
 

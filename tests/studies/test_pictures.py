@@ -64,17 +64,17 @@ def test_densities_have_the_moments_of_discrete_attention(alpha: float) -> None:
     look = model(Attention(alpha=alpha), data).look(batch)
     assert look.density is not None
     assert look.weights.shape == (12, 4, 4)
-    middles = (torch.arange(4) + 0.5) / 4
-    row, column = (look.weights.sum(2) * middles).sum(1), (look.weights.sum(1) * middles).sum(1)
-    torch.testing.assert_close(look.density.loc, torch.stack([row, column], 1))
-    both = (look.weights * middles.unsqueeze(1) * middles).sum((1, 2)) - row * column
+    weights, middles = look.weights.double(), (torch.arange(4).double() + 0.5) / 4
+    row, column = (weights.sum(2) * middles).sum(1), (weights.sum(1) * middles).sum(1)
+    torch.testing.assert_close(look.density.loc, torch.stack([row, column], 1), atol=1e-6, rtol=1e-5)
+    both = (weights * middles.unsqueeze(1) * middles).sum((1, 2)) - row * column
     covariance = look.density.covariance_matrix
     torch.testing.assert_close(covariance[:, 0, 1], both, atol=1e-5, rtol=1e-4)
-    square = (look.weights.sum(2) * middles.square()).sum(1) - row.square() + 1 / 192
+    square = (weights.sum(2) * middles.square()).sum(1) - row.square() + 1 / 192
     torch.testing.assert_close(covariance[:, 0, 0], square, atol=1e-5, rtol=1e-4)
     mass = pictures.attention_map(look, 64)
     assert mass.shape == (12, 64, 64)
-    place = mass.sum(2) @ ((torch.arange(64) + 0.5) / 64)
+    place = mass.double().sum(2) @ ((torch.arange(64).double() + 0.5) / 64)
     if alpha == 2.0:
         inside = mass.sum((1, 2)) > 0.999
         torch.testing.assert_close(place[inside], row[inside], atol=5e-3, rtol=0)

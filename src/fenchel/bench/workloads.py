@@ -22,6 +22,7 @@ from torch import Tensor
 
 import fenchel
 from fenchel import factors
+from fenchel.bench import translation
 from fenchel.continuous import (
     ContinuousAttention,
     Encoder,
@@ -173,6 +174,8 @@ def workloads() -> list[Workload]:
         _alignment(),
         _continuous(),
         _plane(),
+        _translation(),
+        _decoding(),
     ]
 
 
@@ -518,13 +521,13 @@ def _structures() -> Workload:
 def _factors() -> Workload:
     rows, words, budget = 16, 20, 3
 
-    def both_ways(s: Tensor) -> Tensor:
-        """Trees with a budget for each head: the relaxed marginals, and their gradient along a fixed direction."""
+    def both_ways(s: Tensor, budgets: bool) -> Tensor:
+        """Trees, with a budget for each head or none: marginals, and their gradient along a fixed direction."""
         s = s.detach().requires_grad_()
         graph = fenchel.FactorGraph()
         u = graph.variables(s, batch_dims=1)
         graph.add(factors.DependencyTree(u))
-        for head in range(1, words + 1):
+        for head in range(1, words + 1) if budgets else ():
             graph.add(factors.Budget(u[:, head], budget))
         graph.solve()
         return torch.autograd.grad(u.value, s, torch.linspace(-1, 1, s.numel()).reshape(s.shape))[0]
@@ -532,7 +535,7 @@ def _factors() -> Workload:
     return Workload(
         "factors",
         f"LP-SparseMAP of {rows} trees with budgets, forward and backward",
-        [Contestant("FactorGraph", both_ways)],
+        [Contestant(name, partial(both_ways, budgets=name == "budgets")) for name in ("trees alone", "budgets")],
         [Case(f"N = {words}, {words} budgets", lambda: (_normal(rows, words, words + 1),), backward=False, rows=rows)],
         [],
     )
@@ -728,6 +731,32 @@ def _plane() -> Workload:
             )
         ],
         [Goal("expectation 2", 10.0, "expectation 1", "largest")],
+    )
+
+
+# -- sequence to sequence --------------------------------------------------------------------------------------------
+
+
+def _translation() -> Workload:
+    size = f"{translation.SENTENCES} sentences × {translation.LENGTH} words, width {translation.WIDTH}"
+    return Workload(
+        "translation",
+        f"a step of training a translation model of {translation.WORDS:,} words, attention and output, after "
+        f"{translation.WARM} steps",
+        [Contestant("softmax", translation.training(1.0)), Contestant("entmax 1.5", translation.training(1.5))],
+        [Case(size, translation.inputs, backward=False)],
+        [Goal("entmax 1.5", 1.0, "softmax", "largest")],
+    )
+
+
+def _decoding() -> Workload:
+    size = f"{translation.DECODED} sentences, {translation.LONGEST} words each"
+    return Workload(
+        "decoding",
+        f"beam search of 5 with that model, {translation.WORDS:,} words",
+        [Contestant("softmax", translation.decoding(1.0)), Contestant("entmax 1.5", translation.decoding(1.5))],
+        [Case(size, translation.inputs, backward=False, grad=False)],
+        [Goal("entmax 1.5", 1.0, "softmax", "largest")],
     )
 
 

@@ -5,7 +5,22 @@ ner.load("spanish", "train", Path("my/data")) # from my/data/ner/conll2002.zip
 fetch(SETS["ner"])                            # downloads, checks and keeps it in the cache
 """
 
-from fenchel.data import cifar10, easy_vqa, eraser, glove, imdb, mil, mnist, ner, sst, ucr, ud_ewt
+from fenchel.data import (
+    cifar10,
+    easy_vqa,
+    eraser,
+    german_nouns,
+    glove,
+    imdb,
+    mil,
+    mnist,
+    multi30k,
+    ner,
+    sigmorphon2018,
+    sst,
+    ucr,
+    ud_ewt,
+)
 from fenchel.data.core import (
     CACHE_VARIABLE,
     VARIABLE,
@@ -36,6 +51,8 @@ SETS: dict[str, DataSet] = {
         imdb.IMDB,
         eraser.ERASER,
         easy_vqa.EASY_VQA,
+        sigmorphon2018.SIGMORPHON2018,
+        multi30k.MULTI30K,
     )
 }
 """Every data set, by the name of its folder."""
@@ -54,15 +71,18 @@ __all__ = [
     "eraser",
     "fetch",
     "folders",
+    "german_nouns",
     "glove",
     "imdb",
     "local",
     "locate",
     "mil",
     "mnist",
+    "multi30k",
     "ner",
     "present",
     "read",
+    "sigmorphon2018",
     "sst",
     "ucr",
     "ud_ewt",

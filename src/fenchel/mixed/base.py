@@ -45,7 +45,8 @@ class _ClosedSimplex(constraints.Constraint):
     event_dim = 1
 
     def check(self, value: Tensor) -> Tensor:
-        rounding = max(1e-6, 4 * torch.finfo(value.dtype).eps * math.sqrt(value.shape[-1]))
+        eps = torch.finfo(value.dtype).eps if value.is_floating_point() else 0.0
+        rounding = max(1e-6, 4 * eps * math.sqrt(value.shape[-1]))
         return (value >= 0).all(-1) & ((value.sum(-1) - 1).abs() < rounding)
 
 
@@ -98,6 +99,7 @@ class Mixed(Distribution):
     """
 
     support = closed_simplex
+    _validate_args = True  # of its own: torch.compile switches off that of all distributions
     _parameters: ClassVar[dict[str, int]]
     """Names of the tensors that the distribution has, and how many dimensions of each are not batch."""
 
@@ -196,7 +198,7 @@ class Mixed(Distribution):
         if self._differentiable:
             return self._estimate(lambda value, _: function(value), n, generator)
         h = function(self.sample((several(n),), generator))
-        return Estimate(h.mean(0), h.detach().std(0) / math.sqrt(n))
+        return Estimate(h.mean(0), standard_error(h))
 
     def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """KL(self ‖ other): exact (error 0) for two vertices, else a mean over n samples."""
@@ -336,6 +338,12 @@ def exactly(value: Tensor) -> Estimate:
     return Estimate(value, torch.zeros_like(value))
 
 
+def standard_error(h: Tensor) -> Tensor:
+    """Of the mean over the first dimension. Torch's ``std`` warns when there is nothing in the others."""
+    n, h = len(h), h.detach()
+    return ((h - h.mean(0)).square().sum(0) / (n * (n - 1))).sqrt()
+
+
 def scored(h: Tensor, log_prob: Tensor) -> Estimate:
     """The mean of values h over the first dimension, and its error; derivatives of every order are unbiased.
 
@@ -346,7 +354,14 @@ def scored(h: Tensor, log_prob: Tensor) -> Estimate:
     others = ((mean - h / n) * (n / (n - 1))).detach()
     weighed = ((h - others) * (log_prob - log_prob.detach()).exp() + others).mean(0)
     value = torch.where(mean.isfinite(), weighed, mean)
-    return Estimate(value, h.detach().std(0) / math.sqrt(n))
+    return Estimate(value, standard_error(h))
+
+
+def varied(value: Tensor) -> bool:
+    """Whether a derivative in a tensor is being taken, backward or forward."""
+    if fwAD._current_level >= 0 and fwAD.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
+        return True
+    return torch.is_grad_enabled() and value.requires_grad
 
 
 def positive(name: str, value: Tensor) -> None:
@@ -422,7 +437,8 @@ def mutual_information(
 
     def gain(value: Tensor, log_prob: Tensor) -> Tensor:
         each = y.log_prob(value.unsqueeze(-2))  # (…, N drawn from, N)
-        return log_prob - torch.logsumexp(each + weights.log(), -1)
+        told = log_prob - torch.logsumexp(each + weights.log(), -1)
+        return torch.where(weights > 0, told, 0.0)  # what never comes tells nothing, were it infinitely much
 
     part = y._mean(gain, n, generator)
     return Estimate((weights * part.value).sum(-1), (weights * part.error).square().sum(-1).sqrt())

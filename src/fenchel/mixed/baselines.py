@@ -30,6 +30,10 @@ class StraightThroughConcrete(RelaxedOneHotCategorical):
         [0.0, 0.0, 1.0]
     """
 
+    def sample(self, sample_shape: Sequence[int] = ()) -> Tensor:
+        with torch.no_grad():
+            return self.rsample(sample_shape)
+
     def rsample(self, sample_shape: Sequence[int] = ()) -> Tensor:
         relaxed = super().rsample(torch.Size(sample_shape))
         hard = torch.zeros_like(relaxed).scatter(-1, relaxed.argmax(-1, keepdim=True), 1.0)

@@ -38,7 +38,8 @@ def log_interval(a: Tensor, b: Tensor) -> Tensor:
     m = torch.where(narrow, middle, 0.0)
     series = 1 + w.square() * ((m.square() - 1) / 24 + w.square() * (m**4 - 6 * m.square() + 3) / 1920)
     close = -m.square() / 2 - 0.5 * math.log(2 * math.pi) + w.log() + torch.where(narrow, series, 1.0).log()
-    return torch.where(width > 0, torch.where(narrow, close, wide), -torch.inf)
+    nothing = torch.where(width.isnan(), torch.nan, -torch.inf)
+    return torch.where(width > 0, torch.where(narrow, close, wide), nothing)
 
 
 def log_box(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor]:

@@ -101,6 +101,11 @@ class MixedDirichlet(Mixed):
         total = softplus(self._w).sum(-1, keepdim=True) - torch.logsumexp(self._first, -1, keepdim=True)
         return (logsigmoid(self._w) + total).exp()
 
+    @property
+    def _face_entropy(self) -> Tensor:
+        expected = (self._inclusion * torch.where(self._w > -torch.inf, self._w, 0.0)).sum(-1)
+        return torch.logsumexp(self._first, -1) - expected
+
     def face_log_prob(self, face: Tensor) -> Tensor:
         face = self._check_face(face)
         score = torch.where(face, self._w, 0.0).sum(-1) - torch.logsumexp(self._first, -1)
@@ -117,9 +122,7 @@ class MixedDirichlet(Mixed):
 
     def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """H(F), in closed form."""
-        inclusion = self._inclusion
-        expected = torch.where(inclusion > 0, inclusion * self._w, 0.0).sum(-1)
-        return exactly((torch.logsumexp(self._first, -1) - expected).to(self._dtype))
+        return exactly(self._face_entropy.to(self._dtype))
 
     def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """E|F| − 1, in closed form."""
@@ -127,11 +130,15 @@ class MixedDirichlet(Mixed):
 
     def size_log_prob(self) -> Tensor:
         """log P(|F| = n) for n = 1 … K, (…, K), in O(K²)."""
+        return self._size_log_prob.to(self._dtype)
+
+    @property
+    def _size_log_prob(self) -> Tensor:
         sums = self._w.new_full((*self.batch_shape, self.vertices + 1), -torch.inf)
         sums = torch.cat([torch.zeros_like(sums[..., :1]), sums[..., 1:]], -1)
         for w in self._w.unbind(-1):
             sums = torch.cat([sums[..., :1], log_add(sums[..., 1:], sums[..., :-1] + w.unsqueeze(-1))], -1)
-        return (sums[..., 1:] - torch.logsumexp(self._first, -1, keepdim=True)).to(self._dtype)
+        return sums[..., 1:] - torch.logsumexp(self._first, -1, keepdim=True)
 
     # -- values --------------------------------------------------------------------------------------
 
@@ -177,7 +184,7 @@ class MixedDirichlet(Mixed):
         """
         alpha = self.concentration.double()
         each = torch.lgamma(alpha) - (alpha - 1) * torch.digamma(alpha)
-        known = self.face_entropy().double() + (self._inclusion * each).sum(-1)
+        known = self._face_entropy + (self._inclusion * each).sum(-1)
 
         def rest(total: Tensor, size: Tensor) -> Tensor:
             return (total - size) * torch.digamma(total) - torch.lgamma(total)
@@ -191,7 +198,9 @@ class MixedDirichlet(Mixed):
             return super().estimate_kl(other, n, generator)
         p, q = alike(self, other)
         alpha, beta, inclusion = p.concentration.double(), q.concentration.double(), p._inclusion
-        logits = torch.where(inclusion > 0, inclusion * (p._w - q._w), 0.0).sum(-1)
+        ever = p._w > -torch.inf
+        ratio = torch.where(ever, p._w, 0.0) - torch.where(ever, q._w, 0.0)
+        logits = torch.where(inclusion > 0, inclusion * ratio, 0.0).sum(-1)
         over_faces = logits - torch.logsumexp(p._first, -1) + torch.logsumexp(q._first, -1)
         each = torch.lgamma(beta) - torch.lgamma(alpha) + (alpha - beta) * torch.digamma(alpha)
 
@@ -208,7 +217,7 @@ class MixedDirichlet(Mixed):
         if self._shared and other._shared:
             size = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
             values = function(alpha[..., :1] * size, beta[..., :1] * size, size)
-            exact = (self.size_log_prob().double().exp() * values).sum(-1)
+            exact = (self._size_log_prob.exp() * values).sum(-1)
             return exactly(exact)
         enumerated = self.vertices <= ENUMERATED
         face = faces(self.vertices, self._device) if enumerated else self.sample_face((several(n),), generator)

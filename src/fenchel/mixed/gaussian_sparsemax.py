@@ -9,9 +9,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 from torch.distributions import constraints
-from torch.special import log_ndtr
+from torch.special import log_ndtr, ndtr
 
-from fenchel.mixed.base import Estimate, Mixed, broadcast, finite, floating, positive
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, broadcast, exactly, finite, floating, positive
 from fenchel.mixed.boxes import CERTAIN, log_box
 from fenchel.mixed.quadrature import log_concave
 from fenchel.regularizers import sparsemax
@@ -110,6 +110,27 @@ class GaussianSparsemax(Mixed):
         density, error = (each.reshape(value.shape[:-1]) for each in terms)
         return Estimate(self._off(value, density), error.to(self._dtype))
 
+    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        if self.vertices != 2:
+            return super().estimate_entropy(n, generator)
+        edge = self._edge()
+        return exactly((edge.ends * -edge.log_ends).sum(0).add(edge.surprise(edge)).to(self._dtype))
+
+    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        if self.vertices != 2 or not isinstance(other, GaussianSparsemax):
+            return super().estimate_kl(other, n, generator)
+        p, q = (each._edge() for each in alike(self, other))
+        ends = torch.where(p.ends > 0, p.ends * (p.log_ends - q.log_ends), 0.0).sum(0)
+        return exactly((ends + p.surprise(q) - p.surprise(p)).to(self._dtype))
+
+    def _edge(self) -> _Edge:
+        """For two vertices, the first entry: a Gaussian, cut off at 0 and at 1."""
+        loc, factor = self._rows(self.loc.shape)
+        factor = torch.diag_embed(factor) if factor.dim() == 2 else factor
+        centre = 0.5 * (1 + loc[:, 0] - loc[:, 1])
+        width = 0.5 * (factor[:, 0] - factor[:, 1]).norm(dim=-1)
+        return _Edge(centre.reshape(self.batch_shape), width.reshape(self.batch_shape))
+
     @property
     def _diagonal(self) -> bool:
         return self.scale is not None and self.vertices > 2
@@ -202,15 +223,44 @@ class GaussianSparsemax(Mixed):
         return parts, error
 
     def _edge_breaks(self) -> Tensor:
-        loc, factor = self._rows(self.loc.shape)
-        factor = torch.diag_embed(factor) if factor.dim() == 2 else factor
-        centre = 0.5 * (1 + loc[:, 0] - loc[:, 1])
-        width = 0.5 * (factor[:, 0] - factor[:, 1]).norm(dim=-1)
-        steps = torch.tensor([-9, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 9], device=loc.device).unsqueeze(-1)
-        ends = torch.tensor([0.0, 1.0], dtype=torch.float64, device=loc.device).unsqueeze(-1).expand(-1, len(centre))
+        edge = self._edge()
+        centre, width = edge.centre.flatten(), edge.width.flatten()
+        steps = torch.tensor([-9, -6, -4, -3, -2, -1, 0, 1, 2, 3, 4, 6, 9], device=centre.device).unsqueeze(-1)
+        ends = torch.tensor([0.0, 1.0], dtype=torch.float64, device=centre.device).unsqueeze(-1).expand(-1, len(centre))
         inside = torch.cat([centre + width * steps, ends]).clamp(0, 1).logit()
-        wide = torch.linspace(-40, 40, 9, dtype=torch.float64, device=loc.device).unsqueeze(-1).expand(-1, len(centre))
-        return torch.cat([inside.clamp(-40, 40), wide]).sort(0).values.reshape(-1, *self.batch_shape)
+        wide = (
+            torch.linspace(-40, 40, 9, dtype=torch.float64, device=centre.device).unsqueeze(-1).expand(-1, len(centre))
+        )
+        breaks = torch.cat([inside.clamp(-40, 40), wide]).sort(0).values
+        return breaks.reshape(len(breaks), *self.batch_shape)
+
+
+class _Edge:
+    """A Gaussian on the line with all its mass below 0 at 0, and all above 1 at 1: in closed form."""
+
+    def __init__(self, centre: Tensor, width: Tensor) -> None:
+        self.centre, self.width = centre, width
+        self.low, self.high = -centre / width, (1 - centre) / width
+        self.log_ends = torch.stack([log_ndtr(self.low), log_ndtr(-self.high)])
+        """Of both ends, log-probabilities (2, …) …"""
+        self.ends = self.log_ends.exp()
+        """… and probabilities."""
+
+    def surprise(self, other: _Edge) -> Tensor:
+        """∫ −log q over p between the ends, by the first three moments of a Gaussian that is cut off."""
+        a, b = _normal(self.low), _normal(self.high)
+        # In the tail that both are in, where the difference has its digits.
+        right = self.low > 0
+        far, near = torch.where(right, -self.low, self.high), torch.where(right, -self.high, self.low)
+        mass: Tensor = ndtr(far) - ndtr(near)
+        first, second = a - b, mass + self.low * a - self.high * b
+        moved = self.centre - other.centre
+        square = self.width.square() * second + 2 * self.width * moved * first + moved.square() * mass
+        return square / (2 * other.width.square()) + mass * (other.width.log() + 0.5 * math.log(2 * math.pi))
+
+
+def _normal(z: Tensor) -> Tensor:
+    return (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
 
 
 def _is_factor(scale_tril: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast, exactly, finite, floating, positive
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast, exactly, finite, floating, positive, varied
 from fenchel.regularizers import sparsemax
 
 
@@ -67,13 +68,14 @@ class HardConcrete(Mixed):
                 raise ValueError(f"stretch must be finite and at least 1, got {stretch.min().item():g}")
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
-        return self._harden(self._concrete(sample_shape, generator))
+        return self._harden(self._log_concrete(sample_shape, generator))
 
-    def _concrete(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+    def _log_concrete(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
+        """log Y′: at low temperatures Y′ itself underflows, and would not tell the noise any more."""
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.empty(shape, dtype=self._dtype, device=self._device).exponential_(generator=generator)
         gumbel = -noise.clamp_min(torch.finfo(self._dtype).tiny).log()
-        return ((self.logits + gumbel) / self.temperature.unsqueeze(-1)).softmax(-1)
+        return ((self.logits + gumbel) / self.temperature.unsqueeze(-1)).log_softmax(-1)
 
     def face_log_prob(self, face: Tensor) -> Tensor:
         if self.vertices == 2:
@@ -84,45 +86,46 @@ class HardConcrete(Mixed):
     def face_probability(
         self, face: Tensor, n: int = 4 * SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """P(F = face), exact (error 0) for two vertices, else the share of n samples, with its standard error."""
+        """P(F = face), exact (error 0) for two vertices, else the share of n samples, with its standard error.
+
+        That error is of the share after one more hit and one more miss: no hit at all is no proof.
+        """
         face = self._check_face(face)
         if self.vertices == 2:
             exact = self._binary_face(face).exp().to(self._dtype)
             return exactly(exact)
         with torch.no_grad():
-            relaxed = self._concrete((n,), generator)
-            drawn = self._harden(relaxed) > 0
-        score = self._score(relaxed) if self._differentiable else None
+            logs = self._log_concrete((n,), generator)
+            drawn = self._harden(logs) > 0
+        score = self._score(logs) if self._differentiable else None
 
         def share(face: Tensor) -> Tensor:
             hit = (drawn == face).all(-1).to(self._dtype)
             # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
             return hit.mean(0) if score is None else (hit * (score - score.detach()).exp()).mean(0)
 
-        one_each = face.reshape(-1, *self.batch_shape, self.vertices)
+        count = math.prod(face.shape[: face.dim() - 1 - len(self.batch_shape)])
+        one_each = face.reshape(count, *self.batch_shape, self.vertices)
         value = torch.stack([share(each) for each in one_each]) if len(one_each) else one_each[..., 0].to(self._dtype)
         value = value.reshape(face.shape[:-1])
-        p = value.detach()
+        p = (n * value.detach() + 1) / (n + 2)
         return Estimate(value, (p * (1 - p) / n).sqrt())
 
     def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         if self.vertices == 2:
             return super()._draw(n, generator)
         with torch.no_grad():
-            relaxed = self._concrete((n,), generator)
-        return self._harden(relaxed).detach(), self._score(relaxed)
+            logs = self._log_concrete((n,), generator)
+        return self._harden(logs).detach(), self._score(logs)
 
-    def _harden(self, relaxed: Tensor) -> Tensor:
-        return sparsemax(self.stretch.unsqueeze(-1) * relaxed)
+    def _harden(self, logs: Tensor) -> Tensor:
+        return sparsemax(self.stretch.unsqueeze(-1) * logs.exp())
 
-    def _score(self, relaxed: Tensor) -> Tensor:
-        if self.stretch.requires_grad and torch.is_grad_enabled():
-            raise NotImplementedError("expectations above 2 vertices have no gradient in stretch: detach it")
-        return self._concrete_log_prob(relaxed)
-
-    def _concrete_log_prob(self, y: Tensor) -> Tensor:
+    def _score(self, logs: Tensor) -> Tensor:
         """The log-density of Y′ at samples, up to a constant of its own."""
-        k, logs = self.vertices, y.clamp_min(torch.finfo(y.dtype).tiny).log()
+        if varied(self.stretch):
+            raise NotImplementedError("expectations above 2 vertices have no gradient in stretch: detach it")
+        k = self.vertices
         terms = self.logits - self.temperature.unsqueeze(-1) * logs
         return terms.sum(-1) - k * torch.logsumexp(terms, -1) + (k - 1) * self.temperature.log()
 

@@ -52,19 +52,31 @@ def gauss_legendre(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
     return like.new_tensor((x + 1) / 2), like.new_tensor(w / 2)
 
 
+def gauss_lobatto(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Nodes and weights on [0, 1], both ends among the nodes."""
+    legendre = np.polynomial.Legendre.basis(n - 1)
+    slope = legendre.deriv()
+    x = np.sort(slope.roots().real)
+    x = np.concatenate([[-1.0], x - slope(x) / slope.deriv()(x), [1.0]])
+    w = 2 / (n * (n - 1) * legendre(x) ** 2)
+    return like.new_tensor((x + 1) / 2), like.new_tensor(w / 2)
+
+
 @torch.no_grad()
 def adapted(function: Function, breaks: Tensor) -> Rule:
     """Halve panels until two halves agree with their whole.
+
+    Ends are nodes, so that a steep fall right beside the end of a wide panel is not overlooked.
 
     Args:
         function: values, of the order of one at their largest.
         breaks: (count, P) ascending ends of the first panels.
     """
     count = len(breaks)
-    x, w = gauss_legendre(POINTS, breaks)
+    x, w = gauss_lobatto(POINTS, breaks)
     rows = torch.arange(count, device=breaks.device).unsqueeze(-1).expand(-1, breaks.shape[1] - 1).reshape(-1)
     start, width = breaks[:, :-1].reshape(-1), breaks.diff(dim=-1).reshape(-1)
-    kept = width > 0
+    kept = ~(width <= 0)  # NaN remains, and its integral is NaN
     start, width, rows = start[kept], width[kept], rows[kept]
 
     def panels(start: Tensor, width: Tensor, rows: Tensor) -> Tensor:

@@ -243,6 +243,13 @@ def check_omega(omega: Regularizer) -> Regularizer:
     return omega
 
 
+def check_integers(value: Tensor, name: str, what: str) -> None:
+    """Raise a TypeError that names the argument unless it is a tensor of integers."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
+        raise TypeError(f"{name} must be a tensor of {what}, got {kind}")
+
+
 def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
     """Class indices of the shape of scores without ``dim``, as int64."""
     if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:

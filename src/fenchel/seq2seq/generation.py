@@ -10,7 +10,7 @@ from torch import Tensor
 from fenchel.kernels import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
-from fenchel.regularizers.base import check_indices, check_omega
+from fenchel.regularizers.base import check_indices, check_integers, check_omega
 from fenchel.regularizers.rows import check_parameter, check_scores
 
 _STEPS = 64
@@ -300,14 +300,7 @@ def _hits(probs: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Ten
         raise TypeError(f"probs must be a floating-point tensor of probabilities, got {kind}")
     if probs.dim() == 0 or probs.shape[-1] == 0:
         raise ValueError(f"probs must have shape (…, V) with V > 0, got {tuple(probs.shape)}")
-    if (
-        not isinstance(target, Tensor)
-        or target.is_floating_point()
-        or target.is_complex()
-        or target.dtype == torch.bool
-    ):
-        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
-        raise TypeError(f"target must be a tensor of integer class indices, got {kind}")
+    check_integers(target, "target", "integer class indices")
     kept = is_kept(target, ignore_index)
     index = check_indices(target.masked_fill(~kept, 0), probs, probs.dim() - 1)
     tolerance = max(1e-3, 4 * torch.finfo(probs.dtype).eps)
@@ -329,13 +322,6 @@ def _reduce(values: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
 
 
 def _check_tokens(tokens: Tensor) -> None:
-    if (
-        not isinstance(tokens, Tensor)
-        or tokens.is_floating_point()
-        or tokens.is_complex()
-        or tokens.dtype == torch.bool
-    ):
-        kind = tokens.dtype if isinstance(tokens, Tensor) else type(tokens).__name__
-        raise TypeError(f"tokens must be a tensor of integers, got {kind}")
+    check_integers(tokens, "tokens", "integers")
     if tokens.dim() == 0:
         raise ValueError("tokens must have shape (…, T), got a scalar")

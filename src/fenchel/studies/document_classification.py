@@ -77,10 +77,16 @@ class Protocol:
 
 FULL = Protocol(Size(128, 128, dropout=0.0, batch=16), Course(10), longest=10_000, runs=5)
 SCALED = Protocol(
-    Size(24, 24, dropout=0.2), Course(4, 5e-3), longest=100, reviews=(3_000, 600, 2_000), counts=(64,), sentences=(32,)
+    Size(32, 32, dropout=0.2),
+    Course(5, 5e-3),
+    longest=120,
+    reviews=(8_000, 1_000, 4_000),
+    counts=(64,),
+    sentences=(32,),
+    runs=2,
 )
-TOY = Protocol(Size(12, 12, dropout=0.0, batch=16), Course(6, 2e-2), runs=1)
-TOY_REVIEWS = (320, 80, 160)
+TOY = Protocol(Size(12, 12, dropout=0.0, batch=32), Course(8, 3e-2), runs=1)
+TOY_REVIEWS = (256, 64, 160)
 TOY_FUNCTIONS = 16
 
 SUMMARY = """
@@ -113,9 +119,9 @@ the paper reports one figure.
 """
 
 EMBEDDED = """
-This page was made with made-up reviews: {train} to train with, of ten to thirty words, in which one phrase such as
-“not dull” says it all; N = {functions}, one seed. It shows the idea and settles no order. On IMDB and on the Stanford
-sentences run the command below with `FENCHEL_DATA` set.
+This page was made with made-up reviews: {train} to train with, of ten to thirty words, in which one word says it all;
+N = {functions}, one seed. It shows the idea and settles no order. On IMDB and on the Stanford sentences run the
+command below with `FENCHEL_DATA` set.
 """
 
 
@@ -352,8 +358,8 @@ def _words(group: Sequence[Outcome]) -> Figure:
         caption=f"A {opinion} review among those to test with: weights of words (bars) and densities of time (curves, "
         "each to its own scale), of readers that all class it right.",
         alt="Four panels over the words of a sentence. Softmax has a bar for every word, sparsemax for a few. The "
-        "density of continuous sparsemax is an arc over an interval; the combined attention has bars and an arc over "
-        "them.",
+        "density of continuous sparsemax is an arc over some words or all; the combined attention has bars and an arc "
+        "over them.",
         paper="The paper draws such densities over words for translation (figure 2).",
     )
 
@@ -440,21 +446,19 @@ FILLERS = [
 
 
 def made_up(count: int, seed: int = 0) -> list[Review]:
-    """Reviews of which one phrase tells the class: an adjective, with “not” before it every other time."""
+    """Reviews of which one word tells the class."""
     random = Random(seed)
     reviews = []
     for number in range(count):
-        words = [random.choice(FILLERS) for _ in range(random.randint(8, 28))]
-        kind, negated = number % 2, random.random() < 0.5
-        phrase = [random.choice(GOOD if kind != negated else BAD)]
-        place = random.randint(0, len(words))
-        reviews.append(Review((*words[:place], *["not"] * negated, *phrase, *words[place:]), kind))
+        words = [random.choice(FILLERS) for _ in range(random.randint(9, 29))]
+        words.insert(random.randint(0, len(words)), random.choice((BAD, GOOD)[number % 2]))
+        reviews.append(Review(tuple(words), number % 2))
     return reviews
 
 
 def made_up_vectors(width: int = 24) -> Vocabulary:
     """Random vectors for the words of made-up reviews; those of one opinion lie together, as GloVe's do."""
-    words = [*GOOD, *BAD, "not", *FILLERS]
+    words = [*GOOD, *BAD, *FILLERS]
     generator = torch.Generator().manual_seed(0)
     vectors = torch.randn(len(words), width, generator=generator)
     good, bad = torch.randn(2, width, generator=generator)

@@ -55,6 +55,7 @@ class Study:
     function: Function
     data: tuple[str, ...] = ()
     full: bool = False
+    tour: bool = True
 
 
 class UnknownStudyError(LookupError):
@@ -65,7 +66,7 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    title: str, *, source: str, order: float, data: Sequence[str] = (), full: bool = False
+    title: str, *, source: str, order: float, data: Sequence[str] = (), full: bool = False, tour: bool = True
 ) -> Callable[[Function], Function]:
     """Register a function as the study of its name.
 
@@ -75,6 +76,7 @@ def study(
         order: chapters are sorted by it; leave gaps.
         data: the sets of `fenchel.data` that it reads when it is given a folder; none if it has no use for one.
         full: whether it knows the paper's full protocol.
+        tour: whether it is a chapter of the tour; one that says little without its data is not.
     """
     if unknown := sorted(set(data) - set(SETS)):
         raise ValueError(f"data names {', '.join(unknown)}; there are {', '.join(SETS)}")
@@ -85,7 +87,7 @@ def study(
             raise ValueError(
                 f"two studies are called {name!r}: in {_STUDIES[name].function.__module__} and {function.__module__}"
             )
-        _STUDIES[name] = Study(name, title, source, order, function, tuple(data), full)
+        _STUDIES[name] = Study(name, title, source, order, function, tuple(data), full, tour)
         return function
 
     return register

@@ -1,0 +1,141 @@
+"""Batches: sequences of like length side by side, in an order that a seed and the number of the epoch decide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from random import Random
+
+import torch
+from torch import Tensor
+
+from fenchel.seq2seq.vocabulary import STOP, Vocabulary
+
+IGNORED = -100
+"""Stands for no target: what ``linear_entmax_loss`` leaves out."""
+
+POOL = 50
+"""Batches that are sorted by length at a time: few sequences are padded by much, and no two epochs are alike."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A sequence of symbols and the one that is to be made of it."""
+
+    source: tuple[str, ...]
+    target: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Sequences to be read, side by side: numbers (B, J) and lengths (B,)."""
+
+    numbers: Tensor
+    lengths: Tensor
+
+    @property
+    def mask(self) -> Tensor:
+        """Where there is a symbol, (B, J)."""
+        return torch.arange(self.numbers.shape[1], device=self.numbers.device) < self.lengths.unsqueeze(1)
+
+    def to(self, device: torch.device) -> Source:
+        """The same on another device; lengths stay on the host, where packing wants them."""
+        return self if self.numbers.device == device else Source(self.numbers.to(device), self.lengths)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs as numbers: ``inputs`` are what a decoder reads, ``targets`` what it is to write next, both (B, T)."""
+
+    source: Source
+    inputs: Tensor
+    targets: Tensor
+
+    @property
+    def tokens(self) -> int:
+        """How many symbols are to be written, ends included."""
+        return int((self.targets != IGNORED).sum())
+
+
+def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
+    """Sequences as the numbers that an encoder reads.
+
+    Example:
+        >>> read(["ab", "b"], Vocabulary("ab")).numbers
+        tensor([[2, 3],
+                [3, 5]])
+    """
+    if empty := [number for number, sequence in enumerate(sequences) if not sequence]:
+        raise ValueError(f"a source must have at least one symbol; number {empty[0]} of the batch has none")
+    rows = [vocabulary.encode(sequence) for sequence in sequences]
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    return Source(_padded(rows, vocabulary.pad), lengths)
+
+
+def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Batch:
+    """Pairs as numbers.
+
+    Example:
+        >>> letters = Vocabulary("ab")
+        >>> batch = collate([Pair(("a",), ("a", "b")), Pair(("b",), ("b",))], letters, letters)
+        >>> batch.inputs, batch.targets
+        (tensor([[4, 2, 3],
+                [4, 3, 5]]), tensor([[   2,    3,    0],
+                [   3,    0, -100]]))
+    """
+    rows = [target.encode(pair.target) for pair in pairs]
+    inputs = _padded([[target.start, *row] for row in rows], target.pad)
+    targets = _padded([[*row, STOP] for row in rows], IGNORED)
+    return Batch(read([pair.source for pair in pairs], source), inputs, targets)
+
+
+class Batches:
+    """Pairs in batches of about equal lengths.
+
+    Args:
+        pairs: all of them.
+        source: the vocabulary that is read.
+        target: the vocabulary that is written.
+        size: pairs in a batch.
+        seed: of the order.
+    """
+
+    def __init__(
+        self, pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary, size: int = 64, seed: int = 0
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"size must be at least 1, got {size}")
+        self.pairs, self.source, self.target, self.size, self.seed = pairs, source, target, size, seed
+
+    def __len__(self) -> int:
+        return -(-len(self.pairs) // self.size)
+
+    def __iter__(self) -> Iterator[Batch]:
+        """In order of length: for what does not depend on the order."""
+        rows = sorted(range(len(self.pairs)), key=self._length)
+        yield from map(self._batch, self._groups(rows))
+
+    def epoch(self, number: int) -> Iterator[Batch]:
+        """In the order of an epoch: the same at every call, so that a run that was cut short can go on."""
+        random = Random(f"{self.seed} {number}")
+        rows = list(range(len(self.pairs)))
+        random.shuffle(rows)
+        pool = POOL * self.size
+        pools = [sorted(rows[first : first + pool], key=self._length) for first in range(0, len(rows), pool)]
+        groups = [group for each in pools for group in self._groups(each)]
+        random.shuffle(groups)
+        yield from map(self._batch, groups)
+
+    def _length(self, row: int) -> tuple[int, int]:
+        return len(self.pairs[row].target), len(self.pairs[row].source)
+
+    def _groups(self, rows: Sequence[int]) -> list[Sequence[int]]:
+        return [rows[first : first + self.size] for first in range(0, len(rows), self.size)]
+
+    def _batch(self, rows: Sequence[int]) -> Batch:
+        return collate([self.pairs[row] for row in rows], self.source, self.target)
+
+
+def _padded(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
+    width = max(map(len, rows), default=0)
+    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], dtype=torch.long).reshape(-1, width)

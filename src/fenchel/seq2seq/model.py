@@ -1,0 +1,191 @@
+"""What encoder-decoders have in common: vocabularies, an output layer with its loss, steps for a search, a folder."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fenchel.losses import Reduction, fy_loss
+from fenchel.output import linear_entmax_loss
+from fenchel.regularizers import Regularizer, Tsallis
+from fenchel.regularizers.base import check_omega
+from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
+from fenchel.seq2seq.files import describe, restore, safetensors
+from fenchel.seq2seq.vocabulary import Vocabulary
+
+FORMAT = 1
+
+
+class Seq2Seq(nn.Module):
+    """An encoder-decoder: reads a sequence of symbols, writes another, one symbol after the other.
+
+    Two regularizers say how it chooses: ``attention`` among the symbols that were read, ``output`` among those that may
+    be written. With an output that is sparse, such as ``Tsallis(1.5)``, most strings have probability exactly 0.
+
+    A subclass says how it reads (``encode``), how it writes when the target is known (``decode``), and how it goes one
+    step further (``advance``, ``reorder``).
+
+    Args:
+        source: the symbols that are read.
+        target: the symbols that are written.
+        width: of the hidden states that the output layer sees.
+        attention: a regularizer; ``Tsallis(1.5)`` by default.
+        output: a regularizer; ``Tsallis(1.5)`` by default. Trained by ``linear_entmax_loss`` where that knows it.
+    """
+
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Names of the numbers that a subclass is made with."""
+
+    def __init__(
+        self,
+        source: Vocabulary,
+        target: Vocabulary,
+        width: int,
+        attention: Regularizer | None = None,
+        output: Regularizer | None = None,
+    ) -> None:
+        super().__init__()
+        self.source, self.target = source, target
+        self.attention_omega = Tsallis(1.5) if attention is None else _own(check_omega(attention))
+        self.omega = Tsallis(1.5) if output is None else _own(check_omega(output))
+        self.output = nn.Linear(width, len(target))
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are."""
+        return self.output.weight.device
+
+    # -- to be said by a subclass --------------------------------------------------------------------------------------
+
+    def encode(self, source: Source) -> Any:
+        """What is known of the sources: a state to decode from."""
+        raise NotImplementedError
+
+    def decode(self, state: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Hidden states (B, T, width) for known inputs (B, T), and their attention (B, T, J) to the source."""
+        raise NotImplementedError
+
+    def advance(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Hidden states (N, width) after one more token (N,) each, and the states after it."""
+        raise NotImplementedError
+
+    def reorder(self, state: Any, index: Tensor) -> Any:
+        """The states of chosen rows; a row may be chosen several times, or not at all."""
+        raise NotImplementedError
+
+    # -- training ------------------------------------------------------------------------------------------------------
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The loss of a batch, a mean over symbols."""
+        hidden, _ = self.decode(self.encode(batch.source.to(self.device)), batch.inputs.to(self.device))
+        return self.loss(hidden, batch.targets.to(self.device))
+
+    def loss(self, hidden: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """The output layer's Fenchel-Young loss of hidden states (…, width) against numbers of symbols (…)."""
+        weight, bias = self.output.weight, self.output.bias
+        options: Any = {"ignore_index": IGNORED, "reduction": reduction}
+        if (alpha := _fused(self.omega)) is not None:
+            return linear_entmax_loss(hidden, weight, targets, bias, alpha=alpha, **options)
+        return fy_loss(F.linear(hidden, weight, bias), targets, self.omega, **options)
+
+    # -- search --------------------------------------------------------------------------------------------------------
+
+    def start(self, sequences: Sequence[Sequence[str]]) -> Any:
+        """A state for every sequence, before anything is written."""
+        if self.training:
+            raise RuntimeError("the model is in training mode, where dropout is random: call model.eval() first")
+        return self.encode(read(sequences, self.source).to(self.device))
+
+    def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
+        """Probabilities (N, len(target)) of the next symbol after one more token (N,) each, and the states after it."""
+        hidden, state = self.advance(tokens.to(self.device), state)
+        return self.omega.argmax(self.output(hidden)), state
+
+    @property
+    def begin(self) -> int:
+        """The token that is read first."""
+        return self.target.start
+
+    @torch.no_grad()
+    def attend(self, source: Sequence[str], target: Sequence[str]) -> Tensor:
+        """Attention paid to the symbols of a source (columns) in writing a target and its end (rows)."""
+        training = self.training
+        inputs = torch.tensor([[self.target.start, *self.target.encode(target)]], device=self.device)
+        _, weights = self.eval().decode(self.start([source]), inputs)
+        self.train(training)
+        return weights[0]
+
+    # -- folders -------------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        """What the model is made of besides its parameters, as JSON can hold it."""
+        return {
+            "format": FORMAT,
+            "model": type(self).__name__,
+            "sizes": {name: getattr(self, name) for name in self.sizes},
+            "attention": describe(self.attention_omega, "attention"),
+            "output": describe(self.omega, "output"),
+            "source": list(self.source.symbols),
+            "target": list(self.target.symbols),
+        }
+
+    def save(self, folder: Path | str) -> None:
+        """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
+        safetensors().save_file(tensors, folder / "model.safetensors")
+        text = json.dumps(self.settings(), indent=1, ensure_ascii=False)
+        (folder / "model.json").write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, folder: Path | str, attention: Regularizer | None = None, output: Regularizer | None = None) -> Self:
+        """The model that was saved to a folder, of whichever subclass it was; in evaluation mode.
+
+        Args:
+            folder: what ``save`` was given.
+            attention: in place of the one that was saved; needed for one that JSON cannot hold.
+            output: the same.
+        """
+        folder = Path(folder)
+        if not (folder / "model.json").is_file():
+            raise FileNotFoundError(f"{folder} has no model.json: it is not a folder that a model was saved to")
+        settings = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        if settings.get("format") != FORMAT:
+            raise ValueError(f"{folder} has a model of format {settings.get('format')}; this version reads {FORMAT}")
+        kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
+        kind = kinds.get(settings["model"])
+        if kind is None or not issubclass(kind, cls):
+            raise ValueError(f"{folder} has a {settings['model']}, not one of {', '.join(kinds)}")
+        model = cast(Any, kind)(
+            Vocabulary(settings["source"]),
+            Vocabulary(settings["target"]),
+            **settings["sizes"],
+            attention=attention or restore(settings["attention"], "attention"),
+            output=output or restore(settings["output"], "output"),
+        )
+        model.load_state_dict(safetensors().load_file(folder / "model.safetensors"))
+        return cast(Self, model.eval())
+
+
+def _own(omega: Regularizer) -> Regularizer:
+    """A copy of what is to be learned: one Ω may be given to several models, and to both places of one."""
+    return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
+
+
+def _fused(omega: Regularizer) -> float | Tensor | None:
+    """Alpha, if ``linear_entmax_loss`` knows this Ω."""
+    if not isinstance(omega, Tsallis):
+        return None
+    alpha = omega.alpha
+    if isinstance(alpha, Tensor):
+        low, high = omega.bounds or (0.0, 0.0)
+        return alpha if alpha.numel() == 1 and low >= 1 and high <= 2 else None
+    return alpha if 1 <= alpha <= 2 else None

@@ -1,0 +1,198 @@
+"""A recurrent encoder-decoder: bidirectional LSTM, LSTM with global attention and input feeding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from fenchel.regularizers import Regularizer
+from fenchel.seq2seq.batches import Source
+from fenchel.seq2seq.model import Seq2Seq
+from fenchel.seq2seq.vocabulary import Vocabulary
+
+
+@dataclass(frozen=True)
+class State:
+    """What a decoder knows, a row a hypothesis.
+
+    Args:
+        memory: encodings of the source, (N, J, D).
+        keys: the same as the attention scores see them, (N, J, D).
+        barred: (N, J, 1), 0 where there is a symbol, −inf where there is none.
+        hidden: of every layer, (N, D).
+        cells: of every layer, (N, D).
+        feed: the last contextual output, (N, D).
+        attention: that it paid to the source, (N, J).
+    """
+
+    memory: Tensor
+    keys: Tensor
+    barred: Tensor
+    hidden: tuple[Tensor, ...]
+    cells: tuple[Tensor, ...]
+    feed: Tensor
+    attention: Tensor
+
+
+class Recurrent(Seq2Seq):
+    r"""The encoder-decoder of Peters, Niculae & Martins (2019), after Luong, Pham & Manning (2015).
+
+    .. math:: z_j = s_t^\top W h_j, \quad c_t = \sum_j \pi_j h_j \text{ with } \pi = \operatorname{argmax}_\Omega(z),
+              \quad o_t = \tanh(U [s_t; c_t] + b), \quad p = \operatorname{argmax}_{\Omega'}(V o_t + b')
+
+    where h are the states of the encoder, s those of the decoder, whose input is the last symbol's embedding and the
+    last :math:`o`. Dropout on embeddings, between layers and on :math:`o`.
+
+    Args:
+        source: the symbols that are read.
+        target: the symbols that are written.
+        embedding: width of the embeddings.
+        hidden: width of the states; even, half of it for each direction of the encoder.
+        layers: of encoder and decoder each.
+        dropout: the share of entries that is dropped in training.
+        attention: the regularizer of π; ``Tsallis(1.5)`` by default.
+        output: the regularizer of p; ``Tsallis(1.5)`` by default.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.seq2seq import Pair, Recurrent, Vocabulary, collate
+        >>> letters = Vocabulary("abc")
+        >>> model = Recurrent(letters, letters, embedding=8, hidden=8)
+        >>> loss = model(collate([Pair(tuple("ab"), tuple("abc"))], letters, letters))
+        >>> model.attend("ab", "abc").shape  # a row for every symbol that is written, and for the end
+        torch.Size([4, 2])
+    """
+
+    sizes = ("embedding", "hidden", "layers", "dropout")
+
+    def __init__(
+        self,
+        source: Vocabulary,
+        target: Vocabulary,
+        embedding: int = 300,
+        hidden: int = 300,
+        layers: int = 2,
+        dropout: float = 0.3,
+        attention: Regularizer | None = None,
+        output: Regularizer | None = None,
+    ) -> None:
+        super().__init__(source, target, hidden, attention, output)
+        if hidden % 2:
+            raise ValueError(f"hidden must be even, got {hidden}")
+        if layers < 1:
+            raise ValueError(f"layers must be at least 1, got {layers}")
+        self.embedding, self.hidden, self.layers, self.dropout = embedding, hidden, layers, dropout
+        self.source_embedding = nn.Embedding(len(source) + 2, embedding, padding_idx=source.pad)
+        self.target_embedding = nn.Embedding(len(target) + 2, embedding, padding_idx=target.pad)
+        between = dropout if layers > 1 else 0.0
+        self.encoder = nn.LSTM(embedding, hidden // 2, layers, batch_first=True, bidirectional=True, dropout=between)
+        widths = [embedding + hidden, *[hidden] * (layers - 1)]
+        self.decoder = nn.ModuleList(nn.LSTMCell(width, hidden) for width in widths)
+        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.context = nn.Linear(2 * hidden, hidden)
+
+    def encode(self, source: Source) -> State:
+        embedded = self._drop(self.source_embedding(source.numbers))
+        packed = pack_padded_sequence(embedded, source.lengths, batch_first=True, enforce_sorted=False)
+        states, (last, cell) = self.encoder(packed)
+        memory = self._drop(pad_packed_sequence(states, batch_first=True, total_length=embedded.shape[1])[0])
+        mask = source.mask.to(memory.device).unsqueeze(-1)
+        barred = torch.zeros_like(memory[..., :1]).masked_fill(~mask, -torch.inf)
+        rows = memory.shape[0]
+        return State(
+            memory,
+            self.key(memory),
+            barred,
+            _joined(last, self.layers),
+            _joined(cell, self.layers),
+            memory.new_zeros(rows, self.hidden),
+            memory.new_zeros(rows, memory.shape[1]),
+        )
+
+    def decode(self, state: State, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        first = self._cells[0]
+        # What the embeddings contribute is known for all steps at once; the rest of the first layer is one product.
+        own, fed = first.weight_ih[:, : self.embedding], first.weight_ih[:, self.embedding :]
+        known = F.linear(self._drop(self.target_embedding(inputs)), own, first.bias_ih + first.bias_hh).unbind(1)
+        rest = torch.cat([fed, first.weight_hh], 1).t()
+        kept = self._kept(len(known), state.feed)
+        outputs, weights = [], []
+        for each, mask in zip(known, kept, strict=True):
+            gates = torch.addmm(each, torch.cat([state.feed, state.hidden[0]], 1), rest)
+            state = self._advance(gates, state, mask)
+            outputs.append(state.feed)
+            weights.append(state.attention)
+        return torch.stack(outputs, 1), torch.stack(weights, 1)
+
+    def advance(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
+        first = self._cells[0]
+        entered = torch.cat([self._drop(self.target_embedding(tokens)), state.feed], 1)
+        gates = F.linear(entered, first.weight_ih, first.bias_ih)
+        gates = gates + F.linear(state.hidden[0], first.weight_hh, first.bias_hh)
+        (mask,) = self._kept(1, state.feed)
+        state = self._advance(gates, state, mask)
+        return state.feed, state
+
+    def reorder(self, state: State, index: Tensor) -> State:
+        index = index.to(self.device)
+        return State(
+            state.memory[index],
+            state.keys[index],
+            state.barred[index],
+            tuple(each[index] for each in state.hidden),
+            tuple(each[index] for each in state.cells),
+            state.feed[index],
+            state.attention[index],
+        )
+
+    @property
+    def _cells(self) -> list[nn.LSTMCell]:
+        return cast(list[nn.LSTMCell], list(self.decoder))
+
+    def _kept(self, steps: int, like: Tensor) -> Sequence[Tensor | None]:
+        """The factors of dropout for the outputs of some steps, drawn at once."""
+        if not self.training or not self.dropout:
+            return [None] * steps
+        drawn = torch.rand(steps, *like.shape, dtype=like.dtype, device=like.device)
+        return ((drawn >= self.dropout).to(like.dtype) / (1 - self.dropout)).unbind(0)
+
+    def _advance(self, gates: Tensor, state: State, kept: Tensor | None) -> State:
+        """One step of all layers, given the gates of the first."""
+        hidden: list[Tensor] = []
+        cells: list[Tensor] = []
+        for layer, cell in enumerate(state.cells):
+            if layer:
+                here = self._cells[layer]
+                gates = F.linear(self._drop(hidden[-1]), here.weight_ih, here.bias_ih)
+                gates = gates + F.linear(state.hidden[layer], here.weight_hh, here.bias_hh)
+            new_hidden, new_cell = _cell(gates, cell)
+            hidden.append(new_hidden)
+            cells.append(new_cell)
+        top = hidden[-1]
+        scores = torch.baddbmm(state.barred, state.keys, top.unsqueeze(-1)).squeeze(-1)
+        weights = self.attention_omega.argmax(scores)
+        context = torch.bmm(weights.unsqueeze(1), state.memory).squeeze(1)
+        output = torch.tanh(self.context(torch.cat([top, context], 1)))
+        output = output if kept is None else output * kept
+        return State(state.memory, state.keys, state.barred, tuple(hidden), tuple(cells), output, weights)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+
+def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM's hidden state and cell after its gates: enter, forget, what enters, show."""
+    enter, forget, new, show = gates.chunk(4, 1)
+    cell = torch.addcmul(forget.sigmoid() * cell, enter.sigmoid(), new.tanh())
+    return show.sigmoid() * cell.tanh(), cell
+
+
+def _joined(states: Tensor, layers: int) -> tuple[Tensor, ...]:
+    """The last states of both directions side by side, a tensor a layer."""
+    return tuple(states.view(layers, 2, *states.shape[1:]).transpose(1, 2).flatten(2).unbind(0))

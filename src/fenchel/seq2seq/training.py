@@ -1,0 +1,331 @@
+"""Training: a plain loop over batches that stops when it no longer helps, and goes on where it was cut short."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_
+
+from fenchel.seq2seq.batches import IGNORED, Batches, Pair
+from fenchel.seq2seq.files import safetensors
+from fenchel.seq2seq.model import Seq2Seq
+
+CHECKPOINT = "checkpoint.safetensors"
+
+
+class Progress(Protocol):
+    """Told how far the training is: a fraction in [0, 1], and how it goes."""
+
+    def __call__(self, fraction: float, note: str = "") -> None: ...
+
+
+def _silent(fraction: float, note: str = "") -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Training:
+    """How to train.
+
+    Args:
+        epochs: at most so many.
+        batch: pairs in a batch.
+        rate: the learning rate to begin with; halved whenever the validation loss rises.
+        optimizer: ``"adam"`` or ``"adamw"``.
+        weight_decay: of AdamW, or of Adam.
+        clip: the largest norm of the gradient of all parameters.
+        patience: validations in a row without a better accuracy after which it stops.
+        every: epochs between validations; the last one is always validated.
+        seed: of the order of the pairs and of dropout.
+    """
+
+    epochs: int = 30
+    batch: int = 64
+    rate: float = 1e-3
+    optimizer: Literal["adam", "adamw"] = "adam"
+    weight_decay: float = 0.0
+    clip: float = 5.0
+    patience: int = 5
+    every: int = 1
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "batch", "patience", "every"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if self.optimizer not in ("adam", "adamw"):
+            raise ValueError(f"optimizer must be 'adam' or 'adamw', got {self.optimizer!r}")
+        if not (self.rate > 0 and self.clip > 0):
+            raise ValueError(f"rate and clip must be positive, got {self.rate} and {self.clip}")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """How well a model writes known targets: mean loss of a symbol, and the share of targets that greedy decoding gets.
+
+    Greedy decoding writes a target exactly if, fed with it, the model ranks every symbol of it first: so one pass with
+    known inputs tells the accuracy.
+    """
+
+    loss: float
+    accuracy: float
+
+
+@dataclass(frozen=True)
+class Validation:
+    """A validation: after which epoch, training loss since the last one, scores, learning rate, tokens a second."""
+
+    epoch: int
+    training_loss: float
+    scores: Scores
+    rate: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class History:
+    """All validations of a run; ``best`` is the one whose parameters the model has now."""
+
+    validations: Sequence[Validation]
+
+    @property
+    def best(self) -> Validation:
+        return max(self.validations, key=lambda each: (each.scores.accuracy, -each.scores.loss))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Where a run stands after an epoch."""
+
+    epoch: int = 0
+    rate: float = 0.0
+    waited: int = 0
+    validations: tuple[Validation, ...] = ()
+
+    @property
+    def last_loss(self) -> float:
+        return self.validations[-1].scores.loss if self.validations else float("inf")
+
+    @property
+    def best(self) -> tuple[float, float]:
+        return max(((each.scores.accuracy, -each.scores.loss) for each in self.validations), default=(-1.0, 0.0))
+
+
+def train(
+    model: Seq2Seq,
+    pairs: Sequence[Pair],
+    validation: Sequence[Pair],
+    how: Training | None = None,
+    folder: Path | str | None = None,
+    progress: Progress | bool = False,
+) -> History:
+    """Train a model; in the end it has the parameters that validated best, and is in evaluation mode.
+
+    With a folder, a checkpoint is written after every epoch, and the best model so far is saved there. If the folder
+    has a checkpoint of the same training, the run goes on from it, to the same parameters, bit by bit, that it would
+    have reached without the interruption.
+
+    Args:
+        model: trained in place.
+        pairs: to learn from.
+        validation: to judge by.
+        how: rates, sizes, seeds.
+        folder: where checkpoints and the model go.
+        progress: called as batches pass; True shows a bar (needs rich).
+
+    Returns:
+        All validations.
+    """
+    how = how or Training()
+    if not pairs or not validation:
+        raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
+    file = None if folder is None else Path(folder) / CHECKPOINT
+    batches = Batches(pairs, model.source, model.target, how.batch, how.seed)
+    judged = Batches(validation, model.source, model.target, 2 * how.batch)
+    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
+    wanted = {"training": asdict(how), "model": model.settings(), "data": _digests(pairs, validation)}
+    best = _copy(model)
+    with _told(progress) as tell, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        torch.manual_seed(how.seed)
+        run = _Run(rate=how.rate)
+        if file is not None and file.is_file():
+            run, best = _resumed(file, model, optimizer, wanted)
+        while run.epoch < how.epochs and run.waited < how.patience:
+            loss, speed = _epoch(model, batches, optimizer, how, run, tell)
+            run = replace(run, epoch=run.epoch + 1)
+            if run.epoch % how.every == 0 or run.epoch == how.epochs:
+                run, better = _validated(run, loss, validate(model, judged), speed)
+                best = _copy(model) if better else best
+                for group in optimizer.param_groups:
+                    group["lr"] = run.rate
+                if better and folder is not None:
+                    model.save(folder)
+            if file is not None:
+                _keep(file, model, best, optimizer, wanted, run)
+    model.load_state_dict(best)
+    model.eval()
+    return History(run.validations)
+
+
+def _epoch(
+    model: Seq2Seq, batches: Batches, optimizer: torch.optim.Optimizer, how: Training, run: _Run, tell: Progress
+) -> tuple[float, float]:
+    """One pass over all batches: the mean loss of a symbol, and tokens a second."""
+    model.train()
+    total, tokens, start = 0.0, 0, time.perf_counter()
+    for number, batch in enumerate(batches.epoch(run.epoch)):
+        loss = model(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        clip_grad_norm_(model.parameters(), how.clip)
+        optimizer.step()
+        total += loss.item() * batch.tokens
+        tokens += batch.tokens
+        speed = tokens / (time.perf_counter() - start)
+        part = (run.epoch + (number + 1) / len(batches)) / how.epochs
+        tell(part, f"epoch {run.epoch + 1}, loss {total / tokens:.3f}{_valid(run)}, {speed:,.0f} tokens/s")
+    return total / tokens, speed
+
+
+def _valid(run: _Run) -> str:
+    return f", accuracy {run.best[0]:.1%}" if run.validations else ""
+
+
+def _validated(run: _Run, loss: float, scores: Scores, speed: float) -> tuple[_Run, bool]:
+    """The run after a validation, and whether that was the best so far."""
+    better = (scores.accuracy, -scores.loss) > run.best
+    rate = run.rate / 2 if scores.loss > run.last_loss else run.rate
+    here = Validation(run.epoch, loss, scores, run.rate, speed)
+    waited = 0 if better else run.waited + 1
+    return replace(run, rate=rate, waited=waited, validations=(*run.validations, here)), better
+
+
+@torch.no_grad()
+def validate(model: Seq2Seq, batches: Batches) -> Scores:
+    """Scores on pairs, with the model in evaluation mode."""
+    training = model.training
+    model.eval()
+    loss, right, tokens, targets = 0.0, 0, 0, 0
+    for batch in batches:
+        numbers = batch.targets.to(model.device)
+        hidden, _ = model.decode(model.encode(batch.source.to(model.device)), batch.inputs.to(model.device))
+        loss += float(model.loss(hidden, numbers, "sum"))
+        hit = (model.output(hidden).argmax(-1) == numbers) | (numbers == IGNORED)
+        right += int(hit.all(1).sum())
+        tokens += batch.tokens
+        targets += len(numbers)
+    model.train(training)
+    return Scores(loss / tokens, right / targets)
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------------------
+
+
+_What = dict[str, dict[str, Any]]
+"""What is trained, how, and on what: the same in a run and in the checkpoint that it goes on from."""
+
+
+def _digests(pairs: Sequence[Pair], validation: Sequence[Pair]) -> dict[str, str]:
+    """A short name for data, that changes with it."""
+    sides = {"pairs": pairs, "validation": validation}
+    return {name: hashlib.sha256(repr(list(side)).encode()).hexdigest()[:16] for name, side in sides.items()}
+
+
+def _copy(model: Seq2Seq) -> dict[str, Tensor]:
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def _keep(
+    file: Path, model: Seq2Seq, best: dict[str, Tensor], optimizer: torch.optim.Optimizer, what: _What, run: _Run
+) -> None:
+    """Write all that it takes to go on: one file, that is whole or not there."""
+    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+    tensors |= {f"best.{name}": tensor.contiguous() for name, tensor in best.items()}
+    for number, state in optimizer.state_dict()["state"].items():
+        tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
+    tensors["random"] = torch.get_rng_state()
+    if model.device.type == "cuda":
+        tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
+    record = {**what, "run": asdict(run)}
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_suffix(".new")
+    safetensors().save_file(tensors, new, metadata={"fenchel": json.dumps(record)})
+    new.replace(file)
+
+
+def _resumed(
+    file: Path, model: Seq2Seq, optimizer: torch.optim.Optimizer, wanted: _What
+) -> tuple[_Run, dict[str, Tensor]]:
+    """Put model, optimizer and random numbers where a checkpoint left them."""
+    with _opened(file) as opened:
+        record = json.loads((opened.metadata() or {})["fenchel"])
+        tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    # To train on for more epochs, or with more patience, is to go on.
+    free = {"epochs", "patience"}
+    for part, now in wanted.items():
+        for name, value in json.loads(json.dumps(now)).items():
+            if record[part][name] != value and not (part == "training" and name in free):
+                raise ValueError(
+                    f"{file} is the checkpoint of another run: its {part} has {name} {_short(record[part][name])}, "
+                    f"this one {_short(value)}; take another folder, or remove the checkpoint"
+                )
+
+    def part_of(prefix: str) -> dict[str, Tensor]:
+        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+    model.load_state_dict(part_of("model."))
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in part_of("optimizer.").items():
+        number, _, key = name.partition(".")
+        moments.setdefault(int(number), {})[key] = tensor
+    state = optimizer.state_dict()
+    optimizer.load_state_dict({**state, "state": moments})
+    told = record["run"]
+    validations = tuple(Validation(**{**each, "scores": Scores(**each["scores"])}) for each in told["validations"])
+    for group in optimizer.param_groups:
+        group["lr"] = told["rate"]
+    torch.set_rng_state(tensors["random"])
+    if "random_cuda" in tensors:
+        torch.cuda.set_rng_state(tensors["random_cuda"], model.device)
+    return _Run(told["epoch"], told["rate"], told["waited"], validations), part_of("best.")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) < 60 else f"{text[:57]}…"
+
+
+def _opened(file: Path) -> Any:
+    safetensors()  # says what to install
+    from safetensors import safe_open
+
+    return safe_open(file, framework="pt")
+
+
+# -- a bar -----------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _told(progress: Progress | bool) -> Iterator[Progress]:
+    """Whom to tell: the caller, a bar, or nobody."""
+    if progress is False:
+        yield _silent
+    elif progress is not True:
+        yield progress
+    else:
+        from rich import progress as rich
+
+        columns = [rich.BarColumn(), rich.TimeElapsedColumn(), rich.TextColumn("{task.fields[note]}")]
+        with rich.Progress(*columns) as bars:
+            task = bars.add_task("", total=1.0, note="")
+            yield lambda fraction, note="": bars.update(task, completed=fraction, note=note)

@@ -1,0 +1,200 @@
+"""Models: what is learned at once is what is written step by step; padding, folders, every Ω."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, fy_loss
+from fenchel.seq2seq import (
+    Batches,
+    Pair,
+    Recurrent,
+    Seq2Seq,
+    Transformer,
+    Vocabulary,
+    beam_search,
+    collate,
+    force,
+    read,
+)
+
+LETTERS = Vocabulary("abcdef")
+PAIRS = [Pair(tuple("abc"), tuple("fed")), Pair(tuple("a"), tuple("bb")), Pair(tuple("fedcba"), ())]
+
+
+def recurrent(layers: int = 1, **omegas: Regularizer) -> Seq2Seq:
+    return Recurrent(LETTERS, LETTERS, embedding=6, hidden=8, layers=layers, **omegas)
+
+
+def transformer(layers: int = 2, **omegas: Regularizer) -> Seq2Seq:
+    return Transformer(LETTERS, LETTERS, width=8, heads=2, layers=layers, inner=12, **omegas)
+
+
+Maker = Callable[..., Seq2Seq]
+makers = pytest.mark.parametrize("make", [recurrent, transformer])
+
+
+@makers
+@pytest.mark.parametrize("layers", [1, 2])
+def test_step_by_step_a_model_writes_what_it_learned_at_once(make: Maker, layers: int) -> None:
+    model = make(layers).double().eval()
+    for pair in PAIRS:
+        batch = collate([pair], LETTERS, LETTERS)
+        hidden, attention = model.decode(model.encode(batch.source), batch.inputs)
+        known = model.omega.argmax(model.output(hidden))[0]
+        choices = force(model, pair.source, LETTERS.encode(pair.target))
+        for row, choice in zip(known, choices, strict=True):
+            assert dict(choice.alternatives) == pytest.approx(
+                {token: p for token, p in enumerate(row.tolist()) if p}, abs=1e-9
+            )
+        torch.testing.assert_close(model.attend(pair.source, pair.target), attention[0])
+        torch.testing.assert_close(attention.sum(-1), torch.ones_like(attention[..., 0]))
+
+
+@makers
+def test_padding_changes_nothing(make: Maker) -> None:
+    model = make().double().eval()
+    batch = collate(PAIRS, LETTERS, LETTERS)
+    hidden, attention = model.decode(model.encode(batch.source), batch.inputs)
+    for row, pair in enumerate(PAIRS):
+        alone = collate([pair], LETTERS, LETTERS)
+        own, weights = model.decode(model.encode(alone.source), alone.inputs)
+        steps, length = own.shape[1], len(pair.source)
+        torch.testing.assert_close(hidden[row, :steps], own[0])
+        torch.testing.assert_close(attention[row, :steps, :length], weights[0])
+        assert not attention[row, :, length:].any()
+    together = beam_search(model, [pair.source for pair in PAIRS], 3, max_length=5)
+    for pair, found in zip(PAIRS, together, strict=True):
+        (alone,) = beam_search(model, [pair.source], 3, max_length=5)
+        assert [each.tokens for each in alone.hypotheses] == [each.tokens for each in found.hypotheses]
+        assert alone.best.probability == pytest.approx(found.best.probability)
+
+
+@makers
+def test_a_model_in_training_is_not_searched(make: Maker) -> None:
+    with pytest.raises(RuntimeError, match=r"call model\.eval\(\)"):
+        beam_search(make().train(), ["ab"])
+
+
+@makers
+def test_reordered_states_go_on_where_they_were(make: Maker) -> None:
+    model = make().double().eval()
+    state = model.start([pair.source for pair in PAIRS])
+    _, state = model.step(torch.full((3,), model.begin), state)
+    chosen = model.reorder(state, torch.tensor([2, 0, 2]))
+    straight, _ = model.step(torch.tensor([2, 3, 4]), state)
+    crossed, _ = model.step(torch.tensor([4, 2, 5]), chosen)
+    torch.testing.assert_close(crossed[:2], straight[[2, 0]])
+    assert not torch.equal(crossed[2], straight[2])
+
+
+@makers
+@pytest.mark.parametrize(
+    "omega",
+    [Shannon(), Tsallis(1.3), Gini(), Tsallis(2.5), Norm(2.0), 0.5 * Gini(), Tsallis(1.5, learnable=True)],
+    ids=str,
+)
+def test_every_regularizer_trains_attention_and_output(make: Maker, omega: Regularizer) -> None:
+    model = make(attention=omega, output=omega)
+    batch = collate(PAIRS, LETTERS, LETTERS)
+    model(batch).backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None or not parameter.requires_grad, name
+        assert parameter.grad is None or parameter.grad.isfinite().all(), name
+    if isinstance(omega, Tsallis) and omega.bounds is not None:
+        assert model.omega.raw_alpha.grad.abs() > 0
+
+
+@pytest.mark.parametrize("omega", [Shannon(), Tsallis(1.5), Gini(), Tsallis(3.0), Norm(2.0)], ids=str)
+def test_the_loss_is_the_mean_over_symbols_of_the_fenchel_young_loss(omega: Regularizer) -> None:
+    model = recurrent(output=omega).double().eval()
+    batch = collate(PAIRS, LETTERS, LETTERS)
+    hidden, _ = model.decode(model.encode(batch.source), batch.inputs)
+    rows = [
+        fy_loss(model.output(hidden[row, step]), target, omega)
+        for row, targets in enumerate(batch.targets)
+        for step, target in enumerate(targets)
+        if target >= 0
+    ]
+    torch.testing.assert_close(model(batch), torch.stack(rows).mean())
+
+
+def test_softmax_output_is_cross_entropy() -> None:
+    model = recurrent(output=Shannon()).double().eval()
+    batch = collate(PAIRS, LETTERS, LETTERS)
+    hidden, _ = model.decode(model.encode(batch.source), batch.inputs)
+    expected = nn.functional.cross_entropy(model.output(hidden).flatten(0, 1), batch.targets.flatten())
+    torch.testing.assert_close(model(batch), expected)
+
+
+def test_every_layer_of_a_transformer_learns_its_own_alphas() -> None:
+    model = transformer(attention=Tsallis(1.5, learnable=True, shape=(2, 1, 1)))
+    model(collate(PAIRS, LETTERS, LETTERS)).backward()
+    learned = [p for name, p in model.named_parameters() if "raw_alpha" in name and p.requires_grad]
+    assert len(learned) == 6  # two encoder layers, two decoder layers with two attentions each
+    assert all(each.shape == (2, 1, 1) and each.grad is not None for each in learned)
+
+
+@makers
+@pytest.mark.parametrize(
+    "omega",
+    [Shannon(), Gini(), Hard(), Tsallis(1.3), Norm(3.0), 2.0 * Tsallis(1.5), Tsallis(1.2, learnable=True)],
+    ids=str,
+)
+def test_a_folder_gives_the_model_back(make: Maker, omega: Regularizer, tmp_path: Path) -> None:
+    model = make(attention=omega, output=omega).eval()
+    model.save(tmp_path / "deep" / "folder")
+    loaded = Seq2Seq.load(tmp_path / "deep" / "folder")
+    assert type(loaded) is type(model)
+    assert not loaded.training
+    assert str(loaded) == str(model)
+    batch = collate(PAIRS, LETTERS, LETTERS)
+    assert torch.equal(loaded(batch), model(batch))
+
+
+def test_what_json_cannot_hold_is_given_when_loading(tmp_path: Path) -> None:
+    own = Custom(lambda p: 0.5 * (p * p).sum(-1))
+    recurrent(attention=own).save(tmp_path)
+    with pytest.raises(ValueError, match="load with attention="):
+        Recurrent.load(tmp_path)
+    assert Recurrent.load(tmp_path, attention=own).attention_omega is own
+
+
+def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no model\.json"):
+        Seq2Seq.load(tmp_path)
+    recurrent().save(tmp_path)
+    with pytest.raises(ValueError, match="has a Recurrent"):
+        Transformer.load(tmp_path)
+
+
+def test_bad_sizes_and_empty_sources_are_told() -> None:
+    with pytest.raises(ValueError, match="hidden must be even"):
+        Recurrent(LETTERS, LETTERS, hidden=7)
+    with pytest.raises(ValueError, match="at least one symbol; number 1"):
+        read(["a", ""], LETTERS)
+    with pytest.raises(ValueError, match="'a' comes twice"):
+        Vocabulary("aba")
+    with pytest.raises(ValueError, match=r"\[0, 7\], got 8"):
+        LETTERS.name(8)
+
+
+def test_batches_hold_every_pair_once_in_an_order_of_their_own() -> None:
+    pairs = [Pair(tuple("a" * (1 + n % 5)), tuple("b" * (n % 7))) for n in range(50)]
+    batches = Batches(pairs, LETTERS, LETTERS, 8, seed=1)
+    epochs = [[batch.targets.tolist() for batch in batches.epoch(number)] for number in (0, 0, 1)]
+    assert epochs[0] == epochs[1] != epochs[2]
+    assert len(epochs[0]) == len(batches) == 7
+    for epoch in (*epochs, [batch.targets.tolist() for batch in batches]):
+        rows = sorted(tuple(token for token in row if token >= 0) for batch in epoch for row in batch)
+        assert rows == sorted((3,) * (n % 7) + (0,) for n in range(50))
+
+
+def test_a_vocabulary_keeps_the_most_frequent() -> None:
+    words = [["the", "dog"], ["the", "cat"], ["a", "dog"]]
+    assert Vocabulary.of(words, seen=2).symbols == ("dog", "the")
+    assert Vocabulary.of(words, most=3).symbols == ("dog", "the", "a")
+    assert "cat" in Vocabulary.of(words)

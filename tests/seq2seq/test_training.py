@@ -1,0 +1,121 @@
+"""Training: it learns, it stops, and cut short it goes on to the same result."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fenchel import Tsallis
+from fenchel.seq2seq import Batches, Pair, Recurrent, Seq2Seq, Training, Vocabulary, inflect, train, validate
+
+LETTERS = Vocabulary("abc")
+WORDS = [x + y + z for x in "abc" for y in "abc" for z in "abc"]
+PAIRS = [Pair(tuple(word), tuple(word[::-1])) for word in WORDS]
+
+
+def small(seed: int = 0) -> Recurrent:
+    torch.manual_seed(seed)
+    return Recurrent(LETTERS, LETTERS, 8, 16, 1, 0.1, output=Tsallis(1.5, learnable=True))
+
+
+class Killed(Exception):
+    pass
+
+
+def kill_at(fraction: float) -> Callable[..., None]:
+    def progress(part: float, note: str = "") -> None:
+        if part > fraction:
+            raise Killed
+
+    return progress
+
+
+def test_a_run_that_was_killed_ends_where_an_uninterrupted_one_ends(tmp_path: Path) -> None:
+    how = Training(epochs=6, batch=4, rate=1e-2, optimizer="adamw", weight_decay=1e-3, seed=3)
+    straight = small()
+    history = train(straight, PAIRS, PAIRS, how)
+    for moment in (0.45, 0.8):  # in the middle of an epoch, twice
+        with pytest.raises(Killed):
+            train(small(), PAIRS, PAIRS, how, tmp_path, kill_at(moment))
+    resumed = small(seed=9)  # whatever it starts with
+    continued = train(resumed, PAIRS, PAIRS, how, tmp_path)
+    assert [each.scores for each in continued.validations] == [each.scores for each in history.validations]
+    assert [each.rate for each in continued.validations] == [each.rate for each in history.validations]
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, resumed.state_dict()[name]), name
+    saved = Seq2Seq.load(tmp_path)
+    for name, tensor in straight.state_dict().items():
+        assert torch.equal(tensor, saved.state_dict()[name]), name
+
+
+def test_a_finished_run_is_not_run_again_but_may_go_on_for_longer(tmp_path: Path) -> None:
+    how = Training(epochs=2, batch=8)
+    first = train(small(), PAIRS, PAIRS, how, tmp_path)
+    told: list[float] = []
+    again = train(small(1), PAIRS, PAIRS, how, tmp_path, lambda part, note="": told.append(part))
+    assert again == first
+    assert not told
+    longer = train(small(), PAIRS, PAIRS, Training(epochs=3, batch=8), tmp_path)
+    assert longer.validations[:2] == first.validations
+    assert len(longer.validations) == 3
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    train(small(), PAIRS, PAIRS, Training(epochs=1), tmp_path)
+    with pytest.raises(ValueError, match=r"another run: its training has rate 0\.001, this one 0\.5"):
+        train(small(), PAIRS, PAIRS, Training(epochs=1, rate=0.5), tmp_path)
+    other = Recurrent(LETTERS, LETTERS, 8, 18, 1)
+    with pytest.raises(ValueError, match="its model has"):
+        train(other, PAIRS, PAIRS, Training(epochs=1), tmp_path)
+    with pytest.raises(ValueError, match="its data has pairs"):
+        train(small(), PAIRS[1:], PAIRS, Training(epochs=1), tmp_path)
+
+
+def test_it_learns_to_reverse_and_tells_how_it_goes() -> None:
+    model, notes = small(), []
+    how = Training(epochs=60, batch=9, rate=2e-2, patience=60)
+    history = train(model, PAIRS, PAIRS, how, progress=lambda part, note="": notes.append(note))
+    assert history.best.scores.accuracy > 0.9
+    scores = validate(model, Batches(PAIRS, LETTERS, LETTERS))
+    assert scores.accuracy == history.best.scores.accuracy  # the best parameters are back
+    found = inflect(model, [pair.source for pair in PAIRS], 1)
+    written = [each.form == word[::-1] for each, word in zip(found, WORDS, strict=True)]
+    assert sum(written) / len(written) == pytest.approx(scores.accuracy)  # greedy decoding, told by one pass
+    assert "tokens/s" in notes[-1]
+    assert "accuracy" in notes[-1]
+    assert not model.training
+
+
+def test_the_rate_is_halved_when_the_loss_rises_and_patience_ends() -> None:
+    model = small()
+    history = train(model, PAIRS, PAIRS, Training(epochs=40, batch=27, rate=1.0, patience=3))  # far too fast
+    assert len(history.validations) < 40
+    losses = [each.scores.loss for each in history.validations]
+    rates = [each.rate for each in history.validations]
+    assert rates[0] == 1.0
+    for number in range(1, len(rates)):
+        rose = number > 1 and losses[number - 1] > losses[number - 2]
+        assert rates[number] == rates[number - 1] / (2 if rose else 1)
+    best = max(range(len(losses)), key=lambda n: (history.validations[n].scores.accuracy, -losses[n]))
+    assert best == len(losses) - 1 - 3
+
+
+def test_the_global_generator_is_left_alone() -> None:
+    model = small()
+    torch.manual_seed(5)
+    expected = torch.rand(1)
+    torch.manual_seed(5)
+    train(model, PAIRS, PAIRS, Training(epochs=1))
+    assert torch.equal(torch.rand(1), expected)
+
+
+def test_bad_settings_are_told() -> None:
+    with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
+        Training(epochs=0)
+    with pytest.raises(ValueError, match="optimizer must be"):
+        Training(optimizer="sgd")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="rate and clip"):
+        Training(rate=0.0)
+    with pytest.raises(ValueError, match="got 0 and 27"):
+        train(small(), [], PAIRS)
