@@ -9,24 +9,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar, cast
+from typing import Annotated, Literal, TypeVar
 
 try:
-    import torch
     import typer
     from rich import box, progress
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import bench, data, inflect, kernels, studies
-    from fenchel.data.sst import Review
-    from fenchel.studies import labelled, report
-    from fenchel.studies import rationale as rationales
-    from fenchel.studies.highlights import page
+    from fenchel import bench, data, inflect, kernels, rationalize, studies
+    from fenchel.studies import report
     from fenchel.studies.result import show
     from fenchel.studies.runs import version
-    from fenchel.studies.training import Course
     from fenchel.warmup import warmup
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == "fenchel":
@@ -38,9 +33,8 @@ study = typer.Typer(no_args_is_help=True)
 app.add_typer(study, name="study", help="One study: a figure or a table of a paper, computed again.")
 data_sets = typer.Typer(no_args_is_help=True)
 app.add_typer(data_sets, name="data", help="Real data for the studies: which sets, where they lie, how to get them.")
-rationale = typer.Typer(no_args_is_help=True)
-app.add_typer(rationale, name="rationale", help="Classify texts of your own, and highlight the words that decided.")
 app.add_typer(inflect.app, name="inflect", help="Inflect words: train a sparse model on a table, ask it, look inside.")
+app.add_typer(rationalize.app, name="rationale", help="Class texts of your own, and highlight the words that decided.")
 
 console = Console()
 errors = Console(stderr=True)
@@ -80,7 +74,7 @@ def main(
 
     [cyan]fenchel inflect --help[/cyan]          forms of words, by a model that you train on a table
 
-    [cyan]fenchel rationale train[/cyan]         class texts of your own, and say which words decide
+    [cyan]fenchel rationale --help[/cyan]        class texts of your own, and highlight the words that decided
 
     [cyan]fenchel bench[/cyan]                   how fast it is here, beside torch and other packages
 
@@ -277,80 +271,6 @@ def run_bench(
         page = readme.read_text(encoding="utf-8")
         readme.write_text(bench.insert(page, result.digest()), encoding="utf-8")
         console.print(f"Wrote the figures into {readme}.", markup=False, soft_wrap=True)
-
-
-@rationale.command("train")
-def train_rationalizer(
-    file: Annotated[Path, typer.Argument(help="Texts with labels: .tsv (label, tab, text) or .jsonl (text, label).")],
-    out: Annotated[Path, typer.Option(help="Folder for the model.", file_okay=False)] = Path("model"),
-    validation: Annotated[Path | None, typer.Option(help="Such a file to choose the epoch by; else a tenth.")] = None,
-    selection: Annotated[str, typer.Option(help=f"One of {', '.join(rationales.KINDS)}.")] = "sequential k-subsets",
-    budget: Annotated[float, typer.Option(help="Share of the words to select, or, above 1, how many.")] = 0.2,
-    transition: Annotated[float, typer.Option(help="What selected neighbours add to the score.")] = 0.05,
-    temperature: Annotated[float, typer.Option(help="The lower, the nearer to whole words.")] = 0.1,
-    vectors: Annotated[Path | None, typer.Option(help="Word vectors, as GloVe's; else they are trained.")] = None,
-    longest: Annotated[int, typer.Option(help="Of longer texts the last so many words are read.", min=1)] = 400,
-    hidden: Annotated[int, typer.Option(help="Units of the encoder, of each direction.", min=1)] = 50,
-    epochs: Annotated[int, typer.Option(help="At most.", min=1)] = 10,
-    rate: Annotated[float, typer.Option(help="Of learning.")] = 3e-3,
-    seed: Seed = 0,
-) -> None:
-    """Train a rationalizer on texts with labels, and save it to a folder."""
-    try:
-        texts = [text for text in labelled.read(file) if text.words and text.label is not None]
-        labels = sorted({text.label for text in texts if text.label is not None})
-        torch.manual_seed(seed)
-        if validation is None:
-            texts = [texts[row] for row in torch.randperm(len(texts)).tolist()]
-            held = max(1, len(texts) // 10)
-            others, texts = texts[:held], texts[held:]
-        else:
-            others = [text for text in labelled.read(validation) if text.words and text.label in labels]
-        if len(labels) < 2 or not texts or not others:
-            raise ValueError(f"{file}: training needs texts of at least two labels, some to choose the epoch by")
-        words = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)
-        size = int(budget) if budget > 1 else float(budget)
-        chosen = rationales.Selection(cast(rationales.Kind, selection), size, transition, temperature)
-        model = rationales.Rationalizer(words, labels, chosen, rationales.Size(hidden), trainable=vectors is None)
-    except (OSError, ValueError) as error:
-        raise _refusal(error) from None
-    train, valid = ([Review(text.words, labels.index(str(text.label))) for text in part] for part in (texts, others))
-    course = Course(epochs, rate)
-    with _bars() as bars:
-        model, reached = _follow(bars, file.name, partial(rationales.trained, model, train, valid, course, 16))
-    model.save(out)
-    told = rationales.found(model, valid)
-    console.print(
-        f"Saved to {out}. On {len(valid)} other texts: F1 {100 * reached:.1f}, {told.share:.0%} of the words selected, "
-        f"in {told.runs:.1f} runs a text.",
-        markup=False,
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-@rationale.command("explain")
-def explain_texts(
-    model: Annotated[Path, typer.Argument(help="Folder of a model.", file_okay=False)],
-    file: Annotated[Path | None, typer.Argument(help="Texts: .tsv, .txt or .jsonl; labels are not needed.")] = None,
-    text: Annotated[str | None, typer.Option(help="One text, in place of a file.")] = None,
-    out: Annotated[Path, typer.Option(help="The page to write.", dir_okay=False)] = Path("highlights.html"),
-) -> None:
-    """Class texts, and write a page on which the words that decided are highlighted."""
-    try:
-        if (file is None) == (text is None):
-            raise ValueError("explain takes a file of texts, or --text, and not both")
-        texts = [text] if text is not None else [each.text for each in labelled.read(cast(Path, file))]
-        reader = rationales.Rationalizer.load(model)
-        explanations = list(progress.track(reader.explain_all(texts), "explaining", len(texts), console=console))
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(page(explanations, f"{len(texts)} texts" if file is None else file.name), encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise _refusal(error) from None
-    for explanation in explanations[:5]:
-        spans = ", ".join(f"“{span.text}” {span.weight:.2g}" for span in explanation.spans) or "no words"
-        console.print(f"{explanation.label}: {spans}", markup=False, highlight=False, soft_wrap=True)
-    console.print(f"Wrote {out}: open it in a browser.", markup=False, soft_wrap=True)
 
 
 @app.command("warmup")

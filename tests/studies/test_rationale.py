@@ -10,8 +10,9 @@ import torch
 
 from fenchel.data.eraser import Annotated
 from fenchel.data.sst import Review
-from fenchel.studies import labelled, rationale
-from fenchel.studies.documents import Vocabulary
+from fenchel.studies import labelled, rationale, training
+from fenchel.studies.document_classification import made_up_vectors
+from fenchel.studies.documents import Batch, Vocabulary
 from fenchel.studies.rationale import KINDS, Rationalizer, Selection, Size
 from fenchel.studies.text_highlights import made_up
 from fenchel.studies.training import Course
@@ -81,17 +82,32 @@ def test_words_before_those_that_are_read_have_no_weight() -> None:
     assert min(weights[2:]) > 0
 
 
-def test_the_predictor_sees_the_highlighted_words_alone_if_it_reads_words() -> None:
+@pytest.mark.parametrize("kind", KINDS[1:])
+def test_words_that_are_not_highlighted_do_not_reach_the_predictor(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = model(kind)
+    batch = reader.vocabulary.batch([Review(texts()[3], 0)])
+    weights, states = reader.weights(batch), reader.encoder(batch.words, batch.lengths)
+    monkeypatch.setattr(reader.encoder, "forward", lambda words, lengths: states)  # the selection stays as it is
+    for place, weight in enumerate(weights[0].tolist()):
+        other = batch.words.clone()
+        other[0, place] = 1 + other[0, place] % len(WORDS)
+        moved = (reader(replace(batch, words=other)) - reader(batch)).abs().max()
+        assert (moved == 0) == (weight == 0)
+    assert 0 < (weights > 0).sum() < 7
+
+
+def test_states_know_words_that_are_not_highlighted() -> None:
     torch.manual_seed(0)
-    reader = model()
-    vocabulary = reader.vocabulary
-    reader = Rationalizer(vocabulary, ["bad", "good"], replace(reader.selection, kind="k-subsets"), Size(4), "words")
-    batch = vocabulary.batch([Review(texts()[3], 0)])
-    weights = reader.eval().weights(batch)
-    words = reader.encoder.vectors[batch.words]
-    nowhere = torch.where((weights > 0).unsqueeze(-1), words, torch.randn_like(words))
-    states = reader.encoder(batch.words, batch.lengths)
-    torch.testing.assert_close(reader.pool((states, nowhere)), reader.pool((states, words)))
+    reader = Rationalizer(
+        model().vocabulary, ["bad", "good"], Selection("k-subsets", 1, temperature=1e-5), Size(4), "states"
+    )
+    batch = reader.eval().vocabulary.batch([Review(texts()[3], 0)])
+    (place,) = reader.weights(batch)[0].nonzero().flatten().tolist()
+    other = batch.words.clone()
+    other[0, place - 1] = 1 + other[0, place - 1] % len(WORDS)
+    changed = replace(batch, words=other)
+    assert reader.weights(changed)[0].nonzero().flatten().tolist() == [place]
+    assert not torch.equal(reader(changed), reader(batch))
 
 
 def test_temperatures_of_training_and_of_tests() -> None:
@@ -102,7 +118,7 @@ def test_temperatures_of_training_and_of_tests() -> None:
 
 
 def test_what_is_measured_by_hand() -> None:
-    reader = model("k-subsets")
+    reader = model("k-subsets", temperature=1e-5)  # whole words
     reviews = [Annotated(texts()[3], 1, (0, 3)), Annotated(texts()[0], 0, (0, 1, 5)), Review(texts()[1], 0)]
     found = rationale.found(reader, reviews)
     assert found.lengths == [0, 7, 10]  # by length
@@ -114,6 +130,7 @@ def test_what_is_measured_by_hand() -> None:
     assert rationale.found(reader, reviews, top=0.5).chosen[1:] != found.chosen[1:]
     by_hand = rationale.Found([0, 1], [0, 1], [[0, 1, 4], [2]], [6, 4], [[0], [2]])
     assert (by_hand.runs, by_hand.run_length, by_hand.overlap) == (1.5, pytest.approx(4 / 3), 0.75)
+    assert by_hand.chance == pytest.approx((2 * (3 / 6) / 4 + 2 * (1 / 4) / 2) / 2)
 
 
 def test_a_model_comes_back_from_its_folder(tmp_path: Path) -> None:
@@ -125,21 +142,28 @@ def test_a_model_comes_back_from_its_folder(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "model").iterdir()) == ["model.json", "model.safetensors"]
     with pytest.raises(FileNotFoundError, match=r"no model\.json"):
         Rationalizer.load(tmp_path)
-    (tmp_path / "model" / "model.json").write_text('{"model": "Other"}')
+    (tmp_path / "model" / "model.json").write_text('{"format": 1, "model": "Other"}')
     with pytest.raises(ValueError, match="has a Other"):
         Rationalizer.load(tmp_path / "model")
 
 
 def test_training_finds_the_words_that_decide() -> None:
     torch.manual_seed(0)
-    reviews = made_up(200)
-    words = sorted({word for review in reviews for word in review.words})
-    vocabulary = Vocabulary({word: row for row, word in enumerate(words)}, torch.randn(len(words), 16), 40)
-    selection = Selection("k-subsets", 0.15)
-    reader = Rationalizer(vocabulary, ["bad", "good"], selection, Size(8, head_dropout=0.0), trainable=True)
-    reader, best = rationale.trained(reader, reviews[:160], reviews[160:], Course(4, 2e-2))
+    reviews, selection = made_up(300), Selection("k-subsets", 0.15)
+    reader = Rationalizer(made_up_vectors(), ["bad", "good"], selection, Size(12, head_dropout=0.0))
+    reader, best = rationale.trained(reader, reviews[:240], reviews[240:], Course(4, 1e-2))
     assert best > 0.9
-    assert rationale.found(reader, reviews[160:]).f1 == best
+    assert rationale.found(reader, reviews[240:]).f1 == best
+
+
+def test_batches_mix_classes_that_stand_apart_in_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Batch] = []
+    monkeypatch.setattr(training, "trained", lambda model, batches, *rest: (seen.extend(batches), (model, 0.0))[1])
+    reviews = [Review(("a", "film"), 0)] * 40 + [Review(("a", "film"), 1)] * 40
+    torch.manual_seed(0)
+    rationale.trained(model(), reviews, reviews, Course(1))
+    assert [len(batch.labels) for batch in seen] == [16] * 5
+    assert all(0 < batch.labels.sum() < 16 for batch in seen)
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def _check(count: int, content: bytes) -> None:
 ERASER = DataSet(
     "eraser_movies",
     "ERASER's film reviews with the words that people marked",
-    "free for research; cite DeYoung et al. (2020) and Zaidan et al. (2007)",
+    "not stated; cite DeYoung et al. (2020) and Zaidan et al. (2008)",
     [Source(name, sha256=sha256, check=partial(_check, count)) for name, count, sha256 in FILES.values()],
     ways="the reviews and their annotations are at https://www.eraserbenchmark.com, as movies; each line of a file is "
     "one review: its text, its label (NEG or POS) and the places of the marked words",

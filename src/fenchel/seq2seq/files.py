@@ -1,8 +1,7 @@
-"""What goes into files: regularizers as JSON, tensors by safetensors, each file whole or not there."""
+"""Regularizers as JSON can hold them."""
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 from torch import Tensor
@@ -11,16 +10,6 @@ from fenchel.regularizers import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
 from fenchel.regularizers.base import Scaled
 
 Description = dict[str, Any]
-
-
-def safetensors() -> Any:
-    """The package's functions on torch tensors, imported where they are needed."""
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "saving and loading models needs safetensors: pip install 'fenchel[seq2seq]'"
-        ) from None
 
 
 def describe(omega: Regularizer, name: str) -> Description | None:

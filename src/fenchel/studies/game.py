@@ -19,7 +19,7 @@ from fenchel.nn import WordEncoder
 from fenchel.structures import Share
 from fenchel.studies import training
 from fenchel.studies.documents import AT_ONCE, Batch, Vocabulary
-from fenchel.studies.rationale import Rationalizer, Selection, Size
+from fenchel.studies.rationale import Rationalizer, Selection, Size, shuffled
 from fenchel.studies.training import Course
 
 
@@ -50,7 +50,7 @@ class Explainer(nn.Module):
     """Selects words for a layperson that is trained with it: together they guess what the classifier says.
 
     It reads the text, not the classifier. In training the message has weights; what is sent in the end are the words
-    that have any.
+    with the largest weights, as many as the budget says, and no weights.
     """
 
     def __init__(self, vocabulary: Vocabulary, classes: int, selection: Selection, size: Size) -> None:
@@ -154,7 +154,7 @@ def play(
 ) -> Outcome:
     """Train a layperson on the messages of an explainer that is given, and test it."""
     layperson = Layperson(len(classifier.vocabulary.vectors), len(classifier.labels))
-    rounds = [Round(batch, messages(batch)) for batch in decided(classifier, train, size)]
+    rounds = [Round(batch, messages(batch)) for batch in decided(classifier, shuffled(train), size)]
     known = [Round(batch, messages(batch)) for batch in decided(classifier, valid)]
 
     def loss(model: Layperson, given: Round) -> Tensor:
@@ -183,7 +183,7 @@ def together(
     def score(model: Explainer) -> float:
         return _success(model.layperson, [Round(batch, model.message(batch)) for batch in known])
 
-    batches = decided(classifier, train, size)
+    batches = decided(classifier, shuffled(train), size)
     explainer, _ = training.trained(explainer, batches, loss, score, course, progress)
     return outcome(classifier, explainer.layperson, explainer.message, test)
 

@@ -23,10 +23,11 @@ MOST = 50_000
 
 @dataclass(frozen=True)
 class Labelled:
-    """A text, and its label if it has one."""
+    """A text, its label if it has one, and the line of the file that it stands in."""
 
     text: str
     label: str | None
+    line: int = 0
 
     @property
     def words(self) -> tuple[str, ...]:
@@ -42,7 +43,10 @@ def read(path: Path) -> list[Labelled]:
     """
     if path.suffix not in SUFFIXES:
         raise ValueError(f"{path} must end in one of {', '.join(SUFFIXES)}, so that its format is known")
-    lines = path.read_text(encoding="utf-8-sig").split("\n")
+    try:
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
     rows = _objects(lines, path) if "j" in path.suffix else _columns(lines, path)
     return list(rows)
 
@@ -55,7 +59,7 @@ def _columns(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
             continue
         if len(columns) > 2:
             raise ValueError(f"{path}, line {number}: {len(columns)} columns, not a label, a tab and a text")
-        yield Labelled(columns[-1], columns[0] if len(columns) == 2 else None)
+        yield Labelled(columns[-1], columns[0] if len(columns) == 2 else None, number)
 
 
 def _objects(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
@@ -69,7 +73,7 @@ def _objects(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
         if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
             raise ValueError(f'{path}, line {number}: must be an object with a "text"')
         label = entry.get("label")
-        yield Labelled(entry["text"], None if label is None else str(label))
+        yield Labelled(entry["text"], None if label is None else str(label), number)
 
 
 def vocabulary(texts: Sequence[Labelled], longest: int, width: int = 50, least: int = 2) -> Vocabulary:

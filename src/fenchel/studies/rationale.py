@@ -1,8 +1,9 @@
-"""Rationalizers: classifiers that say which words decided, because they read out no others.
+"""Rationalizers: classifiers that select words, class a text by these, and tell which they were.
 
 An encoder reads the text, a Hopfield pooling layer with one static query selects words, a predictor classes what was
-pooled. What selects is an Ω: k-subsets and sequential k-subsets with a budget that is a share of the text, or, to
-compare, the attention of softmax, sparsemax, entmax and fusedmax.
+pooled: the vectors of the selected words, and nothing of the others. What selects is an Ω: k-subsets and sequential
+k-subsets with a budget that is a share of the text, or, to compare, the attention of softmax, sparsemax, entmax and
+fusedmax.
 
     model = Rationalizer(vocabulary, ["bad", "good"], Selection("sequential k-subsets", budget=0.1, transition=0.05))
     model, _ = trained(model, reviews, others, Course(5))
@@ -11,7 +12,6 @@ compare, the attention of softmax, sparsemax, entmax and fusedmax.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel import Fused, Gini, Regularizer, Shannon, SparseMAP, Tsallis
+from fenchel import Fused, Gini, Regularizer, Shannon, SparseMAP, Tsallis, folders
 from fenchel.data.sst import Review
 from fenchel.hopfield import HopfieldPooling
 from fenchel.nn import WordEncoder
@@ -34,9 +34,8 @@ from fenchel.studies.highlights import Explanation
 from fenchel.studies.training import Course
 
 Kind = Literal["softmax", "sparsemax", "entmax", "fusedmax", "k-subsets", "sequential k-subsets"]
+Reads = Literal["words", "states"]
 KINDS: tuple[Kind, ...] = ("softmax", "sparsemax", "entmax", "fusedmax", "k-subsets", "sequential k-subsets")
-FORMAT = 1
-"""Of the folders that models are saved to."""
 
 
 @dataclass(frozen=True)
@@ -111,9 +110,11 @@ class Rationalizer(nn.Module):
 
     .. math:: w = \operatorname{argmax}_\Omega\big(\beta K \xi\big), \qquad \text{scores} = W \sum_i w_i v_i + b
 
-    with K and v linear images of the words' states, and ξ the static query: a Hopfield pooling layer. What has no
-    weight does not reach the predictor, but through the states of its neighbours; with ``reads="words"`` v are images
-    of the words' vectors alone, and the highlighted words are all that the predictor sees.
+    with K linear images of the words' states, ξ the static query, and v linear images of the words' own vectors: a
+    Hopfield pooling layer. Words without weight do not reach the predictor: they have a say in which words are selected
+    and how much weight these have, for the encoder reads all, and no other. With ``reads="states"`` v are images of the
+    states; these know their neighbours, so that words which are not selected reach the predictor too. (Which of both
+    the paper pools it does not tell.)
 
     A text without words has the class of an empty selection and no spans. A text that is shorter than the budget is
     selected whole. Words without a vector share one, of zeros or trained, are told in ``Explanation.unknown`` and may
@@ -124,7 +125,7 @@ class Rationalizer(nn.Module):
         labels: names of the classes.
         selection: how words are selected.
         size: of the layers.
-        reads: what is read out of the selected words: their "states" or the "words" alone.
+        reads: what is read out of the selected words: the "words" alone, or their "states".
         trainable: whether the words' vectors are trained.
 
     References: Santos et al. (2024), section 5.4; Guerreiro & Martins (2021).
@@ -136,14 +137,14 @@ class Rationalizer(nn.Module):
         labels: Sequence[str],
         selection: Selection | None = None,
         size: Size | None = None,
-        reads: Literal["states", "words"] = "states",
+        reads: Reads = "words",
         trainable: bool = False,
     ) -> None:
         super().__init__()
         if len(labels) < 2 or len(set(labels)) < len(labels):
             raise ValueError(f"labels must be at least two different names, got {list(labels)}")
-        if reads not in ("states", "words"):
-            raise ValueError(f"reads must be 'states' or 'words', got {reads!r}")
+        if reads not in ("words", "states"):
+            raise ValueError(f"reads must be 'words' or 'states', got {reads!r}")
         self.vocabulary, self.labels, self.reads = vocabulary, tuple(labels), reads
         self.selection, self.size = selection or Selection(), size or Size()
         self.encoder = WordEncoder(vocabulary.vectors, self.size.hidden, self.size.dropout, trainable)
@@ -233,7 +234,7 @@ class Rationalizer(nn.Module):
         """What the model is made of besides its parameters, as JSON can hold it."""
         rows = sorted(self.vocabulary.rows, key=self.vocabulary.rows.__getitem__)
         return {
-            "format": FORMAT,
+            "format": folders.FORMAT,
             "model": type(self).__name__,
             "sizes": asdict(self.size),
             "selection": asdict(self.selection),
@@ -246,25 +247,14 @@ class Rationalizer(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        _write(folder / "model.safetensors", _safetensors().save(tensors))
-        text = json.dumps(self.settings(), indent=1, ensure_ascii=False)
-        _write(folder / "model.json", (text + "\n").encode())
+        folders.save(folder, self.settings(), self.state_dict())
 
     @classmethod
     def load(cls, folder: Path | str) -> Self:
         """The model that was saved to a folder, in evaluation mode."""
-        folder = Path(folder)
-        if not (folder / "model.json").is_file():
-            raise FileNotFoundError(f"{folder} has no model.json: it is not a folder that a model was saved to")
-        settings = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+        settings, tensors = folders.load(folder)
         if settings.get("model") != cls.__name__:
             raise ValueError(f"{folder} has a {settings.get('model')}, not a {cls.__name__}")
-        if settings.get("format") != FORMAT:
-            raise ValueError(f"{folder} has a model of format {settings.get('format')}; this version reads {FORMAT}")
-        tensors = _safetensors().load_file(folder / "model.safetensors")
         rows = {word: row for row, word in enumerate(settings["words"])}
         model = cls(
             Vocabulary(rows, tensors["encoder.vectors"][1:], settings["longest"]),
@@ -323,6 +313,13 @@ class Found:
         pairs = [(chosen, marked) for chosen, marked in zip(self.chosen, self.marked, strict=True) if marked]
         return _mean([highlights.overlap(*pair) for pair in pairs]) if pairs else None
 
+    @property
+    def chance(self) -> float | None:
+        """The overlap to be expected of as many words, taken at random."""
+        rows = zip(map(len, self.chosen), self.marked, self.lengths, strict=True)
+        pairs = [(chosen, len(marked), length) for chosen, marked, length in rows if marked]
+        return _mean([2 * chosen * marked / length / (chosen + marked) for chosen, marked, length in pairs]) or None
+
 
 @torch.no_grad()
 def found(model: Rationalizer, reviews: Sequence[Review], top: float | None = None) -> Found:
@@ -360,6 +357,11 @@ def chosen(weights: Tensor, top: float | None = None) -> list[int]:
     return places
 
 
+def shuffled(reviews: Sequence[Review]) -> list[Review]:
+    """In random order: files have one class after the other, and texts of equal length would make batches of one."""
+    return [reviews[row] for row in torch.randperm(len(reviews)).tolist()]
+
+
 def loss(model: Rationalizer, batch: Batch) -> Tensor:
     """Cross-entropy."""
     return F.cross_entropy(model(batch), batch.labels)
@@ -374,7 +376,7 @@ def trained(
     progress: Callable[[float], None] = lambda part: None,
 ) -> tuple[Rationalizer, float]:
     """The model of the epoch with the best F₁ on ``valid``, in evaluation mode, and that F₁."""
-    batches = list(model.vocabulary.batches(train, batch))
+    batches = list(model.vocabulary.batches(shuffled(train), batch))
     return training.trained(model, batches, loss, lambda now: found(now, valid).f1, course, progress)
 
 
@@ -395,18 +397,3 @@ def _words(text: str, places: Sequence[highlights.Place]) -> list[str]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
-
-
-def _safetensors() -> Any:
-    try:
-        import safetensors.torch
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError("saving and loading models needs safetensors: pip install safetensors") from None
-    return safetensors.torch
-
-
-def _write(path: Path, content: bytes) -> None:
-    """A file that is whole or not there, however the writing ends."""
-    part = path.with_name(f".{path.name}.part")
-    part.write_bytes(content)
-    part.replace(path)
