@@ -52,6 +52,19 @@ def test_every_row_is_that_of_its_own_size(name: str, share: float) -> None:
             torch.testing.assert_close(soft[row, :length], fenchel.SparseMAP(alone).argmax(own), rtol=0, atol=1e-6)
 
 
+def test_rows_do_not_depend_on_the_threads() -> None:
+    torch.manual_seed(0)
+    scores, mask = torch.randn(16, 100), torch.arange(100) < torch.randint(1, 101, (16, 1))
+    omega, before, found = fenchel.SparseMAP(SequentialSubsets(Share(0.2), 0.7)), torch.get_num_threads(), []
+    try:
+        for threads in (1, 3):
+            torch.set_num_threads(threads)
+            found.append(omega.argmax(scores, mask=mask))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("name", MAKERS)
 def test_derivatives_are_those_of_each_row(name: str) -> None:
     scores, mask = batch()

@@ -443,12 +443,12 @@ def _pooling() -> Workload:
 
 def _rationalizer() -> Workload:
     """Gradients of all parameters: a training step but for the optimizer, which is the same for both."""
-    texts, length, hidden, share = 16, 300, 100, 0.2
-    lengths = torch.linspace(length / 2, length, texts).long()
-    padding = torch.arange(length) >= lengths.unsqueeze(-1)
+    texts, length, hidden, share, gamma = 16, 300, 100, 0.2, 0.1
+    lengths = torch.full((texts,), length)
+    padding = torch.zeros(texts, length, dtype=torch.bool)
     omegas: dict[str, fenchel.Regularizer] = {
         "softmax": fenchel.Shannon(),
-        "sequential k-subsets": fenchel.SparseMAP(SequentialSubsets(Share(share), 0.5)),
+        "sequential k-subsets": gamma * fenchel.SparseMAP(SequentialSubsets(Share(share), 0.3 / gamma)),
     }
 
     def step(name: str, words: Tensor, scale: float) -> Tensor:

@@ -212,11 +212,11 @@ def explore_sequences(  # type: ignore[no-untyped-def]
     tried,
     most,
     transition,
-    k,
-    share,
+    budget,
 ):
-    """As ``explore_trees``, with sequential subsets of k positions, or of a share of the allowed ones if less."""
+    """As ``explore_trees``, with sequential subsets: of budget[n] positions in a row of which n are allowed."""
     length, full = theta.shape[1], weights.shape[1]
+    k = budget[length]
     mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
     u, v = np.empty(full + 2), np.empty(full + 2)
     off, on = np.empty((length, k + 2)), np.empty((length, k + 2))
@@ -228,7 +228,7 @@ def explore_sequences(  # type: ignore[no-untyped-def]
         allowed = 0
         for t in range(length):
             allowed += scores[t] > -np.inf
-        size = min(k, allowed, max(1, int(share * allowed + 0.5)))
+        size = budget[allowed]
         while sizes[b] < full and tried[b] < most:
             bonus = best_sequence(rest, between, size, off, on, y)
             if bonus == -np.inf:

@@ -72,12 +72,16 @@ class _Sized(Searched):
         """The size of a row without a mask, which no row exceeds."""
         return self.k.size(parts) if isinstance(self.k, Share) else self.k
 
+    def budgets(self, parts: int) -> Array:
+        """How many are chosen of 0, 1, …, parts that are allowed."""
+        allowed = np.arange(parts + 1)
+        sizes = np.maximum(1, (self.k.of * allowed + 0.5).astype(np.int64)) if isinstance(self.k, Share) else self.k
+        chosen: Array = np.minimum(allowed, sizes)
+        return chosen
+
     def sizes(self, scores: Array) -> Array:
         """How many are chosen in each row of scores, −inf where forbidden."""
-        allowed = (scores > -np.inf).sum(-1)
-        if isinstance(self.k, Share):
-            allowed = np.minimum(allowed, np.maximum(1, (self.k.of * allowed + 0.5).astype(np.int64)))
-        sizes: Array = np.minimum(allowed, self.most(scores.shape[-1]))
+        sizes: Array = self.budgets(scores.shape[-1])[(scores > -np.inf).sum(-1)]
         return sizes
 
     def budget(self, scores: Tensor, mask: Tensor | None) -> float | Tensor:
@@ -243,8 +247,7 @@ class SequentialSubsets(_Sized):
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         from fenchel.kernels.exploration import explore_sequences
 
-        share = float(self.k.of) if isinstance(self.k, Share) else 1.0
-        return explore_sequences, self._between(batch, shape[-1]), self.most(shape[-1]), share
+        return explore_sequences, self._between(batch, shape[-1]), self.budgets(shape[-1])
 
     def _between(self, batch: torch.Size, n: int) -> Array:
         """Transitions of a row each, or of one for all."""
