@@ -106,10 +106,10 @@ IMDB is split anew, for the file has its training reviews alone. GloVe vectors o
 SCALED_DOWN = """
 Scaled down from the paper's protocol: the last {longest} words of a text, of which alone the marked ones count;
 {sentences[0]:,} sentences of SST and {reviews[0]:,} reviews of IMDB to train with, {reviews[2]:,} of the latter to test
-with, and all of ERASER; states of width {width} instead of 200; {course.epochs} epochs at a rate of {course.rate:g} that falls to zero; {runs} seeds on ERASER
-and {others} on the others. The temperature of {selection.temperature:g} is the paper's. A transition score of
-{selection.transition:g} was taken, of 0.05, 0.3 and 1, by F₁ and overlap on ERASER's development reviews; the paper's
-0.001 would make no difference here.
+with, and all of ERASER; states of width {width} instead of 200; {course.epochs} epochs at a rate of {course.rate:g}
+that falls to zero; {runs} seeds on ERASER and {others} on the others. The temperature of {selection.temperature:g} is
+the paper's. A transition score of {selection.transition:g} was taken, of 0.05, 0.3 and 1, by F₁ and overlap on ERASER's
+development reviews; the paper's 0.001 would make no difference here.
 """
 
 WHOLE = """
