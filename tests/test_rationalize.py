@@ -120,6 +120,7 @@ def test_files_folders_and_options_that_do_not_fit_are_told(model: Path, tmp_pat
     assert "no text of the label 'mixed'" in run("train", texts, *out, "--validation", str(tmp_path / "other.tsv"))[1]
     assert "kind must be one of" in run("train", texts, *out, "--selection", "argmax")[1]
     assert "budget must be" in run("train", texts, *out, "--budget", "0")[1]
+    assert "a whole number" in run("train", texts, *out, "--budget", "2.5")[1]
     assert "no model.json" in run("explain", str(tmp_path), "--text", "A film.")[1]
     assert "and not both" in run("explain", str(model), texts, "--text", "A film.")[1]
     (tmp_path / "empty.tsv").write_text("\n", encoding="utf-8")

@@ -33,7 +33,7 @@ def train_model(
     validation: Annotated[Path | None, typer.Option(help="Such a file to choose the epoch by; else a tenth.")] = None,
     selection: Annotated[str, typer.Option(help=f"One of {', '.join(rationale.KINDS)}.")] = "sequential k-subsets",
     budget: Annotated[float, typer.Option(help="Share of the words to select, up to 1; above, how many.")] = 0.2,
-    transition: Annotated[float, typer.Option(help="What selected neighbours add to the score.")] = 0.05,
+    transition: Annotated[float, typer.Option(help="What selected neighbours add to the score.")] = 0.3,
     temperature: Annotated[float, typer.Option(help="The lower, the nearer to whole words.")] = 0.1,
     reads: Annotated[
         rationale.Reads, typer.Option(help="What is classed: the selected words alone, or in context.")
@@ -64,6 +64,8 @@ def train_model(
             raise ValueError(
                 f"there is no text of the label {min(map(str, strange))!r} to train with, only to validate"
             )
+        if budget > 1 and budget != int(budget):
+            raise ValueError(f"budget must be a share of the words, up to 1, or a whole number of them, got {budget:g}")
         size = int(budget) if budget > 1 else budget
         chosen = rationale.Selection(cast(rationale.Kind, selection), size, transition, temperature)
         known = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)

@@ -216,6 +216,9 @@ def test_vectors_are_read_and_damaged_ones_told(tmp_path: Path) -> None:
     found = labelled.given_vectors(path, [], 10)
     assert found.rows == {"the": 0, "film": 1}
     assert found.vectors.tolist() == [[0, 0], [0.5, 1], [-1, 2]]
+    (tmp_path / "vectors.npz").write_bytes(b"nothing")
+    with pytest.raises(ValueError, match="has no word vectors"):
+        labelled.given_vectors(tmp_path / "vectors.npz", [], 10)
     for text, words in (("a b\n", "line 1: not a word"), ("a 1 2\nb 1\n", "line 2: 1 numbers"), ("", "no vectors")):
         path.write_text(text)
         with pytest.raises(ValueError, match=words):

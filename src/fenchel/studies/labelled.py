@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -86,7 +87,10 @@ def vocabulary(texts: Sequence[Labelled], longest: int, width: int = 50, least: 
 def given_vectors(path: Path, texts: Sequence[Labelled], longest: int) -> Vocabulary:
     """Vectors of a file: GloVe's text format, a word and its numbers a line, or an npz file with words and vecs."""
     if path.suffix == ".npz":
-        known = glove.parse_npz(path.read_bytes())
+        try:
+            known = glove.parse_npz(path.read_bytes())
+        except (BadZipFile, KeyError, ValueError) as error:
+            raise ValueError(f"{path} has no word vectors: {error}") from None
         return Vocabulary(known.rows, torch.from_numpy(known.vectors), longest)
     wanted = {word for text in texts for word in text.words}
     rows: dict[str, int] = {}

@@ -5,7 +5,7 @@ pooled: the vectors of the selected words, and nothing of the others. What selec
 k-subsets with a budget that is a share of the text, or, to compare, the attention of softmax, sparsemax, entmax and
 fusedmax.
 
-    model = Rationalizer(vocabulary, ["bad", "good"], Selection("sequential k-subsets", budget=0.1, transition=0.05))
+    model = Rationalizer(vocabulary, ["bad", "good"], Selection("sequential k-subsets", budget=0.1))
     model, _ = trained(model, reviews, others, Course(5))
     model.explain("A film that nobody needs, and the dullest of the year.").spans
 """
@@ -35,6 +35,8 @@ from fenchel.studies.training import Course
 
 Kind = Literal["softmax", "sparsemax", "entmax", "fusedmax", "k-subsets", "sequential k-subsets"]
 Reads = Literal["words", "states"]
+WINDOW = 4 * AT_ONCE
+"""Texts that are sorted by length, to be explained, at a time."""
 KINDS: tuple[Kind, ...] = ("softmax", "sparsemax", "entmax", "fusedmax", "k-subsets", "sequential k-subsets")
 
 
@@ -43,9 +45,10 @@ class Selection:
     """How words are selected.
 
     Args:
-        kind: "k-subsets" or "sequential k-subsets", which select as many words as the budget says; or an attention
-            that decides by itself how many: "softmax" (all), "sparsemax", "entmax" (α = 1.5), "fusedmax".
-        budget: of k-subsets: a share of the words, below 1, or how many, an int. Texts shorter than that are
+        kind: "k-subsets" or "sequential k-subsets", whose weights are 1 at most and add up to the budget; or an
+            attention that decides by itself how many words have weight: "softmax" (all), "sparsemax", "entmax"
+            (α = 1.5), "fusedmax".
+        budget: of k-subsets: a share of the words, up to 1, or how many, an int. Texts shorter than that are
             selected whole.
         transition: of sequential k-subsets: what a pair of selected neighbours adds to the score of a selection.
         temperature: scores and transitions are divided by it; the lower, the nearer to a selection of whole words.
@@ -55,7 +58,7 @@ class Selection:
 
     kind: Kind = "sequential k-subsets"
     budget: float | int = 0.2
-    transition: float = 0.05
+    transition: float = 0.3
     temperature: float = 0.1
     test_temperature: float | None = None
     strength: float = 0.1
@@ -187,6 +190,10 @@ class Rationalizer(nn.Module):
 
     def explain_all(self, texts: Sequence[str | Sequence[str]]) -> Iterator[Explanation]:
         """``explain`` for many texts, in their order; texts of about equal length are read together."""
+        for first in range(0, len(texts), WINDOW):
+            yield from self._explain_some(texts[first : first + WINDOW])
+
+    def _explain_some(self, texts: Sequence[str | Sequence[str]]) -> list[Explanation]:
         laid = [_laid(text) for text in texts]
         order = sorted(range(len(laid)), key=lambda row: len(laid[row][1]))
         found: dict[int, Explanation] = {}
@@ -203,7 +210,7 @@ class Rationalizer(nn.Module):
                         found[row] = self._explanation(*laid[row], weights[at], chances[at])
         finally:
             self.train(training)
-        return (found[row] for row in range(len(laid)))
+        return [found[row] for row in range(len(laid))]
 
     def _explanation(
         self, text: str, places: list[highlights.Place], weights: list[float], chances: list[float]
