@@ -1,13 +1,25 @@
 """Training: it learns, it stops, and cut short it goes on to the same result."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fenchel import Tsallis
-from fenchel.seq2seq import Batches, Pair, Recurrent, Seq2Seq, Training, Vocabulary, inflect, train, validate
+from fenchel.seq2seq import (
+    Batches,
+    Pair,
+    Recurrent,
+    Seq2Seq,
+    Training,
+    Validation,
+    Vocabulary,
+    inflect,
+    train,
+    validate,
+)
 
 LETTERS = Vocabulary("abc")
 WORDS = [x + y + z for x in "abc" for y in "abc" for z in "abc"]
@@ -119,3 +131,38 @@ def test_bad_settings_are_told() -> None:
         Training(rate=0.0)
     with pytest.raises(ValueError, match="got 0 and 27"):
         train(small(), [], PAIRS)
+    with pytest.raises(ValueError, match="cooling must be between 0 and epochs, 3, got 4"):
+        Training(epochs=3, cooling=4)
+    with pytest.raises(ValueError, match="parts must be between 1 and 27, the number of pairs, got 28"):
+        train(small(), PAIRS, PAIRS, Training(epochs=1, parts=28))
+
+
+def test_parts_of_an_epoch_go_once_through_all_pairs_and_anew_the_next_time() -> None:
+    batches = Batches(PAIRS, LETTERS, LETTERS, 4, seed=1, parts=4)
+
+    def words(number: int) -> list[str]:
+        return [
+            "".join(LETTERS.decode(row.tolist())) for batch in batches.epoch(number) for row in batch.source.numbers
+        ]
+
+    first, second = ([words(4 * turn + part) for part in range(4)] for turn in range(2))
+    for turn in (first, second):
+        assert sorted(word for part in turn for word in part) == sorted(WORDS)
+        assert [len(part) for part in turn] == [7, 7, 7, 6]
+    assert first != second
+    assert words(2) == first[2]
+
+
+def test_a_run_cools_down_at_its_end_and_is_watched(tmp_path: Path) -> None:
+    how = Training(epochs=5, parts=2, batch=9, rate=1e-3, cooling=3)
+    seen: list[tuple[int, float]] = []
+    model = small()
+
+    def watch(validation: Validation) -> None:
+        assert validate(model, Batches(PAIRS, LETTERS, LETTERS, 18)) == validation.scores
+        seen.append((validation.epoch, validation.rate))
+
+    train(model, PAIRS, PAIRS, how, tmp_path, watch=watch)
+    assert seen == [(1, 1e-3), (2, 1e-3), (3, 5e-4), (4, 2.5e-4), (5, 1.25e-4)]
+    with pytest.raises(ValueError, match="its training has epochs 5, this one 6"):  # it would have cooled later
+        train(small(), PAIRS, PAIRS, replace(how, epochs=6), tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
@@ -98,17 +99,28 @@ class Batches:
         target: the vocabulary that is written.
         size: pairs in a batch.
         seed: of the order.
+        parts: so many epochs go once through all pairs.
     """
 
     def __init__(
-        self, pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary, size: int = 64, seed: int = 0
+        self,
+        pairs: Sequence[Pair],
+        source: Vocabulary,
+        target: Vocabulary,
+        size: int = 64,
+        seed: int = 0,
+        parts: int = 1,
     ) -> None:
         if size < 1:
             raise ValueError(f"size must be at least 1, got {size}")
-        self.pairs, self.source, self.target, self.size, self.seed = pairs, source, target, size, seed
+        if not 1 <= parts <= max(len(pairs), 1):
+            raise ValueError(f"parts must be between 1 and {len(pairs)}, the number of pairs, got {parts}")
+        self.pairs, self.source, self.target, self.size = pairs, source, target, size
+        self.seed, self.parts = seed, parts
 
     def __len__(self) -> int:
-        return -(-len(self.pairs) // self.size)
+        """The batches of an epoch; where it cannot be divided evenly, of the longest one."""
+        return math.ceil(math.ceil(len(self.pairs) / self.parts) / self.size)
 
     def __iter__(self) -> Iterator[Batch]:
         """In order of length: for what does not depend on the order."""
@@ -117,9 +129,11 @@ class Batches:
 
     def epoch(self, number: int) -> Iterator[Batch]:
         """In the order of an epoch: the same at every call, so that a run that was cut short can go on."""
-        random = Random(f"{self.seed} {number}")
+        turn, part = divmod(number, self.parts)
+        random = Random(f"{self.seed} {turn}")
         rows = list(range(len(self.pairs)))
         random.shuffle(rows)
+        rows = rows[part :: self.parts]
         pool = POOL * self.size
         pools = [sorted(rows[first : first + pool], key=self._length) for first in range(0, len(rows), pool)]
         groups = [group for each in pools for group in self._groups(each)]

@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
+from fenchel.seq2seq.lstm import cell, read_both_ways
 from fenchel.seq2seq.model import Seq2Seq
 from fenchel.seq2seq.vocabulary import Vocabulary
 
@@ -99,9 +99,8 @@ class Recurrent(Seq2Seq):
 
     def encode(self, source: Source) -> State:
         embedded = self._drop(self.source_embedding(source.numbers))
-        packed = pack_padded_sequence(embedded, source.lengths, batch_first=True, enforce_sorted=False)
-        states, (last, cell) = self.encoder(packed)
-        memory = self._drop(pad_packed_sequence(states, batch_first=True, total_length=embedded.shape[1])[0])
+        states, hidden, cells = read_both_ways(self.encoder, embedded, source.lengths)
+        memory = self._drop(states)
         mask = source.mask.to(memory.device).unsqueeze(-1)
         barred = torch.zeros_like(memory[..., :1]).masked_fill(~mask, -torch.inf)
         rows = memory.shape[0]
@@ -109,8 +108,8 @@ class Recurrent(Seq2Seq):
             memory,
             self.key(memory),
             barred,
-            _joined(last, self.layers),
-            _joined(cell, self.layers),
+            hidden.unbind(0),
+            cells.unbind(0),
             memory.new_zeros(rows, self.hidden),
             memory.new_zeros(rows, memory.shape[1]),
         )
@@ -166,12 +165,12 @@ class Recurrent(Seq2Seq):
         """One step of all layers, given the gates of the first."""
         hidden: list[Tensor] = []
         cells: list[Tensor] = []
-        for layer, cell in enumerate(state.cells):
+        for layer, old in enumerate(state.cells):
             if layer:
                 here = self._cells[layer]
                 gates = F.linear(self._drop(hidden[-1]), here.weight_ih, here.bias_ih)
                 gates = gates + F.linear(state.hidden[layer], here.weight_hh, here.bias_hh)
-            new_hidden, new_cell = _cell(gates, cell)
+            new_hidden, new_cell = cell(gates, old)
             hidden.append(new_hidden)
             cells.append(new_cell)
         top = hidden[-1]
@@ -184,15 +183,3 @@ class Recurrent(Seq2Seq):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
-
-
-def _cell(gates: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """An LSTM's hidden state and cell after its gates: enter, forget, what enters, show."""
-    enter, forget, new, show = gates.chunk(4, 1)
-    cell = torch.addcmul(forget.sigmoid() * cell, enter.sigmoid(), new.tanh())
-    return show.sigmoid() * cell.tanh(), cell
-
-
-def _joined(states: Tensor, layers: int) -> tuple[Tensor, ...]:
-    """The last states of both directions side by side, a tensor a layer."""
-    return tuple(states.view(layers, 2, *states.shape[1:]).transpose(1, 2).flatten(2).unbind(0))

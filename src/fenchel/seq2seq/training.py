@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -38,8 +38,10 @@ class Training:
 
     Args:
         epochs: at most so many.
+        parts: so many epochs go once through all pairs; more than one for corpora that are large.
         batch: pairs in a batch.
         rate: the learning rate to begin with; halved whenever the validation loss rises.
+        cooling: so many epochs at the end begin with half the rate of the one before.
         optimizer: ``"adam"`` or ``"adamw"``.
         weight_decay: of AdamW, or of Adam.
         clip: the largest norm of the gradient of all parameters.
@@ -49,8 +51,10 @@ class Training:
     """
 
     epochs: int = 30
+    parts: int = 1
     batch: int = 64
     rate: float = 1e-3
+    cooling: int = 0
     optimizer: Literal["adam", "adamw"] = "adam"
     weight_decay: float = 0.0
     clip: float = 5.0
@@ -59,9 +63,11 @@ class Training:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch", "patience", "every"):
+        for name in ("epochs", "parts", "batch", "patience", "every"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not 0 <= self.cooling <= self.epochs:
+            raise ValueError(f"cooling must be between 0 and epochs, {self.epochs}, got {self.cooling}")
         if self.optimizer not in ("adam", "adamw"):
             raise ValueError(f"optimizer must be 'adam' or 'adamw', got {self.optimizer!r}")
         if not (self.rate > 0 and self.clip > 0):
@@ -127,6 +133,7 @@ def train(
     how: Training | None = None,
     folder: Path | str | None = None,
     progress: Progress | bool = False,
+    watch: Callable[[Validation], None] | None = None,
 ) -> History:
     """Train a model; in the end it has the parameters that validated best, and is in evaluation mode.
 
@@ -141,6 +148,7 @@ def train(
         how: rates, sizes, seeds.
         folder: where checkpoints and the model go.
         progress: called as batches pass; True shows a bar (needs rich).
+        watch: called after every validation, while the model is as it was validated.
 
     Returns:
         All validations.
@@ -149,7 +157,7 @@ def train(
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
     file = None if folder is None else Path(folder) / CHECKPOINT
-    batches = Batches(pairs, model.source, model.target, how.batch, how.seed)
+    batches = Batches(pairs, model.source, model.target, how.batch, how.seed, how.parts)
     judged = Batches(validation, model.source, model.target, 2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
@@ -161,15 +169,19 @@ def train(
         if file is not None and file.is_file():
             run, best = _resumed(file, model, optimizer, wanted)
         while run.epoch < how.epochs and run.waited < how.patience:
+            if run.epoch >= how.epochs - how.cooling:
+                run = replace(run, rate=run.rate / 2)
+            for group in optimizer.param_groups:
+                group["lr"] = run.rate
             loss, speed = _epoch(model, batches, optimizer, how, run, tell)
             run = replace(run, epoch=run.epoch + 1)
             if run.epoch % how.every == 0 or run.epoch == how.epochs:
                 run, better = _validated(run, loss, validate(model, judged), speed)
                 best = _copy(model) if better else best
-                for group in optimizer.param_groups:
-                    group["lr"] = run.rate
                 if better and folder is not None:
                     model.save(folder)
+                if watch is not None:
+                    watch(run.validations[-1])
             if file is not None:
                 _keep(file, model, best, optimizer, wanted, run)
     model.load_state_dict(best)
@@ -270,8 +282,8 @@ def _resumed(
     with _opened(file) as opened:
         record = json.loads((opened.metadata() or {})["fenchel"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
-    # To train on for more epochs, or with more patience, is to go on.
-    free = {"epochs", "patience"}
+    # To train on for more epochs, or with more patience, is to go on; unless the rate knows when the end is.
+    free = {"patience"} if wanted["training"]["cooling"] else {"epochs", "patience"}
     for part, now in wanted.items():
         for name, value in json.loads(json.dumps(now)).items():
             if record[part][name] != value and not (part == "training" and name in free):
@@ -292,8 +304,6 @@ def _resumed(
     optimizer.load_state_dict({**state, "state": moments})
     told = record["run"]
     validations = tuple(Validation(**{**each, "scores": Scores(**each["scores"])}) for each in told["validations"])
-    for group in optimizer.param_groups:
-        group["lr"] = told["rate"]
     torch.set_rng_state(tensors["random"])
     if "random_cuda" in tensors:
         torch.cuda.set_rng_state(tensors["random_cuda"], model.device)

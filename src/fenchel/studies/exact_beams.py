@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 
 from fenchel import Gini, Shannon
-from fenchel.seq2seq import Inflected, Training, inflect, train
+from fenchel.seq2seq import Inflected, Training, Validation, inflect, train
 from fenchel.studies import Context, Figure, Result, Table, inflection, study, style
 from fenchel.studies.inflection import BEAM, Corpus, Size, untrained
 from fenchel.studies.registry import Progress
 from fenchel.studies.result import Cell
 
 TOY = Size(32, 64, 1, Training(epochs=9, batch=32, rate=5e-3, patience=9, every=3), dropout=0.1)
-SCALED = Size(32, 64, 1, Training(epochs=3, batch=64, rate=5e-3, patience=3), dropout=0.1, held=100, drawn=50)
+SCALED = Size(
+    64, 128, 1, Training(epochs=12, parts=2, batch=64, rate=3e-3, patience=12, cooling=4), dropout=0.1, held=100
+)
 FULL = Size(300, 300, 2, Training(epochs=60, rate=1e-3, patience=60, every=5), drawn=1000)
 
 SUMMARY = """
@@ -28,8 +28,8 @@ the other letters have probability zero: the better a model knows a word, the fe
 
 SCALED_TEXT = """
 What was scaled down: {languages} languages (the paper: 86), {train:,} words to learn from, the high setting,
-{size.layers} layer of width {size.hidden} instead of 2 of 300, {size.epochs} epochs, one seed; the counts are of
-{drawn:,} validation words.
+{size.layers} layer of width {size.hidden} instead of 2 of 300, {passes:g} passes over the words, one seed; the
+counts are of {drawn:,} validation words.
 """
 
 FULL_TEXT = """
@@ -69,18 +69,18 @@ def exact_beams(context: Context) -> Result:
 
 
 def followed(corpus: Corpus, size: Size, seed: int, tell: Progress) -> list[Moment]:
-    """Counts after every few epochs of one training: each part goes on from the checkpoint of the last."""
+    """Counts after every validation of one training."""
     model = untrained(corpus, size, seed, Shannon(), Gini())
     held = [pair for group in corpus.validation for pair in group[: size.held]]
     asked = [pair for group in corpus.validation for pair in group[: size.drawn]]
-    moments, parts = [], range(size.how.every, size.epochs + 1, size.how.every)
-    with tempfile.TemporaryDirectory() as folder:
-        for turn, epochs in enumerate(parts):
-            show = partial(_tell, tell, turn, len(parts))
-            train(model, corpus.train, held, replace(size.how, epochs=epochs), folder, show)
-            found = inflect(model, [pair.source for pair in asked], BEAM)
-            rights = [each.form == "".join(pair.target) for each, pair in zip(found, asked, strict=True)]
-            moments.append(_moment(epochs * len(corpus.train), rights, found))
+    moments: list[Moment] = []
+
+    def count(validation: Validation) -> None:
+        found = inflect(model.eval(), [pair.source for pair in asked], BEAM)
+        rights = [each.form == "".join(pair.target) for each, pair in zip(found, asked, strict=True)]
+        moments.append(_moment(validation.epoch * len(corpus.train) // size.how.parts, rights, found))
+
+    train(model, corpus.train, held, size.how, progress=lambda part, note="": tell(0.97 * part, note), watch=count)
     return moments
 
 
@@ -94,11 +94,6 @@ def _moment(words: int, rights: Sequence[bool], found: Sequence[Inflected]) -> M
     )
 
 
-def _tell(tell: Progress, turn: int, turns: int, part: float, note: str = "") -> None:
-    # The parts before this one are done: the fraction that training tells is of all epochs so far.
-    tell(0.97 * part * (turn + 1) / turns, note)
-
-
 def _setting(context: Context) -> tuple[Corpus, Size, str]:
     if context.data is None:
         corpus, size, text = inflection.plurals(2400, 200, 0), TOY, TOY_TEXT
@@ -107,7 +102,7 @@ def _setting(context: Context) -> tuple[Corpus, Size, str]:
         size, text = (FULL, FULL_TEXT) if context.full else (SCALED, SCALED_TEXT)
     drawn = sum(len(group[: size.drawn]) for group in corpus.validation)
     numbers = {"languages": len(corpus.validation), "train": len(corpus.train), "drawn": drawn}
-    return corpus, size, text.format(**numbers, size=size)
+    return corpus, size, text.format(**numbers, size=size, passes=size.epochs / size.how.parts)
 
 
 def _figure(moments: Sequence[Moment]) -> Figure:

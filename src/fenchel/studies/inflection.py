@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -32,8 +32,11 @@ from fenchel.seq2seq import (
 from fenchel.studies import Context, Figure, Result, Table, hypotheses, study, style
 from fenchel.studies.registry import Progress
 from fenchel.studies.result import Cell
+from fenchel.studies.shared import shared_out
 
 ALPHAS = (1.0, 1.5, 2.0)
+BETWEEN = (1.25, 1.75)
+"""More of them, for the figure."""
 BEAM = 5
 NAMES = {1.0: "softmax", 1.5: "1.5-entmax", 2.0: "sparsemax"}
 
@@ -71,17 +74,17 @@ write, and its answer is certainly the most probable one. `Beam.exact` says so.
 """
 
 SCALED_TEXT = """
-What was scaled down: {languages} languages in one model (the paper: 86 and 102), the medium setting alone ({train:,}
-words to train with), {size.layers} layer of width {size.hidden} instead of 2 of 300, {size.epochs} epochs for every
-model, sparse or not, one seed, and greedy decoding for the accuracies, of all {test:,} test words; beams are those of
-{drawn:,} validation words. So the accuracies are those of a short training, not the paper's; what can be compared is
-their order, and one seed settles no small difference. `--full` follows the paper: both settings, 2 layers of width
-300, three seeds and their ensemble, beams for all.
+What was scaled down: {languages} languages in one model (the paper: 86 and 102), with {words} words of theirs to learn
+from; {size.layers} layer of width {size.hidden} instead of 2 of 300; every model, sparse or not, learns from {seen:,}
+words, counted as often as they come, and no longer; {size.seeds} seeds, and greedy decoding for the accuracies, of all
+{test:,} test words; beams are those of {drawn:,} validation words. So the accuracies are those of a short training,
+not the paper's; what can be compared is their order. `--full` follows the paper: 2 layers of width 300, three seeds
+and their ensemble, beams for all.
 """
 
 FULL_TEXT = """
-{languages} languages in one model (the paper: 86 and 102), medium and high; 2 layers of width 300, three seeds, beam
-search with a beam of 5 for all accuracies.
+{languages} languages in one model (the paper: 86 and 102) with {words} words to learn from; 2 layers of width 300,
+three seeds, beam search with a beam of 5 for all accuracies.
 """
 
 TOY_TEXT = """
@@ -105,6 +108,8 @@ class Size:
     """Validation words of each language by which the best epoch is chosen."""
     drawn: int = 100
     """Those of them whose beams are looked at."""
+    seen: int | None = None
+    """Words in an epoch, where that is not all of them."""
     beams: bool = False
     """Whether accuracies are those of beams, or greedy."""
 
@@ -114,7 +119,16 @@ class Size:
 
 
 TOY = Size(32, 64, 1, Training(epochs=12, batch=32, rate=5e-3, patience=12), dropout=0.1, drawn=200, beams=True)
-SCALED = Size(32, 64, 1, Training(epochs=5, batch=32, rate=5e-3, patience=5), dropout=0.1, held=100, drawn=50)
+SCALED = Size(
+    32,
+    64,
+    1,
+    Training(epochs=14, batch=32, rate=5e-3, patience=14, cooling=5),
+    dropout=0.1,
+    seeds=2,
+    held=100,
+    seen=7000,
+)
 FULL = Size(300, 300, 2, Training(epochs=100, rate=1e-3, patience=10), seeds=3, drawn=1000, beams=True)
 
 TOY_NOUNS = (2400, 200, 300)
@@ -135,7 +149,7 @@ class Corpus:
 class Outcome:
     """Models of one configuration, a seed each, and how they do."""
 
-    corpus: Corpus
+    corpus: str
     output: float
     attention: float
     models: Sequence[Recurrent]
@@ -175,19 +189,19 @@ class Outcome:
 def inflection(context: Context) -> Result:
     """Train the grid of attentions and outputs, score it, and look into the sparse model's answers."""
     corpora, size, grid, text = _setting(context)
-    outcomes = []
-    for number, corpus in enumerate(corpora):
-        for turn, (output, attention) in enumerate(grid):
-            tell = partial(_tell, context, number * len(grid) + turn, len(corpora) * len(grid))
-            outcomes.append(_outcome(corpus, output, attention, size, context.seed, tell))
+    tasks = [(corpus, *alphas, size, context.seed) for corpus in corpora for alphas in grid[corpus.name]]
+    processes = 1 if context.data is None else None
+    outcomes = shared_out(_outcome, tasks, lambda part, note="": context.progress(0.97 * part, note), processes)
     sparse = next(each for each in reversed(outcomes) if (each.output, each.attention) == (1.5, 1.5))
-    sure = max((each for each in outcomes if each.corpus is sparse.corpus), key=lambda each: each.exact)
+    rivals = [each for each in outcomes if each.corpus == sparse.corpus and each.output in ALPHAS]
+    sure = max(rivals, key=lambda each: each.exact)
     dense = next(each for each in reversed(outcomes) if (each.output, each.attention) == (1.0, 1.0))
     pair, found = doubtful(sure)
     figures = [_tree(pair, found, sure), _alternatives(pair, sure), _attention(pair, sparse, dense)]
-    if len(grid) > 2:
+    if context.data is not None:
         figures.append(_effect(outcomes))
-    return Result(SUMMARY + text, figures=figures, tables=[_accuracies(outcomes, size), _forms(sure)])
+    table = [each for each in outcomes if each.output in ALPHAS and each.attention in ALPHAS]
+    return Result(SUMMARY + text, figures=figures, tables=[_accuracies(table, size), _forms(sure)])
 
 
 def untrained(corpus: Corpus, size: Size, seed: int, attention: Regularizer, output: Regularizer) -> Recurrent:
@@ -209,7 +223,8 @@ def trained(corpus: Corpus, output: float, attention: float, size: Size, seed: i
     """A model of the corpus."""
     model = untrained(corpus, size, seed, Tsallis(attention), Tsallis(output))
     held = [pair for group in corpus.validation for pair in group[: size.held]]
-    train(model, corpus.train, held, size.how, progress=tell)
+    parts = 1 if size.seen is None else max(round(len(corpus.train) / size.seen), 1)
+    train(model, corpus.train, held, replace(size.how, parts=parts, seed=seed), progress=tell)
     return model
 
 
@@ -217,11 +232,12 @@ def accuracy(models: Sequence[Recurrent], groups: Sequence[Sequence[Pair]], beam
     """The share of words that models, together, inflect rightly: a mean over languages; greedily, or by beams."""
     shares = []
     for group in groups:
-        if not beams:
+        if not beams and len(models) == 1:
             (model,) = models
             shares.append(validate(model, Batches(group, model.source, model.target)).accuracy)
         else:
-            found = inflect(models[0], [pair.source for pair in group], BEAM, stepper=Ensemble(models))
+            width = BEAM if beams else 1
+            found = inflect(models[0], [pair.source for pair in group], width, stepper=Ensemble(models))
             shares.append(statistics.fmean(f.form == "".join(p.target) for f, p in zip(found, group, strict=True)))
     return statistics.fmean(shares)
 
@@ -239,40 +255,46 @@ def doubtful(outcome: Outcome) -> tuple[Pair, Inflected]:
     return max(zip(outcome.drawn, outcome.found, strict=True), key=doubt)
 
 
-def _outcome(corpus: Corpus, output: float, attention: float, size: Size, seed: int, tell: Progress) -> Outcome:
+def _outcome(task: tuple[Corpus, float, float, Size, int], tell: Progress) -> Outcome:
+    corpus, output, attention, size, seed = task
     models = []
     for turn in range(size.seeds):
         model = trained(corpus, output, attention, size, seed + turn, partial(_nth, tell, turn, size.seeds))
         models.append(model)
     accuracies = [accuracy([model], corpus.test, size.beams) for model in models]
-    together = accuracy(models, corpus.test, True) if len(models) > 1 else None
+    together = accuracy(models, corpus.test, size.beams) if len(models) > 1 else None
     drawn = [pair for group in corpus.validation for pair in group[: size.drawn]]
     found = inflect(models[0], [pair.source for pair in drawn], BEAM, n_best=100, keep_tree=True)
-    return Outcome(corpus, output, attention, models, accuracies, together, drawn, found)
+    return Outcome(corpus.name, output, attention, models, accuracies, together, drawn, found)
 
 
 def _nth(tell: Progress, turn: int, turns: int, part: float, note: str = "") -> None:
-    tell((turn + part) / turns, note)
-
-
-def _tell(context: Context, done: int, all_: int, part: float, note: str = "") -> None:
-    context.progress(0.97 * (done + 0.95 * part) / all_, note)
+    tell((turn + 0.9 * part) / turns, note)
 
 
 # -- what it is done with ----------------------------------------------------------------------------------------------
 
 
-def _setting(context: Context) -> tuple[list[Corpus], Size, list[tuple[float, float]], str]:
+def _setting(context: Context) -> tuple[list[Corpus], Size, dict[str, list[tuple[float, float]]], str]:
+    """Corpora, size of the models, for each corpus the α of output and attention, and what to say of it."""
     if context.data is None:
         corpus = plurals(*TOY_NOUNS)
         text = TOY_TEXT.format(train=len(corpus.train), test=len(corpus.test[0]), size=TOY)
-        return [corpus], TOY, [(1.0, 1.0), (1.5, 1.5)], text
-    grid = [(output, attention) for output in ALPHAS for attention in ALPHAS]
-    settings, size, text = (("medium", "high"), FULL, FULL_TEXT) if context.full else (("medium",), SCALED, SCALED_TEXT)
-    corpora = [multilingual(setting, context.data) for setting in settings]
+        return [corpus], TOY, {corpus.name: [(1.0, 1.0), (1.5, 1.5)]}, text
+    square = [(output, attention) for output in ALPHAS for attention in ALPHAS]
+    cross = [pair for alpha in BETWEEN for pair in ((alpha, 1.5), (1.5, alpha))]
+    size, text = (FULL, FULL_TEXT) if context.full else (SCALED, SCALED_TEXT)
+    corpora = [multilingual(setting, context.data) for setting in ("medium", "high")]
     first = corpora[0]
-    numbers = {"languages": len(LANGUAGES), "train": len(first.train), "test": sum(map(len, first.test))}
-    return corpora, size, grid, text.format(**numbers, size=size, drawn=len(LANGUAGES) * size.drawn)
+    text = text.format(
+        languages=len(LANGUAGES),
+        words=" and ".join(f"{len(corpus.train):,} ({corpus.name})" for corpus in corpora),
+        seen=(size.seen or 0) * size.epochs,
+        test=sum(map(len, first.test)),
+        drawn=len(LANGUAGES) * size.drawn,
+        size=size,
+    )
+    return corpora, size, {"medium": square + cross, "high": square}, text
 
 
 def multilingual(setting: str, folder: Path) -> Corpus:
@@ -300,8 +322,8 @@ def plurals(train: int, validation: int, test: int, seed: int = 0) -> Corpus:
 def _accuracies(outcomes: Sequence[Outcome], size: Size) -> Table:
     rows: list[list[Cell]] = []
     for each in outcomes:
-        paper = PAPER.get((each.corpus.name, each.output, each.attention))
-        row: list[Cell] = [each.corpus.name, NAMES[each.output], NAMES[each.attention]]
+        paper = PAPER.get((each.corpus, each.output, each.attention))
+        row: list[Cell] = [each.corpus, NAMES[each.output], NAMES[each.attention]]
         row += ["–" if paper is None else f"{paper[0]:.2f}", _spread(each.accuracies)]
         row += ["–" if each.together is None else f"{100 * each.together:.2f}"]
         rows.append([*row, *(f"{100 * share:.0f} %" for share in (each.single, each.exact, each.optimal))])
@@ -402,24 +424,25 @@ def _attention(pair: Pair, sparse: Outcome, dense: Outcome) -> Figure:
 
 
 def _effect(outcomes: Sequence[Outcome]) -> Figure:
-    """Accuracy by one α while the other is 1.5."""
+    """Accuracy by one α while the other is 1.5: a dot a seed, a line through their means."""
     drawing, (left, right) = style.panels(1, 2, height=2.2, sharey=True)
-    for corpus in dict.fromkeys(each.corpus.name for each in outcomes):
-        here = [each for each in outcomes if each.corpus.name == corpus]
-        by_attention = sorted((e.attention, 100 * e.accuracy) for e in here if e.output == 1.5)
-        by_output = sorted((e.output, 100 * e.accuracy) for e in here if e.attention == 1.5)
+    for corpus in dict.fromkeys(each.corpus for each in outcomes):
+        here = [each for each in outcomes if each.corpus == corpus]
+        by_attention = sorted(((e.attention, e) for e in here if e.output == 1.5), key=lambda point: point[0])
+        by_output = sorted(((e.output, e) for e in here if e.attention == 1.5), key=lambda point: point[0])
         for axes, points in ((left, by_attention), (right, by_output)):
-            axes.plot(*zip(*points, strict=True), marker="o", label=corpus)
+            (line,) = axes.plot([alpha for alpha, _ in points], [100 * e.accuracy for _, e in points], label=corpus)
+            dots = [(alpha, 100 * share) for alpha, e in points for share in e.accuracies]
+            axes.plot(*zip(*dots, strict=True), "o", markersize=3, color=line.get_color())
     left.set(xlabel="attention α", ylabel="accuracy (%)")
     right.set(xlabel="output α")
-    if len({each.corpus.name for each in outcomes}) > 1:
-        right.legend()
+    right.legend()
     return Figure(
         drawing,
         caption="Accuracy on the test words by the α of the attention, with a 1.5-entmax output (left), and by the α "
-        "of the "
-        "output, with a 1.5-entmax attention (right).",
-        alt="Two lines of three points each, for α 1, 1.5 and 2.",
+        "of the output, with a 1.5-entmax attention (right); a dot is a seed.",
+        alt="Lines over α from 1 to 2, one for medium and one for high, on the left by attention, on the right by "
+        "output.",
         paper="Figure 4 finds, on translation, little effect of the attention's α and a clear one of the output's, "
         "best at 1.33.",
     )

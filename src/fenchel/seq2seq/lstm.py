@@ -1,0 +1,58 @@
+"""An LSTM's step, and a bidirectional LSTM over rows of different lengths that is quick on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+_SHUT = 1e4  # a gate's score at which it is open or shut to the last digit, in half precision too
+
+
+def cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+    """An LSTM's hidden state and cell after its gates (…, 4H): enter, forget, what enters, show."""
+    enter, forget, new, show = gates.chunk(4, -1)
+    state = torch.addcmul(forget.sigmoid() * state, enter.sigmoid(), new.tanh())
+    return show.sigmoid() * state.tanh(), state
+
+
+def read_both_ways(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a bidirectional ``lstm`` says of rows (B, J, D) of which the first ``lengths`` (B,) entries count.
+
+    Packed sequences say the same, but on the CPU their backward pass fills an array as long as the batch for every
+    step. There the rows stay as they are, with one more entry that tells what is behind the end: it shuts the gate by
+    which anything enters a cell, and opens the one by which the cell stays as it is.
+
+    Returns:
+        States (B, J, 2H), whatever they are behind the end; the last hidden states and cells, (layers, B, 2H).
+    """
+    if x.device.type != "cpu":
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        states, last = lstm(packed)
+        shown, kept = (each.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2) for each in last)
+        return pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0], shown, kept
+    rows, half = torch.arange(len(x)), lstm.hidden_size
+    behind = (torch.arange(x.shape[1]) >= lengths[:, None]).unsqueeze(-1).to(x.dtype)
+    zero = x.new_zeros(2, len(x), half)
+    hidden, cells = [], []
+    for layer in range(lstm.num_layers):
+        x = F.dropout(x, lstm.dropout, lstm.training) if layer else x
+        entered = torch.cat([x, behind], -1)
+        x, _, last = torch.lstm(entered, (zero, zero), _weights(lstm, layer), True, 1, 0.0, lstm.training, True, True)
+        hidden.append(torch.cat([x[rows, lengths - 1, :half], x[:, 0, half:]], -1))
+        cells.append(torch.cat([last[0], last[1]], -1))
+    return x, torch.stack(hidden), torch.stack(cells)
+
+
+def _weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
+    """Of both directions of a layer, with a column for the entry that tells what is behind the end."""
+    weights = []
+    for direction in ("", "_reverse"):
+        entered, *rest = (
+            getattr(lstm, f"{name}_l{layer}{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        )
+        column = entered.new_zeros(4, lstm.hidden_size)
+        column[0], column[1] = -_SHUT, _SHUT
+        weights += [torch.cat([entered, column.reshape(-1, 1)], 1), *rest]
+    return weights
