@@ -87,7 +87,8 @@ def _remove(inverse, size, at, x):  # type: ignore[no-untyped-def]
 def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[no-untyped-def]
     """The last member takes the place of another."""
     if at != last:
-        members[at] = members[last]
+        for j in range(counts[last]):
+            members[at, j] = members[last, j]
         counts[at] = counts[last]
         values[at] = values[last]
         extra[at] = extra[last]
@@ -111,6 +112,17 @@ def _column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
         common = 0
         for i in range(counts[k]):
             common += mark[members[k, i]]
+        u[k + 1] = common
+
+
+@kernel
+def _aligned_column(y, count, members, size, u):  # type: ignore[no-untyped-def]
+    """The same for structures that are equal in a part only if it stands at the same place of their lists."""
+    u[0] = 1.0
+    for k in range(size):
+        common = 0
+        for i in range(count):
+            common += members[k, i] == y[i]
         u[k + 1] = common
 
 
@@ -267,12 +279,13 @@ def _descend(inverse, x, size, members, counts, values, extra, weights, newest):
 
 @kernel
 def step(  # type: ignore[no-untyped-def]
-    b, y, bonus, theta, own, tally, p, x, q, h, minv, mu, residual, sizes, gap, state, mode, goal, mark, u, v
+    b, y, bonus, theta, own, tally, p, x, q, h, minv, mu, residual, sizes, gap, state, mode, goal, mark, u, v, aligned
 ):
     """One step of row b: take the candidate y into the active set, solve, drop members whose weight runs out.
 
     The row's own arrays are members with their counts, weights p, solution x, values q, extra h and M⁻¹ as ``advance``
-    has them; mark, u, v are room to work in. Returns whether the candidate was taken.
+    has them; mark, u, v are room to work in; ``aligned`` tells that members' lists are of one length, and that parts they
+    have in common stand at the same place. Returns whether the candidate was taken.
     """
     parts = theta.size
     size = sizes[b]
@@ -291,7 +304,10 @@ def step(  # type: ignore[no-untyped-def]
             sizes[b] = 1
             taken = True
     else:
-        _column(mark, own, tally, size, u)
+        if aligned:
+            _aligned_column(y, count, own, size, u)
+        else:
+            _column(mark, own, tally, size, u)
         known = False
         for k in range(size):
             known = known or (u[k + 1] == count and tally[k] == count)
@@ -429,6 +445,7 @@ def advance(  # type: ignore[no-untyped-def]
             mark,
             u,
             v,
+            False,
         )
 
 

@@ -1,49 +1,52 @@
 """Active sets that grow by themselves: search and step in one loop, row after row.
 
-The best structure of what is left goes into the active set while that improves it. What comes out is all but proved
-optimal: the solver then asks the structure's own oracle, which has the last word.
+The best structure of what is left goes into the active set while that improves it; when it no longer does, the row is
+done, and its gap certified. Rows for which no best structure is found are left as they are, to the structure's oracle.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.active import LIVE, SOLVE, step
-from fenchel.kernels.compiler import kernel
+from fenchel.kernels.active import SOLVE, step
+from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.subsets import best_sequence
 
 
-@kernel
+@inlined
 def _best_head(score, v):  # type: ignore[no-untyped-def]
-    """Where the largest score of row v stands; −1 if all are −inf. Rows are four long, or a multiple."""
-    a, b, c, d = -np.inf, -np.inf, -np.inf, -np.inf
-    for h in range(0, score.shape[1], 4):
-        a = score[v, h] if score[v, h] > a else a
-        b = score[v, h + 1] if score[v, h + 1] > b else b
-        c = score[v, h + 2] if score[v, h + 2] > c else c
-        d = score[v, h + 3] if score[v, h + 3] > d else d
-    a = a if a > b else b
-    c = c if c > d else d
-    most = a if a > c else c
-    if most == -np.inf:
-        return -1
+    """Where the largest score of row v stands; −1 if all are −inf. Rows are four long, or a multiple: a lane each."""
+    a, b, c, d = score[v, 0], score[v, 1], score[v, 2], score[v, 3]
+    i, j, k, m = 0, 1, 2, 3
+    for h in range(4, score.shape[1], 4):
+        e, f, g, o = score[v, h], score[v, h + 1], score[v, h + 2], score[v, h + 3]
+        i = h if e > a else i
+        j = h + 1 if f > b else j
+        k = h + 2 if g > c else k
+        m = h + 3 if o > d else m
+        a = e if e > a else a
+        b = f if f > b else b
+        c = g if g > c else c
+        d = o if o > d else d
+    if b > a:
+        a, i = b, j
+    if d > c:
+        c, k = d, m
+    if c > a:
+        a, i = c, k
+    return i if a > -np.inf else -1
+
+
+@inlined
+def _join(score, worth, u, v, new):  # type: ignore[no-untyped-def]
+    """The arcs into a node made of nodes u and v: the better of each, in place of the arcs that u and v have."""
     for h in range(score.shape[1]):
-        if score[v, h] == most:
-            return h
-    return -1
+        a, b = score[u, h] - worth[u], score[v, h] - worth[v]
+        score[new, h] = a if a > b else b
 
 
 @kernel
-def _raise(best, score, v, less):  # type: ignore[no-untyped-def]
-    """The better of each: ``best``, or the arc into node v in place of the one that is worth ``less``."""
-    for h in range(best.size):
-        value = score[v, h] - less
-        old = best[h]
-        best[h] = value if value > old else old
-
-
-@kernel
-def _best_tree(score, words, single, within, begin, inside, first, cycle, worth, mark, path, best, head):  # type: ignore[no-untyped-def]
+def _best_tree(score, words, single, within, begin, inside, first, cycle, worth, mark, path, head):  # type: ignore[no-untyped-def]
     """Chu-Liu-Edmonds' algorithm, as ``trees._arborescence``, on rows alone. False if there is no tree.
 
     Row v of ``score`` are the arcs into node v, by the word that is their head, 0 the root; −inf where there is none.
@@ -83,23 +86,25 @@ def _best_tree(score, words, single, within, begin, inside, first, cycle, worth,
             if mark[at] == 0:
                 continue
             # The path closes: the cycle becomes a node.
-            best[:] = -np.inf
             room, nodes = begin[total], first[total]
-            v = -1
-            while v != at:
-                length -= 1
-                v = path[length]
+            length -= 1
+            u = v = path[length]
+            worth[total] = 0.0
+            while True:
                 cycle[nodes] = v
                 nodes += 1
-                _raise(best, score, v, worth[v])
                 for j in range(begin[v], begin[v + 1]):
                     within[inside[j]] = total
                     inside[room] = inside[j]
                     room += 1
+                if v == at:
+                    break
+                length -= 1
+                v = path[length]
+                _join(score, worth, u, v, total)
+                u = total
             for j in range(begin[total], room):
-                best[inside[j]] = -np.inf
-            for h in range(best.size):
-                score[total, h] = best[h]
+                score[total, inside[j]] = -np.inf
             at, mark[total] = total, 0
             total += 1
             begin[total], first[total] = room, nodes
@@ -147,7 +152,7 @@ def explore_trees(  # type: ignore[no-untyped-def]
     width, nodes = words + 1, 2 * words + 2
     mark, y = np.zeros(parts, np.uint8), np.empty(words, np.int32)
     u, v = np.empty(full + 2), np.empty(full + 2)
-    score, best = np.full((nodes, (width + 3) // 4 * 4), -np.inf), np.empty((width + 3) // 4 * 4)
+    score = np.full((nodes, (width + 3) // 4 * 4), -np.inf)
     within, begin, inside = np.empty(width, np.int64), np.empty(nodes + 1, np.int64), np.empty(nodes * width, np.int64)
     start, cycle, worth = np.empty(nodes + 1, np.int64), np.empty(nodes, np.int64), np.empty(nodes)
     seen, path, head = np.empty(nodes, np.int64), np.empty(nodes, np.int64), np.empty(nodes, np.int64)
@@ -170,7 +175,7 @@ def explore_trees(  # type: ignore[no-untyped-def]
                     score[m + 1, a] = rest[m * width + a]
                 for j in range(missing):  # nobody hangs on a word that is not in the sentence
                     score[m + 1, absent[j]] = -np.inf
-            if not _best_tree(score, words, single, within, begin, inside, start, cycle, worth, seen, path, best, head):
+            if not _best_tree(score, words, single, within, begin, inside, start, cycle, worth, seen, path, head):
                 break
             y[:] = -1
             length, roots = 0, 0
@@ -182,11 +187,30 @@ def explore_trees(  # type: ignore[no-untyped-def]
             if single and roots > 1:
                 break
             tried[b] += 1
-            room = (mark, u, v)
             if not step(
-                b, y, 0.0, scores, own, tally, p, x, q, h, minv, mixture, rest, sizes, gap, state, SOLVE, goal, *room
+                b,
+                y,
+                0.0,
+                scores,
+                own,
+                tally,
+                p,
+                x,
+                q,
+                h,
+                minv,
+                mixture,
+                rest,
+                sizes,
+                gap,
+                state,
+                SOLVE,
+                goal,
+                mark,
+                u,
+                v,
+                True,
             ):
-                state[b] = LIVE  # the oracle has the last word
                 break
 
 
@@ -234,9 +258,28 @@ def explore_sequences(  # type: ignore[no-untyped-def]
             if bonus == -np.inf:
                 break
             tried[b] += 1
-            room = (mark, u, v)
             if not step(
-                b, y, bonus, scores, own, tally, p, x, q, h, minv, mixture, rest, sizes, gap, state, SOLVE, goal, *room
+                b,
+                y,
+                bonus,
+                scores,
+                own,
+                tally,
+                p,
+                x,
+                q,
+                h,
+                minv,
+                mixture,
+                rest,
+                sizes,
+                gap,
+                state,
+                SOLVE,
+                goal,
+                mark,
+                u,
+                v,
+                False,
             ):
-                state[b] = LIVE
                 break

@@ -306,15 +306,24 @@ class _Solver:
         scores = (self.values, self.higher, self.inverse)
         return self.theta, *active_sets, *scores, self.mu, self.residual, self.gap, self.state
 
-    def _explore(self, live: Array, kernel: Any, *own: Any) -> None:
-        """Let the structure take many cheap steps on its own, where it can."""
-        while live.size:
+    def _explored(self, live: Array) -> Array:
+        """Let the structure search by itself, where it can: the rows that are left."""
+        from fenchel.kernels import active
+
+        if self.explorer is None:
+            return live
+        kernel, most, *own = self.explorer
+        if self.members.shape[2] < most:
+            self._allocate(self.members.shape[1], most)
+        rows = live
+        while rows.size:
             if self.sizes.max() == self.members.shape[1]:
                 self._allocate(2 * self.members.shape[1], self.members.shape[2])
-            work = len(live) * self.members.shape[1] * (self.theta.shape[1] + self.members.shape[1] ** 2)
+            work = len(rows) * self.members.shape[1] * (self.theta.shape[1] + self.members.shape[1] ** 2)
             limits = (self.goal, self.iterations, self.options.max_iter)
-            run(kernel, len(live), work, live, *self._rows(), *limits, *own)
-            live = live[self.sizes[live] == self.members.shape[1]]
+            run(kernel, len(rows), work, rows, *self._rows(), *limits, *own)
+            rows = rows[(self.sizes[rows] == self.members.shape[1]) & (self.state[rows] == active.LIVE)]
+        return self._going_on(live)
 
     def offer(self, start: Tensor) -> None:
         """Begin with structures that may be right: those that improve become members."""
@@ -357,17 +366,13 @@ class _Solver:
         """Ask for the best structure of what is left, take it in, until nothing is better."""
         from fenchel.kernels import active
 
-        live = self.live
+        live = self._explored(self.live)
         while live.size:
             parts, bonus = self.oracle(self.residual, live)
-            if live is self.live:
-                self.problem.check_feasible(live, bonus)
+            self.problem.check_feasible(live, bonus)
             self.iterations[live] += 1
             self._advance(live, parts, bonus, active.SOLVE)
-            live = self._going_on(live)
-            if self.explorer is not None:
-                self._explore(live, *self.explorer)
-                live = self._going_on(live)
+            live = self._explored(self._going_on(live))
         live = self.live[self.state[self.live] == active.LIVE]
         if live.size:
             parts, bonus = self.oracle(self.residual, live)

@@ -119,7 +119,7 @@ class Structure(nn.Module):
         return None
 
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
-        """A kernel that goes on by itself from a first member, and its own arguments; None if there is none."""
+        """A kernel that searches by itself, the parts of its structures, its own arguments; None if there is none."""
         return None
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:

@@ -247,7 +247,8 @@ class SequentialSubsets(_Sized):
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         from fenchel.kernels.exploration import explore_sequences
 
-        return explore_sequences, self._between(batch, shape[-1]), self.budgets(shape[-1])
+        n = shape[-1]
+        return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
 
     def _between(self, batch: torch.Size, n: int) -> Array:
         """Transitions of a row each, or of one for all."""

@@ -72,7 +72,7 @@ class DependencyTree(Searched):
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         from fenchel.kernels.exploration import explore_trees
 
-        return None if self.projective else (explore_trees, self.single_root)
+        return None if self.projective else (explore_trees, shape[-2], self.single_root)
 
     def extra_repr(self) -> str:
         return f"projective={self.projective}, single_root={self.single_root}"
