@@ -1,4 +1,4 @@
-"""`fenchel`: the tour, one study at a time, data, a model that inflects, the benchmark, kernels compiled ahead."""
+"""`fenchel`: the tour, one study at a time, data, models that inflect and that highlight, the benchmark, kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ try:
     from rich.markup import escape
     from rich.table import Table
 
-    from fenchel import bench, data, inflect, kernels, studies
+    from fenchel import bench, data, inflect, kernels, rationalize, studies
     from fenchel.studies import report
     from fenchel.studies.result import show
     from fenchel.studies.runs import version
@@ -34,6 +34,7 @@ app.add_typer(study, name="study", help="One study: a figure or a table of a pap
 data_sets = typer.Typer(no_args_is_help=True)
 app.add_typer(data_sets, name="data", help="Real data for the studies: which sets, where they lie, how to get them.")
 app.add_typer(inflect.app, name="inflect", help="Inflect words: train a sparse model on a table, ask it, look inside.")
+app.add_typer(rationalize.app, name="rationale", help="Class texts of your own, and highlight the words that decided.")
 
 console = Console()
 errors = Console(stderr=True)
@@ -72,6 +73,8 @@ def main(
     [cyan]fenchel data list[/cyan]               real data for the studies, and how to get it
 
     [cyan]fenchel inflect --help[/cyan]          forms of words, by a model that you train on a table
+
+    [cyan]fenchel rationale --help[/cyan]        class texts of your own, and highlight the words that decided
 
     [cyan]fenchel bench[/cyan]                   how fast it is here, beside torch and other packages
 

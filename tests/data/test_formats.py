@@ -18,6 +18,7 @@ from fenchel.data import (
     MissingDataError,
     cifar10,
     easy_vqa,
+    eraser,
     german_nouns,
     glove,
     imdb,
@@ -257,6 +258,28 @@ def test_sentences_have_words_and_a_class(tmp_path: Path) -> None:
             sst.load("dev", "fine", tmp_path)
 
 
+def test_marked_reviews_have_words_an_opinion_and_places(tmp_path: Path) -> None:
+    line = '{"text": "a plot .\\nso dull", "label": "NEG", "rationale": [3, 4], "id": "x"}\n'
+    place(tmp_path, "eraser_movies/val.jsonl", line + "\n" + line.replace("NEG", "POS").replace("[3, 4]", "[]"))
+    words = ("a", "plot", ".", "so", "dull")
+    assert eraser.load("dev", tmp_path) == [eraser.Annotated(words, 0, (3, 4)), eraser.Annotated(words, 1, ())]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ('{"text": "a", "label": "NEG"}', "line 1 has no rationale"),
+        ('{"text": "a", "label": "BAD", "rationale": []}', "line 1 has no label among"),
+        ('{"text": "a b", "label": "POS", "rationale": [2]}', "marks a word that is not among its 2"),
+        ("text", "Expecting value"),
+    ],
+)
+def test_damaged_marks_are_told(line: str, words: str, tmp_path: Path) -> None:
+    place(tmp_path, "eraser_movies/test.jsonl", line)
+    with pytest.raises(BrokenDataError, match=rf"test\.jsonl is damaged.*{words}"):
+        eraser.load("test", tmp_path)
+
+
 def reviews(texts: list[str], kind: str = "imdb") -> str:
     rows = (f'"{text}",{number % 2},{kind}\r\n' for number, text in enumerate(texts))
     return "text,label,source\r\n" + "".join(rows)
@@ -346,6 +369,7 @@ def test_names_and_splits_that_do_not_exist_are_refused() -> None:
         (lambda: cifar10.load("dev"), "train, test"),
         (lambda: mil.load("musk1"), "elephant, fox, tiger"),
         (lambda: sst.load("train", "coarse"), "binary train"),
+        (lambda: eraser.load("all"), "train, dev, test"),
         (lambda: imdb.load("all"), "imdb, rotten_tomatoes, each train, dev, test"),
         (lambda: easy_vqa.load("dev"), "train, test"),
     ):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.structures import AtMost, Chain, DependencyTree, Matching, SequentialSubsets, Structure, Subsets
+from fenchel.structures import AtMost, Chain, DependencyTree, Matching, SequentialSubsets, Share, Structure, Subsets
 
 
 def subsets(n: int, sizes: range) -> list[np.ndarray]:
@@ -161,6 +161,17 @@ MEMBERS = [
         subsets(6, range(3, 4)),
         both_chosen,
         (),
+    ),
+    # With a mask, other structures are right: tests/structures/test_share.py.
+    Member("Subsets, a share", lambda: Subsets(Share(0.4)), (5,), subsets(5, range(2, 3)), masks=False),
+    Member(
+        "SequentialSubsets, a share",
+        lambda t: SequentialSubsets(Share(0.5), t),
+        (6,),
+        subsets(6, range(3, 4)),
+        both_chosen,
+        (5,),
+        masks=False,
     ),
     Member("Chain", lambda t: Chain(t), (4, 3), paths(4, 3), steps_taken, (3, 3)),
     Member("Chain, a transition a step", lambda t: Chain(t), (3, 3), paths(3, 3), steps_taken, (2, 3, 3)),

@@ -8,6 +8,7 @@ fetch(SETS["ner"])                            # downloads, checks and keeps it i
 from fenchel.data import (
     cifar10,
     easy_vqa,
+    eraser,
     german_nouns,
     glove,
     imdb,
@@ -48,6 +49,7 @@ SETS: dict[str, DataSet] = {
         glove.GLOVE,
         sst.SST,
         imdb.IMDB,
+        eraser.ERASER,
         easy_vqa.EASY_VQA,
         sigmorphon2018.SIGMORPHON2018,
         multi30k.MULTI30K,
@@ -66,6 +68,7 @@ __all__ = [
     "cache",
     "cifar10",
     "easy_vqa",
+    "eraser",
     "fetch",
     "folders",
     "german_nouns",

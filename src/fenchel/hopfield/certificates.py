@@ -153,7 +153,8 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
     if isinstance(inner, SparseMAP) and not isinstance(inner.structure, Subsets):
         return _certify_structures(read, inner, gamma, beta, chosen)
     if isinstance(inner, KSubsets | SparseMAP):
-        k, lead = number(inner.k if isinstance(inner, KSubsets) else cast(Subsets, inner.structure).k), gamma
+        k = number(inner.k) if isinstance(inner, KSubsets) else float(cast(Subsets, inner.structure).most(count))
+        lead = gamma
     else:
         one = margin(omega, torch.ones(1))
         if one is None:

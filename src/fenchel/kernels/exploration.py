@@ -236,10 +236,11 @@ def explore_sequences(  # type: ignore[no-untyped-def]
     tried,
     most,
     transition,
-    k,
+    budget,
 ):
-    """As ``explore_trees``, with subsets of k positions and the transitions between neighbours."""
+    """As ``explore_trees``, with sequential subsets: of budget[n] positions in a row of which n are allowed."""
     length, full = theta.shape[1], weights.shape[1]
+    k = budget[length]
     mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
     u, v = np.empty(full + 2), np.empty(full + 2)
     off, on = np.empty((length, k + 2)), np.empty((length, k + 2))
@@ -251,8 +252,9 @@ def explore_sequences(  # type: ignore[no-untyped-def]
         allowed = 0
         for t in range(length):
             allowed += scores[t] > -np.inf
+        size = budget[allowed]
         while sizes[b] < full and tried[b] < most:
-            bonus = best_sequence(rest, between, min(k, allowed), off, on, y)
+            bonus = best_sequence(rest, between, size, off, on, y)
             if bonus == -np.inf:
                 break
             tried[b] += 1

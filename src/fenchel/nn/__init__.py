@@ -1,4 +1,4 @@
-"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention."""
+"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention; and a reader of words."""
 
 from fenchel.nn.attention import MultiheadAttention
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
@@ -16,6 +16,7 @@ from fenchel.nn.maps import (
     TVmax2d,
 )
 from fenchel.nn.output import LinearEntmaxLoss
+from fenchel.nn.text import WordEncoder
 
 __all__ = [
     "Argmax",
@@ -35,4 +36,5 @@ __all__ = [
     "Sparsemax",
     "SparsemaxLoss",
     "TVmax2d",
+    "WordEncoder",
 ]

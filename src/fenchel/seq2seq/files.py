@@ -1,10 +1,7 @@
-"""What goes into files: regularizers as JSON, tensors by safetensors, each file whole or not there."""
+"""Regularizers as JSON can hold them."""
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -13,35 +10,6 @@ from fenchel.regularizers import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
 from fenchel.regularizers.base import Scaled
 
 Description = dict[str, Any]
-
-
-def safetensors() -> Any:
-    """The package's functions on torch tensors, imported where they are needed."""
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ModuleNotFoundError:
-        raise ModuleNotFoundError(
-            "saving and loading models needs safetensors: pip install 'fenchel[seq2seq]'"
-        ) from None
-
-
-def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written beside its place, and put there once it is whole."""
-    new = path.with_name(f"{path.name}.new")
-    write(new)
-    new.replace(path)
-
-
-def read_tensors(path: Path, what: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and the words that stand beside them; an error that names the file, and what it is not."""
-    safetensors()  # says what to install
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(path, framework="pt") as opened:
-            return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
-    except SafetensorError as error:
-        raise ValueError(f"{path} is not {what}: {error}") from None
 
 
 def describe(omega: Regularizer, name: str) -> Description | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -12,17 +11,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel import folders
 from fenchel.losses import Reduction, fy_loss
 from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
-from fenchel.seq2seq.files import describe, read_tensors, restore, safetensors, write_whole
+from fenchel.seq2seq.files import describe, restore
 from fenchel.seq2seq.vocabulary import Vocabulary
-
-FORMAT = 1
-
-_SAVED = "what a model was saved to"
 
 
 class Seq2Seq(nn.Module):
@@ -131,7 +127,7 @@ class Seq2Seq(nn.Module):
     def settings(self) -> dict[str, Any]:
         """What the model is made of besides its parameters, as JSON can hold it."""
         return {
-            "format": FORMAT,
+            "format": folders.FORMAT,
             "model": type(self).__name__,
             "sizes": {name: getattr(self, name) for name in self.sizes},
             "attention": describe(self.attention_omega, "attention"),
@@ -142,12 +138,7 @@ class Seq2Seq(nn.Module):
 
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        tensors = {name: tensor.detach().contiguous() for name, tensor in self.state_dict().items()}
-        write_whole(folder / "model.safetensors", lambda path: safetensors().save_file(tensors, path))
-        text = json.dumps(self.settings(), indent=1, ensure_ascii=False)
-        write_whole(folder / "model.json", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+        folders.save(folder, self.settings(), self.state_dict())
 
     @classmethod
     def load(cls, folder: Path | str, attention: Regularizer | None = None, output: Regularizer | None = None) -> Self:
@@ -158,12 +149,7 @@ class Seq2Seq(nn.Module):
             attention: in place of the one that was saved; needed for one that JSON cannot hold.
             output: the same.
         """
-        folder = Path(folder)
-        if not (folder / "model.json").is_file():
-            raise FileNotFoundError(f"{folder} has no model.json: it is not a folder that a model was saved to")
-        settings = _settings(folder / "model.json")
-        if settings.get("format") != FORMAT:
-            raise ValueError(f"{folder} has a model of format {settings.get('format')}; this version reads {FORMAT}")
+        settings, tensors = folders.load(folder)
         kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
         kind = kinds.get(settings["model"])
         if kind is None or not issubclass(kind, cls):
@@ -175,16 +161,8 @@ class Seq2Seq(nn.Module):
             attention=attention or restore(settings["attention"], "attention"),
             output=output or restore(settings["output"], "output"),
         )
-        tensors, _ = read_tensors(folder / "model.safetensors", _SAVED)
         model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
         return cast(Self, model.eval())
-
-
-def _settings(path: Path) -> dict[str, Any]:
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")).items())
-    except (ValueError, AttributeError) as error:
-        raise ValueError(f"{path} is not {_SAVED}: {error}") from None
 
 
 def check_depth(layers: int, dropout: float) -> None:

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
+from fenchel.folders import read_tensors, safetensors, write_whole
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
-from fenchel.seq2seq.files import read_tensors, safetensors, write_whole
 from fenchel.seq2seq.model import Seq2Seq
 
 CHECKPOINT = "checkpoint.safetensors"

@@ -4,7 +4,7 @@ from fenchel.structures.base import Structure
 from fenchel.structures.chain import Chain
 from fenchel.structures.matching import Matching
 from fenchel.structures.sparsemap import Mixture, SparseMAP
-from fenchel.structures.subsets import AtMost, SequentialSubsets, Subsets
+from fenchel.structures.subsets import AtMost, SequentialSubsets, Share, Subsets
 from fenchel.structures.tree import DependencyTree
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "Matching",
     "Mixture",
     "SequentialSubsets",
+    "Share",
     "SparseMAP",
     "Structure",
     "Subsets",

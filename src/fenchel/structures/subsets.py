@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,18 +23,73 @@ from fenchel.structures.base import (
 )
 
 
+@dataclass(frozen=True)
+class Share:
+    """As many as a share of the parts that are not masked, rounded, and at least one: a size for each row.
+
+    Args:
+        of: the share, above 0 and at most 1.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.structures import Share, Subsets
+        >>> mask = torch.arange(6) < torch.tensor([[6], [4], [1]])
+        >>> Subsets(Share(0.5)).map(torch.arange(6.0).expand(3, 6), mask)
+        tensor([[0., 0., 0., 1., 1., 1.],
+                [0., 0., 1., 1., 0., 0.],
+                [1., 0., 0., 0., 0., 0.]])
+    """
+
+    of: float
+
+    def __post_init__(self) -> None:
+        if isinstance(self.of, bool) or not isinstance(self.of, int | float):
+            raise TypeError(f"of must be a number, got {type(self.of).__name__}")
+        if not 0 < self.of <= 1:
+            raise ValueError(f"of must be above 0 and at most 1, got {self.of}")
+
+    def size(self, count: int) -> int:
+        """How many of so many parts."""
+        return max(1, int(self.of * count + 0.5))
+
+
 class _Sized(Searched):
     """Subsets with a size k."""
 
-    def __init__(self, k: int) -> None:
+    k: int | Share
+
+    def __init__(self, k: int | Share) -> None:
         super().__init__()
-        self.k = check_size(k)
+        self.k = k if isinstance(k, Share) else check_size(k)
 
     def check(self, shape: torch.Size) -> None:
-        if self.k > shape[-1]:
+        if not isinstance(self.k, Share) and self.k > shape[-1]:
             raise ValueError(
                 f"k must be at most the number of parts: k is {self.k}, the scores have shape {tuple(shape)}"
             )
+
+    def most(self, parts: int) -> int:
+        """The size of a row without a mask, which no row exceeds."""
+        return self.k.size(parts) if isinstance(self.k, Share) else self.k
+
+    def budgets(self, parts: int) -> Array:
+        """How many are chosen of 0, 1, …, parts that are allowed."""
+        allowed = np.arange(parts + 1)
+        sizes = np.maximum(1, (self.k.of * allowed + 0.5).astype(np.int64)) if isinstance(self.k, Share) else self.k
+        chosen: Array = np.minimum(allowed, sizes)
+        return chosen
+
+    def sizes(self, scores: Array) -> Array:
+        """How many are chosen in each row of scores, −inf where forbidden."""
+        sizes: Array = self.budgets(scores.shape[-1])[(scores > -np.inf).sum(-1)]
+        return sizes
+
+    def budget(self, scores: Tensor, mask: Tensor | None) -> float | Tensor:
+        """The size as :func:`fenchel.k_subsets` takes it: a number, or one a row."""
+        if not isinstance(self.k, Share):
+            return self.k
+        allowed = (to_rows(scores.detach(), -1, mask) != -torch.inf).sum(-1, keepdim=True)
+        return (self.k.of * allowed.double() + 0.5).floor().clamp_min(1)
 
     def extra_repr(self) -> str:
         return f"k={self.k}"
@@ -45,7 +101,7 @@ class Subsets(_Sized):
     SparseMAP over it is :func:`fenchel.k_subsets`, in closed form. Rows with fewer than k unmasked parts choose all.
 
     Args:
-        k: how many to choose.
+        k: how many to choose: a number, or a :class:`Share` of the unmasked parts of each row.
 
     Example:
         >>> import torch
@@ -57,10 +113,16 @@ class Subsets(_Sized):
     fixed_dims = 1
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        return k_subsets(scores, self.k, mask=mask)
+        return k_subsets(scores, self.budget(scores, mask), mask=mask)
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
-        return lambda scores, rows: (_top(scores[rows], self.k, -np.inf), np.zeros(len(rows)))
+        def best(scores: Array, rows: Array) -> tuple[Array, Array]:
+            places = _top(scores[rows], self.most(shape[-1]), -np.inf)
+            if isinstance(self.k, Share):
+                places[np.arange(places.shape[1]) >= self.sizes(scores[rows])[:, None]] = -1
+            return places, np.zeros(len(rows))
+
+        return best
 
 
 class AtMost(_Sized):
@@ -72,6 +134,11 @@ class AtMost(_Sized):
         >>> AtMost(2).map(torch.tensor([0.3, -1.0, -2.0, -0.5]))
         tensor([1., 0., 0., 0.])
     """
+
+    k: int
+
+    def __init__(self, k: int) -> None:
+        super().__init__(check_size(k))
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         rows = to_rows(scores, -1, mask)
@@ -99,7 +166,7 @@ class SequentialSubsets(_Sized):
     Masked positions are left out, and no transition crosses them; rows with fewer than k others choose all of these.
 
     Args:
-        k: how many to choose.
+        k: how many to choose: a number, or a :class:`Share` of the unmasked positions of each row.
         transition: a number, or (…, N−1), where leading dimensions broadcast to the batch; a parameter is trained, −inf
             forbids a pair.
 
@@ -116,7 +183,7 @@ class SequentialSubsets(_Sized):
     fixed_dims = 1
     transition: float | Tensor
 
-    def __init__(self, k: int, transition: float | Tensor = 0.0) -> None:
+    def __init__(self, k: int | Share, transition: float | Tensor = 0.0) -> None:
         super().__init__(k)
         hold(self, "transition", check_transition(transition))
 
@@ -137,7 +204,7 @@ class SequentialSubsets(_Sized):
             check_batch(t, 1, shape[:-1], "transition", shape)
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        return None if self.has_higher else k_subsets(scores, self.k, mask=mask)
+        return None if self.has_higher else k_subsets(scores, self.budget(scores, mask), mask=mask)
 
     def higher(self, structures: Tensor) -> Tensor | None:
         both = structures[..., :-1] * structures[..., 1:]
@@ -163,14 +230,14 @@ class SequentialSubsets(_Sized):
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         from fenchel.kernels.subsets import best_sequences
 
-        n, k = shape[-1], self.k
+        n, k = shape[-1], self.most(shape[-1])
         between = self._between(batch, n)
         sizes: Array | None = None
 
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
             nonlocal sizes
             if sizes is None:
-                sizes = np.minimum((scores > -np.inf).sum(-1), k)
+                sizes = self.sizes(scores)
             chosen, bonus = np.empty((len(rows), k), np.int32), np.empty(len(rows))
             run(best_sequences, len(rows), 2 * len(rows) * n * k, rows, scores, between, sizes, chosen, bonus)
             return chosen, bonus
@@ -180,7 +247,8 @@ class SequentialSubsets(_Sized):
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         from fenchel.kernels.exploration import explore_sequences
 
-        return explore_sequences, self.k, self._between(batch, shape[-1]), self.k
+        n = shape[-1]
+        return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
 
     def _between(self, batch: torch.Size, n: int) -> Array:
         """Transitions of a row each, or of one for all."""

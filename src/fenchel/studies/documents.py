@@ -56,6 +56,10 @@ class Batch:
     lengths: Tensor
     labels: Tensor
 
+    def to(self, device: torch.device) -> Batch:
+        """The same on a device."""
+        return Batch(self.words.to(device), self.lengths.to(device), self.labels.to(device))
+
 
 class Vocabulary:
     """Words as numbers, and their vectors, of which the first is that of words that are not known.
@@ -74,7 +78,7 @@ class Vocabulary:
         """Reviews as numbers."""
         known = [[self.rows.get(word, UNKNOWN - 1) + 1 for word in self.read(review)] for review in reviews]
         return Batch(
-            pad_sequence([torch.tensor(words) for words in known], batch_first=True),
+            pad_sequence([torch.tensor(words, dtype=torch.long) for words in known], batch_first=True),
             torch.tensor([len(words) for words in known]),
             torch.tensor([review.label for review in reviews]),
         )

@@ -10,15 +10,18 @@ from torch import Tensor
 import fenchel
 from fenchel.bench.inputs import (
     bounds,
+    class_numbers,
     normal,
 )
 from fenchel.bench.workload import Case, Contestant, Goal, Workload
 from fenchel.hopfield import HopfieldPooling
+from fenchel.nn import WordEncoder
+from fenchel.structures import SequentialSubsets, Share
 
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_memory(), _pooling()]
+    return [_memory(), _pooling(), _rationalizer()]
 
 
 def _memory() -> Workload:
@@ -85,4 +88,49 @@ def _pooling() -> Workload:
         [Contestant(name, partial(pool, layer)) for name, layer in layers.items()],
         [case(32, 16), case(128, 64), case(16, 1024)],
         bounds(["entmax 1.5", "5-subsets"], 1.3, "Shannon", "largest"),
+    )
+
+
+def _rationalizer() -> Workload:
+    """Gradients of all parameters: a training step but for the optimizer, which is the same for both."""
+    texts, length, hidden, share, gamma = 16, 300, 100, 0.2, 0.1
+    lengths = torch.full((texts,), length)
+    padding = torch.zeros(texts, length, dtype=torch.bool)
+    omegas: dict[str, fenchel.Regularizer] = {
+        "softmax": fenchel.Shannon(),
+        "sequential k-subsets": gamma * fenchel.SparseMAP(SequentialSubsets(Share(share), 0.3 / gamma)),
+    }
+
+    def step(name: str, words: Tensor, scale: float) -> Tensor:
+        """From the words to the gradient; the query's scale decides how clear the choice is."""
+        encoder, pool, head = models[name]
+        states = encoder(words, lengths)
+        with torch.no_grad():
+            pool.pooling_weights.copy_(scale * queries)
+        loss = torch.nn.functional.cross_entropy(head(pool(states, padding)), class_numbers(texts, 2))
+        parameters = [*encoder.parameters(), *pool.parameters(), *head.parameters()]
+        return torch.autograd.grad(loss, parameters)[0]
+
+    models = {}
+    for name, omega in omegas.items():
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            encoder = WordEncoder(normal(1000, 50), hidden)
+            pool = HopfieldPooling(2 * hidden, omega=omega, normalize_state_pattern=False, disable_out_projection=True)
+            models[name] = encoder, pool, torch.nn.Linear(2 * hidden, 2)
+    queries = normal(1, 1, 2 * hidden)
+
+    def inputs() -> tuple[Tensor]:
+        return (torch.randint(1000, (texts, length), generator=torch.Generator().manual_seed(0)),)
+
+    ours, twin = "sequential k-subsets", "softmax"
+    return Workload(
+        "rationalizer",
+        f"a rationalizer's training step, {texts} × {length} words, {share:.0%} selected, LSTM of 2 × {hidden}",
+        [Contestant(twin, partial(step, twin)), Contestant(ours, partial(step, ours))],
+        [
+            Case(label, inputs, {"scale": scale}, backward=False, rows=texts)
+            for label, scale in (("at the start", 0.02), ("half-way", 1.0), ("clear choices", 10.0))
+        ],
+        [Goal(ours, 4.0, twin, "largest")],
     )
