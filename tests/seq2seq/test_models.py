@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, fy_loss
+from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, folders, fy_loss
 from fenchel.seq2seq import (
     Batches,
     Pair,
@@ -17,7 +17,6 @@ from fenchel.seq2seq import (
     Vocabulary,
     beam_search,
     collate,
-    files,
     force,
     read,
 )
@@ -210,7 +209,7 @@ def test_a_model_that_is_being_saved_is_whole_or_the_one_before(
 ) -> None:
     before = recurrent().eval()
     before.save(tmp_path)
-    library = files.safetensors()
+    library = folders.safetensors()
 
     def cut_short(tensors: dict[str, torch.Tensor], path: Path) -> None:
         path.write_bytes(library.save(tensors)[:100])
