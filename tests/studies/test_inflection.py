@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fenchel.seq2seq import STOP, Beam, Choice, Hypothesis, Vocabulary
-from fenchel.studies import Run, hypotheses
+from fenchel.studies import Run, hypotheses, style
 from fenchel.studies.inflection import FULL, PAPER, SCALED, plurals
 
 
@@ -60,6 +60,22 @@ def test_a_tree_shares_beginnings_and_ends_with_probabilities() -> None:
     found = [Hypothesis(tuple(letters.encode(s)), torch.tensor(p).log().item(), 0.0) for s, p in strings]
     drawn = texts(hypotheses.tree(Beam(tuple(found), True, True, 3, 1.0), letters, "ab"))
     assert sorted(drawn) == ["10.0%", "30.0%", "60.0%", "a", "b", "c"]
+
+
+def test_probabilities_stand_on_lines_of_their_own_and_the_right_one_is_in_colour() -> None:
+    letters = Vocabulary("abc")
+    strings = [
+        ("a", 0.4),
+        ("aa", 0.1),
+        ("ab", 0.3),
+        ("ac", 0.2),
+    ]  # the middle one of those that go on stands at its height
+    found = [Hypothesis(tuple(letters.encode(s)), torch.tensor(p).log().item(), 0.0) for s, p in strings]
+    (axes,) = hypotheses.tree(Beam(tuple(found), True, True, 4, 1.0), letters, "ab").axes
+    shares = {text.get_text(): text for text in axes.texts if "%" in text.get_text()}
+    assert len({text.get_position()[1] for text in shares.values()}) == 4
+    colours = {share: text.get_color() for share, text in shares.items()}
+    assert [share for share in colours if colours[share] == style.PALETTE[0]] == ["30.0%"]
 
 
 def test_alternatives_stand_under_the_symbol_that_was_taken() -> None:

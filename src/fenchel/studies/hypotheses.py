@@ -50,8 +50,10 @@ def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None)
         if prefix:
             axes.text(x, y, name(vocabulary.name(prefix[-1])), ha="center", va="center", color=style.INK)
         if prefix in strings:
-            axes.plot([x + 0.28, longest + 0.8], [y, y], color=colour, linewidth=1.1, linestyle=":")
-            axes.text(longest + 0.9, y, f"{strings[prefix]:.1%}", ha="left", va="center", fontsize=8, color=colour)
+            row = ends.index(prefix)  # of its own, where others go on from here
+            colour = style.PALETTE[0] if prefix == wanted else style.MUTED
+            axes.plot([x + 0.28, x + 0.72, longest + 0.8], [y, row, row], color=colour, linewidth=1.1, linestyle=":")
+            axes.text(longest + 0.9, row, f"{strings[prefix]:.1%}", ha="left", va="center", fontsize=8, color=colour)
     axes.set_xlim(-0.2, longest + 2.6)
     axes.set_ylim(-0.6, len(ends) - 0.4)
     axes.axis("off")
