@@ -118,7 +118,9 @@ class Size:
         return self.how.epochs
 
 
-TOY = Size(32, 64, 1, Training(epochs=12, batch=32, rate=5e-3, patience=12), dropout=0.1, drawn=200, beams=True)
+TOY = Size(
+    32, 64, 1, Training(epochs=8, batch=32, rate=5e-3, patience=8, cooling=3), dropout=0.1, drawn=200, beams=True
+)
 SCALED = Size(
     32,
     64,
