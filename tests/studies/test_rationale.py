@@ -147,6 +147,15 @@ def test_a_model_comes_back_from_its_folder(tmp_path: Path) -> None:
         Rationalizer.load(tmp_path / "model")
 
 
+def test_words_keep_their_vectors_in_a_folder(tmp_path: Path) -> None:
+    rows = {"film": 4, "movie": 4, "bad": 2, "a": 0}  # words may share a vector, and vectors have no word
+    reader = Rationalizer(Vocabulary(rows, torch.randn(6, 5), 10), ["bad", "good"], size=Size(4)).eval()
+    reader.save(tmp_path)
+    again = Rationalizer.load(tmp_path)
+    assert again.vocabulary.rows == rows
+    assert again.explain("a bad movie, a film") == reader.explain("a bad movie, a film")
+
+
 def test_training_finds_the_words_that_decide() -> None:
     torch.manual_seed(0)
     reviews, selection = made_up(300), Selection("k-subsets", 0.15)

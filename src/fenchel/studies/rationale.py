@@ -239,7 +239,6 @@ class Rationalizer(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """What the model is made of besides its parameters, as JSON can hold it."""
-        rows = sorted(self.vocabulary.rows, key=self.vocabulary.rows.__getitem__)
         return {
             "format": folders.FORMAT,
             "model": type(self).__name__,
@@ -249,7 +248,7 @@ class Rationalizer(nn.Module):
             "trainable": isinstance(self.encoder.vectors, nn.Parameter),
             "labels": list(self.labels),
             "longest": self.vocabulary.longest,
-            "words": rows,
+            "words": dict(self.vocabulary.rows),
         }
 
     def save(self, folder: Path | str) -> None:
@@ -262,9 +261,8 @@ class Rationalizer(nn.Module):
         settings, tensors = folders.load(folder)
         if settings.get("model") != cls.__name__:
             raise ValueError(f"{folder} has a {settings.get('model')}, not a {cls.__name__}")
-        rows = {word: row for row, word in enumerate(settings["words"])}
         model = cls(
-            Vocabulary(rows, tensors["encoder.vectors"][1:], settings["longest"]),
+            Vocabulary(settings["words"], tensors["encoder.vectors"][1:], settings["longest"]),
             settings["labels"],
             Selection(**settings["selection"]),
             Size(**settings["sizes"]),
