@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fenchel import folders
 from fenchel.data.eraser import Annotated
 from fenchel.data.sst import Review
 from fenchel.studies import labelled, rationale, training
@@ -154,6 +155,27 @@ def test_words_keep_their_vectors_in_a_folder(tmp_path: Path) -> None:
     again = Rationalizer.load(tmp_path)
     assert again.vocabulary.rows == rows
     assert again.explain("a bad movie, a film") == reader.explain("a bad movie, a film")
+
+
+def test_double_precision_comes_from_the_vectors_and_from_a_folder(tmp_path: Path) -> None:
+    double = model().double()
+    double.save(tmp_path)
+    assert Rationalizer.load(tmp_path).explain("not a good film") == double.explain("not a good film")
+    vocabulary = Vocabulary({"film": 0}, torch.randn(1, 5, dtype=torch.float64), 10)
+    assert {tensor.dtype for tensor in Rationalizer(vocabulary, ["bad", "good"]).state_dict().values()} == {
+        torch.float64
+    }
+
+
+def test_a_damaged_folder_is_told(tmp_path: Path) -> None:
+    reader = model()
+    for damage in ({"labels": ["a", "b", "c"]}, {"selection": {"kid": 1}}, {"words": None}, {"sizes": {"hidden": 3}}):
+        folders.save(tmp_path, reader.settings() | damage, reader.state_dict())
+        with pytest.raises(ValueError, match="does not have a whole Rationalizer"):
+            Rationalizer.load(tmp_path)
+    folders.save(tmp_path, reader.settings(), {"encoder.vectors": reader.encoder.vectors})
+    with pytest.raises(ValueError, match="does not have a whole Rationalizer"):
+        Rationalizer.load(tmp_path)
 
 
 def test_training_finds_the_words_that_decide() -> None:

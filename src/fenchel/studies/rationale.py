@@ -166,6 +166,7 @@ class Rationalizer(nn.Module):
         self.head = nn.Sequential(
             nn.LayerNorm(width), nn.Dropout(self.size.head_dropout), nn.Linear(width, len(self.labels))
         )
+        self.to(vocabulary.vectors)
 
     def train(self, mode: bool = True) -> Self:
         """Training or evaluation mode, each with its temperature."""
