@@ -262,15 +262,16 @@ class Rationalizer(nn.Module):
         settings, tensors = folders.load(folder)
         if settings.get("model") != cls.__name__:
             raise ValueError(f"{folder} has a {settings.get('model')}, not a {cls.__name__}")
-        model = cls(
-            Vocabulary(settings["words"], tensors["encoder.vectors"][1:], settings["longest"]),
-            settings["labels"],
-            Selection(**settings["selection"]),
-            Size(**settings["sizes"]),
-            settings["reads"],
-            settings["trainable"],
-        )
-        model.load_state_dict(tensors)
+        with folders.whole(folder, cls.__name__):
+            model = cls(
+                Vocabulary(dict(settings["words"]), tensors["encoder.vectors"][1:], settings["longest"]),
+                settings["labels"],
+                Selection(**settings["selection"]),
+                Size(**settings["sizes"]),
+                settings["reads"],
+                settings["trainable"],
+            )
+            model.load_state_dict(tensors)
         return model.eval()
 
 
