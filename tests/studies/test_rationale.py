@@ -204,6 +204,9 @@ def test_batches_mix_classes_that_stand_apart_in_a_file(monkeypatch: pytest.Monk
         ({"budget": 0.0}, "budget must be"),
         ({"budget": 1.5}, "budget must be"),
         ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": float("inf")}, "temperature must be positive"),
+        ({"transition": float("nan")}, "transition must be finite"),
+        ({"transition": float("inf")}, "transition must be finite"),
     ],
 )
 def test_selections_that_are_none_are_refused(options: dict[str, object], words: str) -> None:
@@ -232,6 +235,8 @@ def test_files_are_read_in_both_formats(tmp_path: Path) -> None:
         ("a.tsv", "x\n1\t2\t3\n", "line 2: 3 columns"),
         ("a.jsonl", "{}\n", 'with a "text"'),
         ("a.jsonl", "text\n", "line 1: not an object"),
+        ("a.jsonl", '{"text": "", "label": ["good"]}\n', "line 1: the label must be a string or a number"),
+        ("a.jsonl", '{"text": "a \\ud800 film"}\n', "line 1: half of a surrogate pair"),
         ("a.csv", "", "must end in one of"),
     ],
 )
@@ -239,6 +244,13 @@ def test_damaged_files_are_told(name: str, content: str, words: str, tmp_path: P
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=words):
         labelled.read(tmp_path / name)
+
+
+def test_labels_have_no_blanks_around_them_and_blank_ones_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("good \tA fine film.\n\tA film.\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "A fine film.", "label": " good"}\n{"text": "A film.", "label": ""}\n')
+    for name in ("a.tsv", "a.jsonl"):
+        assert [each.label for each in labelled.read(tmp_path / name)] == ["good", None]
 
 
 def test_vectors_are_read_and_damaged_ones_told(tmp_path: Path) -> None:
@@ -250,7 +262,12 @@ def test_vectors_are_read_and_damaged_ones_told(tmp_path: Path) -> None:
     (tmp_path / "vectors.npz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="has no word vectors"):
         labelled.given_vectors(tmp_path / "vectors.npz", [], 10)
-    for text, words in (("a b\n", "line 1: not a word"), ("a 1 2\nb 1\n", "line 2: 1 numbers"), ("", "no vectors")):
+    for text, words in (
+        ("a b\n", "line 1: not a word"),
+        ("a 1 2\nb 1 nan\n", "line 2: not a word"),
+        ("a 1 2\nb 1\n", "line 2: 1 numbers"),
+        ("", "no vectors"),
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=words):
             labelled.given_vectors(path, [], 10)
