@@ -12,6 +12,7 @@ fusedmax.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -70,8 +71,10 @@ class Selection:
             raise ValueError(f"budget must be a share in (0, 1] or a positive int, got {self.budget!r}")
         for name in ("temperature", "test_temperature"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not math.isfinite(self.transition):
+            raise ValueError(f"transition must be finite, got {self.transition}")
 
     @property
     def least(self) -> int:
