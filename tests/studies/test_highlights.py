@@ -77,7 +77,14 @@ def test_a_page_has_every_text_escaped() -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "marked", "f1"),
-    [([0, 1], [0, 1], 1.0), ([0], [1], 0.0), ([], [1], 0.0), ([], [], 0.0), ([1, 2], [2], 2 / 3)],
+    [
+        ([0, 1], [0, 1], 1.0),
+        ([0], [1], 0.0),
+        ([], [1], 0.0),
+        ([], [], 0.0),
+        ([1, 2], [2], 2 / 3),
+        ([1, 2], [2, 2], 2 / 3),
+    ],
 )
 def test_overlap_is_f1_of_places(chosen: list[int], marked: list[int], f1: float) -> None:
     assert highlights.overlap(chosen, marked) == pytest.approx(f1)

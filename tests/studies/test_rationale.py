@@ -131,6 +131,7 @@ def test_what_is_measured_by_hand() -> None:
     assert rationale.found(reader, reviews, top=0.5).chosen[1:] != found.chosen[1:]
     by_hand = rationale.Found([0, 1], [0, 1], [[0, 1, 4], [2]], [6, 4], [[0], [2]])
     assert (by_hand.runs, by_hand.run_length, by_hand.overlap) == (1.5, pytest.approx(4 / 3), 0.75)
+    assert rationale.Found([0], [0], [[]], [6], [[0]]).chance == 0.0
     assert by_hand.chance == pytest.approx((2 * (3 / 6) / 4 + 2 * (1 / 4) / 2) / 2)
 
 

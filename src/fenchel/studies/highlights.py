@@ -126,7 +126,8 @@ def overlap(chosen: Collection[int], marked: Collection[int]) -> float:
         >>> overlap([1, 2, 3], [2, 3, 4, 5, 6])
         0.5
     """
-    both = len(set(chosen) & set(marked))
+    chosen, marked = set(chosen), set(marked)
+    both = len(chosen & marked)
     return 2 * both / (len(chosen) + len(marked)) if both else 0.0
 
 

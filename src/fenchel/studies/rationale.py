@@ -328,7 +328,8 @@ class Found:
         """The overlap to be expected of as many words, taken at random."""
         rows = zip(map(len, self.chosen), self.marked, self.lengths, strict=True)
         pairs = [(chosen, len(marked), length) for chosen, marked, length in rows if marked]
-        return _mean([2 * chosen * marked / length / (chosen + marked) for chosen, marked, length in pairs]) or None
+        expected = [2 * chosen * marked / length / (chosen + marked) for chosen, marked, length in pairs]
+        return _mean(expected) if pairs else None
 
 
 @torch.no_grad()
