@@ -121,6 +121,12 @@ def test_files_folders_and_options_that_do_not_fit_are_told(model: Path, tmp_pat
     assert "kind must be one of" in run("train", texts, *out, "--selection", "argmax")[1]
     assert "budget must be" in run("train", texts, *out, "--budget", "0")[1]
     assert "a whole number" in run("train", texts, *out, "--budget", "2.5")[1]
+    assert "a whole number" in run("train", texts, *out, "--budget", "inf")[1]
+    assert "rate must be positive" in run("train", texts, *out, "--rate=-1")[1]
+    (tmp_path / "blank.tsv").write_text("good\t \n", encoding="utf-8")
+    assert "no text with words" in run("train", texts, *out, "--validation", str(tmp_path / "blank.tsv"))[1]
+    (tmp_path / "two.tsv").write_text("good\tA film.\nbad\tA film.\n", encoding="utf-8")
+    assert "alone, besides 1 that are held out" in run("train", str(tmp_path / "two.tsv"), *out)[1]
     assert "no model.json" in run("explain", str(tmp_path), "--text", "A film.")[1]
     assert "and not both" in run("explain", str(model), texts, "--text", "A film.")[1]
     (tmp_path / "empty.tsv").write_text("\n", encoding="utf-8")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,3 +75,14 @@ def load(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if settings.get("format") != FORMAT:
         raise ValueError(f"{folder} has a model of format {settings.get('format')}; this version reads {FORMAT}")
     return settings, read_tensors(folder / TENSORS, _SAVED)[0]
+
+
+@contextmanager
+def whole(folder: Path | str, name: str) -> Iterator[None]:
+    """Within it a model is made of what was loaded: what is missing there, or does not fit, is told as a ValueError."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{folder} does not have a whole {name}: there is no {error}") from None
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{folder} does not have a whole {name}: {error}") from None

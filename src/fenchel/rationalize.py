@@ -9,6 +9,7 @@ import torch
 import typer
 from rich import progress
 from rich.console import Console
+from rich.markup import escape
 
 from fenchel.data.sst import Review
 from fenchel.studies import highlights, labelled, rationale
@@ -56,27 +57,32 @@ def train_model(
             texts, judged = texts[cut:], texts[:cut]
         else:
             judged = _labelled(validation)
+            if not judged:
+                raise ValueError(f"{validation}: there is no text with words to validate with")
         labels = sorted({cast(str, text.label) for text in texts})
         if len(labels) < 2:
             found = f"of the label {labels[0]!r} alone" if labels else "there are none"
+            if validation is None and judged:
+                found += f", besides {len(judged)} that are held out"
             raise ValueError(f"{file}: there must be texts with words of two labels to train with; {found}")
         if strange := {text.label for text in judged} - set(labels):
             raise ValueError(
                 f"there is no text of the label {min(map(str, strange))!r} to train with, only to validate"
             )
-        if budget > 1 and budget != int(budget):
+        if budget > 1 and not budget.is_integer():
             raise ValueError(f"budget must be a share of the words, up to 1, or a whole number of them, got {budget:g}")
         size = int(budget) if budget > 1 else budget
         chosen = rationale.Selection(cast(rationale.Kind, selection), size, transition, temperature)
         known = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)
+        course = Course(epochs, rate)
     except (OSError, ValueError) as error:
         raise _refusal(error) from None
     model = rationale.Rationalizer(known, labels, chosen, rationale.Size(hidden), reads, trainable=vectors is None)
     train, valid = ([_review(text, labels) for text in part] for part in (texts, judged))
     with progress.Progress(console=console) as bars:
-        task = bars.add_task(file.name, total=1.0)
+        task = bars.add_task(escape(file.name), total=1.0)
         model, reached = rationale.trained(
-            model, train, valid, Course(epochs, rate), batch, lambda part: bars.update(task, completed=part)
+            model, train, valid, course, batch, lambda part: bars.update(task, completed=part)
         )
     try:
         model.save(out)

@@ -39,6 +39,11 @@ def test_nothing_to_read_has_states_of_zero(shape: tuple[int, int]) -> None:
     assert not states.any()
 
 
+def test_states_have_the_dtype_of_the_vectors() -> None:
+    double = WordEncoder(torch.randn(9, 5, dtype=torch.float64), hidden=3)
+    assert double(torch.tensor([[1, 2], [3, 0]]), torch.tensor([2, 1])).dtype == torch.float64
+
+
 def test_vectors_are_trained_only_where_asked_and_saved_always() -> None:
     fixed, free = encoder(), encoder(trainable=True)
     assert "vectors" in fixed.state_dict()

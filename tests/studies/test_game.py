@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from fenchel.data.sst import Review
 from fenchel.studies import find, game, run
-from fenchel.studies.documents import Batch
-from fenchel.studies.game import Layperson, Round
+from fenchel.studies.documents import Batch, Vocabulary
+from fenchel.studies.game import Explainer, Layperson, Round
+from fenchel.studies.rationale import Selection, Size
 from fenchel.studies.registry import Context
 
 
@@ -28,6 +31,22 @@ def test_a_layperson_averages_what_the_words_of_a_message_say() -> None:
     batch = Batch(torch.tensor([[1, 4, 2], [3, 0, 0]]), torch.tensor([3, 1]), torch.zeros(2, dtype=torch.long))
     message = torch.tensor([[True, False, True], [False, False, False]])
     assert layperson(Round(batch, message)).tolist() == [[3.0, 5.0], [0.0, 1.0]]
+
+
+def test_a_joint_explainer_divides_by_as_many_words_as_it_sends() -> None:
+    vocabulary = Vocabulary({"a": 0}, torch.randn(1, 3), 100)
+    explainer = Explainer(vocabulary, 2, Selection("k-subsets", 0.7), Size(2)).eval()
+    with torch.no_grad():
+        explainer.layperson.opinions.fill_(1.0)
+    batch = vocabulary.batch([Review(("a",) * 45, 0)])  # 31.5 words, but for rounding
+    assert explainer.message(batch).sum() == 31
+    torch.testing.assert_close(explainer(batch), torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("selection", [Selection("k-subsets", 2), Selection("entmax")])
+def test_joint_explainers_select_a_share_by_subsets(selection: Selection) -> None:
+    with pytest.raises(ValueError, match="selection must be of k-subsets with a share"):
+        Explainer(Vocabulary({"a": 0}, torch.randn(1, 3), 10), 2, selection, Size(2))
 
 
 def test_the_study_names_every_explainer_and_rates_are_shares() -> None:

@@ -53,6 +53,14 @@ def test_words_and_what_is_between_make_the_text() -> None:
     assert highlights.places(" \n_ ") == []
 
 
+def test_accents_and_vowel_signs_stay_with_their_letters() -> None:
+    text = "A cafe\u0301's décor, हिन्दी फ़िल्म! \u2764\ufe0fgood"
+    assert [text[start:end] for start, end in highlights.places(text)] == [
+        *("A", "cafe\u0301", "'s", "décor", ",", "हिन्दी", "फ़िल्म", "!", "\u2764\ufe0f", "good")
+    ]
+    assert highlights.places("\u0301") == [(0, 1)]
+
+
 def test_spans_join_neighbours_and_add_up_their_weights() -> None:
     spans = explanation().spans
     assert [(span.text, span.weight) for span in spans] == [("not", 0.5), ("bad", 0.5), ("n't leave", 1.0)]
@@ -77,7 +85,14 @@ def test_a_page_has_every_text_escaped() -> None:
 
 @pytest.mark.parametrize(
     ("chosen", "marked", "f1"),
-    [([0, 1], [0, 1], 1.0), ([0], [1], 0.0), ([], [1], 0.0), ([], [], 0.0), ([1, 2], [2], 2 / 3)],
+    [
+        ([0, 1], [0, 1], 1.0),
+        ([0], [1], 0.0),
+        ([], [1], 0.0),
+        ([], [], 0.0),
+        ([1, 2], [2], 2 / 3),
+        ([1, 2], [2, 2], 2 / 3),
+    ],
 )
 def test_overlap_is_f1_of_places(chosen: list[int], marked: list[int], f1: float) -> None:
     assert highlights.overlap(chosen, marked) == pytest.approx(f1)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fenchel import folders
 from fenchel.data.eraser import Annotated
 from fenchel.data.sst import Review
 from fenchel.studies import labelled, rationale, training
@@ -130,6 +131,7 @@ def test_what_is_measured_by_hand() -> None:
     assert rationale.found(reader, reviews, top=0.5).chosen[1:] != found.chosen[1:]
     by_hand = rationale.Found([0, 1], [0, 1], [[0, 1, 4], [2]], [6, 4], [[0], [2]])
     assert (by_hand.runs, by_hand.run_length, by_hand.overlap) == (1.5, pytest.approx(4 / 3), 0.75)
+    assert rationale.Found([0], [0], [[]], [6], [[0]]).chance == 0.0
     assert by_hand.chance == pytest.approx((2 * (3 / 6) / 4 + 2 * (1 / 4) / 2) / 2)
 
 
@@ -145,6 +147,36 @@ def test_a_model_comes_back_from_its_folder(tmp_path: Path) -> None:
     (tmp_path / "model" / "model.json").write_text('{"format": 1, "model": "Other"}')
     with pytest.raises(ValueError, match="has a Other"):
         Rationalizer.load(tmp_path / "model")
+
+
+def test_words_keep_their_vectors_in_a_folder(tmp_path: Path) -> None:
+    rows = {"film": 4, "movie": 4, "bad": 2, "a": 0}  # words may share a vector, and vectors have no word
+    reader = Rationalizer(Vocabulary(rows, torch.randn(6, 5), 10), ["bad", "good"], size=Size(4)).eval()
+    reader.save(tmp_path)
+    again = Rationalizer.load(tmp_path)
+    assert again.vocabulary.rows == rows
+    assert again.explain("a bad movie, a film") == reader.explain("a bad movie, a film")
+
+
+def test_double_precision_comes_from_the_vectors_and_from_a_folder(tmp_path: Path) -> None:
+    double = model().double()
+    double.save(tmp_path)
+    assert Rationalizer.load(tmp_path).explain("not a good film") == double.explain("not a good film")
+    vocabulary = Vocabulary({"film": 0}, torch.randn(1, 5, dtype=torch.float64), 10)
+    assert {tensor.dtype for tensor in Rationalizer(vocabulary, ["bad", "good"]).state_dict().values()} == {
+        torch.float64
+    }
+
+
+def test_a_damaged_folder_is_told(tmp_path: Path) -> None:
+    reader = model()
+    for damage in ({"labels": ["a", "b", "c"]}, {"selection": {"kid": 1}}, {"words": None}, {"sizes": {"hidden": 3}}):
+        folders.save(tmp_path, reader.settings() | damage, reader.state_dict())
+        with pytest.raises(ValueError, match="does not have a whole Rationalizer"):
+            Rationalizer.load(tmp_path)
+    folders.save(tmp_path, reader.settings(), {"encoder.vectors": reader.encoder.vectors})
+    with pytest.raises(ValueError, match="does not have a whole Rationalizer"):
+        Rationalizer.load(tmp_path)
 
 
 def test_training_finds_the_words_that_decide() -> None:
@@ -173,6 +205,9 @@ def test_batches_mix_classes_that_stand_apart_in_a_file(monkeypatch: pytest.Monk
         ({"budget": 0.0}, "budget must be"),
         ({"budget": 1.5}, "budget must be"),
         ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": float("inf")}, "temperature must be positive"),
+        ({"transition": float("nan")}, "transition must be finite"),
+        ({"transition": float("inf")}, "transition must be finite"),
     ],
 )
 def test_selections_that_are_none_are_refused(options: dict[str, object], words: str) -> None:
@@ -201,6 +236,8 @@ def test_files_are_read_in_both_formats(tmp_path: Path) -> None:
         ("a.tsv", "x\n1\t2\t3\n", "line 2: 3 columns"),
         ("a.jsonl", "{}\n", 'with a "text"'),
         ("a.jsonl", "text\n", "line 1: not an object"),
+        ("a.jsonl", '{"text": "", "label": ["good"]}\n', "line 1: the label must be a string or a number"),
+        ("a.jsonl", '{"text": "a \\ud800 film"}\n', "line 1: half of a surrogate pair"),
         ("a.csv", "", "must end in one of"),
     ],
 )
@@ -208,6 +245,13 @@ def test_damaged_files_are_told(name: str, content: str, words: str, tmp_path: P
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=words):
         labelled.read(tmp_path / name)
+
+
+def test_labels_have_no_blanks_around_them_and_blank_ones_are_none(tmp_path: Path) -> None:
+    (tmp_path / "a.tsv").write_text("good \tA fine film.\n\tA film.\n")
+    (tmp_path / "a.jsonl").write_text('{"text": "A fine film.", "label": " good"}\n{"text": "A film.", "label": ""}\n')
+    for name in ("a.tsv", "a.jsonl"):
+        assert [each.label for each in labelled.read(tmp_path / name)] == ["good", None]
 
 
 def test_vectors_are_read_and_damaged_ones_told(tmp_path: Path) -> None:
@@ -219,7 +263,12 @@ def test_vectors_are_read_and_damaged_ones_told(tmp_path: Path) -> None:
     (tmp_path / "vectors.npz").write_bytes(b"nothing")
     with pytest.raises(ValueError, match="has no word vectors"):
         labelled.given_vectors(tmp_path / "vectors.npz", [], 10)
-    for text, words in (("a b\n", "line 1: not a word"), ("a 1 2\nb 1\n", "line 2: 1 numbers"), ("", "no vectors")):
+    for text, words in (
+        ("a b\n", "line 1: not a word"),
+        ("a 1 2\nb 1 nan\n", "line 2: not a word"),
+        ("a 1 2\nb 1\n", "line 2: 1 numbers"),
+        ("", "no vectors"),
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=words):
             labelled.given_vectors(path, [], 10)

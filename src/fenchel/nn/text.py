@@ -13,7 +13,7 @@ class WordEncoder(nn.Module):
     What stands behind the end of a text does not matter; a text without words has states of zero.
 
     Args:
-        vectors: (words, width), floating point, where the vectors begin.
+        vectors: (words, width), floating point, where the vectors begin. The layer has their dtype and device.
         hidden: width of the states, of each direction.
         dropout: of words' vectors, in training.
         trainable: whether the vectors are trained. Else they are a buffer, and saved all the same.
@@ -40,7 +40,7 @@ class WordEncoder(nn.Module):
         else:
             self.register_buffer("vectors", vectors.detach().clone())
         self.dropout = nn.Dropout(dropout)
-        self.lstm = nn.LSTM(vectors.shape[1], hidden, batch_first=True, bidirectional=True)
+        self.lstm = nn.LSTM(vectors.shape[1], hidden, batch_first=True, bidirectional=True).to(vectors)
 
     @property
     def width(self) -> int:

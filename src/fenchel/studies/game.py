@@ -55,6 +55,8 @@ class Explainer(nn.Module):
 
     def __init__(self, vocabulary: Vocabulary, classes: int, selection: Selection, size: Size) -> None:
         super().__init__()
+        if isinstance(selection.budget, int) or not selection.kind.endswith("subsets"):
+            raise ValueError(f"selection must be of k-subsets with a share of the words as budget, got {selection}")
         self.selection = selection
         self.encoder = WordEncoder(vocabulary.vectors, size.hidden, size.dropout)
         self.layperson = Layperson(len(vocabulary.vectors), classes)
@@ -73,9 +75,7 @@ class Explainer(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         states, padding = self._read(batch)
         total = self.pool((states, self.layperson.opinions[batch.words]), padding)
-        size = self.selection.budget
-        assert not isinstance(size, int)
-        chosen = (size * batch.lengths + 0.5).floor().clamp_min(1).unsqueeze(-1)
+        chosen = _sizes(batch.lengths, self.selection.budget).unsqueeze(-1)
         scores: Tensor = total / chosen + self.layperson.bias
         return scores
 
@@ -84,7 +84,6 @@ class Explainer(nn.Module):
         """The words that are sent: those with the largest weights, as many as the budget says."""
         states, padding = self._read(batch)
         weights = self.pool.get_association_matrix((states, self.layperson.opinions[batch.words]), padding)[:, 0, 0]
-        assert not isinstance(self.selection.budget, int)
         return largest(weights, batch.lengths, self.selection.budget)
 
     def _read(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -116,8 +115,12 @@ def largest(weights: Tensor, lengths: Tensor, budget: float) -> Tensor:
     """
     inside = torch.arange(weights.shape[-1]) < lengths.unsqueeze(-1)
     order = torch.where(inside, weights, -1.0).argsort(dim=-1, descending=True, stable=True).argsort(-1)
-    sizes = torch.tensor([Share(budget).size(length) for length in lengths.tolist()])
-    return (order < sizes.unsqueeze(-1)) & inside
+    return (order < _sizes(lengths, budget).unsqueeze(-1)) & inside
+
+
+def _sizes(lengths: Tensor, budget: float) -> Tensor:
+    """How many words of texts the budget lets through."""
+    return torch.tensor([Share(budget).size(length) for length in lengths.tolist()])
 
 
 @torch.no_grad()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import re
+import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -33,7 +34,23 @@ def places(text: str) -> list[Place]:
         >>> [text[start:end] for start, end in places(text)]
         ['I', 'did', 'n’t', 'like', 'it', ':', 'a', '90-minute', 'bore', '...']
     """
-    return [found.span() for found in WORD.finditer(text)]
+    found: list[Place] = []
+    for start, end in (match.span() for match in WORD.finditer(text)):
+        if found and found[-1][1] == start and _goes_on(text, found[-1][0], start):
+            found[-1] = found[-1][0], end
+        else:
+            found.append((start, end))
+    return found
+
+
+def _goes_on(text: str, first: int, place: int) -> bool:
+    """Whether a word does not end before a place: marks, of which ``re`` makes no letters, belong to what they mark."""
+    letters = text[first].isalnum() and text[place].isalnum()
+    return _is_mark(text[place]) or (letters and _is_mark(text[place - 1]))
+
+
+def _is_mark(char: str) -> bool:
+    return unicodedata.category(char).startswith("M")
 
 
 def normal(word: str) -> str:
@@ -126,7 +143,8 @@ def overlap(chosen: Collection[int], marked: Collection[int]) -> float:
         >>> overlap([1, 2, 3], [2, 3, 4, 5, 6])
         0.5
     """
-    both = len(set(chosen) & set(marked))
+    chosen, marked = set(chosen), set(marked)
+    both = len(chosen & marked)
     return 2 * both / (len(chosen) + len(marked)) if both else 0.0
 
 

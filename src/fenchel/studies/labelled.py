@@ -60,7 +60,7 @@ def _columns(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
             continue
         if len(columns) > 2:
             raise ValueError(f"{path}, line {number}: {len(columns)} columns, not a label, a tab and a text")
-        yield Labelled(columns[-1], columns[0] if len(columns) == 2 else None, number)
+        yield Labelled(columns[-1], _label(columns[0]) if len(columns) == 2 else None, number)
 
 
 def _objects(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
@@ -74,7 +74,16 @@ def _objects(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
         if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
             raise ValueError(f'{path}, line {number}: must be an object with a "text"')
         label = entry.get("label")
-        yield Labelled(entry["text"], None if label is None else str(label), number)
+        if not isinstance(label, str | int | float | None):
+            raise ValueError(f"{path}, line {number}: the label must be a string or a number")
+        found = Labelled(entry["text"], None if label is None else _label(str(label)), number)
+        if any("\ud800" <= char <= "\udfff" for char in f"{found.text}{found.label}"):
+            raise ValueError(f"{path}, line {number}: half of a surrogate pair, which no file can hold")
+        yield found
+
+
+def _label(text: str) -> str | None:
+    return text.strip() or None
 
 
 def vocabulary(texts: Sequence[Labelled], longest: int, width: int = 50, least: int = 2) -> Vocabulary:
@@ -101,7 +110,7 @@ def given_vectors(path: Path, texts: Sequence[Labelled], longest: int) -> Vocabu
             if number > MOST and word not in wanted:
                 continue
             try:
-                vector = np.array(numbers, dtype=np.float32)
+                vector = np.asarray_chkfinite(numbers, dtype=np.float32)
             except ValueError:
                 raise ValueError(f"{path}, line {number}: not a word and numbers") from None
             if not len(vector) or (vectors and len(vector) != len(vectors[0])):

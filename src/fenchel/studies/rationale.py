@@ -12,6 +12,7 @@ fusedmax.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -70,8 +71,10 @@ class Selection:
             raise ValueError(f"budget must be a share in (0, 1] or a positive int, got {self.budget!r}")
         for name in ("temperature", "test_temperature"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if value is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not math.isfinite(self.transition):
+            raise ValueError(f"transition must be finite, got {self.transition}")
 
     @property
     def least(self) -> int:
@@ -166,6 +169,7 @@ class Rationalizer(nn.Module):
         self.head = nn.Sequential(
             nn.LayerNorm(width), nn.Dropout(self.size.head_dropout), nn.Linear(width, len(self.labels))
         )
+        self.to(vocabulary.vectors)
 
     def train(self, mode: bool = True) -> Self:
         """Training or evaluation mode, each with its temperature."""
@@ -239,7 +243,6 @@ class Rationalizer(nn.Module):
 
     def settings(self) -> dict[str, Any]:
         """What the model is made of besides its parameters, as JSON can hold it."""
-        rows = sorted(self.vocabulary.rows, key=self.vocabulary.rows.__getitem__)
         return {
             "format": folders.FORMAT,
             "model": type(self).__name__,
@@ -249,7 +252,7 @@ class Rationalizer(nn.Module):
             "trainable": isinstance(self.encoder.vectors, nn.Parameter),
             "labels": list(self.labels),
             "longest": self.vocabulary.longest,
-            "words": rows,
+            "words": dict(self.vocabulary.rows),
         }
 
     def save(self, folder: Path | str) -> None:
@@ -262,16 +265,16 @@ class Rationalizer(nn.Module):
         settings, tensors = folders.load(folder)
         if settings.get("model") != cls.__name__:
             raise ValueError(f"{folder} has a {settings.get('model')}, not a {cls.__name__}")
-        rows = {word: row for row, word in enumerate(settings["words"])}
-        model = cls(
-            Vocabulary(rows, tensors["encoder.vectors"][1:], settings["longest"]),
-            settings["labels"],
-            Selection(**settings["selection"]),
-            Size(**settings["sizes"]),
-            settings["reads"],
-            settings["trainable"],
-        )
-        model.load_state_dict(tensors)
+        with folders.whole(folder, cls.__name__):
+            model = cls(
+                Vocabulary(dict(settings["words"]), tensors["encoder.vectors"][1:], settings["longest"]),
+                settings["labels"],
+                Selection(**settings["selection"]),
+                Size(**settings["sizes"]),
+                settings["reads"],
+                settings["trainable"],
+            )
+            model.load_state_dict(tensors)
         return model.eval()
 
 
@@ -325,7 +328,8 @@ class Found:
         """The overlap to be expected of as many words, taken at random."""
         rows = zip(map(len, self.chosen), self.marked, self.lengths, strict=True)
         pairs = [(chosen, len(marked), length) for chosen, marked, length in rows if marked]
-        return _mean([2 * chosen * marked / length / (chosen + marked) for chosen, marked, length in pairs]) or None
+        expected = [2 * chosen * marked / length / (chosen + marked) for chosen, marked, length in pairs]
+        return _mean(expected) if pairs else None
 
 
 @torch.no_grad()
