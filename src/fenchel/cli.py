@@ -14,7 +14,6 @@ from typing import Annotated, Literal, TypeVar
 try:
     import typer
     from rich import box, progress
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
@@ -22,6 +21,7 @@ try:
     from fenchel.studies import report
     from fenchel.studies.result import show
     from fenchel.studies.runs import version
+    from fenchel.terminal import console, errors, refusal
     from fenchel.warmup import warmup
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == "fenchel":
@@ -36,8 +36,6 @@ app.add_typer(data_sets, name="data", help="Real data for the studies: which set
 app.add_typer(inflect.app, name="inflect", help="Inflect words: train a sparse model on a table, ask it, look inside.")
 app.add_typer(rationalize.app, name="rationale", help="Class texts of your own, and highlight the words that decided.")
 
-console = Console()
-errors = Console(stderr=True)
 
 T = TypeVar("T")
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
@@ -141,23 +139,23 @@ def run_study(
     try:
         chosen = studies.find(name)
     except studies.UnknownStudyError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     if not chosen.data:
         # The environment speaks to all studies, an option to this one.
         given = context.get_parameter_source("folder")
         if given is not None and given.name == "COMMANDLINE":
-            raise _refusal(f"{name} reads no data: leave --data out.")
+            raise refusal(f"{name} reads no data: leave --data out.")
         folder = None
     if full and not chosen.full:
-        raise _refusal(f"{name} has one protocol, and always follows it: leave --full out.")
+        raise refusal(f"{name} has one protocol, and always follows it: leave --full out.")
     if full and chosen.data and folder is None:
-        raise _refusal(f"{name} needs data for --full ({', '.join(chosen.data)}): give --data, or {data.VARIABLE}.")
+        raise refusal(f"{name} needs data for --full ({', '.join(chosen.data)}): give --data, or {data.VARIABLE}.")
     with _bars() as bars:
         bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
         run = studies.run(chosen, studies.Context(folder, seed, full, bar))
         bars.update(bar.task, completed=1.0, note="")
     if isinstance(run.error, data.MissingDataError | data.BrokenDataError):
-        raise _refusal(run.error)
+        raise refusal(run.error)
     _explain(run.study.name, run.error)
     if run.result is None:
         raise typer.Exit(1)
@@ -199,7 +197,7 @@ def where_data(
         if chosen is not None and not data.present(chosen):
             data.locate(chosen, chosen.sources[0].name)  # says what is missing, and how to get it
     except (LookupError, data.MissingDataError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
 
 
 @data_sets.command("fetch")
@@ -213,7 +211,7 @@ def fetch_data(
         with _bars() as bars:
             new = _follow(bars, chosen.title, lambda bar: data.fetch(chosen, into, bar))
     except (LookupError, OSError, data.BrokenDataError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     folder = (into or data.cache()) / chosen.name
     text = f"Fetched {len(new)} files into {folder}." if new else f"Nothing to fetch: {folder} has it all."
     console.print(f"{text} Terms: {chosen.licence}.", markup=False, highlight=False, soft_wrap=True)
@@ -240,7 +238,7 @@ def run_bench(
         if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
             bench.insert(readme.read_text(encoding="utf-8"), "")
     except (LookupError, OSError, ValueError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     if only_list:
         _list_workloads(chosen)
         return
@@ -290,12 +288,6 @@ def _data_set(name: str) -> data.DataSet:
     if name not in data.SETS:
         raise LookupError(f"There is no data set called {name!r}. Data sets: {', '.join(data.SETS)}.")
     return data.SETS[name]
-
-
-def _refusal(reason: object) -> typer.Exit:
-    """Say why a command cannot be done; to be raised."""
-    errors.print(str(reason), style="red", markup=False, soft_wrap=True)
-    return typer.Exit(2)
 
 
 def _list_workloads(workloads: list[bench.Workload]) -> None:

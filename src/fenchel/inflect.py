@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 import torch
 import typer
-from rich.console import Console
 
 from fenchel import Regularizer, Tsallis
 from fenchel.data.sigmorphon2018 import Inflection, parse
@@ -30,10 +29,9 @@ from fenchel.seq2seq import (
     unknown,
 )
 from fenchel.studies import hypotheses, style
+from fenchel.terminal import console, errors, refusal
 
 app = typer.Typer(no_args_is_help=True)
-console = Console()
-errors = Console(stderr=True)
 
 HELD_OUT = 10
 """Without a file to validate with, one line in so many is held out."""
@@ -64,14 +62,14 @@ def train_model(
     else:
         judged = _read(validation)
     if not words or not judged:
-        raise _refusal(f"{table}: there must be at least two inflections, one to train and one to validate with.")
+        raise refusal(f"{table}: there must be at least two inflections, one to train and one to validate with.")
     pairs, held = [paired(word) for word in words], [paired(word) for word in judged]
     try:
         how = Training(epochs=epochs, rate=rate, batch=batch, seed=seed)
         model = _new(kind, pairs, hidden, Tsallis(attention), Tsallis(alpha), seed)
         best = train(model, pairs, held, how, out, progress=True).best
     except (ValueError, OSError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     told = f"Best after epoch {best.epoch}: {best.scores.accuracy:.1%} of {len(held)} held-out forms right."
     console.print(f"{told} Saved to {out}.", markup=False, highlight=False, soft_wrap=True)
 
@@ -128,7 +126,7 @@ def explain(
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     with style.applied():
         drawings = {
             "tree": hypotheses.tree(found.beam, loaded.target, target),
@@ -144,7 +142,7 @@ def _read(path: Path, forms: bool = True) -> list[Inflection]:
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise _refusal(f"{path} cannot be read: {error}") from None
+        raise refusal(f"{path} cannot be read: {error}") from None
     return _parsed(text, str(path), forms)
 
 
@@ -152,9 +150,9 @@ def _parsed(text: str, name: str, forms: bool = False) -> list[Inflection]:
     try:
         words = list(parse(text, forms))
     except ValueError as error:
-        raise _refusal(f"{name}, {error}") from None
+        raise refusal(f"{name}, {error}") from None
     if not words:
-        raise _refusal(f"{name} has no lines.")
+        raise refusal(f"{name} has no lines.")
     return words
 
 
@@ -164,7 +162,7 @@ def _load(folders: list[Path]) -> tuple[Seq2Seq, Stepper]:
         models = [Seq2Seq.load(folder) for folder in folders]
         return models[0], models[0] if len(models) == 1 else Ensemble(models)
     except (OSError, ValueError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
 
 
 def _new(
@@ -184,9 +182,3 @@ def _warn(symbols: Iterable[str]) -> None:
     if strange := list(dict.fromkeys(symbols)):
         shown = " ".join(map(hypotheses.name, strange[:20]))
         errors.print(f"Never seen in training, read as unknown: {shown}", style="yellow", markup=False, soft_wrap=True)
-
-
-def _refusal(reason: object) -> typer.Exit:
-    """Say why a command cannot be done; to be raised."""
-    errors.print(str(reason), style="red", markup=False, soft_wrap=True)
-    return typer.Exit(2)

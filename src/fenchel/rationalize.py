@@ -8,17 +8,15 @@ from typing import Annotated, cast
 import torch
 import typer
 from rich import progress
-from rich.console import Console
 from rich.markup import escape
 
 from fenchel.data.sst import Review
 from fenchel.studies import highlights, labelled, rationale
 from fenchel.studies.labelled import Labelled
 from fenchel.studies.training import Course
+from fenchel.terminal import console, refusal
 
 app = typer.Typer(no_args_is_help=True)
-console = Console()
-errors = Console(stderr=True)
 
 HELD_OUT = 10
 """Without a file to validate with, one text in so many is held out."""
@@ -76,7 +74,7 @@ def train_model(
         known = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)
         course = Course(epochs, rate)
     except (OSError, ValueError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     model = rationale.Rationalizer(known, labels, chosen, rationale.Size(hidden), reads, trainable=vectors is None)
     train, valid = ([_review(text, labels) for text in part] for part in (texts, judged))
     with progress.Progress(console=console) as bars:
@@ -87,7 +85,7 @@ def train_model(
     try:
         model.save(out)
     except OSError as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     told = rationale.found(model, valid)
     console.print(
         f"F1 {reached:.1%} on {len(valid)} held-out texts; {told.share:.0%} of their words have weight, in "
@@ -119,7 +117,7 @@ def explain(
         page = highlights.page(explanations, "One text" if file is None else file.name)
         out.write_text(page, encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise _refusal(error) from None
+        raise refusal(error) from None
     for each in explanations[:SHOWN]:
         spans = ", ".join(f"“{span.text}” {span.weight:.2g}" for span in each.spans) or "no words"
         console.print(f"{each.label}: {spans}", markup=False, highlight=False, soft_wrap=True)
@@ -136,9 +134,3 @@ def _labelled(file: Path) -> list[Labelled]:
 
 def _review(text: Labelled, labels: list[str]) -> Review:
     return Review(text.words, labels.index(cast(str, text.label)))
-
-
-def _refusal(reason: object) -> typer.Exit:
-    """Say why a command cannot be done; to be raised."""
-    errors.print(str(reason), style="red", markup=False, soft_wrap=True)
-    return typer.Exit(2)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ from torch import Tensor
 import fenchel
 from fenchel import kernels
 from fenchel.continuous import GaussianBasis, expectation
+from fenchel.progress import Progress
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
 Call = Callable[[Tensor], Tensor]
@@ -29,12 +30,6 @@ DTYPES = (torch.float32, torch.float64)
 
 NARROW, WIDE = 8, 8192
 """Widths on both sides of what kernels treat differently."""
-
-
-class Progress(Protocol):
-    """Told how far the work is: a fraction in [0, 1], and what comes next."""
-
-    def __call__(self, fraction: float, note: str = "") -> None: ...
 
 
 @dataclass(frozen=True)

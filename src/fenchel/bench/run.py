@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,12 +12,7 @@ from torch import Tensor
 from fenchel.bench import memory
 from fenchel.bench.measure import Call, Timing, take_turns
 from fenchel.bench.workload import Case, Contestant, Goal, Workload
-
-
-class Progress(Protocol):
-    """Told how far a workload is: a fraction in [0, 1], and which case is running."""
-
-    def __call__(self, fraction: float, note: str = "") -> None: ...
+from fenchel.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -12,11 +12,12 @@ import urllib.error
 import urllib.request
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+
+from fenchel.progress import Progress, silent
 
 VARIABLE = "FENCHEL_DATA"
 """The environment variable that names the local folder: a folder a set, files as `fenchel data list` names them."""
@@ -34,16 +35,6 @@ class MissingDataError(FileNotFoundError):
 
 class BrokenDataError(ValueError):
     """A file of a data set is there, and is not what it should be."""
-
-
-class Progress(Protocol):
-    """Told how far a download is: a fraction in [0, 1], and what comes."""
-
-    def __call__(self, fraction: float, note: str = "") -> None: ...
-
-
-def _silent(fraction: float, note: str = "") -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -167,8 +158,19 @@ def present(data: DataSet, folder: Path | None = None) -> list[Path]:
     return paths
 
 
+def count_of(parse: Callable[[str], Iterable[object]], count: int, what: str) -> Callable[[bytes], None]:
+    """A check that a file of text holds so many entries."""
+
+    def check(content: bytes) -> None:
+        found = sum(1 for _ in parse(content.decode("utf-8")))
+        if found != count:
+            raise ValueError(f"{found} {what}, not {count}")
+
+    return check
+
+
 def fetch(
-    data: DataSet, folder: Path | None = None, progress: Progress = _silent, names: Sequence[str] | None = None
+    data: DataSet, folder: Path | None = None, progress: Progress = silent, names: Sequence[str] | None = None
 ) -> list[Path]:
     """Download the files of a set that are not there yet, and keep those that pass their check.
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fenchel.data.core import DataSet, Source, explained, read
+from fenchel.data.core import DataSet, Source, count_of, explained, read
 from fenchel.data.sst import Review
 
 Split = Literal["train", "dev", "test"]
@@ -67,18 +66,12 @@ def parse(text: str) -> Iterator[Annotated]:
         yield Annotated(words, LABELS.index(entry["label"]), rationale)
 
 
-def _check(count: int, content: bytes) -> None:
-    found = sum(1 for _ in parse(content.decode("utf-8")))
-    if found != count:
-        raise ValueError(f"{found} reviews, not {count}")
-
-
 # The benchmark has texts and annotations apart, in an archive: one line a review is made from these.
 ERASER = DataSet(
     "eraser_movies",
     "ERASER's film reviews with the words that people marked",
     "not stated; cite DeYoung et al. (2020) and Zaidan et al. (2008)",
-    [Source(name, sha256=sha256, check=partial(_check, count)) for name, count, sha256 in FILES.values()],
+    [Source(name, sha256=sha256, check=count_of(parse, count, "reviews")) for name, count, sha256 in FILES.values()],
     ways="the reviews and their annotations are at https://www.eraserbenchmark.com, as movies; each line of a file is "
     "one review: its text, its label (NEG or POS) and the places of the marked words",
 )

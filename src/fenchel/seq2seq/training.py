@@ -9,27 +9,18 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 
 from fenchel.folders import read_tensors, safetensors, write_whole
+from fenchel.progress import Progress, silent
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
 from fenchel.seq2seq.model import Seq2Seq
 
 CHECKPOINT = "checkpoint.safetensors"
-
-
-class Progress(Protocol):
-    """Told how far the training is: a fraction in [0, 1], and how it goes."""
-
-    def __call__(self, fraction: float, note: str = "") -> None: ...
-
-
-def _silent(fraction: float, note: str = "") -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -324,7 +315,7 @@ def _short(value: object) -> str:
 def _told(progress: Progress | bool) -> Iterator[Progress]:
     """Whom to tell: the caller, a bar, or nobody."""
     if progress is False:
-        yield _silent
+        yield silent
     elif progress is not True:
         yield progress
     else:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fenchel import Gini, Shannon
+from fenchel.progress import Progress
 from fenchel.seq2seq import Inflected, Training, Validation, inflect, train
 from fenchel.studies import Context, Figure, Result, Table, inflection, study, style
 from fenchel.studies.inflection import BEAM, Corpus, Size, untrained
-from fenchel.studies.registry import Progress
 from fenchel.studies.result import Cell
 
 TOY = Size(32, 64, 1, Training(epochs=9, batch=32, rate=5e-3, patience=9, every=3), dropout=0.1)

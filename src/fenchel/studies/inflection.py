@@ -15,6 +15,7 @@ import torch
 from fenchel import Regularizer, Tsallis
 from fenchel.data import german_nouns, sigmorphon2018
 from fenchel.data.sigmorphon2018 import LANGUAGES, Inflection, Split
+from fenchel.progress import Progress
 from fenchel.seq2seq import (
     Batches,
     Ensemble,
@@ -30,7 +31,6 @@ from fenchel.seq2seq import (
     validate,
 )
 from fenchel.studies import Context, Figure, Result, Table, hypotheses, study, style
-from fenchel.studies.registry import Progress
 from fenchel.studies.result import Cell
 from fenchel.studies.shared import shared_out
 

@@ -8,20 +8,10 @@ import pkgutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from fenchel.data import SETS, local
+from fenchel.progress import Progress, silent
 from fenchel.studies.result import Result
-
-
-class Progress(Protocol):
-    """Told by a study how far it is: a fraction in [0, 1], and what it is doing."""
-
-    def __call__(self, fraction: float, note: str = "") -> None: ...
-
-
-def _silent(fraction: float, note: str = "") -> None:
-    pass
 
 
 @dataclass(frozen=True)
@@ -38,7 +28,7 @@ class Context:
     data: Path | None = field(default_factory=local)
     seed: int = 0
     full: bool = False
-    progress: Progress = _silent
+    progress: Progress = silent
 
 
 Function = Callable[[Context], Result]

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from fenchel.studies.registry import Progress
+from fenchel.progress import Progress, silent
 
 Task = TypeVar("Task")
 Answer = TypeVar("Answer")
@@ -45,11 +45,7 @@ def shared_out(
 
 def _alone(function: Callable[[Task, Progress], Answer], task: Task) -> Answer:
     torch.set_num_threads(1)
-    return function(task, _unheard)
-
-
-def _unheard(fraction: float, note: str = "") -> None:
-    pass
+    return function(task, silent)
 
 
 def _part(progress: Progress, number: int, count: int) -> Progress:
