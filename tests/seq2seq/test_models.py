@@ -1,7 +1,9 @@
 """Models: what is learned at once is what is written step by step; padding, folders, every Ω."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -268,3 +270,13 @@ def test_a_vocabulary_keeps_the_most_frequent() -> None:
     assert Vocabulary.of(words, seen=2).symbols == ("dog", "the")
     assert Vocabulary.of(words, most=3).symbols == ("dog", "the", "a")
     assert "cat" in Vocabulary.of(words)
+
+
+@pytest.mark.parametrize("change", [lambda s: s.pop("source"), lambda s: s["sizes"].update(hidden=32)])
+def test_a_folder_without_a_whole_model_is_told(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    recurrent().save(tmp_path)
+    settings = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
+    change(settings)
+    (tmp_path / "model.json").write_text(json.dumps(settings), encoding="utf-8")
+    with pytest.raises(ValueError, match="does not have a whole Recurrent"):
+        Seq2Seq.load(tmp_path)

@@ -272,3 +272,10 @@ def test_vectors_are_read_and_damaged_ones_told(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ValueError, match=words):
             labelled.given_vectors(path, [], 10)
+
+
+@pytest.mark.parametrize("counts", [(0, 2), (2, 0)])
+def test_nothing_to_train_or_to_validate_with_is_told(counts: tuple[int, int]) -> None:
+    train, valid = ([Review(("good", "film"), 1)] * count for count in counts)
+    with pytest.raises(ValueError, match=f"train and to validate with, got {counts[0]} and {counts[1]}"):
+        rationale.trained(model(), train, valid, Course(1))

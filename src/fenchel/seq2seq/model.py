@@ -151,17 +151,18 @@ class Seq2Seq(nn.Module):
         """
         settings, tensors = folders.load(folder)
         kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
-        kind = kinds.get(settings["model"])
+        kind = kinds.get(settings.get("model", ""))
         if kind is None or not issubclass(kind, cls):
-            raise ValueError(f"{folder} has a {settings['model']}, not one of {', '.join(kinds)}")
-        model = cast(Any, kind)(
-            Vocabulary(settings["source"]),
-            Vocabulary(settings["target"]),
-            **settings["sizes"],
-            attention=attention or restore(settings["attention"], "attention"),
-            output=output or restore(settings["output"], "output"),
-        )
-        model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
+            raise ValueError(f"{folder} has a {settings.get('model')}, not one of {', '.join(kinds)}")
+        with folders.whole(folder, kind.__name__):
+            model = cast(Any, kind)(
+                Vocabulary(settings["source"]),
+                Vocabulary(settings["target"]),
+                **settings["sizes"],
+                attention=attention or restore(settings["attention"], "attention"),
+                output=output or restore(settings["output"], "output"),
+            )
+            model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
         return cast(Self, model.eval())
 
 

@@ -387,6 +387,8 @@ def trained(
     progress: Callable[[float], None] = lambda part: None,
 ) -> tuple[Rationalizer, float]:
     """The model of the epoch with the best F₁ on ``valid``, in evaluation mode, and that F₁."""
+    if not train or not valid:
+        raise ValueError(f"there must be reviews to train and to validate with, got {len(train)} and {len(valid)}")
     batches = list(model.vocabulary.batches(shuffled(train), batch))
     return training.trained(model, batches, loss, lambda now: found(now, valid).f1, course, progress)
 
