@@ -36,7 +36,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> dict[str, Study]:
         raise RuntimeError("out of luck")
 
     known = {"broken": Study("broken", "A broken study", "Nobody", 1, broken)}
-    known["echo"] = Study("echo", "An echo", "Somebody (2020)", 2, echo, data=("mnist",), full=True)
+    known["echo"] = Study("echo", "An echo", "Somebody (2020)", 2, echo, data=("mnist",), full="The echo is louder.")
     monkeypatch.setattr(registry, "_STUDIES", known)
     monkeypatch.delenv("FENCHEL_DATA", raising=False)
     return known

@@ -66,7 +66,7 @@ def main(
 
     [cyan]fenchel study run paths[/cyan]         one of them: pictures, tables, a record
 
-    [cyan]fenchel study run paths --help[/cyan]  its options: data, seed, folder, full protocol
+    [cyan]fenchel study run paths --help[/cyan]  its options: data, seed, folder, long protocol
 
     [cyan]fenchel data list[/cyan]               real data for the studies, and how to get it
 
@@ -133,7 +133,9 @@ def run_study(
     out: Annotated[
         Path | None, typer.Option(help="Folder for the results; report/NAME if not given.", file_okay=False)
     ] = None,
-    full: Annotated[bool, typer.Option("--full", help="The paper's full protocol, however long it takes.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="The longest protocol; the study's text says what differs from the paper.")
+    ] = False,
 ) -> None:
     """Run one study; save its figures (PNG), tables (CSV) and record (JSON)."""
     try:

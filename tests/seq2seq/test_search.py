@@ -317,3 +317,35 @@ def test_an_end_competes_with_what_could_come_instead() -> None:
     (wide,) = beam_search(Dense(), ["a"], 16)
     assert wide.exact
     assert wide.best.tokens == ()
+
+
+def test_a_beam_of_one_is_greedy_unless_it_was_exact_or_nothing_ended_in_the_lead() -> None:
+    differing = 0
+    for seed in range(60):
+        table = Table(seed, symbols=2 + seed % 3, dense=seed % 2 == 0)
+        prefix: Prefix = ()
+        while len(prefix) < 12:
+            row = table.row("a", prefix)
+            if max(row) == row[STOP]:
+                break
+            prefix = (*prefix, row.index(max(row)))
+        (found,) = beam_search(table, ["a"], 1, max_length=12)
+        differing += found.best.tokens != prefix
+        assert found.best.tokens == prefix or found.exact or len(prefix) == 12, seed
+    assert differing
+
+
+def test_an_inexact_beam_may_have_seen_a_better_string_and_then_does_not_call_its_own_optimal() -> None:
+    below = 0
+    for seed in range(60):
+        (found,) = beam_search(Table(seed, symbols=4), ["a"], 1, max_length=6, keep_tree=True)
+        table = Table(seed, symbols=4)
+        seen = [
+            math.prod([*(table.row("a", p[:i])[p[i]] for i in range(len(p))), table.row("a", p)[STOP]])
+            for p in ((), *found.tree)
+        ]
+        if max(seen) > found.best.probability * (1 + 1e-9):
+            below += 1
+            assert not found.exact
+            assert not found.optimal
+    assert below

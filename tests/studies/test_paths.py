@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable
+from itertools import combinations
 
+import cvxpy
 import numpy as np
 import pytest
+import torch
 
 from fenchel.studies import Run
-from fenchel.studies.paths import MAPS, TABULATED, THETA
+from fenchel.studies.paths import BONUS, MAPS, TABULATED, THETA, hard_until, sequential_path
 
 SCORES = np.array([1.0716, -1.1221, -0.3288, 0.3368, 0.0425])
 LEAD = 1.0716 - 0.3368
@@ -99,3 +102,16 @@ def test_one_hot_up_to_the_lead_over_the_margin(chapter: Callable[[str], Run]) -
             assert measured == "never"
         else:
             assert float(measured) == pytest.approx(LEAD / margins[str(name)], abs=1e-4)
+
+
+@pytest.mark.parametrize("factor", [0.99, 1.01, 8.0])
+def test_sequential_subsets_solve_the_quadratic_program_over_all_subsets(factor: float) -> None:
+    edge = hard_until(2, BONUS)
+    vertices = np.array([[float(i in chosen) for i in range(5)] for chosen in combinations(range(5), 2)])
+    values = vertices @ SCORES + BONUS * (vertices[:, 1:] * vertices[:, :-1]).sum(-1)
+    weights = cvxpy.Variable(len(vertices), nonneg=True)
+    score = weights @ (values / (factor * edge)) - 0.5 * cvxpy.sum_squares(weights @ vertices)
+    cvxpy.Problem(cvxpy.Maximize(score), [cvxpy.sum(weights) == 1]).solve(solver=cvxpy.CLARABEL)
+    found = sequential_path(2, BONUS, torch.tensor([factor * edge], dtype=torch.float64))[0]
+    np.testing.assert_allclose(found, weights.value @ vertices, atol=1e-5)
+    assert (sorted(set(found.tolist())) == [0.0, 1.0]) == (factor < 1)

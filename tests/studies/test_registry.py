@@ -79,8 +79,8 @@ def test_a_study_names_data_that_exists(registered: dict[str, Study]) -> None:
 
     with pytest.raises(ValueError, match="data names minst; there are mnist, "):
         study("Reader", source="", order=1, data=["minst"])(reader)
-    study("Reader", source="", order=1, data=["mnist"], full=True)(reader)
-    assert (find("reader").data, find("reader").full) == (("mnist",), True)
+    study("Reader", source="", order=1, data=["mnist"], full="Everything.")(reader)
+    assert (find("reader").data, find("reader").full) == (("mnist",), "Everything.")
 
 
 def test_an_unknown_name_is_answered_with_close_ones_and_all() -> None:

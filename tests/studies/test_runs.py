@@ -117,3 +117,15 @@ def test_the_commit_is_that_of_the_package_or_none(tmp_path: Path, monkeypatch: 
     assert runs.commit() == git(tmp_path, "rev-parse", "HEAD")
     module.write_text("changed")
     assert runs.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
+
+
+def test_a_study_on_data_says_what_its_long_protocol_leaves_out(small: Study, tmp_path: Path) -> None:
+    long = replace(small, full="With `--full` all. What differs: the data.")
+    for context, told in (
+        (Context(data=tmp_path), True),
+        (Context(data=tmp_path, full=True), True),
+        (Context(None), False),
+    ):
+        result = run(long, context).result
+        assert result is not None
+        assert (result.paragraphs[-1] == long.full) == told

@@ -60,7 +60,9 @@ class Beam:
     """What a search found.
 
     Args:
-        hypotheses: the best first; those of equal score in the order in which they were found.
+        hypotheses: by falling score; those of equal score in the order in which they were found. Where the search was
+            not exact, strings whose end was not among the ``beam`` best continuations are left out, unless no other
+            ended; so the first may score less than a string that was seen (then ``optimal`` is False).
         exact: no string of non-zero probability was pruned, or cut: all of them were seen.
         optimal: nothing that was pruned, cut or left out can have a higher score than the first hypothesis. True
             wherever ``exact`` is; it may be true of dense models too. With a length penalty that is said of strings up

@@ -177,7 +177,7 @@ class SequentialSubsets(_Sized):
         >>> SequentialSubsets(2).map(scores), SequentialSubsets(2, transition=1.0).map(scores)
         (tensor([1., 0., 0., 1., 0.]), tensor([1., 1., 0., 0., 0.]))
 
-    References: Santos et al. (2024), section 4.3.
+    References: Santos et al. (2024), section 4.2, example 2.
     """
 
     fixed_dims = 1

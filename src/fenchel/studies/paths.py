@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import torch
 from matplotlib.axes import Axes
@@ -10,7 +11,8 @@ from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from torch import Tensor
 
-from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, support_size
+from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis, support_size
+from fenchel.structures import SequentialSubsets
 from fenchel.studies import Context, Figure, Result, Table, study, style
 from fenchel.studies.measure import first
 
@@ -30,6 +32,8 @@ MAPS: list[tuple[str, Regularizer]] = [
 
 COLDEST, HOTTEST = 0.1, 10.0
 SEARCHED = (0.01, 100.0)
+BONUS = 2.0
+"""For two chosen neighbours, in the panel of sequential subsets."""
 TABULATED = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 SUMMARY = """
@@ -43,7 +47,9 @@ evenly among those that are in, and ∞-normmax gives all of them the same. Argm
 temperature does not matter to it.
 
 The same can be asked of k choices at once: `KSubsets(k)` gives each choice a share between 0 and 1, with sum k. Cold,
-it takes the k best whole; hot, it shares k evenly. (The paper's panel of sequential k-subsets wants a structure.)
+it takes the k best whole; hot, it shares k evenly. `SparseMAP(SequentialSubsets(k, transition))` adds a bonus for every
+pair of neighbours that are chosen together, here {bonus:g}: cold, it takes neighbours whose sum of scores and bonuses
+is highest.
 """
 
 
@@ -54,12 +60,30 @@ it takes the k best whole; hot, it shares k evenly. (The paper's panel of sequen
 )
 def paths(context: Context) -> Result:
     """Draw the path of every map, and count its support along the way."""
-    return Result(SUMMARY, figures=[_figure(), _subsets()], tables=[_supports(), _thresholds(context)])
+    return Result(
+        SUMMARY.format(bonus=BONUS), figures=[_figure(), _subsets()], tables=[_supports(), _thresholds(context)]
+    )
 
 
 def path(omega: Regularizer, temperatures: Tensor) -> Tensor:
     """argmax_Ω(θ/T), a row a temperature."""
     return omega.argmax(THETA / temperatures.unsqueeze(-1))
+
+
+def sequential_path(k: int, bonus: float, temperatures: Tensor) -> Tensor:
+    """The same for sequential k-subsets: scores and bonuses are both divided by the temperature."""
+    structure = SequentialSubsets(k, transition=(bonus / temperatures).unsqueeze(-1).expand(-1, len(THETA) - 1))
+    return SparseMAP(structure).argmax(THETA / temperatures.unsqueeze(-1))
+
+
+def hard_until(k: int, bonus: float = 0.0) -> float:
+    """The temperature T up to which one subset is taken whole: it leads every other by T/2 per differing place."""
+    subsets = torch.tensor([[i in chosen for i in range(len(THETA))] for chosen in combinations(range(len(THETA)), k)])
+    scores = subsets.to(THETA) @ THETA + bonus * (subsets[:, 1:] & subsets[:, :-1]).sum(-1)
+    best = int(scores.argmax())
+    differing = (subsets ^ subsets[best]).sum(-1)
+    leads = 2 * (scores[best] - scores) / differing
+    return float(leads[differing > 0].min())
 
 
 def _figure() -> Figure:
@@ -89,20 +113,24 @@ def _figure() -> Figure:
 
 def _subsets() -> Figure:
     temperatures = torch.logspace(math.log10(COLDEST), math.log10(HOTTEST), 400, dtype=torch.float64)
-    drawing, panels = style.panels(1, 2, height=2.0, sharex=True, sharey=True)
-    ordered = THETA.sort(descending=True).values
-    for axes, k in zip(panels, (2, 3), strict=True):
-        _draw(axes, f"{k}-subsets", path(KSubsets(k), temperatures), temperatures)
-        axes.axvline(float(ordered[k - 1] - ordered[k]), color=style.MUTED, linewidth=1, linestyle=":")
+    drawing, panels = style.panels(2, 2, height=1.6, sharex=True, sharey=True)
+    drawn = {f"{k}-subsets": (path(KSubsets(k), temperatures), hard_until(k)) for k in (2, 3)}
+    drawn |= {
+        f"sequential {k}-subsets": (sequential_path(k, BONUS, temperatures), hard_until(k, BONUS)) for k in (2, 3)
+    }
+    for axes, (name, (shares, edge)) in zip(panels, drawn.items(), strict=True):
+        _draw(axes, name, shares, temperatures)
+        axes.axvline(edge, color=style.MUTED, linewidth=1, linestyle=":")
     _label(drawing, "share")
     return Figure(
         drawing,
         caption="Share of each of five choices when k are made at once, against the temperature. Left of the dotted "
-        "line, where the k-th score leads the next by T, the k best are taken whole.",
-        alt="Two panels. Cold, the two or three best scores have share one and the others none; as it gets hotter the "
-        "others enter one after the other and all come together at k fifths.",
+        f"line one subset is taken whole: the k best, or, with a bonus of {BONUS:g} for two neighbours (below), the "
+        "last k entries of θ, which stand side by side, although the best score is not among them.",
+        alt="Four panels. Cold, two or three choices have share one and the others none: those with the best scores "
+        "above, others below. As it gets hotter the rest enter one after the other and the shares come closer.",
         paper="Figures 2 and 5 draw such paths for the same θ, k-hot where it is cold enough for the margin of 1, as "
-        "here; the axis is ours.",
+        "here. The axis is ours, and so is the bonus, which the paper does not tell.",
     )
 
 

@@ -21,7 +21,7 @@ class Context:
     Args:
         data: local folder of real data; without one, the embedded sample. Default: ``$FENCHEL_DATA``.
         seed: of everything random. Torch's global generator is seeded with it before the study starts.
-        full: follow the paper's full protocol, however long it takes.
+        full: the longest protocol that the study has, as near to the paper as the data allow.
         progress: called as the work advances.
     """
 
@@ -44,7 +44,7 @@ class Study:
     order: float
     function: Function
     data: tuple[str, ...] = ()
-    full: bool = False
+    full: str = ""
     tour: bool = True
 
 
@@ -56,7 +56,7 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    title: str, *, source: str, order: float, data: Sequence[str] = (), full: bool = False, tour: bool = True
+    title: str, *, source: str, order: float, data: Sequence[str] = (), full: str = "", tour: bool = True
 ) -> Callable[[Function], Function]:
     """Register a function as the study of its name.
 
@@ -65,7 +65,7 @@ def study(
         source: the paper, and which of its figures or tables.
         order: chapters are sorted by it; leave gaps.
         data: the sets of `fenchel.data` that it reads when it is given a folder; none if it has no use for one.
-        full: whether it knows the paper's full protocol.
+        full: what ``--full`` does, and what still differs from the paper; empty if there is one protocol only.
         tour: whether it is a chapter of the tour; one that says little without its data is not.
     """
     if unknown := sorted(set(data) - set(SETS)):

@@ -9,7 +9,7 @@ import math
 import shlex
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -89,6 +89,8 @@ def run(study: Study, context: Context) -> Run:
         with style.applied(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.seed)
             result = study.function(context)
+        if study.full and context.data is not None:
+            result = replace(result, summary=f"{result.summary}\n\n{study.full}")
         # A figure that cannot be drawn is the failure of its study: find out here.
         for figure in result.figures:
             _ = figure.svg
