@@ -256,9 +256,9 @@ def searched(models: Sequence[Recurrent], sources: Sequence[Sequence[str]]) -> l
 def greedily(model: Recurrent, sources: Sequence[Sequence[str]]) -> list[list[int]]:
     """The most probable symbol at every step, until that is the end.
 
-    A beam of one returns the same string, ties aside, with two exceptions. If no step had more than one possible continuation
-    besides the end, the search was exact, and it returns the most probable string, which may end earlier. If the end
-    was never the most probable symbol, it returns a string that could have ended, where this one is cut.
+    A beam of one returns the same string, ties aside, with two exceptions. If no step had more than one possible
+    continuation besides the end, the search was exact, and it returns the most probable string, which may end earlier.
+    If the end was never the most probable symbol, it returns a string that could have ended, where this one is cut.
     """
     state, tokens = model.start(sources), torch.full((len(sources),), model.begin)
     written = []
