@@ -12,7 +12,7 @@ from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
-from fenchel.structures.active_set import Found, Options, choose, dense, search
+from fenchel.structures.active_set import Found, Options, choose, dense, differentiated, padded, search
 from fenchel.structures.base import Structure, best, check_shape, free_parts
 
 
@@ -188,12 +188,15 @@ class SparseMAP(Regularizer):
         if isinstance(start, Mixture):
             start = start.structures
         answer = self._search(scores, mask, start)
-        members = dense(answer.found, answer.batch, answer.shape).movedim(0, len(answer.batch))
+        members = dense(answer.found, answer.shape)
+        members = members.reshape(*answer.batch, *members.shape[1:])
         empty_or_nan = answer.found.gap.isnan().reshape(*answer.batch, *(1,) * (members.dim() - len(answer.batch)))
+        weights = padded(answer.found, answer.weights)
+        weights = torch.where(answer.found.gap.isnan().unsqueeze(-1), torch.nan, weights)
         return Mixture(
             answer.marginals.to(scores.dtype),
             torch.where(empty_or_nan, torch.nan, members).to(scores.dtype),
-            answer.weights.reshape(*answer.batch, answer.weights.shape[-1]).to(scores.dtype),
+            weights.reshape(*answer.batch, weights.shape[-1]).to(scores.dtype),
             answer.found.gap.reshape(answer.batch).to(scores.dtype),
             answer.found.iterations.reshape(answer.batch),
         )
@@ -239,15 +242,16 @@ class SparseMAP(Regularizer):
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
         structure = self.structure
         check_shape(structure, scores)
-        options = Options(self.max_iter, self.tol)
+        options = Options(self.max_iter, self.tol, differentiated(structure, scores))
         found = search(structure, scores, mask, start, options)
         batch, shape = scores.shape[: -structure.event_dim], scores.shape[-structure.event_dim :]
         free = free_parts(structure, scores, mask)
         theta = torch.where(free, scores, 0.0).double().reshape(batch.numel(), shape.numel())
-        weights, marginals, higher = choose(structure, theta, found, batch, shape)
-        bad = found.gap.isnan().unsqueeze(-1)
-        marginals = torch.where(bad, torch.nan, marginals).reshape(scores.shape)
-        return _Answer(found, torch.where(bad, torch.nan, weights), marginals, higher, batch, shape)
+        chosen = choose(structure, theta, found, batch, shape)
+        bad = found.gap.isnan()
+        marginals = torch.where(bad.unsqueeze(-1), torch.nan, chosen.marginals).reshape(scores.shape)
+        higher = torch.where(bad, torch.nan, chosen.higher).reshape(batch)
+        return _Answer(found, chosen.weights, marginals, higher, batch, shape)
 
     def _maximum(self, scores: Tensor, theta: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """⟨θ, μ⟩ − Ω(μ) for centered scores, and μ, in double precision."""
@@ -256,7 +260,7 @@ class SparseMAP(Regularizer):
             return self._sum(theta * closed) - self._omega(closed, None), closed
         answer = self._search(scores, mask)
         marginals = answer.marginals
-        higher = (answer.weights * answer.higher).sum(-1).reshape(answer.batch) if self.structure.has_higher else None
+        higher = answer.higher if self.structure.has_higher else None
         return self._sum(theta * marginals) - self._omega(marginals, higher), marginals
 
     def _omega(self, y: Tensor, higher: Tensor | None) -> Tensor:
@@ -342,10 +346,10 @@ class SparseMAP(Regularizer):
 
 
 class _Answer(NamedTuple):
-    """What a search gave, with derivatives: weights (R, K), marginals (…, parts), higher-order scores (R, K)."""
+    """What a search gave, with derivatives: weights by group, marginals (…, parts), mean higher-order scores (…)."""
 
     found: Found
-    weights: Tensor
+    weights: tuple[Tensor, ...]
     marginals: Tensor
     higher: Tensor
     batch: torch.Size
