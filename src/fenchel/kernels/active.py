@@ -449,16 +449,17 @@ def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size,
 
 @kernel
 def step(  # type: ignore[no-untyped-def]
-    b, y, bonus, theta, own, tally, p, x, q, h, matrix, inverse, mu, residual, sizes, gap, floor, state, mode, goal, mark,
-    u, v, r, aligned,
+    b, y, bonus, theta, own, tally, p, x, q, h, matrix, inverse, mu, residual, sizes, gap, floor, state, mode, goal,
+    mark, u, v, r, aligned,
 ):  # fmt: skip
     """One step of row b: take the candidate y into the active set, solve, drop members whose weight runs out.
 
     The row's own arrays are its scores, members with their counts, weights p, solution x, values q, extra h, M, M⁻¹, mu
-    and residual. A row is done when y, the best structure for θ − μ, does not improve on μ by more than the goal and rounding, and
-    the weights are exact: then, and only then, its gain is the duality gap of these weights. mark, u, v, r are room to
-    work in; ``aligned`` tells that members' lists are of one length, and that parts they have in common stand at the
-    same place. Returns whether to go on.
+    and residual; mark, u, v, r are room to work in. ``aligned`` tells that members' lists are of one length, and that
+    parts they have in common stand at the same place.
+
+    A row is done when y, the best structure for θ − μ, does not improve on μ by more than the goal and rounding, and
+    the weights are exact: then, and only then, its gain is the duality gap of these weights. Returns whether to go on.
     """
     size = sizes[b]
     count = _place(y, mark)
@@ -536,7 +537,8 @@ def advance(  # type: ignore[no-untyped-def]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         step(
             b, candidates[i], bonus[i], thetas[b], members[at:], counts[at:], weights[at:], solution[at:], values[at:],
-            extra[at:], matrix, inverse, mus[b], residuals[b], sizes, gap, floor, state, mode, goal, mark, u, v, r, False,
+            extra[at:], matrix, inverse, mus[b], residuals[b], sizes, gap, floor, state, mode, goal, mark, u, v, r,
+            False,
         )  # fmt: skip
 
 
