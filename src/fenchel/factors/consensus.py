@@ -17,12 +17,12 @@ few, so that it is written out and decomposed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from fenchel.factors.base import Factor
+from fenchel.factors.base import Factor, Memory
 
 RELAXATION = 1.6
 NEWTON_EVERY = 10
@@ -47,6 +47,7 @@ class Group:
         negated: which of these are negated, (factors, size).
         scores: higher-order scores, (batch or 1, factors, …).
         constants: what else they have, (1, factors, …).
+        memory: what they remember from one call to the next, if anything.
     """
 
     factor: Factor
@@ -54,6 +55,7 @@ class Group:
     negated: Tensor
     scores: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
+    memory: Memory | None = None
 
     @property
     def told(self) -> bool:
@@ -64,11 +66,12 @@ class Group:
         """From variables to literals, and back."""
         return torch.where(self.negated, 1 - rows, rows)
 
-    def qp(self, v: Tensor, scores: tuple[Tensor, ...]) -> Tensor:
-        """The factors' answers to v, (batch, factors · size)."""
+    def qp(self, v: Tensor, scores: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """The factors' answers to v, (rows, factors · size), for some rows of the batch."""
         literals = self.flip(v.reshape(-1, *self.index.shape))
-        p: Tensor = self.flip(self.factor.qp(literals, *scores, *self.constants))
-        return p.reshape(v.shape)
+        tensors = (*scores, *self.constants)
+        answer = self.factor.qp(literals, *tensors) if self.memory is None else self.memory.qp(rows, literals, *tensors)
+        return self.flip(answer).reshape(v.shape)
 
     def support(self, y: Tensor, scores: tuple[Tensor, ...], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
@@ -92,10 +95,13 @@ class Problem:
     Args:
         groups: at least one.
         count: of variables.
+        batch: of elements.
     """
 
-    def __init__(self, groups: list[Group], count: int) -> None:
+    def __init__(self, groups: list[Group], count: int, batch: int) -> None:
         self.groups = groups
+        for group in groups:
+            group.memory = group.factor.memory(batch)
         self.count = count
         self.edges = torch.cat([g.index.reshape(-1) for g in groups])
         self.sizes = [g.index.numel() for g in groups]
@@ -109,7 +115,7 @@ class Problem:
         """Cᵀ p: (batch, edges) to (batch, variables)."""
         return p.new_zeros(p.shape[0], self.count).index_add_(1, self.edges, p)
 
-    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
+    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor, rows: Tensor) -> Tensor:
         """What every factor makes of its own part of v; those that know masks are told what is not free."""
         parts = torch.split(v, self.sizes, 1)
         if not bool(free.all()):
@@ -118,11 +124,12 @@ class Problem:
                 torch.where(o, part, -torch.inf) if g.told else part
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
             )
-        return torch.cat([g.qp(part, s) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
+        return torch.cat([g.qp(part, s, rows) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
 
-    def scaled(self, scores: list[tuple[Tensor, ...]], rho: Tensor) -> list[tuple[Tensor, ...]]:
-        """Higher-order scores beside a quadratic term of weight ρ."""
-        return [tuple(s / rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores]
+    def error(self, rows: Tensor) -> Tensor:
+        """How far the factors' last answers may be from the exact ones."""
+        errors = [g.memory.error().to(rows.device)[rows] for g in self.groups if g.memory is not None]
+        return torch.stack(errors).amax(0) if errors else torch.zeros(len(rows), device=rows.device)
 
     def support(self, y: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over all factors' polytopes."""
@@ -141,6 +148,7 @@ class State:
         scores: of the groups, (batch, factors, …).
         u: scaled multipliers, (batch, edges).
         rho: step, (batch, 1).
+        rows: the elements' places in the batch that was asked for.
     """
 
     theta: Tensor
@@ -148,22 +156,32 @@ class State:
     scores: list[tuple[Tensor, ...]]
     u: Tensor
     rho: Tensor
+    rows: Tensor
 
     def take(self, rows: Tensor) -> State:
         """Some elements of the batch."""
         scores = [tuple(s[rows] for s in group) for group in self.scores]
-        return State(self.theta[rows], self.free[rows], scores, self.u[rows], self.rho[rows])
+        return State(self.theta[rows], self.free[rows], scores, self.u[rows], self.rho[rows], self.rows[rows])
+
+    def moved(self, u: Tensor, rho: Tensor | None = None) -> State:
+        """The same problem at other multipliers."""
+        return replace(self, u=u, rho=self.rho if rho is None else rho)
+
+    @property
+    def scaled(self) -> list[tuple[Tensor, ...]]:
+        """Higher-order scores beside a quadratic term of weight ρ."""
+        return [tuple(s / self.rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in self.scores]
 
 
 class Linear:
     """The factors' answers around a point: p = P v + b, and what P does to vectors."""
 
-    def __init__(self, problem: Problem, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> None:
+    def __init__(self, problem: Problem, state: State) -> None:
         self.problem = problem
         with torch.enable_grad():
-            self.v = v.detach().requires_grad_()
-            self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in scores]
-            self.p = problem.qp(self.v, self.scores, free)
+            self.v = (problem.copies(consensus(problem, state)) - state.u).detach().requires_grad_()
+            self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in state.scaled]
+            self.p = problem.qp(self.v, self.scores, state.free, state.rows)
         self.flat = [s for group in self.scores for s in group]
 
     def project(self, x: Tensor) -> Tensor:
@@ -321,7 +339,7 @@ def consensus(problem: Problem, state: State) -> Tensor:
 def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
     """One round of ADMM: the new multipliers, and how far the factors are from agreeing with μ, (batch, edges)."""
     now = problem.copies(consensus(problem, state))
-    p = problem.qp(now - state.u, problem.scaled(state.scores, state.rho), state.free)
+    p = problem.qp(now - state.u, state.scaled, state.free, state.rows)
     relaxed = now + RELAXATION * (p - now)
     weight = 1 + state.rho * problem.degrees
     mu = (state.theta + state.rho * problem.collect(relaxed + state.u)) / weight
@@ -331,11 +349,8 @@ def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
 
 def newton(problem: Problem, state: State) -> Tensor:
     """The multipliers at which all factors agree if each keeps to its face."""
-    mu = consensus(problem, state)
-    v = problem.copies(mu) - state.u
-    linear = Linear(problem, v, problem.scaled(state.scores, state.rho), state.free)
-    along = linear.p.detach()
-    b = along - linear.project(v)
+    linear = Linear(problem, state)
+    b = linear.p.detach() - linear.project(linear.v.detach())
     inside = linear.project(b)
     faces = Faces(linear, state.free)
     # The point of all faces' planes that is nearest to the scores, given what multipliers have along the faces …
@@ -366,26 +381,21 @@ class Agreement:
 
     Args:
         p: the factors' copies, (batch, edges).
-        v: what the factors answered p to.
-        u: the scaled multipliers.
-        rho: the step then.
+        state: the multipliers and the step then.
         residual: the largest disagreement, as a distance between copies or between multipliers.
         iterations: rounds of ADMM.
         infeasible: whether a contradiction was proved.
     """
 
     p: Tensor
-    v: Tensor
-    u: Tensor
-    rho: Tensor
+    state: State
     residual: Tensor
     iterations: Tensor
     infeasible: Tensor
 
     def updated(self, later: Agreement, rows: Tensor) -> Agreement:
         """With the later one in place of some rows, and the rounds of both counted."""
-        for name in ("p", "v", "u", "rho", "residual"):
-            getattr(self, name)[rows] = getattr(later, name)
+        self.p[rows], self.residual[rows] = later.p, later.residual
         self.iterations[rows] += later.iterations
         return self
 
@@ -412,7 +422,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
             if live.numel() == 0:
                 break
         previous = state
-        state = State(state.theta, state.free, state.scores, u, state.rho)
+        state = state.moved(u)
         if when.newton(k):
             state = _leap(problem, state)
             lost = contradiction(problem, previous, apart)
@@ -425,8 +435,8 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     _store(final, state, live, torch.ones_like(live, dtype=torch.bool))
     final = _leap(problem, final)
     v = problem.copies(consensus(problem, final)) - final.u
-    p = problem.qp(v, problem.scaled(final.scores, final.rho), final.free)
-    return Agreement(p, v, final.u, final.rho, residual, iterations, infeasible)
+    p = problem.qp(v, final.scaled, final.free, final.rows)
+    return Agreement(p, final, torch.maximum(residual, problem.error(final.rows)), iterations, infeasible)
 
 
 class _Schedule:
@@ -457,10 +467,10 @@ def _size(apart: Tensor, rho: Tensor) -> Tensor:
 
 def _leap(problem: Problem, state: State) -> State:
     """Newton's step where it brings the factors nearer to agreement."""
-    leapt = State(state.theta, state.free, state.scores, newton(problem, state), state.rho)
+    leapt = state.moved(newton(problem, state))
     before, after = (step(problem, s)[1].square().sum(1) for s in (state, leapt))
     better = (after < before).unsqueeze(1)
-    return State(state.theta, state.free, state.scores, torch.where(better, leapt.u, state.u), state.rho)
+    return state.moved(torch.where(better, leapt.u, state.u))
 
 
 def _balanced(problem: Problem, before: State, after: State, apart: Tensor) -> State:
@@ -468,7 +478,7 @@ def _balanced(problem: Problem, before: State, after: State, apart: Tensor) -> S
     moved = problem.copies(consensus(problem, after) - consensus(problem, before))
     primal, dual = apart.norm(dim=1, keepdim=True), after.rho * moved.norm(dim=1, keepdim=True)
     factor = torch.where(primal > 10 * dual, 2.0, torch.where(dual > 10 * primal, 0.5, 1.0))
-    return State(after.theta, after.free, after.scores, after.u / factor, after.rho * factor)
+    return after.moved(after.u / factor, after.rho * factor)
 
 
 def _store(final: State, state: State, live: Tensor, rows: Tensor) -> None:

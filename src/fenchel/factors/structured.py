@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from fenchel import structures
-from fenchel.factors.base import Factor
+from fenchel.factors.base import Factor, Memory
 from fenchel.factors.variables import Variables
 from fenchel.structures import Chain, SequentialSubsets, SparseMAP, Structure
+from fenchel.structures.active_set import ActiveSets
 from fenchel.structures.base import best, own_tensors
 
 TOL = 1e-8
 """How exactly a structure is solved: what factors agree on is no more exact than that."""
+
+NO_GAP = 1e-12
+"""A duality gap up to this is rounding."""
 
 _PLAIN = (structures.AtMost, structures.DependencyTree, structures.Matching, structures.Subsets)
 """Structures that are told apart by what they print."""
@@ -86,6 +90,9 @@ class Structured(Factor):
         posed = theta.reshape(*theta.shape[:2], *self.shape)
         return SparseMAP(self._with(tensors), tol=TOL).argmax(posed).reshape(theta.shape)
 
+    def memory(self, batch: int) -> Memory | None:
+        return _ActiveSets(self, batch)
+
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         found = best(self._with(tensors), theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
         return torch.where(found == 1, theta, 0.0).sum(-1)
@@ -99,6 +106,33 @@ class Structured(Factor):
         if isinstance(self.structure, SequentialSubsets):
             return SequentialSubsets(self.structure.k, tensors[0])
         return _Weighted(self.structure, tensors[0])
+
+
+class _ActiveSets(Memory):
+    """The active sets of the structures of a batch."""
+
+    def __init__(self, factor: Structured, batch: int) -> None:
+        self.factor = factor
+        self.gap = torch.zeros(batch, dtype=torch.float64)
+        self.sets: ActiveSets | None = None
+
+    def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
+        factors = theta.shape[1]
+        posed = theta.reshape(*theta.shape[:2], *self.factor.shape)
+        structure = self.factor._with(tensors)
+        if structure.marginals(posed, None) is not None:
+            return self.factor.qp(theta, *tensors)
+        at = (rows.unsqueeze(1) * factors + torch.arange(factors, device=rows.device)).reshape(-1).cpu().numpy()
+        before = None if self.sets is None else self.sets.take(at)
+        derivatives = torch.is_grad_enabled() and any(t.requires_grad for t in (theta, *tensors))
+        p, gap, after = SparseMAP(structure, tol=TOL).repeat(posed, before, derivatives)
+        self.gap[rows.cpu()] = gap.reshape(-1, factors).amax(1).cpu()
+        empty = ActiveSets.empty(len(self.gap) * factors) if self.sets is None else self.sets
+        self.sets = empty.updated(at, after)
+        return p.reshape(theta.shape)
+
+    def error(self) -> Tensor:
+        return torch.where(self.gap > NO_GAP, (2 * self.gap).sqrt(), 0.0)
 
 
 class Sequence(Structured):

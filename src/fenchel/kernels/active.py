@@ -450,6 +450,34 @@ def advance(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def resume(  # type: ignore[no-untyped-def]
+    first, last, live, theta, members, counts, sizes, weights, solution, values, extra, inverse, mu, residual
+):
+    """Solve every live row on the members that it has, for scores that may be new, and drop those of weight 0."""
+    room = weights.shape[1] + 2
+    u = np.empty(room)
+    for i in range(first, last):
+        b = live[i]
+        size = sizes[b]
+        own, tally, q, h, p, x = members[b], counts[b], values[b], extra[b], weights[b], solution[b]
+        u[0] = 1.0
+        for k in range(size):
+            total = h[k]
+            for j in range(tally[k]):
+                total += theta[b, own[k, j]]
+            q[k] = total
+            u[k + 1] = total
+        if not np.isfinite(u[: size + 1]).all():
+            sizes[b] = 0
+            continue
+        _times(inverse[b], size + 1, u, x)
+        sizes[b], _ = _descend(inverse[b], x, size, own, tally, q, h, p, -1)
+        _mix(own, tally, p, sizes[b], mu[b])
+        for j in range(theta.shape[1]):
+            residual[b, j] = theta[b, j] - mu[b, j]
+
+
+@kernel
 def outward(first, last, live, noise, theta, members, counts, sizes, inverse, mu, probe, scale):  # type: ignore[no-untyped-def]
     """θ − μ plus a little noise across the members' affine hull: what ties with them outside it then comes out best."""
     parts = theta.shape[1]

@@ -49,6 +49,47 @@ class Found(NamedTuple):
     iterations: Tensor
 
 
+class ActiveSets(NamedTuple):
+    """What a later search of the same rows can begin with: members, their weights, and M⁻¹, as the kernels have them.
+
+    Args:
+        sizes: (R,), members of each row.
+        members: (R, K, L), the places of their ones.
+        counts: (R, K), how many these are.
+        weights: (R, K).
+        inverse: (R, K+1, K+1).
+    """
+
+    sizes: Array
+    members: Array
+    counts: Array
+    weights: Array
+    inverse: Array
+
+    @staticmethod
+    def empty(rows: int) -> ActiveSets:
+        """No members at all."""
+        counts, ones = np.zeros(rows, np.int64), np.zeros((rows, 1, 1), np.int32)
+        return ActiveSets(counts, ones, ones[..., 0].astype(np.int64), np.zeros((rows, 1)), np.zeros((rows, 2, 2)))
+
+    def take(self, rows: Array) -> ActiveSets:
+        """Those of some rows."""
+        return ActiveSets(*(array[rows] for array in self))
+
+    def updated(self, rows: Array, later: ActiveSets) -> ActiveSets:
+        """With later ones in place of some rows."""
+        arrays = []
+        for old, new in zip(self, later, strict=True):
+            shape = (len(old), *(max(n, m) for n, m in zip(old.shape[1:], new.shape[1:], strict=True)))
+            merged = old
+            if shape != old.shape:
+                merged = np.zeros(shape, old.dtype)
+                merged[tuple(slice(0, n) for n in old.shape)] = old
+            merged[(rows, *(slice(0, n) for n in new.shape[1:]))] = new
+            arrays.append(merged)
+        return ActiveSets(*arrays)
+
+
 @dataclass(frozen=True)
 class Options:
     """How to search.
@@ -57,11 +98,13 @@ class Options:
         max_iter: calls of the oracle.
         tol: rows stop when marginals are known to be this close to the optimum, and the gap so below tol²/2.
         complete: also look for structures that tie with the members, without which derivatives at ties are wrong.
+        quiet: leave it to the caller to look at the gap, and to warn.
     """
 
     max_iter: int = 1000
     tol: float = 1e-6
     complete: bool = True
+    quiet: bool = False
 
 
 def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options) -> Found:
@@ -79,6 +122,21 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
     if torch._C._are_functorch_transforms_active():
         return Found(*_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
     return _search(structure, scores, mask, start, options)
+
+
+def search_again(
+    structure: Structure, scores: Tensor, sets: ActiveSets | None, options: Options
+) -> tuple[Found, ActiveSets]:
+    """``search``, beginning with the active sets of an earlier search of these rows, and with those to begin the next.
+
+    Not for transformations of functions.
+    """
+    with torch.no_grad():
+        solver = _Solver(Problem(structure, scores, None), options)
+        if sets is not None:
+            solver.resume(sets)
+        solver.solve()
+        return solver.found(), solver.sets()
 
 
 def choose(
@@ -353,6 +411,41 @@ class _Solver:
             kept = kept[self._are_structures(ones, kept)]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
 
+    def resume(self, sets: ActiveSets) -> None:
+        """Begin with the active sets of an earlier search of as many rows, whose scores may have been others."""
+        from fenchel.kernels import active
+
+        self._allocate(sets.members.shape[1] + _MEMBERS, sets.members.shape[2])
+        for name in ("members", "counts", "weights", "inverse"):
+            before = getattr(sets, name)
+            getattr(self, name)[tuple(slice(0, n) for n in before.shape)] = before
+        self.higher[:, : sets.members.shape[1]] = self._higher_of(sets)
+        rows = self.live[sets.sizes[self.live] > 0]
+        self.sizes[rows] = sets.sizes[rows]
+        work = len(rows) * int(self.sizes.max(initial=0)) ** 2
+        run(active.resume, len(rows), work, rows, *self._rows()[:-2])
+
+    def _higher_of(self, sets: ActiveSets) -> Array:
+        """The members' higher-order scores under this problem's structure."""
+        problem, parts = self.problem, self.theta.shape[1]
+        if not problem.structure.has_higher:
+            return np.zeros_like(sets.weights)
+        rows, members, most = sets.members.shape
+        held = np.arange(most) < sets.counts[..., None]
+        y = np.zeros((rows, members, parts + 1))
+        np.put_along_axis(y, np.where(held, sets.members, parts).astype(np.int64), 1.0, -1)
+        posed = torch.from_numpy(y[..., :-1]).to(problem.scores.device).transpose(0, 1)
+        higher = problem.structure.higher(posed.reshape(members, *problem.batch, *problem.shape))
+        assert higher is not None
+        found: Array = higher.double().expand(members, *problem.batch).reshape(members, rows).T.cpu().numpy().copy()
+        return found
+
+    def sets(self) -> ActiveSets:
+        """The active sets, to begin another search with."""
+        room = max(int(self.sizes.max(initial=1)), 1)
+        held = (self.members[:, :room], self.counts[:, :room], self.weights[:, :room])
+        return ActiveSets(self.sizes, *held, self.inverse[:, : room + 1, : room + 1])
+
     def _are_structures(self, ones: Array, rows: Array) -> Array:
         """Which rows of zeros and ones are structures, given the mask: those that the oracle finds if asked for."""
         posed = np.where(self.theta == -np.inf, -np.inf, np.where(ones, _FAR, -_FAR))
@@ -390,7 +483,7 @@ class _Solver:
 
     def _warn(self) -> None:
         open_rows = self.gap > self.options.tol
-        if open_rows.any():
+        if open_rows.any() and not self.options.quiet:
             warnings.warn(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
                 f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap "

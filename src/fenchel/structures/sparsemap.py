@@ -12,7 +12,7 @@ from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
-from fenchel.structures.active_set import Found, Options, choose, dense, search
+from fenchel.structures.active_set import ActiveSets, Found, Options, choose, dense, search, search_again
 from fenchel.structures.base import Structure, best, check_shape, free_parts
 
 
@@ -198,6 +198,18 @@ class SparseMAP(Regularizer):
             answer.found.iterations.reshape(answer.batch),
         )
 
+    def repeat(self, scores: Tensor, sets: ActiveSets | None, complete: bool) -> tuple[Tensor, Tensor, ActiveSets]:
+        """The marginals, the gap, and the active sets to begin with when the same rows come again.
+
+        Args:
+            scores: (…, parts).
+            sets: those of the last time.
+            complete: whether derivatives are wanted.
+        """
+        options = Options(self.max_iter, self.tol, complete, quiet=True)
+        found, sets = search_again(self.structure, scores, sets, options)
+        return self._answer(scores, None, found).marginals, found.gap, sets
+
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores."""
         if not isinstance(target, Tensor) or target.is_complex():
@@ -237,10 +249,11 @@ class SparseMAP(Regularizer):
     def _search(self, scores: Tensor, mask: Tensor | None, start: Tensor | None = None) -> _Answer:
         if torch.compiler.is_compiling():
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
+        check_shape(self.structure, scores)
+        return self._answer(scores, mask, search(self.structure, scores, mask, start, Options(self.max_iter, self.tol)))
+
+    def _answer(self, scores: Tensor, mask: Tensor | None, found: Found) -> _Answer:
         structure = self.structure
-        check_shape(structure, scores)
-        options = Options(self.max_iter, self.tol)
-        found = search(structure, scores, mask, start, options)
         batch, shape = scores.shape[: -structure.event_dim], scores.shape[-structure.event_dim :]
         free = free_parts(structure, scores, mask)
         theta = torch.where(free, scores, 0.0).double().reshape(batch.numel(), shape.numel())
