@@ -31,6 +31,10 @@ ROUNDING = 2e-13
 """Copies that are this close are equal, however large the step is that multiplies what is between them."""
 WIDEST = 1000
 """Up to how many variables that move N is written out; beyond, conjugate gradients take its place."""
+NARROW = 64
+"""Up to how many it is decomposed before conjugate gradients are tried."""
+PATIENCE = 100
+"""Steps of these, if the decomposition is possible."""
 FLAT = 1e-10
 """Eigenvalues of N below this are zero: directions that all faces share."""
 BALANCES = 20
@@ -249,7 +253,8 @@ def conjugate_gradients(
 class Faces:
     """The matrix N of the faces around a point, restricted to variables that are free and have a factor.
 
-    Only what moves in some factor is coupled; all other variables have their number of factors on the diagonal.
+    Only what moves in some factor is coupled; all other variables have their number of factors on the diagonal. The
+    coupled part is decomposed at once if it is small, else only if conjugate gradients do not get along without.
 
     Args:
         linear: the factors' answers around the point.
@@ -262,11 +267,21 @@ class Faces:
         probe = torch.randn(linear.p.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         moving = linear.project(probe.to(linear.p).expand(linear.p.shape)) != 0
         self.moving = moving & self.problem.copies(self.tied)
-        coupled = self.problem.collect(self.moving.to(linear.p)) > 0
-        self.width = int(coupled.sum(1).max())
-        self.dense = self.width <= WIDEST and len(free) * self.width**2 <= 64 * WIDEST**2
+        self.coupled = self.problem.collect(self.moving.to(linear.p)) > 0
+        self.width = int(self.coupled.sum(1).max())
+        self.fits = self.width <= WIDEST and len(free) * self.width**2 <= 64 * WIDEST**2
+        self.dense = self.fits and self.width <= NARROW and self._columns() <= NARROW
         if self.dense and self.width:
-            self._decompose(coupled)
+            self._decompose(self.coupled)
+
+    def _shaped(self) -> list[Tensor]:
+        """What moves, (batch, factors, size) for each group."""
+        parts = torch.split(self.moving, self.problem.sizes, 1)
+        return [part.reshape(-1, *g.index.shape) for g, part in zip(self.problem.groups, parts, strict=True)]
+
+    def _columns(self) -> int:
+        """The most variables that move in one factor."""
+        return max(int(part.sum(-1).max()) for part in self._shaped())
 
     def _decompose(self, coupled: Tensor) -> None:
         problem, width, batch = self.problem, self.width, len(coupled)
@@ -288,11 +303,9 @@ class Faces:
 
     def _directions(self, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Unit vectors, one at a time in each factor, that reach all that moves; and where N has their variable."""
-        problem = self.problem
-        parts = torch.split(self.moving, problem.sizes, 1)
-        shaped = [part.reshape(-1, *g.index.shape) for g, part in zip(problem.groups, parts, strict=True)]
+        problem, shaped = self.problem, self._shaped()
         orders = [(~part).to(torch.int8).sort(dim=-1, stable=True).indices for part in shaped]
-        for k in range(max(int(part.sum(-1).max()) for part in shaped)):
+        for k in range(self._columns()):
             directions, columns = [], []
             for group, part, order in zip(problem.groups, shaped, orders, strict=True):
                 which = order[..., min(k, part.shape[-1] - 1)].unsqueeze(-1)
@@ -306,29 +319,28 @@ class Faces:
         """N x."""
         return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
 
-    def solve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest y with N y nearest to x, and how far it is from that; for x in N's range."""
-        x = torch.where(self.tied, x, 0.0)
+    def nearest(self, x: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+        """The solution of N μ = right that is nearest to x, and its residual; for a right side in N's range."""
+        x, right = torch.where(self.tied, x, 0.0), torch.where(self.tied, right, 0.0)
         if not self.dense:
-            limit = 4 * self.problem.count + 100
-            return conjugate_gradients(self.normal, x, torch.zeros_like(x), 1e-14, limit)
-        y = torch.where(self.tied, x / self.problem.degrees.clamp_min(1), 0.0)
-        return self._within(x, y, self.inverse) if self.width else y, x.new_zeros(len(x))
+            limit = PATIENCE if self.fits else 4 * self.problem.count + 100
+            y, left = conjugate_gradients(self.normal, right, x, 1e-14, limit)
+            if not self.fits or not bool((left > 1e-13 * (x.norm(dim=1) + right.norm(dim=1))).any()):
+                return y, left
+            self.dense = True
+            self._decompose(self.coupled)
+        y = torch.where(self.tied, right / self.problem.degrees.clamp_min(1), 0.0)
+        return self._within(x, right, y) if self.width else y, x.new_zeros(len(x))
 
-    def shared(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The part of x along which all faces can move, and how far it is from that."""
-        x = torch.where(self.tied, x, 0.0)
-        if not self.dense:
-            y, left = self.solve(self.normal(x))
-            return x - y, left
-        y = torch.zeros_like(x)
-        return self._within(x, y, (self.inverse == 0).to(x)) if self.width else y, x.new_zeros(len(x))
-
-    def _within(self, x: Tensor, elsewhere: Tensor, weights: Tensor) -> Tensor:
-        """A function of N's coupled part, given by what becomes of its eigenvalues."""
-        padded = torch.cat([x, x.new_zeros(len(x), 1)], 1).gather(1, self.at).unsqueeze(-1)
-        image = (self.vectors @ (weights.unsqueeze(-1) * (self.vectors.mT @ padded))).squeeze(-1)
+    def _within(self, x: Tensor, right: Tensor, elsewhere: Tensor) -> Tensor:
+        """The solution by N's decomposition."""
+        along, across = (self.vectors.mT @ self._picked(t) for t in (x, right))
+        inverse = self.inverse.unsqueeze(-1)
+        image = (self.vectors @ torch.where(inverse == 0, along, inverse * across)).squeeze(-1)
         return torch.cat([elsewhere, x.new_zeros(len(x), 1)], 1).scatter(1, self.at, image)[:, :-1]
+
+    def _picked(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(len(x), 1)], 1).gather(1, self.at).unsqueeze(-1)
 
 
 def consensus(problem: Problem, state: State) -> Tensor:
@@ -355,10 +367,10 @@ def newton(problem: Problem, state: State) -> Tensor:
     faces = Faces(linear, state.free)
     # The point of all faces' planes that is nearest to the scores, given what multipliers have along the faces …
     base = torch.where(state.free, state.theta + state.rho * problem.collect(inside), 0.0)
-    mu = faces.shared(base)[0] + faces.solve(problem.collect(b - inside))[0]
+    mu, _ = faces.nearest(base, problem.collect(b - inside))
     # … and the multipliers across the faces, nearest to the present ones, that lead there.
     across = linear.rest(state.u)
-    missing, _ = faces.solve((mu - base) / state.rho - problem.collect(across))
+    missing, _ = faces.nearest(torch.zeros_like(mu), (mu - base) / state.rho - problem.collect(across))
     return inside + across + linear.rest(problem.copies(missing))
 
 

@@ -34,6 +34,9 @@ TIE = 1e-10
 NEAR = 1e-7
 """Gains below this, relative to their terms, are computed with care."""
 
+WORN = 1e-12
+"""Above this misfit, relative to the scores, updates have worn M⁻¹ out."""
+
 ROUNDING = 16 * 2.0**-52
 
 
@@ -455,7 +458,8 @@ def resume(  # type: ignore[no-untyped-def]
 ):
     """Solve every live row on the members that it has, for scores that may be new, and drop those of weight 0."""
     room = weights.shape[1] + 2
-    u = np.empty(room)
+    mark = np.zeros(theta.shape[1], np.uint8)
+    u, v = np.empty(room), np.empty(room)
     for i in range(first, last):
         b = live[i]
         size = sizes[b]
@@ -471,6 +475,10 @@ def resume(  # type: ignore[no-untyped-def]
             sizes[b] = 0
             continue
         _times(inverse[b], size + 1, u, x)
+        _mix(own, tally, x[1:], size, mu[b])
+        if _misfit(own, tally, q, x[1:], x, size, mu[b], v) > WORN:
+            _rebuild(mark, own, tally, size, inverse[b])
+            _times(inverse[b], size + 1, u, x)
         sizes[b], _ = _descend(inverse[b], x, size, own, tally, q, h, p, -1)
         _mix(own, tally, p, sizes[b], mu[b])
         for j in range(theta.shape[1]):
