@@ -105,7 +105,7 @@ class Factor:
             "use Structured(variables, structure)"
         )
 
-    def memory(self, batch: int) -> Memory | None:
+    def memory(self, batch: int, factors: int) -> Memory | None:
         """An object that solves ``qp`` as well, faster if the same rows come again; None if there is no such thing."""
         return None
 

@@ -105,7 +105,7 @@ class Problem:
     def __init__(self, groups: list[Group], count: int, batch: int) -> None:
         self.groups = groups
         for group in groups:
-            group.memory = group.factor.memory(batch)
+            group.memory = group.factor.memory(batch, len(group.index))
         self.count = count
         self.edges = torch.cat([g.index.reshape(-1) for g in groups])
         self.sizes = [g.index.numel() for g in groups]

@@ -90,8 +90,8 @@ class Structured(Factor):
         posed = theta.reshape(*theta.shape[:2], *self.shape)
         return SparseMAP(self._with(tensors), tol=TOL).argmax(posed).reshape(theta.shape)
 
-    def memory(self, batch: int) -> Memory | None:
-        return _ActiveSets(self, batch)
+    def memory(self, batch: int, factors: int) -> Memory | None:
+        return _Kept(self, batch, factors)
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         found = best(self._with(tensors), theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
@@ -108,31 +108,27 @@ class Structured(Factor):
         return _Weighted(self.structure, tensors[0])
 
 
-class _ActiveSets(Memory):
+class _Kept(Memory):
     """The active sets of the structures of a batch."""
 
-    def __init__(self, factor: Structured, batch: int) -> None:
+    def __init__(self, factor: Structured, batch: int, factors: int) -> None:
         self.factor = factor
-        self.gap = torch.zeros(batch, dtype=torch.float64)
-        self.sets: ActiveSets | None = None
+        self.sets = ActiveSets(batch * factors)
+        self.gap = torch.zeros(batch, factors, dtype=torch.float64)
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
-        factors = theta.shape[1]
         posed = theta.reshape(*theta.shape[:2], *self.factor.shape)
-        structure = self.factor._with(tensors)
-        if structure.marginals(posed, None) is not None:
+        omega = SparseMAP(self.factor._with(tensors), tol=TOL)
+        if omega.structure.marginals(posed, None) is not None:
             return self.factor.qp(theta, *tensors)
-        at = (rows.unsqueeze(1) * factors + torch.arange(factors, device=rows.device)).reshape(-1).cpu().numpy()
-        before = None if self.sets is None else self.sets.take(at)
-        derivatives = torch.is_grad_enabled() and any(t.requires_grad for t in (theta, *tensors))
-        p, gap, after = SparseMAP(structure, tol=TOL).repeat(posed, before, derivatives)
-        self.gap[rows.cpu()] = gap.reshape(-1, factors).amax(1).cpu()
-        empty = ActiveSets.empty(len(self.gap) * factors) if self.sets is None else self.sets
-        self.sets = empty.updated(at, after)
+        rows, factors = rows.cpu(), theta.shape[1]
+        at = (rows.unsqueeze(1) * factors + torch.arange(factors)).reshape(-1).numpy()
+        p, gap = omega.repeat(posed, self.sets, at)
+        self.gap[rows] = gap.cpu().reshape(-1, factors)
         return p.reshape(theta.shape)
 
     def error(self) -> Tensor:
-        return torch.where(self.gap > NO_GAP, (2 * self.gap).sqrt(), 0.0)
+        return torch.where(self.gap > NO_GAP, (2 * self.gap).sqrt(), 0.0).amax(1)
 
 
 class Sequence(Structured):

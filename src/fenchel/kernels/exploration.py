@@ -122,36 +122,18 @@ def _best_tree(score, words, single, within, begin, inside, first, cycle, worth,
 
 @kernel
 def explore_trees(  # type: ignore[no-untyped-def]
-    first,
-    last,
-    live,
-    theta,
-    members,
-    counts,
-    sizes,
-    weights,
-    solution,
-    values,
-    extra,
-    inverse,
-    mu,
-    residual,
-    gap,
-    state,
-    goal,
-    tried,
-    most,
-    single,
-):
+    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    matrices, inverses, mus, residuals, gap, floor, state, goal, tried, most, single,
+):  # fmt: skip
     """Trees for every live row until one does not improve, or ``tried`` is ``most``.
 
     Rows as ``active.advance`` has them. A row whose active set is full waits for a larger one.
     """
-    parts, full = theta.shape[1], weights.shape[1]
+    parts, room = thetas.shape[1], rooms.max() + 2
     words = int(np.sqrt(parts))
     width, nodes = words + 1, 2 * words + 2
     mark, y = np.zeros(parts, np.uint8), np.empty(words, np.int32)
-    u, v = np.empty(full + 2), np.empty(full + 2)
+    u, v, r = np.empty(room), np.empty(room), np.empty(room)
     score = np.full((nodes, (width + 3) // 4 * 4), -np.inf)
     within, begin, inside = np.empty(width, np.int64), np.empty(nodes + 1, np.int64), np.empty(nodes * width, np.int64)
     start, cycle, worth = np.empty(nodes + 1, np.int64), np.empty(nodes, np.int64), np.empty(nodes)
@@ -159,8 +141,7 @@ def explore_trees(  # type: ignore[no-untyped-def]
     absent = np.empty(words, np.int64)
     for i in range(first, last):
         b = live[i]
-        scores, own, tally, p, x = theta[b], members[b], counts[b], weights[b], solution[b]
-        q, h, minv, mixture, rest = values[b], extra[b], inverse[b], mu[b], residual[b]
+        scores, rest = thetas[b], residuals[b]
         missing = 0
         for m in range(words):
             there = False
@@ -169,7 +150,7 @@ def explore_trees(  # type: ignore[no-untyped-def]
             if not there:
                 absent[missing] = m + 1
                 missing += 1
-        while sizes[b] < full and tried[b] < most:
+        while sizes[b] < rooms[b] and tried[b] < most:
             for m in range(words):
                 for a in range(width):
                     score[m + 1, a] = rest[m * width + a]
@@ -188,98 +169,38 @@ def explore_trees(  # type: ignore[no-untyped-def]
                 break
             tried[b] += 1
             if not step(
-                b,
-                y,
-                0.0,
-                scores,
-                own,
-                tally,
-                p,
-                x,
-                q,
-                h,
-                minv,
-                mixture,
-                rest,
-                sizes,
-                gap,
-                state,
-                SOLVE,
-                goal,
-                mark,
-                u,
-                v,
-                True,
-            ):
+                b, y, 0.0, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+                matrices, inverses, mus, residuals, gap, floor, state, SOLVE, goal, mark, u, v, r, True,
+            ):  # fmt: skip
                 break
 
 
 @kernel
 def explore_sequences(  # type: ignore[no-untyped-def]
-    first,
-    last,
-    live,
-    theta,
-    members,
-    counts,
-    sizes,
-    weights,
-    solution,
-    values,
-    extra,
-    inverse,
-    mu,
-    residual,
-    gap,
-    state,
-    goal,
-    tried,
-    most,
-    transition,
-    budget,
-):
+    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    matrices, inverses, mus, residuals, gap, floor, state, goal, tried, most, transition, budget,
+):  # fmt: skip
     """As ``explore_trees``, with sequential subsets: of budget[n] positions in a row of which n are allowed."""
-    length, full = theta.shape[1], weights.shape[1]
+    length, room = thetas.shape[1], rooms.max() + 2
     k = budget[length]
     mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
-    u, v = np.empty(full + 2), np.empty(full + 2)
+    u, v, r = np.empty(room), np.empty(room), np.empty(room)
     off, on = np.empty((length, k + 2)), np.empty((length, k + 2))
     for i in range(first, last):
         b = live[i]
-        scores, own, tally, p, x = theta[b], members[b], counts[b], weights[b], solution[b]
-        q, h, minv, mixture, rest = values[b], extra[b], inverse[b], mu[b], residual[b]
+        scores, rest = thetas[b], residuals[b]
         between = transition[b if transition.shape[0] > 1 else 0]
         allowed = 0
         for t in range(length):
             allowed += scores[t] > -np.inf
         size = budget[allowed]
-        while sizes[b] < full and tried[b] < most:
+        while sizes[b] < rooms[b] and tried[b] < most:
             bonus = best_sequence(rest, between, size, off, on, y)
             if bonus == -np.inf:
                 break
             tried[b] += 1
             if not step(
-                b,
-                y,
-                bonus,
-                scores,
-                own,
-                tally,
-                p,
-                x,
-                q,
-                h,
-                minv,
-                mixture,
-                rest,
-                sizes,
-                gap,
-                state,
-                SOLVE,
-                goal,
-                mark,
-                u,
-                v,
-                False,
-            ):
+                b, y, bonus, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+                matrices, inverses, mus, residuals, gap, floor, state, SOLVE, goal, mark, u, v, r, False,
+            ):  # fmt: skip
                 break

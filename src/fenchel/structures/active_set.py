@@ -24,70 +24,43 @@ from fenchel.kernels import concrete
 from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Searched, Structure, check_scores, own_tensors, places
 
-_NOISE = 1e-8
-_MEMBERS = 32  # there is room for, to begin with
+_NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
+_MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
+_MEMBERS = 16  # there is room for, to begin with
+_SMALL = 64  # members: rows with fewer are kept side by side
 _FAR = 1e12  # from what higher-order scores could change
 
 
-class Found(NamedTuple):
-    """The active sets of R rows with K members or fewer, of L parts or fewer out of D.
+class Group(NamedTuple):
+    """The active sets of n rows with K members or fewer, of L parts or fewer out of D.
 
     Args:
-        parts: (R, K, L), int64, filled up with D.
-        weights: (R, K), float64, filled up with 0.
-        higher: (R, K), the members' higher-order scores.
-        jacobian: (R, K, K), Q.
-        gap: (R,), the certified duality gap; NaN in rows that hold NaN or +inf.
-        iterations: (R,), structures tried.
+        rows: (n,), int64, which rows.
+        parts: (n, K, L), int64, filled up with D.
+        weights: (n, K), float64, filled up with 0.
+        higher: (n, K), the members' higher-order scores.
+        jacobian: (n, K, K), Q.
     """
 
+    rows: Tensor
     parts: Tensor
     weights: Tensor
     higher: Tensor
     jacobian: Tensor
-    gap: Tensor
-    iterations: Tensor
 
 
-class ActiveSets(NamedTuple):
-    """What a later search of the same rows can begin with: members, their weights, and M⁻¹, as the kernels have them.
+class Found(NamedTuple):
+    """The active sets of R rows, those of similar size in one group.
 
     Args:
-        sizes: (R,), members of each row.
-        members: (R, K, L), the places of their ones.
-        counts: (R, K), how many these are.
-        weights: (R, K).
-        inverse: (R, K+1, K+1).
+        gap: (R,), the certified duality gap; NaN in rows that hold NaN or +inf.
+        iterations: (R,), structures tried.
+        groups: each row is in one of them.
     """
 
-    sizes: Array
-    members: Array
-    counts: Array
-    weights: Array
-    inverse: Array
-
-    @staticmethod
-    def empty(rows: int) -> ActiveSets:
-        """No members at all."""
-        counts, ones = np.zeros(rows, np.int64), np.zeros((rows, 1, 1), np.int32)
-        return ActiveSets(counts, ones, ones[..., 0].astype(np.int64), np.zeros((rows, 1)), np.zeros((rows, 2, 2)))
-
-    def take(self, rows: Array) -> ActiveSets:
-        """Those of some rows."""
-        return ActiveSets(*(array[rows] for array in self))
-
-    def updated(self, rows: Array, later: ActiveSets) -> ActiveSets:
-        """With later ones in place of some rows."""
-        arrays = []
-        for old, new in zip(self, later, strict=True):
-            shape = (len(old), *(max(n, m) for n, m in zip(old.shape[1:], new.shape[1:], strict=True)))
-            merged = old
-            if shape != old.shape:
-                merged = np.zeros(shape, old.dtype)
-                merged[tuple(slice(0, n) for n in old.shape)] = old
-            merged[(rows, *(slice(0, n) for n in new.shape[1:]))] = new
-            arrays.append(merged)
-        return ActiveSets(*arrays)
+    gap: Tensor
+    iterations: Tensor
+    groups: tuple[Group, ...]
 
 
 @dataclass(frozen=True)
@@ -101,9 +74,9 @@ class Options:
         quiet: leave it to the caller to look at the gap, and to warn.
     """
 
-    max_iter: int = 1000
-    tol: float = 1e-6
-    complete: bool = True
+    max_iter: int
+    tol: float
+    complete: bool
     quiet: bool = False
 
 
@@ -120,29 +93,46 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
     scores = scores.detach()
     tensors = [t.detach() for t in own_tensors(structure)]
     if torch._C._are_functorch_transforms_active():
-        return Found(*_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
+        return _unflatten(_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
     return _search(structure, scores, mask, start, options)
 
 
-def search_again(
-    structure: Structure, scores: Tensor, sets: ActiveSets | None, options: Options
-) -> tuple[Found, ActiveSets]:
-    """``search``, beginning with the active sets of an earlier search of these rows, and with those to begin the next.
+def search_again(structure: Structure, scores: Tensor, sets: ActiveSets, rows: Array, options: Options) -> Found:
+    """``search``, beginning with the active sets of rows that were searched before, and leaving new ones there.
 
     Not for transformations of functions.
     """
     with torch.no_grad():
         solver = _Solver(Problem(structure, scores, None), options)
-        if sets is not None:
-            solver.resume(sets)
+        solver.resume(sets, rows)
         solver.solve()
-        return solver.found(), solver.sets()
+        sets.put(rows, solver, np.arange(len(rows)))
+        return solver.found()
 
 
-def choose(
-    structure: Structure, theta: Tensor, found: Found, batch: torch.Size, shape: torch.Size
-) -> tuple[Tensor, ...]:
-    """Weights (R, K), marginals (R, D) and higher-order scores (R, K), differentiable.
+def differentiated(structure: Structure, theta: Tensor) -> bool:
+    """Whether a derivative in either mode could be asked for, of scores or of the structure's tensors."""
+    if _traced():
+        return True
+    if not torch.is_grad_enabled():
+        return False
+    if theta.requires_grad:
+        return True
+    # Where a user's structure keeps its tensors nobody knows.
+    own = any(t.requires_grad for t in own_tensors(structure)) if isinstance(structure, Searched) else True
+    return structure.has_higher and own
+
+
+class Chosen(NamedTuple):
+    """Differentiable: weights (n, K) of each group, marginals (R, D), mean higher-order scores (R,)."""
+
+    weights: tuple[Tensor, ...]
+    marginals: Tensor
+    higher: Tensor
+
+
+def choose(structure: Structure, theta: Tensor, found: Found, batch: torch.Size, shape: torch.Size) -> Chosen:
+    """The mixtures of active sets, as functions of the scores and of the structure's tensors.
 
     Args:
         structure: what was searched.
@@ -151,13 +141,22 @@ def choose(
         batch: the shape that the rows have …
         shape: … and that of the parts.
     """
-    weights, higher = found.weights, found.higher
-    own = _own_higher(structure, found, batch, shape)
-    if _differentiated(theta, own):
-        higher = higher if own is None else own
-        q = _scores_of(found.parts, theta) + higher
-        weights = weights + _moved(found.jacobian, q)
-    return weights, _mixture_of(found.parts, weights, theta.shape[1]), higher
+    alone = len(found.groups) == 1
+    weights, marginals, means = [], [], []
+    for group in found.groups:
+        rows = theta if alone else theta[group.rows]
+        w, higher = group.weights, group.higher
+        own = _own_higher(structure, group, batch, shape)
+        if _traced() or rows.requires_grad or (own is not None and own.requires_grad):
+            higher = higher if own is None else own
+            w = w + _moved(group.jacobian, _scores_of(group.parts, rows) + higher)
+        weights.append(w)
+        marginals.append(_mixture_of(group.parts, w, theta.shape[1]))
+        means.append((w * higher).sum(-1))
+    if alone:
+        return Chosen(tuple(weights), marginals[0], means[0])
+    back = torch.argsort(torch.cat([group.rows for group in found.groups]))
+    return Chosen(tuple(weights), torch.cat(marginals)[back], torch.cat(means)[back])
 
 
 def _moved(jacobian: Tensor, q: Tensor) -> Tensor:
@@ -241,15 +240,33 @@ class _Mixture(torch.autograd.Function):
         return None, _scores_of(parts, grad), None
 
 
-def dense(found: Found, batch: torch.Size, shape: torch.Size) -> Tensor:
-    """The members as zeros and ones, (K, *batch, *shape)."""
-    rows, members, _ = found.parts.shape
-    y = found.weights.new_zeros(rows, members, shape.numel() + 1).scatter(2, found.parts, 1.0)
-    return y[..., :-1].transpose(0, 1).reshape(members, *batch, *shape)
+def dense(found: Found, shape: torch.Size) -> Tensor:
+    """The members of all rows as zeros and ones, (R, K, *shape)."""
+    most = max(group.parts.shape[1] for group in found.groups)
+    rows = found.gap.new_zeros(len(found.gap), most, *shape)
+    for group in found.groups:
+        rows[group.rows, : group.parts.shape[1]] = _members(group, shape)
+    return rows
 
 
-def _own_higher(structure: Structure, found: Found, batch: torch.Size, shape: torch.Size) -> Tensor | None:
-    """Higher-order scores of the members (R, K), as a function of the structure's tensors; None if none can move.
+def padded(found: Found, weights: tuple[Tensor, ...]) -> Tensor:
+    """Weights of groups side by side, (R, K), filled up with 0."""
+    if len(found.groups) == 1:
+        return weights[0]
+    most = max(w.shape[1] for w in weights)
+    rows = torch.cat([torch.nn.functional.pad(w, (0, most - w.shape[1])) for w in weights])
+    return rows[torch.argsort(torch.cat([group.rows for group in found.groups]))]
+
+
+def _members(group: Group, shape: torch.Size) -> Tensor:
+    """The members of a group as zeros and ones, (n, K, *shape)."""
+    rows, members, _ = group.parts.shape
+    y = group.weights.new_zeros(rows, members, shape.numel() + 1).scatter(2, group.parts, 1.0)
+    return y[..., :-1].reshape(rows, members, *shape)
+
+
+def _own_higher(structure: Structure, group: Group, batch: torch.Size, shape: torch.Size) -> Tensor | None:
+    """Higher-order scores of the members (n, K), as a function of the structure's tensors; None if none can move.
 
     Where a user's structure keeps its tensors nobody knows: only its scores tell whether they have a derivative.
     """
@@ -259,21 +276,28 @@ def _own_higher(structure: Structure, found: Found, batch: torch.Size, shape: to
         tensors = own_tensors(structure)
         if not tensors or not (_traced() or any(t.requires_grad for t in tensors)):
             return None
-    higher = structure.higher(dense(found, batch, shape))  # members in front: leading dimensions broadcast
-    if higher is None:
-        return None
-    members = found.parts.shape[1]
-    return higher.double().expand(members, *batch).reshape(members, len(found.parts)).transpose(0, 1)
-
-
-def _differentiated(theta: Tensor, own: Tensor | None) -> bool:
-    """Whether a derivative in either mode could be asked for."""
-    return _traced() or theta.requires_grad or (own is not None and own.requires_grad)
+    rows, members, _ = group.parts.shape
+    y = _members(group, shape).transpose(0, 1)  # members in front: leading dimensions broadcast
+    if rows == batch.numel():
+        higher, leading = structure.higher(y.reshape(members, *batch, *shape)), (members, *batch)
+    else:
+        higher, leading = structure.rows(batch, group.rows).higher(y), (members, rows)
+    return None if higher is None else higher.double().expand(leading).reshape(members, rows).transpose(0, 1)
 
 
 def _traced() -> bool:
     """Whether derivatives may be on their way that ``requires_grad`` does not tell of."""
     return torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+
+
+def _flatten(found: Found) -> tuple[Tensor, ...]:
+    return found.gap, found.iterations, *(tensor for group in found.groups for tensor in group)
+
+
+def _unflatten(tensors: tuple[Tensor, ...]) -> Found:
+    gap, iterations, *rest = tensors
+    size = len(Group._fields)
+    return Found(gap, iterations, tuple(Group(*rest[i : i + size]) for i in range(0, len(rest), size)))
 
 
 class _Search(torch.autograd.Function):
@@ -285,7 +309,7 @@ class _Search(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         tensors = own_tensors(structure)
         plain = copy.deepcopy(structure, {id(old): new for old, new in zip(tensors, own, strict=True)})
-        return tuple(_search(plain, scores, mask, start, options))
+        return _flatten(_search(plain, scores, mask, start, options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -316,71 +340,113 @@ def _search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Te
         return solver.found()
 
 
-class _Solver:
-    """Rows of active sets, as the loops in ``kernels.active`` know them."""
+class ActiveSets:
+    """Room for the active sets of rows, as the loops in ``kernels.active`` know them.
+
+    Args:
+        rows: how many.
+        room: how many members each has room for, to begin with.
+    """
+
+    def __init__(self, rows: int, room: int = 1) -> None:
+        self.sizes = np.zeros(rows, np.int64)
+        self.rooms = np.full(rows, room)
+        self._allocate(1)
+
+    def _allocate(self, most: int) -> None:
+        """Arrays for as many members of each row as ``rooms`` says, with so many parts."""
+        slots, entries = self.rooms + 1, (self.rooms + 1) ** 2
+        self.starts, self.squares = np.cumsum(slots) - slots, np.cumsum(entries) - entries
+        total = int(slots.sum())
+        self.members = np.empty((total, most), np.int32)
+        self.counts = np.empty(total, np.int64)
+        self.weights, self.solution, self.values, self.higher = (np.empty(total) for _ in range(4))
+        self.matrix, self.inverse = np.empty(int(entries.sum())), np.empty(int(entries.sum()))
+
+    def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
+        """The active sets, and where those of each row, or of some, begin."""
+        places = (self.starts, self.rooms, self.squares)
+        places = places if rows is None else tuple(place[rows] for place in places)
+        scores = (self.weights, self.solution, self.values, self.higher)
+        return *places, self.members, self.counts, *scores, self.matrix, self.inverse
+
+    def _make_room(self, rows: Array, most: int) -> None:
+        """Twice the room for rows that are full, and for structures with so many parts."""
+        full = rows[self.sizes[rows] >= self.rooms[rows]]
+        self._widen(full, 2 * self.rooms[full], most)
+
+    def _widen(self, rows: Array, rooms: Array, most: int) -> None:
+        """More room for some rows, and for structures with so many parts."""
+        from fenchel.kernels import active
+
+        most = max(most, self.members.shape[1])
+        if rows.size == 0 and most == self.members.shape[1]:
+            return
+        old = self._sets()
+        self.rooms = self.rooms.copy()
+        self.rooms[rows] = rooms
+        self._allocate(most)
+        run(active.carry, len(self.sizes), self.inverse.size, self.sizes, *old, *self._sets())
+
+    def put(self, rows: Array, other: ActiveSets, of: Array) -> None:
+        """Replace the active sets of some rows by those of rows of others."""
+        from fenchel.kernels import active
+
+        narrow = self.rooms[rows] < other.rooms[of]
+        self.sizes[rows[narrow]] = 0
+        self._widen(rows[narrow], other.rooms[of[narrow]], other.members.shape[1])
+        self.sizes[rows] = other.sizes[of]
+        work = int((self.sizes[rows] ** 2).sum())
+        run(active.carry, len(rows), work, self.sizes[rows], *other._sets(of), *self._sets(rows))
+
+
+class _Solver(ActiveSets):
+    """The search for the active sets of a problem's rows."""
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options = problem, options
         self.oracle = problem.oracle()
         self.theta = centered(problem)
         rows, parts = self.theta.shape
+        super().__init__(rows, min(_MEMBERS, parts + 1))
         self.mu = np.zeros((rows, parts))
         self.residual = self.theta.copy()
-        self.sizes = np.zeros(rows, np.int64)
         self.state = np.zeros(rows, np.int64)
         self.gap = np.where(problem.bad, np.nan, 0.0)
+        self.floor = np.zeros(rows)
         self.iterations = np.zeros(rows, np.int64)
         self.goal = np.array([options.tol**2 / 2])
         self.live = problem.live()
         self.explorer = problem.structure.explorer(problem.batch, problem.shape)
-        self._allocate(min(_MEMBERS, parts + 1), 1)
 
-    def _allocate(self, members: int, most: int) -> None:
-        """Make room for so many members with so many parts, and keep what is there."""
-        rows = len(self.theta)
-        old = self.__dict__.copy()
-        self.members = np.zeros((rows, members, most), np.int32)
-        self.counts = np.zeros((rows, members), np.int64)
-        self.weights, self.values, self.higher = (np.zeros((rows, members)) for _ in range(3))
-        self.solution = np.zeros((rows, members + 1))
-        self.inverse = np.empty((rows, members + 1, members + 1))
-        for name in ("members", "counts", "weights", "values", "higher", "solution", "inverse"):
-            if name in old:
-                before = old[name]
-                getattr(self, name)[tuple(slice(0, n) for n in before.shape)] = before
+    def _rows(self) -> tuple[Array, ...]:
+        """What the loops know of every row."""
+        places = (self.starts, self.rooms, self.squares)
+        members = (self.members, self.counts, self.sizes, self.weights, self.solution, self.values, self.higher)
+        state = (self.mu, self.residual, self.gap, self.floor, self.state)
+        return self.theta, *places, *members, self.matrix, self.inverse, *state
+
+    def _work(self, live: Array) -> int:
+        return int(len(live) * self.theta.shape[1] + (self.sizes[live] ** 2).sum())
 
     def _advance(self, live: Array, parts: Array, bonus: Array, mode: int) -> None:
         from fenchel.kernels import active
 
-        members, most = self.members.shape[1:]
-        if self.sizes.max(initial=0) >= members or parts.shape[1] > most:
-            self._allocate(2 * members if self.sizes.max(initial=0) >= members else members, max(most, parts.shape[1]))
-        work = len(live) * (self.theta.shape[1] + int(self.sizes.max(initial=0)) ** 2)
-        run(active.advance, len(live), work, live, parts, bonus, *self._rows(), mode, self.goal)
-
-    def _rows(self) -> tuple[Array, ...]:
-        """What the loops know of every row."""
-        active_sets = (self.members, self.counts, self.sizes, self.weights, self.solution)
-        scores = (self.values, self.higher, self.inverse)
-        return self.theta, *active_sets, *scores, self.mu, self.residual, self.gap, self.state
+        self._make_room(live, parts.shape[1])
+        run(active.advance, len(live), self._work(live), live, parts, bonus, *self._rows(), mode, self.goal)
 
     def _explored(self, live: Array) -> Array:
         """Let the structure search by itself, where it can: the rows that are left."""
-        from fenchel.kernels import active
-
         if self.explorer is None:
             return live
         kernel, most, *own = self.explorer
-        if self.members.shape[2] < most:
-            self._allocate(self.members.shape[1], most)
         rows = live
         while rows.size:
-            if self.sizes.max() == self.members.shape[1]:
-                self._allocate(2 * self.members.shape[1], self.members.shape[2])
-            work = len(rows) * self.members.shape[1] * (self.theta.shape[1] + self.members.shape[1] ** 2)
+            self._make_room(rows, most)
+            work = len(rows) * self.theta.shape[1] + int((self.rooms[rows] ** 2).sum())
             limits = (self.goal, self.iterations, self.options.max_iter)
-            run(kernel, len(rows), work, rows, *self._rows(), *limits, *own)
-            rows = rows[(self.sizes[rows] == self.members.shape[1]) & (self.state[rows] == active.LIVE)]
+            run(kernel, len(rows), work * _MEMBERS, rows, *self._rows(), *limits, *own)
+            rows = self._going_on(rows[self.sizes[rows] == self.rooms[rows]])
         return self._going_on(live)
 
     def offer(self, start: Tensor) -> None:
@@ -411,40 +477,33 @@ class _Solver:
             kept = kept[self._are_structures(ones, kept)]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
 
-    def resume(self, sets: ActiveSets) -> None:
-        """Begin with the active sets of an earlier search of as many rows, whose scores may have been others."""
+    def resume(self, sets: ActiveSets, rows: Array) -> None:
+        """Begin with active sets of an earlier search, whose scores may have been others."""
         from fenchel.kernels import active
 
-        self._allocate(sets.members.shape[1] + _MEMBERS, sets.members.shape[2])
-        for name in ("members", "counts", "weights", "inverse"):
-            before = getattr(sets, name)
-            getattr(self, name)[tuple(slice(0, n) for n in before.shape)] = before
-        self.higher[:, : sets.members.shape[1]] = self._higher_of(sets)
-        rows = self.live[sets.sizes[self.live] > 0]
-        self.sizes[rows] = sets.sizes[rows]
-        work = len(rows) * int(self.sizes.max(initial=0)) ** 2
-        run(active.resume, len(rows), work, rows, *self._rows()[:-2])
+        self.put(np.arange(len(rows)), sets, rows)
+        self._score_members()
+        held = self.live[self.sizes[self.live] > 0]
+        run(active.resume, len(held), self._work(held), held, *self._rows())
 
-    def _higher_of(self, sets: ActiveSets) -> Array:
-        """The members' higher-order scores under this problem's structure."""
-        problem, parts = self.problem, self.theta.shape[1]
-        if not problem.structure.has_higher:
-            return np.zeros_like(sets.weights)
-        rows, members, most = sets.members.shape
-        held = np.arange(most) < sets.counts[..., None]
-        y = np.zeros((rows, members, parts + 1))
-        np.put_along_axis(y, np.where(held, sets.members, parts).astype(np.int64), 1.0, -1)
+    def _score_members(self) -> None:
+        """The members' higher-order scores, under this problem's structure."""
+        problem, structure = self.problem, self.problem.structure
+        self.higher[:] = 0.0
+        if not structure.has_higher:
+            return
+        most, width = int(self.sizes.max(initial=1)), self.theta.shape[1]
+        k = np.arange(most)
+        slots = self.starts[:, None] + np.minimum(k, np.maximum(self.sizes[:, None] - 1, 0))
+        held = k < self.sizes[:, None]
+        parts = np.arange(self.members.shape[1]) < np.where(held, self.counts[slots], 0)[..., None]
+        y = np.zeros((*slots.shape, width + 1))
+        np.put_along_axis(y, np.where(parts, self.members[slots], width).astype(np.int64), 1.0, -1)
         posed = torch.from_numpy(y[..., :-1]).to(problem.scores.device).transpose(0, 1)
-        higher = problem.structure.higher(posed.reshape(members, *problem.batch, *problem.shape))
+        higher = structure.higher(posed.reshape(most, *problem.batch, *problem.shape))
         assert higher is not None
-        found: Array = higher.double().expand(members, *problem.batch).reshape(members, rows).T.cpu().numpy().copy()
-        return found
-
-    def sets(self) -> ActiveSets:
-        """The active sets, to begin another search with."""
-        room = max(int(self.sizes.max(initial=1)), 1)
-        held = (self.members[:, :room], self.counts[:, :room], self.weights[:, :room])
-        return ActiveSets(self.sizes, *held, self.inverse[:, : room + 1, : room + 1])
+        scores = higher.double().expand(most, *problem.batch).reshape(most, len(slots)).T.cpu().numpy()
+        self.higher[slots[held]] = scores[held]
 
     def _are_structures(self, ones: Array, rows: Array) -> Array:
         """Which rows of zeros and ones are structures, given the mask: those that the oracle finds if asked for."""
@@ -466,66 +525,122 @@ class _Solver:
             self.iterations[live] += 1
             self._advance(live, parts, bonus, active.SOLVE)
             live = self._explored(self._going_on(live))
-        live = self.live[self.state[self.live] == active.LIVE]
-        if live.size:
-            parts, bonus = self.oracle(self.residual, live)
-            self._advance(live, parts, bonus, active.CERTIFY)
-            self._warn()
+        stopped = self.live[self._unfinished(self.live)]
+        if stopped.size:
+            run(active.refine, len(stopped), self._work(stopped), stopped, *self._rows())
+            parts, bonus = self.oracle(self.residual, stopped)
+            self._advance(stopped, parts, bonus, active.CERTIFY)
+        self._warn()
         if self.options.complete:
             self._complete()
 
-    def _going_on(self, live: Array) -> Array:
-        """Those rows that are not done and may try more."""
+    def _unfinished(self, rows: Array) -> Array:
         from fenchel.kernels import active
 
-        going: Array = live[(self.state[live] == active.LIVE) & (self.iterations[live] < self.options.max_iter)]
+        state = self.state[rows]
+        unfinished: Array = (state == active.LIVE) | (state == active.FRESH)
+        return unfinished
+
+    def _going_on(self, live: Array) -> Array:
+        """Those rows that are not done and may try more."""
+        going: Array = live[self._unfinished(live) & (self.iterations[live] < self.options.max_iter)]
         return going
 
     def _warn(self) -> None:
-        open_rows = self.gap > self.options.tol
+        from fenchel.kernels import active
+
+        open_rows = self.gap > np.maximum(self.goal, 2 * self.floor)
         if open_rows.any() and not self.options.quiet:
-            warnings.warn(
+            _say(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
-                f"{self.options.tol:g} after max_iter = {self.options.max_iter} calls of the oracle; the largest gap "
-                f"is {self.gap[open_rows].max():.1e}",
-                stacklevel=7,
+                f"{self.options.tol:g} after at most max_iter = {self.options.max_iter} calls of the oracle; the "
+                f"largest gap is {self.gap[open_rows].max():.1e}"
+            )
+        doubted = self.state == active.DOUBTED
+        if doubted.any():
+            _say(
+                f"SparseMAP: {type(self.problem.structure).__name__}.map is not exact: in {int(doubted.sum())} of "
+                f"{len(doubted)} rows it returned a structure that scores less than one it had returned before. "
+                "Marginals and gaps may be wrong there"
             )
 
     def _complete(self) -> None:
         """Take in, with weight 0, structures that tie with the members but lie outside their affine hull.
 
         At a tie, such as scores that are all zero, few members can give the optimum, and marginals would seem to move
-        along these only. Where marginals have a derivative, the optimum lies inside its face, so that noise across the
-        members' hull is higher somewhere on the face: one more call of the oracle finds what is missing.
+        along these only. Where marginals have a derivative, the optimum lies inside the face of all that tie, so that
+        noise across the members' hull is higher somewhere on the face: a call of the oracle finds what is missing. If
+        the first call finds nothing, the members span the smallest face that the optimum lies in, and that is an
+        element of the generalized Jacobian. Otherwise the search goes on until the whole face is spanned, which is
+        another: until fresh noise and its opposite find nothing.
         """
         from fenchel.kernels import active
 
-        parts = self.theta.shape[1]
-        noise = np.random.Generator(np.random.PCG64(0)).uniform(-1.0, 1.0, parts)
-        probe, scale = np.empty_like(self.theta), np.array([_NOISE])
-        live = self.live
-        self.state[live] = active.LIVE
-        while live.size:
-            work = len(live) * (parts + int(self.sizes.max()) ** 2)
-            arrays = (noise, self.theta, self.members, self.counts, self.sizes, self.inverse, self.mu, probe, scale)
-            run(active.outward, len(live), work, live, *arrays)
-            found, bonus = self.oracle(probe, live)
-            self._advance(live, found, bonus, active.COMPLETE)
-            live = live[self.state[live] == active.LIVE]
+        random = np.random.Generator(np.random.PCG64(0))
+        rows = len(self.theta)
+        live, misses, scale = self.live, np.zeros(rows, np.int64), np.full(rows, _NOISE)
+        for call in range(self.options.max_iter):
+            noise = random.uniform(-1.0, 1.0, self.theta.shape[1])
+            verdict = self._outward(live, noise, scale)
+            if call == 0:
+                live, verdict = live[verdict != 0], verdict[verdict != 0]
+            misses[live[verdict == 1]] = 0
+            missed = live[verdict < 1]
+            back = self._outward(missed, -noise, scale)
+            misses[missed] = np.where(back == 1, 0, misses[missed] + 1)
+            live = live[misses[live] < _MISSES]
+            if live.size == 0:
+                break
+        if live.size:
+            _say(
+                f"SparseMAP: derivatives are incomplete in {live.size} of {rows} rows: more structures tie there than "
+                f"max_iter = {self.options.max_iter} calls of the oracle find"
+            )
+        sets = (self.starts, self.rooms, self.squares, self.sizes, self.matrix, self.inverse)
+        run(active.sharpen, len(self.live), self._work(self.live), self.live, *sets)
+
+    def _outward(self, live: Array, noise: Array, scale: Array) -> Array:
+        """Try to take in a structure that ties, along noise across the members' hull: 1 where there was one.
+
+        0 if the best one lies in the hull, −1 if it does not tie: there the noise is made smaller.
+        """
+        from fenchel.kernels import active
+
+        verdict = np.zeros(len(live), np.int64)
+        if live.size == 0:
+            return verdict
+        probe = np.empty_like(self.theta)
+        run(active.outward, len(live), self._work(live), live, noise, scale, probe, *self._rows())
+        parts, bonus = self.oracle(probe, live)
+        self._make_room(live, parts.shape[1])
+        run(active.complete, len(live), self._work(live), live, parts, bonus, verdict, *self._rows())
+        scale[live[verdict < 0]] /= 10
+        return verdict
 
     def found(self) -> Found:
         """The active sets as tensors beside the scores."""
         from fenchel.kernels import active
 
         rows, parts = self.theta.shape
-        room, most = max(int(self.sizes.max(initial=1)), 1), self.members.shape[2]
-        index = np.empty((rows, room, most), np.int64)
-        weights, higher, jacobian = np.empty((rows, room)), np.empty((rows, room)), np.empty((rows, room, room))
-        held = (self.members, self.counts, self.sizes, self.weights, self.higher, self.inverse)
-        run(active.collect, rows, index.size + jacobian.size, *held, parts, index, weights, higher, jacobian)
         device = self.problem.scores.device
-        arrays = (index, weights, higher, jacobian, self.gap, self.iterations)
-        return Found(*(torch.from_numpy(a).to(device) for a in arrays))
+        kinds = np.ceil(np.log2(np.maximum(self.sizes, _SMALL)))
+        groups = []
+        for kind in np.unique(kinds) if rows else (0.0,):
+            inside = np.flatnonzero(kinds == kind)
+            n, room, most = len(inside), max(int(self.sizes[inside].max(initial=1)), 1), self.members.shape[1]
+            index = np.empty((n, room, most), np.int64)
+            weights, higher, jacobian = np.empty((n, room)), np.empty((n, room)), np.empty((n, room, room))
+            held = (self.members, self.counts, self.sizes, self.weights, self.higher, self.inverse)
+            places = (inside, self.starts, self.rooms, self.squares)
+            work = index.size + jacobian.size
+            run(active.collect, n, work, *places, *held, parts, index, weights, higher, jacobian)
+            groups.append(Group(*(torch.from_numpy(a).to(device) for a in (inside, index, weights, higher, jacobian))))
+        gap, iterations = (torch.from_numpy(a).to(device) for a in (self.gap, self.iterations))
+        return Found(gap, iterations, tuple(groups))
+
+
+def _say(message: str) -> None:
+    warnings.warn(message, stacklevel=8)
 
 
 def centered(problem: Problem) -> Array:

@@ -75,6 +75,10 @@ class Chain(Searched):
         taken = _steps(structures, forbidden.to(structures)) > 0
         return torch.where(taken, -torch.inf, total)
 
+    def rows(self, batch: torch.Size, index: Tensor) -> Chain:
+        t = self.transition
+        return self if t.dim() < 4 else Chain(t.expand(*batch, *t.shape[-3:]).reshape(-1, *t.shape[-3:])[index])
+
     def broken(self) -> Tensor | None:
         t = self.transition.detach()
         wrong = t.isnan() | (t == torch.inf)

@@ -12,8 +12,18 @@ from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
-from fenchel.structures.active_set import ActiveSets, Found, Options, choose, dense, search, search_again
-from fenchel.structures.base import Structure, best, check_shape, free_parts
+from fenchel.structures.active_set import (
+    ActiveSets,
+    Found,
+    Options,
+    choose,
+    dense,
+    differentiated,
+    padded,
+    search,
+    search_again,
+)
+from fenchel.structures.base import Array, Structure, best, check_shape, free_parts
 
 
 @dataclass(frozen=True)
@@ -188,27 +198,32 @@ class SparseMAP(Regularizer):
         if isinstance(start, Mixture):
             start = start.structures
         answer = self._search(scores, mask, start)
-        members = dense(answer.found, answer.batch, answer.shape).movedim(0, len(answer.batch))
+        members = dense(answer.found, answer.shape)
+        members = members.reshape(*answer.batch, *members.shape[1:])
         empty_or_nan = answer.found.gap.isnan().reshape(*answer.batch, *(1,) * (members.dim() - len(answer.batch)))
+        weights = padded(answer.found, answer.weights)
+        weights = torch.where(answer.found.gap.isnan().unsqueeze(-1), torch.nan, weights)
         return Mixture(
             answer.marginals.to(scores.dtype),
             torch.where(empty_or_nan, torch.nan, members).to(scores.dtype),
-            answer.weights.reshape(*answer.batch, answer.weights.shape[-1]).to(scores.dtype),
+            weights.reshape(*answer.batch, weights.shape[-1]).to(scores.dtype),
             answer.found.gap.reshape(answer.batch).to(scores.dtype),
             answer.found.iterations.reshape(answer.batch),
         )
 
-    def repeat(self, scores: Tensor, sets: ActiveSets | None, complete: bool) -> tuple[Tensor, Tensor, ActiveSets]:
-        """The marginals, the gap, and the active sets to begin with when the same rows come again.
+    def repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor]:
+        """The marginals and the gaps of rows whose active sets are known from similar scores, and are brought up to date.
+
+        For a caller that looks at the gaps: there is no warning.
 
         Args:
             scores: (…, parts).
-            sets: those of the last time.
-            complete: whether derivatives are wanted.
+            sets: the active sets of many rows.
+            rows: which of these the scores belong to.
         """
-        options = Options(self.max_iter, self.tol, complete, quiet=True)
-        found, sets = search_again(self.structure, scores, sets, options)
-        return self._answer(scores, None, found).marginals, found.gap, sets
+        options = Options(self.max_iter, self.tol, differentiated(self.structure, scores), quiet=True)
+        found = search_again(self.structure, scores.detach(), sets, rows, options)
+        return self._answer(scores, None, found).marginals, found.gap
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores."""
@@ -250,17 +265,19 @@ class SparseMAP(Regularizer):
         if torch.compiler.is_compiling():
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
         check_shape(self.structure, scores)
-        return self._answer(scores, mask, search(self.structure, scores, mask, start, Options(self.max_iter, self.tol)))
+        options = Options(self.max_iter, self.tol, differentiated(self.structure, scores))
+        return self._answer(scores, mask, search(self.structure, scores, mask, start, options))
 
     def _answer(self, scores: Tensor, mask: Tensor | None, found: Found) -> _Answer:
         structure = self.structure
         batch, shape = scores.shape[: -structure.event_dim], scores.shape[-structure.event_dim :]
         free = free_parts(structure, scores, mask)
         theta = torch.where(free, scores, 0.0).double().reshape(batch.numel(), shape.numel())
-        weights, marginals, higher = choose(structure, theta, found, batch, shape)
-        bad = found.gap.isnan().unsqueeze(-1)
-        marginals = torch.where(bad, torch.nan, marginals).reshape(scores.shape)
-        return _Answer(found, torch.where(bad, torch.nan, weights), marginals, higher, batch, shape)
+        chosen = choose(structure, theta, found, batch, shape)
+        bad = found.gap.isnan()
+        marginals = torch.where(bad.unsqueeze(-1), torch.nan, chosen.marginals).reshape(scores.shape)
+        higher = torch.where(bad, torch.nan, chosen.higher).reshape(batch)
+        return _Answer(found, chosen.weights, marginals, higher, batch, shape)
 
     def _maximum(self, scores: Tensor, theta: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """⟨θ, μ⟩ − Ω(μ) for centered scores, and μ, in double precision."""
@@ -269,7 +286,7 @@ class SparseMAP(Regularizer):
             return self._sum(theta * closed) - self._omega(closed, None), closed
         answer = self._search(scores, mask)
         marginals = answer.marginals
-        higher = (answer.weights * answer.higher).sum(-1).reshape(answer.batch) if self.structure.has_higher else None
+        higher = answer.higher if self.structure.has_higher else None
         return self._sum(theta * marginals) - self._omega(marginals, higher), marginals
 
     def _omega(self, y: Tensor, higher: Tensor | None) -> Tensor:
@@ -355,10 +372,10 @@ class SparseMAP(Regularizer):
 
 
 class _Answer(NamedTuple):
-    """What a search gave, with derivatives: weights (R, K), marginals (…, parts), higher-order scores (R, K)."""
+    """What a search gave, with derivatives: weights by group, marginals (…, parts), mean higher-order scores (…)."""
 
     found: Found
-    weights: Tensor
+    weights: tuple[Tensor, ...]
     marginals: Tensor
     higher: Tensor
     batch: torch.Size

@@ -177,7 +177,7 @@ class SequentialSubsets(_Sized):
         >>> SequentialSubsets(2).map(scores), SequentialSubsets(2, transition=1.0).map(scores)
         (tensor([1., 0., 0., 1., 0.]), tensor([1., 1., 0., 0., 0.]))
 
-    References: Santos et al. (2024), section 4.3.
+    References: Santos et al. (2024), section 4.2, Example 2.
     """
 
     fixed_dims = 1
@@ -217,6 +217,12 @@ class SequentialSubsets(_Sized):
             t = t.expand(*t.shape[:-1], both.shape[-1])
         # Where nothing is chosen a score of −inf must not count.
         return torch.where(both > 0, both * t.to(both), 0.0).sum(-1)
+
+    def rows(self, batch: torch.Size, index: Tensor) -> SequentialSubsets:
+        t = self.transition
+        if not isinstance(t, Tensor) or t.dim() < 2:
+            return self
+        return SequentialSubsets(self.k, t.expand(*batch, t.shape[-1]).reshape(-1, t.shape[-1])[index])
 
     def broken(self) -> Tensor | None:
         t = self._scores()
