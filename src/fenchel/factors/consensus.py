@@ -33,6 +33,8 @@ WIDEST = 1000
 """Up to how many variables that move N is written out; beyond, conjugate gradients take its place."""
 NARROW = 64
 """Up to how many it is decomposed before conjugate gradients are tried."""
+EXACT = 1e-13
+"""How small these leave a residual, relative to the terms that it is made of."""
 PATIENCE = 100
 """Steps of these, if the decomposition is possible."""
 FLAT = 1e-10
@@ -220,15 +222,15 @@ class Linear:
 
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, tol: float, max_iter: int
+    apply: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, goal: Tensor, max_iter: int
 ) -> tuple[Tensor, Tensor]:
     """Solve a positive semidefinite, consistent system for each row; the solution, and the residual's norm.
 
-    Of all solutions the one nearest to ``start``.
+    Of all solutions the one nearest to ``start``. A row ends when the norm is down to its ``goal``: steps beyond what
+    rounding allows would leave the range of the matrix.
     """
     x = start
     residual = right - apply(x)
-    goal = tol * torch.maximum(right.norm(dim=1), residual.norm(dim=1))
     direction = residual
     size = residual.square().sum(1)
     best, smallest = x, size.sqrt()
@@ -319,13 +321,20 @@ class Faces:
         """N x."""
         return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
 
-    def nearest(self, x: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-        """The solution of N μ = right that is nearest to x, and its residual; for a right side in N's range."""
+    def nearest(self, x: Tensor, right: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+        """The solution of N μ = right that is nearest to x, and its residual.
+
+        Args:
+            x: (batch, variables).
+            right: in N's range, up to the rounding of …
+            terms: … what it was computed from, (batch, anything).
+        """
         x, right = torch.where(self.tied, x, 0.0), torch.where(self.tied, right, 0.0)
         if not self.dense:
+            goal = EXACT * (x.norm(dim=1) + terms.norm(dim=1))
             limit = PATIENCE if self.fits else 4 * self.problem.count + 100
-            y, left = conjugate_gradients(self.normal, right, x, 1e-14, limit)
-            if not self.fits or not bool((left > 1e-13 * (x.norm(dim=1) + right.norm(dim=1))).any()):
+            y, left = conjugate_gradients(self.normal, right, x, goal, limit)
+            if not self.fits or bool((left <= 10 * goal).all()):
                 return y, left
             self.dense = True
             self._decompose(self.coupled)
@@ -367,10 +376,11 @@ def newton(problem: Problem, state: State) -> Tensor:
     faces = Faces(linear, state.free)
     # The point of all faces' planes that is nearest to the scores, given what multipliers have along the faces …
     base = torch.where(state.free, state.theta + state.rho * problem.collect(inside), 0.0)
-    mu, _ = faces.nearest(base, problem.collect(b - inside))
+    mu, _ = faces.nearest(base, problem.collect(b - inside), b)
     # … and the multipliers across the faces, nearest to the present ones, that lead there.
     across = linear.rest(state.u)
-    missing, _ = faces.nearest(torch.zeros_like(mu), (mu - base) / state.rho - problem.collect(across))
+    right = (mu - base) / state.rho - problem.collect(across)
+    missing, _ = faces.nearest(torch.zeros_like(mu), right, torch.cat([mu / state.rho, state.u], 1))
     return inside + across + linear.rest(problem.copies(missing))
 
 
