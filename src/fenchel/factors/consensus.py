@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -37,6 +38,8 @@ EXACT = 1e-13
 """How small these leave a residual, relative to the terms that it is made of."""
 PATIENCE = 100
 """Steps of these, if the decomposition is possible."""
+STALLED = 50
+"""Steps that do not halve the residual, after which no more are tried."""
 FLAT = 1e-10
 """Eigenvalues of N below this are zero: directions that all faces share."""
 BALANCES = 20
@@ -120,6 +123,17 @@ class Problem:
     def collect(self, p: Tensor) -> Tensor:
         """Cᵀ p: (batch, edges) to (batch, variables)."""
         return p.new_zeros(p.shape[0], self.count).index_add_(1, self.edges, p)
+
+    def cover(self) -> Tensor:
+        """Which edges belong to a set of factors that share no variable, the largest first: (edges,)."""
+        taken = np.zeros(self.count, dtype=bool)
+        chosen = [np.zeros(g.index.shape, dtype=bool) for g in self.groups]
+        for i in np.argsort([-g.index.shape[1] for g in self.groups], kind="stable"):
+            index = self.groups[i].index.cpu().numpy()
+            for f, variables in enumerate(index):
+                if not taken[variables].any():
+                    taken[variables] = chosen[i][f] = True
+        return torch.from_numpy(np.concatenate([c.reshape(-1) for c in chosen]))
 
     def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor, rows: Tensor) -> Tensor:
         """What every factor makes of its own part of v; those that know masks are told what is not free."""
@@ -233,9 +247,9 @@ def conjugate_gradients(
     residual = right - apply(x)
     direction = residual
     size = residual.square().sum(1)
-    best, smallest = x, size.sqrt()
+    best, smallest, since = x, size.sqrt(), torch.zeros_like(size)
     for _ in range(max_iter):
-        active = (size.sqrt() > goal).unsqueeze(1)
+        active = ((size.sqrt() > goal) & (since < STALLED)).unsqueeze(1)
         if not bool(active.any()):
             break
         image = apply(direction)
@@ -246,6 +260,7 @@ def conjugate_gradients(
         new = residual.square().sum(1)
         direction = residual + (new / torch.where(size > 0, size, 1.0)).unsqueeze(1) * direction
         size = new
+        since = torch.where(size.sqrt() < smallest / 2, 0.0, since + 1)
         better = size.sqrt() < smallest
         best = torch.where(better.unsqueeze(1), x, best)
         smallest = torch.where(better, size.sqrt(), smallest)
@@ -334,7 +349,7 @@ class Faces:
             goal = EXACT * (x.norm(dim=1) + terms.norm(dim=1))
             limit = PATIENCE if self.fits else 4 * self.problem.count + 100
             y, left = conjugate_gradients(self.normal, right, x, goal, limit)
-            if not self.fits or bool((left <= 10 * goal).all()):
+            if not self.fits or bool((left <= 100 * goal).all()):
                 return y, left
             self.dense = True
             self._decompose(self.coupled)
@@ -380,7 +395,7 @@ def newton(problem: Problem, state: State) -> Tensor:
     # … and the multipliers across the faces, nearest to the present ones, that lead there.
     across = linear.rest(state.u)
     right = (mu - base) / state.rho - problem.collect(across)
-    missing, _ = faces.nearest(torch.zeros_like(mu), right, torch.cat([mu / state.rho, state.u], 1))
+    missing, _ = faces.nearest(torch.zeros_like(mu), right, torch.cat([mu / state.rho, base / state.rho, b, state.u], 1))
     return inside + across + linear.rest(problem.copies(missing))
 
 
@@ -430,7 +445,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     residual = start.theta.new_full((batch,), torch.inf)
     iterations = torch.zeros_like(live)
     infeasible = torch.zeros(batch, dtype=torch.bool, device=start.theta.device)
-    state, when = start, _Schedule()
+    state, when = _covered(problem, start), _Schedule()
     for k in range(1, max_iter + 1):
         if live.numel() == 0:
             break
@@ -455,10 +470,28 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
             state = _balanced(problem, previous, state, apart)
         residual[live], iterations[live] = off, k
     _store(final, state, live, torch.ones_like(live, dtype=torch.bool))
-    final = _leap(problem, final)
+    if bool((rough := (residual > ROUNDING) & ~infeasible).any()):
+        rows = rough.nonzero().reshape(-1)
+        _store(final, _leap(problem, final.take(rows)), rows, torch.ones_like(rows, dtype=torch.bool))
     v = problem.copies(consensus(problem, final)) - final.u
     p = problem.qp(v, final.scaled, final.free, final.rows)
     return Agreement(p, final, torch.maximum(residual, problem.error(final.rows)), iterations, infeasible)
+
+
+def _covered(problem: Problem, state: State) -> State:
+    """Multipliers at which some factors that share no variable, the largest first, already agree with μ.
+
+    Where the others only want little else, and for a structure with constraints that are not tight, that is all.
+    """
+    fresh = (state.u == 0).all(1, keepdim=True)
+    chosen = problem.cover().to(state.u.device)
+    if not bool(fresh.any()) or not bool(chosen.any()):
+        return state
+    alone = replace(state, rho=torch.ones_like(state.rho))
+    theta = problem.copies(state.theta)
+    p = problem.qp(theta, alone.scaled, state.free, state.rows)
+    u = torch.where(chosen & problem.copies(state.free), p - theta, 0.0) / state.rho
+    return state.moved(torch.where(fresh, u, state.u))
 
 
 class _Schedule:
