@@ -36,9 +36,11 @@ NARROW = 64
 """Up to how many it is decomposed before conjugate gradients are tried."""
 EXACT = 1e-13
 """How small these leave a residual, relative to the terms that it is made of."""
+GOOD = 1000
+"""Times as much is good enough: projections onto faces with hundreds of vertices are no more exact than that."""
 PATIENCE = 100
 """Steps of these, if the decomposition is possible."""
-STALLED = 50
+STALLED = 20
 """Steps that do not halve the residual, after which no more are tried."""
 FLAT = 1e-10
 """Eigenvalues of N below this are zero: directions that all faces share."""
@@ -349,7 +351,7 @@ class Faces:
             goal = EXACT * (x.norm(dim=1) + terms.norm(dim=1))
             limit = PATIENCE if self.fits else 4 * self.problem.count + 100
             y, left = conjugate_gradients(self.normal, right, x, goal, limit)
-            if not self.fits or bool((left <= 100 * goal).all()):
+            if not self.fits or bool((left <= GOOD * goal).all()):
                 return y, left
             self.dense = True
             self._decompose(self.coupled)
