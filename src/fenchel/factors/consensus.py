@@ -36,8 +36,11 @@ NARROW = 64
 """Up to how many it is decomposed before conjugate gradients are tried."""
 EXACT = 1e-13
 """How small these leave a residual, relative to the terms that it is made of."""
-GOOD = 1000
-"""Times as much is good enough: projections onto faces with hundreds of vertices are no more exact than that."""
+ROUGH = 1e-9
+"""How small they may leave it in Newton's step, which is taken again: projections onto faces with hundreds of vertices
+are not exact to rounding."""
+GOOD = 1e-10
+"""… and in derivatives."""
 PATIENCE = 100
 """Steps of these, if the decomposition is possible."""
 STALLED = 20
@@ -338,20 +341,21 @@ class Faces:
         """N x."""
         return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
 
-    def nearest(self, x: Tensor, right: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+    def nearest(self, x: Tensor, right: Tensor, terms: Tensor, good: float = ROUGH) -> tuple[Tensor, Tensor]:
         """The solution of N μ = right that is nearest to x, and its residual.
 
         Args:
             x: (batch, variables).
             right: in N's range, up to the rounding of …
             terms: … what it was computed from, (batch, anything).
+            good: how small the residual must be, relative to these, for N not to be decomposed.
         """
         x, right = torch.where(self.tied, x, 0.0), torch.where(self.tied, right, 0.0)
         if not self.dense:
-            goal = EXACT * (x.norm(dim=1) + terms.norm(dim=1))
+            size = x.norm(dim=1) + terms.norm(dim=1)
             limit = PATIENCE if self.fits else 4 * self.problem.count + 100
-            y, left = conjugate_gradients(self.normal, right, x, goal, limit)
-            if not self.fits or bool((left <= GOOD * goal).all()):
+            y, left = conjugate_gradients(self.normal, right, x, EXACT * size, limit)
+            if not self.fits or bool((left <= good * size).all()):
                 return y, left
             self.dense = True
             self._decompose(self.coupled)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel.factors.base import Factor
-from fenchel.factors.consensus import Agreement, Faces, Group, Linear, Problem, State, agree
+from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
 from fenchel.regularizers.graphs import outside_graphs
@@ -406,7 +406,7 @@ class _Call:
         """J x: onto the directions in which all faces can move; where there is no face, inside of [0, 1]."""
         theta = self.theta
         alone = (self.problem.degrees == 0) & (theta > 0) & (theta < 1)
-        along, left = self.faces.nearest(x, torch.zeros_like(x), x)
+        along, left = self.faces.nearest(x, torch.zeros_like(x), x, GOOD)
         if bool((left > 1e-8 * x.norm(dim=1)).any()):
             warnings.warn(
                 "FactorGraph: the gradient's linear system is not solved; the largest residual is "
