@@ -579,3 +579,67 @@ def test_the_margin_is_the_lead_a_part_that_makes_a_structure_the_choice(case: M
         scores = torch.from_numpy(needed * t * direction).reshape(case.shape)
         choice = omega.argmax(scores).detach().reshape(-1).numpy()
         assert np.array_equal(choice, y[0]) == alone
+
+
+@pytest.mark.parametrize("case", [m for m in MEMBERS if m.name.startswith(("Chain", "Seq")) and m.transition], ids=str)
+@pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-8])
+def test_small_transitions_agree_with_a_quadratic_program(case: Member, size: float) -> None:
+    scores, transition = draw(case, 2)
+    scores, transition = 0.03 * scores, size * transition
+    omega = SparseMAP(case.structure(transition))
+    marginals, maximum = omega.argmax(scores).detach(), omega.max(scores).detach()
+    for row, mu, value in zip(scores, marginals, maximum, strict=True):
+        wanted, reached = best_mixture(case, row, transition)
+        assert mu.reshape(-1).numpy() == pytest.approx(wanted, abs=2e-6)
+        assert value.item() == pytest.approx(reached, abs=1e-9)
+
+
+@pytest.mark.parametrize("size", [1e3, 1e17, 1e30])
+@pytest.mark.parametrize(
+    "structure",
+    [AtMost(2), Subsets(2), SequentialSubsets(2, 1e17), Chain(1e17 * torch.eye(4)), DependencyTree()],
+    ids=str,
+)
+def test_the_loss_of_the_choice_is_zero_whatever_the_scores(structure: Structure, size: float) -> None:
+    omega = SparseMAP(structure)
+    shape = (4,) if structure.event_dim == 1 else (3, 4)
+    scores = (size * torch.randn(6, *shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))).abs()
+    choice = omega.argmax(scores)
+    kept = ((choice == 0) | (choice == 1)).flatten(1).all(-1)
+    assert kept.sum() >= 5
+    scores = scores[kept].requires_grad_()
+    loss = omega.loss(scores, choice[kept])
+    assert loss.tolist() == [0.0] * len(scores)
+    (slope,) = torch.autograd.grad(loss.sum(), scores)
+    assert not slope.any()
+
+
+def test_heads_are_targets_of_trees() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 3, 4, 5, generator=generator, dtype=torch.float64)
+    mask = torch.ones(2, 3, 4, 1, dtype=torch.bool)
+    mask[0, 1, 2:] = False
+    mask[1, 2] = False
+    for omega in (SparseMAP(DependencyTree()), 0.5 * SparseMAP(DependencyTree(projective=True))):
+        tree = (omega if isinstance(omega, SparseMAP) else omega.omega).structure.map(scores.flip(-2), mask)
+        heads = torch.where(tree.any(-1), tree.argmax(-1), -1)
+        assert (heads == -1).sum() == 6
+        for kind in (torch.int64, torch.int32, torch.int8):
+            assert torch.equal(omega.loss(scores, heads.to(kind), mask=mask), omega.loss(scores, tree, mask=mask))
+    assert torch.equal(omega.omega.violation(scores, heads, mask), omega.omega.violation(scores, tree, mask))
+
+
+@pytest.mark.parametrize(
+    ("heads", "words"),
+    [
+        ([4, 0, 0], r"heads from 0, the root, to 3, the last word, or −1 .* got 4"),
+        ([-2, 0, 0], r"got -2"),
+        ([0, 2, 0], r"word 2 is its own head"),
+        ([2, 1, 0], r"must be a structure of DependencyTree.*1 are not"),
+        ([0, -1, 0], r"must be a structure of DependencyTree.*1 are not"),
+        ([0, 0], r"shape of scores"),
+    ],
+)
+def test_heads_that_are_no_tree_are_refused(heads: list[int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        SparseMAP(DependencyTree()).loss(torch.zeros(3, 4), torch.tensor(heads))

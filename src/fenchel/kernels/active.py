@@ -9,8 +9,9 @@ A row keeps members y_k (the places of their ones), weights p > 0, and the borde
 M is regular exactly if the members are affinely independent; the lower block of M⁻¹ is the Jacobian ∂p/∂q.
 M (λ, p) = (1, q) says that p solves the program on the members, and that all have the reduced score λ.
 The inverse follows by updates of rank one as members come and go: Niculae et al. (2018), appendix B. M holds integers
-and has no rounding error, so each update first refines the column that it adds or takes away: errors of the inverse
-then add up, but are not multiplied. Where a column is off by more than ``WORN`` the inverse is made anew.
+and has no rounding error, so an update refines the column that it adds or takes away, where two equations of M or a
+small distance show the need: errors of the inverse then add up, but are not multiplied. Where a column is off by more
+than ``WORN`` the inverse is made anew.
 
 Rows have as much room as they need. Row b has room for rooms[b] members: their lists, weights and scores begin at
 starts[b] of the arrays ``members``, ``counts``, ``weights``, ``solution`` (λ, p), ``values`` q and ``extra`` h; its two
@@ -44,10 +45,16 @@ NEAR = 1e-7
 STILL = 1e-14
 """Weights that refinement would change by no more than this stay as they are."""
 
-WORN = 1e-9
+CLOSE = 0.25
+"""Squared distance below which columns of the inverse are refined."""
+
+SHAKY = 1e-10
+"""The residual of two equations from which on they are."""
+
+WORN = 1e-8
 """The residual of a column of the inverse from which on the inverse is made anew."""
 
-SHARP = 1e-12
+SHARP = 1e-10
 """The same for an inverse that derivatives are made of."""
 
 ROUNDING = 8 * 2.0**-52
@@ -64,7 +71,7 @@ def _place(y, mark):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _square(flat, start, room):  # type: ignore[no-untyped-def]
+def square(flat, start, room):  # type: ignore[no-untyped-def]
     """The matrix of a row."""
     n = room + 1
     return flat[start : start + n * n].reshape(n, n)
@@ -82,6 +89,15 @@ def _residual(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
         worst = max(worst, abs(total))
         scale = max(scale, abs(right[i]))
     return worst / scale
+
+
+@kernel
+def _equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
+    """A row of M times x."""
+    total = 0.0
+    for j in range(n):
+        total += matrix[row, j] * x[j]
+    return total
 
 
 @kernel
@@ -140,6 +156,12 @@ def _hull(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-def
     """
     n = size + 1
     _times(inverse, n, u, v)
+    s = float(count)
+    for i in range(n):
+        s -= v[i] * u[i]
+    off = abs(_equation(matrix, n, 0, v) - u[0]) + abs(_equation(matrix, n, size, v) - u[size])
+    if s > CLOSE and off <= SHAKY * (1.0 + u[size]):
+        return s
     if _residual(matrix, n, u, v, r) > WORN:
         _rebuild(matrix, n, inverse)
         _times(inverse, n, u, v)
@@ -185,21 +207,20 @@ def _remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-d
     ``q`` are the values of the members that are left, in their new order.
     """
     n, i = size + 1, at + 1
-    worst = 0.0
     for a in range(n):
         v[a] = inverse[a, i]
-    for a in range(n):
-        total = 1.0 if a == i else 0.0
-        for c in range(n):
-            total -= matrix[a, c] * v[c]
-        r[a] = total
-        worst = max(worst, abs(total))
-    if worst > WORN:
-        _erase(matrix, i, n - 1)
-        _rebuild(matrix, n - 1, inverse)
-        _solution(matrix, inverse, size - 1, q, x, v, r)
-        return
-    _correct(inverse, n, r, v)
+    off = abs(_equation(matrix, n, 0, v)) + abs(_equation(matrix, n, i, v) - 1.0)
+    if v[i] * CLOSE > 1.0 or off > SHAKY:
+        worst = 0.0
+        for a in range(n):
+            r[a] = (1.0 if a == i else 0.0) - _equation(matrix, n, a, v)
+            worst = max(worst, abs(r[a]))
+        if worst > WORN:
+            _erase(matrix, i, n - 1)
+            _rebuild(matrix, n - 1, inverse)
+            _solution(matrix, inverse, size - 1, q, x, v, r)
+            return
+        _correct(inverse, n, r, v)
     share = x[i] / v[i]
     for a in range(n):
         factor = v[a] / v[i]
@@ -428,21 +449,18 @@ def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size,
 
 @kernel
 def step(  # type: ignore[no-untyped-def]
-    b, y, bonus, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
-    matrices, inverses, mus, residuals, gap, floor, state, mode, goal, mark, u, v, r, aligned,
+    b, y, bonus, theta, own, tally, p, x, q, h, matrix, inverse, mu, residual, sizes, gap, floor, state, mode, goal,
+    mark, u, v, r, aligned,
 ):  # fmt: skip
     """One step of row b: take the candidate y into the active set, solve, drop members whose weight runs out.
 
+    The row's own arrays are its scores, members with their counts, weights p, solution x, values q, extra h, M, M⁻¹, mu
+    and residual; mark, u, v, r are room to work in. ``aligned`` tells that members' lists are of one length, and that
+    parts they have in common stand at the same place.
+
     A row is done when y, the best structure for θ − μ, does not improve on μ by more than the goal and rounding, and
-    the weights are exact: then, and only then, its gain is the duality gap of these weights. mark, u, v, r are room to
-    work in; ``aligned`` tells that members' lists are of one length, and that parts they have in common stand at the
-    same place. Returns whether to go on.
+    the weights are exact: then, and only then, its gain is the duality gap of these weights. Returns whether to go on.
     """
-    first, room = starts[b], rooms[b]
-    theta, mu, residual = thetas[b], mus[b], residuals[b]
-    own, tally, p, q, h = members[first:], counts[first:], weights[first:], values[first:], extra[first:]
-    x = solution[first:]
-    matrix, inverse = _square(matrices, squares[b], room), _square(inverses, squares[b], room)
     size = sizes[b]
     count = _place(y, mark)
     value, reduced, terms = bonus, bonus, 1.0 + abs(bonus)
@@ -514,9 +532,13 @@ def advance(  # type: ignore[no-untyped-def]
     mark = np.zeros(thetas.shape[1], np.uint8)
     u, v, r = np.empty(room), np.empty(room), np.empty(room)
     for i in range(first, last):
+        b = live[i]
+        at = starts[b]
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         step(
-            live[i], candidates[i], bonus[i], thetas, starts, rooms, squares, members, counts, sizes, weights, solution,
-            values, extra, matrices, inverses, mus, residuals, gap, floor, state, mode, goal, mark, u, v, r, False,
+            b, candidates[i], bonus[i], thetas[b], members[at:], counts[at:], weights[at:], solution[at:], values[at:],
+            extra[at:], matrix, inverse, mus[b], residuals[b], sizes, gap, floor, state, mode, goal, mark, u, v, r,
+            False,
         )  # fmt: skip
 
 
@@ -568,7 +590,7 @@ def refine(  # type: ignore[no-untyped-def]
     for i in range(first, last):
         b = live[i]
         at = starts[b]
-        matrix, inverse = _square(matrices, squares[b], rooms[b]), _square(inverses, squares[b], rooms[b])
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         sizes[b], _ = _polish(
             thetas[b], members[at:], counts[at:], values[at:], extra[at:], weights[at:], solution[at:], matrix, inverse,
             sizes[b], mus[b], residuals[b], u, v, r,
@@ -583,13 +605,12 @@ def outward(  # type: ignore[no-untyped-def]
     """θ − μ plus a little noise across the members' affine hull: what ties with them outside it then comes out best."""
     parts = thetas.shape[1]
     room = rooms.max() + 2
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
-    across = np.empty(parts)
+    u, v, across = np.empty(room), np.empty(room), np.empty(parts)
     for i in range(first, last):
         b = live[i]
         size, n = sizes[b], sizes[b] + 1
         own, tally = members[starts[b] :], counts[starts[b] :]
-        matrix, inverse = _square(matrices, squares[b], rooms[b]), _square(inverses, squares[b], rooms[b])
+        inverse = square(inverses, squares[b], rooms[b])
         u[0] = 0.0
         for k in range(size):
             total = 0.0
@@ -597,8 +618,6 @@ def outward(  # type: ignore[no-untyped-def]
                 total += noise[own[k, j]]
             u[k + 1] = total
         _times(inverse, n, u, v)
-        _residual(matrix, n, u, v, r)
-        _correct(inverse, n, r, v)
         for j in range(parts):
             across[j] = noise[j] if thetas[b, j] > -np.inf else 0.0
         for k in range(size):
@@ -629,7 +648,7 @@ def complete(  # type: ignore[no-untyped-def]
         b, y = live[i], candidates[i]
         at, size = starts[b], sizes[b]
         own, tally, p, q, h = members[at:], counts[at:], weights[at:], values[at:], extra[at:]
-        matrix, inverse = _square(matrices, squares[b], rooms[b]), _square(inverses, squares[b], rooms[b])
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         count = _place(y, mark)
         _column(mark, own, tally, size, u)
         known = False
@@ -663,7 +682,7 @@ def sharpen(  # type: ignore[no-untyped-def]
     for i in range(first, last):
         b = live[i]
         n = sizes[b] + 1
-        matrix, inverse = _square(matrices, squares[b], rooms[b]), _square(inverses, squares[b], rooms[b])
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         for j in range(n):
             u[j] = np.cos(j * (j + 1.0))
         _times(inverse, n, u, v)
@@ -688,8 +707,8 @@ def carry(  # type: ignore[no-untyped-def]
             values[new + k] = old_values[old + k]
             extra[new + k] = old_extra[old + k]
         if size:
-            before, after = _square(old_matrices, old_squares[b], old_rooms[b]), _square(matrices, squares[b], rooms[b])
-            was, now = _square(old_inverses, old_squares[b], old_rooms[b]), _square(inverses, squares[b], rooms[b])
+            before, after = square(old_matrices, old_squares[b], old_rooms[b]), square(matrices, squares[b], rooms[b])
+            was, now = square(old_inverses, old_squares[b], old_rooms[b]), square(inverses, squares[b], rooms[b])
             for i in range(size + 1):
                 solution[new + i] = old_solution[old + i]
                 for j in range(size + 1):
@@ -707,7 +726,7 @@ def collect(  # type: ignore[no-untyped-def]
     for i in range(first, last):
         b = rows[i]
         size, at = sizes[b], starts[b]
-        inverse = _square(inverses, squares[b], rooms[b])
+        inverse = square(inverses, squares[b], rooms[b])
         for k in range(room):
             count = counts[at + k] if k < size else 0
             for j in range(count):

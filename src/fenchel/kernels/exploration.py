@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.active import SOLVE, step
+from fenchel.kernels.active import SOLVE, square, step
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.subsets import best_sequence
 
@@ -141,7 +141,10 @@ def explore_trees(  # type: ignore[no-untyped-def]
     absent = np.empty(words, np.int64)
     for i in range(first, last):
         b = live[i]
-        scores, rest = thetas[b], residuals[b]
+        scores, rest, at = thetas[b], residuals[b], starts[b]
+        own, tally, p, x = members[at:], counts[at:], weights[at:], solution[at:]
+        q, h, mixture = values[at:], extra[at:], mus[b]
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         missing = 0
         for m in range(words):
             there = False
@@ -169,8 +172,8 @@ def explore_trees(  # type: ignore[no-untyped-def]
                 break
             tried[b] += 1
             if not step(
-                b, y, 0.0, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
-                matrices, inverses, mus, residuals, gap, floor, state, SOLVE, goal, mark, u, v, r, True,
+                b, y, 0.0, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
+                SOLVE, goal, mark, u, v, r, True,
             ):  # fmt: skip
                 break
 
@@ -188,7 +191,10 @@ def explore_sequences(  # type: ignore[no-untyped-def]
     off, on = np.empty((length, k + 2)), np.empty((length, k + 2))
     for i in range(first, last):
         b = live[i]
-        scores, rest = thetas[b], residuals[b]
+        scores, rest, at = thetas[b], residuals[b], starts[b]
+        own, tally, p, x = members[at:], counts[at:], weights[at:], solution[at:]
+        q, h, mixture = values[at:], extra[at:], mus[b]
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         between = transition[b if transition.shape[0] > 1 else 0]
         allowed = 0
         for t in range(length):
@@ -200,7 +206,7 @@ def explore_sequences(  # type: ignore[no-untyped-def]
                 break
             tried[b] += 1
             if not step(
-                b, y, bonus, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
-                matrices, inverses, mus, residuals, gap, floor, state, SOLVE, goal, mark, u, v, r, False,
+                b, y, bonus, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
+                SOLVE, goal, mark, u, v, r, False,
             ):  # fmt: skip
                 break

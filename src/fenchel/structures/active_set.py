@@ -26,7 +26,7 @@ from fenchel.structures.base import Array, Problem, Searched, Structure, check_s
 
 _NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
-_MEMBERS = 16  # there is room for, to begin with
+_MEMBERS = 32  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
 _FAR = 1e12  # from what higher-order scores could change
 

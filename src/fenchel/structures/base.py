@@ -114,6 +114,10 @@ class Structure(nn.Module):
         """Which parts can be chosen at all, boolean, whatever the mask; None if all can."""
         return None
 
+    def expand_target(self, target: Tensor, shape: torch.Size) -> Tensor:
+        """A target as zeros and ones of the shape of the scores, where a structure knows a shorter form of it."""
+        return target
+
     def broken(self) -> Tensor | None:
         """Rows whose higher-order scores are NaN or +inf: boolean, broadcasts to the batch; None if none can be."""
         return None

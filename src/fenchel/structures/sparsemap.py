@@ -59,8 +59,13 @@ class SparseMAP(Regularizer):
     Solved by the active-set algorithm, exactly, in double precision: it calls the structure's oracle a few dozen
     times, each time on all rows of the batch that are not done. Closed forms are used where they exist (``Subsets``,
     ``AtMost``). ``argmax`` gives the marginals; :meth:`solve` the structures, their weights and a certificate too.
-    Derivatives of every order are right in the scores and in the structure's parameters. Runs eagerly, but for closed
-    forms: ``torch.compile`` breaks its graph here, ``fullgraph=True``, ``torch.export`` and ``vmap`` raise.
+    Derivatives of every order are right in the scores and in the structure's parameters, wherever they exist. Where the
+    optimum lies on the edge of the face of all structures that tie for it, such as scores at which a structure has
+    exactly its margin, marginals have a kink: the derivative is then an element of the generalized Jacobian, the limit
+    of derivatives at scores nearby. The same holds for transitions where structures with the same marginals tie. A tie
+    of very many structures takes as many calls of the oracle as the face has dimensions; beyond ``max_iter`` there is a
+    warning. Runs eagerly, but for closed forms: ``torch.compile`` breaks its graph here, ``fullgraph=True``,
+    ``torch.export`` and ``vmap`` raise.
 
     The choice is a single structure y if and only if :math:`\langle s - y, y - y' \rangle + h(y) - h(y') \ge 0` for
     all others, which :meth:`violation` tells from one call of the oracle.
@@ -68,7 +73,8 @@ class SparseMAP(Regularizer):
     Args:
         structure: a :class:`~fenchel.structures.Structure`.
         max_iter: calls of the oracle; a row that is not solved then is warned of.
-        tol: how far the marginals may be from the optimum. Rows stop when their duality gap certifies it, at tol²/2.
+        tol: how far the marginals may be from the optimum. Rows stop when their duality gap certifies it, at tol²/2, or
+            when what is left is rounding error. An oracle that turns out not to be exact is warned of.
 
     Example:
         >>> import torch, fenchel
@@ -139,8 +145,8 @@ class SparseMAP(Regularizer):
         """The regularized maximum, one value a batch entry; −inf where nothing may be chosen."""
         self._check_dim(scores, dim)
         theta, offset, free = self._centered(scores, mask)
-        value, marginals = self._maximum(scores, theta, free)
-        value = value + self._sum(offset * marginals.detach())
+        marginals, higher = self._marginals(scores, free)
+        value = self._sum(theta * marginals) - self._omega(marginals, higher) + self._sum(offset * marginals.detach())
         return torch.where(self._any(free), value, -torch.inf).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -152,16 +158,21 @@ class SparseMAP(Regularizer):
         Args:
             scores: (…, parts).
             target: zeros and ones of the shape of ``scores``; mixtures too where there are no higher-order scores.
+                For ``DependencyTree`` also heads, integers (…, N), −1 for words that are not in the sentence.
             dim: must be left out.
             mask: boolean, broadcasts to ``scores``; True = may be chosen.
         """
         self._check_dim(scores, dim)
         y = self.check_target(target, scores, dim, mask).to(device=scores.device, dtype=torch.float64)
         theta, _, free = self._centered(scores, mask)
-        maximum, _ = self._maximum(scores, theta, free)
-        value = maximum - self._sum(theta * y) + self._omega(y, self.structure.higher(y))
-        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
-        value = value - value.clamp_max(0).detach()
+        marginals, higher = self._marginals(scores, free)
+        moved, own = marginals - y, self.structure.higher(y)
+        # Differences first: with large scores the two sides of the loss would cancel.
+        value = self._sum(moved * (theta - (marginals + y - self._center(own)) / 2))
+        if higher is not None and own is not None:
+            value = value + (higher - own)
+        # Rounding can leave the sum a hair below zero, or above it at the target; the gradient is right as it is.
+        value = value - torch.where(self._any(moved.detach() != 0), value.clamp_max(0), value).detach()
         impossible = self._any((y != 0) & ~free)
         return (value + torch.where(impossible, torch.inf, 0.0)).to(scores.dtype)
 
@@ -226,9 +237,13 @@ class SparseMAP(Regularizer):
         return self._answer(scores, None, found).marginals, found.gap
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-        """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores."""
+        """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores.
+
+        Returns it as zeros and ones, where the structure takes a shorter form.
+        """
         if not isinstance(target, Tensor) or target.is_complex():
             raise TypeError(f"target must be a tensor of zeros and ones, got {type(target).__name__}")
+        target = self.structure.expand_target(target, scores.shape)
         if target.shape != scores.shape:
             raise ValueError(
                 f"target must be a structure of the shape of scores, {tuple(scores.shape)}, got {tuple(target.shape)}"
@@ -279,20 +294,21 @@ class SparseMAP(Regularizer):
         higher = torch.where(bad, torch.nan, chosen.higher).reshape(batch)
         return _Answer(found, chosen.weights, marginals, higher, batch, shape)
 
-    def _maximum(self, scores: Tensor, theta: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨θ, μ⟩ − Ω(μ) for centered scores, and μ, in double precision."""
+    def _marginals(self, scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
+        """μ, and the mean of higher-order scores if there are any, in double precision."""
         closed = self._closed(scores.double(), mask)
         if closed is not None:
-            return self._sum(theta * closed) - self._omega(closed, None), closed
+            return closed, None
         answer = self._search(scores, mask)
-        marginals = answer.marginals
-        higher = answer.higher if self.structure.has_higher else None
-        return self._sum(theta * marginals) - self._omega(marginals, higher), marginals
+        return answer.marginals, answer.higher if self.structure.has_higher else None
 
     def _omega(self, y: Tensor, higher: Tensor | None) -> Tensor:
-        if higher is not None:
-            return self._sum(y * y) / 2 - higher
-        return self._sum(y * (y - 1) if self.structure.fixed_dims else y * y) / 2
+        value = self._sum(y * (y - self._center(higher))) / 2
+        return value if higher is None else value - higher
+
+    def _center(self, higher: Tensor | None) -> int:
+        """1 where Ω is ½Σ μ(μ − 1), so that it is zero at structures; 0 where it is ½‖μ‖²."""
+        return int(self.structure.fixed_dims > 0 and higher is None)
 
     def _centered(self, scores: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Scores in double precision less an offset, the offset, and which parts may be chosen.

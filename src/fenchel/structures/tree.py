@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel.kernels import concrete
 from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Oracle, Searched
 
@@ -19,6 +20,9 @@ class DependencyTree(Searched):
     itself does not matter. Words with every head masked are not in the sentence, neither as modifiers nor as heads: a
     mask of shape (…, N, 1) gives sentences of different lengths. Chu-Liu-Edmonds' algorithm in O(N²), or Eisner's in
     O(N³) for projective trees.
+
+    Targets of ``SparseMAP(DependencyTree()).loss`` are trees of zeros and ones, or the head of each word: integers of
+    shape (…, N), 0 for the root, j for the j-th word, −1 for a word that is not in the sentence.
 
     Args:
         projective: only trees whose arcs do not cross, with the root in front of the sentence.
@@ -33,6 +37,8 @@ class DependencyTree(Searched):
         >>> fenchel.SparseMAP(DependencyTree()).argmax(scores)
         tensor([[0.6000, 0.0000, 0.4000],
                 [0.7000, 0.3000, 0.0000]])
+        >>> fenchel.SparseMAP(DependencyTree()).loss(scores, torch.tensor([2, 0]))
+        tensor(0.4500)
 
     References: Edmonds (1967); Eisner (1996); Niculae, Martins, Blondel & Cardie (2018).
     """
@@ -54,6 +60,23 @@ class DependencyTree(Searched):
     def possible(self, shape: torch.Size, device: torch.device) -> Tensor | None:
         n = shape[-2]
         return torch.arange(n, device=device)[:, None] + 1 != torch.arange(n + 1, device=device)
+
+    def expand_target(self, target: Tensor, shape: torch.Size) -> Tensor:
+        n = shape[-2]
+        whole = target.dtype == torch.bool or target.is_floating_point() or target.is_complex()
+        if whole or target.shape != shape[:-1]:
+            return target
+        if concrete(target):
+            wrong = (target < -1) | (target > n)
+            if bool(wrong.any()):
+                raise ValueError(
+                    f"target must hold heads from 0, the root, to {n}, the last word, or −1 for a word that is not in "
+                    f"the sentence; got {int(target[wrong][0])}"
+                )
+            loops = target == torch.arange(1, n + 1, device=target.device)
+            if bool(loops.any()):
+                raise ValueError(f"target must hold trees: word {int(target[loops][0])} is its own head in one of them")
+        return (target.unsqueeze(-1) == torch.arange(n + 1, device=target.device)).double()
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         from fenchel.kernels.trees import best_projective, best_trees

@@ -1,0 +1,321 @@
+"""The active-set algorithm where it is hard: small transitions, tight tolerances, ties, oracles that are not exact."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fenchel import SparseMAP
+from fenchel.structures import Chain, DependencyTree, Matching, SequentialSubsets, Structure
+from fenchel.structures.active_set import Options, search
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def best_sequence(scores: np.ndarray, transition: np.ndarray) -> float:
+    """The score of the best sequence of states, by Viterbi's recursion."""
+    value = scores[0]
+    for row in scores[1:]:
+        value = (value[:, None] + transition).max(0) + row
+    return float(value.max())
+
+
+def best_subset(scores: np.ndarray, transition: np.ndarray, k: int) -> float:
+    """The score of the best k positions with transitions between neighbours, by recursion over positions."""
+    out, on = np.full(k + 1, -np.inf), np.full(k + 1, -np.inf)
+    out[0], on[1] = 0.0, scores[0]
+    for score, link in zip(scores[1:], transition, strict=True):
+        into = np.full(k + 1, -np.inf)
+        into[1:] = np.maximum(out[:-1], on[:-1] + link) + score
+        out, on = np.maximum(out, on), into
+    return float(max(out[k], on[k]))
+
+
+def check_certified(omega: SparseMAP, scores: Tensor, best, higher, least: float = 1e-9) -> None:  # type: ignore[no-untyped-def]
+    """Weights are a distribution, and the reported gap is the true one: small, or warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        mixture = omega.solve(scores)
+    weights, marginals = mixture.weights.double(), mixture.marginals.double()
+    assert (weights >= 0).all()
+    error = 1e-12 if scores.dtype == torch.float64 else 1e-6
+    assert weights.sum(-1).numpy() == pytest.approx(1.0, abs=error)
+    for row, mu, p, members, gap in zip(
+        scores.double(), marginals, weights, mixture.structures.double(), mixture.gap, strict=True
+    ):
+        assert torch.allclose((p.reshape(-1, *[1] * mu.dim()) * members).sum(0), mu, atol=error)
+        reached = sum(float(w) * higher(y.numpy()) for w, y in zip(p, members, strict=True))
+        true = best((row - mu).numpy()) - float(((row - mu) * mu).sum()) - reached
+        scale = 1 + float(row.abs().max())
+        assert gap.item() == pytest.approx(true, abs=(least if error < 1e-9 else 1e-4) * scale)
+        assert gap.item() < 1e-9 * scale or caught
+    assert not caught or (mixture.gap > 1e-13).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    ("states", "steps", "size", "spread"),
+    [(4, 10, 1e-4, 1e-2), (4, 20, 1e-6, 1.0), (3, 50, 1e-3, 1.0), (2, 30, 1e-8, 1e-3), (6, 15, 1e-2, 100.0)],
+)
+def test_chains_with_small_transitions(states: int, steps: int, size: float, spread: float, dtype: torch.dtype) -> None:
+    transition = (size * normal(states, states)).to(dtype)
+    scores = (spread * normal(3, steps, states, seed=1)).to(dtype)
+    t = transition.double().numpy()
+
+    def higher(y: np.ndarray) -> float:
+        path = y.argmax(-1)
+        return float(t[path[:-1], path[1:]].sum())
+
+    check_certified(SparseMAP(Chain(transition)), scores, lambda left: best_sequence(left, t), higher)
+
+
+@pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-7])
+@pytest.mark.parametrize("kind", ["number", "tensor"])
+def test_sequential_subsets_with_small_transitions(kind: str, size: float) -> None:
+    scores = torch.cat([normal(4, 50, seed=8), 0.1 * normal(2, 50, seed=9)])
+    transition = size * normal(49, seed=3) if kind == "tensor" else size
+    t = np.broadcast_to(np.asarray(transition), (49,))
+    omega = SparseMAP(SequentialSubsets(15, transition))
+    check_certified(omega, scores, lambda left: best_subset(left, t, 15), lambda y: float((y[:-1] * y[1:] * t).sum()))
+
+
+def test_the_gap_of_rows_that_stop_early_is_true() -> None:
+    transition = 1e-3 * normal(4, 4)
+    t = transition.numpy()
+
+    def higher(y: np.ndarray) -> float:
+        path = y.argmax(-1)
+        return float(t[path[:-1], path[1:]].sum())
+
+    omega = SparseMAP(Chain(transition), max_iter=40)
+    scores = 0.1 * normal(3, 30, 4)
+    with pytest.warns(UserWarning, match=r"3 of 3 rows are not solved to tol .* largest gap"):
+        assert (omega.solve(scores).gap > 1e-6).all()
+    check_certified(omega, scores, lambda left: best_sequence(left, t), higher)
+
+
+@pytest.mark.parametrize("tol", [1e-7, 1e-10])
+def test_tight_tolerances_keep_trees_trees(tol: float) -> None:
+    structure = DependencyTree()
+    for seed in (1, 2, 3):
+        scores = 0.3 * normal(16, 20, 21, seed=seed)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")  # what is left is rounding error
+            mixture = SparseMAP(structure, tol=tol).solve(scores)
+        assert mixture.marginals.sum(-1).numpy() == pytest.approx(1.0, abs=1e-13)
+        assert mixture.weights.sum(-1).numpy() == pytest.approx(1.0, abs=1e-13)
+        left = scores - mixture.marginals
+        gap = (left * (structure.map(left) - mixture.marginals)).flatten(1).sum(-1)
+        assert gap.max() < 1e-12
+        assert mixture.gap.numpy() == pytest.approx(gap.clamp_min(0).numpy(), abs=1e-13)
+
+
+class Forgetful(Structure):
+    """One part of n, by an oracle that takes the lowest score from the third call on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def map(self, scores: Tensor) -> Tensor:
+        self.calls += 1
+        at = scores.argmax(-1) if self.calls < 3 else scores.argmin(-1)
+        return nn.functional.one_hot(at, scores.shape[-1]).to(scores)
+
+
+def test_an_oracle_that_is_not_exact_is_reported() -> None:
+    scores = torch.tensor([[0.3, 0.2, 0.1, -0.4], [5.0, 0.0, 0.0, 0.0]])
+    with pytest.warns(UserWarning, match=r"Forgetful.map is not exact: in 1 of 2 rows"):
+        SparseMAP(Forgetful()).argmax(scores)
+
+
+def slopes(omega: SparseMAP, scores: Tensor, direction: Tensor) -> Tensor:
+    """The gradient of ⟨direction, marginals⟩, without a warning."""
+    scores = scores.clone().requires_grad_()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        (gradient,) = torch.autograd.grad((omega.argmax(scores) * direction).sum(), scores)
+    return gradient
+
+
+def projected(direction: Tensor, free: Tensor, constraints: list[Tensor]) -> Tensor:
+    """The direction projected on what is zero outside ``free`` and orthogonal to the constraints."""
+    rows = torch.stack([c.double()[free] for c in constraints])
+    result = torch.zeros_like(direction)
+    result[free] = direction[free] - torch.linalg.pinv(rows) @ (rows @ direction[free])
+    return result
+
+
+def indicators(n: int, m: int, columns: bool) -> list[Tensor]:
+    """Each row of an (n, m) matrix, and each column, as zeros and ones."""
+    ones = torch.zeros(n + m, n, m)
+    for i in range(n):
+        ones[i, i] = 1
+    for j in range(m):
+        ones[n + j, :, j] = 1
+    return list(ones if columns else ones[:n])
+
+
+@pytest.mark.parametrize("n", [4, 12, 20])
+def test_a_matching_of_zeros_moves_in_all_directions(n: int) -> None:
+    g = normal(n, n)
+    wanted = g - g.mean(0) - g.mean(1, keepdim=True) + g.mean()
+    assert torch.allclose(slopes(SparseMAP(Matching()), torch.zeros(n, n).double(), g), wanted, atol=1e-10)
+
+
+def test_matchings_of_duplicate_rows_move_within_their_support() -> None:
+    n = 12
+    scores = (0.4 * normal(n, n, seed=2)).repeat_interleave(3, 0)[:n]
+    omega, g = SparseMAP(Matching()), normal(n, n)
+    # Matchings are the nonnegative matrices with sums of one: a face is known by its zeros.
+    wanted = projected(g, omega.argmax(scores) > 1e-9, indicators(n, n, True))
+    assert torch.allclose(slopes(omega, scores, g), wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [5, 16])
+@pytest.mark.parametrize("raised", [False, True], ids=["single root", "raised root"])
+def test_trees_of_zeros_move_in_all_directions(n: int, raised: bool) -> None:
+    scores, g = torch.zeros(n, n + 1, dtype=torch.float64), normal(n, n + 1)
+    free = torch.arange(n)[:, None] + 1 != torch.arange(n + 1)
+    # With equal scores every arc has a share: words have one head, and with a single root there is one on the root.
+    constraints = indicators(n, n + 1, True)[: n if raised else n + 1]
+    scores[:, 0] = 0.1 if raised else 0.0  # without a raised root there is a kink
+    omega = SparseMAP(DependencyTree(single_root=not raised))
+    assert torch.allclose(slopes(omega, scores, g), projected(g, free, constraints), atol=1e-10)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_chains_and_sequences_of_zeros_move_in_all_directions(trained: bool) -> None:
+    g = normal(30, 4)
+    transition = torch.zeros(4, 4, dtype=torch.float64, requires_grad=trained)
+    wanted = g - g.mean(-1, keepdim=True)
+    assert torch.allclose(slopes(SparseMAP(Chain(transition)), torch.zeros(30, 4).double(), g), wanted, atol=1e-10)
+    flat = torch.zeros(40, dtype=torch.float64)
+    omega = SparseMAP(SequentialSubsets(12, torch.zeros(39, dtype=torch.float64, requires_grad=trained)))
+    assert torch.allclose(slopes(omega, flat, g.reshape(-1)[:40]), g.reshape(-1)[:40] - g.reshape(-1)[:40].mean())
+
+
+@pytest.mark.parametrize(
+    "structure", [Matching(), DependencyTree(), Chain(0.1 * normal(5, 5)), SequentialSubsets(4, 0.2)]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_slopes_at_blocks_of_ties_are_finite_differences(structure: Structure, seed: int) -> None:
+    shape = {"Matching": (11, 11), "DependencyTree": (10, 11), "Chain": (12, 5), "SequentialSubsets": (14,)}
+    scores = (2 * normal(*shape[type(structure).__name__], seed=seed)).round() / 2
+    omega, g = SparseMAP(structure), normal(*scores.shape, seed=7)
+    tangent = normal(*scores.shape, seed=9)
+    step = 1e-5
+    after, now, before = (omega.argmax(scores + t * step * tangent) for t in (1, 0, -1))
+    slope = float((slopes(omega, scores, g) * tangent).sum())
+    one_sided = [float((g * d).sum()) / step for d in (after - now, now - before)]
+    # Marginals are piecewise linear: at a kink, an element of the generalized Jacobian lies between the two along a
+    # line through the scores only if the face is the same on both sides.
+    if one_sided[0] == pytest.approx(one_sided[1], abs=1e-7):
+        assert slope == pytest.approx(one_sided[0], abs=1e-6)
+
+
+def vertex_projectors(vertices: np.ndarray, theta: np.ndarray, mu: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Projectors on the directions of the smallest face that holds μ, and of the face of all that tie."""
+    tied = vertices[(vertices - mu) @ (theta - mu) > -1e-9]
+    inside = tied[[in_smallest_face(tied, mu, y) for y in tied]]
+    return projector(inside - mu), projector(tied - mu)
+
+
+def in_smallest_face(tied: np.ndarray, mu: np.ndarray, y: np.ndarray) -> bool:
+    """Whether μ can go a little away from y and stay in the convex hull."""
+    from scipy.optimize import linprog
+
+    target = mu + 1e-4 * (mu - y)
+    equations = np.vstack([tied.T, np.ones(len(tied))])
+    result = linprog(np.zeros(len(tied)), A_eq=equations, b_eq=[*target, 1.0])
+    return bool(result.status == 0)
+
+
+def projector(directions: np.ndarray) -> np.ndarray:
+    _, values, right = np.linalg.svd(directions)
+    basis = right[: int((values > 1e-6).sum())]
+    return basis.T @ basis
+
+
+def test_at_a_kink_the_derivative_is_that_of_a_face() -> None:
+    # Trees of zeros: the sum of the root's arcs is 1, and may grow but not shrink.
+    rows = [np.eye(4)[list(h)].reshape(-1) for h in itertools.product(range(4), repeat=3) if hangs_together(h)]
+    omega = SparseMAP(DependencyTree())
+    theta = torch.zeros(3, 4, dtype=torch.float64)
+    mu = omega.argmax(theta).reshape(-1).numpy()
+    jacobian = torch.autograd.functional.jacobian(omega.argmax, theta).reshape(12, 12).numpy()
+    faces = vertex_projectors(np.stack(rows), theta.reshape(-1).numpy(), mu)
+    assert not np.allclose(*faces)
+    assert any(np.allclose(jacobian, face, atol=1e-9) for face in faces)
+
+
+def hangs_together(heads: tuple[int, ...]) -> bool:
+    at = list(range(1, len(heads) + 1))
+    for _ in heads:
+        at = [heads[w - 1] if w else 0 for w in at]
+    return not any(at)
+
+
+def test_a_tied_row_takes_no_room_from_the_others() -> None:
+    scores = normal(40, 12, 13)
+    scores[7] = 0.0
+    found = search(DependencyTree(), scores, None, None, Options(1000, 1e-6, True))
+    largest = max(group.parts.shape[1] for group in found.groups)
+    assert largest > 100  # members of the tied row
+    assert sum(group.jacobian.numel() for group in found.groups) < largest**2 + 40 * 64**2
+    assert sorted(torch.cat([group.rows for group in found.groups]).tolist()) == list(range(40))
+    omega, g = SparseMAP(DependencyTree(), max_iter=1000), normal(40, 12, 13, seed=5)
+    kept = torch.arange(40) != 7
+    assert torch.allclose(slopes(omega, scores, g)[kept], slopes(omega, scores[kept], g[kept]), atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["Chain", "SequentialSubsets"])
+def test_rows_with_transitions_of_their_own_may_differ_in_size(name: str) -> None:
+    shape, own = {"Chain": ((20, 4), (19, 4, 4)), "SequentialSubsets": ((70,), (69,))}[name]
+    scores, transition = normal(2, 2, *shape), 0.3 * normal(2, 2, *own, seed=1)
+    scores[0, 1], transition[0, 1] = 0.0, 0.0  # a face of many dimensions beside faces of few
+    g = normal(2, 2, *shape, seed=2)
+
+    def both(s: Tensor, t: Tensor, d: Tensor) -> list[Tensor]:
+        s, t = s.clone().requires_grad_(), t.clone().requires_grad_()
+        omega = SparseMAP(Chain(t) if name == "Chain" else SequentialSubsets(20, t))
+        mixture = omega.solve(s)
+        assert torch.allclose(mixture.weights.sum(-1), torch.ones((), dtype=torch.float64))
+        return list(torch.autograd.grad((mixture.marginals * d).sum(), (s, t)))
+
+    whole = both(scores, transition, g)
+    for i, j in itertools.product(range(2), range(2)):
+        alone = both(scores[i, j], transition[i, j], g[i, j])
+        for a, b in zip(whole, alone, strict=True):
+            assert torch.allclose(a[i, j], b, atol=1e-10)
+
+
+def test_faces_of_too_many_dimensions_are_warned_of() -> None:
+    scores = torch.zeros(6, 6, dtype=torch.float64, requires_grad=True)
+    with pytest.warns(UserWarning, match="derivatives are incomplete in 1 of 1 rows"):
+        SparseMAP(Matching(), max_iter=12).argmax(scores)
+
+
+@pytest.mark.parametrize("through", ["argmax", "loss", "max"])
+def test_a_row_of_nan_that_is_left_out_leaves_a_shared_transition_alone(through: str) -> None:
+    scores = normal(3, 6, 3)
+    scores[1, 2, 0] = torch.nan
+    target = Chain(torch.eye(3)).map(scores.nan_to_num())
+
+    def slope(rows: Tensor, y: Tensor, kept: list[int]) -> Tensor:
+        transition = (0.3 * normal(3, 3, seed=4)).requires_grad_()
+        omega = SparseMAP(Chain(transition))
+        value = {"argmax": omega.argmax, "max": omega.max}.get(through, lambda s: omega.loss(s, y))(rows)
+        (gradient,) = torch.autograd.grad(value[kept].square().sum(), transition)
+        return gradient
+
+    wanted = slope(scores[[0, 2]], target[[0, 2]], [0, 1])
+    assert wanted.abs().max() > 0
+    assert torch.allclose(slope(scores, target, [0, 2]), wanted, atol=1e-12)
