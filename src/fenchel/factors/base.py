@@ -13,6 +13,18 @@ COLD = 1e6
 """The inverse temperature at which a quadratic program stands in for a linear one."""
 
 
+class Memory:
+    """What a group of factors keeps between the rounds of one solution, to begin the next with."""
+
+    def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
+        """``Factor.qp`` for some rows of the batch."""
+        raise NotImplementedError
+
+    def error(self) -> Tensor:
+        """A bound on the distance of the last answers from the exact ones, per row of the batch."""
+        raise NotImplementedError
+
+
 class Factor:
     r"""What some variables of a graph may be together: a polytope :math:`\mathcal M`, and a score of its own.
 
@@ -92,6 +104,10 @@ class Factor:
             f"{type(self).__name__} must define qp(theta, *tensors), the projection of its scores; for a MAP oracle "
             "use Structured(variables, structure)"
         )
+
+    def memory(self, batch: int, factors: int) -> Memory | None:
+        """An object that solves ``qp`` as well, faster if the same rows come again; None if there is no such thing."""
+        return None
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         r"""An upper bound, tight or nearly so, of :math:`\max_{p \in \mathcal M} \langle \theta, p \rangle`, per row.

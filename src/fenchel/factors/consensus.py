@@ -17,12 +17,13 @@ few, so that it is written out and decomposed once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.factors.base import Factor
+from fenchel.factors.base import Factor, Memory
 
 RELAXATION = 1.6
 NEWTON_EVERY = 10
@@ -31,6 +32,19 @@ ROUNDING = 2e-13
 """Copies that are this close are equal, however large the step is that multiplies what is between them."""
 WIDEST = 1000
 """Up to how many variables that move N is written out; beyond, conjugate gradients take its place."""
+NARROW = 64
+"""Up to how many it is decomposed before conjugate gradients are tried."""
+EXACT = 1e-13
+"""How small these leave a residual, relative to the terms that it is made of."""
+ROUGH = 1e-9
+"""How small they may leave it in Newton's step, which is taken again: projections onto faces with hundreds of vertices
+are not exact to rounding."""
+GOOD = 1e-10
+"""… and in derivatives."""
+PATIENCE = 100
+"""Steps of these, if the decomposition is possible."""
+STALLED = 20
+"""Steps that do not halve the residual, after which no more are tried."""
 FLAT = 1e-10
 """Eigenvalues of N below this are zero: directions that all faces share."""
 BALANCES = 20
@@ -47,6 +61,7 @@ class Group:
         negated: which of these are negated, (factors, size).
         scores: higher-order scores, (batch or 1, factors, …).
         constants: what else they have, (1, factors, …).
+        memory: what they remember from one call to the next, if anything.
     """
 
     factor: Factor
@@ -54,6 +69,7 @@ class Group:
     negated: Tensor
     scores: tuple[Tensor, ...]
     constants: tuple[Tensor, ...]
+    memory: Memory | None = None
 
     @property
     def told(self) -> bool:
@@ -64,11 +80,12 @@ class Group:
         """From variables to literals, and back."""
         return torch.where(self.negated, 1 - rows, rows)
 
-    def qp(self, v: Tensor, scores: tuple[Tensor, ...]) -> Tensor:
-        """The factors' answers to v, (batch, factors · size)."""
+    def qp(self, v: Tensor, scores: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+        """The factors' answers to v, (rows, factors · size), for some rows of the batch."""
         literals = self.flip(v.reshape(-1, *self.index.shape))
-        p: Tensor = self.flip(self.factor.qp(literals, *scores, *self.constants))
-        return p.reshape(v.shape)
+        tensors = (*scores, *self.constants)
+        answer = self.factor.qp(literals, *tensors) if self.memory is None else self.memory.qp(rows, literals, *tensors)
+        return self.flip(answer).reshape(v.shape)
 
     def support(self, y: Tensor, scores: tuple[Tensor, ...], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
@@ -92,10 +109,13 @@ class Problem:
     Args:
         groups: at least one.
         count: of variables.
+        batch: of elements.
     """
 
-    def __init__(self, groups: list[Group], count: int) -> None:
+    def __init__(self, groups: list[Group], count: int, batch: int) -> None:
         self.groups = groups
+        for group in groups:
+            group.memory = group.factor.memory(batch, len(group.index))
         self.count = count
         self.edges = torch.cat([g.index.reshape(-1) for g in groups])
         self.sizes = [g.index.numel() for g in groups]
@@ -109,7 +129,18 @@ class Problem:
         """Cᵀ p: (batch, edges) to (batch, variables)."""
         return p.new_zeros(p.shape[0], self.count).index_add_(1, self.edges, p)
 
-    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
+    def cover(self) -> Tensor:
+        """Which edges belong to a set of factors that share no variable, the largest first: (edges,)."""
+        taken = np.zeros(self.count, dtype=bool)
+        chosen = [np.zeros(g.index.shape, dtype=bool) for g in self.groups]
+        for i in np.argsort([-g.index.shape[1] for g in self.groups], kind="stable"):
+            index = self.groups[i].index.cpu().numpy()
+            for f, variables in enumerate(index):
+                if not taken[variables].any():
+                    taken[variables] = chosen[i][f] = True
+        return torch.from_numpy(np.concatenate([c.reshape(-1) for c in chosen]))
+
+    def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor, rows: Tensor) -> Tensor:
         """What every factor makes of its own part of v; those that know masks are told what is not free."""
         parts = torch.split(v, self.sizes, 1)
         if not bool(free.all()):
@@ -118,11 +149,12 @@ class Problem:
                 torch.where(o, part, -torch.inf) if g.told else part
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
             )
-        return torch.cat([g.qp(part, s) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
+        return torch.cat([g.qp(part, s, rows) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
 
-    def scaled(self, scores: list[tuple[Tensor, ...]], rho: Tensor) -> list[tuple[Tensor, ...]]:
-        """Higher-order scores beside a quadratic term of weight ρ."""
-        return [tuple(s / rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores]
+    def error(self, rows: Tensor) -> Tensor:
+        """How far the factors' last answers may be from the exact ones."""
+        errors = [g.memory.error().to(rows.device)[rows] for g in self.groups if g.memory is not None]
+        return torch.stack(errors).amax(0) if errors else torch.zeros(len(rows), device=rows.device)
 
     def support(self, y: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over all factors' polytopes."""
@@ -141,6 +173,7 @@ class State:
         scores: of the groups, (batch, factors, …).
         u: scaled multipliers, (batch, edges).
         rho: step, (batch, 1).
+        rows: the elements' places in the batch that was asked for.
     """
 
     theta: Tensor
@@ -148,22 +181,32 @@ class State:
     scores: list[tuple[Tensor, ...]]
     u: Tensor
     rho: Tensor
+    rows: Tensor
 
     def take(self, rows: Tensor) -> State:
         """Some elements of the batch."""
         scores = [tuple(s[rows] for s in group) for group in self.scores]
-        return State(self.theta[rows], self.free[rows], scores, self.u[rows], self.rho[rows])
+        return State(self.theta[rows], self.free[rows], scores, self.u[rows], self.rho[rows], self.rows[rows])
+
+    def moved(self, u: Tensor, rho: Tensor | None = None) -> State:
+        """The same problem at other multipliers."""
+        return replace(self, u=u, rho=self.rho if rho is None else rho)
+
+    @property
+    def scaled(self) -> list[tuple[Tensor, ...]]:
+        """Higher-order scores beside a quadratic term of weight ρ."""
+        return [tuple(s / self.rho.reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in self.scores]
 
 
 class Linear:
     """The factors' answers around a point: p = P v + b, and what P does to vectors."""
 
-    def __init__(self, problem: Problem, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor) -> None:
+    def __init__(self, problem: Problem, state: State) -> None:
         self.problem = problem
         with torch.enable_grad():
-            self.v = v.detach().requires_grad_()
-            self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in scores]
-            self.p = problem.qp(self.v, self.scores, free)
+            self.v = (problem.copies(consensus(problem, state)) - state.u).detach().requires_grad_()
+            self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in state.scaled]
+            self.p = problem.qp(self.v, self.scores, state.free, state.rows)
         self.flat = [s for group in self.scores for s in group]
 
     def project(self, x: Tensor) -> Tensor:
@@ -198,20 +241,20 @@ class Linear:
 
 
 def conjugate_gradients(
-    apply: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, tol: float, max_iter: int
+    apply: Callable[[Tensor], Tensor], right: Tensor, start: Tensor, goal: Tensor, max_iter: int
 ) -> tuple[Tensor, Tensor]:
     """Solve a positive semidefinite, consistent system for each row; the solution, and the residual's norm.
 
-    Of all solutions the one nearest to ``start``.
+    Of all solutions the one nearest to ``start``. A row ends when the norm is down to its ``goal``: steps beyond what
+    rounding allows would leave the range of the matrix.
     """
     x = start
     residual = right - apply(x)
-    goal = tol * torch.maximum(right.norm(dim=1), residual.norm(dim=1))
     direction = residual
     size = residual.square().sum(1)
-    best, smallest = x, size.sqrt()
+    best, smallest, since = x, size.sqrt(), torch.zeros_like(size)
     for _ in range(max_iter):
-        active = (size.sqrt() > goal).unsqueeze(1)
+        active = ((size.sqrt() > goal) & (since < STALLED)).unsqueeze(1)
         if not bool(active.any()):
             break
         image = apply(direction)
@@ -222,6 +265,7 @@ def conjugate_gradients(
         new = residual.square().sum(1)
         direction = residual + (new / torch.where(size > 0, size, 1.0)).unsqueeze(1) * direction
         size = new
+        since = torch.where(size.sqrt() < smallest / 2, 0.0, since + 1)
         better = size.sqrt() < smallest
         best = torch.where(better.unsqueeze(1), x, best)
         smallest = torch.where(better, size.sqrt(), smallest)
@@ -231,7 +275,8 @@ def conjugate_gradients(
 class Faces:
     """The matrix N of the faces around a point, restricted to variables that are free and have a factor.
 
-    Only what moves in some factor is coupled; all other variables have their number of factors on the diagonal.
+    Only what moves in some factor is coupled; all other variables have their number of factors on the diagonal. The
+    coupled part is decomposed at once if it is small, else only if conjugate gradients do not get along without.
 
     Args:
         linear: the factors' answers around the point.
@@ -244,11 +289,21 @@ class Faces:
         probe = torch.randn(linear.p.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
         moving = linear.project(probe.to(linear.p).expand(linear.p.shape)) != 0
         self.moving = moving & self.problem.copies(self.tied)
-        coupled = self.problem.collect(self.moving.to(linear.p)) > 0
-        self.width = int(coupled.sum(1).max())
-        self.dense = self.width <= WIDEST and len(free) * self.width**2 <= 64 * WIDEST**2
+        self.coupled = self.problem.collect(self.moving.to(linear.p)) > 0
+        self.width = int(self.coupled.sum(1).max())
+        self.fits = self.width <= WIDEST and len(free) * self.width**2 <= 64 * WIDEST**2
+        self.dense = self.fits and self.width <= NARROW and self._columns() <= NARROW
         if self.dense and self.width:
-            self._decompose(coupled)
+            self._decompose(self.coupled)
+
+    def _shaped(self) -> list[Tensor]:
+        """What moves, (batch, factors, size) for each group."""
+        parts = torch.split(self.moving, self.problem.sizes, 1)
+        return [part.reshape(-1, *g.index.shape) for g, part in zip(self.problem.groups, parts, strict=True)]
+
+    def _columns(self) -> int:
+        """The most variables that move in one factor."""
+        return max(int(part.sum(-1).max()) for part in self._shaped())
 
     def _decompose(self, coupled: Tensor) -> None:
         problem, width, batch = self.problem, self.width, len(coupled)
@@ -270,11 +325,9 @@ class Faces:
 
     def _directions(self, place: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         """Unit vectors, one at a time in each factor, that reach all that moves; and where N has their variable."""
-        problem = self.problem
-        parts = torch.split(self.moving, problem.sizes, 1)
-        shaped = [part.reshape(-1, *g.index.shape) for g, part in zip(problem.groups, parts, strict=True)]
+        problem, shaped = self.problem, self._shaped()
         orders = [(~part).to(torch.int8).sort(dim=-1, stable=True).indices for part in shaped]
-        for k in range(max(int(part.sum(-1).max()) for part in shaped)):
+        for k in range(self._columns()):
             directions, columns = [], []
             for group, part, order in zip(problem.groups, shaped, orders, strict=True):
                 which = order[..., min(k, part.shape[-1] - 1)].unsqueeze(-1)
@@ -288,29 +341,36 @@ class Faces:
         """N x."""
         return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
 
-    def solve(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The smallest y with N y nearest to x, and how far it is from that; for x in N's range."""
-        x = torch.where(self.tied, x, 0.0)
-        if not self.dense:
-            limit = 4 * self.problem.count + 100
-            return conjugate_gradients(self.normal, x, torch.zeros_like(x), 1e-14, limit)
-        y = torch.where(self.tied, x / self.problem.degrees.clamp_min(1), 0.0)
-        return self._within(x, y, self.inverse) if self.width else y, x.new_zeros(len(x))
+    def nearest(self, x: Tensor, right: Tensor, terms: Tensor, good: float = ROUGH) -> tuple[Tensor, Tensor]:
+        """The solution of N μ = right that is nearest to x, and its residual.
 
-    def shared(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The part of x along which all faces can move, and how far it is from that."""
-        x = torch.where(self.tied, x, 0.0)
+        Args:
+            x: (batch, variables).
+            right: in N's range, up to the rounding of …
+            terms: … what it was computed from, (batch, anything).
+            good: how small the residual must be, relative to these, for N not to be decomposed.
+        """
+        x, right = torch.where(self.tied, x, 0.0), torch.where(self.tied, right, 0.0)
         if not self.dense:
-            y, left = self.solve(self.normal(x))
-            return x - y, left
-        y = torch.zeros_like(x)
-        return self._within(x, y, (self.inverse == 0).to(x)) if self.width else y, x.new_zeros(len(x))
+            size = x.norm(dim=1) + terms.norm(dim=1)
+            limit = PATIENCE if self.fits else 4 * self.problem.count + 100
+            y, left = conjugate_gradients(self.normal, right, x, EXACT * size, limit)
+            if not self.fits or bool((left <= good * size).all()):
+                return y, left
+            self.dense = True
+            self._decompose(self.coupled)
+        y = torch.where(self.tied, right / self.problem.degrees.clamp_min(1), 0.0)
+        return self._within(x, right, y) if self.width else y, x.new_zeros(len(x))
 
-    def _within(self, x: Tensor, elsewhere: Tensor, weights: Tensor) -> Tensor:
-        """A function of N's coupled part, given by what becomes of its eigenvalues."""
-        padded = torch.cat([x, x.new_zeros(len(x), 1)], 1).gather(1, self.at).unsqueeze(-1)
-        image = (self.vectors @ (weights.unsqueeze(-1) * (self.vectors.mT @ padded))).squeeze(-1)
+    def _within(self, x: Tensor, right: Tensor, elsewhere: Tensor) -> Tensor:
+        """The solution by N's decomposition."""
+        along, across = (self.vectors.mT @ self._picked(t) for t in (x, right))
+        inverse = self.inverse.unsqueeze(-1)
+        image = (self.vectors @ torch.where(inverse == 0, along, inverse * across)).squeeze(-1)
         return torch.cat([elsewhere, x.new_zeros(len(x), 1)], 1).scatter(1, self.at, image)[:, :-1]
+
+    def _picked(self, x: Tensor) -> Tensor:
+        return torch.cat([x, x.new_zeros(len(x), 1)], 1).gather(1, self.at).unsqueeze(-1)
 
 
 def consensus(problem: Problem, state: State) -> Tensor:
@@ -321,7 +381,7 @@ def consensus(problem: Problem, state: State) -> Tensor:
 def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
     """One round of ADMM: the new multipliers, and how far the factors are from agreeing with μ, (batch, edges)."""
     now = problem.copies(consensus(problem, state))
-    p = problem.qp(now - state.u, problem.scaled(state.scores, state.rho), state.free)
+    p = problem.qp(now - state.u, state.scaled, state.free, state.rows)
     relaxed = now + RELAXATION * (p - now)
     weight = 1 + state.rho * problem.degrees
     mu = (state.theta + state.rho * problem.collect(relaxed + state.u)) / weight
@@ -331,19 +391,17 @@ def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
 
 def newton(problem: Problem, state: State) -> Tensor:
     """The multipliers at which all factors agree if each keeps to its face."""
-    mu = consensus(problem, state)
-    v = problem.copies(mu) - state.u
-    linear = Linear(problem, v, problem.scaled(state.scores, state.rho), state.free)
-    along = linear.p.detach()
-    b = along - linear.project(v)
+    linear = Linear(problem, state)
+    b = linear.p.detach() - linear.project(linear.v.detach())
     inside = linear.project(b)
     faces = Faces(linear, state.free)
     # The point of all faces' planes that is nearest to the scores, given what multipliers have along the faces …
     base = torch.where(state.free, state.theta + state.rho * problem.collect(inside), 0.0)
-    mu = faces.shared(base)[0] + faces.solve(problem.collect(b - inside))[0]
+    mu, _ = faces.nearest(base, problem.collect(b - inside), b)
     # … and the multipliers across the faces, nearest to the present ones, that lead there.
     across = linear.rest(state.u)
-    missing, _ = faces.solve((mu - base) / state.rho - problem.collect(across))
+    right = (mu - base) / state.rho - problem.collect(across)
+    missing, _ = faces.nearest(torch.zeros_like(mu), right, torch.cat([mu / state.rho, base / state.rho, b, state.u], 1))
     return inside + across + linear.rest(problem.copies(missing))
 
 
@@ -366,26 +424,21 @@ class Agreement:
 
     Args:
         p: the factors' copies, (batch, edges).
-        v: what the factors answered p to.
-        u: the scaled multipliers.
-        rho: the step then.
+        state: the multipliers and the step then.
         residual: the largest disagreement, as a distance between copies or between multipliers.
         iterations: rounds of ADMM.
         infeasible: whether a contradiction was proved.
     """
 
     p: Tensor
-    v: Tensor
-    u: Tensor
-    rho: Tensor
+    state: State
     residual: Tensor
     iterations: Tensor
     infeasible: Tensor
 
     def updated(self, later: Agreement, rows: Tensor) -> Agreement:
         """With the later one in place of some rows, and the rounds of both counted."""
-        for name in ("p", "v", "u", "rho", "residual"):
-            getattr(self, name)[rows] = getattr(later, name)
+        self.p[rows], self.residual[rows] = later.p, later.residual
         self.iterations[rows] += later.iterations
         return self
 
@@ -398,7 +451,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     residual = start.theta.new_full((batch,), torch.inf)
     iterations = torch.zeros_like(live)
     infeasible = torch.zeros(batch, dtype=torch.bool, device=start.theta.device)
-    state, when = start, _Schedule()
+    state, when = _covered(problem, start), _Schedule()
     for k in range(1, max_iter + 1):
         if live.numel() == 0:
             break
@@ -412,7 +465,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
             if live.numel() == 0:
                 break
         previous = state
-        state = State(state.theta, state.free, state.scores, u, state.rho)
+        state = state.moved(u)
         if when.newton(k):
             state = _leap(problem, state)
             lost = contradiction(problem, previous, apart)
@@ -423,10 +476,28 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
             state = _balanced(problem, previous, state, apart)
         residual[live], iterations[live] = off, k
     _store(final, state, live, torch.ones_like(live, dtype=torch.bool))
-    final = _leap(problem, final)
+    if bool((rough := (residual > ROUNDING) & ~infeasible).any()):
+        rows = rough.nonzero().reshape(-1)
+        _store(final, _leap(problem, final.take(rows)), rows, torch.ones_like(rows, dtype=torch.bool))
     v = problem.copies(consensus(problem, final)) - final.u
-    p = problem.qp(v, problem.scaled(final.scores, final.rho), final.free)
-    return Agreement(p, v, final.u, final.rho, residual, iterations, infeasible)
+    p = problem.qp(v, final.scaled, final.free, final.rows)
+    return Agreement(p, final, torch.maximum(residual, problem.error(final.rows)), iterations, infeasible)
+
+
+def _covered(problem: Problem, state: State) -> State:
+    """Multipliers at which some factors that share no variable, the largest first, already agree with μ.
+
+    Where the others only want little else, and for a structure with constraints that are not tight, that is all.
+    """
+    fresh = (state.u == 0).all(1, keepdim=True)
+    chosen = problem.cover().to(state.u.device)
+    if not bool(fresh.any()) or not bool(chosen.any()):
+        return state
+    alone = replace(state, rho=torch.ones_like(state.rho))
+    theta = problem.copies(state.theta)
+    p = problem.qp(theta, alone.scaled, state.free, state.rows)
+    u = torch.where(chosen & problem.copies(state.free), p - theta, 0.0) / state.rho
+    return state.moved(torch.where(fresh, u, state.u))
 
 
 class _Schedule:
@@ -457,10 +528,10 @@ def _size(apart: Tensor, rho: Tensor) -> Tensor:
 
 def _leap(problem: Problem, state: State) -> State:
     """Newton's step where it brings the factors nearer to agreement."""
-    leapt = State(state.theta, state.free, state.scores, newton(problem, state), state.rho)
+    leapt = state.moved(newton(problem, state))
     before, after = (step(problem, s)[1].square().sum(1) for s in (state, leapt))
     better = (after < before).unsqueeze(1)
-    return State(state.theta, state.free, state.scores, torch.where(better, leapt.u, state.u), state.rho)
+    return state.moved(torch.where(better, leapt.u, state.u))
 
 
 def _balanced(problem: Problem, before: State, after: State, apart: Tensor) -> State:
@@ -468,7 +539,7 @@ def _balanced(problem: Problem, before: State, after: State, apart: Tensor) -> S
     moved = problem.copies(consensus(problem, after) - consensus(problem, before))
     primal, dual = apart.norm(dim=1, keepdim=True), after.rho * moved.norm(dim=1, keepdim=True)
     factor = torch.where(primal > 10 * dual, 2.0, torch.where(dual > 10 * primal, 0.5, 1.0))
-    return State(after.theta, after.free, after.scores, after.u / factor, after.rho * factor)
+    return after.moved(after.u / factor, after.rho * factor)
 
 
 def _store(final: State, state: State, live: Tensor, rows: Tensor) -> None:

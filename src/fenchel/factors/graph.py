@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel.factors.base import Factor
-from fenchel.factors.consensus import Agreement, Faces, Group, Linear, Problem, State, agree
+from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
 from fenchel.regularizers.graphs import outside_graphs
@@ -164,7 +164,7 @@ class FactorGraph:
         if _separate(groups, theta):
             values, found = _directly(groups, theta), None
         else:
-            problem = Problem(groups, self._count)
+            problem = Problem(groups, self._count, len(theta))
             call = _Call(problem, tol, max_iter)
             flat = [s for g in groups for s in g.scores]
             values = _Solve.apply(call, theta, *flat)  # type: ignore[no-untyped-call]
@@ -189,7 +189,7 @@ class FactorGraph:
         if not groups or theta.shape[0] == 0:
             values, found = (theta.detach() > 0).to(theta.dtype), None
         else:
-            values, found = _linear_program(Problem(groups, self._count), theta, tol, max_iter)
+            values, found = _linear_program(Problem(groups, self._count, len(theta)), theta, tol, max_iter)
         zero = torch.where(theta.isfinite(), theta, 0.0) * 0.0
         return self._keep(values + zero, found, spoilt, tol, max_iter)
 
@@ -281,9 +281,10 @@ def _directly(groups: list[Group], theta: Tensor) -> Tensor:
     values = theta.clamp(0, 1)
     if theta.shape[0] == 0:
         return values
+    rows = torch.arange(theta.shape[0], device=theta.device)
     for group in groups:
         at = group.index.reshape(-1)
-        values = values.index_copy(1, at, group.qp(theta[:, at], group.scores))
+        values = values.index_copy(1, at, group.qp(theta[:, at], group.scores, rows))
     return values
 
 
@@ -304,7 +305,8 @@ def _start(problem: Problem, theta: Tensor, floor: float) -> State:
         theta, others = torch.where(tied, small, theta), iter(rest)
         scores = [tuple(next(others) for _ in group) for group in scores]
     u = theta.new_zeros(theta.shape[0], len(problem.edges))
-    state = State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1))
+    rows = torch.arange(theta.shape[0], device=theta.device)
+    state = State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1), rows)
     # Multipliers are as large as the scores, copies are not: the step is what takes one to the other.
     state.rho = (_largest(problem, state) / REACH).clamp(1, STRIDE).unsqueeze(1)
     return state
@@ -349,12 +351,13 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
             [tuple(s[live] * reach[live].reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores],
             state.u[live],
             state.rho[live],
+            live,
         )
         found = _checked(agree(problem, near, tol, max_iter))
         new = torch.where(problem.degrees > 0, _merged(problem, found, near.theta), values[live])
         moved = (new - values[live]).abs().amax(1)
         values[live] = torch.where(free[live], new, 0.0)
-        state.u[live], state.rho[live] = found.u, found.rho
+        state.u[live], state.rho[live] = found.state.u, found.state.rho
         at_rest = (moved <= tol) & (reach[live] >= furthest[live]).squeeze(1)
         onward = ~at_rest & (found.residual <= tol)
         found.residual = torch.maximum(found.residual, moved)
@@ -375,23 +378,21 @@ class _Call:
     def __init__(self, problem: Problem, tol: float, max_iter: int) -> None:
         self.problem, self.tol, self.max_iter = problem, tol, max_iter
         self.found: Agreement
-        self.start: State
         self.theta: Tensor
         self._linear: Linear | None = None
         self._faces: Faces | None = None
 
     def solve(self, theta: Tensor) -> Tensor:
         self.theta = theta
-        self.start = _start(self.problem, theta, self.problem.count)
-        self.found = _checked(agree(self.problem, self.start, self.tol, self.max_iter))
+        start = _start(self.problem, theta, self.problem.count)
+        self.found = _checked(agree(self.problem, start, self.tol, self.max_iter))
         return _merged(self.problem, self.found, theta)
 
     @property
     def linear(self) -> Linear:
         """The factors around the solution."""
         if self._linear is None:
-            scores = self.problem.scaled(self.start.scores, self.found.rho)
-            self._linear = Linear(self.problem, self.found.v, scores, self.start.free)
+            self._linear = Linear(self.problem, self.found.state)
         return self._linear
 
     @property
@@ -405,7 +406,7 @@ class _Call:
         """J x: onto the directions in which all faces can move; where there is no face, inside of [0, 1]."""
         theta = self.theta
         alone = (self.problem.degrees == 0) & (theta > 0) & (theta < 1)
-        along, left = self.faces.shared(x)
+        along, left = self.faces.nearest(x, torch.zeros_like(x), x, GOOD)
         if bool((left > 1e-8 * x.norm(dim=1)).any()):
             warnings.warn(
                 "FactorGraph: the gradient's linear system is not solved; the largest residual is "

@@ -8,13 +8,17 @@ import torch
 from torch import Tensor
 
 from fenchel import structures
-from fenchel.factors.base import Factor
+from fenchel.factors.base import Factor, Memory
 from fenchel.factors.variables import Variables
 from fenchel.structures import Chain, SequentialSubsets, SparseMAP, Structure
+from fenchel.structures.active_set import ActiveSets
 from fenchel.structures.base import best, own_tensors
 
 TOL = 1e-8
 """How exactly a structure is solved: what factors agree on is no more exact than that."""
+
+NO_GAP = 1e-12
+"""A duality gap up to this is rounding."""
 
 _PLAIN = (structures.AtMost, structures.DependencyTree, structures.Matching, structures.Subsets)
 """Structures that are told apart by what they print."""
@@ -86,6 +90,9 @@ class Structured(Factor):
         posed = theta.reshape(*theta.shape[:2], *self.shape)
         return SparseMAP(self._with(tensors), tol=TOL).argmax(posed).reshape(theta.shape)
 
+    def memory(self, batch: int, factors: int) -> Memory | None:
+        return _Kept(self, batch, factors)
+
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         found = best(self._with(tensors), theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
         return torch.where(found == 1, theta, 0.0).sum(-1)
@@ -99,6 +106,29 @@ class Structured(Factor):
         if isinstance(self.structure, SequentialSubsets):
             return SequentialSubsets(self.structure.k, tensors[0])
         return _Weighted(self.structure, tensors[0])
+
+
+class _Kept(Memory):
+    """The active sets of the structures of a batch."""
+
+    def __init__(self, factor: Structured, batch: int, factors: int) -> None:
+        self.factor = factor
+        self.sets = ActiveSets(batch * factors)
+        self.gap = torch.zeros(batch, factors, dtype=torch.float64)
+
+    def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
+        posed = theta.reshape(*theta.shape[:2], *self.factor.shape)
+        omega = SparseMAP(self.factor._with(tensors), tol=TOL)
+        if omega.structure.marginals(posed, None) is not None:
+            return self.factor.qp(theta, *tensors)
+        rows, factors = rows.cpu(), theta.shape[1]
+        at = (rows.unsqueeze(1) * factors + torch.arange(factors)).reshape(-1).numpy()
+        p, gap = omega.repeat(posed, self.sets, at)
+        self.gap[rows] = gap.cpu().reshape(-1, factors)
+        return p.reshape(theta.shape)
+
+    def error(self) -> Tensor:
+        return torch.where(self.gap > NO_GAP, (2 * self.gap).sqrt(), 0.0).amax(1)
 
 
 class Sequence(Structured):

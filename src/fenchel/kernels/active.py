@@ -543,6 +543,43 @@ def advance(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def resume(  # type: ignore[no-untyped-def]
+    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    matrices, inverses, mus, residuals, gap, floor, state,
+):  # fmt: skip
+    """Solve rows on the members that they have, for scores that may be new; members whose weight runs out are dropped.
+
+    A row with a member that the scores forbid begins anew.
+    """
+    room = rooms.max() + 2
+    u, r = np.empty(room), np.empty(room)
+    for i in range(first, last):
+        b = live[i]
+        at, size = starts[b], sizes[b]
+        own, tally, q, h = members[at:], counts[at:], values[at:], extra[at:]
+        p, x = weights[at:], solution[at:]
+        matrix, inverse = _square(matrices, squares[b], rooms[b]), _square(inverses, squares[b], rooms[b])
+        allowed = True
+        for k in range(size):
+            q[k] = h[k]
+            for j in range(tally[k]):
+                q[k] += thetas[b, own[k, j]]
+            allowed = allowed and q[k] > -np.inf
+        if not allowed:
+            sizes[b] = 0
+            continue
+        _solution(matrix, inverse, size, q, x, u, r)
+        x[0] -= q[0]
+        worn = _residual(matrix, size + 1, u, x, r) > WORN
+        x[0] += q[0]
+        if worn:
+            _rebuild(matrix, size + 1, inverse)
+            _solution(matrix, inverse, size, q, x, u, r)
+        sizes[b], _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
+        _mix(thetas[b], own, tally, p, sizes[b], mus[b], residuals[b])
+
+
+@kernel
 def refine(  # type: ignore[no-untyped-def]
     first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state,

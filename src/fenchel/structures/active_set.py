@@ -71,11 +71,13 @@ class Options:
         max_iter: calls of the oracle.
         tol: rows stop when marginals are known to be this close to the optimum, and the gap so below tol²/2.
         complete: also look for structures that tie with the members, without which derivatives at ties are wrong.
+        quiet: leave it to the caller to look at the gap, and to warn.
     """
 
     max_iter: int
     tol: float
     complete: bool
+    quiet: bool = False
 
 
 def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options) -> Found:
@@ -93,6 +95,19 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
     if torch._C._are_functorch_transforms_active():
         return _unflatten(_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
     return _search(structure, scores, mask, start, options)
+
+
+def search_again(structure: Structure, scores: Tensor, sets: ActiveSets, rows: Array, options: Options) -> Found:
+    """``search``, beginning with the active sets of rows that were searched before, and leaving new ones there.
+
+    Not for transformations of functions.
+    """
+    with torch.no_grad():
+        solver = _Solver(Problem(structure, scores, None), options)
+        solver.resume(sets, rows)
+        solver.solve()
+        sets.put(rows, solver, np.arange(len(rows)))
+        return solver.found()
 
 
 def differentiated(structure: Structure, theta: Tensor) -> bool:
@@ -325,25 +340,17 @@ def _search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Te
         return solver.found()
 
 
-class _Solver:
-    """Rows of active sets, as the loops in ``kernels.active`` know them."""
+class ActiveSets:
+    """Room for the active sets of rows, as the loops in ``kernels.active`` know them.
 
-    def __init__(self, problem: Problem, options: Options) -> None:
-        self.problem, self.options = problem, options
-        self.oracle = problem.oracle()
-        self.theta = centered(problem)
-        rows, parts = self.theta.shape
-        self.mu = np.zeros((rows, parts))
-        self.residual = self.theta.copy()
+    Args:
+        rows: how many.
+        room: how many members each has room for, to begin with.
+    """
+
+    def __init__(self, rows: int, room: int = 1) -> None:
         self.sizes = np.zeros(rows, np.int64)
-        self.state = np.zeros(rows, np.int64)
-        self.gap = np.where(problem.bad, np.nan, 0.0)
-        self.floor = np.zeros(rows)
-        self.iterations = np.zeros(rows, np.int64)
-        self.goal = np.array([options.tol**2 / 2])
-        self.live = problem.live()
-        self.explorer = problem.structure.explorer(problem.batch, problem.shape)
-        self.rooms = np.full(rows, min(_MEMBERS, parts + 1))
+        self.rooms = np.full(rows, room)
         self._allocate(1)
 
     def _allocate(self, most: int) -> None:
@@ -356,25 +363,61 @@ class _Solver:
         self.weights, self.solution, self.values, self.higher = (np.empty(total) for _ in range(4))
         self.matrix, self.inverse = np.empty(int(entries.sum())), np.empty(int(entries.sum()))
 
-    def _sets(self) -> tuple[Array, ...]:
-        """The active sets, and where those of each row begin."""
+    def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
+        """The active sets, and where those of each row, or of some, begin."""
         places = (self.starts, self.rooms, self.squares)
+        places = places if rows is None else tuple(place[rows] for place in places)
         scores = (self.weights, self.solution, self.values, self.higher)
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
 
     def _make_room(self, rows: Array, most: int) -> None:
         """Twice the room for rows that are full, and for structures with so many parts."""
+        full = rows[self.sizes[rows] >= self.rooms[rows]]
+        self._widen(full, 2 * self.rooms[full], most)
+
+    def _widen(self, rows: Array, rooms: Array, most: int) -> None:
+        """More room for some rows, and for structures with so many parts."""
         from fenchel.kernels import active
 
-        full = rows[self.sizes[rows] >= self.rooms[rows]]
         most = max(most, self.members.shape[1])
-        if full.size == 0 and most == self.members.shape[1]:
+        if rows.size == 0 and most == self.members.shape[1]:
             return
         old = self._sets()
         self.rooms = self.rooms.copy()
-        self.rooms[full] *= 2
+        self.rooms[rows] = rooms
         self._allocate(most)
-        run(active.carry, len(self.theta), self.inverse.size, self.sizes, *old, *self._sets())
+        run(active.carry, len(self.sizes), self.inverse.size, self.sizes, *old, *self._sets())
+
+    def put(self, rows: Array, other: ActiveSets, of: Array) -> None:
+        """Replace the active sets of some rows by those of rows of others."""
+        from fenchel.kernels import active
+
+        narrow = self.rooms[rows] < other.rooms[of]
+        self.sizes[rows[narrow]] = 0
+        self._widen(rows[narrow], other.rooms[of[narrow]], other.members.shape[1])
+        self.sizes[rows] = other.sizes[of]
+        work = int((self.sizes[rows] ** 2).sum())
+        run(active.carry, len(rows), work, self.sizes[rows], *other._sets(of), *self._sets(rows))
+
+
+class _Solver(ActiveSets):
+    """The search for the active sets of a problem's rows."""
+
+    def __init__(self, problem: Problem, options: Options) -> None:
+        self.problem, self.options = problem, options
+        self.oracle = problem.oracle()
+        self.theta = centered(problem)
+        rows, parts = self.theta.shape
+        super().__init__(rows, min(_MEMBERS, parts + 1))
+        self.mu = np.zeros((rows, parts))
+        self.residual = self.theta.copy()
+        self.state = np.zeros(rows, np.int64)
+        self.gap = np.where(problem.bad, np.nan, 0.0)
+        self.floor = np.zeros(rows)
+        self.iterations = np.zeros(rows, np.int64)
+        self.goal = np.array([options.tol**2 / 2])
+        self.live = problem.live()
+        self.explorer = problem.structure.explorer(problem.batch, problem.shape)
 
     def _rows(self) -> tuple[Array, ...]:
         """What the loops know of every row."""
@@ -434,6 +477,34 @@ class _Solver:
             kept = kept[self._are_structures(ones, kept)]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
 
+    def resume(self, sets: ActiveSets, rows: Array) -> None:
+        """Begin with active sets of an earlier search, whose scores may have been others."""
+        from fenchel.kernels import active
+
+        self.put(np.arange(len(rows)), sets, rows)
+        self._score_members()
+        held = self.live[self.sizes[self.live] > 0]
+        run(active.resume, len(held), self._work(held), held, *self._rows())
+
+    def _score_members(self) -> None:
+        """The members' higher-order scores, under this problem's structure."""
+        problem, structure = self.problem, self.problem.structure
+        self.higher[:] = 0.0
+        if not structure.has_higher:
+            return
+        most, width = int(self.sizes.max(initial=1)), self.theta.shape[1]
+        k = np.arange(most)
+        slots = self.starts[:, None] + np.minimum(k, np.maximum(self.sizes[:, None] - 1, 0))
+        held = k < self.sizes[:, None]
+        parts = np.arange(self.members.shape[1]) < np.where(held, self.counts[slots], 0)[..., None]
+        y = np.zeros((*slots.shape, width + 1))
+        np.put_along_axis(y, np.where(parts, self.members[slots], width).astype(np.int64), 1.0, -1)
+        posed = torch.from_numpy(y[..., :-1]).to(problem.scores.device).transpose(0, 1)
+        higher = structure.higher(posed.reshape(most, *problem.batch, *problem.shape))
+        assert higher is not None
+        scores = higher.double().expand(most, *problem.batch).reshape(most, len(slots)).T.cpu().numpy()
+        self.higher[slots[held]] = scores[held]
+
     def _are_structures(self, ones: Array, rows: Array) -> Array:
         """Which rows of zeros and ones are structures, given the mask: those that the oracle finds if asked for."""
         posed = np.where(self.theta == -np.inf, -np.inf, np.where(ones, _FAR, -_FAR))
@@ -479,7 +550,7 @@ class _Solver:
         from fenchel.kernels import active
 
         open_rows = self.gap > np.maximum(self.goal, 2 * self.floor)
-        if open_rows.any():
+        if open_rows.any() and not self.options.quiet:
             _say(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
                 f"{self.options.tol:g} after at most max_iter = {self.options.max_iter} calls of the oracle; the "

@@ -12,8 +12,18 @@ from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
-from fenchel.structures.active_set import Found, Options, choose, dense, differentiated, padded, search
-from fenchel.structures.base import Structure, best, check_shape, free_parts
+from fenchel.structures.active_set import (
+    ActiveSets,
+    Found,
+    Options,
+    choose,
+    dense,
+    differentiated,
+    padded,
+    search,
+    search_again,
+)
+from fenchel.structures.base import Array, Structure, best, check_shape, free_parts
 
 
 @dataclass(frozen=True)
@@ -212,6 +222,20 @@ class SparseMAP(Regularizer):
             answer.found.iterations.reshape(answer.batch),
         )
 
+    def repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor]:
+        """The marginals and the gaps of rows whose active sets are known from similar scores, and are brought up to date.
+
+        For a caller that looks at the gaps: there is no warning.
+
+        Args:
+            scores: (…, parts).
+            sets: the active sets of many rows.
+            rows: which of these the scores belong to.
+        """
+        options = Options(self.max_iter, self.tol, differentiated(self.structure, scores), quiet=True)
+        found = search_again(self.structure, scores.detach(), sets, rows, options)
+        return self._answer(scores, None, found).marginals, found.gap
+
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores.
 
@@ -255,10 +279,12 @@ class SparseMAP(Regularizer):
     def _search(self, scores: Tensor, mask: Tensor | None, start: Tensor | None = None) -> _Answer:
         if torch.compiler.is_compiling():
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
+        check_shape(self.structure, scores)
+        options = Options(self.max_iter, self.tol, differentiated(self.structure, scores))
+        return self._answer(scores, mask, search(self.structure, scores, mask, start, options))
+
+    def _answer(self, scores: Tensor, mask: Tensor | None, found: Found) -> _Answer:
         structure = self.structure
-        check_shape(structure, scores)
-        options = Options(self.max_iter, self.tol, differentiated(structure, scores))
-        found = search(structure, scores, mask, start, options)
         batch, shape = scores.shape[: -structure.event_dim], scores.shape[-structure.event_dim :]
         free = free_parts(structure, scores, mask)
         theta = torch.where(free, scores, 0.0).double().reshape(batch.numel(), shape.numel())
