@@ -530,7 +530,7 @@ def test_values_are_looked_at_whatever_torchs_default_is() -> None:
 
 def test_alpha_is_a_number_of_any_kind() -> None:
     assert BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=np.float32(1.5)).alpha == 1.5
-    for alpha in (torch.tensor(2.0), torch.nn.Parameter(torch.tensor(2.0)), True, None):
+    for alpha in (True, None):
         with pytest.raises(TypeError, match="alpha must be a number"):
             BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=alpha)
     with pytest.raises(TypeError, match=r"value must be a torch\.Tensor"):
