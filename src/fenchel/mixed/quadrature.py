@@ -45,6 +45,23 @@ class Rule:
         scaled = (log_values - top[self.rows]).exp() * self.weights
         return torch.zeros_like(self.error).index_add(0, self.rows, scaled).log() + top
 
+    def moved(self, ends: Function) -> Rule:
+        """The same rule on panels of the line whose ends are functions of parameters; the nodes move with them.
+
+        The integral does not depend on where panels end, nor do its derivatives. Ends that move with a steep part of
+        the integrand leave less to cancel.
+
+        Args:
+            ends: ends (P,) and rows (P,) to the same ends, with derivatives.
+        """
+        nodes, weights = self.nodes.reshape(-1, POINTS), self.weights.reshape(-1, POINTS)
+        row, first, last = self.rows[::POINTS], nodes[:, :1], nodes[:, -1:]
+        start, end = (ends(v.squeeze(-1), row).unsqueeze(-1) for v in (first, last))
+        share = (nodes - first) / (last - first)
+        moved = start + (end - start) * share
+        stretched = weights * ((end - start) / (last - first))
+        return Rule(moved.reshape(-1), stretched.reshape(-1), self.rows, self.error)
+
 
 def gauss_legendre(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
     """Nodes and weights on [0, 1]."""
@@ -129,7 +146,7 @@ def refined(
         each = panels(*parts).unflatten(0, (len(rows), len(corner)))
         difference, size = (each.sum(1) - whole).abs(), each.abs().sum(1)
         total = done.index_add(0, rows, size)[rows]
-        split = (difference > tolerance * total).flatten(1).any(-1)
+        split = (difference > tolerance * total).reshape(len(rows), difference[:1].numel()).any(-1)
         if coarse is not None:
             split |= coarse(start, width, rows)
         # Rounding is not mended by halving: the error tells.
