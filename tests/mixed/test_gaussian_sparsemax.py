@@ -281,12 +281,12 @@ def test_two_vertices_by_closed_forms(full: bool) -> None:
 
 
 def derivatives_by_quadrature(y: list[float], loc: list[float], scale: list[float]) -> tuple[float, list[float]]:
-    """log_prob, and its derivatives in loc and scale, as integrals over the threshold in 40 digits."""
-    with mpmath.workdps(40):
+    """log_prob, and its derivatives in loc and scale, as integrals over the threshold in 32 digits."""
+    with mpmath.workdps(32):
         face = [v > 0 for v in y]
         shift = [mpmath.mpf(m) - mpmath.mpf(v) for m, v in zip(loc, y, strict=True)]
         sigma = [mpmath.mpf(v) for v in scale]
-        marks = [s + k * d for s, d in zip(shift, sigma, strict=True) for k in (-12, -4, 0, 4, 12)]
+        marks = [s + k * d for s, d in zip(shift, sigma, strict=True) for k in range(-12, 13, 3)]
         known = [(s, d) for s, d, f in zip(shift, sigma, face, strict=True) if f]
         low, high = max(s - 12 * d for s, d in known), min(s + 12 * d for s, d in known)
         ends = sorted({low, high, *(m for m in marks if low < m < high)})
@@ -301,7 +301,7 @@ def derivatives_by_quadrature(y: list[float], loc: list[float], scale: list[floa
                 bends.append((z * z - 1) / d if f else -z * mpmath.npdf(z) / d / value)
             return mpmath.matrix([product, *(product * v for v in (*slopes, *bends))])
 
-        nodes = GaussLegendre(mpmath.mp).calc_nodes(4, 140)
+        nodes = GaussLegendre(mpmath.mp).calc_nodes(4, 112)
         total = mpmath.matrix(2 * len(y) + 1, 1)
         for a, b in itertools.pairwise(ends):
             for x, w in nodes:
@@ -310,13 +310,11 @@ def derivatives_by_quadrature(y: list[float], loc: list[float], scale: list[floa
 
 
 NARROW = [
-    ([0.5, 0.3, 0.2], [10.0, 1e-5, 1.0]),
     ([0.6, 0.0, 0.4], [10.0, 1e-5, 1.0]),
     ([0.0, 0.0, 1.0], [10.0, 1e-5, 1.0]),
-    ([0.0, 1.0, 0.0], [1.0, 1e-10, 1.0]),
+    ([0.0, 1.0, 0.0], [1.0, 1e-8, 1.0]),
     ([0.6, 0.0, 0.4], [1.0, 1e-10, 1.0]),
     ([0.0, 0.0, 1.0, 0.0], [2.0, 1e-6, 1.0, 0.5]),
-    ([0.0, 1.0, 0.0, 0.0], [2.0, 1e-6, 1.0, 0.5]),
 ]
 
 

@@ -54,9 +54,17 @@ def generalized_covariance(
         return density._average(function, beta, nodes, angles, narrow)
 
     first, second = average(phi), average(psi)
-    # Centred before they are multiplied: narrow densities far from zero would lose everything.
-    joint = average(lambda t: (phi(t) - first).unsqueeze(-1) * (psi(t) - second).unsqueeze(-2))
-    return density._log_power(beta).exp()[..., None, None] * joint
+
+    def joint(t: Tensor) -> Tensor:
+        # Centred before they are multiplied: narrow densities far from zero would lose everything. The statistic itself
+        # comes along: panels that are right for it see what is narrow in the product.
+        x, y = phi(t), psi(t)
+        both = ((x - first).unsqueeze(-1) * (y - second).unsqueeze(-2)).flatten(-2)
+        return torch.cat([both, x.to(both.dtype), y.to(both.dtype)], -1)
+
+    size = first.shape[-1], second.shape[-1]
+    found = average(joint)[..., : size[0] * size[1]].unflatten(-1, size)
+    return density._log_power(beta).exp()[..., None, None] * found
 
 
 def _features(*functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:

@@ -104,7 +104,7 @@ class _Integral:
         if not bool(rows.any()):
             return fine
         refined_value = self._refined(rows.flatten(), fine)
-        return torch.where(rows.reshape(*self.batch, *(1,) * (fine.dim() - len(self.batch))), refined_value, fine)
+        return torch.where(rows.reshape((*self.batch, *(1,) * (fine.dim() - len(self.batch)))), refined_value, fine)
 
     def _points(self, y: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor]:
         """Points and weights at y deviations of z, (N, …): signed on the line, with an angle in the plane."""

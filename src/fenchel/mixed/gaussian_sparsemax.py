@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import constraints
@@ -274,26 +275,60 @@ def _product(shift: Tensor, scale: Tensor, inside: Tensor) -> tuple[Tensor, Tens
 def _log_below(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
     """log P(the last entries are all below τ), for entries N(·, scale²) and a τ of this variance, ``above`` more.
 
-    Closed for one entry, an orthant of the plane for two, an integral over τ for more. The first ``size`` are left out.
+    Closed for one entry, an orthant of the plane for two, an integral over τ for more; simpler where τ hardly varies.
+    The first ``size`` entries are left out.
     """
     rest = above.shape[-1] - size
+    with torch.no_grad():
+        inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+        slopes = torch.where(inside, (1 + _mills(above / scale)) / scale, 0.0).sum(-1) * variance.sqrt()
+    flat, tiny = slopes < 0.3, slopes < 1e-5
     parts = torch.zeros_like(variance)
-    for count, log_prob in ((1, _below_one), (2, _below_two), (3, _below_many)):
-        chosen = ((rest == count) if count < 3 else (rest >= 3)).nonzero().squeeze(-1)
-        if len(chosen):
-            last = slice(-count, None) if count < 3 else slice(None)
-            found = log_prob(above[chosen, last], scale[chosen, last], variance[chosen], size[chosen])
-            parts = parts.index_add(0, chosen, found)
+    cases = (
+        (rest == 1, _below_one),
+        ((rest == 2) & ~flat, _below_two),
+        ((rest >= 3) & ~flat, _below_many),
+        ((rest >= 2) & flat & ~tiny, _below_smooth),
+        ((rest >= 2) & tiny, _below_flat),
+    )
+    for chosen, log_prob in cases:
+        rows = chosen.nonzero().squeeze(-1)
+        if len(rows):
+            found = log_prob(above[rows], scale[rows], variance[rows], size[rows])
+            parts = parts.index_add(0, rows, found)
     return parts
 
 
+def _below_flat(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """For a threshold so narrow that the logarithm of Π Φ is a parabola over it."""
+    inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+    t = above / scale
+    mills = torch.where(inside, _mills(t), 0.0)
+    slope, bend = (mills / scale).sum(-1), -(mills * (t + mills) / scale.square()).sum(-1)
+    return torch.where(inside, log_ndtr(t), 0.0).sum(-1) + 0.5 * variance * (bend + slope.square())
+
+
+def _below_smooth(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """For a threshold that is narrow beside the rest: Gauss and Hermite's rule, whose nodes are symmetric."""
+    inside = (torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)).unsqueeze(-2)
+    x, w = (above.new_tensor(v) for v in np.polynomial.hermite_e.hermegauss(24))
+    t = (above.unsqueeze(-2) + (variance.sqrt().unsqueeze(-1) * x).unsqueeze(-1)) / scale.unsqueeze(-2)
+    values = torch.where(inside, log_ndtr(t), 0.0).sum(-1) + (w / w.sum()).log()
+    return torch.logsumexp(values, -1)
+
+
+def _mills(t: Tensor) -> Tensor:
+    """φ/Φ."""
+    return torch.exp(-0.5 * t.square() - log_ndtr(t)) / math.sqrt(2 * math.pi)
+
+
 def _below_one(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    value: Tensor = log_ndtr(above[:, 0] * (variance + scale[:, 0].square()).rsqrt())
+    value: Tensor = log_ndtr(above[:, -1] * (variance + scale[:, -1].square()).rsqrt())
     return value
 
 
 def _below_two(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    square = scale.square()
+    above, square = above[:, -2:], scale[:, -2:].square()
     total = variance + square[:, 0]
     root = total.sqrt()
     zero = torch.zeros_like(root)
@@ -322,12 +357,22 @@ def _below_many(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) ->
     fixed = origin.detach(), place.detach(), width.detach()
     with torch.no_grad():
         furthest = torch.where(inside, fixed[1] + CERTAIN * fixed[2], -torch.inf).max(-1).values
-        rule = log_concave(
-            lambda x, row: log_density(x, row, *fixed), -fixed[0] - 9, torch.maximum(-fixed[0], furthest) + 9
-        )
+        ends = -fixed[0] - 9, torch.maximum(-fixed[0], furthest) + 9
+        rule = log_concave(lambda x, row: log_density(x, row, *fixed), *ends, _marks(narrow, *fixed[1:]))
     rule = rule.moved(lambda x, row: _carried(x, place[row], torch.where(inside, width, 1.0)[row]))
     values = log_density(rule.nodes, rule.rows, origin, place, width)
     return rule.log_integral(values) - 0.5 * math.log(2 * math.pi)
+
+
+def _marks(narrow: Tensor, place: Tensor, width: Tensor) -> Tensor | None:
+    """Ends of panels (R, M) around the steps of the highest narrow entries (R, K), at most four of them."""
+    most = min(int(narrow.sum(-1).max()), 4)
+    if most == 0:
+        return None
+    height, which = torch.where(narrow, place, -torch.inf).topk(most, -1)
+    steps = torch.tensor([-12.0, -6.0, -3.0, 0.0, 3.0, 6.0, 12.0], dtype=place.dtype, device=place.device)
+    marks = height.unsqueeze(-1) + width.gather(-1, which).unsqueeze(-1) * steps
+    return marks.flatten(1)
 
 
 def _carried(x: Tensor, place: Tensor, width: Tensor) -> Tensor:

@@ -171,10 +171,11 @@ def _volume(width: Tensor, dims: int) -> Tensor:
 
 
 @torch.no_grad()
-def log_concave(log_function: Function, lower: Tensor, upper: Tensor) -> Rule:
+def log_concave(log_function: Function, lower: Tensor, upper: Tensor, marks: Tensor | None = None) -> Rule:
     """A rule for exp of concave functions on [lower, upper], (count,) each.
 
-    Narrow peaks in wide intervals are found, whatever the scales: concavity leads there.
+    Narrow peaks in wide intervals are found, whatever the scales: concavity leads there. At ``marks`` (count, M) panels
+    end too.
     """
     peak, highest = _peak(log_function, lower, upper)
     left = _cut(log_function, lower, peak, highest)
@@ -183,6 +184,9 @@ def log_concave(log_function: Function, lower: Tensor, upper: Tensor) -> Rule:
     highest = torch.where(highest.isfinite(), highest, 0.0)
     thirds = [(2 * left + peak) / 3, (left + 2 * peak) / 3, peak, (2 * peak + right) / 3, (peak + 2 * right) / 3]
     breaks = torch.stack([left, *thirds, right], -1)
+    if marks is not None:
+        marks = torch.minimum(torch.maximum(marks, left.unsqueeze(-1)), right.unsqueeze(-1))
+        breaks = torch.cat([breaks, marks], -1).sort(-1).values
     return adapted(lambda x, row: (log_function(x, row) - highest[row]).exp(), breaks.cummax(-1).values[rows])
 
 
