@@ -234,7 +234,7 @@ class BetaGaussian(Distribution):
     def covariance_matrix(self) -> Tensor:
         """The density's own covariance: not Σ, but a multiple of it; inf if there is a mean alone, else NaN."""
         root = self._scaled_root
-        spread = over(torch.as_tensor(self._spread, dtype=root.dtype, device=root.device), 2)
+        spread = _matrices(torch.as_tensor(self._spread, dtype=root.dtype, device=root.device))
         finite = torch.where(spread.isfinite(), spread, 0.0) * (root @ root.mT)
         return torch.where(spread.isfinite(), finite, spread)
 

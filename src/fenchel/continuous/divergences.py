@@ -63,7 +63,8 @@ def generalized_covariance(
         return torch.cat([both, x.to(both.dtype), y.to(both.dtype)], -1)
 
     size = first.shape[-1], second.shape[-1]
-    found = average(joint)[..., : size[0] * size[1]].unflatten(-1, size)
+    found = average(joint)[..., : size[0] * size[1]]
+    found = found.reshape(*found.shape[:-1], *size)
     return density._log_power(beta).exp()[..., None, None] * found
 
 
@@ -153,6 +154,7 @@ def _expected_shape(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     its nodes next to the cut.
     """
     c, dim = p._law.c, p.event_shape[0]
+    assert isinstance(c, float)
     batch = broadcast_shapes(p.batch_shape, q.batch_shape)
     scale = torch.exp(-0.5 * q._law.c * q.log_peak) * math.sqrt(-0.5 * q._law.c)
     root = (q.scale_tril / scale[..., None, None]).expand(*batch, dim, dim)

@@ -70,8 +70,8 @@ class _Inverse(torch.autograd.Function):
 
 
 def _on_host(x: Tensor, c: Number, function: Callable[[Array, Array], Array]) -> Tensor:
-    c = c.double().cpu().numpy() if isinstance(c, Tensor) else np.float64(c)
-    values = function(*np.broadcast_arrays(x.detach().double().cpu().numpy(), c))
+    bends = c.double().cpu().numpy() if isinstance(c, Tensor) else np.float64(c)
+    values = function(*np.broadcast_arrays(x.detach().double().cpu().numpy(), bends))
     return torch.as_tensor(values, device=x.device).to(x.dtype)
 
 

@@ -127,13 +127,14 @@ class _Integral:
     def _fixed(self, nodes: int, angles: int) -> tuple[Tensor, Tensor, Tensor]:
         """The integral by one rule, that of the absolute values, and what of it comes from far away."""
         line = self.dim == 1
-        x, w = gauss_legendre(2 * nodes if line else nodes)
-        x, w = (2 * x - 1, 2 * w) if line else (x, w)
-        turn = 2 * np.pi * (np.arange(angles) + 0.5) / angles
-        if not line:
-            x, w, turn = np.repeat(x, angles), np.repeat(w, angles) * (2 * np.pi / angles), np.tile(turn, nodes)
+        radii, shares = gauss_legendre(2 * nodes if line else nodes)
+        turns = 2 * np.pi * (np.arange(angles) + 0.5) / angles
+        if line:
+            rule = 2 * radii - 1, 2 * shares, radii
+        else:
+            rule = np.repeat(radii, angles), np.repeat(shares, angles) * (2 * np.pi / angles), np.tile(turns, nodes)
         column = (-1, *(1,) * len(self.batch))
-        x, w, turn = (torch.as_tensor(v, device=self.loc.device).reshape(column) for v in (x, w, turn))
+        x, w, turn = (torch.as_tensor(v, device=self.loc.device).reshape(column) for v in rule)
         end = self.limit.clamp_max(math.sqrt(_FIRST))
         y = x * end
         u, weight = self._points(y, None if line else turn)
@@ -152,14 +153,14 @@ class _Integral:
 
         def integrand(nodes: Tensor, rows: Tensor) -> Tensor:
             step = max(_CHUNK // count, 1)
-            parts = [chunk(*both) for both in zip(nodes.split(step), rows.split(step), strict=True)]
-            return torch.cat(parts)
+            starts = range(0, max(len(rows), 1), step)
+            return torch.cat([chunk(nodes[i : i + step], rows[i : i + step]) for i in starts])
 
         def chunk(nodes: Tensor, rows: Tensor) -> Tensor:
             place = _places(rows, count)
             grid = nodes.new_zeros(int(place.max()) + 1 if len(place) else 0, count, nodes.shape[-1])
             grid[place, rows] = nodes
-            grid = grid.unflatten(1, self.batch) if self.batch else grid.squeeze(1)
+            grid = grid.reshape(len(grid), *self.batch, grid.shape[-1])
             u, weight = self._points(grid[..., 0], grid[..., 1] if self.dim == 2 else None)
             values = self._values(u).reshape(len(grid), count, -1)[place, rows]
             weight = weight.reshape(len(grid), count)[place, rows].to(values.dtype).unsqueeze(-1)

@@ -131,8 +131,10 @@ def refined(
 
     def panels(start: Tensor, width: Tensor, rows: Tensor) -> Tensor:
         nodes = start.unsqueeze(-2) + width.unsqueeze(-2) * x
-        values = function(nodes.reshape(-1, dim), rows.repeat_interleave(len(x))).unflatten(0, (len(rows), len(x)))
-        return torch.tensordot(w, values.movedim(1, 0), 1) * _volume(width, values.dim() - 1)
+        values = function(nodes.reshape(-1, dim), rows.repeat_interleave(len(x)))
+        values = values.reshape(len(rows), len(x), *values.shape[1:])
+        integral: Tensor = torch.tensordot(w, values.movedim(1, 0), 1)
+        return integral * _volume(width, integral.dim())
 
     def children(start: Tensor, width: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         begin = (start.unsqueeze(-2) + width.unsqueeze(-2) * corner).reshape(-1, dim)
@@ -143,7 +145,8 @@ def refined(
     error, kept_panels = torch.zeros_like(done), []
     for depth in range(DEEPEST):
         parts = children(start, width, rows)
-        each = panels(*parts).unflatten(0, (len(rows), len(corner)))
+        each = panels(*parts)
+        each = each.reshape(len(rows), len(corner), *each.shape[1:])
         difference, size = (each.sum(1) - whole).abs(), each.abs().sum(1)
         total = done.index_add(0, rows, size)[rows]
         split = (difference > tolerance * total).reshape(len(rows), difference[:1].numel()).any(-1)
