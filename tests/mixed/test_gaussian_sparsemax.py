@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from members import FACTOR, LOC, SCALE, double
+from mpmath.calculus.quadrature import GaussLegendre
 from scipy import integrate, stats
 from torch.distributions import kl_divergence
 
@@ -277,3 +278,52 @@ def test_two_vertices_by_closed_forms(full: bool) -> None:
         slopes = (torch.autograd.grad(each.sum(), loc, retain_graph=True)[0] for each in (closed, integrated))
         torch.testing.assert_close(*slopes, rtol=1e-8, atol=1e-10)
     torch.testing.assert_close(kl_divergence(p, p), torch.zeros(6, dtype=torch.float64), rtol=0, atol=1e-15)
+
+
+def derivatives_by_quadrature(y: list[float], loc: list[float], scale: list[float]) -> tuple[float, list[float]]:
+    """log_prob, and its derivatives in loc and scale, as integrals over the threshold in 32 digits."""
+    with mpmath.workdps(32):
+        face = [v > 0 for v in y]
+        shift = [mpmath.mpf(m) - mpmath.mpf(v) for m, v in zip(loc, y, strict=True)]
+        sigma = [mpmath.mpf(v) for v in scale]
+        marks = [s + k * d for s, d in zip(shift, sigma, strict=True) for k in range(-12, 13, 3)]
+        known = [(s, d) for s, d, f in zip(shift, sigma, face, strict=True) if f]
+        low, high = max(s - 12 * d for s, d in known), min(s + 12 * d for s, d in known)
+        ends = sorted({low, high, *(m for m in marks if low < m < high)})
+
+        def terms(t: mpmath.mpf) -> mpmath.matrix:
+            product, slopes, bends = mpmath.mpf(1), [], []
+            for s, d, f in zip(shift, sigma, face, strict=True):
+                z = (t - s) / d
+                value = mpmath.npdf(z) / d if f else mpmath.ncdf(z)
+                product *= value
+                slopes.append(z / d if f else -mpmath.npdf(z) / d / value)
+                bends.append((z * z - 1) / d if f else -z * mpmath.npdf(z) / d / value)
+            return mpmath.matrix([product, *(product * v for v in (*slopes, *bends))])
+
+        nodes = GaussLegendre(mpmath.mp).calc_nodes(4, 112)
+        total = mpmath.matrix(2 * len(y) + 1, 1)
+        for a, b in itertools.pairwise(ends):
+            for x, w in nodes:
+                total += (b - a) / 2 * w * terms((a + b) / 2 + (b - a) / 2 * x)
+        return float(mpmath.log(sum(face) * total[0])), [float(v / total[0]) for v in list(total)[1:]]
+
+
+NARROW = [
+    ([0.6, 0.0, 0.4], [10.0, 1e-5, 1.0]),
+    ([0.0, 0.0, 1.0], [10.0, 1e-5, 1.0]),
+    ([0.0, 1.0, 0.0], [1.0, 1e-8, 1.0]),
+    ([0.6, 0.0, 0.4], [1.0, 1e-10, 1.0]),
+    ([0.0, 0.0, 1.0, 0.0], [2.0, 1e-6, 1.0, 0.5]),
+]
+
+
+@pytest.mark.parametrize(("y", "scale"), NARROW)
+def test_derivatives_in_a_very_narrow_scale_are_those_of_the_integral(y: list[float], scale: list[float]) -> None:
+    loc = [0.3, 0.2, -0.1, 0.25][: len(y)]
+    value, wanted = derivatives_by_quadrature(y, loc, scale)
+    mean, spread = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (loc, scale))
+    found = GaussianSparsemax(mean, scale=spread).log_prob(torch.tensor(y, dtype=torch.float64))
+    assert found.item() == pytest.approx(value, rel=1e-9)
+    slopes = torch.cat(torch.autograd.grad(found, (mean, spread)))
+    np.testing.assert_allclose(slopes, wanted, rtol=1e-6)

@@ -14,7 +14,7 @@ from torch.distributions import Categorical, Distribution, MixtureSameFamily
 from fenchel.continuous.basis import GaussianBasis, grid_positions
 from fenchel.continuous.density import BetaGaussian, matrix_root
 from fenchel.continuous.expectation import expectation
-from fenchel.continuous.radial import check_alpha
+from fenchel.continuous.radial import check_number
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Shannon
 
@@ -219,7 +219,7 @@ class ContinuousAttention(nn.Module):
         if not 0 < ridge < math.inf:
             raise ValueError(f"ridge must be greater than 0, got {ridge}")
         self.basis, self.encoder = basis, encoder
-        self.alpha, self.combined, self.ridge = check_alpha(alpha, basis.dim), combined, float(ridge)
+        self.alpha, self.combined, self.ridge = check_number(alpha, basis.dim), combined, float(ridge)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:g}, combined={self.combined}, ridge={self.ridge:g}"

@@ -9,10 +9,14 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
-from fenchel.continuous.density import BetaGaussian, broadcast_shapes
-from fenchel.continuous.radial import double_exponential
+from fenchel.continuous.basis import GaussianBasis, ValueFunction
+from fenchel.continuous.density import BetaGaussian, broadcast_shapes, by_alphas, check_spread
+from fenchel.continuous.quadrature import decline
+from fenchel.continuous.radial import double_exponential, log_shape, over
 
 _ANGLES = 256  # of rays in the plane, for KL between compact densities
+_NODES = {1: 401, 2: 141}  # on each side of a cut, by dimension, for KL to densities with heavy tails
+_LAST = 40.0  # nats below the peak, where the rule for these ends
 
 
 def generalized_covariance(
@@ -43,16 +47,36 @@ def generalized_covariance(
 
     References: Martins et al. (2020), equation 17 and Proposition 3.
     """
-    beta = 2.0 - density.alpha if beta is None else beta
-    escort = density.escort(beta)
+    density._check_escort(beta)
+    narrow = _features(phi, psi)
 
     def average(function: Callable[[Tensor], Tensor]) -> Tensor:
-        return escort.integrate(function, nodes, angles)
+        return density._average(function, beta, nodes, angles, narrow)
 
     first, second = average(phi), average(psi)
-    # Centred before they are multiplied: narrow densities far from zero would lose everything.
-    joint = average(lambda t: (phi(t) - first).unsqueeze(-1) * (psi(t) - second).unsqueeze(-2))
-    return density.log_power(beta).exp()[..., None, None] * joint
+
+    def joint(t: Tensor) -> Tensor:
+        # Centred before they are multiplied: narrow densities far from zero would lose everything. The statistic itself
+        # comes along: panels that are right for it see what is narrow in the product.
+        x, y = phi(t), psi(t)
+        both = ((x - first).unsqueeze(-1) * (y - second).unsqueeze(-2)).flatten(-2)
+        return torch.cat([both, x.to(both.dtype), y.to(both.dtype)], -1)
+
+    size = first.shape[-1], second.shape[-1]
+    found = average(joint)[..., : size[0] * size[1]]
+    found = found.reshape(*found.shape[:-1], *size)
+    return density._log_power(beta).exp()[..., None, None] * found
+
+
+def _features(*functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+    """Centres (n, D) and least widths (n,) of the Gaussians that functions are made of, where that is known."""
+    bases = [f.basis if isinstance(f, ValueFunction) else f for f in functions]
+    found = [
+        (basis.centers, torch.linalg.eigvalsh(basis.covariances).amin(-1).sqrt())
+        for basis in bases
+        if isinstance(basis, GaussianBasis)
+    ]
+    return (torch.cat([c for c, _ in found]), torch.cat([w for _, w in found])) if found else None
 
 
 def wasserstein2(p: BetaGaussian, q: BetaGaussian, squared: bool = False) -> Tensor:
@@ -70,13 +94,11 @@ def wasserstein2(p: BetaGaussian, q: BetaGaussian, squared: bool = False) -> Ten
 
     References: Gelbrich (1990).
     """
-    if p.alpha != q.alpha:
-        raise ValueError(f"q must have p's alpha, {p.alpha:g}: there is no closed form otherwise; got {q.alpha:g}")
-    if not math.isfinite(p._law.spread):
-        raise ValueError(
-            f"alpha must leave the densities a covariance, got {p.alpha:g} in {p.event_shape[0]} dimensions"
-        )
-    roots = [math.sqrt(d._law.spread) * d._scaled_root for d in (p, q)]
+    alphas = [torch.as_tensor(d.alpha, dtype=torch.float64, device=d.loc.device) for d in (p, q)]
+    if bool((alphas[0] != alphas[1]).any()):
+        raise ValueError(f"q must have p's alpha, {p.alpha}: there is no closed form otherwise; got {q.alpha}")
+    check_spread(p._law, "a covariance")
+    roots = [over(d._law.each(lambda one: math.sqrt(one.spread)), 2) * d._scaled_root for d in (p, q)]
     value = (p.loc - q.loc).square().sum(-1) + _turned_distance(*roots)
     return value if squared else value.sqrt()
 
@@ -109,7 +131,9 @@ def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     r"""KL(p ‖ q): closed for a Gaussian q, quadrature else; +inf where p has mass outside of q's support."""
     if p.event_shape != q.event_shape:
         raise ValueError(f"p and q must have one dimension, got {p.event_shape[0]} and {q.event_shape[0]}")
-    if q.alpha == 1 and not math.isfinite(p._law.spread):
+    if isinstance(p.alpha, Tensor) or isinstance(q.alpha, Tensor):
+        return by_alphas(p, q, _kl)
+    if q.alpha == 1 and not p._law.spread < math.inf:
         return -q.expected_score(p)  # infinite
     if q.alpha == 1:
         return q.loss(p) if p.alpha == 1 else q.cross_entropy(p) - p.entropy()
@@ -117,7 +141,62 @@ def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
         return _nested_kl(p, q)
     if p.event_shape[0] > 2:
         raise NotImplementedError("KL to a density with heavy tails is computed in one and two dimensions only")
-    return -p.entropy() - p.integrate(q.log_prob, nodes=200)
+    both = [BetaGaussian(d.loc.double(), d.scale_tril.double(), alpha=d.alpha, validate_args=False) for d in (p, q)]
+    value = -both[0].entropy() - both[1].log_peak - _expected_shape(*both)
+    return value.to(torch.promote_types(p.loc.dtype, q.loc.dtype))
+
+
+def _expected_shape(p: BetaGaussian, q: BetaGaussian) -> Tensor:
+    """E_p[log q − log q₀] for a q with heavy tails, which can be as narrow as you like: −log(1 + ‖A u − b‖²)/|c|.
+
+    u has p's own law, the same in all directions, and is turned so that the columns of A are orthogonal. Along each of
+    its entries the integrand is nearly singular where A u meets b; there intervals are cut, and their rule has most of
+    its nodes next to the cut.
+    """
+    c, dim = p._law.c, p.event_shape[0]
+    assert isinstance(c, float)
+    batch = broadcast_shapes(p.batch_shape, q.batch_shape)
+    scale = torch.exp(-0.5 * q._law.c * q.log_peak) * math.sqrt(-0.5 * q._law.c)
+    root = (q.scale_tril / scale[..., None, None]).expand(*batch, dim, dim)
+    shape = torch.linalg.solve_triangular(root, p._scaled_root.expand(*batch, dim, dim), upper=False)
+    middle = torch.linalg.solve_triangular(root, (q.loc - p.loc).expand(*batch, dim).unsqueeze(-1), upper=False)
+    with torch.no_grad():
+        turn = torch.linalg.svd(shape).Vh.mT
+    shape, middle = (shape @ turn)[..., None, :, :], middle.mT  # (…, 1, D, D) and (…, 1, D)
+    with torch.no_grad():
+        nearest = (shape * middle.unsqueeze(-1)).sum(-2) / shape.square().sum(-2)  # (…, 1, D)
+        u, weights = _cut_rule(nearest.squeeze(-2), c)
+    square = ((shape @ u.unsqueeze(-1)).squeeze(-1) - middle).square().sum(-1)
+    return (weights * torch.log1p(square)).sum(-1) / q._law.c
+
+
+def _cut_rule(place: Tensor, c: float) -> tuple[Tensor, Tensor]:
+    """Nodes u (…, N, D) and weights (…, N) of the standard law of c, cut at a place (…, D), D ≤ 2.
+
+    With z as in ``fenchel.continuous.quadrature``, u₁ is that of z₁, and u₂ that of z₂ times exp(−½ c z₁²).
+    """
+    dim = place.shape[-1]
+    x, _, w = (torch.as_tensor(v, dtype=place.dtype, device=place.device) for v in double_exponential(_NODES[dim]))
+    tail = 1 + max(c, 0.5 * dim * c)  # how fast the weight falls in z²
+    end = math.sqrt(min(_LAST / tail, 600 / max(-c, 1e-300)))
+
+    def along(place: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """z, u and weights for a cut at u = place, with a new last dimension."""
+        cut = (-log_shape(0.5 * place.square(), c)).sqrt().clamp_max(end) * place.sign()
+        low, high = (cut + end).unsqueeze(-1), (end - cut).unsqueeze(-1)
+        z = torch.cat([cut.unsqueeze(-1) - low * x, cut.unsqueeze(-1) + high * x], -1)
+        ratio = decline(c * z.square())
+        slope = torch.exp(-(1 + c) * z.square()) * (2 / ratio).sqrt()
+        return z, z * (2 * ratio).sqrt(), torch.cat([low * w, high * w], -1) * slope
+
+    z, first, weights = along(place[..., 0])
+    if dim == 1:
+        return first.unsqueeze(-1), weights / weights.sum(-1, keepdim=True)
+    shrunk = torch.exp(-0.5 * c * z.square())
+    _, second, across = along(place[..., 1:] / shrunk)
+    weights = (weights * shrunk).unsqueeze(-1) * across
+    u = torch.stack([first.unsqueeze(-1).expand_as(second), second * shrunk.unsqueeze(-1)], -1)
+    return u.flatten(-3, -2), (weights / weights.sum((-2, -1), keepdim=True)).flatten(-2)
 
 
 def _nested_kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:

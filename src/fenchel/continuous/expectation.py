@@ -17,16 +17,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.continuous.basis import GaussianBasis
-from fenchel.continuous.density import broadcast_shapes, check_positive_definite
+from fenchel.continuous.basis import GaussianBasis, ValueFunction
+from fenchel.continuous.density import BetaGaussian, EllipsoidPower, broadcast_shapes, check_positive_definite
 from fenchel.continuous.radial import (
     Array,
     Radial,
     check_alpha,
+    check_number,
     double_exponential,
     gauss_legendre,
     log_ball,
     log_gamma_peak,
+    some,
 )
 from fenchel.kernels import concrete, usable
 from fenchel.regularizers.family import apply_function, tracks_forward
@@ -46,7 +48,7 @@ _NEAR = 40.0  # e to minus this counts for nothing; powers above it leave the ed
 
 
 def expectation(
-    loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float = 2.0, *, angles: int | None = None
+    loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float | Tensor = 2.0, *, angles: int | None = None
 ) -> Tensor:
     r"""Expected basis functions under the density that maximizes a quadratic score minus Tsallis's Ω.
 
@@ -63,7 +65,7 @@ def expectation(
         loc: μ, (…, D).
         sigma: Σ of the score, (…, D, D), positive definite.
         basis: n functions of D dimensions; D ≤ 2 for alpha > 1.
-        alpha: a number greater than 1 − 2/D.
+        alpha: a number greater than 1 − 2/D; or a tensor of them, (…), one per batch entry and without gradients.
         angles: how many rays, for D = 2 and alpha > 1; by default what makes the error vanish.
 
     Returns:
@@ -78,6 +80,8 @@ def expectation(
 
     References: Martins et al. (2020), appendix G; Martins et al. (2022).
     """
+    if isinstance(alpha, Tensor):
+        return _by_alpha(loc, sigma, basis, alpha, angles)
     law = _check(loc, sigma, basis, alpha, angles)
     shape = broadcast_shapes(loc.shape[:-1], sigma.shape[:-2])
     full = torch.promote_types(torch.promote_types(loc.dtype, sigma.dtype), torch.float32)
@@ -112,7 +116,7 @@ def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angle
         raise ValueError(f"loc must have shape (…, {dim}), as the basis has {dim} dimensions, got {tuple(loc.shape)}")
     if sigma.dim() < 2 or sigma.shape[-2:] != (dim, dim):
         raise ValueError(f"sigma must have shape (…, {dim}, {dim}), got {tuple(sigma.shape)}")
-    alpha = check_alpha(alpha, dim)
+    alpha = check_number(alpha, dim)
     if alpha > 1 and dim > 2:
         raise ValueError(f"alpha must be at most 1 in more than two dimensions, got {alpha} for {dim}")
     if angles is not None and (isinstance(angles, bool) or not isinstance(angles, int) or angles < 1):
@@ -136,6 +140,42 @@ def _check_sigma(sigma: Tensor) -> None:
     if not bool(good.all()):
         wrong = s[~good.flatten(-2).all(-1)] if s.shape[-1] == 1 else s[~good]
         raise ValueError(f"sigma must be symmetric and positive definite, got {wrong[0].tolist()}")
+
+
+def _by_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, angles: int | None) -> Tensor:
+    """One value of α after the other, each with its entries of the batch."""
+    check_alpha(alpha, basis.dim)
+    _check(loc, sigma, basis, 1.0, angles)
+    shape = broadcast_shapes(loc.shape[:-1], sigma.shape[:-2], alpha.shape)
+    flat = loc.expand(*shape, -1).reshape(-1, basis.dim), sigma.expand(*shape, -1, -1).reshape(-1, basis.dim, basis.dim)
+    values, index = alpha.to(loc.device).double().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+    index = index.expand(shape).reshape(-1)
+    found = torch.zeros(len(index), len(basis), dtype=loc.dtype, device=loc.device)
+    for number, value in enumerate(values.tolist()):
+        rows = (index == number).nonzero().squeeze(-1)
+        found = found.index_put((rows,), expectation(flat[0][rows], flat[1][rows], basis, value, angles=angles))
+    return found.reshape(*shape, len(basis))
+
+
+def expected_basis(density: BetaGaussian | EllipsoidPower, function: Any) -> Tensor | None:
+    """E of a ``GaussianBasis``, or of values on one, without quadrature of the function; None if it is another one."""
+    if isinstance(function, ValueFunction):
+        if function.coefficients.dim() != 2:
+            return None
+        basis = expected_basis(density, function.basis)
+        return None if basis is None else basis.to(function.coefficients.dtype) @ function.coefficients
+    if not isinstance(function, GaussianBasis) or function.dim != density.loc.shape[-1]:
+        return None
+    loc = density.loc
+    if isinstance(density, BetaGaussian):
+        if function.dim > 2 and some(density._law.is_compact):
+            return None
+        root = density.scale_tril.double()
+        return expectation(loc, root @ root.mT, function, density.alpha)
+    if function.dim > 2 or density.power < 0:
+        return None
+    axes, twin = density.axes.double(), function.double_copy()
+    return _compact(loc.double(), axes @ axes.mT, twin.centers, twin.covariances, density.power).to(loc.dtype)
 
 
 # -- Gaussians and mixtures of them ----------------------------------------------------------------------------------

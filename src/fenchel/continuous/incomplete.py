@@ -10,27 +10,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.continuous.radial import Array, Radial
+from fenchel.continuous.radial import Array, Law, Number, log_shape
 
 Function = Callable[[Tensor], Tensor]
 
 
-def standard_cdf(x: Tensor, law: Radial) -> Tensor:
+def standard_cdf(x: Tensor, law: Law) -> Tensor:
     """P(X ≤ x) for X = u/√p₀ᶜ in one dimension."""
-    result: Tensor
-    if law.c == 0:
-        result = torch.special.ndtr(x)
-        return result
-    result = _Cdf.apply(x, law)  # type: ignore[no-untyped-call]
+    if not isinstance(law.c, Tensor) and law.c == 0:
+        return 0.5 * torch.erfc(x * -math.sqrt(0.5))
+    result: Tensor = _Cdf.apply(x, law)  # type: ignore[no-untyped-call]
     return result
 
 
-def standard_icdf(q: Tensor, law: Radial) -> Tensor:
+def standard_icdf(q: Tensor, law: Law) -> Tensor:
     """The inverse of ``standard_cdf``."""
-    if law.c == 0:
+    if not isinstance(law.c, Tensor) and law.c == 0:
         x: Tensor = torch.special.ndtri(q)
         return x
-    return inverse(q, lambda q: _on_host(q, lambda a: _icdf(a, law)), lambda x: standard_density(x, law))
+    return inverse(q, lambda q: _on_host(q, law.c, _icdf), lambda x: standard_density(x, law))
 
 
 def inverse(q: Tensor, quantile: Function, density: Function) -> Tensor:
@@ -39,20 +37,17 @@ def inverse(q: Tensor, quantile: Function, density: Function) -> Tensor:
     return result
 
 
-def standard_density(x: Tensor, law: Radial) -> Tensor:
+def standard_density(x: Tensor, law: Law) -> Tensor:
     """The derivative of ``standard_cdf``."""
-    y = 0.5 * law.c * x.square()
-    inside = ~(y >= 1)
-    shape = torch.log1p(-torch.where(inside, y, 0.0)) / law.c
-    return torch.where(inside, torch.exp(shape - law.log_constant), 0.0)
+    return torch.exp(log_shape(0.5 * x.square(), law.c) - law.log_constant)
 
 
 class _Cdf(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, law: Radial) -> Tensor:
+    def forward(ctx: Any, x: Tensor, law: Law) -> Tensor:
         ctx.law = law
         ctx.save_for_backward(x)
-        return _on_host(x, lambda a: _cdf(a, law))
+        return _on_host(x, law.c, _cdf)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -74,33 +69,60 @@ class _Inverse(torch.autograd.Function):
         return grad / ctx.density(x), None, None
 
 
-def _on_host(x: Tensor, function: Callable[[Array], Array]) -> Tensor:
-    values = function(x.detach().double().cpu().numpy())
+def _on_host(x: Tensor, c: Number, function: Callable[[Array, Array], Array]) -> Tensor:
+    bends = c.double().cpu().numpy() if isinstance(c, Tensor) else np.float64(c)
+    values = function(*np.broadcast_arrays(x.detach().double().cpu().numpy(), bends))
     return torch.as_tensor(values, device=x.device).to(x.dtype)
 
 
-def _cdf(x: Array, law: Radial) -> Array:
+# For c ≠ 0 and y = ½|c| x² the share b = y (c > 0) or y/(1 + y) (c < 0) is a Beta(½, B) variable, with B = 1/c + 1 or
+# −1/c − ½. Where the rest 1 − b is tiny its power law is used: the argument itself would underflow.
+
+
+def _second(c: Array) -> Array:
+    """B."""
+    power = 1 / np.abs(c)
+    return np.where(c > 0, power + 1, power - 0.5)
+
+
+def _log_edge(b: Array) -> Array:
+    """log of what P(1 − share ≤ r) is next to r = 0, less B log r."""
     from scipy import special
 
-    if law.c < 0:
-        m = -1 / law.c
-        return np.asarray(special.stdtr(2 * m - 1, x * math.sqrt((2 * m - 1) / (2 * m))))
-    y = np.minimum(np.abs(x) * math.sqrt(0.5 * law.c), 1.0)
-    # From y² or from 1 − y², whichever is small and so known well.
-    edge = special.betainc(1 / law.c + 1, 0.5, (1 - y) * (1 + y))
-    tail = np.where(y < 0.7, special.betaincc(0.5, 1 / law.c + 1, y * y), edge)
+    return np.asarray(-np.log(b) - special.betaln(b, 0.5))
+
+
+def _cdf(x: Array, c: Array) -> Array:
+    from scipy import special
+
+    flat, c = c == 0, np.where(c == 0, 1.0, c)
+    second = _second(c)
+    with np.errstate(all="ignore"):
+        y = np.abs(x) * np.sqrt(0.5 * np.abs(c))
+        inner = np.minimum(y, 1.0)
+        share = np.where(c > 0, inner * inner, np.where(y > 1, 1 / (1 + (1 / y) ** 2), y * y / (1 + y * y)))
+        rest = np.where(c > 0, (1 - inner) * (1 + inner), 1 / (1 + y * y))
+        # From the share or from its rest, whichever is small and so known well.
+        tail = np.where(share < 0.5, special.betaincc(0.5, second, share), special.betainc(second, 0.5, rest))
+        far = (c < 0) & (y > 1e9)
+        tail = np.where(far, np.exp(_log_edge(second) - 2 * second * np.log(y)), tail)
+        tail = np.where(flat, special.erfc(np.abs(x) * math.sqrt(0.5)), tail)
     return np.asarray(np.where(x < 0, 0.5 * tail, 1 - 0.5 * tail))
 
 
-def _icdf(q: Array, law: Radial) -> Array:
+def _icdf(q: Array, c: Array) -> Array:
     from scipy import special
 
-    if law.c < 0:
-        m = -1 / law.c
-        return np.asarray(special.stdtrit(2 * m - 1, q) * math.sqrt(2 * m / (2 * m - 1)))
-    k = 1 / law.c
-    centre = np.sqrt(special.betaincinv(0.5, k + 1, np.abs(2 * q - 1)))
-    # Towards the ends 2q is known better than 1 − 2q.
-    edge = np.sqrt(special.betainccinv(0.5, k + 1, 2 * np.minimum(q, 1 - q)))
-    size = np.where(np.abs(2 * q - 1) < 0.5, centre, edge)
-    return np.asarray(size * np.sign(q - 0.5) * math.sqrt(2 * k))
+    flat, c = c == 0, np.where(c == 0, 1.0, c)
+    second = _second(c)
+    with np.errstate(all="ignore"):
+        # Towards the ends twice the tail is known better than the middle, 1 minus it.
+        tail, middle = 2 * np.minimum(q, 1 - q), np.abs(2 * q - 1)
+        near = middle < 0.5
+        share = np.where(near, special.betaincinv(0.5, second, middle), special.betainccinv(0.5, second, tail))
+        rest = np.where(near, 1 - share, special.betaincinv(second, 0.5, tail))
+        log_rest = (np.log(tail) - _log_edge(second)) / second
+        square = np.where(c > 0, share, share / rest)
+        size = np.where((c < 0) & (log_rest < -40), np.exp(-0.5 * log_rest), np.sqrt(square))
+        x = size * np.sqrt(2 / np.abs(c)) * np.sign(q - 0.5)
+    return np.asarray(np.where(flat, special.ndtri(q), x))

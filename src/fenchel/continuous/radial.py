@@ -7,6 +7,7 @@ the rest. Below, k = 1/c is the power of the density where it is compact (c > 0)
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 from numbers import Real
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+from fenchel.kernels import concrete
 
 Array = np.ndarray[Any, Any]
 
@@ -79,44 +82,141 @@ class Radial:
         gammas = (k * index + 1, k + 1 + self.half), (k * index + 1 + self.half, k + 1)
         return sum(map(math.lgamma, gammas[0])) - sum(map(math.lgamma, gammas[1]))
 
-    def shrink(self, normal: Tensor) -> Tensor:
-        """What standard normal draws (…, D) are multiplied by to be draws of u/√p₀ᶜ: a gamma variable decides."""
-        if self.c == 0:
+    def each(self, function: Callable[[Radial], float]) -> float:
+        """A number that follows from α; ``Radials`` has one for every entry."""
+        return function(self)
+
+
+class Radials:
+    """The laws of a tensor of α, one per batch entry, with the names of ``Radial``; its numbers are tensors.
+
+    Args:
+        alpha: of the shape of the batch, without gradients.
+        dim: D.
+        dtype: of the numbers.
+    """
+
+    def __init__(self, alpha: Tensor, dim: int, dtype: torch.dtype) -> None:
+        values, self._index = alpha.detach().double().unique(return_inverse=True)  # type: ignore[no-untyped-call]
+        self._laws = [Radial(value, dim) for value in values.tolist()]
+        self._like = torch.empty(0, dtype=dtype, device=alpha.device)
+        self.dim, self.half = dim, dim / 2
+        self.c = self.each(lambda law: law.c)
+
+    def each(self, function: Callable[[Radial], float]) -> Tensor:
+        """One number per entry."""
+        return self._like.new_tensor([function(law) for law in self._laws])[self._index]
+
+    @property
+    def is_compact(self) -> Tensor:
+        return self.c > 0
+
+    @property
+    def log_constant(self) -> Tensor:
+        return self.each(lambda law: law.log_constant)
+
+    def log_peak(self, half_logdet: Tensor) -> Tensor:
+        return -(half_logdet + self.log_constant) / (1 + self.c * self.half)
+
+    @property
+    def spread(self) -> Tensor:
+        return self.each(lambda law: law.spread)
+
+    @property
+    def has_mean(self) -> Tensor:
+        return self.each(lambda law: law.has_mean) > 0
+
+    @property
+    def log_loss(self) -> Tensor:
+        return self.each(lambda law: law.log_loss)
+
+
+Law = Radial | Radials
+Number = float | Tensor
+"""A number for all, or one per batch entry."""
+
+
+def over(x: Number, dims: int) -> Number:
+    """A number per batch entry, to be broadcast with so many more dimensions."""
+    return x[(..., *(None,) * dims)] if isinstance(x, Tensor) else x
+
+
+def some(condition: bool | Tensor) -> bool:
+    """Whether a condition holds for any entry."""
+    return bool(condition.any()) if isinstance(condition, Tensor) else condition
+
+
+def log_shape(y: Tensor, c: Number) -> Tensor:
+    """log (1 − c y)/c, −inf where c y ≥ 1; −y for c = 0. Of y = ½‖u‖²/p₀ᶜ it is the log-density less its peak."""
+    if not isinstance(c, Tensor):
+        if c == 0:
+            return -y
+        inside = ~(c * y >= 1)  # NaN stays
+        return torch.where(inside, torch.log1p(-torch.where(inside, c * y, 0.0)) / c, -math.inf)
+    flat = c == 0
+    bent = torch.where(flat, 1.0, c)
+    inside = ~(bent * y >= 1)
+    rest = torch.where(inside, torch.log1p(-torch.where(inside, bent * y, 0.0)) / bent, -math.inf)
+    return torch.where(flat, -y, rest)
+
+
+def shrink(normal: Tensor, c: Number, half: float) -> Tensor:
+    """What standard normal draws (…, D) are multiplied by to be draws of u/√p₀ᶜ: a gamma variable decides."""
+    if not isinstance(c, Tensor):
+        if c == 0:
             return torch.ones_like(normal[..., :1])
-        power = 1 / abs(self.c)
-        shape = torch.full_like(normal[..., :1], power + 1 if self.c > 0 else power - self.half)
-        rest = 2 * torch._standard_gamma(shape)
-        if self.c > 0:  # ‖z‖²/(‖z‖² + 2g) is a Beta(D/2, k + 1) variable
-            rest = rest + normal.square().sum(-1, keepdim=True)
-        return (2 * power / rest).sqrt()
-
-    def nodes(self, count: int) -> tuple[Array, Array]:
-        """Gauss's nodes of ‖u‖²/p₀ᶜ, and their weights, which sum to 1."""
-        if self.c == 0:
-            x, w = gauss_laguerre(count, self.half - 1)
-            return 2 * x, w
-        power = 1 / abs(self.c)
-        if self.c > 0:
-            x, w = gauss_jacobi(count, power, self.half - 1)
-            return 2 * power * x, w
-        if power > _LARGE:  # next to a Gaussian the radii are small, else the rest is
-            x, w = gauss_jacobi(count, power - self.half - 1, self.half - 1)
-            return 2 * power * x / (1 - x), w
-        x, w = gauss_jacobi(count, self.half - 1, power - self.half - 1)
-        return 2 * power * (1 - x) / x, w
+        c = normal.new_tensor(c)
+    c = c.unsqueeze(-1)
+    flat = c == 0
+    power = 1 / torch.where(flat, 1.0, c).abs()
+    shape = torch.where(c > 0, power + 1, torch.where(flat, 1.0, power - half))
+    square = normal.square().sum(-1, keepdim=True)
+    rest = 2 * torch._standard_gamma(shape.to(normal.dtype).expand_as(square))
+    # ‖z‖²/(‖z‖² + 2g) is a Beta(D/2, k + 1) variable.
+    rest = torch.where(c > 0, rest + square, rest)
+    return torch.where(flat, 1.0, (2 * power / rest).sqrt())
 
 
-def check_alpha(alpha: float, dim: int) -> float:
-    """Check that a β-Gaussian of this α has a finite integral in D dimensions."""
+def check_alpha(alpha: float | Tensor, dim: int) -> float | Tensor:
+    """Check that β-Gaussians of this α, or of each α of a tensor, have finite integrals in D dimensions."""
+    if isinstance(alpha, Tensor):
+        _check_alphas(alpha, dim)
+        return alpha
     if isinstance(alpha, bool) or not isinstance(alpha, Real):
-        raise TypeError(f"alpha must be a number, such as 2.0, and not learned; got {type(alpha).__name__}")
-    lower = 1 - 2 / dim
-    if not lower < alpha < math.inf:
-        raise ValueError(
-            f"alpha must satisfy 1 − 2/D < alpha < inf, here alpha > {lower:g} in {dim} dimension{'s' * (dim > 1)}: "
-            f"the density cannot be normalised otherwise; got {alpha}"
-        )
+        raise TypeError(f"alpha must be a number, such as 2.0, or a tensor; got {type(alpha).__name__}")
+    if not 1 - 2 / dim < alpha < math.inf:
+        raise ValueError(_not_normalised(dim, alpha))
     return float(alpha)
+
+
+def check_number(alpha: float, dim: int) -> float:
+    """As ``check_alpha``, where one α serves for all."""
+    if isinstance(alpha, Tensor):
+        raise TypeError("alpha must be a number, such as 2.0, and not learned; got Tensor")
+    checked = check_alpha(alpha, dim)
+    assert isinstance(checked, float)
+    return checked
+
+
+def _check_alphas(alpha: Tensor, dim: int) -> None:
+    if not alpha.is_floating_point():
+        raise TypeError(f"alpha must be a number or a floating-point tensor, got {alpha.dtype}")
+    if alpha.requires_grad:
+        raise ValueError(
+            "alpha must not require gradients: there are none in alpha. Pass alpha.detach(), one value per batch entry"
+        )
+    if not concrete(alpha):
+        raise ValueError("a tensor alpha must hold values that can be read: not in torch.compile or torch.func.vmap")
+    wrong = ~((alpha > 1 - 2 / dim) & (alpha < math.inf))
+    if bool(wrong.any()):
+        raise ValueError(_not_normalised(dim, alpha[wrong][0].item()))
+
+
+def _not_normalised(dim: int, alpha: float) -> str:
+    return (
+        f"alpha must satisfy 1 − 2/D < alpha < inf, here alpha > {1 - 2 / dim:g} in {dim} dimension{'s' * (dim > 1)}: "
+        f"the density cannot be normalised otherwise; got {alpha}"
+    )
 
 
 def _log_gammas(c: float, half: float) -> float:
@@ -169,30 +269,6 @@ def _digammas(z: float, step: float) -> float:
 
 
 @lru_cache(maxsize=128)
-def gauss_jacobi(count: int, a: float, b: float) -> tuple[Array, Array]:
-    """Nodes in (0, 1) for the weight (1 − x)^a x^b, and weights that sum to 1, by Golub and Welsch."""
-    n, both = np.arange(count, dtype=float), a + b
-    total = 2 * n + both
-    # Written for (0, 1) from the start: where a is large all nodes are small, and nothing may cancel.
-    diagonal = np.full(count, (1 + b) / (both + 2))
-    diagonal[1:] = ((2 * n * (n + 1) + both * (2 * n + 1 + b))[1:]) / (total * (total + 2))[1:]
-    n, total = n[1:], total[1:]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        square = n * (n + a) * (n + b) * (n + both) / (total**2 * (total + 1) * (total - 1))
-    if count > 1:
-        square[0] = (1 + a) * (1 + b) / ((2 + both) ** 2 * (3 + both))
-    x, w = _golub_welsch(diagonal, np.sqrt(square))
-    return np.clip(x, 1e-300, 1.0), w
-
-
-@lru_cache(maxsize=128)
-def gauss_laguerre(count: int, a: float) -> tuple[Array, Array]:
-    """Nodes in (0, ∞) for the weight x^a e^(−x), and weights that sum to 1."""
-    n = np.arange(count, dtype=float)
-    return _golub_welsch(2 * n + 1 + a, np.sqrt(n[1:] * (n[1:] + a)))
-
-
-@lru_cache(maxsize=128)
 def gauss_legendre(count: int) -> tuple[Array, Array]:
     """Nodes in (0, 1), and weights that sum to 1."""
     x, w = np.polynomial.legendre.leggauss(count)
@@ -207,8 +283,3 @@ def double_exponential(count: int) -> tuple[Array, Array, Array]:
     body = np.pi / 2 * np.sinh(s)
     x, rest = 1 / (1 + np.exp(-2 * body)), 1 / (1 + np.exp(2 * body))
     return x, rest, h * np.pi * np.cosh(s) * x * rest
-
-
-def _golub_welsch(diagonal: Array, beside: Array) -> tuple[Array, Array]:
-    x, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
-    return x, vectors[0] ** 2

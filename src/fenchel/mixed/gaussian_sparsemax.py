@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.distributions import constraints
@@ -15,6 +16,8 @@ from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, broadcast, exact
 from fenchel.mixed.boxes import CERTAIN, log_box
 from fenchel.mixed.quadrature import log_concave
 from fenchel.regularizers import sparsemax
+
+_STEP = 0.1  # the width, in deviations of the threshold, below which an entry is a step
 
 
 class GaussianSparsemax(Mixed):
@@ -165,24 +168,15 @@ class GaussianSparsemax(Mixed):
     def _by_threshold(self, y: Tensor, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """|f| ∫ Π_f φ(y + τ) Π_rest Φ(τ) dτ: given the threshold τ, entries are independent."""
         loc, scale = parameters
-        shift = loc - y
-
-        def log_density(tau: Tensor, row: Tensor) -> Tensor:
-            t = (tau.unsqueeze(-1) - shift[row]) / scale[row]
-            inside = face[row]
-            return torch.where(inside, -t.square() / 2, log_ndtr(torch.where(inside, 0.0, t))).sum(-1)
-
-        with torch.no_grad():
-            precision = torch.where(face, scale.square().reciprocal(), 0.0)
-            total = torch.where(face.any(-1), precision.sum(-1), 1.0)
-            centre, width = (precision * shift).sum(-1) / total, total.rsqrt()
-            others = torch.where(face, -torch.inf, loc + CERTAIN * scale).max(-1).values
-            rule = log_concave(log_density, centre - 9 * width, torch.maximum(centre, others) + 9 * width)
-        size = face.sum(-1).double()
-        known = (
-            size.clamp_min(1).log() - size * (0.5 * math.log(2 * math.pi)) - torch.where(face, scale, 1.0).log().sum(-1)
-        )
-        return rule.log_integral(log_density(rule.nodes, rule.rows)) + known, torch.zeros_like(size)
+        order = torch.where(face, scale.detach(), torch.inf).argsort(dim=-1, stable=True)
+        shift, scale = (loc - y).gather(-1, order), scale.gather(-1, order)
+        size = face.sum(-1)
+        inside = torch.arange(self.vertices, device=y.device) < size.unsqueeze(-1)
+        log_face, mean, variance = _product(shift - shift[:, :1], scale, inside)
+        # How far the threshold is above each other entry, on average.
+        above = mean.unsqueeze(-1) - (shift - shift[:, :1])
+        log_rest = _log_below(above, scale, variance, size)
+        return size.clamp_min(1).double().log() + log_face + log_rest, torch.zeros_like(log_face)
 
     def _region(self, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
         """The face's event as a box: mean and factor of its K − 1 variables, and how many are entries of y.
@@ -257,6 +251,137 @@ class _Edge:
         moved = self.centre - other.centre
         square = self.width.square() * second + 2 * self.width * moved * first + moved.square() * mass
         return square / (2 * other.width.square()) + mass * (other.width.log() + 0.5 * math.log(2 * math.pi))
+
+
+def _product(shift: Tensor, scale: Tensor, inside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Π N(τ; shift, scale²) over the first entries, which are inside, as a factor times one N(τ; mean, variance).
+
+    Entries are in order of their scales, and shifts are those from the first, the narrowest. They are multiplied one
+    after the other, and each factor is a density of a difference: nothing cancels, however narrow an entry is.
+
+    Returns:
+        The logarithm of the factor, the mean and the variance, (R,) each.
+    """
+    first = scale[:, :1]
+    share = torch.where(inside, (first / scale).square(), 0.0)  # precisions, relative to the first
+    precision = share.cumsum(-1)
+    mean = (share * shift).cumsum(-1) / precision
+    apart = torch.where(inside[:, 1:], shift[:, 1:] - mean[:, :-1], 0.0)
+    variance = torch.where(inside[:, 1:], scale[:, 1:].square() + first.square() / precision[:, :-1], 1.0)
+    logs = -0.5 * (apart.square() / variance + variance.log() + math.log(2 * math.pi))
+    return torch.where(inside[:, 1:], logs, 0.0).sum(-1), mean[:, -1], first[:, 0].square() / precision[:, -1]
+
+
+def _log_below(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """log P(the last entries are all below τ), for entries N(·, scale²) and a τ of this variance, ``above`` more.
+
+    Closed for one entry, an orthant of the plane for two, an integral over τ for more; simpler where τ hardly varies.
+    The first ``size`` entries are left out.
+    """
+    rest = above.shape[-1] - size
+    with torch.no_grad():
+        inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+        slopes = torch.where(inside, (1 + _mills(above / scale)) / scale, 0.0).sum(-1) * variance.sqrt()
+    flat, tiny = slopes < 0.3, slopes < 1e-5
+    parts = torch.zeros_like(variance)
+    cases = (
+        (rest == 1, _below_one),
+        ((rest == 2) & ~flat, _below_two),
+        ((rest >= 3) & ~flat, _below_many),
+        ((rest >= 2) & flat & ~tiny, _below_smooth),
+        ((rest >= 2) & tiny, _below_flat),
+    )
+    for chosen, log_prob in cases:
+        rows = chosen.nonzero().squeeze(-1)
+        if len(rows):
+            found = log_prob(above[rows], scale[rows], variance[rows], size[rows])
+            parts = parts.index_add(0, rows, found)
+    return parts
+
+
+def _below_flat(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """For a threshold so narrow that the logarithm of Π Φ is a parabola over it."""
+    inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+    t = above / scale
+    mills = torch.where(inside, _mills(t), 0.0)
+    slope, bend = (mills / scale).sum(-1), -(mills * (t + mills) / scale.square()).sum(-1)
+    return torch.where(inside, log_ndtr(t), 0.0).sum(-1) + 0.5 * variance * (bend + slope.square())
+
+
+def _below_smooth(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """For a threshold that is narrow beside the rest: Gauss and Hermite's rule, whose nodes are symmetric."""
+    inside = (torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)).unsqueeze(-2)
+    x, w = (above.new_tensor(v) for v in np.polynomial.hermite_e.hermegauss(24))
+    t = (above.unsqueeze(-2) + (variance.sqrt().unsqueeze(-1) * x).unsqueeze(-1)) / scale.unsqueeze(-2)
+    values = torch.where(inside, log_ndtr(t), 0.0).sum(-1) + (w / w.sum()).log()
+    return torch.logsumexp(values, -1)
+
+
+def _mills(t: Tensor) -> Tensor:
+    """φ/Φ."""
+    return torch.exp(-0.5 * t.square() - log_ndtr(t)) / math.sqrt(2 * math.pi)
+
+
+def _below_one(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    value: Tensor = log_ndtr(above[:, -1] * (variance + scale[:, -1].square()).rsqrt())
+    return value
+
+
+def _below_two(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    above, square = above[:, -2:], scale[:, -2:].square()
+    total = variance + square[:, 0]
+    root = total.sqrt()
+    zero = torch.zeros_like(root)
+    corner = (square[:, 1] + variance * square[:, 0] / total).sqrt()
+    tril = torch.stack([torch.stack([root, zero], -1), torch.stack([variance / root, corner], -1)], -2)
+    return log_box(above, tril, torch.zeros_like(size))[0]
+
+
+def _below_many(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """E Π Φ((τ − place)/width) over a standard normal τ, measured from the place of one entry.
+
+    It is the highest of the narrow ones: those below it hardly count, and its step has all its digits.
+    """
+    inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+    unit = variance.rsqrt().unsqueeze(-1)
+    narrow = inside & (unit * scale).detach().lt(_STEP)
+    highest = torch.where(narrow, above.detach(), torch.inf).argmin(-1, keepdim=True)
+    origin = -(unit * above.gather(-1, highest)).squeeze(-1)
+    place = torch.where(inside, unit * (above.gather(-1, highest) - above), 0.0)
+    width = torch.where(inside, unit * scale, 1.0)
+
+    def log_density(x: Tensor, row: Tensor, origin: Tensor, place: Tensor, width: Tensor) -> Tensor:
+        t = (x.unsqueeze(-1) - place[row]) / width[row]
+        return -0.5 * (x + origin[row]).square() + torch.where(inside[row], log_ndtr(t), 0.0).sum(-1)
+
+    fixed = origin.detach(), place.detach(), width.detach()
+    with torch.no_grad():
+        furthest = torch.where(inside, fixed[1] + CERTAIN * fixed[2], -torch.inf).max(-1).values
+        ends = -fixed[0] - 9, torch.maximum(-fixed[0], furthest) + 9
+        rule = log_concave(lambda x, row: log_density(x, row, *fixed), *ends, _marks(narrow, *fixed[1:]))
+    rule = rule.moved(lambda x, row: _carried(x, place[row], torch.where(inside, width, 1.0)[row]))
+    values = log_density(rule.nodes, rule.rows, origin, place, width)
+    return rule.log_integral(values) - 0.5 * math.log(2 * math.pi)
+
+
+def _marks(narrow: Tensor, place: Tensor, width: Tensor) -> Tensor | None:
+    """Ends of panels (R, M) around the steps of the highest narrow entries (R, K), at most four of them."""
+    most = min(int(narrow.sum(-1).max()), 4)
+    if most == 0:
+        return None
+    height, which = torch.where(narrow, place, -torch.inf).topk(most, -1)
+    steps = torch.tensor([-12.0, -6.0, -3.0, 0.0, 3.0, 6.0, 12.0], dtype=place.dtype, device=place.device)
+    marks = height.unsqueeze(-1) + width.gather(-1, which).unsqueeze(-1) * steps
+    return marks.flatten(1)
+
+
+def _carried(x: Tensor, place: Tensor, width: Tensor) -> Tensor:
+    """Points x (P,) that move with the narrowest entry (P, K) they lie in, if any: the step keeps its nodes."""
+    t = (x.unsqueeze(-1) - place.detach()) / width.detach()
+    size = torch.where((t.abs() < 12) & (width.detach() < _STEP), width.detach(), torch.inf)
+    least, which = size.min(-1, keepdim=True)
+    moved = (place + width * t).gather(-1, which).squeeze(-1)
+    return torch.where(least.squeeze(-1) < torch.inf, moved, x)
 
 
 def _normal(z: Tensor) -> Tensor:

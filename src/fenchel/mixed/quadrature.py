@@ -27,10 +27,10 @@ class Rule:
     """Nodes and weights that resolve each of ``count`` integrands.
 
     Args:
-        nodes: (Q,).
+        nodes: (Q,), or (Q, d).
         weights: (Q,).
         rows: (Q,), the integrand that a node is for.
-        error: (count,), the estimated error of each integral.
+        error: (count, …), the estimated error of each integral.
     """
 
     nodes: Tensor
@@ -44,6 +44,23 @@ class Rule:
         top = torch.where(top.isfinite(), top, 0.0)
         scaled = (log_values - top[self.rows]).exp() * self.weights
         return torch.zeros_like(self.error).index_add(0, self.rows, scaled).log() + top
+
+    def moved(self, ends: Function) -> Rule:
+        """The same rule on panels of the line whose ends are functions of parameters; the nodes move with them.
+
+        The integral does not depend on where panels end, nor do its derivatives. Ends that move with a steep part of
+        the integrand leave less to cancel.
+
+        Args:
+            ends: ends (P,) and rows (P,) to the same ends, with derivatives.
+        """
+        nodes, weights = self.nodes.reshape(-1, POINTS), self.weights.reshape(-1, POINTS)
+        row, first, last = self.rows[::POINTS], nodes[:, :1], nodes[:, -1:]
+        start, end = (ends(v.squeeze(-1), row).unsqueeze(-1) for v in (first, last))
+        share = (nodes - first) / (last - first)
+        moved = start + (end - start) * share
+        stretched = weights * ((end - start) / (last - first))
+        return Rule(moved.reshape(-1), stretched.reshape(-1), self.rows, self.error)
 
 
 def gauss_legendre(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,54 +81,104 @@ def gauss_lobatto(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def adapted(function: Function, breaks: Tensor) -> Rule:
-    """Halve panels until two halves agree with their whole.
-
-    Ends are nodes, so that a steep fall right beside the end of a wide panel is not overlooked.
+    """A rule for functions of the line, by ``refined``.
 
     Args:
         function: values, of the order of one at their largest.
         breaks: (count, P) ascending ends of the first panels.
     """
     count = len(breaks)
-    x, w = gauss_lobatto(POINTS, breaks)
     rows = torch.arange(count, device=breaks.device).unsqueeze(-1).expand(-1, breaks.shape[1] - 1).reshape(-1)
-    start, width = breaks[:, :-1].reshape(-1), breaks.diff(dim=-1).reshape(-1)
-    kept = ~(width <= 0)  # NaN remains, and its integral is NaN
-    start, width, rows = start[kept], width[kept], rows[kept]
-
-    def panels(start: Tensor, width: Tensor, rows: Tensor) -> Tensor:
-        nodes = start.unsqueeze(-1) + width.unsqueeze(-1) * x
-        values = function(nodes.reshape(-1), rows.repeat_interleave(POINTS)).reshape(nodes.shape)
-        return (values * w).sum(-1) * width
-
-    whole = panels(start, width, rows)
-    done, error, parts = breaks.new_zeros(count), breaks.new_zeros(count), []
-    for depth in range(DEEPEST):
-        half = width / 2
-        left, right = panels(start, half, rows), panels(start + half, half, rows)
-        difference = (left + right - whole).abs()
-        total = (done + breaks.new_zeros(count).index_add(0, rows, left.abs() + right.abs()))[rows]
-        split = difference > TOLERANCE * total
-        # Rounding is not mended by halving: the error tells.
-        split &= (torch.bincount(rows, minlength=count)[rows] <= CROWDED) & (depth < DEEPEST - 1)
-        over = ~split
-        done = done.index_add(0, rows[over], (left.abs() + right.abs())[over])
-        error = error.index_add(0, rows[over], difference[over])
-        parts.append((torch.cat([start[over], (start + half)[over]]), half[over].repeat(2), rows[over].repeat(2)))
-        start, width = torch.cat([start[split], (start + half)[split]]), half[split].repeat(2)
-        rows, whole = rows[split].repeat(2), torch.cat([left[split], right[split]])
-        if not len(rows):
-            break
-    begin, size, owner = (torch.cat(each) for each in zip(*parts, strict=True))
-    nodes, weights = begin.unsqueeze(-1) + size.unsqueeze(-1) * x, size.unsqueeze(-1) * w
-    return Rule(nodes.reshape(-1), weights.reshape(-1), owner.repeat_interleave(POINTS), error)
+    start, width = breaks[:, :-1].reshape(-1, 1), breaks.diff(dim=-1).reshape(-1, 1)
+    rule = refined(lambda x, row: function(x.squeeze(-1), row), start, width, rows, count)
+    return Rule(rule.nodes.squeeze(-1), rule.weights, rule.rows, rule.error)
 
 
 @torch.no_grad()
-def log_concave(log_function: Function, lower: Tensor, upper: Tensor) -> Rule:
+def refined(
+    function: Function,
+    start: Tensor,
+    width: Tensor,
+    rows: Tensor,
+    count: int,
+    points: int = POINTS,
+    tolerance: float = TOLERANCE,
+    crowded: int = CROWDED,
+    coarse: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+) -> Rule:
+    """Halve panels in every direction until the parts agree with their whole.
+
+    Ends are nodes, so that a steep fall right beside the end of a wide panel is not overlooked.
+
+    Args:
+        function: values (Q, …) at points (Q, d), of rows (Q,). Several values of one point share their panels.
+        start: (P, d), the lower corners of the first panels.
+        width: (P, d), their sizes; those without volume are left out.
+        rows: (P,), the integrand that a panel is for.
+        count: how many integrands there are.
+        points: how many nodes a panel has in each direction.
+        tolerance: of the difference, relative to the sum of the absolute integrals of all panels.
+        crowded: how many panels an integrand may have in the making.
+        coarse: which panels (start, width, rows) are to be split in any case.
+    """
+    dim = start.shape[-1]
+    x, w = gauss_lobatto(points, start)
+    x = torch.cartesian_prod(*[x] * dim).reshape(-1, dim)
+    w = torch.cartesian_prod(*[w] * dim).reshape(-1, dim).prod(-1)
+    corner = torch.cartesian_prod(*[start.new_tensor([0.0, 0.5])] * dim).reshape(-1, dim)
+    kept = ~(width <= 0).any(-1)  # NaN remains, and its integral is NaN
+    start, width, rows = start[kept], width[kept], rows[kept]
+
+    def panels(start: Tensor, width: Tensor, rows: Tensor) -> Tensor:
+        nodes = start.unsqueeze(-2) + width.unsqueeze(-2) * x
+        values = function(nodes.reshape(-1, dim), rows.repeat_interleave(len(x)))
+        values = values.reshape(len(rows), len(x), *values.shape[1:])
+        integral: Tensor = torch.tensordot(w, values.movedim(1, 0), 1)
+        return integral * _volume(width, integral.dim())
+
+    def children(start: Tensor, width: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        begin = (start.unsqueeze(-2) + width.unsqueeze(-2) * corner).reshape(-1, dim)
+        return begin, (width / 2).repeat_interleave(len(corner), 0), rows.repeat_interleave(len(corner))
+
+    whole = panels(start, width, rows)
+    done = torch.zeros(count, *whole.shape[1:], dtype=whole.dtype, device=whole.device)
+    error, kept_panels = torch.zeros_like(done), []
+    for depth in range(DEEPEST):
+        parts = children(start, width, rows)
+        each = panels(*parts)
+        each = each.reshape(len(rows), len(corner), *each.shape[1:])
+        difference, size = (each.sum(1) - whole).abs(), each.abs().sum(1)
+        total = done.index_add(0, rows, size)[rows]
+        split = (difference > tolerance * total).reshape(len(rows), difference[:1].numel()).any(-1)
+        if coarse is not None:
+            split |= coarse(start, width, rows)
+        # Rounding is not mended by halving: the error tells.
+        split &= (torch.bincount(rows, minlength=count)[rows] <= crowded) & (depth < DEEPEST - 1)
+        over = ~split
+        done = done.index_add(0, rows[over], size[over])
+        error = error.index_add(0, rows[over], difference[over])
+        chosen = over.repeat_interleave(len(corner))
+        kept_panels.append(tuple(v[chosen] for v in parts))
+        start, width, rows = (v[~chosen] for v in parts)
+        whole = each[split].flatten(0, 1)
+        if not len(rows):
+            break
+    begin, size, owner = (torch.cat(each) for each in zip(*kept_panels, strict=True))
+    nodes = begin.unsqueeze(-2) + size.unsqueeze(-2) * x
+    weights = _volume(size, 1).unsqueeze(-1) * w
+    return Rule(nodes.reshape(-1, dim), weights.reshape(-1), owner.repeat_interleave(len(x)), error)
+
+
+def _volume(width: Tensor, dims: int) -> Tensor:
+    return width.prod(-1).reshape(-1, *(1,) * (dims - 1))
+
+
+@torch.no_grad()
+def log_concave(log_function: Function, lower: Tensor, upper: Tensor, marks: Tensor | None = None) -> Rule:
     """A rule for exp of concave functions on [lower, upper], (count,) each.
 
-    Narrow peaks in wide intervals are found, whatever the scales: concavity leads there.
+    Narrow peaks in wide intervals are found, whatever the scales: concavity leads there. At ``marks`` (count, M) panels
+    end too.
     """
     peak, highest = _peak(log_function, lower, upper)
     left = _cut(log_function, lower, peak, highest)
@@ -120,6 +187,9 @@ def log_concave(log_function: Function, lower: Tensor, upper: Tensor) -> Rule:
     highest = torch.where(highest.isfinite(), highest, 0.0)
     thirds = [(2 * left + peak) / 3, (left + 2 * peak) / 3, peak, (2 * peak + right) / 3, (peak + 2 * right) / 3]
     breaks = torch.stack([left, *thirds, right], -1)
+    if marks is not None:
+        marks = torch.minimum(torch.maximum(marks, left.unsqueeze(-1)), right.unsqueeze(-1))
+        breaks = torch.cat([breaks, marks], -1).sort(-1).values
     return adapted(lambda x, row: (log_function(x, row) - highest[row]).exp(), breaks.cummax(-1).values[rows])
 
 
