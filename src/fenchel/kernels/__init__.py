@@ -28,13 +28,23 @@ _batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def concrete(*tensors: Tensor) -> bool:
-    """Whether tensors hold data that may be looked at: nothing is traced or mapped, and none is fake."""
+    """Whether tensors hold data that may be looked at: nothing is traced or mapped, and none is fake.
+
+    Raises a RuntimeError if the memory of one was freed: compiled code, and some of torch's own, would crash.
+    """
     if torch.compiler.is_compiling():
         return False
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
         return False
     for t in tensors:  # noqa: SIM110 (a generator would cost as much as the checks)
         if type(t) not in _PLAIN or t.is_meta or t.is_neg() or _wrapped(t) or _batched(t):
+            return False
+        try:
+            if not t.untyped_storage().nbytes() and t.numel():
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(t.shape)} holds no data: its storage has been freed (resized to 0 bytes)"
+                )
+        except NotImplementedError:  # sparse and other layouts have no such storage
             return False
     return True
 

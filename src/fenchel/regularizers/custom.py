@@ -17,7 +17,7 @@ from fenchel.regularizers.closures import Closure, hidden_leaf
 from fenchel.regularizers.family import apply_function, on_support, outside, rows_first
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
-from fenchel.regularizers.rows import check_scores, from_rows, shifted, to_rows
+from fenchel.regularizers.rows import check_scores, from_rows, is_integer, shifted, to_rows
 
 
 class Custom(Regularizer):
@@ -64,7 +64,7 @@ class Custom(Regularizer):
             raise TypeError(f"fn must be callable, a torch function of p, got {type(fn).__name__}")
         if not tol > 0:
             raise ValueError(f"tol must be positive, got {tol}")
-        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+        if not is_integer(max_iter) or max_iter < 1:
             raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
         self.fn = fn
         self.tol = tol

@@ -14,6 +14,7 @@ from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import (
     broadcasts,
     check_parameter,
+    is_integer,
 )
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
@@ -242,7 +243,8 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
     if not 0 < low < high < math.inf:
         raise ValueError(f"bounds must satisfy 0 < low < high < inf, got ({low:g}, {high:g})")
     dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
-    share = (torch.as_tensor(alpha).detach().double() - low) / (high - low)
+    start = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(alpha)
+    share = (start.double() - low) / (high - low)
     if concrete(share) and not bool(((share > 0) & (share < 1)).all()):
         raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
     if not broadcasts(share.shape, shape or share.shape):
@@ -327,7 +329,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
 
     References: Peters, Niculae & Martins (2019), section 3.
     """
-    if isinstance(alpha, int) and alpha < 0:
+    if is_integer(alpha) and alpha < 0:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
     return _FAMILY.choose(scores, alpha, dim, mask)
