@@ -182,7 +182,7 @@ def _combine(weights: Tensor, value: Tensor) -> Tensor:
     *batch, rows, keys = weights.shape
     flat = weights.reshape(rows, keys)
     row, place = flat.nonzero(as_tuple=True)
-    offsets = torch.searchsorted(row, torch.arange(rows))
+    offsets = torch.searchsorted(row, torch.arange(rows, device=row.device))
     chosen = value.reshape(keys, value.shape[-1])
     output = F.embedding_bag(place, chosen, offsets, mode="sum", per_sample_weights=flat[row, place])
     return output.reshape(*batch, rows, value.shape[-1])
@@ -344,7 +344,9 @@ def _lean(
         return None
     alpha = omega.parameter
     sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2
-    return (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse).all()) else None
+    return (
+        (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse, device="cpu").all()) else None
+    )
 
 
 def _by_supports(
@@ -387,14 +389,14 @@ def _by_supports(
         assert full is not None
         place = [int(i) for i in np.unravel_index(head, outer)] if outer else []
         here = full[tuple(place)]
-        number = torch.arange(chosen.start, chosen.stop)
+        number = torch.arange(chosen.start, chosen.stop, device="cpu")
         return here[number // length, number % length] if groups > 1 else here[chosen.start : chosen.stop]
 
     def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-2, -1)
         mask = None
         if is_causal:
-            mask = torch.ones(length, keys, dtype=torch.bool).tril().repeat(groups, 1)
+            mask = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril().repeat(groups, 1)
         elif full is not None:
             stacked = full.reshape(heads, rows, keys)
             mask = stacked if stacked.dtype == torch.bool else None

@@ -49,6 +49,19 @@ def concrete(*tensors: Tensor) -> bool:
     return True
 
 
+def readable(*tensors: Tensor) -> bool:
+    """Whether Python code may depend on the values of tensors, whatever their class and whoever watches them.
+
+    More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
+    but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
+        return False
+    return not any(t.is_meta or _wrapped(t) or _batched(t) or hasattr(type(t), "_mode_key") for t in tensors)
+
+
 def plain(tensor: Tensor) -> bool:
     """Whether a tensor is data for kernels and nothing else: no derivative and no transformation looks at it."""
     return (

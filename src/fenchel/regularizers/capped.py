@@ -185,7 +185,7 @@ class KSubsets(_Box):
     def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
         """Check class indices, which name a vertex for k = 1 alone."""
         known = not isinstance(self.k, Tensor) or concrete(self.k)
-        if not known or not bool(torch.as_tensor(self.k == 1).all()):
+        if not known or not bool(torch.as_tensor(self.k == 1, device="cpu").all()):
             raise ValueError(
                 f"target must be a floating-point tensor of the shape of scores that sums to k = {show(self.k)}, such "
                 f"as a k-hot vector, got {target.dtype}: convert with target.float(); class indices go with k = 1 only"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fenchel.kernels import concrete
+from fenchel.kernels import concrete, readable
 from fenchel.regularizers.base import Regularizer, check_indices, check_probabilities
 from fenchel.regularizers.closures import Closure, hidden_leaf
 from fenchel.regularizers.family import apply_function, on_support, outside, rows_first
@@ -140,8 +140,10 @@ class _Problem:
     # -- forward --------------------------------------------------------------------------------------
 
     def solve(self, z: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
-        if not concrete(z, *captured):
-            raise RuntimeError("Custom cannot be traced or exported: how long it runs depends on the scores")
+        if not readable(z, *captured):
+            raise RuntimeError(
+                "Custom cannot be traced or exported, and needs data (no fake or meta tensors): its rounds depend on the scores"
+            )
         if z.numel() == 0:
             return torch.zeros_like(z)
         with torch.inference_mode(False):  # the solver differentiates fn, whoever calls
@@ -206,7 +208,7 @@ class _Problem:
     def jacobian_product(self, v: Tensor, z: Tensor, p: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         """J v: the inverse Hessian on the support, along the simplex (002, Proposition 2)."""
         support = p.detach() > 0
-        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0 and concrete(v, p, *captured)
+        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0 and readable(v, p, *captured)
         if plain and self.found is not None:
             curvature = self.found.curvature
         else:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel.kernels import readable
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, flatten, hold, show
 from fenchel.regularizers.family import Family, Parameter, _pack, on_support
@@ -105,7 +105,7 @@ class _GroupingFamily(Family):
         return torch.where(best == -torch.inf, best, value)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
-        return super()._solve_any(z, a) if concrete(z) else self._in_trace(z, a)
+        return super()._solve_any(z, a) if readable(z) else self._in_trace(z, a)
 
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
         """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
@@ -239,7 +239,10 @@ class _GridFamily(_GroupingFamily):
         return self._in_trace(z, a) if torch.compiler.is_compiling() else super().argmax(z, a)
 
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
-        raise RuntimeError("tvmax2d cannot be traced, for its rounds depend on the data; call it outside of the graph")
+        raise RuntimeError(
+            "tvmax2d cannot be traced, and needs data (no fake or meta tensors), for its rounds depend on the scores; call "
+            "it outside of the graph"
+        )
 
 
 def _means(v: Tensor, p: Tensor, group: Tensor, parted: Tensor | None) -> Tensor:
@@ -383,9 +386,7 @@ class TotalVariation2d(_Grouping):
     def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
         super().__init__(strength)
         if shape is not None and (
-            not isinstance(shape, Sequence)
-            or len(shape) != 2
-            or any(not is_integer(n) or n < 1 for n in shape)
+            not isinstance(shape, Sequence) or len(shape) != 2 or any(not is_integer(n) or n < 1 for n in shape)
         ):
             raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape!r}")
         self.shape = None if shape is None else (int(shape[0]), int(shape[1]))
