@@ -444,6 +444,7 @@ def _check(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+        kernels.concrete(tensor)  # raises if its memory was freed, before torch reads it
         if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         if tensor.dim() < 2:
@@ -456,6 +457,8 @@ def _check(
         raise ValueError("attn_mask must be None when is_causal is True")
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
+    if attn_mask is not None:
+        kernels.concrete(attn_mask)
     if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean or floating point, got {attn_mask.dtype}")
     if not 0.0 <= dropout_p <= 1.0:

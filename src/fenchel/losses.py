@@ -177,6 +177,7 @@ def check_reduction(reduction: str) -> None:
 
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:
     """Which class indices take part in the loss."""
+    concrete(target)  # raises if its memory was freed, before torch reads it
     if _holds(target.dtype, ignore_index):
         return target != ignore_index
     return torch.ones_like(target, dtype=torch.bool)

@@ -36,7 +36,7 @@ def concrete(*tensors: Tensor) -> bool:
         return False
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
         return False
-    for t in tensors:  # noqa: SIM110 (a generator would cost as much as the checks)
+    for t in tensors:
         if type(t) not in _PLAIN or t.is_meta or t.is_neg() or _wrapped(t) or _batched(t):
             return False
         try:

@@ -176,9 +176,8 @@ def _lattice(points: int, mean: Tensor) -> tuple[Tensor, Tensor]:
     """
     dim = mean.shape[1] - 1
     powers = torch.tensor([pow(LATTICES[points], k, points) for k in range(dim)], dtype=mean.dtype, device=mean.device)
-    shift = torch.rand(SHIFTS, 1, dim, dtype=mean.dtype, generator=torch.Generator().manual_seed(0), device="cpu").to(
-        mean
-    )
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.rand(SHIFTS, 1, dim, dtype=mean.dtype, generator=generator, device="cpu").to(mean.device)
     t = (torch.arange(points, dtype=mean.dtype, device=mean.device).unsqueeze(-1) * powers / points + shift) % 1
     t, log_weight = t.reshape(-1, dim), t.new_zeros(SHIFTS * points)
     if dim < SMOOTH:

@@ -157,7 +157,7 @@ class Regularizer(nn.Module):
         return 1.0
 
     def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
-        """The dimensions that a choice is made over, checked and counted from the front; the last if ``dim`` is None."""
+        """The dimensions that a choice is made over, counted from the front; the last if ``dim`` is None."""
         return (check_scores(scores, -1 if dim is None else dim),)
 
 

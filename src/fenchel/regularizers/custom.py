@@ -142,7 +142,8 @@ class _Problem:
     def solve(self, z: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         if not readable(z, *captured):
             raise RuntimeError(
-                "Custom cannot be traced or exported, and needs data (no fake or meta tensors): its rounds depend on the scores"
+                "Custom cannot be traced or exported, and needs data (no fake or meta tensors): its rounds depend on "
+                "the scores"
             )
         if z.numel() == 0:
             return torch.zeros_like(z)

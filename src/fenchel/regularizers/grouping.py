@@ -240,8 +240,8 @@ class _GridFamily(_GroupingFamily):
 
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
         raise RuntimeError(
-            "tvmax2d cannot be traced, and needs data (no fake or meta tensors), for its rounds depend on the scores; call "
-            "it outside of the graph"
+            "tvmax2d cannot be traced, and needs data (no fake or meta tensors), for its rounds depend on the scores; "
+            "call it outside of the graph"
         )
 
 

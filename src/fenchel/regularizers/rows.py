@@ -68,6 +68,7 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a boolean tensor (True = may receive mass), got {kind}")
+    concrete(mask)  # as for the scores
     if not broadcasts(mask.shape, scores.shape):
         raise ValueError(
             f"mask must broadcast to scores: mask has shape {tuple(mask.shape)}, scores {tuple(scores.shape)}"
