@@ -51,6 +51,7 @@ def _tensor_alpha(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> 
 
 
 _GINI = fenchel.Custom(lambda p: 0.5 * (p.square().sum(-1) - 1))
+_SHANNON = fenchel.Custom(lambda p: -torch.special.entr(p).sum(-1))  # infinite slope and curvature at 0
 _COUPLED = fenchel.Custom(lambda p: 0.5 * (p.square().sum(-1) - 1) + 0.25 * (p.square().sum(-1).square() - 1))
 
 
@@ -123,6 +124,7 @@ MAPS = [
         False,
     ),
     Map("custom-gini", _GINI.argmax, _GINI, opaque=True),
+    Map("custom-shannon", _SHANNON.argmax, _SHANNON, opaque=True),
     Map("custom-coupled", _COUPLED.argmax, _COUPLED, opaque=True, dense=True),
     Map("fusedmax", fenchel.fusedmax, fenchel.Fused(), compiled=True, grouped=True, placed=True),
     Map("fusedmax-tensor", _tensor_strength, fenchel.Fused(torch.tensor(0.3)), grouped=True, placed=True),

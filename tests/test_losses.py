@@ -933,7 +933,7 @@ def test_an_alpha_of_the_wrong_shape_is_named(alpha: Tensor) -> None:
         entmax_loss(SCORES, TARGET, alpha)
 
 
-@pytest.mark.parametrize("alpha", ["1.5", None, True, torch.tensor(2)], ids=str)
+@pytest.mark.parametrize("alpha", ["1.5", None, True, torch.tensor(True)], ids=str)
 def test_an_alpha_of_the_wrong_type_is_named(alpha: object) -> None:
     with pytest.raises(TypeError, match="alpha"):
         entmax_loss(SCORES, TARGET, alpha)

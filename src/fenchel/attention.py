@@ -182,7 +182,7 @@ def _combine(weights: Tensor, value: Tensor) -> Tensor:
     *batch, rows, keys = weights.shape
     flat = weights.reshape(rows, keys)
     row, place = flat.nonzero(as_tuple=True)
-    offsets = torch.searchsorted(row, torch.arange(rows))
+    offsets = torch.searchsorted(row, torch.arange(rows, device=row.device))
     chosen = value.reshape(keys, value.shape[-1])
     output = F.embedding_bag(place, chosen, offsets, mode="sum", per_sample_weights=flat[row, place])
     return output.reshape(*batch, rows, value.shape[-1])
@@ -344,7 +344,9 @@ def _lean(
         return None
     alpha = omega.parameter
     sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2
-    return (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse).all()) else None
+    return (
+        (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse, device="cpu").all()) else None
+    )
 
 
 def _by_supports(
@@ -387,14 +389,14 @@ def _by_supports(
         assert full is not None
         place = [int(i) for i in np.unravel_index(head, outer)] if outer else []
         here = full[tuple(place)]
-        number = torch.arange(chosen.start, chosen.stop)
+        number = torch.arange(chosen.start, chosen.stop, device="cpu")
         return here[number // length, number % length] if groups > 1 else here[chosen.start : chosen.stop]
 
     def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-2, -1)
         mask = None
         if is_causal:
-            mask = torch.ones(length, keys, dtype=torch.bool).tril().repeat(groups, 1)
+            mask = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril().repeat(groups, 1)
         elif full is not None:
             stacked = full.reshape(heads, rows, keys)
             mask = stacked if stacked.dtype == torch.bool else None
@@ -442,6 +444,7 @@ def _check(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+        kernels.concrete(tensor)  # raises if its memory was freed, before torch reads it
         if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         if tensor.dim() < 2:
@@ -454,6 +457,8 @@ def _check(
         raise ValueError("attn_mask must be None when is_causal is True")
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
+    if attn_mask is not None:
+        kernels.concrete(attn_mask)
     if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean or floating point, got {attn_mask.dtype}")
     if not 0.0 <= dropout_p <= 1.0:

@@ -112,7 +112,7 @@ class _Pass:
         self.keys = key.shape[1]
         self.powers = maps.parameter(alpha - 1, maps.as_rows(self.key))
         self.flat_key, self.flat_value = maps.as_rows(self.key), maps.as_rows(self.value)
-        self._room = torch.empty(0, dtype=query.dtype)
+        self._room = torch.empty(0, dtype=query.dtype, device="cpu")
         self._places: Array = np.empty(0, np.int32)
 
     def chunks(self) -> Iterator[Chunk]:
@@ -139,7 +139,7 @@ class _Pass:
         shape = (len(chunk.heads), len(chunk.rows), seen)
         count = len(chunk.heads) * len(chunk.rows)
         if self._room.numel() < count * seen:  # room for any chunk, however many keys it sees
-            self._room = torch.empty(count * self.keys, dtype=self.query.dtype)
+            self._room = torch.empty(count * self.keys, dtype=self.query.dtype, device="cpu")
         scores = self._room[: count * seen].view(shape)
         keys = self.key[chunk.heads.start : chunk.heads.stop, :seen]
         queries = self.part(chunk, self.query)
@@ -173,7 +173,7 @@ class _Pass:
         self.over_rows(self.loops.pack, count, starts[-1], x, places, starts, weights, indices)
         kept: Array = np.empty(0, x.dtype)
         if self.task.dropout:
-            ones = torch.ones(weights.size, dtype=self.query.dtype)
+            ones = torch.ones(weights.size, dtype=self.query.dtype, device="cpu")
             kept = torch.nn.functional.dropout(ones, self.task.dropout).numpy()
         return Lists(starts, indices, weights, kept)
 
@@ -181,7 +181,7 @@ class _Pass:
         """All weights of a chunk, (heads, rows, keys that any of them sees), in place of its scores."""
         scores, limits = self.scores(chunk)
         if self.task.causal:
-            hidden = torch.arange(scores.shape[2]) >= torch.from_numpy(limits).unsqueeze(-1)
+            hidden = torch.arange(scores.shape[2], device="cpu") >= torch.from_numpy(limits).unsqueeze(-1)
             scores.masked_fill_(hidden.view(scores.shape), -torch.inf)
         x = scores.view(-1, scores.shape[2]).numpy()
         self.over_rows(self.maps.entmax, len(x), x.size, x, self.each(chunk, self.powers), x)
@@ -369,6 +369,6 @@ def _factors(ctx: Any, query: Tensor, key: Tensor) -> Tensor | None:
     """What dropout made of the weights, as a matrix."""
     if not ctx.task.dropout:
         return None
-    factors = torch.zeros(*query.shape[:2], key.shape[1], dtype=query.dtype)
+    factors = torch.zeros(*query.shape[:2], key.shape[1], dtype=query.dtype, device="cpu")
     factors[_places(ctx, query)] = torch.from_numpy(np.concatenate([each.kept for each in ctx.found]))
     return factors

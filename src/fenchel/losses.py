@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
@@ -67,9 +66,8 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     check_omega(omega)
-    if isinstance(omega, TotalVariation2d) and isinstance(scores, Tensor):
-        scores, target, omega = omega.in_rows(scores, target, None if dim == -1 else dim, mask)
-        dim, mask = -1, None
+    if isinstance(scores, Tensor):
+        scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
@@ -179,6 +177,7 @@ def check_reduction(reduction: str) -> None:
 
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:
     """Which class indices take part in the loss."""
+    concrete(target)  # raises if its memory was freed, before torch reads it
     if _holds(target.dtype, ignore_index):
         return target != ignore_index
     return torch.ones_like(target, dtype=torch.bool)

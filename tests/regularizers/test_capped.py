@@ -411,13 +411,13 @@ def test_what_stands_in_a_masked_bound_does_not_matter() -> None:
 
 def test_bad_k_and_bad_targets_are_named() -> None:
     scores = torch.randn(2, 4)
-    for k, error in ((0, ValueError), (-1, ValueError), (math.nan, ValueError), ("2", TypeError), (True, TypeError)):
+    for k, error in ((-0.5, ValueError), (-1, ValueError), (math.nan, ValueError), ("2", TypeError), (True, TypeError)):
         with pytest.raises(error, match="k must"):
             k_subsets(scores, k)
     with pytest.raises(ValueError, match="k must have size 1 along dim"):
         k_subsets(scores, torch.ones(4))
     with pytest.raises(ValueError, match="k must satisfy"):
-        k_subsets(scores, torch.tensor([[1.0], [0.0]]))
+        k_subsets(scores, torch.tensor([[1.0], [-1.0]]))
     assert torch.allclose(k_subsets(scores, torch.tensor([[1], [2]])).sum(-1), torch.tensor([1.0, 2.0]))
     for target in (torch.tensor([[1.0, 0, 0, 0]] * 2), torch.tensor([[2.0, 0, 0, 0]] * 2), torch.ones(2, 4)):
         with pytest.raises(ValueError, match=r"entries in \[0, 1\] that sum to k = 2"):

@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from collections.abc import Callable
 
 import cvxpy
 import numpy as np
@@ -17,6 +18,7 @@ from fenchel import Custom, Gini, Norm, Shannon, Tsallis
 
 MATRIX = torch.tensor(np.random.default_rng(0).normal(size=(6, 6)))
 MATRIX = MATRIX @ MATRIX.T / 6
+WIDE = torch.randn(6, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
 def entropy(p: Tensor) -> Tensor:
@@ -289,6 +291,50 @@ def test_masked_entries_are_zero_in_p() -> None:
     Custom(fn).argmax(torch.randn(3, 4), mask=mask)
     assert all(p.dtype == torch.float64 for p in seen)
     assert all((p[..., 1] == 0).all() for p in seen[1:])  # the first only asks what fn reads
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.5, 1.0, 1.1, 1.5, 1.9])
+def test_infinite_derivatives_at_zero_go_with_masks(alpha: float) -> None:
+    """Against the maps and losses of Tsallis' entropies, which have solvers and derivatives of their own."""
+
+    def fn(p: Tensor) -> Tensor:
+        return entropy(p) if alpha == 1 else (p.pow(alpha) - p).sum(-1) / (alpha * (alpha - 1))
+
+    mask = torch.rand(6, 5) < 0.6
+    mask[0], mask[1] = torch.tensor([False, True, False, False, False]), False
+    target, weights = torch.randint(5, (6,)), torch.randn(6, 5, dtype=torch.float64)
+    for scale in (0.1, 1e10):
+        results = []
+        for omega in (Custom(fn), Tsallis(alpha)):
+            scores = (scale * WIDE).requires_grad_()
+            p = omega.argmax(scores, mask=mask)
+            (slope,) = torch.autograd.grad((weights * p).sum(), scores, retain_graph=True)
+            results.append((p, slope, omega.max(scores, mask=mask), omega.loss(scores, target, mask=mask)))
+        for found, expected in zip(*results, strict=True):
+            assert torch.allclose(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda p, w: (w * -torch.special.entr(p)).sum(-1),
+        lambda p, w: (w * p.pow(1.5)).sum(-1),
+        lambda p, w: -(w * p.sqrt()).sum(-1) - 0.3 * (w * p.sqrt()).sum(-1).log(),  # coupled
+    ],
+    ids=["entropy", "power", "coupled"],
+)
+def test_infinite_derivatives_at_zero_go_with_masks_in_every_derivative(fn: Callable[..., Tensor]) -> None:
+    scores = torch.tensor([[0.3, 0.1, 0.2, 0.0], [0.1, 5.0, 0.0, -0.2]], dtype=torch.float64, requires_grad=True)
+    w = torch.tensor([1.0, 1.3, 0.8, 1.1], dtype=torch.float64, requires_grad=True)
+    mask = torch.tensor([[True, True, True, False], [True, False, True, True]])
+    for verb in ("argmax", "max"):
+
+        def choose(s: Tensor, w: Tensor, verb: str = verb) -> Tensor:
+            result: Tensor = getattr(Custom(lambda p: fn(p, w)), verb)(s, mask=mask)
+            return result
+
+        assert gradcheck(choose, (scores, w), check_forward_ad=True, fast_mode=True)
+        assert gradgradcheck(choose, (scores, w), fast_mode=True)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,8 @@ def test_omega_has_right_derivatives_at_the_boundary() -> None:
         (math.nan, ValueError),
         ("2", TypeError),
         (torch.tensor([2.0, 1.0]), ValueError),
-        (torch.tensor([2]), TypeError),
+        (torch.tensor([1]), ValueError),
+        (torch.tensor([True]), TypeError),
     ],
 )
 def test_a_bad_alpha_is_named(alpha: object, error: type[Exception]) -> None:

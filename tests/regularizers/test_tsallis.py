@@ -273,7 +273,8 @@ def test_a_learnable_alpha_is_made_where_there_are_no_data_yet() -> None:
         (True, TypeError),
         (torch.tensor([1.5, 0.0]), ValueError),
         (torch.tensor(math.nan), ValueError),
-        (torch.tensor([1, 2]), TypeError),
+        (torch.tensor([1, 0]), ValueError),
+        (torch.tensor([True, True]), TypeError),
     ],
 )
 def test_a_bad_alpha_is_named(alpha: object, error: type[Exception]) -> None:

@@ -78,7 +78,7 @@ class GaussianBasis(nn.Module):
 
     @classmethod
     def _of_widths(cls, centers: Tensor, widths: Sequence[float]) -> GaussianBasis:
-        eye = torch.eye(centers.shape[-1])
+        eye = torch.eye(centers.shape[-1], device=centers.device)
         covariances = [w * w * eye.expand(len(centers), -1, -1) for w in widths]
         return cls(centers.repeat(len(widths), 1), torch.cat(covariances))
 

@@ -154,10 +154,10 @@ class LocationScale(_OnTheLine):
     def __init__(self, loc: Tensor | float, scale: Tensor | float, g: Callable[[Tensor], Tensor]) -> None:
         super().__init__(loc, scale)
         self.g = g
-        if g(torch.ones(1, dtype=torch.float64)).requires_grad:
+        if g(torch.ones(1, dtype=torch.float64, device="cpu")).requires_grad:
             raise ValueError("g must not depend on tensors that require gradients: the half width is a constant of it")
         self.half_width = self._solve()
-        self._top = float(self._slope(torch.tensor([self.half_width], dtype=torch.float64)))
+        self._top = float(self._slope(torch.tensor([self.half_width], dtype=torch.float64, device="cpu")))
 
     @property
     def support_radius(self) -> Tensor:
@@ -204,7 +204,7 @@ class LocationScale(_OnTheLine):
         return s * self._slope(s) - self.g(s) + self.g(torch.zeros_like(s))
 
     def _solve(self) -> float:
-        high = torch.ones(1, dtype=torch.float64)
+        high = torch.ones(1, dtype=torch.float64, device="cpu")
         while not float(self._excess(high)) >= 0.5:
             high = 2 * high
             if not float(high) < 1e100:
@@ -237,7 +237,7 @@ class LocationScale(_OnTheLine):
 
     def _moment(self, function: Callable[[Tensor, Tensor], Tensor]) -> float:
         """2 ∫₀ᵃ function(s, p(s)) ds of the standard density."""
-        x, _, w = (torch.as_tensor(v) for v in double_exponential(121))
+        x, _, w = (torch.as_tensor(v, device="cpu") for v in double_exponential(121))
         s = self.half_width * x
         height = (self._top - self._slope(s)).clamp_min(0)
         return float(2 * self.half_width * (w * function(s, height)).sum())

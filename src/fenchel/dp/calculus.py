@@ -65,7 +65,7 @@ class Recursion(ABC):
     def marginals(self, inputs: Inputs) -> Inputs:
         """The expected path: the gradient of ``max``, batch element by batch element."""
         if self._is_compiled(inputs):
-            weight = torch.ones(len(inputs[0]), dtype=torch.float64)
+            weight = torch.ones(len(inputs[0]), dtype=torch.float64, device=inputs[0].device)
             found: Inputs = Expectation.apply(self, weight, *inputs)  # type: ignore[no-untyped-call]
             return found
         return self.collect(self.walk(inputs).marginals())

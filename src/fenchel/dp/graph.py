@@ -94,8 +94,8 @@ class Graph:
     def place(self) -> Tensor:
         """Where each score stands in that order; one past its end if no edge has it."""
         with torch.inference_mode(False):
-            found = torch.full((self.scores + 1,), len(self.order))
-            found[self.order] = torch.arange(len(self.order))
+            found = torch.full((self.scores + 1,), len(self.order), device="cpu")
+            found[self.order] = torch.arange(len(self.order), device="cpu")
             return found[:-1]
 
     def _level(self, number: int) -> Level:

@@ -256,14 +256,16 @@ def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tup
         if len({(each.shape[1:], each.dtype) for each in series}) > 1:
             kinds = ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in series)
             raise ValueError(f"series must agree in all but their lengths, got {kinds}")
-        lengths = torch.tensor([len(each) for each in series])
+        lengths = torch.tensor([len(each) for each in series], device=series[0].device)
         series = pad_sequence(list(series), batch_first=True)
     flat = series.dim() == 2
     check_floats(series, "series", 2 if flat else 3, "(K, T, D) or (K, T)")
     many, longest = series.shape[:2]
     if many == 0:
         raise ValueError("series must not be empty")
-    lengths = torch.full((many,), longest) if lengths is None else check_integers(lengths, "lengths")
+    lengths = (
+        torch.full((many,), longest, device=series.device) if lengths is None else check_integers(lengths, "lengths")
+    )
     if lengths.shape != (many,):
         raise ValueError(f"lengths must have shape ({many},), one a series, got {tuple(lengths.shape)}")
     if concrete(lengths) and bool(((lengths < 1) | (lengths > longest)).any()):
@@ -275,7 +277,7 @@ def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
     many = len(series)
     if weights is None:
         return torch.full((many,), 1.0 / many, dtype=torch.float64, device=series.device)
-    weights = torch.as_tensor(weights).detach().to(series.device).double()
+    weights = torch.as_tensor(weights, device=series.device).detach().to(series.device).double()
     if weights.shape != (many,):
         raise ValueError(f"weights must have shape ({many},), one a series, got {tuple(weights.shape)}")
     if not bool((weights >= 0).all()) or not float(weights.sum()) > 0:

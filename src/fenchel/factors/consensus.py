@@ -286,7 +286,9 @@ class Faces:
     def __init__(self, linear: Linear, free: Tensor) -> None:
         self.linear, self.problem = linear, linear.problem
         self.tied = free & (self.problem.degrees > 0)
-        probe = torch.randn(linear.p.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        probe = torch.randn(
+            linear.p.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"
+        )
         moving = linear.project(probe.to(linear.p).expand(linear.p.shape)) != 0
         self.moving = moving & self.problem.copies(self.tied)
         self.coupled = self.problem.collect(self.moving.to(linear.p)) > 0

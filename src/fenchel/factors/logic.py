@@ -28,8 +28,8 @@ class Band(Factor):
     ) -> None:
         super().__init__(variables)
         if costs is None:
-            costs = torch.ones(self.size, dtype=torch.float64)
-        bounds = torch.tensor([[[lower, upper]]], dtype=torch.float64)
+            costs = torch.ones(self.size, dtype=torch.float64, device="cpu")
+        bounds = torch.tensor([[[lower, upper]]], dtype=torch.float64, device="cpu")
         self.constants = (costs[None, None], bounds)
 
     @property
@@ -191,7 +191,7 @@ class Knapsack(Band):
         literals = joined(variables)
         if isinstance(costs, Tensor) and costs.requires_grad:
             raise ValueError("costs must not require grad: there is no gradient to them; pass costs.detach()")
-        a = torch.as_tensor(costs, dtype=torch.float64).reshape(-1)
+        a = torch.as_tensor(costs, dtype=torch.float64, device=getattr(costs, "device", "cpu")).reshape(-1)
         if a.numel() != literals.index.size:
             raise ValueError(f"costs must have one entry a variable, {literals.index.size}, got {a.numel()}")
         if not bool(((a >= 0) & a.isfinite()).all()):

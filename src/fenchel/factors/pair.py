@@ -67,7 +67,7 @@ def _each(score: float | Tensor, variables: Variables) -> Tensor:
     """One score a pair: (…, pairs)."""
     if isinstance(score, bool) or not isinstance(score, int | float | Tensor):
         raise TypeError(f"score must be a number or a tensor, got {type(score).__name__}")
-    value = score if isinstance(score, Tensor) else torch.tensor(float(score), dtype=torch.float64)
+    value = score if isinstance(score, Tensor) else torch.tensor(float(score), dtype=torch.float64, device="cpu")
     if not value.is_floating_point():
         raise TypeError(f"score must be floating point, got dtype {value.dtype}")
     if bool((value.detach() == -torch.inf).any()):

@@ -227,11 +227,11 @@ def _higher(structure: Structure, shape: torch.Size) -> Tensor | None:
         return structure.transition if structure.transition.dim() > 2 else structure.transition.unsqueeze(0)
     if isinstance(structure, SequentialSubsets):
         t = structure.transition
-        t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64)
+        t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device="cpu")
         return t.expand(*t.shape[:-1], shape[0] - 1) if t.dim() else t.expand(shape[0] - 1)
     if any(t.requires_grad for t in own_tensors(structure)):
         raise _no_gradient(structure)
-    return torch.ones(())
+    return torch.ones((), device="cpu")
 
 
 def _no_gradient(structure: Structure) -> ValueError:

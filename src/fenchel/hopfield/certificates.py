@@ -76,9 +76,12 @@ def certify_patterns(
             f"patterns are certified for an Ω that chooses one of them and has a known margin, omega is {omega}; for "
             "several at once pass associations"
         )
-    wanted = torch.ones(count, dtype=torch.bool) if wanted is None else wanted
+    wanted = torch.ones(count, dtype=torch.bool, device="cpu") if wanted is None else wanted
     needed = lead / beta
-    gap, radius = torch.full((count,), math.nan).double(), torch.full((count,), math.nan).double()
+    gap, radius = (
+        torch.full((count,), math.nan, device="cpu").double(),
+        torch.full((count,), math.nan, device="cpu").double(),
+    )
     mean = torch.stack([block.double().sum(0) for _, block in read(BLOCK)]).sum(0) / count
     for start, patterns in read(BLOCK):
         i = wanted[start : start + len(patterns)].nonzero().squeeze(-1)
@@ -156,7 +159,7 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
         k = number(inner.k) if isinstance(inner, KSubsets) else float(cast(Subsets, inner.structure).most(count))
         lead = gamma
     else:
-        one = margin(omega, torch.ones(1))
+        one = margin(omega, torch.ones(1, device="cpu"))
         if one is None:
             raise ValueError(f"associations are certified for an Ω with a known margin, or SparseMAP; omega is {omega}")
         k, lead = 1.0, float(one)
@@ -167,12 +170,12 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
         # Copies share, which is as good as one of them: see ``certify_patterns``.
         place = chosen.int().argmax(-1)
         single = omega if not isinstance(inner, SparseMAP) else gamma * KSubsets(1)
-        wanted = torch.zeros(count, dtype=torch.bool).index_fill(0, place, True)
+        wanted = torch.zeros(count, dtype=torch.bool, device="cpu").index_fill(0, place, True)
         each = certify_patterns(read, count, single, beta, wanted)
         at = (wanted.cumsum(0) - 1)[place]
         return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
     found = [_least_lead(read, y, lead / beta) for y in chosen]
-    gap, radius = torch.tensor(found, dtype=torch.float64).reshape(-1, 2).unbind(-1)
+    gap, radius = torch.tensor(found, dtype=torch.float64, device="cpu").reshape(-1, 2).unbind(-1)
     lead_each = torch.full_like(gap, lead)
     return Certificate(gap, _enough(gap, lead_each / beta), radius, _least_beta(lead_each, gap))
 
@@ -213,7 +216,7 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
         a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
         return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
 
-    least, known = _least_accepted(worst, torch.zeros(len(y)).double())
+    least, known = _least_accepted(worst, torch.zeros(len(y), device=y.device).double())
     stationary = (least < math.inf) & ~worst(torch.full_like(least, beta))[-1]
     # Where scores at this β are rounded by more than margins differ, the oracle cannot tell.
     known &= (least == math.inf) | (least * rounding < 1e-3)
@@ -284,7 +287,7 @@ def _least_beta(lead: Tensor, gap: Tensor) -> Tensor:
 def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     """For each pattern the place of the first that equals it, and how many copies there are."""
     seen: dict[bytes, int] = {}
-    group = torch.empty(count, dtype=torch.long)
+    group = torch.empty(count, dtype=torch.long, device="cpu")
     for start, block in read(BLOCK):
         rows = (block.double() + 0.0).numpy()  # −0 and 0 are one
         for place, row in enumerate(rows, start):
@@ -359,7 +362,7 @@ def capacity(
         raise ValueError(
             f"norm must be positive, noise not negative and failure in (0, 1), got {norm}, {noise} and {failure}"
         )
-    lead = margin(check_omega(omega), torch.ones(1))
+    lead = margin(check_omega(omega), torch.ones(1, device="cpu"))
     if lead is None or not math.isfinite(float(lead)):
         raise ValueError(f"omega must have a finite margin, as entmax with alpha > 1 and normmax do, got {omega}")
     needed = float(lead) / number(check_beta(beta)) / norm**2

@@ -45,7 +45,9 @@ class _Binary(nn.Module):
         rows = self._check(query)
         if not asynchronous:
             return _signs(self._field(rows), rows).reshape(query.shape)
-        order = torch.randperm(rows.shape[1], generator=generator)
+        order = torch.randperm(
+            rows.shape[1], generator=generator, device="cpu" if generator is None else generator.device
+        )
         return self._sweep(rows, order.tolist()).reshape(query.shape)
 
     def retrieve(

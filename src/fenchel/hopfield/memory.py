@@ -411,7 +411,11 @@ class Memory(nn.Module):
     def _on_supports(self, rows: Tensor, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
         heated = self._heat(rows)
         if not len(rows):
-            return function(heated.new_zeros(0, 1), torch.ones(0, 1, dtype=torch.bool), torch.zeros(0, 1).long())
+            return function(
+                heated.new_zeros(0, 1),
+                torch.ones(0, 1, dtype=torch.bool, device=heated.device),
+                torch.zeros(0, 1, device=heated.device).long(),
+            )
         found = passes.supports(heated, lambda: self._blocks(rows), self.omega)
         learns = torch.is_grad_enabled() and (heated.requires_grad or self._learns(rows))
         return passes.on_supports(
@@ -463,7 +467,7 @@ class Memory(nn.Module):
                     f"{omega.structure} has {omega.structure.event_dim}"
                 )
             omega.structure.check(torch.Size([count]))
-        if isinstance(omega, KSubsets) and bool(torch.as_tensor(omega.k > count).any()):
+        if isinstance(omega, KSubsets) and bool(torch.as_tensor(omega.k > count, device="cpu").any()):
             raise ValueError(f"k must be at most the number of patterns, {count}, got {show(omega.k)}")
 
     def _check_writable(self) -> None:

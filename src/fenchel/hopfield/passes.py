@@ -69,7 +69,7 @@ def is_thresholded(omega: Regularizer) -> bool:
     """Whether weights are zero below a threshold that only rises when patterns are added."""
     omega = base(omega)
     if isinstance(omega, Tsallis):
-        return bool(torch.as_tensor(omega.alpha > 1).all())
+        return bool(torch.as_tensor(omega.alpha > 1, device="cpu").all())
     return isinstance(omega, Norm | KSubsets)
 
 
@@ -154,7 +154,9 @@ class _Kept:
         from fenchel.kernels.pool import over_rows
 
         count = torch.empty_like(self.count)
-        arrays = (t.numpy() for t in (scores, self.floor.reshape(-1), torch.tensor([first]), self.count, count))
+        arrays = (
+            t.numpy() for t in (scores, self.floor.reshape(-1), torch.tensor([first], device="cpu"), self.count, count)
+        )
         over_rows(collect, len(scores), scores.numel(), *arrays, self.place.numpy(), self.score.numpy())
         return count
 
@@ -231,7 +233,7 @@ def _first_floor(omega: Regularizer, scores: Tensor) -> Tensor:
         reach = gamma
     else:
         below = top
-        lead = margin(omega, torch.ones(1))
+        lead = margin(omega, torch.ones(1, device="cpu"))
         assert lead is not None
         reach = float(lead)
     return torch.where(top.isfinite(), below - reach - _rounding(top, gamma), -torch.inf)
@@ -352,7 +354,10 @@ def softmax(
     logs, means = [], []
     for keys, values in blocks():
         size = max(HELD // max(len(keys), 1), 1)
-        pairs = [_again(part, q, keys, values, torch.as_tensor(gamma, dtype=q.dtype)) for q in torch.split(query, size)]
+        pairs = [
+            _again(part, q, keys, values, torch.as_tensor(gamma, dtype=q.dtype, device=q.device))
+            for q in torch.split(query, size)
+        ]
         logs.append(torch.cat([log for log, _ in pairs]))
         means.append(torch.cat([mean for _, mean in pairs]))
     log = torch.stack(logs)

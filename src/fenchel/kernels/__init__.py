@@ -28,15 +28,38 @@ _batched = torch._C._functorch.is_legacy_batchedtensor
 
 
 def concrete(*tensors: Tensor) -> bool:
-    """Whether tensors hold data that may be looked at: nothing is traced or mapped, and none is fake."""
+    """Whether tensors hold data that may be looked at: nothing is traced or mapped, and none is fake.
+
+    Raises a RuntimeError if the memory of one was freed: compiled code, and some of torch's own, would crash.
+    """
     if torch.compiler.is_compiling():
         return False
     if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
         return False
-    for t in tensors:  # noqa: SIM110 (a generator would cost as much as the checks)
+    for t in tensors:
         if type(t) not in _PLAIN or t.is_meta or t.is_neg() or _wrapped(t) or _batched(t):
             return False
+        try:
+            if not t.untyped_storage().nbytes() and t.numel():
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(t.shape)} holds no data: its storage has been freed (resized to 0 bytes)"
+                )
+        except NotImplementedError:  # sparse and other layouts have no such storage
+            return False
     return True
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether Python code may depend on the values of tensors, whatever their class and whoever watches them.
+
+    More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
+    but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
+        return False
+    return not any(t.is_meta or _wrapped(t) or _batched(t) or hasattr(type(t), "_mode_key") for t in tensors)
 
 
 def plain(tensor: Tensor) -> bool:

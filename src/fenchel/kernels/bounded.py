@@ -48,7 +48,7 @@ def project(z: Tensor, upper: Tensor | None, budget: float | Tensor) -> Tensor:
 def cap(weights: Tensor, upper: Tensor | None, budget: float | Tensor) -> tuple[Tensor, Tensor]:
     """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and on which rows that failed."""
     x, out = as_rows(weights), like(weights)
-    failed = torch.empty(weights.shape[:-1], dtype=torch.bool)
+    failed = torch.empty(weights.shape[:-1], dtype=torch.bool, device="cpu")
     bounds, budgets = _bounds(upper, x), each(budget, len(x))
     over_rows(_cap, len(x), x.size, x, bounds, budgets, as_rows(out), failed.numpy().reshape(-1))
     return out, failed

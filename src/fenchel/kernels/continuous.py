@@ -79,7 +79,9 @@ def plane(
 
 def _results(batch: int, count: int, slopes: int) -> tuple[Tensor, Tensor]:
     shape = (batch if slopes else 0, count, max(slopes, 1))
-    return torch.empty((batch, count), dtype=torch.float64), torch.empty(shape, dtype=torch.float64)
+    return torch.empty((batch, count), dtype=torch.float64, device="cpu"), torch.empty(
+        shape, dtype=torch.float64, device="cpu"
+    )
 
 
 def _array(x: Tensor) -> Arrays:

@@ -37,7 +37,7 @@ def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
 def entmax_alpha(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
     """⟨v, ∂p/∂α⟩ of α-entmax given its result p, for c ≤ 1; one value a row, dimension kept."""
     q = as_rows(p)
-    out = torch.empty((*p.shape[:-1], 1), dtype=p.dtype)
+    out = torch.empty((*p.shape[:-1], 1), dtype=p.dtype, device="cpu")
     over_rows(rows.entmax_alpha, q.shape[0], q.size, q, parameter(c, q), as_rows(v), out.numpy().reshape(-1))
     return out
 
@@ -61,7 +61,7 @@ def _loss(
     kernel: Any, z: Tensor, index: Tensor, c: float | Tensor, residual: bool, whole: dict[float, int]
 ) -> tuple[Tensor, Tensor]:
     x = as_rows(z)
-    loss = torch.empty(z.shape[:-1], dtype=z.dtype)
+    loss = torch.empty(z.shape[:-1], dtype=z.dtype, device="cpu")
     out = like(z) if residual else z.new_empty(0, z.shape[-1])
     target = index.contiguous().numpy().reshape(-1)
     over_rows(kernel, x.shape[0], x.size, x, parameter(c, x, whole), target, loss.numpy().reshape(-1), as_rows(out))

@@ -373,16 +373,16 @@ def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
             mass += relative
             along += relative * gaps[i]
     mean = along / max(mass, 1.0)
-    total = 0.0
+    total, unit = 0.0, 2.0**-64  # smaller by a power of two, so that the sum of what was limited does not overflow
     for i in range(n):
         share = np.float64(p[i])
         value = 0.0
         if share > 0.0 and i != at:
             value = min(share ** (1.0 - c), limit) * (gaps[i] - mean)
             value = min(max(value, -limit), limit)
-            total += value
+            total += value * unit
         out[i] = kind(value)
-    out[at] = kind(min(max(-total, -limit), limit))
+    out[at] = kind(min(max(-total / unit, -limit), limit))
 
 
 @kernel

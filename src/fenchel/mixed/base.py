@@ -173,7 +173,10 @@ class Mixed(Distribution):
     ) -> Estimate:
         """The code length, and a bound of its standard error: both parts' errors, as if they never made up."""
         entropy, dimension = self.estimate_entropy(n, generator), self.estimate_mean_dimension(n, generator)
-        error = entropy.error / math.log(2) + torch.as_tensor(precision).abs() * dimension.error
+        error = (
+            entropy.error / math.log(2)
+            + torch.as_tensor(precision, device=dimension.error.device).abs() * dimension.error
+        )
         return Estimate(entropy.value / math.log(2) + precision * dimension.value, error)
 
     def face_probability(self, face: Tensor) -> Estimate:

@@ -175,9 +175,10 @@ def _lattice(points: int, mean: Tensor) -> tuple[Tensor, Tensor]:
     good as they are smooth; the tent's makes them only continuous, but keeps all weights alike.
     """
     dim = mean.shape[1] - 1
-    powers = torch.tensor([pow(LATTICES[points], k, points) for k in range(dim)], dtype=mean.dtype)
-    shift = torch.rand(SHIFTS, 1, dim, dtype=mean.dtype, generator=torch.Generator().manual_seed(0))
-    t = (torch.arange(points, dtype=mean.dtype).unsqueeze(-1) * powers / points + shift) % 1
+    powers = torch.tensor([pow(LATTICES[points], k, points) for k in range(dim)], dtype=mean.dtype, device=mean.device)
+    generator = torch.Generator().manual_seed(0)
+    shift = torch.rand(SHIFTS, 1, dim, dtype=mean.dtype, generator=generator, device="cpu").to(mean.device)
+    t = (torch.arange(points, dtype=mean.dtype, device=mean.device).unsqueeze(-1) * powers / points + shift) % 1
     t, log_weight = t.reshape(-1, dim), t.new_zeros(SHIFTS * points)
     if dim < SMOOTH:
         log_weight = (2 * torch.sin(math.pi * t).square()).clamp_min(1e-300).log().sum(-1)

@@ -42,7 +42,9 @@ class MaximumEntropy(Mixed):
         if not isinstance(vertices, int) or vertices < 1:
             raise ValueError(f"vertices must be a positive integer, got {vertices!r}")
         self.precision = torch.as_tensor(
-            precision, dtype=None if isinstance(precision, Tensor) else torch.get_default_dtype()
+            precision,
+            dtype=None if isinstance(precision, Tensor) else torch.get_default_dtype(),
+            device=precision.device if isinstance(precision, Tensor) else None,
         )
         if not self.precision.is_floating_point():
             raise TypeError(f"precision must be floating-point, got {self.precision.dtype}")
@@ -125,5 +127,5 @@ def maximum_code_length(vertices: int, precision: float) -> float:
         >>> round(maximum_code_length(2, precision=1), 9)  # log₂(2 + 2¹); a choice of two alone would take 1 bit
         2.0
     """
-    largest = MaximumEntropy(vertices, torch.tensor(float(precision), dtype=torch.float64))
+    largest = MaximumEntropy(vertices, torch.tensor(float(precision), dtype=torch.float64, device="cpu"))
     return float(largest.log_partition / math.log(2))

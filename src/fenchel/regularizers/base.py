@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Protocol, cast
 
 import torch
@@ -10,7 +9,15 @@ from torch import Tensor, nn
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.family import Family, Parameter
-from fenchel.regularizers.rows import check_parameter, check_scores, parameter_rows, shifted, to_rows
+from fenchel.regularizers.rows import (
+    apply_mask,
+    beside,
+    check_parameter,
+    check_scores,
+    parameter_rows,
+    shifted,
+    to_rows,
+)
 
 
 class Rules(Protocol):
@@ -70,7 +77,7 @@ class Regularizer(nn.Module):
         """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
         rows, top = shifted(to_rows(scores, dim, mask))
         a = self._parameter_rows(scores, dim)
-        return (self._max_rows(rows, a) + self._mass(rows, a) * top.squeeze(-1)).to(scores.dtype)
+        return (self._max_rows(rows, a) + self._mass(scores, dim, mask) * top.squeeze(-1)).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value a row: class indices (integers) or probabilities (shape of scores).
@@ -119,10 +126,15 @@ class Regularizer(nn.Module):
         """Check a floating-point target: probabilities of the shape of scores."""
         return check_probabilities(target, scores, dim)
 
+    def in_rows(
+        self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
+        """The arguments of a loss, and Ω, such that choices are made along one dimension: unchanged if they are."""
+        return scores, target, dim, mask, self
+
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Scale a target that passed the check to the sum that a choice has, exactly."""
-        rows, total = to_rows(scores, dim, mask), target.sum(dim, keepdim=True)
-        mass = self._mass(rows, self._parameter_rows(scores, dim))
+        total, mass = target.sum(dim, keepdim=True), self._mass(scores, dim, mask)
         mass = mass.unsqueeze(dim).to(target.dtype) if isinstance(mass, Tensor) else mass
         return torch.where(total > 0, target * (mass / torch.where(total > 0, total, 1.0)), target)
 
@@ -140,50 +152,69 @@ class Regularizer(nn.Module):
     def _max_rows(self, rows: Tensor, a: Any) -> Tensor:
         return self.family.max(rows, self.family.argmax(rows, a), a)
 
-    def _mass(self, rows: Tensor, a: Any) -> float | Tensor:
-        """What a choice sums to, one value a row: the maximum moves by so much for an offset of the scores."""
+    def _mass(self, scores: Tensor, dim: Any, mask: Tensor | None) -> float | Tensor:
+        """What a choice sums to, one value per row: the maximum moves by so much for an offset of the scores."""
         return 1.0
+
+    def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
+        """The dimensions that a choice is made over, counted from the front; the last if ``dim`` is None."""
+        return (check_scores(scores, -1 if dim is None else dim),)
 
 
 class Scaled(Regularizer):
-    """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``."""
+    """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``.
+
+    Methods take ``dim`` as those of Ω do; None stands for its own default.
+    """
 
     gamma: float | Tensor
 
     def __init__(self, omega: Regularizer, gamma: float | Tensor) -> None:
         super().__init__()
-        gamma = check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf")
-        if not isinstance(gamma, Tensor) and gamma == math.inf:
-            raise ValueError("gamma must satisfy 0 < gamma < inf, got inf")
         self.omega = omega
-        hold(self, "gamma", gamma)
+        hold(self, "gamma", check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf", finite=True))
+
+    def __mul__(self, gamma: float | Tensor) -> Regularizer:
+        # One number instead of two: what runs faster for γΩ does not look further inside.
+        if isinstance(gamma, Tensor) or isinstance(self.gamma, Tensor):
+            return super().__mul__(gamma)
+        return self.omega * (self.gamma * check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf", finite=True))
+
+    __rmul__ = __mul__
 
     @property
     def margin(self) -> float | Tensor | None:
         margin = self.omega.margin
         return None if margin is None else self.gamma * margin
 
-    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        value: Tensor = self._each_row(p, dim) * self.omega(p, dim)
+    def forward(self, p: Tensor, dim: Any = None) -> Tensor:
+        dims = self._dims(p, dim)
+        value: Tensor = self._each_row(p, dims) * self.omega(p, _dim(dims))
         return value.to(p.dtype)
 
-    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        cooled, _ = self._cool(scores, dim, mask)
-        return self.omega.argmax(cooled, dim).to(scores.dtype)
+    def argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
+        dims = self._dims(scores, dim)
+        cooled, _ = self._cool(scores, dims, mask)
+        return self.omega.argmax(cooled, _dim(dims)).to(scores.dtype)
 
-    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        cooled, top = self._cool(scores, dim, mask)
-        mass = self.omega._mass(cooled.movedim(dim, -1), self.omega._parameter_rows(cooled, dim))
-        return (self._each_row(scores, dim) * self.omega.max(cooled, dim) + mass * top).to(scores.dtype)
+    def max(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
+        dims = self._dims(scores, dim)
+        cooled, top = self._cool(scores, dims, mask)
+        mass = self._mass(cooled, _dim(dims), None)
+        value = times_gamma(self._each_row(scores, dims), self.omega.max(cooled, _dim(dims)))
+        return (value + mass * top).to(scores.dtype)
 
-    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        cooled, _ = self._cool(scores, dim, mask)
-        return (self._each_row(scores, dim) * self.omega.loss(cooled, target, dim)).to(scores.dtype)
+    def loss(self, scores: Tensor, target: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
+        dims = self._dims(scores, dim)
+        cooled, _ = self._cool(scores, dims, mask)
+        loss = self.omega.loss(cooled, target, _dim(dims))
+        return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
 
     def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        kept = (index >= 0).unsqueeze(dim)
-        cooled, _ = self._cool(torch.where(kept, scores, 0.0), dim, mask)
-        return (self._each_row(scores, dim) * self.omega.index_loss(cooled, index, dim)).to(scores.dtype)
+        kept, dims = (index >= 0).unsqueeze(dim), self._dims(scores, dim)
+        cooled, _ = self._cool(torch.where(kept, scores, 0.0), dims, mask)
+        loss = self.omega.index_loss(cooled, index, dim)
+        return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         return self.omega.check_target(target, scores, dim, mask)
@@ -191,30 +222,67 @@ class Scaled(Regularizer):
     def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
         return self.omega.check_classes(target, scores, dim)
 
+    def in_rows(
+        self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
+        flat, target, row_dim, row_mask, omega = self.omega.in_rows(scores, target, dim, mask)
+        if omega is self.omega:
+            return flat, target, row_dim, row_mask, self
+        dims = self._dims(scores, None if dim == -1 else dim)
+        gamma = self._laid_out(scores, dims)
+        gamma = flatten(gamma, dims) if isinstance(gamma, Tensor) else gamma
+        return flat, target, row_dim, row_mask, Scaled(omega, gamma)
+
     def extra_repr(self) -> str:
         return f"gamma={show(self.gamma)}"
 
     def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
         return self.omega._parameter_rows(scores, dim)
 
-    def _mass(self, rows: Tensor, a: Any) -> float | Tensor:
-        return self.omega._mass(rows, a)
+    def _mass(self, scores: Tensor, dim: Any, mask: Tensor | None) -> float | Tensor:
+        return self.omega._mass(scores, dim, mask)
 
-    def _cool(self, scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
+        return self.omega._dims(scores, dim)
+
+    def _cool(self, scores: Tensor, dims: tuple[int, ...], mask: Tensor | None) -> tuple[Tensor, Tensor]:
         """(s − max s) / γ with masked entries at −inf, and max s, in float32 or better.
 
         Shifted first, or the division would round away what distinguishes scores with a large offset.
         """
-        dim = check_scores(scores, dim)
-        gamma = parameter_rows(self.gamma, "gamma", scores, dim)
-        rows, top = shifted(to_rows(scores, dim, mask))
-        masked = rows == -torch.inf
-        cooled = torch.where(masked, rows, torch.where(masked, 0.0, rows) / gamma)
-        return cooled.movedim(-1, dim), top.squeeze(-1)
+        gamma = self._laid_out(scores, dims)
+        scores = apply_mask(scores, mask)
+        scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+        top = scores.detach().amax(dims, keepdim=True)
+        top = torch.where(top == -torch.inf, 0.0, top)
+        masked = scores == -torch.inf
+        cooled = torch.where(masked, scores, torch.where(masked, 0.0, scores - top) / gamma)
+        return cooled, top.squeeze(dims)
 
-    def _each_row(self, scores: Tensor, dim: int) -> float | Tensor:
-        gamma = parameter_rows(self.gamma, "gamma", scores, check_scores(scores, dim))
-        return gamma.squeeze(-1) if isinstance(gamma, Tensor) else gamma
+    def _laid_out(self, scores: Tensor, dims: tuple[int, ...]) -> float | Tensor:
+        """γ with the number of dimensions of the scores."""
+        gamma = self.gamma
+        for dim in dims if isinstance(gamma, Tensor) else ():
+            gamma = beside(gamma, "gamma", scores, dim)  # type: ignore[arg-type]
+        return gamma
+
+    def _each_row(self, scores: Tensor, dims: tuple[int, ...]) -> float | Tensor:
+        gamma = self._laid_out(scores, dims)
+        return gamma.squeeze(dims) if isinstance(gamma, Tensor) else gamma
+
+
+def times_gamma(gamma: float | Tensor, value: Tensor) -> Tensor:
+    """γ times a value of each row. Infinite values do not depend on γ, and their part of its gradient is 0, not NaN."""
+    return (torch.where(value.isinf(), gamma.detach(), gamma) if isinstance(gamma, Tensor) else gamma) * value
+
+
+def _dim(dims: tuple[int, ...]) -> Any:
+    return dims if len(dims) > 1 else dims[0]
+
+
+def flatten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Some dimensions made one, which is last."""
+    return x.movedim(dims[0], -1) if len(dims) == 1 else x.movedim(dims, (-2, -1)).flatten(-2)
 
 
 def hold(module: nn.Module, name: str, value: float | Tensor) -> None:

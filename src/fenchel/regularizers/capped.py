@@ -13,9 +13,11 @@ from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, Bounded,
 from fenchel.regularizers.family import Parameter
 from fenchel.regularizers.rows import (
     broadcasts,
+    check_floating,
     check_parameter,
     check_scores,
     from_rows,
+    on_device,
     parameter_rows,
     to_rows,
 )
@@ -119,7 +121,7 @@ class KSubsets(_Box):
     choice is k-hot, and the loss of that vector zero, exactly when the k-th best score leads the next by 1.
 
     Args:
-        k: how many to choose: a positive number, whole or not, or a tensor with one value a row (size 1 along
+        k: how many to choose: a number ≥ 0, whole or not, or a tensor with one value a row (size 1 along
             ``dim``), differentiable. Rows with fewer than k unmasked entries choose them all.
 
     Example:
@@ -166,7 +168,7 @@ class KSubsets(_Box):
             return target
         rows = to_rows(scores, dim, mask)
         y = target.movedim(dim, -1).to(torch.promote_types(target.dtype, torch.float32))
-        k = self._mass(rows, self._parameter_rows(scores, dim)).detach()
+        k = self._mass(scores, dim, mask).detach()
         if not concrete(k):
             return target
         slack = max(1e-3, 4 * torch.finfo(target.dtype).eps)
@@ -183,7 +185,7 @@ class KSubsets(_Box):
     def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
         """Check class indices, which name a vertex for k = 1 alone."""
         known = not isinstance(self.k, Tensor) or concrete(self.k)
-        if not known or not bool(torch.as_tensor(self.k == 1).all()):
+        if not known or not bool(torch.as_tensor(self.k == 1, device="cpu").all()):
             raise ValueError(
                 f"target must be a floating-point tensor of the shape of scores that sums to k = {show(self.k)}, such "
                 f"as a k-hot vector, got {target.dtype}: convert with target.float(); class indices go with k = 1 only"
@@ -199,8 +201,9 @@ class KSubsets(_Box):
     def _max_rows(self, rows: Tensor, a: Bounds) -> Tensor:
         return super()._max_rows(rows, _limited(a, rows))
 
-    def _mass(self, rows: Tensor, a: Bounds) -> Tensor:
-        budget = _limited(a, rows).budget
+    def _mass(self, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
+        rows = to_rows(scores, dim, mask)
+        budget = _limited(self._parameter_rows(scores, dim), rows).budget
         if not isinstance(budget, Tensor):
             count = (rows != -torch.inf).sum(-1).to(rows.dtype)
             return count.clamp_max(budget)
@@ -266,7 +269,7 @@ def k_subsets(scores: Tensor, k: float | Tensor, dim: int = -1, mask: Tensor | N
 
     Args:
         scores: any shape, floating point.
-        k: a positive number, whole or not, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``;
+        k: a number ≥ 0, whole or not, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``;
             differentiable.
         dim: the dimension to choose along.
         mask: boolean, broadcasts to ``scores``; True = may be chosen. Scores of −inf are masked too.
@@ -301,21 +304,14 @@ def _limited(bounds: Bounds, rows: Tensor) -> Bounds:
 
 
 def _check_upper(upper: float | Tensor) -> float | Tensor:
-    if isinstance(upper, Tensor):
-        if not upper.is_floating_point():
-            raise TypeError(f"upper must be a number or a floating-point tensor, got dtype {upper.dtype}")
+    check_floating(upper, "upper")
+    if isinstance(upper, Tensor):  # whose values matter at unmasked positions alone: _check_room looks at those
         return upper
-    if isinstance(upper, bool) or not isinstance(upper, int | float | torch.SymFloat):
-        raise TypeError(f"upper must be a number or a tensor, got {type(upper).__name__}")
-    if not upper >= 0:
-        raise ValueError(f"upper must not be negative, got {upper}")
-    return float(upper)
+    return check_parameter(upper, "upper", 0.0, "upper >= 0", closed=True)
 
 
 def _check_k(k: float | Tensor) -> float | Tensor:
-    if isinstance(k, Tensor) and not k.is_floating_point() and not k.is_complex() and k.dtype != torch.bool:
-        k = k.to(torch.get_default_dtype())
-    return check_parameter(k, "k", 0.0, "k > 0")
+    return check_parameter(k, "k", 0.0, "k >= 0", closed=True)
 
 
 def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> Tensor:
@@ -327,7 +323,7 @@ def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> Tensor:
         raise ValueError(
             f"upper must broadcast to scores: upper has shape {tuple(upper.shape)}, scores {tuple(scores.shape)}"
         )
-    full = upper.reshape((1,) * (scores.dim() - upper.dim()) + tuple(upper.shape))
+    full = on_device(upper, scores).reshape((1,) * (scores.dim() - upper.dim()) + tuple(upper.shape))
     return full.movedim(dim, -1)
 
 

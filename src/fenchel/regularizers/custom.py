@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from fenchel.kernels import concrete
+from fenchel.kernels import concrete, readable
 from fenchel.regularizers.base import Regularizer, check_indices, check_probabilities
 from fenchel.regularizers.closures import Closure, hidden_leaf
 from fenchel.regularizers.family import apply_function, on_support, outside, rows_first
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
-from fenchel.regularizers.rows import check_scores, from_rows, shifted, to_rows
+from fenchel.regularizers.rows import check_scores, from_rows, is_integer, shifted, to_rows
 
 
 class Custom(Regularizer):
@@ -31,9 +31,9 @@ class Custom(Regularizer):
     row certifies it. O(n) a step if Ω is a sum over entries, which is noticed; O(n³), and O(n²) memory a row, if not.
 
     ``fn`` gets p in float64, in the shape of the scores with ``dim`` last (further leading dimensions under
-    ``vmap``), each row inside the simplex; masked entries are 0. It must be twice differentiable there, may have
-    infinite slopes at the boundary, and must not look at more than one row at a time. What Ω is at one-hot vectors is
-    up to ``fn``, and part of the loss: :math:`\Omega^*(s) + \Omega(e_y) - s_y` for a class y.
+    ``vmap``), each row inside the simplex; masked entries are 0, or 1e-50 where it is differentiated and has infinite
+    derivatives at 0. It must be twice differentiable inside, and must not look at more than one row at a time. What Ω
+    is at one-hot vectors is up to ``fn``, and part of the loss: :math:`\Omega^*(s) + \Omega(e_y) - s_y` for a class y.
 
     Runs eagerly: ``torch.compile`` breaks its graph here, ``fullgraph=True`` and ``torch.export`` raise.
 
@@ -64,7 +64,7 @@ class Custom(Regularizer):
             raise TypeError(f"fn must be callable, a torch function of p, got {type(fn).__name__}")
         if not tol > 0:
             raise ValueError(f"tol must be positive, got {tol}")
-        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+        if not is_integer(max_iter) or max_iter < 1:
             raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
         self.fn = fn
         self.tol = tol
@@ -128,6 +128,7 @@ class _Problem:
         self.omega = Closure(omega.fn, torch.full(rows.shape, 1 / n, dtype=rows.dtype, device=rows.device))
         self.found: Solution | None = None
         self.diagonal = False
+        self.masked = 0.0
 
     def argmax(self, z: Tensor) -> Tensor:
         return apply_function(_Argmax, self, z, *self.omega.captured)
@@ -139,8 +140,11 @@ class _Problem:
     # -- forward --------------------------------------------------------------------------------------
 
     def solve(self, z: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
-        if not concrete(z, *captured):
-            raise RuntimeError("Custom cannot be traced or exported: how long it runs depends on the scores")
+        if not readable(z, *captured):
+            raise RuntimeError(
+                "Custom cannot be traced or exported, and needs data (no fake or meta tensors): its rounds depend on "
+                "the scores"
+            )
         if z.numel() == 0:
             return torch.zeros_like(z)
         with torch.inference_mode(False):  # the solver differentiates fn, whoever calls
@@ -153,6 +157,7 @@ class _Problem:
         self._warn(found, usable)
         self.found = found
         self.diagonal = found.curvature.dim() == z.dim()
+        self.masked = found.masked
         return torch.where(usable, found.p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
     def _looked_at(self, captured: tuple[Tensor, ...]) -> Callable[[Tensor], Tensor]:
@@ -179,12 +184,14 @@ class _Problem:
 
     # -- derivatives, all in differentiable operations on p and the captured tensors --------------------
 
-    def point(self, z: Tensor, p: Tensor) -> Tensor:
-        """p where it is positive; elsewhere a constant at which Ω is smooth: nearly 0, or 0 if masked."""
+    def point(self, z: Tensor, p: Tensor, masked: float | None = None) -> Tensor:
+        """p where it is positive; elsewhere a constant at which Ω is smooth: nearly 0, or ``masked``."""
+        masked = self.masked if masked is None else masked
         free = z.detach() > -torch.inf
         dead = ~(p.detach() > 0).any(-1, keepdim=True)
-        off = torch.where(dead, 1 / p.shape[-1], torch.where(free, TINY, 0.0))
-        return torch.where(p > 0, p, off.to(p.dtype))
+        # A tensor of its own: of two numbers, torch.where makes single precision, in which TINY is 0.
+        off = torch.where(free, torch.full_like(p, TINY), masked)
+        return torch.where(p > 0, p, torch.where(dead, 1 / p.shape[-1], off))
 
     def gradient(self, q: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         slope: Tensor = torch.func.grad(lambda x: self.omega(x, captured).sum())(q)
@@ -202,7 +209,7 @@ class _Problem:
     def jacobian_product(self, v: Tensor, z: Tensor, p: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
         """J v: the inverse Hessian on the support, along the simplex (002, Proposition 2)."""
         support = p.detach() > 0
-        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0 and concrete(v, p, *captured)
+        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0 and readable(v, p, *captured)
         if plain and self.found is not None:
             curvature = self.found.curvature
         else:
@@ -277,7 +284,7 @@ class _Max(torch.autograd.Function):
     def forward(problem: _Problem, z: Tensor, p: Tensor, *captured: Tensor) -> Tensor:
         top = z.amax(-1)
         score = torch.where(p == 0, 0.0, p * z).sum(-1)
-        value = score - problem.omega(problem.point(z, p), captured)
+        value = score - problem.omega(problem.point(z, p, masked=0.0), captured)
         return torch.where(top == -torch.inf, top, value)
 
     @staticmethod
@@ -374,8 +381,5 @@ def _mapped(
         for i, each in enumerate(problems)
     ]
     problem.diagonal = all(each.diagonal for each in problems)
+    problem.masked = max((each.masked for each in problems), default=0.0)
     return torch.stack(results), 0
-
-
-def _slice(tensor: Tensor, dim: int | None, i: int) -> Tensor:
-    return tensor if dim is None else tensor.select(dim, i)

@@ -150,7 +150,7 @@ class Family(ABC):
             return self._by_kernel("_alpha", a, v, p)
         # J is symmetric. Taken of the sensitivity it is moderate, taken of v it may be huge and cancel here.
         change = self._product(self.gradient_sensitivity(p, a), p, a)
-        return -(on_support(v, p) * change).sum(-1, keepdim=True)
+        return -saturated_sum(on_support(v, p) * change)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
         """``solve`` on any rows: zeros where all is masked, NaN where a score is NaN or +inf."""
@@ -174,6 +174,44 @@ def _kernel(name: str) -> Callable[..., Tensor]:
 def on_support(v: Tensor, p: Tensor) -> Tensor:
     """v where p > 0, 0 where p = 0 (whatever v is there), NaN where p is NaN."""
     return torch.where(p > 0, v, p.detach())
+
+
+def saturate(x: Tensor) -> Tensor:
+    """x with the largest number of its dtype in place of infinity."""
+    limit = torch.finfo(x.dtype).max
+    return x.clamp(-limit, limit)
+
+
+def saturated_sum(x: Tensor) -> Tensor:
+    """Sum along the last dimension, which is kept; what overflows is the largest number instead of inf or NaN."""
+    unit = 0.5 ** x.shape[-1].bit_length()  # a power of two: nothing is rounded
+    return saturate((unit * saturate(x)).sum(-1, keepdim=True) / unit)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    """Identity whose derivatives are finite numbers: where terms overflow, the largest number or, for inf − inf, 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return saturate(torch.where(grad.isnan(), 0.0, grad))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+def _with_finite_gradient(x: Any) -> Any:
+    return apply_function(_FiniteGradient, x) if isinstance(x, Tensor) else x
 
 
 def _full_rank(a: Parameter, z: Tensor) -> Parameter:
@@ -209,6 +247,8 @@ class _Argmax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None]:
         p, a = _recall(ctx)
+        if tracks(grad, p, a):
+            p, a = _with_finite_gradient(p), _with_finite_gradient(a)
         to_scores = ctx.family._product(grad, p, a)
         if not ctx.needs_input_grad[2]:
             return None, to_scores, None

@@ -15,16 +15,27 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel.kernels import readable
 from fenchel.regularizers import groups
-from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.base import Regularizer, flatten, hold, show
 from fenchel.regularizers.family import Family, Parameter, _pack, on_support
 from fenchel.regularizers.graphs import outside_graphs
-from fenchel.regularizers.rows import apply_mask, broadcasts, check_scores, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import (
+    apply_mask,
+    beside,
+    check_floating,
+    check_parameter,
+    check_scores,
+    from_rows,
+    is_integer,
+    parameter_rows,
+    to_rows,
+)
 
 _ALLOWED = "0 <= strength < inf"
 _Dims = int | tuple[int, int] | None
@@ -94,7 +105,7 @@ class _GroupingFamily(Family):
         return torch.where(best == -torch.inf, best, value)
 
     def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
-        return super()._solve_any(z, a) if concrete(z) else self._in_trace(z, a)
+        return super()._solve_any(z, a) if readable(z) else self._in_trace(z, a)
 
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
         """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
@@ -228,7 +239,10 @@ class _GridFamily(_GroupingFamily):
         return self._in_trace(z, a) if torch.compiler.is_compiling() else super().argmax(z, a)
 
     def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
-        raise RuntimeError("tvmax2d cannot be traced, for its rounds depend on the data; call it outside of the graph")
+        raise RuntimeError(
+            "tvmax2d cannot be traced, and needs data (no fake or meta tensors), for its rounds depend on the scores; "
+            "call it outside of the graph"
+        )
 
 
 def _means(v: Tensor, p: Tensor, group: Tensor, parted: Tensor | None) -> Tensor:
@@ -282,18 +296,8 @@ def _choose(family: Family, scores: Tensor, strength: Parameter, dim: int, mask:
 
 
 def _check_strength(strength: float | Tensor) -> float | Tensor:
-    if isinstance(strength, Tensor):
-        if not strength.is_floating_point():
-            raise TypeError(f"strength must be a number or a floating-point tensor, got dtype {strength.dtype}")
-        if concrete(strength) and not bool(((strength >= 0) & (strength < torch.inf)).all()):
-            wrong = strength[~((strength >= 0) & (strength < torch.inf))][0].item()
-            raise ValueError(f"strength must satisfy {_ALLOWED}, got a tensor with {wrong}")
-        return strength
-    if isinstance(strength, bool) or not isinstance(strength, int | float | torch.SymFloat):
-        raise TypeError(f"strength must be a number or a tensor, got {type(strength).__name__}")
-    if not 0 <= strength < math.inf:
-        raise ValueError(f"strength must satisfy {_ALLOWED}, got {strength}")
-    return float(strength)
+    check_floating(strength, "strength")
+    return check_parameter(strength, "strength", 0.0, _ALLOWED, closed=True, finite=True)
 
 
 class Fused(_Grouping):
@@ -382,12 +386,10 @@ class TotalVariation2d(_Grouping):
     def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
         super().__init__(strength)
         if shape is not None and (
-            not isinstance(shape, Sequence)
-            or len(shape) != 2
-            or any(isinstance(n, bool) or not isinstance(n, int) or n < 1 for n in shape)
+            not isinstance(shape, Sequence) or len(shape) != 2 or any(not is_integer(n) or n < 1 for n in shape)
         ):
             raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape!r}")
-        self.shape = None if shape is None else (shape[0], shape[1])
+        self.shape = None if shape is None else (int(shape[0]), int(shape[1]))
 
     @property
     def margin(self) -> float | Tensor:
@@ -426,15 +428,15 @@ class TotalVariation2d(_Grouping):
                     f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, "
                     f"got {tuple(target.shape)}"
                 )
-            target = _flatten(target, dims)
+            target = flatten(target, dims)
         return omega.loss(flat, target)
 
     def in_rows(
-        self, scores: Tensor, target: Tensor, dim: _Dims, mask: Tensor | None
-    ) -> tuple[Tensor, Tensor, Regularizer]:
+        self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
         """Scores (masked ones at −inf) and target with grids flattened along the last dimension, and Ω for these."""
-        flat, omega, dims = self._flat(scores, dim, mask)
-        return flat, _flatten(target, dims) if target.shape == scores.shape else target, omega
+        flat, omega, dims = self._flat(scores, None if dim == -1 else dim, mask)
+        return flat, flatten(target, dims) if target.shape == scores.shape else target, -1, None, omega
 
     def extra_repr(self) -> str:
         return super().extra_repr() + ("" if self.shape is None else f", shape={self.shape}")
@@ -444,20 +446,17 @@ class TotalVariation2d(_Grouping):
         dims = self._dims(scores, dim)
         strength = self.strength
         if isinstance(strength, Tensor):
-            if not broadcasts(strength.shape, scores.shape):
-                parameter_rows(strength, "strength", scores, dims[0])  # says so
-            full = strength.reshape((1,) * (scores.dim() - strength.dim()) + tuple(strength.shape))
             for d in dims:
-                parameter_rows(full, "strength", scores, d)
-            strength = _flatten(full, dims)
+                strength = beside(strength, "strength", scores, d)
+            strength = flatten(strength, dims)
         width = scores.shape[dims[-1]] if self.shape is None else self.shape[1]
-        return _flatten(apply_mask(scores, mask), dims), _Grid(strength, width), dims
+        return flatten(apply_mask(scores, mask), dims), _Grid(strength, width), dims
 
     def _dims(self, scores: Tensor, dim: _Dims) -> tuple[int, ...]:
         """The dimensions of the grid, counted from the front."""
         if dim is None:
             dim = -1 if self.shape is not None else (-2, -1)
-        if isinstance(dim, int) and not isinstance(dim, bool):
+        if is_integer(dim):
             if self.shape is None:
                 raise ValueError(
                     f"dim must be a pair such as (-2, -1), got {dim}; for grids flattened along one dimension "
@@ -480,11 +479,6 @@ class TotalVariation2d(_Grouping):
         if self.shape is not None and _sizes(scores, dims) != self.shape:
             raise ValueError(f"scores must hold grids of shape {self.shape}, got {_sizes(scores, dims)}")
         return dims
-
-
-def _flatten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """The dimensions of the grid made one, which is last."""
-    return x.movedim(dims[0], -1) if len(dims) == 1 else x.movedim(dims, (-2, -1)).flatten(-2)
 
 
 def _sizes(scores: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel.kernels import readable
 from fenchel.regularizers.thresholds import entmax_up_to_2
 
 _ROUNDING = 16
@@ -279,7 +279,7 @@ def regions(p: Tensor) -> Tensor:
     size = p.shape[-1] * p.shape[-2]
     number = torch.arange(size, device=p.device).view(p.shape[-2:]).expand(p.shape)
     # Where values cannot be looked at, as many rounds as the longest way could take.
-    known = concrete(p)
+    known = readable(p)
     for _ in range(size):
         least = number
         for e, join in zip(edges, joins, strict=True):

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 TINY = 1e-50
-"""Stands for zero where a free entry is left out: infinite slopes stay finite, everything else does not notice."""
+"""Stands for zero where infinite slopes must stay finite; it is lost in the rounding of everything else."""
 
 NEWTON_STEPS = 20
 BACKTRACKS = 20
@@ -36,12 +36,14 @@ class Solution:
         curvature: Hessian of Ω there: its diagonal (…, n) if it is diagonal, else (…, n, n).
         gap: what certifies each row, (…, 1) …
         scale: … and the size of the terms it is the difference of.
+        masked: what stands for 0 at masked entries where Ω is differentiated: 0, or ``TINY`` if Ω is not smooth at 0.
     """
 
     p: Tensor
     curvature: Tensor
     gap: Tensor
     scale: Tensor
+    masked: float
 
 
 class View:
@@ -78,6 +80,11 @@ class View:
         hessian = rows.movedim(0, -2)
         return (hessian + hessian.mT) / 2
 
+    def is_smooth(self) -> bool:
+        """Whether the gradient and the Hessian are finite, at all entries."""
+        finite = self.gradient.isfinite() & self.product(_uneven(self.gradient).expand_as(self.gradient)).isfinite()
+        return bool(finite.all())
+
     def has_diagonal(self, diagonal: Tensor, free: Tensor) -> bool:
         """Whether the Hessian is a positive diagonal, by its product with a vector like no other."""
         probe = _uneven(diagonal)
@@ -100,11 +107,12 @@ class _Row:
         self.scores = torch.where(free, scores, 0.0)
         self.outside = torch.where(free, 0.0, torch.inf)  # taken off what a maximum over free entries is asked of
         self.diagonal = True
+        self.masked = 0.0
         self.floor = torch.full_like(scores, TINY)
         self.unit = torch.zeros_like(scores[..., :1])
 
     def view(self, p: Tensor) -> View:
-        return View(self.omega, torch.where(self.free, torch.maximum(p, self.floor), 0.0))
+        return View(self.omega, torch.where(self.free, torch.maximum(p, self.floor), self.masked))
 
     def curvature(self, view: View) -> Tensor:
         return view.product(torch.ones_like(self.scores)) if self.diagonal else view.hessian()
@@ -136,6 +144,11 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
     p = free / free.sum(-1, keepdim=True).to(scores.dtype)
     view = row.view(p)
     _check_finite(view, free)
+    if not bool(free.all()) and not view.is_smooth():
+        # Infinite derivatives at masked zeros would reach the other entries as 0 · inf.
+        row.masked = TINY
+        view = row.view(p)
+        _check_finite(view, free)
     # Slopes may cancel at the solution; what they are the difference of is then told by what they were at the start.
     row.unit = 0.01 * (p * torch.where(free, view.gradient.abs(), 0.0)).sum(-1, keepdim=True)
     # Asked away from the centre, where what couples entries may cancel.
@@ -156,7 +169,7 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
     if row.diagonal and not view.has_diagonal(curvature, free & (q > 0)):
         curvature = view.hessian()
     _check_convex(curvature, q)
-    return Solution(q, curvature, gap, scale)
+    return Solution(q, curvature, gap, scale, row.masked)
 
 
 def _check_finite(view: View, free: Tensor) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +18,9 @@ def check_scores(scores: Tensor, dim: int) -> int:
         raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
     if not scores.is_floating_point():
         raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
-    if isinstance(dim, bool) or not isinstance(dim, int):
+    if not is_integer(dim):
         raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    concrete(scores)  # raises if the memory was freed, before torch reads it
     rank = scores.dim()
     if rank == 0:
         raise ValueError("scores must have at least one dimension, got a scalar")
@@ -25,7 +28,32 @@ def check_scores(scores: Tensor, dim: int) -> int:
         raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for scores of shape {tuple(scores.shape)}, got {dim}")
     if scores.shape[dim] == 0:
         raise ValueError(f"scores must not be empty along dim {dim}, got shape {tuple(scores.shape)}")
-    return dim % rank
+    return int(dim) % rank
+
+
+def is_integer(value: object) -> bool:
+    """Whether a value is a whole number of Python's or NumPy's, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number of Python's or NumPy's, or stands for one in a graph, and is not a bool."""
+    return isinstance(value, numbers.Real | torch.SymFloat) and not isinstance(value, bool)
+
+
+def check_floating(value: float | Tensor, name: str) -> None:
+    """Refuse tensors that are not in floating point."""
+    if isinstance(value, Tensor) and not value.is_floating_point():
+        raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
+
+
+def as_float(value: Tensor, name: str) -> Tensor:
+    """A tensor of real numbers in floating point; integers are converted."""
+    if value.is_floating_point():
+        return value
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be a number or a tensor of real numbers, got dtype {value.dtype}")
+    return value.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
@@ -40,6 +68,7 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
     if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
         kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
         raise TypeError(f"mask must be a boolean tensor (True = may receive mass), got {kind}")
+    concrete(mask)  # as for the scores
     if not broadcasts(mask.shape, scores.shape):
         raise ValueError(
             f"mask must broadcast to scores: mask has shape {tuple(mask.shape)}, scores {tuple(scores.shape)}"
@@ -70,22 +99,31 @@ def from_rows(rows: Tensor, scores: Tensor, dim: int) -> Tensor:
     return rows if rows.dtype == scores.dtype else rows.to(scores.dtype)
 
 
-def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -> float | Tensor:
-    """Lay out a parameter beside ``to_rows(scores)``: size 1 along ``dim``, which is moved last."""
-    if not isinstance(value, Tensor):
-        return value
+def beside(value: Tensor, name: str, scores: Tensor, dim: int) -> Tensor:
+    """Lay out a parameter beside scores, with their number of dimensions and size 1 along ``dim``."""
     if not broadcasts(value.shape, scores.shape):
         raise ValueError(
             f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores {tuple(scores.shape)}; "
-            f"for one value a head of (batch, heads, queries, keys) use shape (heads, 1, 1){_hint(value, scores, dim)}"
+            f"for one value per head of (batch, heads, queries, keys) use shape (heads, 1, 1)"
+            f"{_hint(value, scores, dim)}"
         )
-    full = value.reshape((1,) * (scores.dim() - value.dim()) + tuple(value.shape))
+    full = on_device(value, scores).reshape((1,) * (scores.dim() - value.dim()) + tuple(value.shape))
     if full.shape[dim] != 1:
         raise ValueError(
-            f"{name} must have size 1 along dim {dim} (one value a row), got shape {tuple(value.shape)} "
+            f"{name} must have size 1 along dim {dim} (one value per row), got shape {tuple(value.shape)} "
             f"for scores of shape {tuple(scores.shape)}{_hint(value, scores, dim)}"
         )
-    return full.movedim(dim, -1)
+    return full
+
+
+def on_device(value: Tensor, scores: Tensor) -> Tensor:
+    """A parameter on the device of the scores, if it is a single number: torch itself mixes devices so."""
+    return value.to(scores.device) if value.dim() == 0 and value.device != scores.device else value
+
+
+def parameter_rows(value: float | Tensor, name: str, scores: Tensor, dim: int) -> float | Tensor:
+    """Lay out a parameter beside ``to_rows(scores)``: size 1 along ``dim``, which is moved last."""
+    return beside(value, name, scores, dim).movedim(dim, -1) if isinstance(value, Tensor) else value
 
 
 def _hint(value: Tensor, scores: Tensor, dim: int) -> str:
@@ -97,32 +135,37 @@ def _hint(value: Tensor, scores: Tensor, dim: int) -> str:
     return f"; for one value a row use shape {shape}"
 
 
-def check_parameter(value: float | Tensor, name: str, lower: float, allowed: str) -> float | Tensor:
-    """Check that a number, or every entry of a tensor, lies in (lower, inf]; return a float or the tensor."""
+def check_parameter(
+    value: float | Tensor, name: str, lower: float, allowed: str, *, closed: bool = False, finite: bool = False
+) -> float | Tensor:
+    """Check that a number, or every entry of a tensor, is allowed; return a float or a floating-point tensor.
+
+    Args:
+        value: the number or the tensor.
+        name: of the argument, for errors.
+        lower: the bound that values must exceed …
+        allowed: the range in words, for errors.
+        closed: … or may equal.
+        finite: whether infinity is refused.
+    """
     if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
-        if concrete(value) and not bool((value > lower).all()):
-            raise ValueError(f"{name} must satisfy {allowed}, got a tensor with smallest value {value.min().item()}")
+        value = as_float(value, name)
+        if concrete(value):
+            fine = (value >= lower) if closed else (value > lower)
+            fine = fine & (value < torch.inf) if finite else fine
+            if not bool(fine.all()):
+                raise ValueError(f"{name} must satisfy {allowed}, got a tensor with {value[~fine].flatten()[0].item()}")
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float | torch.SymFloat):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    if not value > lower:
+    if not (value >= lower if closed else value > lower) or (finite and value == torch.inf):
         raise ValueError(f"{name} must satisfy {allowed}, got {value}")
     return float(value)
 
 
 def check_temperature(temperature: float | Tensor) -> float | Tensor:
     """Check a temperature, or every one of a tensor."""
-    allowed = "0 < temperature < inf"
-    temperature = check_parameter(temperature, "temperature", 0.0, allowed)
-    if isinstance(temperature, Tensor):
-        endless = concrete(temperature) and bool(temperature.isinf().any())
-    else:
-        endless = temperature == torch.inf
-    if endless:
-        raise ValueError(f"temperature must satisfy {allowed}, got inf")
-    return temperature
+    return check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf", finite=True)
 
 
 def support_size(p: Tensor, dim: int = -1) -> Tensor:

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, hold, show
-from fenchel.regularizers.family import Family, Parameter, on_support
+from fenchel.regularizers.family import (
+    Family,
+    Parameter,
+    apply_function,
+    on_support,
+    outside,
+    rows_first,
+    saturate,
+    saturated_sum,
+    tracks,
+)
 from fenchel.regularizers.rows import (
     broadcasts,
     check_parameter,
+    is_integer,
 )
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
@@ -59,15 +72,15 @@ class _TsallisFamily(Family):
 
     def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
         """J = diag(s) − ssᵀ/‖s‖₁ with s = p^(2−α) on the support (002, Proposition 1)."""
-        support = p != 0
         v = on_support(v, p)
         if isinstance(a, Tensor):
             a, finite = _finite(a)
-            return torch.where(finite, _steep_product(v, p, support, a), 0.0)
+            return torch.where(finite, _steep_product(v, p, a), 0.0)
         if math.isinf(a):
             return 0.0 * p * v
         if a > 2:
-            return _steep_product(v, p, support, a)
+            return _steep_product(v, p, a)
+        support = p != 0
         s = p if a == 1 else torch.where(support, torch.where(support, p, 1.0).pow(2 - a), 0.0)
         total = s.sum(-1, keepdim=True)
         mean = (s * v).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
@@ -95,24 +108,90 @@ def _one_hot(z: Tensor) -> Tensor:
     return best / best.sum(-1, keepdim=True)
 
 
-def _steep_product(v: Tensor, p: Tensor, support: Tensor, a: Parameter) -> Tensor:
+def _steep_product(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+    """J v for any α, with derivatives. Products that are too large for their dtype are its largest number."""
+    return apply_function(_Steep, v, p, a) if tracks(v, p, a) else _steep(v, p, a)
+
+
+class _Steep(torch.autograd.Function):
+    """F = J v at p. With ṡ/s = (2 − α) dp/p − log p dα, its derivative is dF = J (dv + (ṡ/s)(v − v̄)), v̄ = ⟨s, v⟩/‖s‖₁.
+
+    By rules of its own: where p^(2−α) overflows, the derivatives of its terms do so too, and cancel to NaN.
+    """
+
+    @staticmethod
+    def forward(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+        return _steep(v, p, a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Parameter], output: Tensor) -> None:
+        v, p, a = inputs
+        ctx.number = None if isinstance(a, Tensor) else a
+        saved = (v, p, a) if isinstance(a, Tensor) else (v, p)
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        v, p, *rest = ctx.saved_tensors
+        a = rest[0] if rest else ctx.number
+        product = _steep_product(on_support(grad, p), p, a)
+        safe = torch.where(p == 0, 1.0, p)
+        spread = product * _centred(v, p, a)
+        to_p = torch.where(p == 0, 0.0 * p, saturate((2 - a) * (spread / safe)))
+        return product, to_p, -saturated_sum(safe.log() * spread) if ctx.needs_input_grad[2] else None
+
+    @staticmethod
+    def jvp(ctx: Any, dv: Tensor | None, dp: Tensor | None, da: Tensor | None) -> Tensor:
+        with forward_ad._set_fwd_grad_enabled(True):
+            v, p, *rest = (outside(t) for t in ctx.saved_tensors)
+            a = rest[0] if rest else ctx.number
+            safe = torch.where(p == 0, 1.0, p)
+            change = torch.zeros_like(p) if dp is None else (2 - a) * (dp / safe)
+            change = change if da is None else change - safe.log() * da
+            direction = saturate(change * _centred(v, p, a))
+            direction = direction if dv is None else direction + dv
+            product: Tensor = _steep_product(on_support(direction, p), p, a)
+        return product
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, v: Tensor, p: Tensor, a: Parameter) -> tuple[Tensor, int]:
+        return apply_function(_Steep, *rows_first(info, in_dims, (v, p, a))), 0
+
+
+def _steep(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
     """J v for any α. Above 2, s = p^(2−α) is huge for small p and J the difference of huge numbers.
 
     So everything is measured from the entry k with the largest s: its own product is minus the sum of the
     others (J1 = 0), and none of the others suffers cancellation.
     """
+    support = p != 0
     safe = torch.where(support, p, 1.0)
-    power = 2 - a
-    s = torch.where(support, safe.pow(power), 0.0).clamp_max(torch.finfo(p.dtype).max)
-    k = s.detach().argmax(-1, keepdim=True)
-    others = torch.ones_like(s).scatter(-1, k, 0.0)
-    relative = torch.where(support, (safe / safe.gather(-1, k)).pow(power), 0.0)
+    s = torch.where(support, safe.pow(2 - a), 0.0).clamp_max(torch.finfo(p.dtype).max)
+    first = torch.zeros_like(p, dtype=torch.bool).scatter(-1, _flattest(p, a), True)
+    product = torch.where(first, 0.0 * p, saturate(s * _centred(v, p, a)))
+    return torch.where(support, torch.where(first, -saturated_sum(product), product), 0.0 * p)
+
+
+def _flattest(p: Tensor, a: Parameter) -> Tensor:
+    """Where the largest s = p^(2−α) of each row stands."""
+    p = p.detach()
+    least, most = torch.where(p == 0, torch.inf, p), p
+    steep = torch.where(a > 2, -least, most) if isinstance(a, Tensor) else (-least if a > 2 else most)
+    return steep.argmax(-1, keepdim=True)
+
+
+def _centred(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+    """v − v̄ with the mean v̄ = ⟨s, v⟩/‖s‖₁."""
+    safe = torch.where(p == 0, 1.0, p)
+    k = _flattest(p, a)
+    relative = torch.where(p == 0, 0.0, (safe / safe.gather(-1, k)).pow(2 - a))  # between 0 and 1
+    # Smaller by a power of two, so that no sum overflows.
+    unit = 0.5 ** (p.shape[-1].bit_length() + 1)
+    v = unit * v
     v = v - v.gather(-1, k)
     mean = (relative * v).sum(-1, keepdim=True) / relative.sum(-1, keepdim=True).clamp_min(1)
-    limit = torch.finfo(p.dtype).max
-    product = (others * s * (v - mean)).clamp(-limit, limit)
-    product = torch.where(others == 0, -product.sum(-1, keepdim=True).clamp(-limit, limit), product)
-    return torch.where(support, product, 0.0 * p)
+    return saturate((v - mean) / unit)
 
 
 def _negative_entropy(p: Tensor) -> Tensor:
@@ -242,7 +321,8 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
     if not 0 < low < high < math.inf:
         raise ValueError(f"bounds must satisfy 0 < low < high < inf, got ({low:g}, {high:g})")
     dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
-    share = (torch.as_tensor(alpha).detach().double() - low) / (high - low)
+    start = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(alpha)
+    share = (start.double() - low) / (high - low)
     if concrete(share) and not bool(((share > 0) & (share < 1)).all()):
         raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
     if not broadcasts(share.shape, shape or share.shape):
@@ -327,7 +407,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
 
     References: Peters, Niculae & Martins (2019), section 3.
     """
-    if isinstance(alpha, int) and alpha < 0:
+    if is_integer(alpha) and alpha < 0:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
     return _FAMILY.choose(scores, alpha, dim, mask)

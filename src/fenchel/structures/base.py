@@ -252,6 +252,8 @@ def check_shape(structure: Structure, scores: Tensor) -> None:
 def check_scores(structure: Structure, scores: Tensor) -> Tensor:
     """Check scores for a structure, and that their values can be looked at."""
     check_shape(structure, scores)
+    for own in own_tensors(structure):
+        concrete(own)  # raises if its memory was freed, before torch reads it
     if not concrete(scores):
         raise RuntimeError(
             f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends on "

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels import concrete
-from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.base import Regularizer, Scaled, times_gamma
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
 from fenchel.structures.active_set import (
@@ -412,11 +412,11 @@ class ScaledMAP(Scaled):
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         value = self.omega.max(self._cooled(scores), dim, mask)
-        return (self._factor(scores, value.shape) * value).to(scores.dtype)
+        return times_gamma(self._factor(scores, value.shape), value).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         loss = self.omega.loss(self._cooled(scores), target, dim, mask)
-        return (self._factor(scores, loss.shape) * loss).to(scores.dtype)
+        return times_gamma(self._factor(scores, loss.shape), loss).to(scores.dtype)
 
     def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
         """The mixture itself, as :meth:`SparseMAP.solve`."""

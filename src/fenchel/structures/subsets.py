@@ -231,7 +231,9 @@ class SequentialSubsets(_Sized):
 
     def _scores(self) -> Tensor:
         """The transition in double precision: a number must not pass through the default dtype."""
-        return torch.as_tensor(self.transition, dtype=torch.float64).detach()
+        return torch.as_tensor(
+            self.transition, dtype=torch.float64, device=getattr(self.transition, "device", "cpu")
+        ).detach()
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         from fenchel.kernels.subsets import best_sequences
