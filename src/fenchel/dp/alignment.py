@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion
-from fenchel.dp.graph import Graph, Walk, walk
+from fenchel.dp.calculus import Inputs, Recursion, Run
+from fenchel.dp.graph import Graph, Walk, on, remembered, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer
@@ -67,7 +67,7 @@ class Alignment(DynamicProgram):
         if lengths is not None or band is not None:
             full = torch.where(_allowed(costs, self.lengths, band), full, torch.inf)
         self._inputs = (full,)
-        self._recursion = _AlignmentRecursion(self.omega, self.lengths, (costs.shape[1], costs.shape[2]))
+        self._run = Run(_AlignmentRecursion(self.omega, self.lengths, (costs.shape[1], costs.shape[2])), self._inputs)
         self._dtype = costs.dtype
 
     def __repr__(self) -> str:
@@ -153,19 +153,23 @@ class _AlignmentRecursion(Recursion):
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
         costs = precise(inputs[0])
-        _, rows, columns = costs.shape
-        graph, nodes = _graph(rows, columns)
-        ends = nodes.to(costs.device)[(self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1]
+        columns = self.shape[1]
+        last = (self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1
+        ends = on(costs.device, self.graph.ranks)[1 + last]
         scores = (-costs).flatten(1).repeat_interleave(3, -1)
-        return walk(graph, scores, self.omega if omega is None else omega, ends)
+        return walk(self.graph, scores, self.omega if omega is None else omega, ends)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return _graph(*self.shape)
 
     def collect(self, marginals: Tensor) -> Inputs:
         return (-marginals.reshape(-1, *self.shape, 3).sum(-1),)
 
 
-@lru_cache(maxsize=32)
-def _graph(rows: int, columns: int) -> tuple[Graph, Tensor]:
-    """The source, then the cells; edges: across, from above, from the left. And the number of each cell's node."""
+@remembered()
+def _graph(rows: int, columns: int) -> Graph:
+    """The source, then the cells; edges: across, from above, from the left."""
     cells = np.arange(rows * columns).reshape(rows, columns)
     across, above, left = np.full((3, rows, columns), -1)
     across[0, 0] = 0
@@ -173,9 +177,7 @@ def _graph(rows: int, columns: int) -> tuple[Graph, Tensor]:
     sources = np.stack([across, above, left], -1).reshape(-1)
     edges = np.flatnonzero(sources >= 0)
     levels = np.concatenate([[0], (1 + np.arange(rows)[:, None] + np.arange(columns)).reshape(-1)])
-    graph = Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
-    with torch.inference_mode(False):  # kept for calls that may be trained
-        return graph, torch.from_numpy(graph.ranks[1:])
+    return Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
 
 
 def _allowed(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion, stays_outside
+from fenchel.dp.calculus import Inputs, Run, stays_outside
 from fenchel.dp.graph import unscaled
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
@@ -56,29 +56,29 @@ class DynamicProgram(ABC):
     """
 
     omega: Regularizer
-    _recursion: Recursion
+    _run: Run
     _inputs: Inputs
     _dtype: torch.dtype
 
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._shown(self._recursion.max(self._inputs)).to(self._dtype)
+        return self._shown(self._run.max()).to(self._dtype)
 
     @property
     def marginals(self) -> Tensor:
         """The expected path: how probable it is that each part belongs to the path."""
-        return self._shown(self._recursion.marginals(self._inputs)[0]).to(self._dtype)
+        return self._shown(self._run.marginals()[0]).to(self._dtype)
 
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
-        return self._recursion.max(self._inputs)
+        return self._run.max()
 
     @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
-        walk = self._recursion.walk(self._inputs, Hard())
+        walk = self._run.recursion.walk(self._inputs, Hard())
         return self._path(walk.best(), walk.value > -torch.inf)[0]
 
     @stays_outside
@@ -91,7 +91,7 @@ class DynamicProgram(ABC):
             generator: where the random numbers come from; torch's own if None.
         """
         _check_count("n", n)
-        walk = self._recursion.walk(self._inputs)
+        walk = self._run.recursion.walk(self._inputs)
         return self._path(walk.sample(n, generator), walk.value > -torch.inf)
 
     @stays_outside
@@ -99,7 +99,7 @@ class DynamicProgram(ABC):
     def top(self, k: int) -> Paths:
         """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
         _check_count("k", k)
-        walk = self._recursion.walk(self._inputs)
+        walk = self._run.recursion.walk(self._inputs)
         edges, logs = walk.top(k)
         paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
         return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
@@ -109,13 +109,13 @@ class DynamicProgram(ABC):
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
         blank = self._blank(path)
         self._check_path(path, "path", blank)
-        total = self._total(path, self._recursion.walk(self._inputs).log_probs())
+        total = self._total(path, self._run.recursion.walk(self._inputs).log_probs())
         return torch.where(blank, -torch.inf, total).to(self._dtype)
 
     @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
-        return self._recursion.walk(self._inputs).entropy().to(self._dtype)
+        return self._run.recursion.walk(self._inputs).entropy().to(self._dtype)
 
     def loss(self, target: Tensor) -> Tensor:
         """value − score of the target, never negative, one a batch element: the CRF's loss for a Shannon chain.
@@ -124,7 +124,7 @@ class DynamicProgram(ABC):
         is the expected path less the target.
         """
         self._check_path(target, "target", None)
-        value, score = self._recursion.max(self._inputs), self._score(target)
+        value, score = self._run.max(), self._score(target)
         impossible = score == -torch.inf
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
