@@ -7,10 +7,10 @@ import torch
 from enumeration import NODES, PROBLEMS, SOURCES, TARGETS, Problem
 from torch import Tensor
 from torch.autograd import functional
-from torch.func import hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fenchel import Gini, Hard, KSubsets, Regularizer, Shannon, Tsallis, kernels
-from fenchel.dp import Alignment, Lattice, LinearChain
+from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, kernels
+from fenchel.dp import Alignment, Lattice, LinearChain, alignment, chain, lattice
 
 every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
@@ -56,6 +56,48 @@ def test_a_spoilt_element_spoils_itself_alone(problem: Problem, bad: float, comp
     d.value.sum().backward()
     assert spoilt.grad is not None
     assert spoilt.grad[1:].isfinite().all()
+
+
+LEARNABLE = [
+    Tsallis(torch.nn.Parameter(torch.tensor(1.4).double())),
+    Norm(torch.nn.Parameter(torch.tensor(3.0).double())),
+]
+
+
+@either_way
+@every_problem
+@pytest.mark.parametrize("omega", [*SMOOTH, 0.7 * Tsallis(1.3), *LEARNABLE], ids=lambda o: str(o).replace("\n", ""))
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_spoilt_element_that_is_left_out_adds_nothing_to_what_is_shared(
+    problem: Problem, omega: Regularizer, bad: float, compiled: bool
+) -> None:
+    """Derivatives of first and second order, in shared scores and parameters of Ω too: as without the element."""
+    first, *rest = problem.tensors()
+    shared = torch.randn(first.shape[1:], dtype=first.dtype)
+    spoilt = first.clone()
+    spoilt[0, 0] = problem.sign * bad
+    keep, found = torch.tensor([False, True, True]), []
+    for own in (first, spoilt):
+        leaves = [
+            own.clone().requires_grad_(),
+            shared.clone().requires_grad_(),
+            *(t.clone().requires_grad_() for t in rest),
+        ]
+        leaves += list(omega.parameters())
+        d = problem.build(leaves[0] + leaves[1], *leaves[2 : 2 + len(rest)], omega)
+        for result in (d.value, d.loss(d.map().clamp_min(0)) if rest else d.value, d.marginals, d.entropy()):
+            gradients = torch.autograd.grad(result[keep].square().sum(), leaves, create_graph=True)
+            curved = sum((g * torch.arange(g.numel()).reshape(g.shape).cos()).sum() for g in gradients)
+            found.append([*gradients, *torch.autograd.grad(curved, leaves, allow_unused=True, materialize_grads=True)])
+    half = len(found) // 2
+    for clean, left_out in zip(found[:half], found[half:], strict=True):
+        torch.testing.assert_close(left_out, clean)
+        assert all((g[0] == 0).all() for g in left_out[:1])
+    d = problem.build(leaves[0] + leaves[1], *leaves[2 : 2 + len(rest)], omega)
+    for result in (d.value, d.marginals, d.entropy()):  # what is not left out shows, everywhere
+        assert all(
+            g.isnan().any() for g in torch.autograd.grad(result.sum(), leaves, allow_unused=True) if g is not None
+        )
 
 
 @either_way
@@ -134,6 +176,36 @@ def test_forward_mode_and_transformations(problem: Problem, omega: Regularizer) 
     (product,) = torch.autograd.grad(gradient, leaf, direction)
     wanted = (hessian(total)(first).flatten(first.dim()) @ direction.flatten()).reshape(first.shape)
     torch.testing.assert_close(product, wanted)
+
+
+@every_problem
+def test_transformations_nest_and_leave_nothing_behind(problem: Problem) -> None:
+    first, *rest = problem.tensors()
+
+    def total(t: Tensor) -> Tensor:
+        return problem.build(t, *rest, Shannon()).value.square().sum()
+
+    def gradient(t: Tensor) -> Tensor:
+        leaf = t.clone().requires_grad_()
+        return torch.autograd.grad(total(leaf), leaf)[0]
+
+    # Graphs are made by the first call, under whichever transformation that is.
+    for graph in (chain._graph, alignment._graph, lattice._shape):
+        graph.forget()
+    mapped = vmap(jacrev(grad(total)))(first.unsqueeze(0))[0]
+    step = 1e-5
+    columns = []
+    for i in range(first.numel()):
+        shift = torch.zeros(first.numel()).double()
+        shift[i] = step
+        shift = shift.reshape(first.shape)
+        columns.append((gradient(first + shift) - gradient(first - shift)) / (2 * step))
+    wanted = torch.stack(columns, -1).reshape(*first.shape, *first.shape)
+    torch.testing.assert_close(mapped, wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(jacrev(jacrev(total))(first), mapped)
+    torch.testing.assert_close(jacfwd(jacrev(total))(first), mapped)
+    torch.testing.assert_close(vmap(grad(total))(first.unsqueeze(0))[0], gradient(first))
+    assert problem.build(first, *rest, Shannon()).sample(2).shape[0] == 2  # outside of them too
 
 
 @either_way

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from fenchel.dp.calculus import Inputs, Recursion, Run
 from fenchel.dp.graph import Graph, Walk, on, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
+from fenchel.dp.program import (
+    DynamicProgram,
+    check_choice,
+    check_floats,
+    check_integers,
+    check_same_lengths,
+    gathered,
+    precise,
+)
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.tsallis import Shannon
@@ -101,6 +109,10 @@ class Alignment(DynamicProgram):
         way = torch.where(down == 0, 2, torch.where(right == 0, 1, 0))
         cell = row * self._inputs[0].shape[2] + column
         return torch.where(row < 0, -1, 3 * cell + way)
+
+    def _check_paths(self, other: DynamicProgram) -> None:
+        assert isinstance(other, Alignment)
+        check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1).all(-1)

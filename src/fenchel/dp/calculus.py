@@ -223,9 +223,9 @@ class Expectation(torch.autograd.Function):
         weight, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or not concrete(*directions):
             change, *bent = _curve(ctx.recursion, weight, tuple(inputs), directions)
-        else:
-            change, bent = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
-        return None, change, None, *bent
+            return None, change, None, *bent
+        change, found = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
+        return None, change, None, *found
 
 
 class Reading(torch.autograd.Function):

@@ -10,7 +10,15 @@ from torch import Tensor
 
 from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
+from fenchel.dp.program import (
+    DynamicProgram,
+    check_choice,
+    check_floats,
+    check_integers,
+    check_same_lengths,
+    gathered,
+    precise,
+)
 from fenchel.kernels import concrete
 from fenchel.kernels.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
@@ -137,6 +145,10 @@ class LinearChain(DynamicProgram):
         for ends, state in ((start, path[..., :1]), (end, last)):
             score = score + precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
         return score
+
+    def _check_paths(self, other: DynamicProgram) -> None:
+        assert isinstance(other, LinearChain)
+        check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1)

@@ -60,6 +60,7 @@ def remembered(limit: int = 2**25) -> Callable[[Callable[..., S]], Callable[...,
                     kept.popitem(last=False)
             return found
 
+        call.forget = kept.clear  # type: ignore[attr-defined]
         return call
 
     return wrap
@@ -211,7 +212,7 @@ class Walk:
         values: max_Ω of all ways to the nodes of each level, the source's first.
         choices: the incoming scores of each level's nodes, (batch, nodes, choices).
         ends: (batch,), the node that each walk starts from; the last if None.
-        spoilt: (batch,), which batch elements have a score of NaN or +inf; here it counts as 0, and every result is NaN.
+        spoilt: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
     """
 
     graph: Graph

@@ -73,6 +73,16 @@ class Lattice(DynamicProgram):
     def _score(self, path: Tensor) -> Tensor:
         return self._total(path, precise(self._inputs[0]))
 
+    def _check_paths(self, other: DynamicProgram) -> None:
+        assert isinstance(other, Lattice)
+        mine, theirs = self._shape, other._shape
+        pairs = (mine.sources, theirs.sources), (mine.targets, theirs.targets)
+        if self.num_nodes != other.num_nodes or not all(np.array_equal(*each) for each in pairs):
+            raise ValueError(
+                "other must have the same sources, targets and num_nodes: probabilities of paths through different "
+                "graphs cannot be compared"
+            )
+
     def _blank(self, path: Tensor) -> Tensor:
         return ~_check_boolean(path, "path").any(-1)
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fenchel.dp.calculus import Inputs, Run, stays_outside
-from fenchel.dp.graph import unscaled
+from fenchel.dp.graph import Walk, unscaled
+from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Hard, Tsallis
@@ -39,6 +40,8 @@ class DynamicProgram(ABC):
     ``d.top(k)``             its k most probable paths, with their probabilities
     ``d.log_prob(path)``     the log-probability of a path
     ``d.entropy()``          Shannon's entropy of the walk, in nats
+    ``d.cross_entropy(e)``   the mean of −log-probabilities under another program
+    ``d.kl_divergence(e)``   cross-entropy less entropy: 0 where both have the same distribution
     ``d.loss(target)``       value − score of the target path: never negative
     =======================  ======================================================================================
 
@@ -117,6 +120,48 @@ class DynamicProgram(ABC):
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
         return self._run.recursion.walk(self._inputs).entropy().to(self._dtype)
 
+    @stays_outside
+    def cross_entropy(self, other: DynamicProgram) -> Tensor:
+        """The mean over paths of −log-probability under another program of the same shape, in nats, (B,).
+
+        +inf where a path with a probability here has none there, as sparse Ω allow; derivatives are then those of the
+        remaining paths. Differentiable in both programs.
+
+        Args:
+            other: a program over the same paths, with the same lengths; Ω may be another one.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.dp import LinearChain
+            >>> p, q = (LinearChain(torch.tensor([[[s, 0.0], [s, 0.0]]]), torch.zeros(2, 2)) for s in (1.0, 2.0))
+            >>> p.cross_entropy(q), p.entropy() + p.kl_divergence(q)
+            (tensor([1.3298]), tensor([1.3298]))
+        """
+        p, q = self._walks(other)
+        return p.cross_entropy(q).to(torch.promote_types(self._dtype, other._dtype))
+
+    @stays_outside
+    def kl_divergence(self, other: DynamicProgram) -> Tensor:
+        """Kullback and Leibler's divergence from this distribution over paths to another one's, in nats, (B,).
+
+        ``cross_entropy(other) − entropy()``, without its cancellation: never negative, exactly 0 for the same program,
+        +inf where a path with a probability here has none there. Differentiable in both programs.
+
+        Args:
+            other: as in :meth:`cross_entropy`.
+
+        Example:
+            >>> import torch
+            >>> from fenchel import Gini, Shannon
+            >>> from fenchel.dp import LinearChain
+            >>> unary, step = torch.tensor([[[2.0, 0.0], [0.0, 0.5]]]), torch.zeros(2, 2)
+            >>> dense, sparse = (LinearChain(unary, step, omega=omega) for omega in (Shannon(), Gini()))
+            >>> sparse.kl_divergence(dense), dense.kl_divergence(sparse)
+            (tensor([0.1697]), tensor([inf]))
+        """
+        p, q = self._walks(other)
+        return p.divergence(q).to(torch.promote_types(self._dtype, other._dtype))
+
     def loss(self, target: Tensor) -> Tensor:
         """value − score of the target, never negative, one a batch element: the CRF's loss for a Shannon chain.
 
@@ -129,6 +174,16 @@ class DynamicProgram(ABC):
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
         return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
+
+    def _walks(self, other: DynamicProgram) -> tuple[Walk, Walk]:
+        """The random walks of two programs over the same paths."""
+        if type(other) is not type(self):
+            raise TypeError(f"other must be a {type(self).__name__} as well, got {type(other).__name__}")
+        mine, theirs = (tuple(each._inputs[0].shape) for each in (self, other))
+        if mine != theirs:
+            raise ValueError(f"other must have scores of the same shape, {mine}, got {theirs}")
+        self._check_paths(other)
+        return self._run.recursion.walk(self._inputs), other._run.recursion.walk(other._inputs)
 
     # -- what each problem says of its paths ---------------------------------------------------------
 
@@ -153,6 +208,10 @@ class DynamicProgram(ABC):
         """Raise an error if this is no path; where ``blank`` (…, B) it need not be one."""
 
     @abstractmethod
+    def _check_paths(self, other: DynamicProgram) -> None:
+        """Raise an error unless another program, with scores of the same shape, is over the same paths."""
+
+    @abstractmethod
     def _blank(self, path: Tensor) -> Tensor:
         """Where there is no path, (…, B): what ``sample`` and ``top`` show where there is none."""
 
@@ -167,6 +226,12 @@ def gathered(values: Tensor, edges: Tensor) -> Tensor:
 def precise(tensor: Tensor) -> Tensor:
     """In double precision, where the device has it."""
     return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
+    """Check that two programs end where the other one does."""
+    if concrete(mine, theirs) and not bool((mine == theirs.to(mine.device)).all()):
+        raise ValueError(f"other must have the same lengths, {mine.tolist()}, got {theirs.tolist()}")
 
 
 def check_choice(omega: Regularizer) -> Regularizer:
@@ -184,13 +249,13 @@ def check_choice(omega: Regularizer) -> Regularizer:
     return omega
 
 
-def check_floats(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:
-    """Check a tensor of scores: floating point, of some rank, with nothing empty but the batch."""
+def check_floats(tensor: Tensor, name: str, rank: int, shape: str, own: int | None = None) -> Tensor:
+    """Check a tensor: floating point, of some rank, with ``own`` last dimensions (all but one) that are not empty."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {tensor.dtype}; convert with {name}.float()")
-    if tensor.dim() != rank or 0 in tensor.shape[1:]:
+    if tensor.dim() != rank or 0 in tensor.shape[1 if own is None else -own :]:
         raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(tensor.shape)}")
     return tensor
 

@@ -327,7 +327,8 @@ def _pull(first, last, weight, x, y, towards_x, towards_y):  # type: ignore[no-u
                 point, line, there = x[b, i, k], across[k], sums[k]
                 total = 0.0
                 for j in range(columns):
-                    drawn = np.float64(mass[j] * (point - line[j]))
+                    gap = mass[j] * (point - line[j])
+                    drawn = np.float64(gap if mass[j] != 0 else mass[j])  # no NaN from points without weight
                     total += drawn
                     there[j] -= drawn
                 towards_x[b, i, k] = 2.0 * total
