@@ -81,10 +81,11 @@ def test_readings_are_differentiated_one_after_the_other(problem: Problem, compi
     first = torch.autograd.grad(d.value.square().sum(), leaves, create_graph=True)
     again = torch.autograd.grad(fresh().value.square().sum(), leaves, create_graph=True)
     torch.testing.assert_close(*(torch.autograd.grad(sum(g.square().sum() for g in f), leaves) for f in (first, again)))
+    d = fresh()
     with torch.inference_mode():
-        frozen = fresh()
-        assert frozen.value.is_inference()
-    torch.testing.assert_close(gradients([frozen.value, frozen.marginals]), wanted)
+        assert d.value.is_inference()
+        assert d.marginals.is_inference()
+    torch.testing.assert_close(gradients([d.value, d.marginals]), wanted)
 
 
 @either_way
@@ -96,10 +97,9 @@ def test_what_users_do_to_a_result_or_an_input_is_seen(problem: Problem, compile
     d.value.zero_()
     d.marginals.zero_()
     torch.testing.assert_close((d.value, d.marginals), kept)
-    if problem.name != "alignment":  # its costs are copied, to be cut to their lengths
-        tensors[0].mul_(0.5)  # as an optimizer does
-        other = problem.build(*tensors, Shannon())
-        torch.testing.assert_close((d.value, d.marginals), (other.value, other.marginals))
+    tensors[0].mul_(0.5)  # as an optimizer does
+    other = problem.build(*tensors, Shannon())
+    torch.testing.assert_close((d.value, d.marginals), (other.value, other.marginals))
 
 
 @either_way
@@ -109,7 +109,7 @@ def test_a_transformation_reads_what_was_built_outside(problem: Problem, compile
     d = problem.build(first, *rest, Shannon())
     value = d.value
     scale = torch.tensor(2.0).double()
-    assert torch.equal(grad(lambda s: (s * d.value).sum())(scale), value.sum())
+    torch.testing.assert_close(grad(lambda s: (s * d.value).sum())(scale), value.sum())
     inner = grad(lambda t: (problem.build(t, *rest, Shannon()).value + d.value).sum())(first)
     torch.testing.assert_close(inner, problem.sign * problem.sign * d.marginals)
 
@@ -118,9 +118,9 @@ def test_a_transformation_reads_what_was_built_outside(problem: Problem, compile
 @every_problem
 @pytest.mark.parametrize("omega", [Shannon(), Tsallis(torch.nn.Parameter(torch.tensor(1.3)))], ids=["number", "tensor"])
 def test_programs_are_copied_and_pickled(problem: Problem, omega: Regularizer, compiled: bool) -> None:
-    leaves = [t.requires_grad_() for t in problem.tensors()]
-    if problem.name == "alignment":
-        leaves = [t.detach() for t in leaves]  # its costs are no leaves of a graph, which torch does not copy
+    leaves = [
+        t.requires_grad_("chain" not in problem.name) for t in problem.tensors()
+    ]  # torch copies no views of leaves
     d = problem.build(*leaves, omega)
     value, marginals = d.value, d.marginals
     for twin in (copy.deepcopy(d), pickle.loads(pickle.dumps(d))):
@@ -150,7 +150,8 @@ def test_what_is_remembered_is_bounded_by_bytes() -> None:
 
     for n in (400, 500, 400, 300, 500, 400, 2000, 2000, 400):
         assert len(zeros(n)) == n
-    assert made == [400, 500, 300, 500, 2000, 2000]  # 500 went when 300 came, then 300; what is too large never stays
+    # 500 goes when 300 comes, then 400, then 300; what is too large never stays.
+    assert made == [400, 500, 300, 500, 400, 2000, 2000]
 
 
 @pytest.mark.parametrize("compiled", [False], ids=["torch"])

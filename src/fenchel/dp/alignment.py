@@ -71,11 +71,8 @@ class Alignment(DynamicProgram):
         self.omega = check_choice(Shannon() if omega is None else omega)
         self.lengths = _check_lengths(lengths, costs)
         self.band = _check_band(band)
-        full = costs.to(torch.promote_types(costs.dtype, torch.float32))
-        if lengths is not None or band is not None:
-            full = torch.where(_allowed(costs, self.lengths, band), full, torch.inf)
-        self._inputs = (full,)
-        self._run = Run(_AlignmentRecursion(self.omega, self.lengths, (costs.shape[1], costs.shape[2])), self._inputs)
+        self._inputs = (costs.to(torch.promote_types(costs.dtype, torch.float32)),)
+        self._run = Run(_AlignmentRecursion(self.omega, self.lengths, self.band, *costs.shape[1:]), self._inputs)
         self._dtype = costs.dtype
 
     def __repr__(self) -> str:
@@ -99,7 +96,8 @@ class Alignment(DynamicProgram):
 
     def _score(self, path: Tensor) -> Tensor:
         edges = self._edges(path.long())
-        return gathered(-precise(self._inputs[0]).flatten(1), torch.div(edges, 3, rounding_mode="floor"))
+        costs = _masked(precise(self._inputs[0]), self.lengths, self.band)
+        return gathered(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
 
     def _edges(self, path: Tensor) -> Tensor:
         """The edge into each cell of a path, −1 after the end."""
@@ -142,13 +140,15 @@ class Alignment(DynamicProgram):
 
 
 class _AlignmentRecursion(Recursion):
-    def __init__(self, omega: Regularizer, lengths: Tensor, shape: tuple[int, int]) -> None:
-        self.omega, self.lengths, self.shape = omega, lengths, shape
+    def __init__(self, omega: Regularizer, lengths: Tensor, band: int | None, rows: int, columns: int) -> None:
+        self.omega, self.lengths, self.band, self.shape = omega, lengths, band, (rows, columns)
 
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         from fenchel.kernels import alignments
 
-        return alignments.advance(inputs[0], self.lengths, *self.kind, keep)
+        # Kernels keep to the lengths, but do not know of bands.
+        costs = inputs[0] if self.band is None else _masked(inputs[0].detach(), self.lengths, self.band)
+        return alignments.advance(costs, self.lengths, *self.kind, keep)
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         from fenchel.kernels import alignments
@@ -164,7 +164,7 @@ class _AlignmentRecursion(Recursion):
         return change, (bent,)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
-        costs = precise(inputs[0])
+        costs = _masked(precise(inputs[0]), self.lengths, self.band)
         columns = self.shape[1]
         last = (self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1
         ends = on(costs.device, self.graph.ranks)[1 + last]
@@ -192,16 +192,17 @@ def _graph(rows: int, columns: int) -> Graph:
     return Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
 
 
-def _allowed(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
-    """(B, N, M): the cells of each table that are inside its lengths and its band."""
+def _masked(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
+    """(B, N, M): +inf in place of the costs of cells that are outside a table's lengths or its band."""
     row = torch.arange(costs.shape[1], device=costs.device)[:, None]
     column = torch.arange(costs.shape[2], device=costs.device)
     n, m = lengths[:, 0, None, None], lengths[:, 1, None, None]
     inside = (row < n) & (column < m)
-    if band is None:
-        return inside
-    # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
-    return inside & (2 * (row * (m - 1) - column * (n - 1)).abs() <= (2 * band + 1) * torch.maximum(n, m).sub(1))
+    if band is not None:
+        # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
+        off = 2 * (row * (m - 1) - column * (n - 1)).abs()
+        inside = inside & (off <= (2 * band + 1) * torch.maximum(n, m).sub(1))
+    return torch.where(inside, costs, torch.inf)
 
 
 def _check_lengths(lengths: Tensor | None, costs: Tensor) -> Tensor:

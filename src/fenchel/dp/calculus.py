@@ -222,6 +222,7 @@ class Expectation(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or not concrete(*directions):
+            weight = torch.where(ctx.value.isnan() & ~_moved(ctx.value, directions), 0.0, weight)  # adds nothing
             change, *bent = _curve(ctx.recursion, weight, tuple(inputs), directions)
             return None, change, None, *bent
         change, found = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
@@ -274,13 +275,20 @@ def _bent(
     recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
 ) -> tuple[Tensor, Inputs]:
     """``Recursion.curve``, to which elements of no weight or no direction add nothing, even if they are NaN."""
-    moved = torch.zeros_like(value, dtype=torch.bool)
-    for each in directions:
-        moved = moved | (each != 0).flatten(1).any(-1)  # one direction for all elements, or one for each
+    moved = _moved(value, directions)
     spoilt = value.isnan() & moved
     left_out = ~moved | (spoilt & (weight == 0))
     change, bent = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
     return torch.where(spoilt, torch.nan, change), bent
+
+
+def _moved(value: Tensor, directions: Inputs) -> Tensor:
+    """Which batch elements have a direction other than 0, (B,)."""
+    moved = torch.zeros_like(value, dtype=torch.bool)
+    for each in directions:
+        # One direction for all elements, or one for each. A sum, for torch maps over that in all of its ways.
+        moved = moved | (each.abs().sum(tuple(range(1, each.dim()))) != 0)
+    return moved
 
 
 def _expect(recursion: Recursion, weight: Tensor, inputs: Inputs) -> Inputs:
