@@ -222,9 +222,11 @@ class Expectation(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or not concrete(*directions):
-            weight = torch.where(ctx.value.isnan() & ~_moved(ctx.value, directions), 0.0, weight)  # adds nothing
-            change, *bent = _curve(ctx.recursion, weight, tuple(inputs), directions)
-            return None, change, None, *bent
+            spoilt = ctx.value.isnan()
+            change, *bent = _curve(ctx.recursion, torch.where(spoilt, 0.0, weight), tuple(inputs), directions)
+            spoilt = spoilt & _moved(ctx.value, directions)
+            shown = spoilt & (weight != 0)
+            return None, _spoil(change, spoilt), None, *(_spoil(each, shown) for each in bent)
         change, found = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
         return None, change, None, *found
 
@@ -280,6 +282,12 @@ def _bent(
     left_out = ~moved | (spoilt & (weight == 0))
     change, bent = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
     return torch.where(spoilt, torch.nan, change), bent
+
+
+def _spoil(results: Tensor, spoilt: Tensor) -> Tensor:
+    """NaN for spoilt elements, and in what they share."""
+    lost = torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
+    return results + (lost.reshape(-1, *(1,) * (results.dim() - 1)) if len(results) == len(spoilt) else lost.sum())
 
 
 def _moved(value: Tensor, directions: Inputs) -> Tensor:

@@ -262,7 +262,7 @@ class Walk:
             log_p, log_q = log_argmax(self.omega, z), log_argmax(other.omega, y)
             costs.append(torch.where(log_p == -torch.inf, 0.0, log_p) - log_q)
         found = self._expected(costs, other)
-        return found + (found.clamp_min(0) - found).detach()  # below 0 is rounding
+        return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
 
     def _expected(self, costs: Sequence[Tensor], other: Walk | None = None) -> Tensor:
         """The expected sum of what choices cost, (batch,).

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from fenchel.dp.alignment import Alignment
-from fenchel.dp.graph import is_hard, is_shannon, taint
+from fenchel.dp.graph import is_hard, is_shannon
 from fenchel.dp.program import check_choice, check_floats, check_integers
 from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer
@@ -216,15 +216,16 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances between all points, (B, N, M)."""
     if x.dtype == y.dtype and usable(x, y) and not tracks_forward():
         return apply_function(_Distances, x, y)
-    gaps, bad = _gaps(x, y)  # not by products, which cancel where series meet
-    spoilt = torch.where(bad, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square(), 0.0).sum(-1)
-    return taint(gaps.square().sum(-1), bad.any(-1)) + spoilt
+    finite, gaps = _gaps(x, y)  # not by products, which cancel where series meet
+    spoilt = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
+    return gaps.square().sum(-1) + spoilt
 
 
 def _gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Differences (B, N, M, D), and which are not finite: 0 stands there, for what they are times 0 would be NaN."""
+    """Which pairs of points have finite differences, and these, (B, N, M, D); 0 for others, whose weight may be 0."""
     gaps = x.unsqueeze(2) - y.unsqueeze(1)
-    return torch.nan_to_num(gaps, 0.0, 0.0, 0.0), ~gaps.isfinite()
+    finite = gaps.isfinite().all(-1)
+    return finite, torch.nan_to_num(gaps, 0.0, 0.0, 0.0) * finite.unsqueeze(-1)
 
 
 class _Distances(torch.autograd.Function):
@@ -241,8 +242,7 @@ class _Distances(torch.autograd.Function):
 
         x, y = ctx.saved_tensors
         if torch.is_grad_enabled() or not usable(weight, x, y):
-            gaps, bad = _gaps(x, y)
-            each = 2.0 * taint(weight, bad.any(-1)).unsqueeze(-1) * gaps
+            each = 2.0 * weight.unsqueeze(-1) * _gaps(x, y)[1]
             return each.sum(2), -each.sum(1)
         return alignments.pull(weight, x, y)
 
