@@ -139,6 +139,23 @@ def test_an_empty_batch(problem: Problem, compiled: bool) -> None:
 
 @either_way
 @every_problem
+def test_the_default_device_does_not_matter(problem: Problem, compiled: bool) -> None:
+    tensors = tuple(t.requires_grad_() for t in problem.tensors())
+
+    def everything() -> list[Tensor]:
+        d = problem.build(*tensors, Gini())
+        first = torch.autograd.grad(d.value.square().sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+        verbs = [d.value, d.marginals, d.map(), d.loss(d.map()), d.log_prob(d.map()), d.entropy(), d.kl_divergence(d)]
+        return [*first, *second, *verbs, d.top(2).probs]
+
+    wanted = everything()
+    with torch.device("meta"):
+        torch.testing.assert_close(everything(), wanted)
+
+
+@either_way
+@every_problem
 def test_strided_inputs(problem: Problem, compiled: bool) -> None:
     tensors = problem.tensors()
     strewn = [torch.stack([t, t + 1], -1)[..., 0].transpose(0, -1).contiguous().transpose(0, -1) for t in tensors]

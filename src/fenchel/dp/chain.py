@@ -190,7 +190,7 @@ class _ChainRecursion(Recursion):
         unary, transition, start, end = directions
         unary = unary.double().clone()
         unary[:, 0] += start
-        unary[torch.arange(len(unary)), self.lengths - 1] += end
+        unary[torch.arange(len(unary), device=unary.device), self.lengths - 1] += end
         change, bent = markov.curve(weight, value, walk, self.lengths, unary, transition, *self.kind)
         return change, self._each(inputs, bent)
 
@@ -222,7 +222,7 @@ class _ChainRecursion(Recursion):
         """Results for states and steps as the inputs that they belong to have them, sums where these are shared."""
         states, steps = found
         first = states[:, 0]
-        last = states[torch.arange(len(states)), self.lengths - 1]
+        last = states[torch.arange(len(states), device=states.device), self.lengths - 1]
         every = (states, steps, first, last)
         return tuple(
             each.sum(0, keepdim=True) if len(given) == 1 < len(each) else each

@@ -51,6 +51,10 @@ class DynamicProgram(ABC):
     Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
     blank; a score that is NaN or +inf spoils its own batch element. Sums are kept in double precision.
 
+    ``value`` and ``marginals`` are computed once, when they are first read, and again only if a score or a parameter of
+    Ω has been changed in place. Each reading has a graph of its own: ``d.value.sum().backward()`` may be followed by
+    ``d.marginals[0, 0, 0].backward()``. What they need is kept as long as the program.
+
     On the CPU, ``value``, ``marginals`` and their derivatives run in compiled kernels for Hard, Shannon, Gini and
     Tsallis(1.5), at any temperature; the rest, derivatives beyond the second, forward mode and what is mapped over (by
     ``vmap``, or ``torch.autograd.functional`` with ``vectorize=True``) in torch operations. ``torch.compile`` leaves

@@ -34,8 +34,10 @@ def advance(costs: Tensor, lengths: Tensor, kind: int, gamma: float, keep: bool)
         keep: whether the walk is wanted.
     """
     batch, rows, columns = costs.shape
-    value = torch.empty(batch, dtype=torch.float64)
-    walk = torch.empty((batch if keep else 0, 3 * (rows * columns + 7 * (rows + columns))), dtype=costs.dtype)
+    value = torch.empty(batch, dtype=torch.float64, device="cpu")
+    walk = torch.empty(
+        (batch if keep else 0, 3 * (rows * columns + 7 * (rows + columns))), dtype=costs.dtype, device="cpu"
+    )
     arrays = [_array(t) for t in (costs, lengths)]
     over_rows(_advance, batch, 3 * costs.numel(), *arrays, np.array([gamma]), kind, value.numpy(), walk.numpy())
     return value, walk
@@ -43,7 +45,7 @@ def advance(costs: Tensor, lengths: Tensor, kind: int, gamma: float, keep: bool)
 
 def expect(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, shape: torch.Size) -> Tensor:
     """The expected path, (B, N, M), times weights (B,)."""
-    cells = torch.empty(shape, dtype=walk.dtype)
+    cells = torch.empty(shape, dtype=walk.dtype, device="cpu")
     arrays = [_array(t) for t in (weight.double(), value, walk, lengths)]
     over_rows(_expect, shape[0], walk.numel(), *arrays, cells.numpy())
     return cells
@@ -53,8 +55,8 @@ def curve(
     weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, scores: Tensor, kind: int, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """Along a direction of the scores (minus costs): the change of the values, and of the weighted expected path."""
-    tangent = torch.empty(len(scores), dtype=torch.float64)
-    cells = torch.empty(scores.shape, dtype=walk.dtype)
+    tangent = torch.empty(len(scores), dtype=torch.float64, device="cpu")
+    cells = torch.empty(scores.shape, dtype=walk.dtype, device="cpu")
     arrays = [_array(t) for t in (weight.double(), value, walk, lengths, scores.double())]
     results = (tangent.numpy(), cells.numpy())
     over_rows(_curve, len(scores), walk.numel(), *arrays, np.array([gamma]), kind, *results)
@@ -63,14 +65,14 @@ def curve(
 
 def distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances (B, N, M) between all points of series (B, N, D) and (B, M, D)."""
-    costs = torch.empty((len(x), x.shape[1], y.shape[1]), dtype=x.dtype)
+    costs = torch.empty((len(x), x.shape[1], y.shape[1]), dtype=x.dtype, device="cpu")
     over_rows(_distances, len(x), costs.numel() * x.shape[2], _array(x), _array(y), costs.numpy())
     return costs
 
 
 def pull(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of ⟨weight, distances⟩ in x and in y."""
-    towards_x, towards_y = torch.empty(x.shape, dtype=x.dtype), torch.empty(y.shape, dtype=y.dtype)
+    towards_x, towards_y = (torch.empty(each.shape, dtype=each.dtype, device="cpu") for each in (x, y))
     arrays = [_array(t) for t in (weight, x, y)]
     over_rows(_pull, len(x), weight.numel() * x.shape[2], *arrays, towards_x.numpy(), towards_y.numpy())
     return towards_x, towards_y

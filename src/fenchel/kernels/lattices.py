@@ -32,8 +32,8 @@ def advance(scores: Tensor, first: Tensor, sources: Tensor, kind: int, gamma: fl
         kind: of ``columns``.
         gamma: the temperature.
     """
-    value = torch.empty(scores.shape[1], dtype=torch.float64)
-    walk = torch.empty(scores.shape, dtype=scores.dtype)
+    value = torch.empty(scores.shape[1], dtype=torch.float64, device="cpu")
+    walk = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
     arrays = [_array(t) for t in (scores, first, sources)]
     results = (value.numpy(), walk.numpy())
     over_rows(_advance, len(value), scores.numel(), *arrays, np.array([gamma]), kind, *results)
@@ -42,7 +42,7 @@ def advance(scores: Tensor, first: Tensor, sources: Tensor, kind: int, gamma: fl
 
 def expect(weight: Tensor, value: Tensor, walk: Tensor, first: Tensor, sources: Tensor) -> Tensor:
     """The expected path, (E, B), times weights (B,)."""
-    edges = torch.empty(walk.shape, dtype=walk.dtype)
+    edges = torch.empty(walk.shape, dtype=walk.dtype, device="cpu")
     arrays = [_array(t) for t in (weight.double(), value, walk, first, sources)]
     over_rows(_expect, len(value), walk.numel(), *arrays, edges.numpy())
     return edges
@@ -59,8 +59,8 @@ def curve(
     gamma: float,
 ) -> tuple[Tensor, Tensor]:
     """Along a direction of the scores, (E, B): the change of the values, and of the weighted expected path."""
-    tangent = torch.empty(len(value), dtype=torch.float64)
-    edges = torch.empty(walk.shape, dtype=walk.dtype)
+    tangent = torch.empty(len(value), dtype=torch.float64, device="cpu")
+    edges = torch.empty(walk.shape, dtype=walk.dtype, device="cpu")
     arrays = [_array(t) for t in (weight.double(), value, walk, first, sources, scores.double())]
     results = (tangent.numpy(), edges.numpy())
     over_rows(_curve, len(value), walk.numel(), *arrays, np.array([gamma]), kind, *results)

@@ -40,8 +40,8 @@ def advance(
         keep: whether the walk is wanted.
     """
     batch, steps, states = unary.shape
-    value = torch.empty(batch, dtype=torch.float64)
-    walk = torch.empty((batch if keep else 0, (steps - 1) * states**2 + states), dtype=unary.dtype)
+    value = torch.empty(batch, dtype=torch.float64, device="cpu")
+    walk = torch.empty((batch if keep else 0, (steps - 1) * states**2 + states), dtype=unary.dtype, device="cpu")
     arrays = [_array(t) for t in (unary, transition, *ends, lengths)]
     over_rows(_advance, batch, unary.numel() * states, *arrays, _settings(gamma), kind, value.numpy(), walk.numpy())
     return value, walk
@@ -69,7 +69,7 @@ def curve(
 ) -> tuple[Tensor, list[Tensor]]:
     """Along a direction (unary, transition): the change of the values, and that of the weighted expectations."""
     shape, shared = unary.shape, transition.shape[1] == 1
-    tangent = torch.empty(shape[0], dtype=torch.float64)
+    tangent = torch.empty(shape[0], dtype=torch.float64, device="cpu")
     states, steps = _room(shape, shared, walk.dtype)
     arrays = [_array(t) for t in (weight.double(), value, walk, lengths, unary.double(), transition.double())]
     results = (tangent.numpy(), states.numpy(), steps.numpy())
@@ -79,9 +79,8 @@ def curve(
 
 def _room(shape: torch.Size, shared: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     batch, steps, states = shape
-    return torch.empty(shape, dtype=dtype), torch.empty(
-        (batch, 1 if shared else steps - 1, states, states), dtype=dtype
-    )
+    pairs = (batch, 1 if shared else steps - 1, states, states)
+    return torch.empty(shape, dtype=dtype, device="cpu"), torch.empty(pairs, dtype=dtype, device="cpu")
 
 
 def _settings(gamma: float) -> Arrays:

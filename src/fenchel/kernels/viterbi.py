@@ -39,7 +39,7 @@ def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     from fenchel.kernels.chains import best_paths
     from fenchel.kernels.pool import over_rows
 
-    states = torch.empty(unary.shape[:2], dtype=torch.long)
+    states = torch.empty(unary.shape[:2], dtype=torch.long, device="cpu")
     work = unary.numel() * unary.shape[2]
     arrays = (t.contiguous().numpy() for t in (unary, transition, lengths))
     over_rows(best_paths, unary.shape[0], work, *arrays, states.numpy())
