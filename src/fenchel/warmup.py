@@ -211,7 +211,7 @@ def _chains(scores: Tensor, shared: bool) -> Tensor:
 
 def _alignments(scores: Tensor) -> Tensor:
     d = fenchel.dp.Alignment(scores[:, :8].reshape(3, 4, 2), omega=_SMOOTH)
-    series = fenchel.dp.dtw(scores[:, :4], scores[:, 4:8], omega=_SMOOTH)
+    series = fenchel.dp.dtw(scores[:, :4, None], scores[:, 4:8, None], omega=_SMOOTH)
     return d.value + d.marginals.square().sum((1, 2)) + series
 
 

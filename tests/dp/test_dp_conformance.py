@@ -7,10 +7,10 @@ import torch
 from enumeration import NODES, PROBLEMS, SOURCES, TARGETS, Problem
 from torch import Tensor
 from torch.autograd import functional
-from torch.func import hessian, jacfwd, jacrev, jvp, vmap
+from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
 from fenchel import Gini, Hard, KSubsets, Regularizer, Shannon, Tsallis, kernels
-from fenchel.dp import Alignment, Lattice, LinearChain
+from fenchel.dp import Alignment, Lattice, LinearChain, alignment, chain, lattice
 
 every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
@@ -58,6 +58,42 @@ def test_a_spoilt_element_spoils_itself_alone(problem: Problem, bad: float, comp
     assert spoilt.grad[1:].isfinite().all()
 
 
+def learnable(alpha: float) -> torch.nn.Parameter:
+    return torch.nn.Parameter(torch.tensor(alpha).double())
+
+
+@every_problem
+@pytest.mark.parametrize(
+    ("omega", "compiled"),
+    [(Shannon(), True), (0.7 * Gini(), True), (Shannon(), False), (learnable(0.7) * Tsallis(learnable(1.4)), False)],
+    ids=["shannon, kernels", "gini, kernels", "shannon, torch", "learnable, torch"],
+)
+def test_spoilt_elements_that_are_left_out_add_nothing_to_what_is_shared(
+    problem: Problem, omega: Regularizer, compiled: bool
+) -> None:
+    """Derivatives of first and second order, in shared scores and in parameters of Ω too, are as without them."""
+    first, *rest = problem.tensors()
+    spoilt = first.clone()
+    spoilt[1, 0], spoilt[2, 0] = math.nan, problem.sign * math.inf
+    shared = torch.randn(first.shape[1:], dtype=first.dtype)
+    found = []
+    for own in (first, spoilt):
+        leaves = [t.clone().requires_grad_() for t in (own, shared, *rest)]
+        d = problem.build(leaves[0] + leaves[1], *leaves[2:], omega)
+        leaves += omega.parameters()
+        for result in (d.value, d.loss(problem.build(first, *rest, Hard()).map()), d.marginals, d.entropy()):
+            gradients = torch.autograd.grad(result[0].square().sum(), leaves, create_graph=True)
+            curved = sum((g * torch.arange(g.numel()).reshape(g.shape).cos()).sum() for g in gradients)
+            second = torch.autograd.grad(curved, leaves, allow_unused=True, materialize_grads=True)
+            assert (gradients[0][1:] == 0).all()
+            assert (second[0][1:] == 0).all()
+            found.append([*gradients, *second])
+    torch.testing.assert_close(found[4:], found[:4])
+    for result in (d.value, d.marginals, d.entropy()):  # what is not left out shows
+        gradients = torch.autograd.grad(result.sum(), leaves, allow_unused=True)
+        assert all(g.isnan().any() for g in gradients if g is not None)
+
+
 @either_way
 @every_problem
 @pytest.mark.parametrize("omega", SMOOTH, ids=str)
@@ -103,6 +139,23 @@ def test_an_empty_batch(problem: Problem, compiled: bool) -> None:
 
 @either_way
 @every_problem
+def test_the_default_device_does_not_matter(problem: Problem, compiled: bool) -> None:
+    tensors = tuple(t.requires_grad_() for t in problem.tensors())
+
+    def everything() -> list[Tensor]:
+        d = problem.build(*tensors, Gini())
+        first = torch.autograd.grad(d.value.square().sum(), tensors, create_graph=True)
+        second = torch.autograd.grad(sum(g.square().sum() for g in first), tensors)
+        verbs = [d.value, d.marginals, d.map(), d.loss(d.map()), d.log_prob(d.map()), d.entropy(), d.kl_divergence(d)]
+        return [*first, *second, *verbs, d.top(2).probs]
+
+    wanted = everything()
+    with torch.device("meta"):
+        torch.testing.assert_close(everything(), wanted)
+
+
+@either_way
+@every_problem
 def test_strided_inputs(problem: Problem, compiled: bool) -> None:
     tensors = problem.tensors()
     strewn = [torch.stack([t, t + 1], -1)[..., 0].transpose(0, -1).contiguous().transpose(0, -1) for t in tensors]
@@ -134,6 +187,36 @@ def test_forward_mode_and_transformations(problem: Problem, omega: Regularizer) 
     (product,) = torch.autograd.grad(gradient, leaf, direction)
     wanted = (hessian(total)(first).flatten(first.dim()) @ direction.flatten()).reshape(first.shape)
     torch.testing.assert_close(product, wanted)
+
+
+@every_problem
+def test_transformations_nest_and_leave_nothing_behind(problem: Problem) -> None:
+    first, *rest = problem.tensors()
+
+    def total(t: Tensor) -> Tensor:
+        return problem.build(t, *rest, Shannon()).value.square().sum()
+
+    def gradient(t: Tensor) -> Tensor:
+        leaf = t.clone().requires_grad_()
+        return torch.autograd.grad(total(leaf), leaf)[0]
+
+    # Graphs are made by the first call, under whichever transformation that is.
+    for graph in (chain._graph, alignment._graph, lattice._shape):
+        graph.forget()
+    mapped = vmap(jacrev(grad(total)))(first.unsqueeze(0))[0]
+    step = 1e-5
+    columns = []
+    for i in range(first.numel()):
+        shift = torch.zeros(first.numel()).double()
+        shift[i] = step
+        shift = shift.reshape(first.shape)
+        columns.append((gradient(first + shift) - gradient(first - shift)) / (2 * step))
+    wanted = torch.stack(columns, -1).reshape(*first.shape, *first.shape)
+    torch.testing.assert_close(mapped, wanted, rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(jacrev(jacrev(total))(first), mapped)
+    torch.testing.assert_close(jacfwd(jacrev(total))(first), mapped)
+    torch.testing.assert_close(vmap(grad(total))(first.unsqueeze(0))[0], gradient(first))
+    assert problem.build(first, *rest, Shannon()).sample(2).shape[0] == 2  # outside of them too
 
 
 @either_way

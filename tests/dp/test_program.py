@@ -1,5 +1,7 @@
 """The verbs of every dynamic program, against all of its paths; with kernels and without."""
 
+import math
+
 import pytest
 import torch
 from enumeration import PROBLEMS, Problem
@@ -8,7 +10,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
-from fenchel.dp import Alignment, LinearChain
+from fenchel.dp import Alignment, Lattice, LinearChain
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -126,6 +128,96 @@ def test_derivatives_of_entropy_loss_and_log_prob(problem: Problem, omega: Regul
     assert gradcheck(lambda *t: problem.build(*t, omega).entropy(), inputs, fast_mode=True)
     assert gradcheck(lambda *t: problem.build(*t, omega).loss(path), inputs, fast_mode=True)
     assert gradcheck(lambda *t: problem.build(*t, omega).log_prob(path), inputs, fast_mode=True)
+
+
+def divergences(p, q) -> tuple[float, float]:
+    """Cross-entropy and KL of two answers, path by path."""
+    there = {tuple(parts): probability for parts, probability, _ in q.paths}
+    cross, divergence = 0.0, 0.0
+    for parts, probability, _ in p.paths:
+        if probability > 0:
+            other = there[tuple(parts)]
+            cross -= probability * math.log(other) if other > 0 else -math.inf
+            divergence += probability * math.log(probability / other) if other > 0 else math.inf
+    return cross, divergence
+
+
+@either_way
+@every_problem
+@pytest.mark.parametrize(
+    ("omega", "other"),
+    [(Shannon(), Shannon()), (Gini(), Tsallis(1.2)), (Shannon(), Gini()), (Gini(), 3.0 * Gini()), (Hard(), Shannon())],
+    ids=["shannon", "gini, entmax", "shannon, gini", "gini", "hard"],
+)
+def test_divergences_agree_with_enumeration(
+    problem: Problem, omega: Regularizer, other: Regularizer, compiled: bool
+) -> None:
+    tensors, others = problem.tensors(1), problem.tensors(5)
+    p, q = problem.build(*tensors, omega), problem.build(*others, other)
+    answers = zip(problem.answers(tensors, omega, BATCH), problem.answers(others, other, BATCH), strict=True)
+    cross, divergence = torch.tensor([divergences(*each) for each in answers], dtype=torch.float64).unbind(-1)
+    torch.testing.assert_close(p.cross_entropy(q), cross, rtol=0, atol=1e-11)
+    torch.testing.assert_close(p.kl_divergence(q), divergence, rtol=0, atol=1e-11)
+    assert (p.kl_divergence(p) == 0).all()
+    torch.testing.assert_close(p.cross_entropy(p), p.entropy())
+    narrow = problem.build(*(t.bfloat16() for t in others), other)
+    assert problem.build(*(t.bfloat16() for t in tensors), omega).kl_divergence(narrow).dtype == torch.bfloat16
+    assert p.kl_divergence(narrow).dtype == torch.float64
+
+
+@every_problem
+@pytest.mark.parametrize("omega", [Shannon(), Tsallis(1.5)], ids=["shannon", "entmax"])
+def test_derivatives_of_divergences(problem: Problem, omega: Regularizer) -> None:
+    both = (*leaves(problem), *leaves(problem, 6))
+    half = len(both) // 2
+
+    def of(verb: str):
+        def call(*t: Tensor) -> Tensor:
+            return getattr(problem.build(*t[:half], omega), verb)(problem.build(*t[half:], Shannon()))
+
+        return call
+
+    assert gradcheck(of("cross_entropy"), both, fast_mode=True)
+    assert gradcheck(of("kl_divergence"), both, fast_mode=True)
+    assert gradgradcheck(of("kl_divergence"), both, fast_mode=True)
+    sparse = problem.build(*both[half:], Gini())
+    infinite = problem.build(*both[:half], Shannon()).kl_divergence(sparse)
+    assert (infinite == torch.inf).any()
+    assert all(g.isfinite().all() for g in torch.autograd.grad(infinite.sum(), both))  # of the paths that are left
+
+
+def test_divergences_where_there_is_no_path_and_where_there_is_nan() -> None:
+    unary, step = torch.randn(4, 3, 2).double(), torch.randn(2, 2).double()
+    p, q = unary.clone(), unary.flip(0).clone()
+    p[0], q[1], p[2], q[3, 0, 0] = -torch.inf, -torch.inf, math.nan, math.nan
+    p.requires_grad_()
+    q.requires_grad_()
+    for omega in (Shannon(), Gini()):
+        divergence = LinearChain(p, step, omega=omega).kl_divergence(LinearChain(q, step, omega=omega))
+        assert divergence[0] == 0  # nothing has probability
+        assert divergence[1] == torch.inf
+        assert divergence[2:].isnan().all()
+        for gradient in torch.autograd.grad(divergence[:2].sum(), (p, q)):
+            assert gradient.isfinite().all()
+            assert (gradient[2:] == 0).all()
+
+
+def test_divergences_are_between_programs_over_the_same_paths() -> None:
+    unary, step, costs = torch.zeros(2, 4, 3), torch.zeros(3, 3), torch.zeros(2, 3, 4)
+    d = LinearChain(unary, step, torch.tensor([4, 2]))
+    with pytest.raises(ValueError, match=r"other must have the same lengths, \[4, 2\], got \[4, 4\]"):
+        d.kl_divergence(LinearChain(unary, step))
+    with pytest.raises(ValueError, match=r"other must have scores of the same shape, \(2, 4, 3\), got \(1, 4, 3\)"):
+        d.cross_entropy(LinearChain(unary[:1], step))
+    with pytest.raises(TypeError, match="other must be a LinearChain as well, got Alignment"):
+        d.kl_divergence(Alignment(costs))
+    ends = torch.tensor([0, 0, 1]), torch.tensor([1, 2, 2])
+    net = Lattice(*ends, torch.zeros(1, 3), 3)
+    with pytest.raises(ValueError, match="other must have the same sources, targets and num_nodes"):
+        net.kl_divergence(Lattice(ends[0], torch.tensor([1, 1, 2]), torch.zeros(1, 3), 3))
+    band = Alignment(costs, band=0).kl_divergence(Alignment(costs))
+    assert band.isfinite().all()
+    assert (Alignment(costs).kl_divergence(Alignment(costs, band=0)) == torch.inf).all()
 
 
 @every_problem

@@ -10,8 +10,8 @@ from enumeration import solve, table_edges
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from fenchel import Gini, Hard, Shannon, Tsallis
-from fenchel.dp import Alignment, barycenter, dtw, dtw_divergence
+from fenchel import Gini, Hard, Shannon, Tsallis, kernels
+from fenchel.dp import Alignment, LinearChain, barycenter, dtw, dtw_divergence
 
 
 def plain_dtw(x: torch.Tensor, y: torch.Tensor) -> float:
@@ -72,8 +72,8 @@ def test_hard_is_dynamic_time_warping() -> None:
 @pytest.mark.parametrize("gamma", [0.1, 1.0, 3.0])
 @pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
 def test_gamma_is_a_temperature(gamma: float, omega) -> None:
-    x, y = torch.randn(2, 4).double(), torch.randn(2, 5).double()
-    costs = (x[:, :, None] - y[:, None]).square()
+    x, y = torch.randn(2, 4, 1).double(), torch.randn(2, 5, 1).double()
+    costs = (x - y.mT).square()
     torch.testing.assert_close(dtw(x, y, gamma, omega), gamma * Alignment(costs / gamma, omega=omega).value)
 
 
@@ -121,8 +121,8 @@ def test_the_divergence_is_not_negative_and_zero_for_equal_series(omega, gamma: 
 
 def test_the_difference_itself_can_be_negative_for_gini() -> None:
     # Why the positive part is taken there.
-    x = torch.tensor([[0.5211, 0.6244, 0.3253, -0.5720]], dtype=torch.float64)
-    y = torch.tensor([[0.5751, 0.6085, 0.2137, -0.6985]], dtype=torch.float64)
+    x = torch.tensor([[0.5211, 0.6244, 0.3253, -0.5720]], dtype=torch.float64).unsqueeze(-1)
+    y = torch.tensor([[0.5751, 0.6085, 0.2137, -0.6985]], dtype=torch.float64).unsqueeze(-1)
     difference = dtw(x, y, omega=Gini()) - 0.5 * dtw(x, x, omega=Gini()) - 0.5 * dtw(y, y, omega=Gini())
     assert difference.item() < -1e-3
     assert dtw_divergence(x, y, omega=Gini()).item() == 0
@@ -148,15 +148,15 @@ def test_what_stands_after_the_end_of_a_series_does_not_matter() -> None:
 
 
 def test_a_barycenter_of_one_series_is_near_it_and_descends() -> None:
-    series = torch.sin(torch.linspace(0, 6, 12)).double().unsqueeze(0)
+    series = torch.sin(torch.linspace(0, 6, 12)).double().reshape(1, 12, 1)
     mean = barycenter(series, gamma=0.01)
-    assert mean.shape == (12,)
+    assert mean.shape == (12, 1)
     torch.testing.assert_close(mean, series[0], rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
 def test_a_barycenter_is_better_than_the_mean(omega) -> None:
-    bumps = torch.exp(-(torch.arange(16.0) - torch.tensor([[4.0], [10.0]])).square() / 2)
+    bumps = torch.exp(-(torch.arange(16.0) - torch.tensor([[4.0], [10.0]])).square() / 2).unsqueeze(-1)
     weights = torch.tensor([3.0, 1.0])
 
     def cost(z: torch.Tensor) -> float:
@@ -164,9 +164,9 @@ def test_a_barycenter_is_better_than_the_mean(omega) -> None:
         return float((weights / 4 * each).sum())
 
     found = barycenter(bumps, weights, gamma=0.05, omega=omega, steps=30)
-    assert cost(found) < cost(torch.einsum("k,kt->t", weights / 4, bumps)) - 0.1
-    listed = barycenter([b[:, None] for b in bumps], weights, gamma=0.05, omega=omega, steps=30)
-    torch.testing.assert_close(listed[:, 0], found)
+    assert cost(found) < cost(torch.einsum("k,ktd->td", weights / 4, bumps)) - 0.1
+    listed = barycenter([b[:, 0] for b in bumps], weights, gamma=0.05, omega=omega, steps=30)
+    torch.testing.assert_close(listed, found[:, 0])
 
 
 def test_barycenters_of_series_of_different_lengths() -> None:
@@ -174,10 +174,11 @@ def test_barycenters_of_series_of_different_lengths() -> None:
     found = barycenter([short, long], gamma=0.01, steps=20)
     assert found.shape == (9,)
     torch.testing.assert_close(found, long, rtol=0, atol=0.15)
-    padded = torch.full((2, 9), 7.0)
-    padded[0, :5], padded[1] = short, long
-    torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, steps=20), found)
-    assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4), steps=3).shape == (4,)
+    padded = torch.full((2, 9, 1), 7.0)
+    padded[0, :5, 0], padded[1, :, 0] = short, long
+    torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, steps=20)[:, 0], found)
+    assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4, 1), steps=3).shape == (4, 1)
+    assert barycenter([short, long], init=torch.zeros(4), steps=3).shape == (4,)
 
 
 def test_a_barycenter_is_the_same_without_derivatives() -> None:
@@ -189,15 +190,90 @@ def test_a_barycenter_is_the_same_without_derivatives() -> None:
             assert torch.equal(barycenter(series.clone(), torch.ones(3), torch.full((3,), 6), steps=5), found)
 
 
+@pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
+def test_batch_dimensions_broadcast(omega) -> None:
+    x, y = torch.randn(2, 4, 2).double().requires_grad_(), torch.randn(3, 5, 2).double().requires_grad_()
+    lengths = torch.tensor([[[4, 5], [2, 3], [1, 4]], [[3, 1], [4, 5], [2, 2]]])
+    pairs = [(i, j) for i in range(2) for j in range(3)]
+    for function in (dtw, dtw_divergence):
+        each = torch.stack([function(x[i : i + 1], y[j : j + 1], omega=omega)[0] for i, j in pairs]).reshape(2, 3)
+        found = function(x[:, None], y[None], omega=omega)
+        torch.testing.assert_close(found, each)
+        weight = torch.randn(2, 3).double()
+        torch.testing.assert_close(*(torch.autograd.grad((weight * v).sum(), (x, y)) for v in (found, each)))
+        cut = [
+            function(x[i : i + 1, : lengths[i, j, 0]], y[j : j + 1, : lengths[i, j, 1]], omega=omega)[0]
+            for i, j in pairs
+        ]
+        found = function(x[:, None], y, omega=omega, lengths=lengths)
+        torch.testing.assert_close(found, torch.stack(cut).reshape(2, 3))
+        same = function(x[:, None], y[None], omega=omega, lengths=lengths[:1, :1])
+        torch.testing.assert_close(same, function(x[:, None], y, omega=omega))
+        assert function(x[:, None, :, :], y[:0], omega=omega).shape == (2, 0)
+        with pytest.raises(ValueError, match=r"lengths must have shape \(2, 3, 2\)"):
+            function(x[:, None], y, lengths=lengths[0])
+
+
+@pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
+@pytest.mark.parametrize("function", [dtw, dtw_divergence])
+def test_a_series_of_nan_leaves_the_gradients_of_others_alone(
+    function: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "ENABLED", compiled)
+    x, y = torch.randn(2, 4, 2).double(), torch.randn(3, 5, 2).double()
+    y[1, 2, 0], x[1, 0, 1] = math.nan, math.inf
+    x.requires_grad_()
+    y.requires_grad_()
+    keep = torch.tensor([[True, False, True], [False, False, False]])
+    derivatives = []
+    for values in (function(x[:, None], y)[keep], torch.cat([function(x[:1], y[:1]), function(x[:1], y[2:])])):
+        first = torch.autograd.grad(values.square().sum(), (x, y), create_graph=True)
+        derivatives.append([*first, *torch.autograd.grad(sum(g.square().sum() for g in first), (x, y))])
+    torch.testing.assert_close(*derivatives)
+    (gradient,) = torch.autograd.grad(function(x[:, None], y).sum(), y)
+    assert gradient[1].isnan().any()  # what is not left out shows
+
+
+def test_barycenters_of_a_batch_are_those_of_its_sets() -> None:
+    sets, lengths = torch.randn(2, 2, 3, 6, 2), torch.randint(2, 7, (2, 2, 3))
+    weights, init = torch.rand(2, 2, 3) + 0.1, torch.randn(2, 2, 4, 2)
+    found = barycenter(sets, weights, lengths, gamma=0.5, steps=4)
+    started = barycenter(sets, gamma=0.5, steps=4, init=init)
+    common = barycenter(sets, weights[0, 0], lengths[1, 1], steps=2, init=init[0, 1])
+    assert found.shape == (2, 2, 6, 2)
+    for i, j in itertools.product(range(2), range(2)):
+        assert torch.equal(found[i, j], barycenter(sets[i, j], weights[i, j], lengths[i, j], gamma=0.5, steps=4))
+        assert torch.equal(started[i, j], barycenter(sets[i, j], gamma=0.5, steps=4, init=init[i, j]))
+        assert torch.equal(common[i, j], barycenter(sets[i, j], weights[0, 0], lengths[1, 1], steps=2, init=init[0, 1]))
+    assert barycenter(sets[:0], steps=1).shape == (0, 2, 6, 2)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: dtw(torch.zeros(2, 3), torch.zeros(3, 3)), "x and y must agree"),
-        (lambda: dtw(torch.zeros(2, 0), torch.zeros(2, 3)), "x must have shape"),
+        (lambda: dtw(torch.zeros(2, 4, 3), torch.zeros(3, 4, 3)), "x and y must have batch dimensions that broadcast"),
+        (lambda: dtw(torch.zeros(2, 4, 3), torch.zeros(2, 4, 2)), "x and y must agree in D"),
+        (lambda: dtw(torch.zeros(2, 0, 1), torch.zeros(2, 3, 1)), "x must have shape"),
+        (
+            lambda: dtw(torch.zeros(60, 3), torch.zeros(60, 3)),
+            r"x must have shape \(…, N, D\).*got \(60, 3\).*x\[None\]",
+        ),
+        (lambda: dtw(torch.zeros(1, 60, 3), torch.zeros(60, 3)), r"y must have shape \(…, M, D\).*got \(60, 3\)"),
+        (lambda: dtw_divergence(torch.zeros(60, 3), torch.zeros(60, 3)), r"x must have shape \(…, N, D\)"),
+        (lambda: dtw_divergence(torch.zeros(60), torch.zeros(60)), r"x must have shape \(…, N, D\)"),
+        (lambda: Alignment(torch.zeros(60, 3)), r"costs must have shape \(B, N, M\).*got \(60, 3\)"),
+        (lambda: LinearChain(torch.zeros(60, 3), torch.zeros(3, 3)), r"unary must have shape \(B, T, S\)"),
         (lambda: barycenter([]), "series must be"),
-        (lambda: barycenter(torch.zeros(2, 3), torch.tensor([1.0, -1.0])), "weights must be at least 0"),
-        (lambda: barycenter(torch.zeros(2, 3), steps=0), "steps must be"),
-        (lambda: barycenter(torch.zeros(2, 3), lengths=torch.tensor([0, 3])), "lengths must be in"),
+        (lambda: barycenter(torch.zeros(60, 3)), r"series must have shape \(…, K, T, D\).*got \(60, 3\)"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), torch.tensor([1.0, -1.0])), "weights must be at least 0"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), torch.tensor([1.0])), r"weights must have shape \(2,\)"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), steps=0), "steps must be"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), lengths=torch.tensor([0, 3])), "lengths must be in"),
+        (
+            lambda: barycenter(torch.zeros(4, 2, 3, 1), lengths=torch.ones(4).long()),
+            r"lengths must have shape \(4, 2\)",
+        ),
+        (lambda: barycenter(torch.zeros(2, 3, 1), init=torch.zeros(3, 2)), r"init must have shape \(N, 1\)"),
     ],
 )
 def test_bad_series_are_named(call, message: str) -> None:
@@ -212,7 +288,7 @@ def test_bad_series_are_named(call, message: str) -> None:
 )
 def test_lengths_are_checked_before_they_are_used(function: Any, lengths: Any, error: type[Exception]) -> None:
     with pytest.raises(error, match="lengths must"):
-        function(torch.randn(2, 5), torch.randn(2, 6), lengths=lengths)
+        function(torch.randn(2, 5, 1), torch.randn(2, 6, 1), lengths=lengths)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from torch import Tensor, nn
 
 from fenchel.continuous.density import check_positive_definite
 from fenchel.kernels import concrete
+from fenchel.regularizers.family import tracks_forward
+
+_CACHE_BYTES = 2**25  # of the matrices that a basis keeps
 
 
 class GaussianBasis(nn.Module):
@@ -202,14 +205,15 @@ class GaussianBasis(nn.Module):
 
     def _kept(self, shape: tuple[int, ...], ridge: float) -> Tensor:
         tensors = self.centers, self.covariances
-        if self._trained or not concrete(*tensors) or any(t.is_inference() for t in tensors):
+        # What is made under a transformation of functions belongs to that call.
+        if self._trained or tracks_forward() or not concrete(*tensors) or any(t.is_inference() for t in tensors):
             return self.regression(grid_positions(shape, self.centers), None, ridge)
         key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
         if key not in self._cache:
-            if len(self._cache) >= 512:
-                self._cache.clear()
             with torch.inference_mode(False), torch.no_grad():  # whoever asks next may want gradients
                 found = self.regression(grid_positions(shape, self.centers), None, ridge)
+            if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > _CACHE_BYTES:
+                self._cache.clear()
             self._cache[key] = found, *tensors  # kept alive, so that no other tensor gets their ids
         return self._cache[key][0]
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion
-from fenchel.dp.graph import Graph, Walk, walk
-from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
+from fenchel.dp.calculus import Inputs, Recursion, Run
+from fenchel.dp.graph import Graph, Walk, on, remembered, walk
+from fenchel.dp.program import (
+    DynamicProgram,
+    check_choice,
+    check_floats,
+    check_integers,
+    check_same_lengths,
+    gathered,
+    precise,
+)
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.tsallis import Shannon
@@ -63,11 +71,8 @@ class Alignment(DynamicProgram):
         self.omega = check_choice(Shannon() if omega is None else omega)
         self.lengths = _check_lengths(lengths, costs)
         self.band = _check_band(band)
-        full = costs.to(torch.promote_types(costs.dtype, torch.float32))
-        if lengths is not None or band is not None:
-            full = torch.where(_allowed(costs, self.lengths, band), full, torch.inf)
-        self._inputs = (full,)
-        self._recursion = _AlignmentRecursion(self.omega, self.lengths, (costs.shape[1], costs.shape[2]))
+        self._inputs = (costs.to(torch.promote_types(costs.dtype, torch.float32)),)
+        self._run = Run(_AlignmentRecursion(self.omega, self.lengths, self.band, *costs.shape[1:]), self._inputs)
         self._dtype = costs.dtype
 
     def __repr__(self) -> str:
@@ -91,7 +96,8 @@ class Alignment(DynamicProgram):
 
     def _score(self, path: Tensor) -> Tensor:
         edges = self._edges(path.long())
-        return gathered(-precise(self._inputs[0]).flatten(1), torch.div(edges, 3, rounding_mode="floor"))
+        costs = _masked(precise(self._inputs[0]), self.lengths, self.band)
+        return gathered(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
 
     def _edges(self, path: Tensor) -> Tensor:
         """The edge into each cell of a path, −1 after the end."""
@@ -101,6 +107,10 @@ class Alignment(DynamicProgram):
         way = torch.where(down == 0, 2, torch.where(right == 0, 1, 0))
         cell = row * self._inputs[0].shape[2] + column
         return torch.where(row < 0, -1, 3 * cell + way)
+
+    def _check_paths(self, other: DynamicProgram) -> None:
+        assert isinstance(other, Alignment)
+        check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1).all(-1)
@@ -130,13 +140,15 @@ class Alignment(DynamicProgram):
 
 
 class _AlignmentRecursion(Recursion):
-    def __init__(self, omega: Regularizer, lengths: Tensor, shape: tuple[int, int]) -> None:
-        self.omega, self.lengths, self.shape = omega, lengths, shape
+    def __init__(self, omega: Regularizer, lengths: Tensor, band: int | None, rows: int, columns: int) -> None:
+        self.omega, self.lengths, self.band, self.shape = omega, lengths, band, (rows, columns)
 
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         from fenchel.kernels import alignments
 
-        return alignments.advance(inputs[0], self.lengths, *self.kind, keep)
+        # Kernels keep to the lengths, but do not know of bands.
+        costs = inputs[0] if self.band is None else _masked(inputs[0].detach(), self.lengths, self.band)
+        return alignments.advance(costs, self.lengths, *self.kind, keep)
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         from fenchel.kernels import alignments
@@ -152,20 +164,24 @@ class _AlignmentRecursion(Recursion):
         return change, (bent,)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
-        costs = precise(inputs[0])
-        _, rows, columns = costs.shape
-        graph, nodes = _graph(rows, columns)
-        ends = nodes.to(costs.device)[(self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1]
+        costs = _masked(precise(inputs[0]), self.lengths, self.band)
+        columns = self.shape[1]
+        last = (self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1
+        ends = on(costs.device, self.graph.ranks)[1 + last]
         scores = (-costs).flatten(1).repeat_interleave(3, -1)
-        return walk(graph, scores, self.omega if omega is None else omega, ends)
+        return walk(self.graph, scores, self.omega if omega is None else omega, ends)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return _graph(*self.shape)
 
     def collect(self, marginals: Tensor) -> Inputs:
         return (-marginals.reshape(-1, *self.shape, 3).sum(-1),)
 
 
-@lru_cache(maxsize=32)
-def _graph(rows: int, columns: int) -> tuple[Graph, Tensor]:
-    """The source, then the cells; edges: across, from above, from the left. And the number of each cell's node."""
+@remembered()
+def _graph(rows: int, columns: int) -> Graph:
+    """The source, then the cells; edges: across, from above, from the left."""
     cells = np.arange(rows * columns).reshape(rows, columns)
     across, above, left = np.full((3, rows, columns), -1)
     across[0, 0] = 0
@@ -173,21 +189,20 @@ def _graph(rows: int, columns: int) -> tuple[Graph, Tensor]:
     sources = np.stack([across, above, left], -1).reshape(-1)
     edges = np.flatnonzero(sources >= 0)
     levels = np.concatenate([[0], (1 + np.arange(rows)[:, None] + np.arange(columns)).reshape(-1)])
-    graph = Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
-    with torch.inference_mode(False):  # kept for calls that may be trained
-        return graph, torch.from_numpy(graph.ranks[1:])
+    return Graph(sources[edges], 1 + edges // 3, levels, edges, len(sources))
 
 
-def _allowed(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
-    """(B, N, M): the cells of each table that are inside its lengths and its band."""
+def _masked(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
+    """(B, N, M): +inf in place of the costs of cells that are outside a table's lengths or its band."""
     row = torch.arange(costs.shape[1], device=costs.device)[:, None]
     column = torch.arange(costs.shape[2], device=costs.device)
     n, m = lengths[:, 0, None, None], lengths[:, 1, None, None]
     inside = (row < n) & (column < m)
-    if band is None:
-        return inside
-    # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
-    return inside & (2 * (row * (m - 1) - column * (n - 1)).abs() <= (2 * band + 1) * torch.maximum(n, m).sub(1))
+    if band is not None:
+        # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
+        off = 2 * (row * (m - 1) - column * (n - 1)).abs()
+        inside = inside & (off <= (2 * band + 1) * torch.maximum(n, m).sub(1))
+    return torch.where(inside, costs, torch.inf)
 
 
 def _check_lengths(lengths: Tensor | None, costs: Tensor) -> Tensor:

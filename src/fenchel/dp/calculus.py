@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.graphs import outside_graphs
+from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Tsallis
 
 Inputs = tuple[Tensor, ...]
@@ -54,24 +56,26 @@ class Recursion(ABC):
     def collect(self, marginals: Tensor) -> Inputs:
         """From the marginals of edges, those that are shown."""
 
-    @stays_outside
-    def max(self, inputs: Inputs) -> Tensor:
-        """max_Ω over all paths, (B,), in double precision."""
-        if self._is_compiled(inputs):
-            return apply_function(Value, self, *inputs)
-        return self.walk(inputs).value
-
-    @stays_outside
-    def marginals(self, inputs: Inputs) -> Inputs:
-        """The expected path: the gradient of ``max``, batch element by batch element."""
-        if self._is_compiled(inputs):
-            weight = torch.ones(len(inputs[0]), dtype=torch.float64, device=inputs[0].device)
-            found: Inputs = Expectation.apply(self, weight, *inputs)  # type: ignore[no-untyped-call]
-            return found
-        return self.collect(self.walk(inputs).marginals())
-
-    def _is_compiled(self, inputs: Inputs) -> bool:
+    def is_compiled(self, inputs: Inputs) -> bool:
+        """Whether kernels may work on these inputs."""
         return kind_of(self.omega) is not None and not tracks_forward() and usable(*inputs) and len(inputs[0]) > 0
+
+    def parameters(self) -> tuple[Inputs, Callable[[Inputs], Regularizer]]:
+        """The parameters of Ω that are tensors, and how to make Ω from them."""
+        base, gamma = unscaled(self.omega)
+        alpha = base.parameter
+        if not isinstance(alpha, Tensor) and not isinstance(gamma, Tensor):
+            return (), lambda _: self.omega
+        given = tuple(t for t in (alpha, gamma) if isinstance(t, Tensor))
+
+        def omega(tensors: Inputs) -> Regularizer:
+            each = iter(tensors)
+            found = base
+            if isinstance(alpha, Tensor):
+                found = (Tsallis if isinstance(base, Tsallis) else Norm)(next(each))
+            return (next(each) if isinstance(gamma, Tensor) else gamma) * found
+
+        return given, omega
 
     @property
     def kind(self) -> tuple[int, float]:
@@ -93,42 +97,206 @@ def kind_of(omega: Regularizer) -> tuple[int, float] | None:
 _KINDS = {math.inf: 0, 1.0: 1, 2.0: 2, 1.5: 3}  # of kernels.columns, which is imported by the first call that needs it
 
 
+class Run:
+    """A recursion on the inputs of a program, run once however often its results are read.
+
+    Every reading returns a tensor and a graph of its own: to differentiate one leaves the others as they are. What is
+    kept is forgotten when an input or a parameter of Ω has been changed in place.
+    """
+
+    def __init__(self, recursion: Recursion, inputs: Inputs) -> None:
+        self.recursion, self.inputs = recursion, inputs
+        self._stamp: Any = None
+        self._kept: dict[Any, Any] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_stamp": None, "_kept": {}}
+
+    @stays_outside
+    def max(self) -> Tensor:
+        """max_Ω over all paths, (B,), in double precision."""
+        if self.recursion.is_compiled(self.inputs):
+            return apply_function(Value, self, *self.inputs)
+        return self._read(_value)[0]
+
+    @stays_outside
+    def marginals(self, inputs: Inputs | None = None) -> Inputs:
+        """The expected path: the gradient of ``max``, batch element by batch element.
+
+        Args:
+            inputs: the same numbers in other shapes, to be given expectations in those; kernels alone look at them.
+        """
+        if self.recursion.is_compiled(self.inputs):
+            inputs = self.inputs if inputs is None else inputs
+            weight = torch.ones(len(inputs[0]), dtype=torch.float64, device="cpu")
+            found: Inputs = Expectation.apply(self, weight, True, *inputs)  # type: ignore[no-untyped-call]
+            return found
+        return self._read(_marginals)
+
+    def advance(self, keep: bool) -> tuple[Tensor, Tensor]:
+        """Compiled: what ``Recursion.advance`` finds."""
+        found: tuple[Tensor, Tensor, bool] | None = self._memory().get("advance")
+        if found is None or (keep and not found[2]):
+            found = *self.recursion.advance(self.inputs, keep), keep
+            self._kept["advance"] = found
+        return found[:2]
+
+    def expect(self, inputs: Inputs) -> Inputs:
+        """Compiled: what ``Recursion.expect`` finds for weights of 1."""
+        value, walk = self.advance(True)
+        key = "expect", *(each.shape for each in inputs)
+        if key not in self._kept:
+            self._kept[key] = self.recursion.expect(inputs, value, walk, torch.ones_like(value))
+        found: Inputs = self._kept[key]
+        return tuple(each.clone() for each in found)
+
+    def _read(self, what: Callable[[Recursion, Walk], Inputs]) -> Inputs:
+        """In torch operations: something about the walk."""
+        parameters, omega = self.recursion.parameters()
+        inputs = (*self.inputs, *parameters)
+
+        def read(*tensors: Tensor) -> Inputs:
+            cut = len(self.inputs)
+            return what(self.recursion, self.recursion.walk(tensors[:cut], omega(tensors[cut:])))
+
+        if tracks_forward() or not concrete(*inputs):
+            return read(*inputs)
+        kept: tuple[Inputs, Inputs] | None = self._memory().get(what)
+        graph = torch.is_grad_enabled() and any(t.requires_grad for t in inputs)
+        if kept is None or (graph and not any(t.requires_grad for t in kept[1])):
+            leaves = tuple(t.detach().requires_grad_(graph and t.requires_grad) for t in inputs)
+            kept = self._kept[what] = read(*leaves), leaves
+        found: Inputs = Reading.apply(read, kept, *inputs)  # type: ignore[no-untyped-call]
+        return found
+
+    def _memory(self) -> dict[Any, Any]:
+        """What is kept, if it still holds."""
+        omega = self.recursion.omega
+        kind = kind_of(omega)
+        tensors = self.inputs if kind else (*self.inputs, *omega.parameters(), *omega.buffers())
+        stamp = kind, *((id(t), 0 if t.is_inference() else t._version) for t in tensors)
+        if stamp != self._stamp:
+            self._stamp, self._kept = stamp, {}
+        return self._kept
+
+
+def _value(_: Recursion, walk: Walk) -> Inputs:
+    return (walk.value,)
+
+
+def _marginals(recursion: Recursion, walk: Walk) -> Inputs:
+    return recursion.collect(walk.marginals())
+
+
 class Value(torch.autograd.Function):
     """max_Ω over all paths, (B,)."""
 
     @staticmethod
-    def forward(ctx: Any, recursion: Recursion, *inputs: Tensor) -> Tensor:
-        value, walk = recursion.advance(inputs, any(ctx.needs_input_grad))
-        ctx.recursion, ctx.value, ctx.walk = recursion, value, walk
+    def forward(ctx: Any, run: Run, *inputs: Tensor) -> Tensor:
+        value, walk = run.advance(any(ctx.needs_input_grad))
+        ctx.run, ctx.value, ctx.walk = run, value, walk
         ctx.save_for_backward(*inputs)
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> Any:
+        inputs: Inputs = ctx.saved_tensors
         if not concrete(weight):  # mapped over
-            return None, *_expect(ctx.recursion, weight, ctx.saved_tensors)
+            return None, *_expect(ctx.run.recursion, weight, inputs)
         if torch.is_grad_enabled():
-            return None, *Expectation.apply(ctx.recursion, weight, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
-        return None, *ctx.recursion.expect(ctx.saved_tensors, ctx.value, ctx.walk, weight)
+            return None, *Expectation.apply(ctx.run, weight, False, *inputs)  # type: ignore[no-untyped-call]
+        return None, *_weighted(ctx.run.recursion, inputs, ctx.value, ctx.walk, weight)
 
 
 class Expectation(torch.autograd.Function):
-    """The gradient of ⟨weight, value⟩ in each input: expected paths."""
+    """The gradient of ⟨weight, value⟩ in each input: expected paths. ``unit`` says that all weights are 1."""
 
     @staticmethod
-    def forward(ctx: Any, recursion: Recursion, weight: Tensor, *inputs: Tensor) -> Inputs:
-        value, walk = recursion.advance(inputs, True)
-        ctx.recursion, ctx.value, ctx.walk = recursion, value, walk
+    def forward(ctx: Any, run: Run, weight: Tensor, unit: bool, *inputs: Tensor) -> Inputs:
+        value, walk = run.advance(True)
+        ctx.recursion, ctx.value, ctx.walk = run.recursion, value, walk
         ctx.save_for_backward(weight, *inputs)
-        return recursion.expect(inputs, value, walk, weight)
+        return run.expect(inputs) if unit else _weighted(run.recursion, inputs, value, walk, weight)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or not concrete(*directions):
-            return None, *_curve(ctx.recursion, weight, tuple(inputs), directions)
-        change, bent = ctx.recursion.curve(tuple(inputs), ctx.value, ctx.walk, weight, directions)
-        return None, change, *bent
+            spoilt = ctx.value.isnan()
+            change, *bent = _curve(ctx.recursion, torch.where(spoilt, 0.0, weight), tuple(inputs), directions)
+            spoilt = spoilt & _moved(ctx.value, directions)
+            shown = spoilt & (weight != 0)
+            return None, _spoil(change, spoilt), None, *(_spoil(each, shown) for each in bent)
+        change, found = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
+        return None, change, None, *found
+
+
+class Reading(torch.autograd.Function):
+    """What was read before, from inputs with a graph of their own. Only higher derivatives run the recursion again."""
+
+    @staticmethod
+    def forward(ctx: Any, read: Callable[..., Inputs], kept: tuple[Inputs, Inputs], *inputs: Tensor) -> Inputs:
+        ctx.read, ctx.kept = read, kept
+        ctx.save_for_backward(*inputs)
+        return tuple(each.detach().clone() for each in kept[0])
+
+    @staticmethod
+    def backward(ctx: Any, *weights: Tensor) -> Any:
+        inputs: Inputs = ctx.saved_tensors
+        graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            results, leaves = (ctx.read(*inputs), inputs) if graph else ctx.kept
+        return None, None, *_pull_back(results, leaves, weights, graph)
+
+
+def _pull_back(results: Inputs, leaves: Inputs, weights: Inputs, graph: bool) -> list[Tensor | None]:
+    """The gradients of ⟨weights, results⟩ in those leaves that want one; the graph behind the results is kept."""
+    pairs = [(r, w) for r, w in zip(results, weights, strict=True) if r.requires_grad]
+    wanted = [leaf for leaf in leaves if leaf.requires_grad]
+    if not pairs:
+        return [torch.zeros_like(leaf) if leaf.requires_grad else None for leaf in leaves]
+    found = iter(
+        torch.autograd.grad(
+            [r for r, _ in pairs],
+            wanted,
+            [w for _, w in pairs],
+            create_graph=graph,
+            retain_graph=True,
+            materialize_grads=True,
+        )
+    )
+    return [next(found) if leaf.requires_grad else None for leaf in leaves]
+
+
+def _weighted(recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
+    """``Recursion.expect``, to which elements of no weight add nothing, even if they are NaN."""
+    return recursion.expect(inputs, torch.where(weight == 0, -torch.inf, value), walk, weight)
+
+
+def _bent(
+    recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+) -> tuple[Tensor, Inputs]:
+    """``Recursion.curve``, to which elements of no weight or no direction add nothing, even if they are NaN."""
+    moved = _moved(value, directions)
+    spoilt = value.isnan() & moved
+    left_out = ~moved | (spoilt & (weight == 0))
+    change, bent = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
+    return torch.where(spoilt, torch.nan, change), bent
+
+
+def _spoil(results: Tensor, spoilt: Tensor) -> Tensor:
+    """NaN for spoilt elements, and in what they share."""
+    lost = torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
+    return results + (lost.reshape(-1, *(1,) * (results.dim() - 1)) if len(results) == len(spoilt) else lost.sum())
+
+
+def _moved(value: Tensor, directions: Inputs) -> Tensor:
+    """Which batch elements have a direction other than 0, (B,)."""
+    moved = torch.zeros_like(value, dtype=torch.bool)
+    for each in directions:
+        # One direction for all elements, or one for each. A sum, for torch maps over that in all of its ways.
+        moved = moved | (each.abs().sum(tuple(range(1, each.dim()))) != 0)
+    return moved
 
 
 def _expect(recursion: Recursion, weight: Tensor, inputs: Inputs) -> Inputs:

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion, stays_outside
-from fenchel.dp.graph import Graph, Walk, walk
-from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, gathered, precise
+from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
+from fenchel.dp.graph import Graph, Walk, remembered, walk
+from fenchel.dp.program import (
+    DynamicProgram,
+    check_choice,
+    check_floats,
+    check_integers,
+    check_same_lengths,
+    gathered,
+    precise,
+)
 from fenchel.kernels import concrete
 from fenchel.kernels.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
@@ -77,7 +85,7 @@ class LinearChain(DynamicProgram):
         for each in scores:
             dtype = torch.promote_types(dtype, each.dtype)
         self._inputs = tuple(each if each.dtype == dtype else each.to(dtype) for each in scores)
-        self._recursion = _ChainRecursion(self.omega, self.lengths, *unary.shape[1:])
+        self._run = Run(_ChainRecursion(self.omega, self.lengths, *unary.shape[1:]), self._inputs)
         self._dtype = unary.dtype
 
     @property
@@ -86,7 +94,7 @@ class LinearChain(DynamicProgram):
         unary, transition, start, end = self._inputs
         batch, steps, states = unary.shape
         every = transition.expand(batch, steps - 1, states, states)
-        return self._recursion.marginals((unary, every, start, end))[1].to(self._dtype)
+        return self._run.marginals((unary, every, start, end))[1].to(self._dtype)
 
     @stays_outside
     @torch.no_grad()
@@ -137,6 +145,10 @@ class LinearChain(DynamicProgram):
         for ends, state in ((start, path[..., :1]), (end, last)):
             score = score + precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
         return score
+
+    def _check_paths(self, other: DynamicProgram) -> None:
+        assert isinstance(other, LinearChain)
+        check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1)
@@ -191,18 +203,20 @@ class _ChainRecursion(Recursion):
         stay = torch.where(torch.eye(states, dtype=torch.bool, device=unary.device), 0.0, -torch.inf).to(unary.dtype)
         each = torch.where(going[..., None, None], each, stay)
         scores = torch.cat([unary[:, 0] + start, each.flatten(1), end.expand(batch, states)], -1)
-        return walk(_graph(steps, states), scores, self.omega if omega is None else omega)
+        return walk(self.graph, scores, self.omega if omega is None else omega)
+
+    @cached_property
+    def graph(self) -> Graph:
+        return _graph(self.steps, self.states)
 
     def collect(self, marginals: Tensor) -> Inputs:
         steps, states = self.steps, self.states
         going = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
         first, between, _ = torch.split(marginals, [states, (steps - 1) * states**2, states], -1)
         each = torch.where(going[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
+        spoilt = torch.where(marginals[:, :1].isnan(), torch.nan, 0.0).to(marginals.dtype).unsqueeze(-1)
         nodes = torch.cat([first.unsqueeze(1), each.sum(-2)], 1)
-        spoilt = marginals[:, :1].isnan()
-        return torch.where(spoilt.unsqueeze(-1), torch.nan, nodes), torch.where(
-            spoilt[..., None, None], torch.nan, each
-        )
+        return nodes + spoilt, each + spoilt.unsqueeze(-1)  # after the end of a chain too
 
     def _each(self, inputs: Inputs, found: list[Tensor]) -> Inputs:
         """Results for states and steps as the inputs that they belong to have them, sums where these are shared."""
@@ -216,7 +230,7 @@ class _ChainRecursion(Recursion):
         )
 
 
-@lru_cache(maxsize=32)
+@remembered()
 def _graph(steps: int, states: int) -> Graph:
     """The source, the states at each step, the end; edges: to the first states, [step, previous, current], out."""
     columns = np.arange(states)

@@ -7,20 +7,63 @@ probabilities. Everything is differentiable to any order, in both modes, on ever
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.family import apply_function
 from fenchel.regularizers.tsallis import Tsallis
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Sized(Protocol):
+    """What says how many bytes it takes."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+S = TypeVar("S", bound=Sized)
+
+
+def remembered(limit: int = 2**25) -> Callable[[Callable[..., S]], Callable[..., S]]:
+    """Keep the latest results of a function, as many as fit into ``limit`` bytes; a larger one is not kept."""
+
+    def wrap(function: Callable[..., S]) -> Callable[..., S]:
+        kept: OrderedDict[Hashable, tuple[S, int]] = OrderedDict()
+        lock = threading.Lock()
+
+        @functools.wraps(function)
+        def call(*key: Hashable) -> S:
+            with lock:
+                if key in kept:
+                    kept.move_to_end(key)
+                    return kept[key][0]
+            found = function(*key)
+            size = found.nbytes
+            with lock:
+                if size <= limit:
+                    kept[key] = found, size
+                while sum(each for _, each in kept.values()) > limit:
+                    kept.popitem(last=False)
+            return found
+
+        call.forget = kept.clear  # type: ignore[attr-defined]
+        return call
+
+    return wrap
 
 
 @dataclass(frozen=True)
@@ -36,14 +79,17 @@ class Level:
     """
 
     first: int
-    edges: Tensor
-    sources: Tensor
+    edges: Indices
+    sources: Indices
     reads: tuple[int, ...]
-    places: Tensor
+    places: Indices
 
 
 class Graph:
     """A graph with one source, its nodes sorted by level.
+
+    It is kept for later calls, in arrays: a tensor that is made under a transformation of functions, in inference mode
+    or on fake data would belong to that call alone.
 
     Args:
         sources: (E,), the nodes that edges come from …
@@ -66,37 +112,40 @@ class Graph:
         by_level = np.argsort(levels, kind="stable")
         self.ranks = np.empty(len(levels), dtype=np.int64)
         self.ranks[by_level] = np.arange(len(levels))
-        firsts = np.searchsorted(levels[by_level], np.arange(levels.max() + 2))
+        self._firsts = np.searchsorted(levels[by_level], np.arange(levels.max() + 2))
         heads = self.ranks[targets]
         order = np.argsort(heads, kind="stable")
         self._edges, self._tails, self._heads = edges[order], self.ranks[sources][order], heads[order]
-        self._firsts = firsts
-        self._cuts = np.searchsorted(self._heads, firsts)
+        self._cuts = np.searchsorted(self._heads, self._firsts)
+
+    @property
+    def nbytes(self) -> int:
+        """What it takes once everything about it has been asked for."""
+        degrees = np.bincount(self._heads, minlength=len(self.ranks))
+        padded = int((np.maximum.reduceat(degrees, self._firsts[:-1]) * np.diff(self._firsts)).sum())
+        return 8 * (len(self.ranks) + 3 * len(self._edges) + 4 * padded + self.scores)
 
     @cached_property
     def levels(self) -> list[Level]:
         """All levels but that of the source, first to last."""
-        with torch.inference_mode(False):  # kept for calls that may be trained
-            return [self._level(i) for i in range(1, len(self._firsts) - 1)]
+        return [self._level(i) for i in range(1, len(self._firsts) - 1)]
 
     @cached_property
     def widths(self) -> list[int]:
         """How many choices, padding included, the levels have."""
-        return [level.edges.numel() for level in self.levels]
+        return [level.edges.size for level in self.levels]
 
     @cached_property
-    def order(self) -> Tensor:
+    def order(self) -> Indices:
         """The scores as the levels want them, one after the other."""
-        with torch.inference_mode(False):
-            return torch.cat([level.edges.reshape(-1) for level in self.levels])
+        return np.concatenate([level.edges.reshape(-1) for level in self.levels])
 
     @cached_property
-    def place(self) -> Tensor:
+    def place(self) -> Indices:
         """Where each score stands in that order; one past its end if no edge has it."""
-        with torch.inference_mode(False):
-            found = torch.full((self.scores + 1,), len(self.order), device="cpu")
-            found[self.order] = torch.arange(len(self.order), device="cpu")
-            return found[:-1]
+        found = np.full(self.scores + 1, len(self.order))
+        found[self.order] = np.arange(len(self.order))
+        return found[:-1]
 
     def _level(self, number: int) -> Level:
         first, end = self._firsts[number], self._firsts[number + 1]
@@ -112,8 +161,41 @@ class Graph:
         padded = [np.full(shape, fill) for fill in (self.scores, 0, 0)]
         for array, values in zip(padded, (edges, tails, places), strict=True):
             array[heads, column] = values
-        tables = [torch.from_numpy(array) for array in padded]
-        return Level(int(first), tables[0], tables[1], tuple(reads.tolist()), tables[2])
+        return Level(int(first), padded[0], padded[1], tuple(reads.tolist()), padded[2])
+
+
+def on(device: torch.device, indices: Indices) -> Tensor:
+    """Indices as a tensor."""
+    return torch.from_numpy(indices).to(device)
+
+
+class _Taint(torch.autograd.Function):
+    """x, but NaN where a row is spoilt and x is not 0. Linear but for that, so that it is its own derivative."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, spoilt: Tensor) -> Tensor:
+        return torch.where(spoilt & (x != 0), torch.nan, x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+        ctx.save_for_forward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return taint(grad, *ctx.saved_tensors), None
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
+        with forward_ad._set_fwd_grad_enabled(True):  # for the levels of forward mode around this one
+            return taint(tangent, *ctx.saved_tensors)
+
+
+def taint(x: Tensor, spoilt: Tensor) -> Tensor:
+    """Make what is not 0 in spoilt rows NaN, in x and in its derivatives: a row that is left out adds 0 to them."""
+    return apply_function(_Taint, x, spoilt)
 
 
 Choose = Callable[[int, Tensor, Tensor], Tensor]
@@ -130,6 +212,7 @@ class Walk:
         values: max_Ω of all ways to the nodes of each level, the source's first.
         choices: the incoming scores of each level's nodes, (batch, nodes, choices).
         ends: (batch,), the node that each walk starts from; the last if None.
+        spoilt: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
     """
 
     graph: Graph
@@ -137,11 +220,12 @@ class Walk:
     values: Sequence[Tensor]
     choices: Sequence[Tensor]
     ends: Tensor | None
+    spoilt: Tensor
 
     @property
     def value(self) -> Tensor:
         """max_Ω at the end, (batch,)."""
-        return self._at_ends(self.values)
+        return self._spoil(self._at_ends(self.values))
 
     def marginals(self) -> Tensor:
         """How probable it is that each edge is walked, (batch, scores)."""
@@ -154,24 +238,47 @@ class Walk:
             walked.append(taken.flatten(1))
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
-            passed = passed.index_add(1, level.places.flatten().to(taken.device), walked[-1])
+            passed = passed.index_add(1, on(taken.device, level.places.reshape(-1)), walked[-1])
             for r, part in zip(level.reads, torch.split(passed, sizes, -1), strict=True):
                 mass[r] = mass[r] + part
-        found = self._by_edge(walked[::-1], 0.0)
-        return torch.where(self.value.isnan().unsqueeze(-1), torch.nan, found)
+        return self._spoil(self._by_edge(walked[::-1], 0.0))
 
     def log_probs(self) -> Tensor:
         """The logarithms of the walk's probabilities of each edge given its target, (batch, scores)."""
-        return self._by_edge([log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf)
+        return self._spoil(self._by_edge([log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf))
 
     def entropy(self) -> Tensor:
         """Shannon's entropy of the walk in nats, (batch,)."""
+        return self._expected([-log_argmax(self.omega, z) for z in self.choices])
+
+    def cross_entropy(self, other: Walk) -> Tensor:
+        """E[−log q] for q another walk through the same graph, (batch,); +inf where this one leaves its support."""
+        return self._expected([-log_argmax(other.omega, z) for z in other.choices], other)
+
+    def divergence(self, other: Walk) -> Tensor:
+        """Kullback and Leibler's divergence from another walk through the same graph, (batch,), in nats."""
+        costs = []
+        for z, y in zip(self.choices, other.choices, strict=True):
+            log_p, log_q = log_argmax(self.omega, z), log_argmax(other.omega, y)
+            costs.append(torch.where(log_p == -torch.inf, 0.0, log_p) - log_q)
+        found = self._expected(costs, other)
+        return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
+
+    def _expected(self, costs: Sequence[Tensor], other: Walk | None = None) -> Tensor:
+        """The expected sum of what choices cost, (batch,).
+
+        +inf where a choice that costs so much has any probability; the derivatives are then those of the rest.
+        """
         found = [torch.zeros_like(self.values[0])]
-        for level, z in zip(self.graph.levels, self.choices, strict=True):
+        lost = [torch.zeros_like(self.values[0], dtype=torch.bool)]
+        for level, z, cost in zip(self.graph.levels, self.choices, costs, strict=True):
             p = self.omega.argmax(z)
-            surprise = _read(found, level) - torch.where(p > 0, log_argmax(self.omega, z), 0.0)
-            found.append(torch.where(p > 0, p * surprise, p).sum(-1))
-        return self._at_ends(found)
+            taken, finite = p > 0, cost < torch.inf
+            total = _read(found, level) + torch.where(taken & finite, cost, 0.0)
+            found.append(torch.where(taken, p * total, 0.0).sum(-1))
+            lost.append((taken & (_read(lost, level) | ~finite)).any(-1))
+        value = self._at_ends(found) + torch.where(self._at_ends(lost), torch.inf, 0.0)
+        return self._spoil(value if other is None else other._spoil(value))
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -214,7 +321,7 @@ class Walk:
             ranks = torch.where(here, pick % k, ranks)
             return pick // k
 
-        return self._back(follow, k), self._at_ends(found).t()
+        return self._back(follow, k), torch.where(self.spoilt, torch.nan, self._at_ends(found).t())
 
     def _back(self, choose: Choose, n: int) -> Tensor:
         """From the ends to the source, level by level."""
@@ -225,13 +332,13 @@ class Walk:
             here = (node >= level.first) & (node < level.first + len(level.edges))
             nodes = torch.where(here, node - level.first, 0)
             number = choose(i, nodes, here)
-            edges.append(torch.where(here, level.edges.to(node.device)[nodes, number], -1))
-            node = torch.where(here, level.sources.to(node.device)[nodes, number], node)
+            edges.append(torch.where(here, on(node.device, level.edges)[nodes, number], -1))
+            node = torch.where(here, on(node.device, level.sources)[nodes, number], node)
         return torch.stack(edges[::-1], -1)
 
     def _ends(self) -> Tensor:
         last = sum(v.shape[1] for v in self.values) - 1
-        return torch.full_like(self.value, last, dtype=torch.long) if self.ends is None else self.ends
+        return torch.full_like(self.spoilt, last, dtype=torch.long) if self.ends is None else self.ends
 
     def _at_ends(self, each: Sequence[Tensor]) -> Tensor:
         """What each batch element has at its end, of values for the nodes of all levels."""
@@ -252,23 +359,31 @@ class Walk:
         nodes = torch.arange(first, first + values.shape[1], device=values.device)
         return (self.ends.unsqueeze(-1) == nodes).to(values.dtype)
 
+    def _spoil(self, results: Tensor) -> Tensor:
+        """Results (batch, …) that are NaN for spoilt elements, with derivatives that are NaN too, if asked for."""
+        spoilt = self.spoilt.reshape(-1, *(1,) * (results.dim() - 1))
+        return taint(results, spoilt) + torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
+
     def _by_edge(self, parts: Sequence[Tensor], otherwise: float) -> Tensor:
         """What levels have for their choices, in the order of the scores."""
         found = torch.cat(list(parts), -1)
         found = torch.cat([found, torch.full_like(found[:, :1], otherwise)], -1)
-        return found[:, self.graph.place.to(found.device)]
+        return found[:, on(found.device, self.graph.place)]
 
 
 def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None = None) -> Walk:
     """Bellman's recursion with max_Ω in place of max: v = max_Ω over incoming edges of (v at the source + score)."""
     nothing = torch.full_like(scores[:, :1], -torch.inf)
-    sorted_scores = torch.cat([scores, nothing], -1)[:, graph.order.to(scores.device)]
+    sorted_scores = torch.cat([scores, nothing], -1)[:, on(scores.device, graph.order)]
+    spoilt = ~(sorted_scores < torch.inf).all(-1)
+    # In place of what would turn a gradient of 0 into NaN; the gradient of the rest passes.
+    sorted_scores = torch.nan_to_num(sorted_scores, 0.0, 0.0, -torch.inf)
     values, choices = [torch.zeros_like(scores[:, :1])], []
     parts = torch.split(sorted_scores, graph.widths, -1)
     for level, part in zip(graph.levels, parts, strict=True):
         choices.append(_read(values, level) + part.reshape(len(part), *level.edges.shape))
         values.append(_max(omega, choices[-1]))
-    return Walk(graph, omega, values, choices, ends)
+    return Walk(graph, omega, values, choices, ends, spoilt)
 
 
 def _max(omega: Regularizer, z: Tensor) -> Tensor:
@@ -283,7 +398,7 @@ def _max(omega: Regularizer, z: Tensor) -> Tensor:
 def _read(each: Sequence[Tensor], level: Level) -> Tensor:
     """Of values for the nodes of earlier levels, those at the sources of a level's edges."""
     found = torch.cat([each[r] for r in level.reads], 1) if len(level.reads) > 1 else each[level.reads[0]]
-    return found[:, level.places.to(found.device)]
+    return found[:, on(found.device, level.places)]
 
 
 def _pick(values: Tensor, nodes: Tensor) -> Tensor:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion, stays_outside
-from fenchel.dp.graph import Graph, Indices, Walk, walk
+from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
+from fenchel.dp.graph import Graph, Indices, Walk, on, remembered, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer
@@ -55,7 +54,7 @@ class Lattice(DynamicProgram):
         self._shape = _check_edges(sources, targets, scores.shape[1], num_nodes)
         self.num_nodes = num_nodes
         self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
-        self._recursion = _LatticeRecursion(self.omega, self._shape)
+        self._run = Run(_LatticeRecursion(self.omega, self._shape), self._inputs)
         self._dtype = scores.dtype
 
     def __repr__(self) -> str:
@@ -74,6 +73,16 @@ class Lattice(DynamicProgram):
     def _score(self, path: Tensor) -> Tensor:
         return self._total(path, precise(self._inputs[0]))
 
+    def _check_paths(self, other: DynamicProgram) -> None:
+        assert isinstance(other, Lattice)
+        mine, theirs = self._shape, other._shape
+        pairs = (mine.sources, theirs.sources), (mine.targets, theirs.targets)
+        if self.num_nodes != other.num_nodes or not all(np.array_equal(*each) for each in pairs):
+            raise ValueError(
+                "other must have the same sources, targets and num_nodes: probabilities of paths through different "
+                "graphs cannot be compared"
+            )
+
     def _blank(self, path: Tensor) -> Tensor:
         return ~_check_boolean(path, "path").any(-1)
 
@@ -86,8 +95,8 @@ class Lattice(DynamicProgram):
             return
         # One edge out of the source, and out of every other node as many as into it: that is a path.
         flow = torch.zeros((*path.shape[:-1], self.num_nodes), dtype=torch.long, device=path.device)
-        flow = flow.index_add(-1, self._shape.sources.to(path.device), path.long())
-        flow = flow.index_add(-1, self._shape.targets.to(path.device), -path.long())
+        flow = flow.index_add(-1, on(path.device, self._shape.sources), path.long())
+        flow = flow.index_add(-1, on(path.device, self._shape.targets), -path.long())
         wanted = torch.zeros(self.num_nodes, dtype=torch.long, device=path.device)
         wanted[0], wanted[-1] = 1, -1
         wrong = (flow != wanted).any(-1)
@@ -107,12 +116,16 @@ def _check_boolean(path: Tensor, name: str) -> Tensor:
 class _Shape(NamedTuple):
     """A graph, and its parts that are on some path: edges by target, between nodes that are numbered anew."""
 
-    sources: Tensor
-    targets: Tensor
+    sources: Indices
+    targets: Indices
     graph: Graph
-    order: Tensor
-    first: Tensor
-    tails: Tensor
+    order: Indices
+    first: Indices
+    tails: Indices
+
+    @property
+    def nbytes(self) -> int:
+        return self.graph.nbytes + 2 * sum(each.nbytes for each in (self.sources, self.targets, self.order))
 
 
 class _LatticeRecursion(Recursion):
@@ -122,12 +135,12 @@ class _LatticeRecursion(Recursion):
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         from fenchel.kernels import lattices
 
-        return lattices.advance(self._sorted(inputs[0]), self.shape.first, self.shape.tails, *self.kind)
+        return lattices.advance(self._sorted(inputs[0]), *self._incoming(), *self.kind)
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         from fenchel.kernels import lattices
 
-        found = lattices.expect(weight, value, walk, self.shape.first, self.shape.tails)
+        found = lattices.expect(weight, value, walk, *self._incoming())
         return (self._unsorted(found, inputs[0], value),)
 
     def curve(
@@ -136,7 +149,7 @@ class _LatticeRecursion(Recursion):
         from fenchel.kernels import lattices
 
         direction = self._sorted(directions[0])
-        change, bent = lattices.curve(weight, value, walk, self.shape.first, self.shape.tails, direction, *self.kind)
+        change, bent = lattices.curve(weight, value, walk, *self._incoming(), direction, *self.kind)
         return change, (self._unsorted(bent, inputs[0], value),)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
@@ -145,12 +158,16 @@ class _LatticeRecursion(Recursion):
     def collect(self, marginals: Tensor) -> Inputs:
         return (marginals,)
 
+    def _incoming(self) -> tuple[Tensor, Tensor]:
+        """The first edge into each node, and where edges come from."""
+        return torch.from_numpy(self.shape.first), torch.from_numpy(self.shape.tails)
+
     def _sorted(self, scores: Tensor) -> Tensor:
-        return scores[:, self.shape.order].t()
+        return scores[:, on(scores.device, self.shape.order)].t()
 
     def _unsorted(self, edges: Tensor, scores: Tensor, value: Tensor) -> Tensor:
         found = torch.where(value.isnan(), torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
-        found[:, self.shape.order] = edges.t()
+        found[:, on(edges.device, self.shape.order)] = edges.t()
         return found
 
 
@@ -168,7 +185,7 @@ def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -
     return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
 
 
-@lru_cache(maxsize=32)
+@remembered()
 def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
     """Found once for all scores on one shape."""
     tails, heads = (np.frombuffer(each, dtype=np.int64) for each in (tail_bytes, head_bytes))
@@ -192,9 +209,7 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
     new_tails, new_heads = numbers[tails[order]], numbers[heads[order]]
     graph = Graph(new_tails, new_heads, levels[useful], order, len(tails))
     first = np.searchsorted(new_heads, np.arange(useful.sum() + 1))
-    with torch.inference_mode(False):  # kept for calls that may be trained
-        tensors = [torch.from_numpy(np.array(each)) for each in (tails, heads, order, first, new_tails)]
-    return _Shape(tensors[0], tensors[1], graph, *tensors[2:])
+    return _Shape(np.array(tails), np.array(heads), graph, order, first, new_tails)
 
 
 def _levels(tails: Indices, heads: Indices, num_nodes: int) -> Indices:

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fenchel.dp.calculus import Inputs, Recursion, stays_outside
-from fenchel.dp.graph import unscaled
+from fenchel.dp.calculus import Inputs, Run, stays_outside
+from fenchel.dp.graph import Walk, unscaled
+from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Hard, Tsallis
@@ -39,6 +40,8 @@ class DynamicProgram(ABC):
     ``d.top(k)``             its k most probable paths, with their probabilities
     ``d.log_prob(path)``     the log-probability of a path
     ``d.entropy()``          Shannon's entropy of the walk, in nats
+    ``d.cross_entropy(e)``   the mean of −log-probabilities under another program
+    ``d.kl_divergence(e)``   cross-entropy less entropy: 0 where both have the same distribution
     ``d.loss(target)``       value − score of the target path: never negative
     =======================  ======================================================================================
 
@@ -48,6 +51,10 @@ class DynamicProgram(ABC):
     Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
     blank; a score that is NaN or +inf spoils its own batch element. Sums are kept in double precision.
 
+    ``value`` and ``marginals`` are computed once, when they are first read, and again only if a score or a parameter of
+    Ω has been changed in place. Each reading has a graph of its own: ``d.value.sum().backward()`` may be followed by
+    ``d.marginals[0, 0, 0].backward()``. What they need is kept as long as the program.
+
     On the CPU, ``value``, ``marginals`` and their derivatives run in compiled kernels for Hard, Shannon, Gini and
     Tsallis(1.5), at any temperature; the rest, derivatives beyond the second, forward mode and what is mapped over (by
     ``vmap``, or ``torch.autograd.functional`` with ``vectorize=True``) in torch operations. ``torch.compile`` leaves
@@ -56,29 +63,29 @@ class DynamicProgram(ABC):
     """
 
     omega: Regularizer
-    _recursion: Recursion
+    _run: Run
     _inputs: Inputs
     _dtype: torch.dtype
 
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._shown(self._recursion.max(self._inputs)).to(self._dtype)
+        return self._shown(self._run.max()).to(self._dtype)
 
     @property
     def marginals(self) -> Tensor:
         """The expected path: how probable it is that each part belongs to the path."""
-        return self._shown(self._recursion.marginals(self._inputs)[0]).to(self._dtype)
+        return self._shown(self._run.marginals()[0]).to(self._dtype)
 
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
-        return self._recursion.max(self._inputs)
+        return self._run.max()
 
     @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
-        walk = self._recursion.walk(self._inputs, Hard())
+        walk = self._run.recursion.walk(self._inputs, Hard())
         return self._path(walk.best(), walk.value > -torch.inf)[0]
 
     @stays_outside
@@ -91,7 +98,7 @@ class DynamicProgram(ABC):
             generator: where the random numbers come from; torch's own if None.
         """
         _check_count("n", n)
-        walk = self._recursion.walk(self._inputs)
+        walk = self._run.recursion.walk(self._inputs)
         return self._path(walk.sample(n, generator), walk.value > -torch.inf)
 
     @stays_outside
@@ -99,7 +106,7 @@ class DynamicProgram(ABC):
     def top(self, k: int) -> Paths:
         """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
         _check_count("k", k)
-        walk = self._recursion.walk(self._inputs)
+        walk = self._run.recursion.walk(self._inputs)
         edges, logs = walk.top(k)
         paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
         return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
@@ -109,13 +116,55 @@ class DynamicProgram(ABC):
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
         blank = self._blank(path)
         self._check_path(path, "path", blank)
-        total = self._total(path, self._recursion.walk(self._inputs).log_probs())
+        total = self._total(path, self._run.recursion.walk(self._inputs).log_probs())
         return torch.where(blank, -torch.inf, total).to(self._dtype)
 
     @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
-        return self._recursion.walk(self._inputs).entropy().to(self._dtype)
+        return self._run.recursion.walk(self._inputs).entropy().to(self._dtype)
+
+    @stays_outside
+    def cross_entropy(self, other: DynamicProgram) -> Tensor:
+        """The mean over paths of −log-probability under another program of the same shape, in nats, (B,).
+
+        +inf where a path with a probability here has none there, as sparse Ω allow; derivatives are then those of the
+        remaining paths. Differentiable in both programs.
+
+        Args:
+            other: a program over the same paths, with the same lengths; Ω may be another one.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.dp import LinearChain
+            >>> p, q = (LinearChain(torch.tensor([[[s, 0.0], [s, 0.0]]]), torch.zeros(2, 2)) for s in (1.0, 2.0))
+            >>> p.cross_entropy(q), p.entropy() + p.kl_divergence(q)
+            (tensor([1.3298]), tensor([1.3298]))
+        """
+        p, q = self._walks(other)
+        return p.cross_entropy(q).to(torch.promote_types(self._dtype, other._dtype))
+
+    @stays_outside
+    def kl_divergence(self, other: DynamicProgram) -> Tensor:
+        """Kullback and Leibler's divergence from this distribution over paths to another one's, in nats, (B,).
+
+        ``cross_entropy(other) − entropy()``, without its cancellation: never negative, exactly 0 for the same program,
+        +inf where a path with a probability here has none there. Differentiable in both programs.
+
+        Args:
+            other: as in :meth:`cross_entropy`.
+
+        Example:
+            >>> import torch
+            >>> from fenchel import Gini, Shannon
+            >>> from fenchel.dp import LinearChain
+            >>> unary, step = torch.tensor([[[2.0, 0.0], [0.0, 0.5]]]), torch.zeros(2, 2)
+            >>> dense, sparse = (LinearChain(unary, step, omega=omega) for omega in (Shannon(), Gini()))
+            >>> sparse.kl_divergence(dense), dense.kl_divergence(sparse)
+            (tensor([0.1697]), tensor([inf]))
+        """
+        p, q = self._walks(other)
+        return p.divergence(q).to(torch.promote_types(self._dtype, other._dtype))
 
     def loss(self, target: Tensor) -> Tensor:
         """value − score of the target, never negative, one a batch element: the CRF's loss for a Shannon chain.
@@ -124,11 +173,21 @@ class DynamicProgram(ABC):
         is the expected path less the target.
         """
         self._check_path(target, "target", None)
-        value, score = self._recursion.max(self._inputs), self._score(target)
+        value, score = self._run.max(), self._score(target)
         impossible = score == -torch.inf
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
         return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
+
+    def _walks(self, other: DynamicProgram) -> tuple[Walk, Walk]:
+        """The random walks of two programs over the same paths."""
+        if type(other) is not type(self):
+            raise TypeError(f"other must be a {type(self).__name__} as well, got {type(other).__name__}")
+        mine, theirs = (tuple(each._inputs[0].shape) for each in (self, other))
+        if mine != theirs:
+            raise ValueError(f"other must have scores of the same shape, {mine}, got {theirs}")
+        self._check_paths(other)
+        return self._run.recursion.walk(self._inputs), other._run.recursion.walk(other._inputs)
 
     # -- what each problem says of its paths ---------------------------------------------------------
 
@@ -153,6 +212,10 @@ class DynamicProgram(ABC):
         """Raise an error if this is no path; where ``blank`` (…, B) it need not be one."""
 
     @abstractmethod
+    def _check_paths(self, other: DynamicProgram) -> None:
+        """Raise an error unless another program, with scores of the same shape, is over the same paths."""
+
+    @abstractmethod
     def _blank(self, path: Tensor) -> Tensor:
         """Where there is no path, (…, B): what ``sample`` and ``top`` show where there is none."""
 
@@ -167,6 +230,12 @@ def gathered(values: Tensor, edges: Tensor) -> Tensor:
 def precise(tensor: Tensor) -> Tensor:
     """In double precision, where the device has it."""
     return tensor if tensor.device.type == "mps" else tensor.double()
+
+
+def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
+    """Check that two programs end where the other one does."""
+    if concrete(mine, theirs) and not bool((mine == theirs.to(mine.device)).all()):
+        raise ValueError(f"other must have the same lengths, {mine.tolist()}, got {theirs.tolist()}")
 
 
 def check_choice(omega: Regularizer) -> Regularizer:
@@ -184,13 +253,13 @@ def check_choice(omega: Regularizer) -> Regularizer:
     return omega
 
 
-def check_floats(tensor: Tensor, name: str, rank: int, shape: str) -> Tensor:
-    """Check a tensor of scores: floating point, of some rank, with nothing empty but the batch."""
+def check_floats(tensor: Tensor, name: str, rank: int, shape: str, own: int | None = None) -> Tensor:
+    """Check a tensor: floating point, of some rank, with ``own`` last dimensions (all but one) that are not empty."""
     if not isinstance(tensor, Tensor):
         raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
     if not tensor.is_floating_point():
         raise TypeError(f"{name} must have a floating-point dtype, got {tensor.dtype}; convert with {name}.float()")
-    if tensor.dim() != rank or 0 in tensor.shape[1:]:
+    if tensor.dim() != rank or 0 in tensor.shape[1 if own is None else -own :]:
         raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(tensor.shape)}")
     return tensor
 

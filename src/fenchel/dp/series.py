@@ -15,6 +15,7 @@ from fenchel.dp.program import check_choice, check_floats, check_integers
 from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.family import apply_function, tracks_forward
+from fenchel.regularizers.rows import broadcasts
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -34,26 +35,33 @@ def dtw(
     is below the minimum, and negative for series that are alike; :func:`dtw_divergence` is not.
 
     Args:
-        x: (B, N, D), or (B, N) for series of numbers.
-        y: (B, M, D), or (B, M).
+        x: (…, N, D), with one batch dimension or more; for series of numbers D is 1.
+        y: (…, M, D), whose batch dimensions broadcast with those of x: ``dtw(x[:, None], y)`` compares every x with
+            every y.
         gamma: the temperature; towards 0 it is plain DTW.
         omega: smooths every minimum; Shannon's if None.
         band: as in :class:`Alignment`.
-        lengths: (B, 2), integers: how much of each x and each y there is; all if None.
+        lengths: (…, 2), integers: how much of each x and each y there is; batch dimensions may be 1. All if None.
 
     Returns:
-        (B,), differentiable in x and y.
+        One value per pair, of the shape that the batch dimensions broadcast to; differentiable in x and y.
 
     Example:
         >>> import torch, fenchel
-        >>> x, y = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 0.1, 1.0, 2.0]])
-        >>> fenchel.dp.dtw(x, y, omega=fenchel.Hard()), fenchel.dp.dtw(x, y, gamma=0.1)
+        >>> x, y = torch.tensor([[0.0], [1.0], [2.0]]), torch.tensor([[0.0], [0.1], [1.0], [2.0]])
+        >>> fenchel.dp.dtw(x[None], y[None], omega=fenchel.Hard()), fenchel.dp.dtw(x[None], y[None], gamma=0.1)
         (tensor([0.0100]), tensor([0.0099]))
+        >>> many = torch.stack([x, x + 1, x + 2])
+        >>> fenchel.dp.dtw(many[:, None], many, omega=fenchel.Hard())
+        tensor([[0., 2., 6.],
+                [2., 0., 2.],
+                [6., 2., 0.]])
 
     References: Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
-    x, y = _check_pair(x, y)
-    return _alignment(x, y, _check_pairs(lengths, x), _cooled(omega, gamma), band).value
+    lengths = _check_pair(x, y, lengths)
+    d, shape = _alignments(x, y, lengths, _cooled(omega, gamma), band)
+    return d.value.reshape(shape)
 
 
 def dtw_divergence(
@@ -74,25 +82,22 @@ def dtw_divergence(
     for series that differ little: of 384,000 random pairs of up to 10 points the lowest had −0.045 γ under ``Gini()``
     and −0.015 γ under ``Tsallis(1.5)``. There the positive part is taken, and such series count as equal.
 
-    Arguments as in :func:`dtw`.
-
-    Returns:
-        (B,), differentiable in x and y.
+    Arguments and result as in :func:`dtw`.
 
     Example:
         >>> import torch, fenchel
-        >>> x, y = torch.tensor([[0.0, 1.0, 2.0]]), torch.tensor([[0.0, 0.1, 1.0, 2.0]])
+        >>> x, y = torch.tensor([[[0.0], [1.0], [2.0]]]), torch.tensor([[[0.0], [0.1], [1.0], [2.0]]])
         >>> fenchel.dp.dtw_divergence(x, y), fenchel.dp.dtw_divergence(x, x)
         (tensor([0.3410]), tensor([0.]))
 
     References: Blondel, Mensch & Vert (2021).
     """
-    x, y = _check_pair(x, y)
-    lengths = _check_pairs(lengths, x)
+    lengths = _check_pair(x, y, lengths)
     omega = _cooled(omega, gamma)
 
     def exact(a: Tensor, b: Tensor, which: list[int]) -> Tensor:
-        return -_alignment(a, b, None if lengths is None else lengths[:, which], omega, band).exact_maximum()
+        d, shape = _alignments(a, b, None if lengths is None else lengths[..., which], omega, band)
+        return -d.exact_maximum().reshape(shape)
 
     difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
     if is_shannon(omega) or is_hard(omega):  # what is below zero is rounding: the gradient is right as it is
@@ -112,7 +117,7 @@ def barycenter(
     steps: int = 50,
     init: Tensor | None = None,
 ) -> Tensor:
-    r"""The mean of a set of series under smoothed DTW.
+    r"""The mean of a set of series under smoothed DTW, or the means of a batch of sets.
 
     .. math:: \min_z \sum_k \frac{w_k}{T_k} \, \mathrm{dtw}(z, x_k)
 
@@ -120,23 +125,26 @@ def barycenter(
     problem is not convex: another start may lead elsewhere.
 
     Args:
-        series: (K, T, D) or (K, T), or a list of K tensors (T_k, D) or (T_k,).
-        weights: (K,), not negative; all equal if None. Their sum is set to 1.
-        lengths: (K,), how much of each series there is; all if None. For a tensor of series only.
+        series: (…, K, T, D), sets of K series; for series of numbers D is 1. One set may also be a list of K tensors
+            (T_k, D) or (T_k,).
+        weights: (K,) or (…, K), not negative; all equal if None. Their sums are set to 1.
+        lengths: (K,) or (…, K), how much of each series there is; all if None. For a tensor of series only.
         gamma: the temperature. Larger ones make the problem smoother, and the mean too.
         omega: smooths every minimum; Shannon's if None.
         band: as in :class:`Alignment`.
         steps: the most steps of descent.
-        init: (N, D) or (N,), where to start; the mean has its length. T long if None.
+        init: (N, D) or (…, N, D), where to start; the mean has its length. T long if None. (N,) goes with a list of
+            (T_k,).
 
     Returns:
-        (N, D) or (N,), without a graph.
+        (…, N, D), one mean for each set; (N,) for a list of (T_k,). Without a graph.
 
     Example:
         >>> import torch, fenchel
-        >>> bump = torch.exp(-(torch.arange(12.0) - torch.tensor([[3.0], [7.0]])).square())
-        >>> fenchel.dp.barycenter(bump, gamma=0.01).max() > 0.9  # one bump; the plain mean has two of half its height
-        tensor(True)
+        >>> bumps = torch.exp(-(torch.arange(12.0) - torch.tensor([[3.0], [7.0]])).square())
+        >>> mean = fenchel.dp.barycenter(bumps.unsqueeze(-1), gamma=0.01)
+        >>> mean.shape, mean.max() > 0.9  # one bump; the plain mean has two of half its height
+        (torch.Size([12, 1]), tensor(True))
 
     References: Petitjean, Ketterlin & Gançarski (2011); Cuturi & Blondel (2017), section 3.
     """
@@ -144,16 +152,19 @@ def barycenter(
         raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
     omega = _cooled(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
-    dtype = padded.dtype
+    *batch, many, longest, depth = padded.shape
     weights = _check_weights(weights, padded)
-    padded = padded.detach().double()
-    if init is None:
-        start = torch.einsum("k,ktd->td", weights, _stretched(padded, lengths))
-    else:
-        start = check_floats(init, "init", 1 if flat else 2, "(N,)" if flat else "(N, D)").detach().double()
-        start = start.unsqueeze(-1) if flat else start
+    if init is not None:
+        init = _check_init(init, padded, flat).to(padded.device)
     with torch.inference_mode(False), torch.enable_grad():  # the descent has derivatives, whatever the caller wants
-        found = _descend(start.clone(), padded.clone(), weights.clone(), lengths.clone(), omega, band, steps).to(dtype)
+        sets = padded.detach().double().clone().reshape(-1, many, longest, depth)
+        found = padded.new_empty((len(sets), longest if init is None else init.shape[-2], depth))
+        parts = (weights.clone().reshape(-1, many), lengths.clone().reshape(-1, many))
+        starts = [None] * len(sets) if init is None else init.detach().double().clone().reshape(-1, *found.shape[1:])
+        for i, (each, share, size, start) in enumerate(zip(sets, *parts, starts, strict=True)):
+            mean = torch.einsum("k,ktd->td", share, _stretched(each, size)) if start is None else start
+            found[i] = _descend(mean.clone(), each, share, size, omega, band, steps)
+    found = found.reshape(*batch, *found.shape[1:])
     return found.squeeze(-1) if flat else found
 
 
@@ -167,7 +178,7 @@ def _descend(
 
     def cost() -> Tensor:
         search.zero_grad()
-        each = _alignment(mean.expand(many, *mean.shape), padded, pairs, omega, band).value
+        each = _alignments(mean.expand(many, *mean.shape), padded, pairs, omega, band)[0].value
         total = (weights / lengths * each).sum()
         total.backward()  # type: ignore[no-untyped-call]
         return total
@@ -176,10 +187,23 @@ def _descend(
     return mean.detach()
 
 
-def _alignment(x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None) -> Alignment:
+def _alignments(
+    x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None
+) -> tuple[Alignment, torch.Size]:
+    """One alignment for each pair that the batch dimensions broadcast to, and these."""
+    shape = _broadcast(x, y, lengths)
+    if lengths is not None:
+        lengths = lengths.expand(*shape, 2).reshape(-1, 2)
+    x, y = (each.expand(*shape, *each.shape[-2:]).reshape(-1, *each.shape[-2:]) for each in (x, y))
     if lengths is not None:  # what stands after the end may be anything
         x, y = (_cut(each, lengths[:, i]) for i, each in enumerate((x, y)))
-    return Alignment(_distances(x, y), lengths, omega, band)
+    return Alignment(_distances(x, y), lengths, omega, band), shape
+
+
+def _broadcast(x: Tensor, y: Tensor, lengths: Tensor | None) -> torch.Size:
+    pairs = () if lengths is None else lengths.shape[:-1]
+    shape: torch.Size = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], pairs)  # type: ignore[no-untyped-call]
+    return shape
 
 
 def _cut(series: Tensor, lengths: Tensor) -> Tensor:
@@ -192,11 +216,16 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances between all points, (B, N, M)."""
     if x.dtype == y.dtype and usable(x, y) and not tracks_forward():
         return apply_function(_Distances, x, y)
-    return _gaps(x, y).square().sum(-1)  # not by products, which cancel where series meet
+    finite, gaps = _gaps(x, y)  # not by products, which cancel where series meet
+    spoilt = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
+    return gaps.square().sum(-1) + spoilt
 
 
-def _gaps(x: Tensor, y: Tensor) -> Tensor:
-    return x.unsqueeze(2) - y.unsqueeze(1)
+def _gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Which pairs of points have finite differences, and these, (B, N, M, D); 0 for others, whose weight may be 0."""
+    gaps = x.unsqueeze(2) - y.unsqueeze(1)
+    finite = gaps.isfinite().all(-1)
+    return finite, torch.nan_to_num(gaps, 0.0, 0.0, 0.0) * finite.unsqueeze(-1)
 
 
 class _Distances(torch.autograd.Function):
@@ -213,7 +242,7 @@ class _Distances(torch.autograd.Function):
 
         x, y = ctx.saved_tensors
         if torch.is_grad_enabled() or not usable(weight, x, y):
-            each = 2.0 * weight.unsqueeze(-1) * _gaps(x, y)
+            each = 2.0 * weight.unsqueeze(-1) * _gaps(x, y)[1]
             return each.sum(2), -each.sum(1)
         return alignments.pull(weight, x, y)
 
@@ -223,31 +252,44 @@ def _cooled(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
     return omega if isinstance(gamma, float | int) and gamma == 1 else gamma * omega
 
 
-def _check_pair(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """As (B, N, D) and (B, M, D)."""
-    both = []
-    for name, each in (("x", x), ("y", y)):
-        rank = 2 if isinstance(each, Tensor) and each.dim() == 2 else 3
-        check_floats(each, name, rank, "(batch, length) or (batch, length, D)")
-        both.append(each.unsqueeze(-1) if rank == 2 else each)
-    if both[0].shape[0] != both[1].shape[0] or both[0].shape[2] != both[1].shape[2]:
+def _check_series(series: Tensor, name: str, shape: str) -> None:
+    """Check (…, N, D) with something before it: two dimensions could be one series or many series of numbers."""
+    if isinstance(series, Tensor) and series.dim() < 3:
         raise ValueError(
-            f"x and y must agree in all but their lengths, got shapes {tuple(x.shape)} and {tuple(y.shape)}"
+            f"{name} must have shape {shape}, three dimensions or more, got {tuple(series.shape)}: for one series "
+            f"(N, D) pass {name}[None], for series of numbers (B, N) pass {name}[..., None]"
         )
-    return both[0], both[1]
+    check_floats(series, name, series.dim() if isinstance(series, Tensor) else 3, shape, 2)
 
 
-def _check_pairs(lengths: Tensor | None, x: Tensor) -> Tensor | None:
+def _check_pair(x: Tensor, y: Tensor, lengths: Tensor | None) -> Tensor | None:
+    _check_series(x, "x", "(…, N, D)")
+    _check_series(y, "y", "(…, M, D)")
+    if x.shape[-1] != y.shape[-1]:
+        raise ValueError(
+            f"x and y must agree in D, their last dimension, got shapes {tuple(x.shape)} and {tuple(y.shape)}"
+        )
+    try:
+        shape = _broadcast(x, y, None)
+    except RuntimeError:
+        raise ValueError(
+            "x and y must have batch dimensions that broadcast, all but the last two, got shapes "
+            f"{tuple(x.shape)} and {tuple(y.shape)}"
+        ) from None
     if lengths is None:
         return None
     lengths = check_integers(lengths, "lengths")
-    if lengths.shape != (len(x), 2):
-        raise ValueError(f"lengths must have shape {(len(x), 2)}, a pair for each x and y, got {tuple(lengths.shape)}")
-    return lengths
+    if lengths.dim() != len(shape) + 1 or lengths.shape[-1] != 2 or not broadcasts(lengths.shape[:-1], shape):
+        raise ValueError(
+            f"lengths must have shape {(*shape, 2)}, a pair for each x and y, where batch dimensions may be 1, "
+            f"got {tuple(lengths.shape)}"
+        )
+    return lengths.to(x.device)
 
 
 def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-    """As (K, T, D), with lengths (K,), and whether they came without D."""
+    """As (…, K, T, D), with lengths (…, K), and whether they came as a list without D."""
+    flat = False
     if not isinstance(series, Tensor):
         if lengths is not None:
             raise ValueError("lengths go with a tensor of series; those of a list are known")
@@ -256,33 +298,49 @@ def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tup
         if len({(each.shape[1:], each.dtype) for each in series}) > 1:
             kinds = ", ".join(f"{tuple(each.shape)} {each.dtype}" for each in series)
             raise ValueError(f"series must agree in all but their lengths, got {kinds}")
-        lengths = torch.tensor([len(each) for each in series], device=series[0].device)
+        lengths = torch.tensor([len(each) for each in series], device="cpu")
         series = pad_sequence(list(series), batch_first=True)
-    flat = series.dim() == 2
-    check_floats(series, "series", 2 if flat else 3, "(K, T, D) or (K, T)")
-    many, longest = series.shape[:2]
+        flat = series.dim() == 2
+        series = series.unsqueeze(-1) if flat else series
+    _check_series(series, "series", "(…, K, T, D)")
+    *batch, many, longest, _ = series.shape
     if many == 0:
-        raise ValueError("series must not be empty")
-    lengths = (
-        torch.full((many,), longest, device=series.device) if lengths is None else check_integers(lengths, "lengths")
-    )
-    if lengths.shape != (many,):
-        raise ValueError(f"lengths must have shape ({many},), one a series, got {tuple(lengths.shape)}")
+        raise ValueError(f"series must not be empty, got shape {tuple(series.shape)}")
+    each = (*batch, many)
+    if lengths is None:
+        return series, torch.full(each, longest, device=series.device), flat
+    lengths = check_integers(lengths, "lengths")
+    if lengths.dim() == 0 or lengths.shape[-1] != many or not broadcasts(lengths.shape, each):
+        raise ValueError(f"lengths must have shape {each}, one per series, got {tuple(lengths.shape)}")
     if concrete(lengths) and bool(((lengths < 1) | (lengths > longest)).any()):
         raise ValueError(f"lengths must be in [1, {longest}], got {lengths.tolist()}")
-    return series.unsqueeze(-1) if flat else series, lengths.to(series.device), flat
+    return series, lengths.to(series.device).expand(each), flat
 
 
 def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
-    many = len(series)
+    """As (…, K), with a sum of 1."""
+    each = series.shape[:-2]
     if weights is None:
-        return torch.full((many,), 1.0 / many, dtype=torch.float64, device=series.device)
-    weights = torch.as_tensor(weights, device=series.device).detach().to(series.device).double()
-    if weights.shape != (many,):
-        raise ValueError(f"weights must have shape ({many},), one a series, got {tuple(weights.shape)}")
-    if not bool((weights >= 0).all()) or not float(weights.sum()) > 0:
+        return torch.full(each, 1.0 / each[-1], dtype=torch.float64, device=series.device)
+    weights = torch.as_tensor(weights).detach().to(series.device).double()
+    if weights.dim() == 0 or weights.shape[-1] != each[-1] or not broadcasts(weights.shape, each):
+        raise ValueError(f"weights must have shape {tuple(each)}, one per series, got {tuple(weights.shape)}")
+    total = weights.sum(-1, keepdim=True)
+    if not bool((weights >= 0).all()) or not bool((total > 0).all()):
         raise ValueError(f"weights must be at least 0, and not all of them 0, got {weights.tolist()}")
-    return weights / weights.sum()
+    return (weights / total).expand(each)
+
+
+def _check_init(init: Tensor, series: Tensor, flat: bool) -> Tensor:
+    """As (…, N, D)."""
+    shape = "(N,)" if flat else "(N, D) or (…, N, D)"
+    check_floats(init, "init", 1 if flat else max(2, init.dim() if isinstance(init, Tensor) else 2), shape, 2)
+    full = init.unsqueeze(-1) if flat else init
+    *batch, _, _, depth = series.shape
+    if 0 in full.shape[-2:] or full.shape[-1] != depth or not broadcasts(full.shape[:-2], tuple(batch)):
+        wanted = "(N,)" if flat else f"(N, {depth}) or {(*batch, 'N', depth)}"
+        raise ValueError(f"init must have shape {wanted}, got {tuple(init.shape)}")
+    return full.expand(*batch, *full.shape[-2:])
 
 
 def _stretched(series: Tensor, lengths: Tensor) -> Tensor:

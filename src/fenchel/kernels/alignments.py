@@ -72,10 +72,7 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
 
 def pull(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of ⟨weight, distances⟩ in x and in y."""
-    towards_x, towards_y = (
-        torch.empty(x.shape, dtype=x.dtype, device="cpu"),
-        torch.empty(y.shape, dtype=y.dtype, device="cpu"),
-    )
+    towards_x, towards_y = (torch.empty(each.shape, dtype=each.dtype, device="cpu") for each in (x, y))
     arrays = [_array(t) for t in (weight, x, y)]
     over_rows(_pull, len(x), weight.numel() * x.shape[2], *arrays, towards_x.numpy(), towards_y.numpy())
     return towards_x, towards_y
@@ -332,7 +329,8 @@ def _pull(first, last, weight, x, y, towards_x, towards_y):  # type: ignore[no-u
                 point, line, there = x[b, i, k], across[k], sums[k]
                 total = 0.0
                 for j in range(columns):
-                    drawn = np.float64(mass[j] * (point - line[j]))
+                    gap = mass[j] * (point - line[j])
+                    drawn = np.float64(gap if mass[j] != 0 else mass[j])  # no NaN from points without weight
                     total += drawn
                     there[j] -= drawn
                 towards_x[b, i, k] = 2.0 * total

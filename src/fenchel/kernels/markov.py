@@ -79,9 +79,8 @@ def curve(
 
 def _room(shape: torch.Size, shared: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     batch, steps, states = shape
-    return torch.empty(shape, dtype=dtype, device="cpu"), torch.empty(
-        (batch, 1 if shared else steps - 1, states, states), dtype=dtype, device="cpu"
-    )
+    pairs = (batch, 1 if shared else steps - 1, states, states)
+    return torch.empty(shape, dtype=dtype, device="cpu"), torch.empty(pairs, dtype=dtype, device="cpu")
 
 
 def _settings(gamma: float) -> Arrays:
