@@ -322,7 +322,7 @@ def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
     each = series.shape[:-2]
     if weights is None:
         return torch.full(each, 1.0 / each[-1], dtype=torch.float64, device=series.device)
-    weights = torch.as_tensor(weights).detach().to(series.device).double()
+    weights = torch.as_tensor(weights, device=series.device).detach().to(series.device).double()
     if weights.dim() == 0 or weights.shape[-1] != each[-1] or not broadcasts(weights.shape, each):
         raise ValueError(f"weights must have shape {tuple(each)}, one per series, got {tuple(weights.shape)}")
     total = weights.sum(-1, keepdim=True)
