@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel.hopfield.dynamics import check_beta, iterate, update
+from fenchel.hopfield.dynamics import check_beta, iterate, own, update
 from fenchel.kernels import concrete
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
@@ -467,7 +467,7 @@ class Hopfield(nn.Module):
             start = torch.as_tensor(scaling, **made).detach().log().expand(self.num_heads).clone()
             self.log_scaling = nn.Parameter(start)
         else:
-            hold(self, "_scaling", scaling)
+            hold(self, "_scaling", own(scaling))
 
 
 class HopfieldPooling(nn.Module):

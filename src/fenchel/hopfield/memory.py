@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fenchel.hopfield import passes
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
-from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, update
+from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show
@@ -79,10 +79,12 @@ class Memory(nn.Module):
     increase along it. A sparse Ω retrieves whole patterns exactly, and :meth:`certify` says which, and from how far.
 
     Args:
-        patterns: (N, D), finite. A tensor, or an ``nn.Parameter``, which is trained; or a numpy array, which may be a
-            ``memmap``: that is read a chunk at a time, never copied, left out of the ``state_dict`` and not written to.
+        patterns: (N, D), finite. A tensor, which is copied: what happens to it later does not change the memory, and
+            gradients reach it through the copy. An ``nn.Parameter`` is kept itself, and trained if it requires a
+            gradient. A numpy array is copied, unless it is a ``memmap``: that is read a chunk at a time, never copied,
+            left out of the ``state_dict`` and not written to.
         omega: the regularizer; ``Tsallis(1.5)`` by default. Of one value for all queries, along the N patterns.
-        beta: inverse temperature, a positive number or a tensor with one value; an ``nn.Parameter`` is trained.
+        beta: inverse temperature, a positive number or a tensor with one value, copied; an ``nn.Parameter`` is trained.
         chunk_size: patterns to work on at a time, so that no matrix of queries × patterns is held. Exact all the same,
             in one pass a step, for entmax, normmax, k_subsets and softmax.
         values: (N, V), what is recalled in place of the patterns (hetero-association); of the kinds of ``patterns``.
@@ -127,7 +129,7 @@ class Memory(nn.Module):
         beta = check_beta(beta)
         if isinstance(beta, Tensor) and beta.numel() != 1:
             raise ValueError(f"beta must be one number for the whole memory, got shape {tuple(beta.shape)}")
-        hold(self, "beta", beta)
+        hold(self, "beta", own(beta))
         self.in_file = isinstance(patterns, np.memmap)
         self._keep("patterns", patterns)
         if values is None:
@@ -480,7 +482,7 @@ class Memory(nn.Module):
         else:
             held = held if held.is_floating_point() else held.to(torch.get_default_dtype())
             held = _normalized(held, self.normalize) if name == "patterns" and not self.in_file else held
-            self.register_buffer(name, held)
+            self.register_buffer(name, own(held) if held is given else held)
 
     def _joined(self, name: str, given: Rows) -> Tensor:
         """What is held and more of it."""
