@@ -88,7 +88,7 @@ class NotFiniteError(Exception):
 
 def chunks(heads: int, rows: int, keys: int) -> Iterator[Chunk]:
     """Rows of one head, or several heads if they have few rows, with about CHUNK scores."""
-    size = max(CHUNK // max(keys, 1), min(ROWS, WIDE // max(keys, 1)), 16)
+    size = max(CHUNK // max(keys, 1), min(ROWS, WIDE // max(keys, 1)), 16) // 8 * 8
     if rows >= size:
         for head in range(heads):
             for first in range(0, rows, size):
