@@ -195,15 +195,15 @@ def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Ten
     In two passes over the patterns, however many sets there are: one gathers the members, one compares.
     """
     members = chosen.nonzero()[:, 1].reshape(-1, k)
-    place, at = members.unique(return_inverse=True)
-    used = torch.zeros(chosen.shape[1], dtype=torch.bool).index_fill(0, place, True)
+    used_at, at = members.unique(return_inverse=True)
+    used = torch.zeros(chosen.shape[1], dtype=torch.bool).index_fill(0, used_at, True)
     rows = torch.cat([block[used[start : start + len(block)]] for start, block in read(BLOCK)]).double()
     gap = torch.full((len(chosen),), math.inf, dtype=torch.float64)
     radius = gap.clone()
     for start, block in read(BLOCK):
         others = block.double()
-        for number, inside in enumerate(rows[each] for each in at):
-            outside = others[~chosen[number, start : start + len(block)]]
+        for place, inside in enumerate(rows[each] for each in at):
+            outside = others[~chosen[place, start : start + len(block)]]
             if not len(outside):
                 continue
             q, mean = inside.sum(0), inside.mean(0)
@@ -211,8 +211,8 @@ def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Ten
             distance = torch.cdist(inside, outside, compute_mode="donot_use_mm_for_euclid_dist")
             # Of two copies one cannot lead the other, wherever the query is.
             ratio = torch.where(distance > 0, (leads - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
-            gap[number] = torch.minimum(gap[number], leads.min())
-            radius[number] = torch.minimum(radius[number], ratio.min())
+            gap[place] = torch.minimum(gap[place], leads.min())
+            radius[place] = torch.minimum(radius[place], ratio.min())
     return gap, radius
 
 

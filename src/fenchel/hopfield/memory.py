@@ -390,10 +390,14 @@ class Memory(nn.Module):
         return keys if name == "patterns" else self._all(keys, name)
 
     def _recall_by_products(self, rows: Tensor, name: str) -> Tensor:
-        keys = self._all(rows)
+        tile = passes.TILE * min(max(passes.CHUNK // len(self), 1), passes.TILE)  # as large as costs little
+        keys, padded = self._all(rows), self._heat(passes.tiled(rows, tile))
         values = self._values(keys, name)
-        groups = passes.row_groups(len(rows), len(self))
-        return torch.cat([self.omega.argmax(self._heat(rows[here]) @ keys.T) @ values for here in groups])
+        chosen = []
+        for here in passes.row_groups(len(padded), len(self), tile):
+            weights = self.omega.argmax(passes.products(padded[here], keys.T, tile))
+            chosen.append(passes.products(weights, values, tile))
+        return torch.cat(chosen)[: len(rows)]
 
     def _recall_by_chunks(self, rows: Tensor, name: str) -> Tensor:
         if passes.is_softmax(self.omega):
@@ -437,7 +441,8 @@ class Memory(nn.Module):
     def _on_supports(self, rows: Tensor, function: passes.Function) -> Tensor:
         heated = self._heat(rows)
         if not len(rows):
-            return function(heated.new_zeros(0, 1), torch.ones(0, 1, dtype=torch.bool), torch.zeros(0, 1).long())
+            scores = heated.sum(-1, keepdim=True)
+            return function(scores, scores > -torch.inf, scores.long())
         found = passes.supports(heated, lambda: self._blocks(rows), self.omega)
         learns = torch.is_grad_enabled() and (heated.requires_grad or self._learns(rows))
         return passes.on_supports(

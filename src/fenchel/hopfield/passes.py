@@ -95,16 +95,29 @@ def check_chunks(omega: Regularizer) -> None:
         )
 
 
-def row_groups(count: int, width: int) -> Iterator[slice]:
-    """Groups of rows with about HELD scores, ``width`` per row, in multiples of TILE rows; one group if there are none."""
-    size = max(HELD // max(width, 1) // TILE, 1) * TILE
+def row_groups(count: int, width: int, tile: int = TILE) -> Iterator[slice]:
+    """Groups of rows with about HELD scores, ``width`` per row, in multiples of a tile; one group if there are none."""
+    size = max(HELD // max(width, 1) // tile, 1) * tile
     return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
 
 
-def tiled(rows: Tensor) -> Tensor:
-    """Rows (R, D), and copies of the last up to a multiple of TILE."""
-    missing = -len(rows) % TILE
+def tiled(rows: Tensor, tile: int = TILE) -> Tensor:
+    """Rows (R, D), and copies of the last up to a multiple of a number."""
+    missing = -len(rows) % tile
     return torch.cat([rows, rows[-1:].expand(missing, -1)]) if len(rows) and missing else rows
+
+
+def products(rows: Tensor, columns: Tensor, tile: int = TILE) -> Tensor:
+    """rows @ columns without derivatives, in products of one shape: rounding depends on the shape and the threads.
+
+    It depends on where rows begin, too: they are moved apart to multiples of eight entries.
+    """
+    if rows.shape[1] % 8:
+        rows = rows.new_empty(len(rows), rows.shape[1] + -rows.shape[1] % 8)[:, : rows.shape[1]].copy_(rows)
+    result = rows.new_empty(len(rows), columns.shape[1])
+    for first in range(0, len(rows), tile):
+        torch.mm(rows[first : first + tile], columns, out=result[first : first + tile])
+    return result
 
 
 def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor, Tensor]:
@@ -145,7 +158,7 @@ class _Kept:
         self.enough = 0
 
     def absorb(self, first: int, block: Tensor) -> None:
-        scores = self.query @ block.T
+        scores = products(self.query, block.T)
         if first == 0:
             self._raise(_first_floor(self.omega, scores))
         count = self._collect(first, scores)
@@ -319,14 +332,14 @@ def on_supports(
 def _on_all(query: Tensor, blocks: Blocks, function: Function, alike: bool) -> Tensor:
     """``function`` of all scores, as many queries in a pass as there is room for."""
 
-    def products(some: Tensor, block: Tensor) -> Tensor:
+    def score(some: Tensor, block: Tensor) -> Tensor:
         return torch.stack([(block * q).sum(-1) for q in some]) if alike else some @ block.T
 
     count = sum(len(block) for _, block in blocks())
-    rows = tiled(query)
+    rows = tiled(query, TILE // 2)  # enough for products alone, and these are long rows
     parts = []
     for here in row_groups(len(rows), count):
-        scores = torch.cat([products(rows[here], block) for _, block in blocks()], -1)
+        scores = torch.cat([score(rows[here], block) for _, block in blocks()], -1)
         parts.append(function(scores, None, None))
     return torch.cat(parts)[: len(query)]
 
