@@ -34,7 +34,7 @@ class HopfieldEncoderLayer(nn.Module):
         >>> layer = HopfieldEncoderLayer(Hopfield(16, num_heads=2, omega=fenchel.Gini()), dim_feedforward=32)
         >>> layer(torch.randn(3, 7, 16)).shape
         torch.Size([3, 7, 16])
-        >>> torch.nn.TransformerEncoder(layer, 2)(torch.randn(3, 7, 16)).shape
+        >>> torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)(torch.randn(3, 7, 16)).shape
         torch.Size([3, 7, 16])
 
     References: Vaswani et al. (2017); Ramsauer et al. (2021).
