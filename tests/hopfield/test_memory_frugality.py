@@ -109,8 +109,10 @@ def test_a_query_takes_the_same_path_alone_and_in_any_batch(omega: Regularizer, 
     together = memory.retrieve(queries, 30)
     for rows in (slice(3, 4), slice(40, 41), slice(99, 100), slice(10, 47)):
         apart = memory.retrieve(queries[rows], 30)
-        for name in ("steps", "converged", "state"):
-            assert torch.equal(getattr(apart, name), getattr(together, name)[rows])
+        assert torch.equal(apart.steps, together.steps[rows])
+        assert torch.equal(apart.converged, together.converged[rows])
+        eps = torch.finfo(dtype).eps
+        torch.testing.assert_close(apart.state, together.state[rows], atol=2 * eps, rtol=2 * eps)
 
 
 # -- chunks of a softmax memory ----------------------------------------------------------------------------------------

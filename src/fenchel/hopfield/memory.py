@@ -239,8 +239,9 @@ class Memory(nn.Module):
         """Update states until each of them stands still.
 
         A query stops when an update moves it by no more than ``tol · max(1, ‖state‖)``, and is left alone from then on.
-        Patterns are reached exactly under a sparse Ω: an update then moves nothing at all. What becomes of a query does
-        not depend on the others: to the last bit on CPUs without derivatives and chunks, else up to rounding.
+        Patterns are reached exactly under a sparse Ω: an update then moves nothing at all. A query takes the
+        same path alone and in a batch: without derivatives all products have one shape, so that no more than the last
+        bit of a state can differ, and mostly none does; with derivatives states agree up to rounding.
 
         Differentiable through the updates; with ``implicit=True`` through the fixed point alone, by one linear system,
         in constant memory: right in the patterns, beta and the parameters of Ω, and zero in the query, which does not
