@@ -9,7 +9,7 @@ when they are needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -88,7 +88,7 @@ class NotFiniteError(Exception):
 
 def chunks(heads: int, rows: int, keys: int) -> Iterator[Chunk]:
     """Rows of one head, or several heads if they have few rows, with about CHUNK scores."""
-    size = max(CHUNK // max(keys, 1), min(ROWS, WIDE // max(keys, 1)), 16)
+    size = max(CHUNK // max(keys, 1), min(ROWS, WIDE // max(keys, 1)), 16) // 8 * 8
     if rows >= size:
         for head in range(heads):
             for first in range(0, rows, size):
@@ -231,7 +231,9 @@ class _Pass:
         )
         self.part(chunk, output).copy_(out)
 
-    def _pull_back(self, chunk: Chunk, grad: Tensor, to: tuple[Tensor, Tensor, Tensor, Tensor], learns: bool) -> None:
+    def _pull_back(
+        self, chunk: Chunk, grad: Tensor, to: tuple[Tensor, Tensor | None, Tensor | None, Tensor], learns: bool
+    ) -> None:
         """``backward`` of a chunk whose supports are not sparse, by dense products."""
         weights = self.weights(chunk)
         to_query, to_key, to_value, to_alpha = to
@@ -239,7 +241,8 @@ class _Pass:
         keys, values = (self.sees(chunk, weights, t) for t in (self.key, self.value))
         pulls = torch.bmm(g, values.transpose(1, 2))
         slopes = torch.empty_like(pulls)
-        self.sees(chunk, weights, to_value).add_(torch.bmm(weights.transpose(1, 2), g))
+        if to_value is not None:
+            self.sees(chunk, weights, to_value).add_(torch.bmm(weights.transpose(1, 2), g))
         p, dp, ds = (t.view(-1, t.shape[2]).numpy() for t in (weights, pulls, slopes))
         powers = self.each(chunk, self.powers)
         if learns:
@@ -248,14 +251,20 @@ class _Pass:
             self.part(chunk, to_alpha).copy_(torch.from_numpy(alphas).view(g.shape[:2]))
         self.over_rows(self.maps.entmax_product, len(p), p.size, p, powers, dp, ds)
         self.part(chunk, to_query).copy_(torch.bmm(slopes, keys))
-        self.sees(chunk, weights, to_key).add_(torch.bmm(slopes.transpose(1, 2), q))
+        if to_key is not None:
+            self.sees(chunk, weights, to_key).add_(torch.bmm(slopes.transpose(1, 2), q))
 
     def backward(
-        self, found: list[Lists | None], grad: Tensor, weight_grad: Tensor, learns: bool
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Gradients of query, key, value and alpha from those of the output and of weights that were handed out."""
+        self, found: list[Lists | None], grad: Tensor, weight_grad: Tensor, needed: Sequence[bool]
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """Gradients of query, key, value and alpha from those of the output and of weights that were handed out.
+
+        Those of keys and values, as large as a memory is, only if they are ``needed``.
+        """
+        _, key_learns, value_learns, learns = needed
         to_query = torch.empty_like(self.query)
-        to_key, to_value = torch.zeros_like(self.key), torch.zeros_like(self.value)
+        to_key = torch.zeros_like(self.key) if key_learns else None
+        to_value = torch.zeros_like(self.value) if value_learns else None
         to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
         for chunk, kept in zip(self.chunks(), found, strict=True):
             if kept is None:
@@ -293,6 +302,8 @@ class _Pass:
                 self.part(chunk, to_alpha).copy_(torch.from_numpy(alphas).view(len(chunk.heads), len(chunk.rows)))
             used = lists.weights * lists.kept if lists.kept.size else lists.weights
             for weights, table, out in ((slopes, q, to_key), (used, g, to_value)):
+                if out is None:
+                    continue
                 parts = -(-table.shape[1] // self.loops.PART)
                 self.over_rows(
                     self.loops.scatter,
@@ -332,11 +343,11 @@ class _Attend(torch.autograd.Function):
         grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
         if torch.is_grad_enabled():
             return (*_dense_gradients(ctx, (query, key, value, alpha), grad, weight_grad), None)
-        learns = ctx.needs_input_grad[3]
+        needed = ctx.needs_input_grad[:4]
         weight_grad = query.new_empty(0) if weight_grad is None else weight_grad
         passed = _Pass(query, key, value, alpha, ctx.task)
-        to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, learns)
-        return to_query, to_key, to_value, to_alpha if learns else None, None
+        to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, needed)
+        return to_query, to_key, to_value, to_alpha if needed[3] else None, None
 
 
 def _dense_gradients(

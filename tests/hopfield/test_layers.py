@@ -207,13 +207,13 @@ def test_static_patterns_without_projections_are_a_memory() -> None:
     assert_close(layer((stored, state, projection)), expected, **EXACT)
 
 
-def test_connected_projections_come_from_the_projected_stored_patterns() -> None:
+def test_connected_projections_pass_through_the_projection_of_the_stored_patterns() -> None:
     layer = stirred(Hopfield(WIDTH, hidden_size=3, num_heads=HEADS, pattern_projection_as_connected=True))
-    stored, state, _ = patterns()
-    value = layer.pattern_proj(layer.stored_proj(layer.norm_stored_pattern(stored)))
-    weights = layer.get_association_matrix((stored, state, stored))
+    stored, state, projection = patterns()
+    value = layer.pattern_proj(layer.stored_proj(layer.norm_pattern_projection(projection)))
+    weights = layer.get_association_matrix((stored, state, projection))
     read = torch.cat([weights[:, head] @ value[..., 3 * head : 3 * head + 3] for head in range(HEADS)], -1)
-    assert_close(layer((stored, state, stored)), layer.out_proj(read), **EXACT)
+    assert_close(layer((stored, state, projection)), layer.out_proj(read), **EXACT)
 
 
 @pytest.mark.parametrize("omega", OMEGAS, ids=str)

@@ -3,8 +3,10 @@
 from fenchel.hopfield.certificates import Capacity, Certificate, capacity
 from fenchel.hopfield.classical import ClassicalMemory, DenseMemory
 from fenchel.hopfield.dynamics import Path, iterate, update
+from fenchel.hopfield.hflayers import load_hflayers
 from fenchel.hopfield.layers import Hopfield, HopfieldLayer, HopfieldPooling
 from fenchel.hopfield.memory import Memory, Retrieval
+from fenchel.hopfield.transformer import HopfieldDecoderLayer, HopfieldEncoderLayer
 
 __all__ = [
     "Capacity",
@@ -12,6 +14,8 @@ __all__ = [
     "ClassicalMemory",
     "DenseMemory",
     "Hopfield",
+    "HopfieldDecoderLayer",
+    "HopfieldEncoderLayer",
     "HopfieldLayer",
     "HopfieldPooling",
     "Memory",
@@ -19,5 +23,6 @@ __all__ = [
     "Retrieval",
     "capacity",
     "iterate",
+    "load_hflayers",
     "update",
 ]

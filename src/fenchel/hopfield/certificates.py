@@ -83,11 +83,8 @@ def certify_patterns(
         torch.full((count,), math.nan, device="cpu").double(),
     )
     mean = torch.stack([block.double().sum(0) for _, block in read(BLOCK)]).sum(0) / count
-    for start, patterns in read(BLOCK):
-        i = wanted[start : start + len(patterns)].nonzero().squeeze(-1)
-        if not len(i):
-            continue
-        here, i = _Centered(patterns[i], mean, count), start + i
+    for i, patterns in _gathered(read, wanted):
+        here = _Centered(patterns, mean, count)
         nearest, tightest = _Least(here.patterns), _Least(here.patterns)
         for other_start, block in read(BLOCK):
             other = _Centered(block, mean, count)
@@ -101,6 +98,22 @@ def certify_patterns(
     separation = torch.where(copies > 1, gap.clamp_max(0.0), gap)
     found = (separation, _enough(gap, needed), radius, _least_beta(lead, gap))
     return Certificate(*(each[wanted] for each in found))
+
+
+def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The wanted patterns and their places, BLOCK at a time from wherever they lie: each block costs one pass later."""
+    places: list[Tensor] = []
+    rows: list[Tensor] = []
+    held = 0
+    for start, block in read(BLOCK):
+        i = wanted[start : start + len(block)].nonzero().squeeze(-1)
+        if held + len(i) > BLOCK:
+            yield torch.cat(places), torch.cat(rows)
+            places, rows, held = [], [], 0
+        if len(i):
+            places, rows, held = [*places, start + i], [*rows, block[i]], held + len(i)
+    if held:
+        yield torch.cat(places), torch.cat(rows)
 
 
 class _Centered:
@@ -174,26 +187,35 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
         each = certify_patterns(read, count, single, beta, wanted)
         at = (wanted.cumsum(0) - 1)[place]
         return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
-    found = [_least_lead(read, y, lead / beta) for y in chosen]
-    gap, radius = torch.tensor(found, dtype=torch.float64, device="cpu").reshape(-1, 2).unbind(-1)
+    gap, radius = _least_leads(read, chosen, int(k), lead / beta)
     lead_each = torch.full_like(gap, lead)
     return Certificate(gap, _enough(gap, lead_each / beta), radius, _least_beta(lead_each, gap))
 
 
-def _least_lead(read: Read, chosen: Tensor, needed: float) -> tuple[float, float]:
-    """The least lead of a pattern that is chosen over one that is not, and the radius of the ball around their sum."""
-    inside = torch.cat([block[chosen[start : start + len(block)]].double() for start, block in read(BLOCK)])
-    q, mean = inside.sum(0), inside.mean(0)
-    gap, radius = math.inf, math.inf
+def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Tensor, Tensor]:
+    """For sets of k patterns, boolean (A, N): the least lead of a member over another pattern, and the ball's radius.
+
+    In two passes over the patterns, however many sets there are: one gathers the members, one compares.
+    """
+    members = chosen.nonzero()[:, 1].reshape(-1, k)
+    used_at, at = members.unique(return_inverse=True)
+    used = torch.zeros(chosen.shape[1], dtype=torch.bool).index_fill(0, used_at, True)
+    rows = torch.cat([block[used[start : start + len(block)]] for start, block in read(BLOCK)]).double()
+    gap = torch.full((len(chosen),), math.inf, dtype=torch.float64)
+    radius = gap.clone()
     for start, block in read(BLOCK):
-        outside = block[~chosen[start : start + len(block)]].double()
-        if not len(outside):
-            continue
-        leads = ((inside - mean) @ q).unsqueeze(-1) - (outside - mean) @ q
-        distance = torch.cdist(inside, outside, compute_mode="donot_use_mm_for_euclid_dist")
-        # Of two copies one cannot lead the other, wherever the query is.
-        ratio = torch.where(distance > 0, (leads - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
-        gap, radius = min(gap, float(leads.min())), min(radius, float(ratio.min()))
+        others = block.double()
+        for place, inside in enumerate(rows[each] for each in at):
+            outside = others[~chosen[place, start : start + len(block)]]
+            if not len(outside):
+                continue
+            q, mean = inside.sum(0), inside.mean(0)
+            leads = ((inside - mean) @ q).unsqueeze(-1) - (outside - mean) @ q
+            distance = torch.cdist(inside, outside, compute_mode="donot_use_mm_for_euclid_dist")
+            # Of two copies one cannot lead the other, wherever the query is.
+            ratio = torch.where(distance > 0, (leads - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
+            gap[place] = torch.minimum(gap[place], leads.min())
+            radius[place] = torch.minimum(radius[place], ratio.min())
     return gap, radius
 
 
@@ -285,14 +307,38 @@ def _least_beta(lead: Tensor, gap: Tensor) -> Tensor:
 
 
 def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
-    """For each pattern the place of the first that equals it, and how many copies there are."""
+    """For each pattern the place of the first that equals it, and how many copies there are.
+
+    Copies have the same product with a random direction, up to rounding: all others are told apart by that alone, and
+    only patterns that may have a copy are compared in full.
+    """
+    suspect = _may_repeat(read, count)
     seen: dict[bytes, int] = {}
-    group = torch.empty(count, dtype=torch.long, device="cpu")
+    group = torch.arange(count)
     for start, block in read(BLOCK):
-        rows = (block.double() + 0.0).numpy()  # −0 and 0 are one
-        for place, row in enumerate(rows, start):
+        chosen = suspect[start : start + len(block)].nonzero().squeeze(-1)
+        rows = (block[chosen].double() + 0.0).numpy()  # −0 and 0 are one
+        for place, row in zip((start + chosen).tolist(), rows, strict=True):
             group[place] = seen.setdefault(blake2b(row.tobytes(), digest_size=16).digest(), place)
     return group, torch.bincount(group, minlength=count)[group]
+
+
+def _may_repeat(read: Read, count: int) -> Tensor:
+    """Boolean (N,): patterns whose product with a random direction is another's, up to rounding."""
+    products, slack = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
+    for start, block in read(BLOCK):
+        rows = block.double()
+        direction = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        here = slice(start, start + len(block))
+        products[here] = rows @ direction
+        slack[here] = rows.abs() @ direction.abs()
+    slack *= rows.shape[1] * torch.finfo(torch.float64).eps  # an upper bound of a sum's rounding error
+    order = products.argsort()
+    close = products[order].diff() <= 2 * torch.maximum(slack[order[1:]], slack[order[:-1]])
+    found = torch.zeros(count, dtype=torch.bool)
+    found[order[1:][close]] = True
+    found[order[:-1][close]] = True
+    return found
 
 
 @dataclass(frozen=True)

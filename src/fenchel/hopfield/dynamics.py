@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fenchel.attention import attention
 from fenchel.kernels import concrete
@@ -176,6 +176,11 @@ def check_beta(beta: float | Tensor) -> float | Tensor:
     if not isinstance(infinite, Tensor) and infinite:
         raise ValueError("beta must satisfy 0 < beta < inf, got inf; for hard retrieval use omega=Hard()")
     return beta
+
+
+def own(value: float | Tensor) -> float | Tensor:
+    """A copy of a tensor, so that later changes of the caller's do not reach a module; parameters stay themselves."""
+    return value.clone() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value
 
 
 def _at_once(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, tol: float) -> Path:

@@ -10,11 +10,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel.hopfield.dynamics import check_beta, iterate, update
+from fenchel.hopfield.arguments import (
+    activation,
+    check_association,
+    check_eps,
+    check_input,
+    check_scaling,
+    check_share,
+    check_size,
+    check_update_steps,
+    default_hidden_size,
+)
+from fenchel.hopfield.dynamics import iterate, own, update
 from fenchel.kernels import concrete
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
-from fenchel.regularizers.rows import broadcasts
 
 SPREAD = 0.02
 """Of what is learned as a pattern, at the start: small, so that the first gradients decide where it points."""
@@ -80,7 +90,8 @@ class Hopfield(nn.Module):
         output_size: width of the output; ``input_size`` by default.
         pattern_size: width of the projected patterns, of each head; ``hidden_size`` by default.
         num_heads: parallel associations.
-        scaling: β, a positive number or a tensor of one a head; 1/√hidden_size by default.
+        scaling: β, a positive number or a tensor of one per head. By default 1/√hidden_size; 1 where states meet stored
+            patterns as they are given: all three inputs static, no norm in the association space, no output projection.
         update_steps_max: how many times the states are updated before they are read out; None: until they rest.
         update_steps_eps: a state rests once an update moves it by no more than this share of its norm, or of 1.
         normalize_stored_pattern: apply a layer norm to the stored patterns; ``…_affine``, ``…_eps``: its options.
@@ -90,7 +101,8 @@ class Hopfield(nn.Module):
         stored_pattern_as_static: take stored patterns as they are, of width ``hidden_size``, for every head.
         state_pattern_as_static: the same for the state patterns.
         pattern_projection_as_static: the same for the pattern projections, of width ``pattern_size``.
-        pattern_projection_as_connected: project what the stored patterns were projected to, not the third input.
+        pattern_projection_as_connected: project the third input as the stored patterns are, and the result once more:
+            two layers, the first of them shared. It then has the width of the stored patterns.
         stored_pattern_size: width of the stored patterns if it is another.
         pattern_projection_size: width of the pattern projections if it is another.
         batch_first: inputs are (batch, length, width), else (length, batch, width).
@@ -165,23 +177,27 @@ class Hopfield(nn.Module):
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_heads = _check_size("num_heads", num_heads)
-        self.hidden_size = _hidden_size(input_size, hidden_size, num_heads)
-        self.pattern_size = _check_size("pattern_size", self.hidden_size if pattern_size is None else pattern_size)
+        self.num_heads = check_size("num_heads", num_heads)
+        self.hidden_size = default_hidden_size(input_size, hidden_size, num_heads)
+        self.pattern_size = check_size("pattern_size", self.hidden_size if pattern_size is None else pattern_size)
         self.batch_first = batch_first
         self.add_zero_association = add_zero_association
-        self.update_steps_max = _check_steps(update_steps_max)
-        self.update_steps_eps = _check_eps(update_steps_eps)
-        self.association_activation = _activation(association_activation)
-        self.dropout = _check_share("dropout", dropout)
-        self.bag_dropout = _check_share("bag_dropout", bag_dropout)
+        self.update_steps_max = check_update_steps(update_steps_max)
+        self.update_steps_eps = check_eps(update_steps_eps)
+        self.association_activation = (
+            None if association_activation is None else activation("association_activation", association_activation)
+        )
+        self.dropout = check_share("dropout", dropout)
+        self.bag_dropout = check_share("bag_dropout", bag_dropout)
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
-        self._hold_scaling(scaling, learnable_scaling, made)
+        static = stored_pattern_as_static and state_pattern_as_static and pattern_projection_as_static
+        as_given = static and disable_out_projection and not normalize_hopfield_space
+        self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, made)
 
         connected = self.pattern_projection_as_connected = pattern_projection_as_connected
         if connected and (stored_pattern_as_static or pattern_projection_as_static):
             raise ValueError(
-                "pattern_projection_as_connected projects the projected stored patterns: with it, neither "
+                "pattern_projection_as_connected shares the projection of the stored patterns: with it, neither "
                 "stored_pattern_as_static nor pattern_projection_as_static may be True"
             )
         space, patterns = self.num_heads * self.hidden_size, self.num_heads * self.pattern_size
@@ -197,15 +213,24 @@ class Hopfield(nn.Module):
             input_bias,
             made,
         )
+        if pattern_projection_size is None:
+            pattern_projection_size = self.stored_pattern_size if connected else input_size
+        if connected and pattern_projection_size != self.stored_pattern_size:
+            raise ValueError(
+                "pattern_projection_size must be that of the stored patterns with pattern_projection_as_connected, "
+                f"{self.stored_pattern_size}, got {pattern_projection_size}"
+            )
         self.pattern_projection_size, self.pattern_proj = _entry(
             pattern_projection_as_static,
             self.pattern_size,
             patterns,
             "pattern_projection_size",
-            space if connected else input_size if pattern_projection_size is None else pattern_projection_size,
+            space if connected else pattern_projection_size,
             input_bias,
             made,
         )
+        if connected:  # the projection of the stored patterns comes first
+            self.pattern_projection_size = self.stored_pattern_size
         self.norm_state_pattern = _norm(
             self.state_pattern_size if normalize_state_pattern else None,
             normalize_state_pattern_affine,
@@ -219,7 +244,7 @@ class Hopfield(nn.Module):
             made,
         )
         self.norm_pattern_projection = _norm(
-            self.pattern_projection_size if normalize_pattern_projection and not connected else None,
+            self.pattern_projection_size if normalize_pattern_projection else None,
             normalize_pattern_projection_affine,
             normalize_pattern_projection_eps,
             made,
@@ -354,9 +379,11 @@ class Hopfield(nn.Module):
             given, stored = stored, stored.masked_fill(padding.unsqueeze(-1), 0.0)
             projection = stored if projection is given else projection.masked_fill(padding.unsqueeze(-1), 0.0)
         key = self._split(stored, self.norm_stored_pattern, self.stored_proj)
+        norm = self.norm_pattern_projection
         if self.pattern_projection_as_connected:
-            projection = key.transpose(1, 2).flatten(-2)
-        value = self._split(projection, self.norm_pattern_projection, self.pattern_proj)
+            assert self.stored_proj is not None
+            projection, norm = self.stored_proj(projection if norm is None else norm(projection)), None
+        value = self._split(projection, norm, self.pattern_proj)
         key = key if self.norm_hopfield_space is None else self.norm_hopfield_space(key)
         if self.bias_stored is not None and self.bias_pattern is not None:
             key, value = _append(key, self.bias_stored), _append(value, self.bias_pattern)
@@ -403,7 +430,7 @@ class Hopfield(nn.Module):
         keep = None if hidden is None else ~hidden[:, None, None, :]
         if association is None:
             return keep
-        association = _check_association(association, shape)
+        association = check_association(association, shape)
         if association.dtype == torch.bool:
             return ~association if keep is None else keep & ~association
         association = association.to(dtype)
@@ -418,14 +445,9 @@ class Hopfield(nn.Module):
                 f"got {len(three)}"
             )
         names = ("stored pattern", "state pattern", "pattern projection")
-        connected = self.pattern_projection_as_connected
-        widths = (
-            self.stored_pattern_size,
-            self.state_pattern_size,
-            None if connected else self.pattern_projection_size,
-        )
+        widths = (self.stored_pattern_size, self.state_pattern_size, self.pattern_projection_size)
         for name, x, width in zip(names, three, widths, strict=True):
-            _check_input(name, x, width)
+            check_input(name, x, width)
         stored, state, projection = (self._batch_first(x) for x in three)
         projection = stored if three[2] is three[0] else projection
         if projection.shape[:2] != stored.shape[:2]:
@@ -459,15 +481,17 @@ class Hopfield(nn.Module):
     def _bias(self, width: int, made: dict[str, Any]) -> nn.Parameter:
         return nn.Parameter(torch.empty(1, self.num_heads, 1, width, **made))
 
-    def _hold_scaling(self, scaling: float | Tensor | None, learnable: bool, made: dict[str, Any]) -> None:
+    def _hold_scaling(
+        self, scaling: float | Tensor | None, default: float, learnable: bool, made: dict[str, Any]
+    ) -> None:
         """β as it is, or its logarithm as a parameter."""
-        scaling = self.hidden_size**-0.5 if scaling is None else _check_scaling(scaling, self.num_heads)
+        scaling = default if scaling is None else check_scaling(scaling, self.num_heads)
         self.log_scaling: nn.Parameter | None = None
         if learnable:
             start = torch.as_tensor(scaling, **made).detach().log().expand(self.num_heads).clone()
             self.log_scaling = nn.Parameter(start)
         else:
-            hold(self, "_scaling", scaling)
+            hold(self, "_scaling", own(scaling))
 
 
 class HopfieldPooling(nn.Module):
@@ -515,7 +539,7 @@ class HopfieldPooling(nn.Module):
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        self.quantity = _check_size("quantity", quantity)
+        self.quantity = check_size("quantity", quantity)
         self.hopfield = Hopfield(
             input_size,
             hidden_size,
@@ -631,7 +655,7 @@ class HopfieldLayer(nn.Module):
         **options: Unpack[Options],
     ) -> None:
         super().__init__()
-        self.quantity = _check_size("quantity", quantity)
+        self.quantity = check_size("quantity", quantity)
         self.hopfield = Hopfield(
             input_size,
             hidden_size,
@@ -729,7 +753,7 @@ def _entry(
         return own, None
     if size is None:
         raise ValueError(f"{name} must be given unless its patterns are static")
-    return _check_size(name, size), nn.Linear(size, width, bias, **made)
+    return check_size(name, size), nn.Linear(size, width, bias, **made)
 
 
 def _exit(
@@ -737,7 +761,7 @@ def _exit(
 ) -> tuple[int, nn.Linear | None]:
     """The width of the output, and its projection."""
     if not disabled:
-        size = _check_size("output_size", (input_size or width) if output_size is None else output_size)
+        size = check_size("output_size", (input_size or width) if output_size is None else output_size)
         return size, nn.Linear(width, size, bias, **made)
     if output_size not in (None, width):
         raise ValueError(
@@ -749,90 +773,3 @@ def _exit(
 
 def _norm(width: int | None, affine: bool, eps: float, made: dict[str, Any]) -> nn.LayerNorm | None:
     return None if width is None else nn.LayerNorm(width, eps, affine, **made)
-
-
-def _hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:
-    if hidden_size is not None:
-        return _check_size("hidden_size", hidden_size)
-    if input_size is None:
-        raise ValueError("hidden_size must be given where input_size is not")
-    if _check_size("input_size", input_size) % num_heads:
-        raise ValueError(
-            f"input_size must be a multiple of num_heads where hidden_size is not given, got {input_size} and "
-            f"{num_heads}"
-        )
-    return input_size // num_heads
-
-
-def _check_size(name: str, size: int) -> int:
-    if isinstance(size, bool) or not isinstance(size, int):
-        raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1, got {size}")
-    return size
-
-
-def _check_share(name: str, share: float) -> float:
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {share}")
-    return float(share)
-
-
-def _check_steps(steps: int | None) -> int | None:
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
-        raise TypeError(f"update_steps_max must be an integer or None, got {type(steps).__name__}")
-    if steps is not None and steps < 0:
-        raise ValueError(f"update_steps_max must not be negative, got {steps}")
-    return steps
-
-
-def _check_eps(eps: float) -> float:
-    if not eps >= 0:
-        raise ValueError(f"update_steps_eps must not be negative, got {eps}")
-    return float(eps)
-
-
-def _check_scaling(scaling: float | Tensor, num_heads: int) -> float | Tensor:
-    try:
-        scaling = check_beta(scaling)
-    except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("beta", "scaling")) from None
-    if isinstance(scaling, Tensor) and scaling.shape not in ((), (1,), (num_heads,)):
-        raise ValueError(f"scaling must have one entry a head, {num_heads}, got shape {tuple(scaling.shape)}")
-    return scaling
-
-
-def _activation(activation: str | Callable[[Tensor], Tensor] | None) -> Callable[[Tensor], Tensor] | None:
-    if not isinstance(activation, str):
-        return activation
-    function = getattr(torch, activation, None)
-    if not callable(function):
-        raise ValueError(f"association_activation must name a function of torch, such as 'relu', got {activation!r}")
-    found: Callable[[Tensor], Tensor] = function
-    return found
-
-
-def _check_input(name: str, x: Tensor, width: int | None) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"input: the {name} must be a floating-point tensor, got {kind}")
-    if x.dim() != 3:
-        raise ValueError(f"input: the {name} must have 3 dimensions, batch, length and width, got {tuple(x.shape)}")
-    if width is not None and x.shape[-1] != width:
-        raise ValueError(f"input: the {name} must have width {width}, got shape {tuple(x.shape)}")
-
-
-def _check_association(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """An association mask that broadcasts to (batch, heads, L, S)."""
-    if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"association_mask must be boolean (True = may not be associated) or added, got {kind}")
-    batch, heads, states, stored = shape
-    if mask.dim() == 3 and mask.shape == (batch * heads, states, stored):
-        return mask.reshape(shape)
-    if mask.dim() in (2, 4) and broadcasts(mask.shape, shape):
-        return mask
-    raise ValueError(
-        f"association_mask must have shape {(states, stored)} or {(batch * heads, states, stored)}, or broadcast to "
-        f"{shape}, got {tuple(mask.shape)}"
-    )

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from fenchel.hopfield import passes
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
-from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, update
+from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
+from fenchel.hopfield.softmax import Stored, softmax_average
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show
 from fenchel.regularizers.capped import KSubsets
@@ -79,10 +80,12 @@ class Memory(nn.Module):
     increase along it. A sparse Ω retrieves whole patterns exactly, and :meth:`certify` says which, and from how far.
 
     Args:
-        patterns: (N, D), finite. A tensor, or an ``nn.Parameter``, which is trained; or a numpy array, which may be a
-            ``memmap``: that is read a chunk at a time, never copied, left out of the ``state_dict`` and not written to.
+        patterns: (N, D), finite. A tensor, which is copied: what happens to it later does not change the memory, and
+            gradients reach it through the copy. An ``nn.Parameter`` is kept itself, and trained if it requires a
+            gradient. A numpy array is copied, unless it is a ``memmap``: that is read a chunk at a time, never copied,
+            left out of the ``state_dict`` and not written to.
         omega: the regularizer; ``Tsallis(1.5)`` by default. Of one value for all queries, along the N patterns.
-        beta: inverse temperature, a positive number or a tensor with one value; an ``nn.Parameter`` is trained.
+        beta: inverse temperature, a positive number or a tensor with one value, copied; an ``nn.Parameter`` is trained.
         chunk_size: patterns to work on at a time, so that no matrix of queries × patterns is held. Exact all the same,
             in one pass a step, for entmax, normmax, k_subsets and softmax.
         values: (N, V), what is recalled in place of the patterns (hetero-association); of the kinds of ``patterns``.
@@ -127,7 +130,7 @@ class Memory(nn.Module):
         beta = check_beta(beta)
         if isinstance(beta, Tensor) and beta.numel() != 1:
             raise ValueError(f"beta must be one number for the whole memory, got shape {tuple(beta.shape)}")
-        hold(self, "beta", beta)
+        hold(self, "beta", own(beta))
         self.in_file = isinstance(patterns, np.memmap)
         self._keep("patterns", patterns)
         if values is None:
@@ -198,13 +201,15 @@ class Memory(nn.Module):
     def energy(self, query: Tensor) -> Tensor:
         """The energy of states (…, D), one value each; not negative for Tsallis and norm entropies."""
         entered = self._enter(query)
+        count = len(entered)
         # In double precision: at a small β the conjugate is nearly log N, which leaves the difference no digits.
-        rows = entered.double()
+        rows = passes.tiled(entered).double()
         if self._chunked:
             conjugate = self._conjugate_by_chunks(rows)
         else:
-            size = max(passes.HELD // len(self), 1)
-            conjugate = torch.cat([self.omega.max(self._scores(part)) for part in torch.split(rows, size)])
+            keys = self._all(rows)  # converted once, not for each group of queries
+            groups = passes.row_groups(len(rows), len(self))
+            conjugate = torch.cat([self.omega.max(self._heat(rows[here]) @ keys.T) for here in groups])
         energy = rows.square().sum(-1) / 2
         if isinstance(passes.base(self.omega), Tsallis | Norm):
             uniform = torch.full((len(self),), 1 / len(self), dtype=torch.float64, device=rows.device)
@@ -212,7 +217,7 @@ class Memory(nn.Module):
             energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can leave it a hair below zero
         else:
             energy = energy - conjugate / self._beta(rows)
-        return energy.to(entered.dtype).reshape(query.shape[:-1])
+        return energy[:count].to(entered.dtype).reshape(query.shape[:-1])
 
     def step(self, query: Tensor) -> Tensor:
         """One update of states (…, D): Xᵀ argmax_Ω(βXq)."""
@@ -221,11 +226,12 @@ class Memory(nn.Module):
     def weights(self, query: Tensor) -> Tensor:
         """The weights that states (…, D) give to the patterns: argmax_Ω(βXq), (…, N), dense."""
         rows = self._enter(query)
+        count, rows = len(rows), passes.tiled(rows)
         if not self._chunked or passes.is_softmax(self.omega):
-            weights = self.omega.argmax(self._scores(rows)).to(rows.dtype)
+            weights = self.omega.argmax(self._scores(rows))
         else:
-            weights = self._spread(_exact(rows)).to(rows.dtype)
-        return weights.reshape(*query.shape[:-1], len(self))
+            weights = self._spread(_exact(rows))
+        return weights[:count].to(rows.dtype).reshape(*query.shape[:-1], len(self))
 
     def retrieve(
         self, query: Tensor, max_steps: int = 100, tol: float | None = None, *, implicit: bool = False
@@ -233,7 +239,9 @@ class Memory(nn.Module):
         """Update states until each of them stands still.
 
         A query stops when an update moves it by no more than ``tol · max(1, ‖state‖)``, and is left alone from then on.
-        Patterns are reached exactly under a sparse Ω: an update then moves nothing at all.
+        Patterns are reached exactly under a sparse Ω: an update then moves nothing at all. A query takes the
+        same path alone and in a batch: without derivatives all products have one shape, so that no more than the last
+        bit of a state can differ, and mostly none does; with derivatives states agree up to rounding.
 
         Differentiable through the updates; with ``implicit=True`` through the fixed point alone, by one linear system,
         in constant memory: right in the patterns, beta and the parameters of Ω, and zero in the query, which does not
@@ -362,60 +370,80 @@ class Memory(nn.Module):
     def _recall(self, query: Tensor, name: str = "values") -> Tensor:
         """argmax_Ω(βXq) times patterns, or values."""
         rows = self._enter(query)
-        if not self._chunked and not self._large(rows):
+        count, rows = len(rows), passes.tiled(rows)
+        plain = self._plain(rows)
+        if self._chunked or (plain and len(self) >= passes.MANY and passes.is_thresholded(self.omega)):
+            recalled = self._recall_by_chunks(_exact(rows), name)
+        elif plain:
+            recalled = self._recall_by_products(_exact(rows), name)
+        else:  # attention keeps little for the derivative
             keys = self._all(rows)
-            values = keys if name == "patterns" else self._all(rows, name)
-            recalled = update(rows, keys, values, self.omega, self._beta(rows))
-        else:
-            recalled = self._recall_by_chunks(_exact(rows), name).to(rows.dtype)
-        return recalled.reshape(*query.shape[:-1], getattr(self, name).shape[1])
+            recalled = update(rows, keys, self._values(keys, name), self.omega, self._beta(rows))
+        return recalled[:count].to(rows.dtype).reshape(*query.shape[:-1], getattr(self, name).shape[1])
 
-    def _large(self, rows: Tensor) -> bool:
-        """Whether a pass over the patterns is the faster way: many of both, and no derivative asked for.
+    def _plain(self, rows: Tensor) -> bool:
+        """Whether no derivative is asked for: a query is then computed in one way, whatever the others are."""
+        learns = torch.is_grad_enabled() and self._learns(rows)
+        return not learns and not tracks_forward() and concrete(rows, self.patterns)
 
-        All queries then meet a chunk of patterns in one product, where attention takes some queries and all keys.
-        """
-        if len(rows) < passes.MANY or len(rows) * len(self) < passes.HELD or not concrete(rows, self.patterns):
-            return False
-        learns = torch.is_grad_enabled() and (rows.requires_grad or self._learns(rows))
-        return not learns and not tracks_forward() and passes.is_thresholded(self.omega)
+    def _values(self, keys: Tensor, name: str) -> Tensor:
+        """What is recalled, in the precision of the keys."""
+        return keys if name == "patterns" else self._all(keys, name)
+
+    def _recall_by_products(self, rows: Tensor, name: str) -> Tensor:
+        tile = passes.TILE * min(max(passes.CHUNK // len(self), 1), passes.TILE)  # as large as costs little
+        keys, padded = self._all(rows), self._heat(passes.tiled(rows, tile))
+        values = self._values(keys, name)
+        chosen = []
+        for here in passes.row_groups(len(padded), len(self), tile):
+            weights = self.omega.argmax(passes.products(padded[here], keys.T, tile))
+            chosen.append(passes.products(weights, values, tile))
+        return torch.cat(chosen)[: len(rows)]
 
     def _recall_by_chunks(self, rows: Tensor, name: str) -> Tensor:
         if passes.is_softmax(self.omega):
-            gamma = passes.temperature(self.omega)
-            pairs = zip(self._blocks(rows), self._blocks(rows, name), strict=True)
-            return passes.softmax(self._heat(rows), lambda: ((k, v) for (_, k), (_, v) in pairs), gamma)[1]
+            return self._softmax_average(rows, name)[1]
 
-        def function(scores: Tensor, mask: Tensor, place: Tensor) -> Tensor:
+        def function(scores: Tensor, mask: Tensor | None, place: Tensor | None) -> Tensor:
             weights = self.omega.argmax(scores, mask=mask)
+            if place is None:
+                return passes.average_of_all(weights, lambda: self._blocks(rows, name))
             return passes.average(weights, place, self._pick(rows, name), getattr(self, name).shape[1])
 
         return self._on_supports(rows, function)
 
     def _conjugate_by_chunks(self, rows: Tensor) -> Tensor:
         if passes.is_softmax(self.omega):
-            gamma = passes.temperature(self.omega)
-            log, _ = passes.softmax(self._heat(rows), lambda: ((k, k) for _, k in self._blocks(rows)), gamma)
-            return gamma * log
+            return passes.temperature(self.omega) * self._softmax_average(rows)[0]
         return self._on_supports(rows, lambda scores, mask, _: self.omega.max(scores, mask=mask))
+
+    def _softmax_average(self, rows: Tensor, name: str | None = None) -> tuple[Tensor, Tensor]:
+        """log Σ exp of the scores over the temperature, and the average of the patterns or values if they are named."""
+
+        def stored(name: str) -> Stored:
+            return Stored(getattr(self, name), lambda block: self._ready(block, name).to(rows.dtype))
+
+        values = None if name is None else stored(name)
+        gamma, size = passes.temperature(self.omega), self.chunk_size or passes.CHUNK
+        return softmax_average(self._heat(rows), stored("patterns"), values, gamma, size)
 
     def _spread(self, rows: Tensor) -> Tensor:
         """Weights on supports, written into rows of zeros."""
 
-        def function(scores: Tensor, mask: Tensor, place: Tensor) -> Tensor:
-            weights = torch.where(mask, self.omega.argmax(scores, mask=mask), 0.0)
+        def function(scores: Tensor, mask: Tensor | None, place: Tensor | None) -> Tensor:
+            weights = self.omega.argmax(scores, mask=mask)
+            if place is None or mask is None:
+                return weights
+            weights = torch.where(mask, weights, 0.0)
             return scores.new_zeros(len(scores), len(self)).scatter_add(-1, place, weights)
 
         return self._on_supports(rows, function)
 
-    def _on_supports(self, rows: Tensor, function: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Tensor:
+    def _on_supports(self, rows: Tensor, function: passes.Function) -> Tensor:
         heated = self._heat(rows)
         if not len(rows):
-            return function(
-                heated.new_zeros(0, 1),
-                torch.ones(0, 1, dtype=torch.bool, device=heated.device),
-                torch.zeros(0, 1, device=heated.device).long(),
-            )
+            scores = heated.sum(-1, keepdim=True)
+            return function(scores, scores > -torch.inf, scores.long())
         found = passes.supports(heated, lambda: self._blocks(rows), self.omega)
         learns = torch.is_grad_enabled() and (heated.requires_grad or self._learns(rows))
         return passes.on_supports(
@@ -484,7 +512,7 @@ class Memory(nn.Module):
         else:
             held = held if held.is_floating_point() else held.to(torch.get_default_dtype())
             held = _normalized(held, self.normalize) if name == "patterns" and not self.in_file else held
-            self.register_buffer(name, held)
+            self.register_buffer(name, own(held) if held is given else held)
 
     def _joined(self, name: str, given: Rows) -> Tensor:
         """What is held and more of it."""

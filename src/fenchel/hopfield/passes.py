@@ -26,8 +26,8 @@ from fenchel.regularizers.tsallis import Tsallis
 CHUNK = 1 << 12
 """Patterns that are read at a time, unless told otherwise."""
 
-MANY = 64
-"""Queries from which on a pass over all patterns, a chunk at a time, keeps the processor busy."""
+MANY = 1 << 13
+"""Patterns from which on supports are kept, a chunk of patterns at a time: with fewer, all scores are held."""
 
 ROOM = 64
 """Entries that lists of candidates begin with."""
@@ -35,8 +35,15 @@ ROOM = 64
 HELD = 1 << 22
 """Scores, or entries of gathered patterns, that are held at a time."""
 
+TILE = 16
+"""Queries come in multiples of so many. Products of matrices, and vectorized functions, take other paths for fewer rows
+and for the rows that are left over: the last digits of a row would depend on how many others there are."""
+
 Blocks = Callable[[], Iterable[tuple[int, Tensor]]]
 """Makes a pass: the place of each chunk's first pattern, and the chunk."""
+
+Function = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
+"""Rows of a result from scores, what of them is a support, and the places of the patterns; None: of all, in order."""
 
 
 def base(omega: Regularizer) -> Regularizer:
@@ -88,6 +95,31 @@ def check_chunks(omega: Regularizer) -> None:
         )
 
 
+def row_groups(count: int, width: int, tile: int = TILE) -> Iterator[slice]:
+    """Groups of rows with about HELD scores, ``width`` per row, in multiples of a tile; one group if there are none."""
+    size = max(HELD // max(width, 1) // tile, 1) * tile
+    return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
+
+
+def tiled(rows: Tensor, tile: int = TILE) -> Tensor:
+    """Rows (R, D), and copies of the last up to a multiple of a number."""
+    missing = -len(rows) % tile
+    return torch.cat([rows, rows[-1:].expand(missing, -1)]) if len(rows) and missing else rows
+
+
+def products(rows: Tensor, columns: Tensor, tile: int = TILE) -> Tensor:
+    """rows @ columns without derivatives, in products of one shape: rounding depends on the shape and the threads.
+
+    It depends on where rows begin, too: they are moved apart to multiples of eight entries.
+    """
+    if rows.shape[1] % 8:
+        rows = rows.new_empty(len(rows), rows.shape[1] + -rows.shape[1] % 8)[:, : rows.shape[1]].copy_(rows)
+    result = rows.new_empty(len(rows), columns.shape[1])
+    for first in range(0, len(rows), tile):
+        torch.mm(rows[first : first + tile], columns, out=result[first : first + tile])
+    return result
+
+
 def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor, Tensor]:
     """The supports of queries (R, D) that are scaled by β: places of patterns, (R, K), and their scores.
 
@@ -99,16 +131,16 @@ def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor,
         kept: list[_Kept] | None = None
         for first, block in blocks():
             if kept is None:
-                size = max(HELD // max(len(block), 1), 1)
-                kept = [_Kept(part, omega, max(len(block), ROOM)) for part in torch.split(query, size)]
+                most = max(len(block), ROOM)
+                kept = [_Kept(query[rows], omega, most) for rows in row_groups(len(query), len(block))]
             for each in kept:
                 each.absorb(first, block)
         assert kept is not None
         found = [each.finish() for each in kept]
         width = max(place.shape[1] for place, _ in found)
         return (
-            torch.cat([_widen(place, width, -1) for place, _ in found]),
-            torch.cat([_widen(score, width, -torch.inf) for _, score in found]),
+            torch.cat([_resized(place, width, -1) for place, _ in found]),
+            torch.cat([_resized(score, width, -torch.inf) for _, score in found]),
         )
 
 
@@ -126,7 +158,7 @@ class _Kept:
         self.enough = 0
 
     def absorb(self, first: int, block: Tensor) -> None:
-        scores = self.query @ block.T
+        scores = products(self.query, block.T)
         if first == 0:
             self._raise(_first_floor(self.omega, scores))
         count = self._collect(first, scores)
@@ -193,8 +225,8 @@ class _Kept:
     def _widen(self, width: int) -> None:
         """Room for so many entries, and what was appended beyond the count forgotten."""
         beyond = torch.arange(self.place.shape[1], device=self.place.device) >= self.count.unsqueeze(-1)
-        self.place = _widen(self.place.masked_fill(beyond, -1), width, -1)
-        self.score = _widen(self.score.masked_fill(beyond, -torch.inf), width, -torch.inf)
+        self.place = _resized(self.place.masked_fill(beyond, -1), width, -1)
+        self.score = _resized(self.score.masked_fill(beyond, -torch.inf), width, -torch.inf)
 
     def finish(self) -> tuple[Tensor, Tensor]:
         self._refine()
@@ -265,7 +297,7 @@ def on_supports(
     found: tuple[Tensor, Tensor],
     blocks: Blocks,
     pick: Callable[[Tensor], Tensor],
-    function: Callable[[Tensor, Tensor, Tensor], Tensor],
+    function: Function,
     width: int,
     learns: bool,
     alike: bool,
@@ -277,7 +309,7 @@ def on_supports(
         found: what ``supports`` gives.
         blocks: makes another pass, for queries with wide supports.
         pick: patterns (R, K, D) at places.
-        function: rows of a result; queries that are not finite get NaN.
+        function: see ``Function``; queries that are not finite get NaN.
         width: of a pattern.
         learns: whether derivatives are wanted: the scores are then made again, differentiably.
         alike: whether equal patterns must have equal scores, to the last bit, wherever they lie.
@@ -285,9 +317,11 @@ def on_supports(
     parts = []
     for rows in _parts(found[0], width):
         at = found[0][rows]
-        at = at[:, : max(int((at >= 0).sum(-1).max()), 1)]
+        # In multiples of ROOM: sums are then in the same order however long the longest list is.
+        longest = -(-max(int((at >= 0).sum(-1).max()), 1) // ROOM) * ROOM
+        at, scores = _resized(at, longest, -1), _resized(found[1][rows], longest, -torch.inf)
         mask, bad = at >= 0, at[:, 0] == -2
-        scores, at = found[1][rows, : at.shape[1]], at.clamp_min(0)
+        at = at.clamp_min(0)
         if learns or alike:
             scores = torch.where(mask, (pick(at) * query[rows].unsqueeze(-2)).sum(-1), -torch.inf)
         result = function(scores, mask, at)
@@ -297,33 +331,43 @@ def on_supports(
     return result.index_put((wide,), _on_all(query[wide], blocks, function, alike)) if len(wide) else result
 
 
-def _on_all(query: Tensor, blocks: Blocks, function: Callable[[Tensor, Tensor, Tensor], Tensor], alike: bool) -> Tensor:
+def _on_all(query: Tensor, blocks: Blocks, function: Function, alike: bool) -> Tensor:
     """``function`` of all scores, as many queries in a pass as there is room for."""
 
-    def products(some: Tensor, block: Tensor) -> Tensor:
+    def score(some: Tensor, block: Tensor) -> Tensor:
         return torch.stack([(block * q).sum(-1) for q in some]) if alike else some @ block.T
 
     count = sum(len(block) for _, block in blocks())
-    place = torch.arange(count, device=query.device)
+    rows = tiled(query, TILE // 2)  # enough for products alone, and these are long rows
     parts = []
-    for some in torch.split(query, max(HELD // count, 1)):
-        scores = torch.cat([products(some, block) for _, block in blocks()], -1)
-        mask = torch.ones_like(scores, dtype=torch.bool)
-        parts.append(function(scores, mask, place.expand(len(some), -1)))
-    return torch.cat(parts)
+    for here in row_groups(len(rows), count):
+        scores = torch.cat([score(rows[here], block) for _, block in blocks()], -1)
+        parts.append(function(scores, None, None))
+    return torch.cat(parts)[: len(query)]
 
 
 def average(weights: Tensor, place: Tensor, pick: Callable[[Tensor], Tensor], width: int) -> Tensor:
-    """Σ weights · pick(places), (R, V): as many places at a time as HELD entries of width V have room for."""
+    """Σ weights · pick(places), (R, V): CHUNK places at a time, of as many rows as HELD entries have room for."""
 
     def part(weights: Tensor, place: Tensor) -> Tensor:
         return (weights.unsqueeze(-2) @ pick(place)).squeeze(-2)
 
-    size = max(HELD // max(len(place) * width, 1), 1)
-    pairs = list(zip(torch.split(weights, size, -1), torch.split(place, size, -1), strict=True))
-    if len(pairs) == 1:
-        return part(weights, place)
-    total: Tensor = sum(_again(part, *pair) for pair in pairs)
+    def pieces(weights: Tensor, place: Tensor) -> Tensor:
+        pairs = list(zip(torch.split(weights, CHUNK, -1), torch.split(place, CHUNK, -1), strict=True))
+        if len(pairs) == 1:
+            return part(weights, place)
+        total: Tensor = sum(_again(part, *pair) for pair in pairs)
+        return total
+
+    size = max(HELD // max(min(place.shape[1], CHUNK) * width, 1), 1)
+    split = zip(torch.split(weights, size), torch.split(place, size), strict=True)
+    return torch.cat([pieces(*each) for each in split])
+
+
+def average_of_all(weights: Tensor, blocks: Blocks) -> Tensor:
+    """Weights (R, N) times all rows, (R, V), a chunk at a time."""
+    pieces = (_again(torch.matmul, weights[:, first : first + len(block)], block) for first, block in blocks())
+    total: Tensor = sum(pieces, torch.zeros((), dtype=weights.dtype, device=weights.device))
     return total
 
 
@@ -339,40 +383,15 @@ def _parts(place: Tensor, width: int) -> Iterator[slice]:
     yield slice(first, len(counts))
 
 
-def softmax(
-    query: Tensor, blocks: Callable[[], Iterable[tuple[Tensor, Tensor]]], gamma: float | Tensor
-) -> tuple[Tensor, Tensor]:
-    """log Σ exp(s/γ) and the softmax average of values, for queries (R, D) scaled by β and pairs of chunks.
-
-    Chunks are computed again in the backward pass.
-    """
-
-    def part(q: Tensor, keys: Tensor, values: Tensor, gamma: Tensor) -> tuple[Tensor, Tensor]:
-        scores = q @ keys.T / gamma.reshape(())
-        return scores.logsumexp(-1), torch.softmax(scores, -1) @ values
-
-    logs, means = [], []
-    for keys, values in blocks():
-        size = max(HELD // max(len(keys), 1), 1)
-        pairs = [
-            _again(part, q, keys, values, torch.as_tensor(gamma, dtype=q.dtype, device=q.device))
-            for q in torch.split(query, size)
-        ]
-        logs.append(torch.cat([log for log, _ in pairs]))
-        means.append(torch.cat([mean for _, mean in pairs]))
-    log = torch.stack(logs)
-    share = torch.softmax(log, 0).unsqueeze(-1)
-    return log.logsumexp(0), (share * torch.stack(means)).sum(0)
-
-
 def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return checkpoint(function, *tensors, use_reentrant=False)
     return function(*tensors)
 
 
-def _widen(x: Tensor, width: int, fill: float) -> Tensor:
-    return torch.nn.functional.pad(x, (0, width - x.shape[1]), value=fill)
+def _resized(x: Tensor, width: int, fill: float) -> Tensor:
+    """The first ``width`` columns, filled up where there are fewer."""
+    return torch.nn.functional.pad(x[:, :width], (0, max(width - x.shape[1], 0)), value=fill)
 
 
 def margin(omega: Regularizer, copies: Tensor) -> Tensor | None:
