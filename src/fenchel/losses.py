@@ -11,7 +11,7 @@ from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, check_scores
+from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
@@ -73,7 +73,7 @@ def fy_loss(
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
-    dtype = torch.float32 if narrow and torch.is_autocast_enabled(scores.device.type) else scores.dtype
+    dtype = torch.float32 if narrow and autocast_dtype(scores.device) is not None else scores.dtype
     scores = scores.float() if narrow else scores
     if target.is_floating_point():
         if label_smoothing:
