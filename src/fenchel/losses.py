@@ -159,10 +159,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     check_reduction(reduction)
-    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
-        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value a class, got {type(weight).__name__}")
     if weight is not None and label_smoothing and concrete(weight) and bool((weight < 0).any()):
@@ -175,6 +172,14 @@ def check_reduction(reduction: str) -> None:
     """Check what a user passes as ``reduction``."""
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Check what a user passes as ``label_smoothing``."""
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:
