@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
 from fenchel.structures.active_set import Found, Options, choose, dense, search
@@ -35,6 +36,7 @@ class Mixture:
     iterations: Tensor
 
 
+@written_by("structure", "max_iter", "tol")
 class SparseMAP(Regularizer):
     r"""The squared norm of a mixture of structures, as a regularizer.
 
