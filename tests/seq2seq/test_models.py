@@ -185,7 +185,7 @@ def test_every_layer_of_a_transformer_learns_its_own_alphas() -> None:
         Tsallis(1.2, learnable=True),
         Fused(0.2),
         Oscar(torch.tensor(0.1)),
-        Capped(0.9),
+        Capped(1.0, Shannon()),
         KSubsets(1),
         SparseMAP(Subsets(1)),
     ],
