@@ -58,8 +58,8 @@ def layer(
 
 
 def plainly(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None = None, **options: object) -> Tensor:
-    alpha = options.pop("alpha", 1.5)
-    return fenchel.entmax_loss(F.linear(hidden, weight, bias), target, alpha, **options)
+    alpha, each = options.pop("alpha", 1.5), options.pop("class_weight", None)
+    return fenchel.entmax_loss(F.linear(hidden, weight, bias), target, alpha, weight=each, **options)
 
 
 def direction(loss: Tensor) -> Tensor:
@@ -259,16 +259,41 @@ def test_float32_is_close_to_float64(alpha: float, reduction: str) -> None:
     assert_close(ours, tuple(t.float() for t in exact), atol=2e-5, rtol=1e-5)
 
 
+def of_rounded_inputs(
+    hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor, dtype: torch.dtype, reduction: str
+) -> tuple[Tensor, ...]:
+    """Loss and gradients in float64, on the inputs and along the cotangent as ``dtype`` has them."""
+    wide = [t.detach().to(dtype).double().requires_grad_() for t in (hidden, weight, bias)]
+    loss = plainly(*wide[:2], target, wide[2], reduction=reduction)
+    return loss, *torch.autograd.grad(loss, wide, direction(loss.to(dtype)).double())
+
+
 @every_reduction
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.usefixtures("path", "_small_chunks")
-def test_narrow_dtypes_are_as_the_linear_layer_has_them(dtype: torch.dtype, reduction: str) -> None:
+def test_narrow_dtypes_err_by_their_last_digit(dtype: torch.dtype, reduction: str) -> None:
     hidden, weight, bias, target = layer(20, 600, [3.0, 0.1], dtype)
     ours = with_gradients(linear_entmax_loss, hidden, weight, target, bias, reduction=reduction)
-    theirs = with_gradients(plainly, hidden, weight, target, bias, reduction=reduction)
     assert [t.dtype for t in ours] == [dtype] * 4
+    exact = of_rounded_inputs(hidden, weight, target, bias, dtype, reduction)
     eps = torch.finfo(dtype).eps
-    assert_close(ours, theirs, atol=4 * eps, rtol=4 * eps)
+    assert_close(tuple(t.double() for t in ours), exact, atol=1e-5, rtol=eps)
+    plain = with_gradients(plainly, hidden, weight, target, bias, reduction=reduction)
+    for found, other, truth in zip(ours, plain, exact, strict=True):
+        assert (found - truth).norm() <= (other - truth).norm()
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.usefixtures("path")
+def test_logits_beyond_half_precision_are_finite(autocast: bool) -> None:
+    hidden, weight, _, target = layer(20, 600, [3.0, 0.1], torch.float16)
+    with torch.no_grad():
+        hidden[:, 0], weight[:, 0] = 300.0, 300.0  # logits of 90,000 and more; half precision ends at 65504
+    exact = plainly(hidden.double(), weight.double(), target)
+    with torch.autocast("cpu", dtype=torch.float16, enabled=autocast):
+        loss = linear_entmax_loss(hidden, weight, target, reduction="none")[target >= 0].double().mean()
+    assert_close(loss, exact, rtol=1e-2, atol=0)
+    assert all(g.isfinite().all() for g in torch.autograd.grad(loss, (hidden, weight)))
 
 
 def test_small_gradients_in_half_precision_survive_a_loss_scale() -> None:
@@ -282,17 +307,18 @@ def test_small_gradients_in_half_precision_survive_a_loss_scale() -> None:
 
 @every_reduction
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
-def test_autocast_is_as_with_a_linear_layer(dtype: torch.dtype, reduction: str) -> None:
+def test_autocast_rounds_the_inputs_and_not_the_logits(dtype: torch.dtype, reduction: str) -> None:
     hidden, weight, bias, target = layer(20, 600, [3.0, 0.1], dtype)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         ours, theirs = (f(hidden, weight, target, bias, reduction=reduction) for f in (linear_entmax_loss, plainly))
     assert ours.dtype == theirs.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    cotangent = direction(ours)
-    gradients = [torch.autograd.grad(loss, (hidden, weight, bias), cotangent) for loss in (ours, theirs)]
-    eps = torch.finfo(torch.bfloat16).eps if dtype != torch.float64 else 1e-12
-    assert [g.dtype for g in gradients[0]] == [dtype] * 3
-    assert_close(ours, theirs, atol=eps, rtol=eps)
-    assert_close(*gradients, atol=4 * eps, rtol=4 * eps)
+    half = torch.float64 if dtype == torch.float64 else torch.bfloat16  # autocast leaves float64 alone
+    gradients = torch.autograd.grad(ours, (hidden, weight, bias), direction(ours).to(half).to(ours.dtype))
+    assert [g.dtype for g in gradients] == [dtype] * 3
+    loss, *slopes = of_rounded_inputs(hidden, weight, target, bias, half, reduction)
+    assert_close(ours.double(), loss, rtol=1e-5, atol=1e-5)
+    eps = torch.finfo(half).eps
+    assert_close([g.double() for g in gradients], slopes, rtol=eps, atol=1e-5)
 
 
 def test_autocast_takes_parameters_of_another_dtype() -> None:
@@ -369,6 +395,78 @@ def test_a_class_may_be_forbidden_by_its_bias(classes: int) -> None:
     assert_close(ours, theirs, **EXACT)
 
 
+# -- class weights and label smoothing ------------------------------------------------------------------
+
+
+def weighted(classes: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Class weights, some of them 0."""
+    return torch.rand(classes, dtype=dtype).mul(2).masked_fill(torch.arange(classes) % 7 == 3, 0.0)
+
+
+@every_reduction
+@pytest.mark.parametrize(("has_weight", "share"), [(True, 0.0), (True, 0.2), (False, 0.2), (True, 1.0), (False, 1.0)])
+@pytest.mark.usefixtures("path", "_small_chunks")
+def test_class_weights_and_label_smoothing_are_those_of_the_entmax_loss(
+    has_weight: bool, share: float, reduction: str
+) -> None:
+    hidden, weight, bias, target = layer(12, 40, [3.0, 0.1])
+    each = weighted(40) if has_weight else None
+    for alpha, b in ((1.0, bias), (1.0 + 1e-9, bias), (1.5, bias), (1.5, None), (2.0, bias)):
+        options = {"alpha": alpha, "label_smoothing": share, "reduction": reduction}
+        ours = with_gradients(linear_entmax_loss, hidden, weight, target, b, class_weight=each, **options)
+        theirs = with_gradients(plainly, hidden, weight, target, b, class_weight=each, **options)
+        assert_close(ours, theirs, **EXACT)
+
+
+@pytest.mark.parametrize("reduction", ["none", "mean"])
+@pytest.mark.usefixtures("_small_chunks")
+def test_weighted_and_smoothed_gradients_are_those_of_finite_differences(reduction: str) -> None:
+    hidden, weight, bias, target = layer(5, 6, [0.5], width=2)
+    alpha = torch.tensor(1.4, dtype=torch.float64, requires_grad=True)
+    options = {"class_weight": weighted(6), "label_smoothing": 0.2, "reduction": reduction}
+    assert gradcheck(
+        lambda h, w, b, a: linear_entmax_loss(h, w, target, b, alpha=a, **options), (hidden, weight, bias, alpha)
+    )
+
+
+@pytest.mark.usefixtures("path")
+def test_smoothing_spreads_over_the_classes_that_are_not_forbidden() -> None:
+    hidden, weight, bias, target = layer(9, 20, [1.0])
+    with torch.no_grad():
+        bias[::2] = -math.inf
+    each = weighted(20)
+    target[:2] = torch.tensor([4, 5])  # forbidden, and of no weight; allowed
+    for share in (0.3, 1.0):
+        options = {"reduction": "none", "label_smoothing": share, "class_weight": each.index_fill(0, target[:1], 0.0)}
+        ours = with_gradients(linear_entmax_loss, hidden, weight, target, bias, **options)
+        assert_close(ours, with_gradients(plainly, hidden, weight, target, bias, **options), **EXACT)
+        assert ours[0][:2].isfinite().all()
+
+
+def test_smoothing_of_alpha_1_has_the_gradient_of_cross_entropy() -> None:
+    hidden, weight, bias, target = layer(9, 20, [1.0])
+    each = weighted(20)
+    options = {"label_smoothing": 0.1, "reduction": "mean"}
+    ours = with_gradients(linear_entmax_loss, hidden, weight, target, bias, alpha=1.0, class_weight=each, **options)
+    theirs = with_gradients(
+        lambda h, w, y, b: F.cross_entropy(F.linear(h, w, b), y, each, **options), hidden, weight, target, bias
+    )
+    assert_close(ours[1:], theirs[1:], **EXACT)
+
+
+def test_class_weights_and_smoothing_in_graphs_and_in_the_module() -> None:
+    hidden, weight, bias, target = layer(7, 20, [1.0])
+    each = weighted(20)
+    module = fenchel.nn.LinearEntmaxLoss(5, 20, dtype=torch.float64, class_weight=each, label_smoothing=0.2)
+    assert "weight of 20 classes, label_smoothing=0.2" in repr(module)
+    assert torch.equal(module.state_dict()["class_weight"], each)
+    module.load_state_dict({"weight": weight, "bias": bias, "class_weight": each})
+    expected = plainly(hidden, weight, target, bias, class_weight=each, label_smoothing=0.2)
+    assert_close(module(hidden, target), expected, **EXACT)
+    batched = vmap(lambda h: linear_entmax_loss(h, weight, target, bias, class_weight=each, label_smoothing=0.2))
+    assert_close(batched(hidden[None]), expected[None], **EXACT)
+
+
 # -- what is promised of speed: memory and threads ------------------------------------------------------
 
 
@@ -392,10 +490,13 @@ def test_no_matrix_of_tokens_times_classes_is_made(
     path: str, alpha: float, scale: float, reduction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokens, classes = 640, 2000
-    hidden, weight, bias, target = layer(tokens, classes, [scale], torch.float32)
+    hidden, weight, bias, target = layer(
+        tokens, classes, [scale], torch.bfloat16 if reduction == "mean" else torch.float32
+    )
     monkeypatch.setattr(kernels, "_get_current_dispatch_mode", lambda: None)  # kernels may work although we look on
+    options = {"class_weight": torch.rand(classes), "label_smoothing": 0.1} if reduction != "sum" else {}
     with Largest() as seen:
-        loss = linear_entmax_loss(hidden, weight, target, bias, alpha=alpha, reduction=reduction)
+        loss = linear_entmax_loss(hidden, weight, target, bias, alpha=alpha, reduction=reduction, **options)
         torch.autograd.grad(loss, (hidden, weight, bias), torch.ones_like(loss))
     assert classes <= seen.elements <= tokens * classes / 16
     with Largest() as seen:
@@ -547,6 +648,12 @@ HIDDEN, WEIGHT, TARGET, BIAS = torch.zeros(3, 2), torch.zeros(4, 2), torch.tenso
         ({"target": TARGET - 1}, ValueError, "target.*got -1"),
         ({"target": TARGET - 100, "ignore_index": 0}, ValueError, "target.*got -100"),
         ({"reduction": "average"}, ValueError, "reduction.*average"),
+        ({"class_weight": 2.0}, TypeError, "class_weight.*float"),
+        ({"class_weight": torch.ones(3)}, ValueError, r"class_weight.*\(4,\).*\(3,\)"),
+        ({"class_weight": torch.ones(4, requires_grad=True)}, ValueError, "class_weight must not require gradients"),
+        ({"class_weight": -torch.ones(4), "label_smoothing": 0.1}, ValueError, "class_weight must not be negative"),
+        ({"label_smoothing": 1.5}, ValueError, "label_smoothing.*1.5"),
+        ({"label_smoothing": "0.1"}, TypeError, "label_smoothing.*str"),
         ({"alpha": 0.9}, ValueError, "alpha.*0.9"),
         ({"alpha": 2.5}, ValueError, "alpha.*2.5"),
         ({"alpha": math.nan}, ValueError, "alpha"),

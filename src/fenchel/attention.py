@@ -19,7 +19,7 @@ from fenchel.lean import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, Scaled, check_omega
 from fenchel.regularizers.custom import Custom
 from fenchel.regularizers.family import Parameter, apply_function, tracks_forward
-from fenchel.regularizers.rows import broadcasts, parameter_rows
+from fenchel.regularizers.rows import as_autocast, autocast_dtype, broadcasts, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 
 LEAN = 1 << 16
@@ -110,12 +110,27 @@ def attention(
         (torch.Size([2, 5, 8]), torch.Size([2, 5, 5]), True)
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
+    _check_tensors(query, key, value)
+    if (half := autocast_dtype(query.device)) is not None:
+        with torch.autocast(query.device.type, enabled=False):
+            return attention(
+                as_autocast(query, half),
+                as_autocast(key, half),
+                as_autocast(value, half),
+                omega,
+                attn_mask=attn_mask,
+                is_causal=is_causal,
+                scale=scale,
+                dropout_p=dropout_p,
+                return_weights=return_weights,  # type: ignore[arg-type]
+            )
     _check(query, key, value, attn_mask, is_causal, dropout_p, return_weights)
     _check_heads(query, key, "key")
     _check_heads(query, value, "value")
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     batch = _broadcast(query.shape[:-2], _grouped(query, key), _grouped(query, value))
     shape = (*batch, query.shape[-2], key.shape[-2])
+    _check_parameters(omega, shape)
     if attn_mask is not None and not broadcasts(attn_mask.shape, shape):
         raise ValueError(
             f"attn_mask must broadcast to the scores, (…, L, S): it has shape {tuple(attn_mask.shape)}, "
@@ -136,7 +151,7 @@ def attention(
     if return_weights == "sparse":
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-            return output, weights.reshape(-1, weights.shape[-1]).to_sparse_csr()
+            return output, weights.expand(shape).reshape(math.prod(shape[:-1]), shape[-1]).to_sparse_csr()
     return output, weights
 
 
@@ -149,21 +164,21 @@ def _plain(
     scale: float,
     dropout_p: float,
 ) -> tuple[Tensor, Tensor]:
-    """Output and weights by the formula, for heads that are not shared."""
-    narrow = query.dtype in (torch.float16, torch.bfloat16)
-    if narrow and not torch.is_autocast_enabled(query.device.type):
-        # Scores in half precision would lose the order of the keys, and overflow: weights are rounded instead.
-        scores = (query.float() * scale) @ key.float().transpose(-2, -1)
-        dtype = query.dtype
-    else:
-        scores = (query * scale) @ key.transpose(-2, -1)
-        dtype = scores.dtype
+    """Output and weights by the formula, for heads that are not shared.
+
+    Scores, weights and sums are in float32 or better: half precision would lose the order of the keys, and overflow.
+    """
+    exact = torch.promote_types(query.dtype, torch.float32)
+    scores = (query.to(exact) * scale) @ key.to(exact).transpose(-2, -1)
     mask = attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else None
     if attn_mask is not None and mask is None:
-        scores = scores + attn_mask.to(scores.dtype)
+        scores = scores + attn_mask.to(exact)
+    elif mask is not None and not broadcasts(mask.shape, scores.shape):  # it spans a batch of the values alone
+        scores = scores.expand(_broadcast(scores.shape, mask.shape))
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
-    weights = (omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores).to(dtype)
-    return _combine(F.dropout(weights, dropout_p) if dropout_p else weights, value), weights
+    weights = omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores
+    output = _combine(F.dropout(weights, dropout_p) if dropout_p else weights, value.to(exact))
+    return output.to(query.dtype), weights.to(query.dtype)
 
 
 def _combine(weights: Tensor, value: Tensor) -> Tensor:
@@ -207,7 +222,7 @@ def _parted(
     """Whether the scores are too many to be held, and can be made for some queries at a time."""
     if math.prod(shape) <= PART or tracks_forward() or not kernels.concrete(query, key, value):
         return False
-    if torch.is_autocast_enabled(query.device.type) or (dropout_p and not query.is_cpu):
+    if dropout_p and not query.is_cpu:
         return False
     held = [*omega.parameters(), *omega.buffers()]
     if any(isinstance(each, Custom) for each in omega.modules()) or any(t.dim() > 1 and t.shape[-2] > 1 for t in held):
@@ -306,10 +321,11 @@ class _Again(torch.autograd.Function):
             found = torch.autograd.grad(ends, wanted, directions, create_graph=differentiated, allow_unused=True)
             return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True))
 
-        if torch.is_grad_enabled():
-            found = iter(apply_function(_Again, derivative, False, *tensors, *grads))
-        else:
-            found = iter(derivative(*tensors, *grads))
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            if torch.is_grad_enabled():
+                found = iter(apply_function(_Again, derivative, False, *tensors, *grads))
+            else:
+                found = iter(derivative(*tensors, *grads))
         return None, None, *(next(found) if is_needed else None for is_needed in needed)
 
 
@@ -340,7 +356,7 @@ def _lean(
         return None
     if not kernels.reachable(query, key, value):
         return None
-    if torch.is_autocast_enabled(query.device.type) or (attn_mask is not None and attn_mask.requires_grad):
+    if attn_mask is not None and attn_mask.requires_grad:
         return None
     alpha = omega.parameter
     sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2
@@ -431,6 +447,14 @@ def _csr(task: Task, weights: Tensor, shape: tuple[int, int]) -> Tensor:
         )
 
 
+def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
+        kernels.concrete(tensor)  # raises if its memory was freed, before torch reads it
+
+
 def _check(
     query: Tensor,
     key: Tensor,
@@ -441,11 +465,7 @@ def _check(
     return_weights: bool | str,
 ) -> None:
     for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
-        kernels.concrete(tensor)  # raises if its memory was freed, before torch reads it
-        if tensor.dtype != query.dtype and not torch.is_autocast_enabled(query.device.type):
+        if tensor.dtype != query.dtype:
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
         if tensor.dim() < 2:
             raise ValueError(f"{name} must have at least two dimensions (…, length, width), got {tuple(tensor.shape)}")
@@ -465,6 +485,22 @@ def _check(
         raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
     if return_weights not in (True, False, "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
+
+
+def _check_parameters(omega: Regularizer, shape: Sequence[int]) -> None:
+    """Refuse parameters (heads, 1): they look like one value per head, and broadcast to one value per query."""
+    if len(shape) < 3 or shape[-3] == 1:
+        return
+    for each in omega.modules():
+        if not isinstance(each, Regularizer) or isinstance(each, Custom):
+            continue
+        for name, tensor in [*each.named_parameters(recurse=False), *each.named_buffers(recurse=False)]:
+            if tuple(tensor.shape) == (shape[-3], 1):
+                raise ValueError(
+                    f"omega must have parameters that broadcast to (…, heads, L, 1): {name} of {type(each).__name__} "
+                    f"has shape {tuple(tensor.shape)}, which would be one value per query; for one value per head use "
+                    f"shape ({shape[-3]}, 1, 1), for one value per query (1, {shape[-3]}, 1)"
+                )
 
 
 def _check_heads(query: Tensor, shared: Tensor, name: str) -> None:

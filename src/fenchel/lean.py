@@ -338,16 +338,22 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, *rest = ctx.saved_tensors
-        alpha = rest[0] if rest else ctx.number
-        grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
-        if torch.is_grad_enabled():
-            return (*_dense_gradients(ctx, (query, key, value, alpha), grad, weight_grad), None)
-        needed = ctx.needs_input_grad[:4]
-        weight_grad = query.new_empty(0) if weight_grad is None else weight_grad
-        passed = _Pass(query, key, value, alpha, ctx.task)
-        to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, needed)
-        return to_query, to_key, to_value, to_alpha if needed[3] else None, None
+        with torch.autocast("cpu", enabled=False):
+            return _gradients(ctx, grad, weight_grad)
+
+
+def _gradients(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
+    """The backward pass: in the precision of the forward pass, whatever autocast is set to when it is called."""
+    query, key, value, *rest = ctx.saved_tensors
+    alpha = rest[0] if rest else ctx.number
+    grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
+    if torch.is_grad_enabled():
+        return (*_dense_gradients(ctx, (query, key, value, alpha), grad, weight_grad), None)
+    needed = ctx.needs_input_grad[:4]
+    weight_grad = query.new_empty(0) if weight_grad is None else weight_grad
+    passed = _Pass(query, key, value, alpha, ctx.task)
+    to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, needed)
+    return to_query, to_key, to_value, to_alpha if needed[3] else None, None
 
 
 def _dense_gradients(

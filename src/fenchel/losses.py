@@ -10,7 +10,7 @@ from torch import Tensor
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, check_scores
+from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
@@ -71,7 +71,7 @@ def fy_loss(
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
-    dtype = torch.float32 if narrow and torch.is_autocast_enabled(scores.device.type) else scores.dtype
+    dtype = torch.float32 if narrow and autocast_dtype(scores.device) is not None else scores.dtype
     scores = scores.float() if narrow else scores
     if target.is_floating_point():
         if label_smoothing:
@@ -157,10 +157,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     check_reduction(reduction)
-    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
-        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value a class, got {type(weight).__name__}")
     if weight is not None and label_smoothing and concrete(weight) and bool((weight < 0).any()):
@@ -173,6 +170,14 @@ def check_reduction(reduction: str) -> None:
     """Check what a user passes as ``reduction``."""
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Check what a user passes as ``label_smoothing``."""
+    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
 
 
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:

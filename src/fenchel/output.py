@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel.losses import Reduction, check_reduction, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.base import check_integers
 from fenchel.regularizers.family import apply_function, tracks_forward
-from fenchel.regularizers.rows import check_parameter
+from fenchel.regularizers.rows import as_autocast, autocast_dtype, check_parameter
 from fenchel.regularizers.tsallis import Tsallis
 
 SHARE = 16
@@ -40,6 +41,8 @@ def linear_entmax_loss(
     alpha: float | Tensor = 1.5,
     ignore_index: int = -100,
     reduction: Reduction = "mean",
+    class_weight: Tensor | None = None,
+    label_smoothing: float = 0.0,
 ) -> Tensor:
     r"""The entmax loss of a linear output layer, without its logits.
 
@@ -48,19 +51,21 @@ def linear_entmax_loss(
     with Tsallis' :math:`\Omega`: the same as ``entmax_loss(hidden @ weight.T + bias, target, alpha)``. The logits of a
     few tokens at a time are all that is held, and what is left of them is the support of :math:`p - y`: where that is
     small, the gradients cost next to nothing. For ``"mean"`` and ``"sum"`` they are made in the forward pass; for
-    ``"none"`` the backward pass makes the logits again.
+    ``"none"`` the backward pass makes the logits again. Logits are made in float32 or better.
 
     Differentiable once. Under ``torch.compile``, ``torch.func`` and forward mode it is the plain formula, logits and
     all, with derivatives of every order.
 
     Args:
         hidden: (…, D), floating point.
-        weight: (C, D), one row a class, as in ``torch.nn.Linear``.
+        weight: the layer's matrix, (C, D), one row per class, as in ``torch.nn.Linear``.
         target: class indices, of the shape of ``hidden`` without its last dimension.
         bias: (C,).
         alpha: a number in [1, 2], or a tensor with one element, differentiable. Cross-entropy at 1, sparsemax at 2.
         ignore_index: a target that is left out of the loss and of the mean.
-        reduction: ``"none"``, ``"mean"`` or ``"sum"``.
+        reduction: ``"none"``, ``"mean"`` (weighted, as in ``cross_entropy``) or ``"sum"``.
+        class_weight: (C,), a factor for each class: ``weight`` of :func:`entmax_loss`. Not differentiable.
+        label_smoothing: the share, in [0, 1], of each target that is spread over all classes.
 
     Returns:
         A scalar, or the loss of every token for ``reduction="none"``.
@@ -78,26 +83,39 @@ def linear_entmax_loss(
     """
     alpha = check_alpha(alpha)
     check_reduction(reduction)
+    check_smoothing(label_smoothing)
     _check_layer(hidden, weight, bias)
+    _check_class_weight(class_weight, weight, label_smoothing)
     index = _check_target(target, hidden, weight, ignore_index)
-    tensors = [t for t in (hidden, weight, bias, alpha, index) if isinstance(t, Tensor)]
-    if not _plain(*tensors):
-        a = alpha.reshape(()) if isinstance(alpha, Tensor) else alpha
-        logits = F.linear(hidden, weight, bias)
-        return entmax_loss(logits, target, a, ignore_index=ignore_index, reduction=reduction)
-    device = hidden.device.type
-    autocast = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    with torch.autocast(device, enabled=False):
-        h, w, b = _as_autocast(hidden, autocast), _as_autocast(weight, autocast), bias
-        b = b if b is None else _as_autocast(b, autocast)
-        rows = h.reshape(index.numel(), h.shape[-1]), w, b
-        if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            loss = apply_function(_LinearLoss, *rows, alpha, index.reshape(-1), reduction)
+    tensors = [t for t in (hidden, weight, bias, alpha, index, class_weight) if isinstance(t, Tensor)]
+    half = autocast_dtype(hidden.device)
+    if half is not None:
+        hidden, weight = as_autocast(hidden, half), as_autocast(weight, half)
+        bias = bias if bias is None else as_autocast(bias, half)
+    dtype = hidden.dtype if half is None else _wide(hidden.dtype)
+    with contextlib.nullcontext() if half is None else torch.autocast(hidden.device.type, enabled=False):
+        if not _plain(*tensors):
+            logits = F.linear(*(t if t is None else t.to(_wide(t.dtype)) for t in (hidden, weight, bias)))
+            loss = entmax_loss(
+                logits,
+                target,
+                alpha.reshape(()) if isinstance(alpha, Tensor) else alpha,
+                weight=class_weight,
+                ignore_index=ignore_index,
+                label_smoothing=label_smoothing,
+                reduction=reduction,
+            )
         else:
-            alpha = alpha.detach().item() if isinstance(alpha, Tensor) else alpha
-            loss = _reduced(_run(*rows, alpha, index.reshape(-1)), index, reduction)
-        dtype = h.dtype if autocast is None else _wide(h.dtype)
-        return (loss.reshape(target.shape) if reduction == "none" else loss).to(dtype)
+            rows = hidden.reshape(index.numel(), hidden.shape[-1]), weight, bias
+            task = _task(index.reshape(-1), weight, bias, class_weight, label_smoothing, reduction)
+            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                loss = apply_function(_LinearLoss, *rows, alpha, task)
+            else:
+                loss = task.reduce(task.factors * _run(*rows, alpha, task.index))
+            if task.even is not None:
+                loss = loss + task.reduce(_even_part(*rows, alpha, task, task.even))
+            loss = loss.reshape(target.shape) if reduction == "none" else loss
+    return loss.to(dtype)
 
 
 # -- what comes in ---------------------------------------------------------------------------------------------------
@@ -134,11 +152,28 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError("hidden must have shape (…, D), got a scalar")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or not len(weight):
         raise ValueError(
-            f"weight must have shape (C, {hidden.shape[-1]}), one row a class, for hidden of shape "
+            f"weight must have shape (C, {hidden.shape[-1]}), one row per class, for hidden of shape "
             f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
         )
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape ({len(weight)},), one value a class, got {tuple(bias.shape)}")
+        raise ValueError(f"bias must have shape ({len(weight)},), one value per class, got {tuple(bias.shape)}")
+
+
+def _check_class_weight(class_weight: Tensor | None, weight: Tensor, label_smoothing: float) -> None:
+    if class_weight is None:
+        return
+    if not isinstance(class_weight, Tensor):
+        raise TypeError(f"class_weight must be a tensor with one value per class, got {type(class_weight).__name__}")
+    if class_weight.shape != weight.shape[:1]:
+        raise ValueError(
+            f"class_weight must have shape ({len(weight)},), one value per class, got {tuple(class_weight.shape)}"
+        )
+    if class_weight.requires_grad:
+        raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
+    if label_smoothing and kernels.concrete(class_weight) and bool((class_weight < 0).any()):
+        raise ValueError(
+            "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
+        )
 
 
 def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
@@ -166,11 +201,6 @@ def _plain(*tensors: Tensor) -> bool:
     return not tracks_forward() and kernels.concrete(*tensors)
 
 
-def _as_autocast(tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
-    """A tensor as ``F.linear`` takes it: autocast leaves float64 alone."""
-    return tensor if dtype is None or tensor.dtype == torch.float64 else tensor.to(dtype)
-
-
 def _wide(dtype: torch.dtype) -> torch.dtype:
     """The dtype of the loss itself, and of sums over chunks."""
     return torch.promote_types(dtype, torch.float32)
@@ -179,47 +209,114 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 # -- what goes out ---------------------------------------------------------------------------------------------------
 
 
-def _reduced(losses: Tensor, index: Tensor, reduction: Reduction) -> Tensor:
-    if reduction == "none":
-        return losses
-    return losses.sum() / (index >= 0).sum() if reduction == "mean" else losses.sum()
+@dataclass(frozen=True)
+class _Task:
+    """What is asked for besides the layer.
+
+    Args:
+        index: the class of every token, −1 where it is ignored.
+        own: how much the target of every token has at its class, but for what is spread evenly.
+        even: how much of every target is spread over each class, (C,); None without label smoothing.
+        factors: how much every target sums to; what the loss of a class is multiplied by.
+        total: what the sum is divided by; None if it is not.
+        summed: whether the losses are summed up.
+    """
+
+    index: Tensor
+    own: Tensor
+    even: Tensor | None
+    factors: Tensor
+    total: Tensor | None
+    summed: bool
+
+    def reduce(self, losses: Tensor) -> Tensor:
+        """What is returned, from the losses of all tokens."""
+        if not self.summed:
+            return losses
+        return losses.sum() if self.total is None else losses.sum() / self.total
+
+    def rates(self) -> Tensor:
+        """The share in what is returned of the loss of every token's class."""
+        return self.factors if self.total is None else self.factors / self.total
 
 
-def _rates(index: Tensor, reduction: Reduction, dtype: torch.dtype) -> Tensor:
-    """The share of every token in what is returned."""
-    rates = torch.ones_like(index, dtype=dtype)
-    return rates / (index >= 0).sum() if reduction == "mean" else rates
+def _task(
+    index: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    share: float,
+    reduction: Reduction,
+) -> _Task:
+    dtype = _wide(weight.dtype)
+    kept = index >= 0
+    if class_weight is None:
+        each = kept.to(dtype)
+    else:
+        class_weight = class_weight.to(weight.device, dtype)
+        each = torch.where(kept, class_weight[index], 0.0)
+    total = each.sum() if reduction == "mean" else None
+    if not share:
+        return _Task(index, each, None, each, total, reduction != "none")
+    free = torch.ones_like(weight[:, 0], dtype=dtype) if bias is None else (bias.detach() != -torch.inf).to(dtype)
+    even = share / free.sum().clamp_min(1) * (free if class_weight is None else free * class_weight)
+    own = (1 - share) * each
+    # A forbidden class that no target has: any other serves as the one whose score the loss is measured from.
+    index = torch.where(kept & (own == 0) & (free[index] == 0), free.argmax(), index)
+    factors = torch.where(kept, own + even.sum(), 0.0)
+    return _Task(index, own, even, factors, total, reduction != "none")
+
+
+def _even_part(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, task: _Task, even: Tensor
+) -> Tensor:
+    r"""What label smoothing adds to the losses of tokens beyond factor · loss of the class; 0 where one is ignored.
+
+    The target is the measure t = own·e_y + even with mass m, and the loss m·L(s, t/m): that is m·L(s, e_y), plus
+    m·Ω(t/m), plus ⟨s, m·e_y − t⟩ = |even|·s_y − ⟨even, s⟩, for which no logits but s_y are needed. Ω is a sum over
+    classes of ω(u) = (uᵅ − u)/(α(α−1)), and Σ ω(evenᵢ/m) = m^−α Σ ω(evenᵢ) + |even| ω(1/m), one sum for all tokens.
+    """
+    dtype, kept = even.dtype, task.index >= 0
+    index = task.index.clamp_min(0)
+    hidden = hidden.to(dtype)
+    score = (weight[index].to(dtype) * hidden).sum(-1)
+    mean = hidden @ (even @ weight.to(dtype))
+    if bias is not None:
+        free = bias.detach() != -torch.inf
+        offset = torch.where(free, bias.to(dtype), 0.0)
+        score, mean = torch.where(free[index], score + offset[index], 0.0), mean + even @ offset
+    a = alpha.reshape(()).to(dtype) if isinstance(alpha, Tensor) else alpha
+    mass = torch.where(task.factors > 0, task.factors, 1.0)
+
+    def omega(u: Tensor) -> Tensor:
+        return Tsallis.family.value(u.unsqueeze(-1), a)
+
+    spread = even.sum()
+    value = mass**-a * Tsallis.family.value(even, a) + spread * omega(1 / mass)
+    value = value - omega(even[index] / mass) + omega((even[index] + task.own) / mass)
+    return torch.where(kept, spread * score - mean + task.factors * value, 0.0)
 
 
 class _LinearLoss(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        hidden: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        alpha: float | Tensor,
-        index: Tensor,
-        reduction: Reduction,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, task: _Task
     ) -> Tensor:
-        ctx.reduction = reduction
+        ctx.task = task
         ctx.number = alpha if isinstance(alpha, float) else None
         tensors = [t for t in (bias, alpha) if isinstance(t, Tensor)]
         ctx.has_bias = bias is not None
-        ctx.save_for_backward(hidden, weight, index, *tensors)
+        ctx.save_for_backward(hidden, weight, *tensors)
         ctx.gradients = None
-        # In half precision gradients must be scaled before they are rounded, or the small ones vanish.
-        if reduction != "none" and hidden.dtype != torch.float16:
+        rates = None
+        if task.summed:
             ctx.gradients = _Gradients.like(hidden, weight, bias, alpha, ctx.needs_input_grad)
-            rates = _rates(index, reduction, _wide(hidden.dtype))
-            losses = _run(hidden, weight, bias, alpha, index, rates, ctx.gradients)
-        else:
-            losses = _run(hidden, weight, bias, alpha, index)
-        return _reduced(losses, index, reduction)
+            rates = task.rates()
+        return task.reduce(task.factors * _run(hidden, weight, bias, alpha, task.index, rates, ctx.gradients))
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        hidden, weight, index, *rest = ctx.saved_tensors
+        hidden, weight, *rest = ctx.saved_tensors
         bias = rest.pop(0) if ctx.has_bias else None
         alpha = rest.pop(0) if rest else ctx.number
         inputs = hidden, weight, bias, alpha
@@ -227,8 +324,8 @@ class _LinearLoss(torch.autograd.Function):
         with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
             if gradients is None:
                 gradients = _Gradients.like(*inputs, ctx.needs_input_grad)
-                rates = _rates(index, ctx.reduction, _wide(hidden.dtype))
-                _run(*inputs, index, grad.to(rates.dtype) * rates, gradients)
+                rates = ctx.task.rates()
+                _run(*inputs, ctx.task.index, grad.to(rates.dtype) * rates, gradients)
             else:
                 gradients.scale(grad)
             results = gradients.results(*inputs)
@@ -236,11 +333,11 @@ class _LinearLoss(torch.autograd.Function):
         if torch.is_grad_enabled():
             leaves = [t for t in (grad, *inputs) if isinstance(t, Tensor) and t.requires_grad]
             results = [g if g is None else apply_function(_Last, g, *leaves) for g in results]
-        return *results, None, None
+        return *results, None
 
 
 class _Last(torch.autograd.Function):
-    """A gradient that does not know its own."""
+    """The identity on a gradient of the loss, which cannot be differentiated again: its backward pass raises."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, *leaves: Tensor) -> Tensor:
@@ -306,8 +403,9 @@ def _run(
     gradients: _Gradients | None = None,
 ) -> Tensor:
     """The loss of every token; with rates, the gradients of Σ rate·loss are added up too."""
-    hidden, weight, index = hidden.detach().contiguous(), weight.detach(), index.contiguous()
-    bias = bias if bias is None else bias.detach()
+    dtype = _wide(hidden.dtype)  # in half precision logits would overflow, and lose the order of the classes
+    hidden, weight, index = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype), index.contiguous()
+    bias = bias if bias is None else bias.detach().to(dtype)
     tokens, classes = len(hidden), len(weight)
     chunk = max(FEWEST, min(-(-tokens // SHARE), MOST), SMALL // classes)
     chunk = max(1, min(chunk, tokens))
@@ -323,7 +421,7 @@ def _run(
         rates = rates if rates is None else rates.contiguous()
         contiguous = weight.contiguous(), bias if bias is None else bias.contiguous()
         return output.linear_entmax_loss(hidden, *contiguous, index, c, rates, targets, chunk)
-    losses = hidden.new_empty(tokens, dtype=_wide(hidden.dtype))
+    losses = hidden.new_empty(tokens)
     room = hidden.new_empty(chunk, classes)
     for first in range(0, tokens, chunk):
         part = slice(first, min(first + chunk, tokens))
@@ -333,7 +431,7 @@ def _run(
         else:
             torch.addmm(bias, hidden[part], weight.t(), out=logits)
         if gradients is None or rates is None:
-            losses[part] = family.hits(logits.to(losses.dtype), index[part], _as_row(alpha))
+            losses[part] = family.hits(logits, index[part], _as_row(alpha))
         else:
             losses[part] = _chunk(logits, hidden[part], weight, alpha, index[part], rates[part], gradients, part)
     return losses
@@ -355,21 +453,18 @@ def _chunk(
 ) -> Tensor:
     """The losses of a chunk from its logits; its gradients are added up by dense products."""
     with torch.enable_grad():
-        z, a = logits.to(rates.dtype).requires_grad_(), _as_row(alpha)
+        z, a = logits.detach().requires_grad_(), _as_row(alpha)
         leaves = [z]
         if gradients.alpha is not None and isinstance(a, Tensor):
             leaves.append(a.requires_grad_())
         losses = Tsallis.family.hits(z, index, a)
         residual, *slope = torch.autograd.grad(losses, leaves, rates)
-    residual = residual.to(hidden.dtype)
     if gradients.hidden is not None:
         gradients.hidden[part] = residual @ weight
-    if gradients.weight is not None and gradients.weight.dtype == hidden.dtype:
+    if gradients.weight is not None:
         gradients.weight.addmm_(residual.t(), hidden)
-    elif gradients.weight is not None:
-        gradients.weight.add_(residual.t() @ hidden)
     if gradients.bias is not None:
-        gradients.bias.add_(residual.sum(0, dtype=gradients.bias.dtype))
+        gradients.bias.add_(residual.sum(0))
     if gradients.alpha is not None:
         gradients.alpha.add_(slope[0].reshape(gradients.alpha.shape))
     return losses.detach()

@@ -1,6 +1,7 @@
 """Transformers' own models: with Shannon as eager; with a sparse Ω as eager with the map in the place of softmax."""
 
 import importlib
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,28 +14,49 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.testing import assert_close
 from transformers import (
+    AutoModelForCausalLM,
     BartConfig,
     BartModel,
     BertConfig,
     BertModel,
     BloomConfig,
     BloomModel,
+    DebertaConfig,
+    DebertaModel,
     DynamicCache,
+    FalconConfig,
+    FalconModel,
     Gemma2Config,
     Gemma2Model,
+    GPT2Config,
+    GPT2Model,
+    GPTJConfig,
+    GPTJModel,
+    GPTNeoConfig,
+    GPTNeoModel,
     GptOssConfig,
     GptOssModel,
     LlamaConfig,
     LlamaForCausalLM,
     LlamaModel,
+    LlavaConfig,
+    LlavaModel,
     MistralConfig,
     MistralModel,
+    OPTConfig,
+    OPTModel,
     PreTrainedModel,
+    SiglipVisionConfig,
+    SiglipVisionModel,
+    StableLmConfig,
+    StableLmModel,
     StaticCache,
     T5Config,
     T5Model,
     Trainer,
     TrainingArguments,
+    YolosConfig,
+    YolosModel,
 )
 from transformers.loss.loss_utils import ForCausalLMLoss
 
@@ -356,10 +378,95 @@ def test_what_would_be_overlooked_is_refused(options: dict[str, Any], error: typ
         attend(**options)
 
 
-def test_a_model_with_an_attention_of_its_own_is_refused_and_does_not_see_the_future() -> None:
-    config = BloomConfig(hidden_size=16, n_layer=1, n_head=4, vocab_size=20, attn_implementation="entmax15")
-    with pytest.raises(ValueError, match="bloom models have an attention of their own"):
-        BloomModel(config)(TOKENS)
+OTHERS: dict[str, Callable[[str], PreTrainedModel]] = {
+    "bloom": lambda name: BloomModel(
+        BloomConfig(hidden_size=16, n_layer=1, n_head=4, vocab_size=20, attn_implementation=name)
+    ),
+    "gptj": lambda name: GPTJModel(
+        GPTJConfig(n_embd=16, n_layer=1, n_head=4, rotary_dim=4, vocab_size=20, attn_implementation=name)
+    ),
+    "gpt_neo": lambda name: GPTNeoModel(
+        GPTNeoConfig(
+            hidden_size=16,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            vocab_size=20,
+            attn_implementation=name,
+        )
+    ),
+    "falcon": lambda name: FalconModel(
+        FalconConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=4, vocab_size=20, attn_implementation=name
+        )
+    ),
+    "deberta": lambda name: DebertaModel(
+        DebertaConfig(**WIDTHS, num_attention_heads=4, attn_implementation=name),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", OTHERS)
+def test_a_model_with_an_attention_of_its_own_is_refused(kind: str) -> None:
+    with pytest.raises(ValueError, match=f"{kind} models have an attention of their own"):
+        OTHERS[kind]("entmax15")
+    OTHERS[kind]("eager")
+
+
+SWALLOWING: dict[str, Callable[[], PreTrainedModel]] = {
+    "gpt2": lambda: GPT2Model(GPT2Config(n_embd=16, n_layer=2, n_head=4, vocab_size=20)),
+    "opt": lambda: OPTModel(
+        OPTConfig(
+            hidden_size=16,
+            ffn_dim=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            vocab_size=20,
+            word_embed_proj_dim=16,
+            dropout=0.0,
+        )
+    ),
+    "stablelm": lambda: StableLmModel(StableLmConfig(**WIDTHS, num_attention_heads=4, num_key_value_heads=2)),
+    "siglip": lambda: SiglipVisionModel(
+        SiglipVisionConfig(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=8,
+            patch_size=4,
+        )
+    ),
+    "yolos": lambda: YolosModel(
+        YolosConfig(
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            image_size=[8, 8],
+            patch_size=4,
+            num_detection_tokens=2,
+            use_mid_position_embeddings=False,
+        )
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SWALLOWING)
+def test_weights_are_returned_by_models_that_do_not_ask_their_attention_for_them(kind: str) -> None:
+    torch.manual_seed(0)
+    model = SWALLOWING[kind]().eval()
+    given = {"pixel_values": torch.randn(2, 3, 8, 8)} if kind in ("siglip", "yolos") else {"input_ids": TOKENS}
+    found = {}
+    for name in ("shannon", "eager", "sparsemax"):
+        model.set_attn_implementation(name)
+        found[name] = model(**given, output_attentions=True).attentions
+        assert model(**given).attentions is None
+    assert len(found["shannon"]) == len(found["eager"]) == len(found["sparsemax"]) == 2
+    for ours, theirs in zip(found["shannon"], found["eager"], strict=True):
+        assert_close(ours, theirs, atol=2e-5, rtol=2e-5)
+    for sparse in found["sparsemax"]:
+        assert_close(sparse.sum(-1), torch.ones(sparse.shape[:-1]), atol=1e-5, rtol=0)
 
 
 def test_a_layers_own_omega_is_trained_with_the_model() -> None:
@@ -395,6 +502,78 @@ def test_alphas_that_a_class_has_are_loaded_with_the_model(tmp_path: Path) -> No
     loaded = Learned.from_pretrained(tmp_path, attn_implementation="sparsemax").eval()
     model.set_attn_implementation("entmax15")  # either way the layers' own go first
     assert_close(loaded(TOKENS).logits, model(TOKENS).logits, atol=0, rtol=0)
+
+
+def written(model: PreTrainedModel, folder: Path) -> dict[str, Any]:
+    model.save_pretrained(folder)
+    return json.loads((folder / "config.json").read_text(encoding="utf-8"))
+
+
+def test_a_saved_model_keeps_its_names_and_its_learned_alphas(tmp_path: Path) -> None:
+    register("mine", 0.5 * Norm(3.0))
+    model = LlamaForCausalLM(LlamaConfig(**WIDTHS, **HEADS, attn_implementation="mine")).eval()
+    model.model.layers[1].self_attn.omega = Tsallis(1.5, learnable=True, shape=(4, 1, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    expected = model(TOKENS).logits
+    assert written(model, tmp_path)["attn_implementation"] == "mine"
+    assert not {"fenchel", "attn_implementation"} & set(vars(model.config))
+    unregister()
+    for kind in (LlamaForCausalLM, AutoModelForCausalLM):
+        loaded, told = kind.from_pretrained(tmp_path, output_loading_info=True)
+        assert not told["unexpected_keys"]
+        assert not told["missing_keys"]
+        assert loaded.config._attn_implementation == "mine"
+        assert_close(loaded.eval()(TOKENS).logits, expected, atol=0, rtol=0)
+    base = LlamaModel.from_pretrained(tmp_path).eval()
+    assert_close(base(TOKENS).last_hidden_state, model.model(TOKENS).last_hidden_state, atol=0, rtol=0)
+    base.save_pretrained(tmp_path / "base")
+    again = LlamaForCausalLM.from_pretrained(tmp_path / "base").eval()
+    assert_close(again.model(TOKENS).last_hidden_state, base(TOKENS).last_hidden_state, atol=0, rtol=0)
+
+
+def test_a_saved_model_may_be_loaded_with_another_attention_and_then_forgets_the_first(tmp_path: Path) -> None:
+    model = LlamaForCausalLM(LlamaConfig(**WIDTHS, **HEADS, attn_implementation="sparsemax"))
+    model.save_pretrained(tmp_path)
+    loaded = LlamaForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert loaded.config._attn_implementation == "eager"
+    assert not {"fenchel", "attn_implementation"} & written(loaded, tmp_path / "again").keys()
+
+
+def test_parts_of_a_model_keep_their_own_names(tmp_path: Path) -> None:
+    text = {**WIDTHS, **HEADS, "model_type": "llama"}
+    vision = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1, "num_attention_heads": 4}
+    config = LlavaConfig(
+        text_config=LlamaConfig(**text), vision_config=SiglipVisionConfig(**vision, image_size=8, patch_size=4)
+    )
+    model = LlavaModel(config)
+    model.set_attn_implementation({"text_config": "sparsemax"})
+    model.save_pretrained(tmp_path)
+    loaded = LlavaModel.from_pretrained(tmp_path)
+    assert loaded.config.text_config._attn_implementation == "sparsemax"
+    assert loaded.language_model.config._attn_implementation == "sparsemax"
+    assert loaded.config.vision_config._attn_implementation not in ("sparsemax", "entmax15")
+
+
+def test_what_a_file_cannot_hold_is_warned_of(tmp_path: Path) -> None:
+    register("mine", fenchel.Custom(lambda p: 0.5 * (p * p).sum(-1)))
+    model = LlamaForCausalLM(LlamaConfig(**WIDTHS, **HEADS, attn_implementation="mine"))
+    with pytest.warns(UserWarning, match="a file cannot hold the regularizers of mine: register the name"):
+        model.save_pretrained(tmp_path)
+    unregister("mine")
+    with pytest.raises(ValueError, match="mine"):
+        LlamaForCausalLM.from_pretrained(tmp_path)
+    register("mine", Gini())
+    assert LlamaForCausalLM.from_pretrained(tmp_path).config._attn_implementation == "mine"
+
+
+def test_a_name_that_means_something_else_now_is_warned_of(tmp_path: Path) -> None:
+    register("mine", Gini())
+    LlamaForCausalLM(LlamaConfig(**WIDTHS, **HEADS, attn_implementation="mine")).save_pretrained(tmp_path)
+    register("mine", Norm(2.0))
+    with pytest.warns(UserWarning, match=r"saved with Gini\(\) as 'mine'; what is registered.*Norm\(alpha=2\)"):
+        LlamaForCausalLM.from_pretrained(tmp_path)
 
 
 def test_half_precision_stays_half() -> None:

@@ -471,3 +471,25 @@ def test_bad_input_is_named(changes: dict[str, Any], error: type, names: str) ->
 def test_an_omega_that_is_not_a_regularizer_is_named(omega: object) -> None:
     with pytest.raises(TypeError, match="omega"):
         MultiheadAttention(8, 2, omega=omega)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("omega", [Shannon(), Gini(), Tsallis(1.5)], ids=str)
+def test_scores_beyond_half_precision_are_as_in_float64(omega: Regularizer, autocast: bool) -> None:
+    """The projections are the identity, so that float64 attention on the rounded inputs is the oracle."""
+    torch.manual_seed(0)
+    layer = MultiheadAttention(4, 1, bias=False, batch_first=True, omega=omega)
+    with torch.no_grad():
+        layer.in_proj_weight.copy_(torch.eye(4).repeat(3, 1))
+        layer.out_proj.weight.copy_(torch.eye(4))
+    x = (300 * torch.randn(2, 5, 4)).half()  # scores of some 1e5; half precision ends at 65504
+    mask = torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1).bool(), torch.finfo(torch.float16).min)
+    expected = fenchel.attention(*(x.double(),) * 3, omega, attn_mask=mask)
+    if autocast:
+        with torch.autocast("cpu", dtype=torch.float16):
+            found, weights = layer(*(x.float(),) * 3, attn_mask=mask)
+    else:
+        found, weights = layer.half()(*(x,) * 3, attn_mask=mask.half())
+    assert found.dtype == torch.float16
+    assert weights.isfinite().all()
+    assert_close(found.double(), expected, atol=0.5, rtol=1e-3)  # half a unit in the last place of 600

@@ -9,19 +9,37 @@ import pytest
 import torch
 from torch import nn
 
-from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, folders, fy_loss
+from fenchel import (
+    Capped,
+    Custom,
+    Fused,
+    Gini,
+    Hard,
+    KSubsets,
+    Norm,
+    Oscar,
+    Regularizer,
+    Shannon,
+    SparseMAP,
+    Tsallis,
+    folders,
+    fy_loss,
+)
 from fenchel.seq2seq import (
     Batches,
     Pair,
     Recurrent,
     Seq2Seq,
+    Training,
     Transformer,
     Vocabulary,
     beam_search,
     collate,
     force,
     read,
+    train,
 )
+from fenchel.structures import Subsets
 
 LETTERS = Vocabulary("abcdef")
 PAIRS = [Pair(tuple("abc"), tuple("fed")), Pair(tuple("a"), tuple("bb")), Pair(tuple("fedcba"), ())]
@@ -160,11 +178,22 @@ def test_every_layer_of_a_transformer_learns_its_own_alphas() -> None:
 @makers
 @pytest.mark.parametrize(
     "omega",
-    [Shannon(), Gini(), Hard(), Tsallis(1.3), Norm(3.0), 2.0 * Tsallis(1.5), Tsallis(1.2, learnable=True)],
-    ids=str,
+    [
+        Hard(),
+        Norm(3.0),
+        2.0 * Tsallis(1.5),
+        Tsallis(1.2, learnable=True),
+        Fused(0.2),
+        Oscar(torch.tensor(0.1)),
+        Capped(1.0, Shannon()),
+        KSubsets(1),
+        SparseMAP(Subsets(1)),
+    ],
+    ids=lambda omega: str(omega).replace("\n", ""),
 )
 def test_a_folder_gives_the_model_back(make: Maker, omega: Regularizer, tmp_path: Path) -> None:
-    model = make(attention=omega, output=omega).eval()
+    output = Gini() if isinstance(omega, Capped | SparseMAP) else omega  # these have no loss of class indices
+    model = make(attention=omega, output=output).eval()
     model.save(tmp_path / "deep" / "folder")
     loaded = Seq2Seq.load(tmp_path / "deep" / "folder")
     assert type(loaded) is type(model)
@@ -190,12 +219,46 @@ def test_every_precision_trains_searches_and_is_kept_by_a_folder(
     assert beam_search(loaded, ["abc"], 2, max_length=3) == beam_search(model, ["abc"], 2, max_length=3)
 
 
-def test_what_json_cannot_hold_is_given_when_loading(tmp_path: Path) -> None:
-    own = Custom(lambda p: 0.5 * (p * p).sum(-1))
-    recurrent(attention=own).save(tmp_path)
+@makers
+@pytest.mark.parametrize("where", ["attention", "output"])
+def test_what_a_file_cannot_hold_is_refused_before_anything_is_written(make: Maker, where: str, tmp_path: Path) -> None:
+    model = make(**{where: Custom(lambda p: 0.5 * (p * p).sum(-1))})
+    with pytest.raises(ValueError, match=rf"{where} is Custom.*which a file cannot hold; save model\.state_dict\(\)"):
+        model.save(tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+    with pytest.raises(ValueError, match="which a file cannot hold"):
+        train(model, PAIRS, PAIRS, Training(epochs=1), folder=tmp_path / "folder")
+    assert not (tmp_path / "folder").exists()
+
+
+def test_a_folder_of_the_first_version_is_loaded(tmp_path: Path) -> None:
+    """It told a learned alpha by its shape, had None for other Ω, and kept a copy that no layer used."""
+    model = transformer(attention=Tsallis(1.5, learnable=True)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "raw_alpha" in name:
+                parameter.normal_()
+    old = {"kind": "Tsallis", "alpha": 1.5, "bounds": [1.0, 2.0], "shape": []}
+    tensors = {**model.state_dict(), "attention_omega.raw_alpha": torch.tensor(0.0)}
+    folders.save(tmp_path, model.settings() | {"attention": old}, tensors)
+    batch = collate(PAIRS, LETTERS, LETTERS)
+    assert torch.equal(Seq2Seq.load(tmp_path)(batch), model(batch))
+    folders.save(tmp_path, model.settings() | {"attention": None}, tensors)
     with pytest.raises(ValueError, match="load with attention="):
-        Recurrent.load(tmp_path)
-    assert Recurrent.load(tmp_path, attention=own).attention_omega is own
+        Seq2Seq.load(tmp_path)
+    loaded = Seq2Seq.load(tmp_path, attention=Tsallis(1.5, learnable=True))
+    assert torch.equal(loaded(batch), model(batch))
+
+
+def test_the_attention_of_a_transformer_is_the_one_that_is_trained() -> None:
+    model = transformer(attention=Tsallis(1.5, learnable=True, shape=(2, 1, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    model(collate(PAIRS, LETTERS, LETTERS)).backward()
+    optimizer.step()
+    assert (model.attention_omega.alpha != 1.5).all()
+    assert model.attention_omega is model.decoder[-1].cross.omega
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not any(name.startswith("attention_omega") for name in model.state_dict())
 
 
 def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:

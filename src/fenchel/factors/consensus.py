@@ -403,7 +403,9 @@ def newton(problem: Problem, state: State) -> Tensor:
     # … and the multipliers across the faces, nearest to the present ones, that lead there.
     across = linear.rest(state.u)
     right = (mu - base) / state.rho - problem.collect(across)
-    missing, _ = faces.nearest(torch.zeros_like(mu), right, torch.cat([mu / state.rho, base / state.rho, b, state.u], 1))
+    missing, _ = faces.nearest(
+        torch.zeros_like(mu), right, torch.cat([mu / state.rho, base / state.rho, b, state.u], 1)
+    )
     return inside + across + linear.rest(problem.copies(missing))
 
 

@@ -5,10 +5,12 @@ Needs ``pip install 'fenchel[transformers]'``; nothing else in Fenchel imports i
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -24,12 +26,20 @@ from fenchel.regularizers.rows import check_temperature
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel
     from transformers.masking_utils import sdpa_mask
+
+    if not hasattr(PreTrainedModel, "_can_set_attn_implementation"):
+        raise ImportError("this one does not tell which models look their attention up by name")
 except ImportError as error:
     raise ImportError(
         f"fenchel.integrations.transformers needs transformers 5.22 or newer ({error}): "
         "pip install 'fenchel[transformers]'",
         name="transformers",
     ) from error
+
+try:
+    from transformers.utils.output_capturing import _active_collector as _collector
+except ImportError:  # older ones pass output_attentions to every attention
+    _collector = None
 
 _BUILT_IN = {"entmax15": lambda: Tsallis(1.5), "sparsemax": Gini}
 _NAME = re.compile(r"[A-Za-z]\w*")
@@ -53,11 +63,15 @@ def register(name: str | None = None, omega: Regularizer | None = None) -> None:
     ``"eager"`` gives.
 
     A regularizer on the attention module itself, ``layer.self_attn.omega = …``, goes before the registered one: that is
-    how each layer gets an alpha of its own, one a head if you like, that is trained and saved with the model. To load
-    it back by ``from_pretrained``, put it there in ``__init__`` of a subclass of the model.
+    how each layer gets an alpha of its own, or one per head, that is trained and saved with the model.
 
-    Models with an attention of their own (Bloom, MPT, …) raise an error where they ask for a mask. Those that do not
-    even do that (DeBERTa, …) keep softmax: ``model.set_attn_implementation(name)`` warns of it, configurations do not.
+    ``model.save_pretrained(folder)`` writes the names and the regularizers to ``config.json``, and
+    ``from_pretrained(folder)`` registers the names again and puts the regularizers in their places, in any process that
+    has imported this module; one that has not raises an error for the name. What a file cannot hold (``Custom``) is
+    warned of.
+
+    Models with an attention of their own (Bloom, GPT-J, GPT-Neo, Falcon, DeBERTa, …) raise an error when they are made
+    with such a name.
 
     A query that may attend to nothing (padding) gets zeros. ``output_attentions=True`` returns weights before dropout.
 
@@ -173,7 +187,7 @@ class Attention:
         if softcap is not None or s_aux is not None:
             mask = _joined(attention_mask, position_bias)
             output, weights = _by_formula(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
-        elif output_attentions:
+        elif output_attentions or _captures_weights():
             mask = _joined(attention_mask, position_bias)
             output, weights = attention(
                 query, key, value, omega, attn_mask=mask, scale=scaling, dropout_p=dropout, return_weights=True
@@ -187,7 +201,14 @@ class Attention:
             output = attention(
                 query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout
             )
-        return output.transpose(1, 2).contiguous(), weights if output_attentions else None
+        return output.transpose(1, 2).contiguous(), weights
+
+
+def _captures_weights() -> bool:
+    """Whether weights are collected from the attention modules, in models that do not pass ``output_attentions`` on."""
+    if _collector is None or torch.compiler.is_compiling():
+        return False
+    return any(str(key).endswith("attentions") for key in _collector.get() or ())
 
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -247,12 +268,8 @@ def make_mask(
     mark need not read it. A model that does not look its attention up by name would add the mask to its scores, and
     see what it must not: an error.
     """
-    kind: Any = type(options.get("config"))
-    if not torch.compiler.is_compiling() and not _looks_up(kind):
-        raise ValueError(
-            f"{kind.model_type} models have an attention of their own, and do not look it up by "
-            "name: attn_implementation must be 'eager', or what transformers has for them"
-        )
+    if not torch.compiler.is_compiling():
+        _check_looks_up(type(options.get("config")))
     places = {"q_length": q_length, "q_offset": q_offset, "kv_offset": kv_offset}
     skip = allow_is_causal_skip and q_length > 1
     mask: Tensor | None = sdpa_mask(
@@ -264,6 +281,15 @@ def make_mask(
     if not torch.compiler.is_compiling() and not full.is_inference() and int(q_offset) == int(kv_offset):
         setattr(full, _CAUSAL, full._version)
     return full
+
+
+def _check_looks_up(config: Any) -> None:
+    if not _looks_up(config):
+        raise ValueError(
+            f"{config.model_type} models have an attention of their own, and do not look it up by "
+            "name: attn_implementation must be 'eager', or what transformers has for them; in a model of several parts "
+            "name those that have others, as in attn_implementation={'text_config': 'entmax15'}"
+        )
 
 
 @functools.cache
@@ -282,6 +308,122 @@ def _is_causal(mask: Tensor | None) -> bool:
     if mask is None or torch.compiler.is_compiling() or mask.is_inference():
         return False
     return getattr(mask, _CAUSAL, None) == mask._version
+
+
+# -- saving and loading ----------------------------------------------------------------------------------------------
+
+_KEY = "fenchel"
+"""Of what is written to ``config.json``: regularizers by their names, and by the modules that have their own."""
+
+
+def _own_omegas(model: PreTrainedModel) -> dict[str, Regularizer]:
+    """Regularizers that were put on modules of a model, by the modules' names in the base model."""
+    prefix = f"{model.base_model_prefix}."
+    found = {}
+    for name, module in model.named_modules():
+        own = None if isinstance(module, Regularizer) else getattr(module, "omega", None)
+        if isinstance(own, Regularizer) and not type(module).__module__.startswith("fenchel."):
+            found[name.removeprefix(prefix)] = own
+    return found
+
+
+def _names(config: Any) -> str | dict[str, str] | None:
+    """Our names in a configuration as ``attn_implementation`` takes them; a dictionary if its parts differ."""
+    parts = {"": config} | {key: getattr(config, key, None) for key in config.sub_configs}
+    found = {key: getattr(part, "_attn_implementation", None) for key, part in parts.items() if part is not None}
+    ours = {key: name for key, name in found.items() if name in _ours}
+    if len(set(found.values())) == 1 and ours:
+        return str(ours[""])
+    return ours or None
+
+
+@contextlib.contextmanager
+def _recorded(model: PreTrainedModel) -> Iterator[None]:
+    """Within it the configuration of a model tells its regularizers as attributes, which are written to files."""
+    names = _names(model.config)
+    used = set(names.values() if isinstance(names, dict) else [names]) - {None}
+    record = {
+        "names": {name: _ours[str(name)].omega.config() for name in used},
+        "modules": {name: omega.config() for name, omega in _own_omegas(model).items()},
+    }
+    lost = [name for kind in record.values() for name, config in kind.items() if config is None]
+    if lost:
+        warnings.warn(
+            f"a file cannot hold the regularizers of {', '.join(map(str, lost))}: register the name, or put the "
+            "regularizer on the module in __init__ of a subclass of the model, before you load what is saved now",
+            stacklevel=4,
+        )
+    record["modules"] = {name: config for name, config in record["modules"].items() if config is not None}
+    attributes = vars(model.config)
+    before = {key: attributes.pop(key) for key in (_KEY, "attn_implementation") if key in attributes}
+    try:
+        if names is not None:
+            attributes["attn_implementation"] = names
+        if any(record.values()):
+            attributes[_KEY] = record
+        yield
+    finally:
+        for key in (_KEY, "attn_implementation"):
+            attributes.pop(key, None)
+        attributes.update(before)
+
+
+def _prepare(config: Any) -> None:
+    """Before a model is made: register the names that its configuration was saved with; refuse a name in vain."""
+    record = getattr(config, _KEY, None)
+    name = getattr(config, "_attn_implementation", None)
+    saved: Mapping[str, Any] = record.get("names", {}) if isinstance(record, Mapping) else {}
+    if name in saved and name not in _ours and saved[name] is not None:
+        register(name, Regularizer.from_config(saved[name]))
+    elif name in saved and name in _ours and saved[name] != _ours[name].omega.config() and saved[name] is not None:
+        warnings.warn(
+            f"the model was saved with {Regularizer.from_config(saved[name])!r} as {name!r}; what is registered under "
+            f"that name now is used, {_ours[name].omega!r}",
+            stacklevel=4,
+        )
+    if name in _ours:
+        _check_looks_up(type(config))
+
+
+def _restore_omegas(model: PreTrainedModel) -> None:
+    """After a model is made, and before its tensors are loaded: put the regularizers of modules in their places."""
+    record = getattr(model.config, _KEY, None)
+    saved: Mapping[str, Any] = record.get("modules", {}) if isinstance(record, Mapping) else {}
+    modules = dict(model.named_modules()) if saved else {}
+    for name, config in saved.items():
+        module = modules.get(name, modules.get(f"{model.base_model_prefix}.{name}"))
+        if module is not None and not isinstance(getattr(module, "omega", None), Regularizer):
+            module.omega = Regularizer.from_config(config)
+
+
+def _install() -> None:
+    """Let every model of transformers write and read its regularizers; a second call changes nothing."""
+    make, finish, save = PreTrainedModel.__init__, PreTrainedModel.post_init, PreTrainedModel.save_pretrained
+    if getattr(make, "_by_fenchel", False):
+        return
+
+    @functools.wraps(make)
+    def __init__(self: Any, config: Any, *inputs: Any, **options: Any) -> None:
+        _prepare(config)
+        make(self, config, *inputs, **options)
+
+    @functools.wraps(finish)
+    def post_init(self: Any) -> None:
+        finish(self)
+        _restore_omegas(self)
+
+    @functools.wraps(save)
+    def save_pretrained(self: Any, *inputs: Any, **options: Any) -> Any:
+        with _recorded(self):
+            return save(self, *inputs, **options)
+
+    __init__._by_fenchel = True  # type: ignore[attr-defined]
+    PreTrainedModel.__init__ = __init__
+    PreTrainedModel.post_init = post_init
+    PreTrainedModel.save_pretrained = save_pretrained
+
+
+_install()
 
 
 # -- generation ------------------------------------------------------------------------------------------------------

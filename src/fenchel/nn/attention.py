@@ -173,6 +173,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     ) -> Tensor | None:
         """One float mask, broadcasting to (batch, heads, L, S), to be added to the scores."""
         batch, targets, sources = query.shape[0], query.shape[1], key.shape[1]
+        dtype = torch.promote_types(query.dtype, torch.float32)  # that of the scores
         if is_causal and attn_mask is None:
             attn_mask = torch.ones(targets, sources, dtype=torch.bool, device=query.device).triu(1)
         if attn_mask is not None:
@@ -181,14 +182,14 @@ class MultiheadAttention(nn.MultiheadAttention):
                 raise ValueError(
                     f"attn_mask must have shape {expected[2]} or {expected[3]}, got {tuple(attn_mask.shape)}"
                 )
-            attn_mask = _additive(attn_mask, query.dtype, "attn_mask")
+            attn_mask = _additive(attn_mask, dtype, "attn_mask")
             if attn_mask.dim() == 3:
                 attn_mask = attn_mask.reshape(batch, self.num_heads, targets, sources)
         if padding is None:
             return attn_mask
         if tuple(padding.shape) != (batch, sources):
             raise ValueError(f"key_padding_mask must have shape {(batch, sources)}, got {tuple(padding.shape)}")
-        padding = _additive(padding, query.dtype, "key_padding_mask")[:, None, None, :]
+        padding = _additive(padding, dtype, "key_padding_mask")[:, None, None, :]
         return padding if attn_mask is None else attn_mask + padding
 
 

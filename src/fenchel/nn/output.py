@@ -14,7 +14,7 @@ from fenchel.regularizers import Tsallis, entmax
 class LinearEntmaxLoss(nn.Linear):
     """A linear output layer that returns its entmax loss and never holds all logits; see :func:`linear_entmax_loss`.
 
-    The ``state_dict`` is that of ``torch.nn.Linear``; an alpha that is learned joins it.
+    The ``state_dict`` is that of ``torch.nn.Linear``; an alpha that is learned joins it, and class weights do.
 
     Args:
         in_features: the width of the hidden states.
@@ -25,6 +25,8 @@ class LinearEntmaxLoss(nn.Linear):
         ignore_index: a target that is left out of the loss and of the mean.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
         learnable: train alpha too, from the given start, always inside (1, 2).
+        class_weight: (out_features,), a factor for each class; saved with the layer.
+        label_smoothing: the share, in [0, 1], of each target that is spread over all classes.
         **factory: ``device`` and ``dtype`` of the parameters.
 
     Example:
@@ -36,6 +38,8 @@ class LinearEntmaxLoss(nn.Linear):
         (torch.Size([1000, 8]), torch.Size([2, 5, 1000]))
     """
 
+    class_weight: Tensor | None
+
     def __init__(
         self,
         in_features: int,
@@ -45,6 +49,8 @@ class LinearEntmaxLoss(nn.Linear):
         ignore_index: int = -100,
         reduction: Reduction = "mean",
         learnable: bool = False,
+        class_weight: Tensor | None = None,
+        label_smoothing: float = 0.0,
         **factory: Any,
     ) -> None:
         super().__init__(in_features, out_features, bias, **factory)
@@ -52,6 +58,8 @@ class LinearEntmaxLoss(nn.Linear):
         self.omega = Tsallis(alpha, learnable=learnable)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
+        self.register_buffer("class_weight", class_weight)
+        self.label_smoothing = label_smoothing
 
     @property
     def alpha(self) -> float | Tensor:
@@ -60,15 +68,25 @@ class LinearEntmaxLoss(nn.Linear):
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         """The loss of hidden states, (…, in_features), against class indices, (…)."""
-        options: Any = {"ignore_index": self.ignore_index, "reduction": self.reduction}
-        return linear_entmax_loss(hidden, self.weight, target, self.bias, alpha=self.alpha, **options)
+        return linear_entmax_loss(
+            hidden,
+            self.weight,
+            target,
+            self.bias,
+            alpha=self.alpha,
+            ignore_index=self.ignore_index,
+            reduction=self.reduction,
+            class_weight=self.class_weight,
+            label_smoothing=self.label_smoothing,
+        )
 
     def probabilities(self, hidden: Tensor) -> Tensor:
         """The sparse distributions over classes, (…, out_features), that the loss trains."""
         return entmax(super().forward(hidden), self.alpha)
 
     def extra_repr(self) -> str:
+        weight = "" if self.class_weight is None else f", weight of {len(self.class_weight)} classes"
         return (
             f"{super().extra_repr()}, {self.omega.extra_repr()}, ignore_index={self.ignore_index}, "
-            f"reduction={self.reduction!r}"
+            f"reduction={self.reduction!r}{weight}, label_smoothing={self.label_smoothing:g}"
         )

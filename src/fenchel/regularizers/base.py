@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, cast
+from collections.abc import Mapping
+from typing import Any, Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
 
 from fenchel.kernels import concrete
+from fenchel.regularizers.configs import Config, from_config, to_config, written_by
 from fenchel.regularizers.family import Family, Parameter
 from fenchel.regularizers.rows import (
     apply_mask,
@@ -117,6 +119,34 @@ class Regularizer(nn.Module):
         family = cast(Family, self.family)
         return family.hits(rows, index, self._parameter_rows(scores, dim)).to(scores.dtype)
 
+    def config(self) -> Config | None:
+        """Ω as a file can hold it: dictionaries, lists, numbers and strings, as for JSON; None for one that it cannot.
+
+        What is learned is part of it, as it stands. ``Custom``, classes of a user's own, and what is made of them
+        cannot be written.
+
+        Example:
+            >>> from fenchel import Fused, Regularizer
+            >>> (0.5 * Fused(0.2)).config()
+            {'kind': 'Scaled', 'omega': {'kind': 'Fused', 'strength': 0.2}, 'gamma': 0.5}
+            >>> Regularizer.from_config({"kind": "Tsallis", "alpha": 1.3})
+            Tsallis(alpha=1.3)
+        """
+        return to_config(self)
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Self:
+        """The Ω whose :meth:`config` this is.
+
+        Example:
+            >>> from fenchel import Regularizer, SparseMAP
+            >>> from fenchel.structures import Subsets
+            >>> omega = Regularizer.from_config(SparseMAP(Subsets(2)).config())
+            >>> omega.structure
+            Subsets(k=2)
+        """
+        return from_config(config, cls)
+
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         return Scaled(self, gamma)
 
@@ -161,6 +191,7 @@ class Regularizer(nn.Module):
         return (check_scores(scores, -1 if dim is None else dim),)
 
 
+@written_by("omega", "gamma")
 class Scaled(Regularizer):
     """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``.
 

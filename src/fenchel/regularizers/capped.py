@@ -10,6 +10,7 @@ from torch import Tensor
 from fenchel.kernels import concrete, usable
 from fenchel.regularizers.base import Regularizer, check_indices, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, Bounded, Bounds
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.family import Parameter
 from fenchel.regularizers.rows import (
     broadcasts,
@@ -44,6 +45,7 @@ class _Box(Regularizer):
         return super()._max_rows(rows, a)
 
 
+@written_by("upper", "omega")
 class Capped(_Box):
     r"""A base's Ω on the part of the simplex where :math:`p \le u`, entry by entry.
 
@@ -113,6 +115,7 @@ class Capped(_Box):
         return Bounds(_upper_rows(self.upper, scores, check_scores(scores, dim)), 1.0)
 
 
+@written_by("k")
 class KSubsets(_Box):
     r"""Gini's negentropy of k choices at once, :math:`\frac12 (\|p\|^2 - k)`, for p in the unit box with sum k.
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from fenchel.kernels import readable
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, flatten, hold, show
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.family import Family, Parameter, _pack, on_support
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import (
@@ -300,6 +301,7 @@ def _check_strength(strength: float | Tensor) -> float | Tensor:
     return check_parameter(strength, "strength", 0.0, _ALLOWED, closed=True, finite=True)
 
 
+@written_by("strength")
 class Fused(_Grouping):
     r"""Gini plus total variation, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_i |p_i - p_{i+1}|`. Argmax: fusedmax.
 
@@ -326,6 +328,7 @@ class Fused(_Grouping):
         return 1 + 3 * self.strength
 
 
+@written_by("strength")
 class Oscar(_Grouping):
     r"""Gini plus pairwise maxima, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_{i<j} \max(p_i, p_j)`. Argmax: oscarmax.
 
@@ -355,6 +358,7 @@ class _Grid(_Grouping):
         self.family = _grid_family(width)
 
 
+@written_by("strength", "shape")
 class TotalVariation2d(_Grouping):
     r"""Gini plus the variation over a grid, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_{i \sim j} |p_i - p_j|`.
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fenchel.regularizers import thresholds
 from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.family import Family, Parameter, on_support
 from fenchel.regularizers.rows import check_parameter
 
@@ -96,6 +97,7 @@ def _log_norm_slope(p: Tensor, a: Tensor) -> Tensor:
 _FAMILY = _NormFamily()
 
 
+@written_by("alpha")
 class Norm(Regularizer):
     r"""Norm negentropy, :math:`\Omega(p) = \|p\|_\alpha - 1`. Argmax: normmax. Margin: 1, whatever alpha.
 

@@ -12,6 +12,7 @@ from torch.autograd import forward_ad
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.configs import register_kind, written_by
 from fenchel.regularizers.family import (
     Family,
     Parameter,
@@ -31,6 +32,7 @@ from fenchel.regularizers.rows import (
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
 _ALLOWED = "0 < alpha <= inf"
+_MOST_LEARNED = 1 << 20
 
 
 class _TsallisFamily(Family):
@@ -315,6 +317,34 @@ class Tsallis(Regularizer):
         return f"alpha={show(self.alpha)}{learnable}"
 
 
+def _arguments(omega: Tsallis) -> dict[str, Any]:
+    if omega.bounds is None:
+        return {"alpha": omega.given_alpha}
+    return {"bounds": omega.bounds, "raw_alpha": omega.raw_alpha}
+
+
+def _make(
+    alpha: float | Tensor = 1.5,
+    bounds: Sequence[float] | None = None,
+    raw_alpha: Tensor | None = None,
+    shape: Sequence[int] = (),
+) -> Tsallis:
+    """The Ω that was written; files of the first version have the shape of a learned alpha, and not its values."""
+    if bounds is None:
+        return Tsallis(alpha)
+    low, high = bounds
+    if raw_alpha is None:
+        if math.prod(shape) > _MOST_LEARNED:
+            raise ValueError(f"shape must have at most {_MOST_LEARNED} elements, got {tuple(shape)}")
+        return Tsallis(alpha, learnable=True, bounds=(low, high), shape=shape)
+    omega = Tsallis((low + high) / 2, learnable=True, bounds=(low, high))
+    omega.raw_alpha = nn.Parameter(raw_alpha)
+    return omega
+
+
+register_kind(Tsallis, _arguments, _make)
+
+
 def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: tuple[int, ...]) -> Tensor:
     """The raw parameter whose sigmoid, scaled to the bounds, is alpha."""
     low, high = bounds
@@ -330,6 +360,7 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
     return torch.logit(share).to(dtype).expand(shape or share.shape).clone()
 
 
+@written_by()
 class Shannon(Tsallis):
     r"""Shannon's negentropy, :math:`\sum_i p_i \log p_i`. Argmax: softmax. Loss: cross-entropy. No margin.
 
@@ -347,6 +378,7 @@ class Shannon(Tsallis):
         return ""
 
 
+@written_by()
 class Gini(Tsallis):
     r"""Gini's negentropy, :math:`\frac12 (\|p\|^2 - 1)`. Argmax: sparsemax. Margin: 1.
 
@@ -364,6 +396,7 @@ class Gini(Tsallis):
         return ""
 
 
+@written_by()
 class Hard(Tsallis):
     r"""No regularizer, :math:`\Omega = 0`. Argmax: one-hot, ties share, zero gradient. Margin: 0.
 

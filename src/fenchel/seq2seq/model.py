@@ -16,8 +16,8 @@ from fenchel.losses import Reduction, fy_loss
 from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.configs import Config
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
-from fenchel.seq2seq.files import describe, restore
 from fenchel.seq2seq.vocabulary import Vocabulary
 
 
@@ -130,15 +130,28 @@ class Seq2Seq(nn.Module):
             "format": folders.FORMAT,
             "model": type(self).__name__,
             "sizes": {name: getattr(self, name) for name in self.sizes},
-            "attention": describe(self.attention_omega, "attention"),
-            "output": describe(self.omega, "output"),
+            "attention": self.attention_omega.config(),
+            "output": self.omega.config(),
             "source": list(self.source.symbols),
             "target": list(self.target.symbols),
         }
 
     def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be."""
+        """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be.
+
+        A model with a regularizer that a file cannot hold, such as ``Custom``, is refused.
+        """
+        self.check_writable()
         folders.save(folder, self.settings(), self.state_dict())
+
+    def check_writable(self) -> None:
+        """Raise a ValueError if ``save`` would: a file cannot hold a regularizer of the model."""
+        for name, omega in (("attention", self.attention_omega), ("output", self.omega)):
+            if omega.config() is None:
+                raise ValueError(
+                    f"{name} is {omega}, which a file cannot hold; save model.state_dict() by torch.save instead, and "
+                    "load it into a model that was made with the same arguments"
+                )
 
     @classmethod
     def load(cls, folder: Path | str, attention: Regularizer | None = None, output: Regularizer | None = None) -> Self:
@@ -146,7 +159,7 @@ class Seq2Seq(nn.Module):
 
         Args:
             folder: what ``save`` was given.
-            attention: in place of the one that was saved; needed for one that JSON cannot hold.
+            attention: in place of the one that was saved.
             output: the same.
         """
         settings, tensors = folders.load(folder)
@@ -159,8 +172,8 @@ class Seq2Seq(nn.Module):
                 Vocabulary(settings["source"]),
                 Vocabulary(settings["target"]),
                 **settings["sizes"],
-                attention=attention or restore(settings["attention"], "attention"),
-                output=output or restore(settings["output"], "output"),
+                attention=attention or _read(settings["attention"], "attention"),
+                output=output or _read(settings["output"], "output"),
             )
             model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
         return cast(Self, model.eval())
@@ -172,6 +185,12 @@ def check_depth(layers: int, dropout: float) -> None:
         raise ValueError(f"layers must be at least 1, got {layers}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+
+
+def _read(config: Config | None, name: str) -> Regularizer:
+    if config is None:  # folders of the first version
+        raise ValueError(f"the model's {name} regularizer is not one that a file can hold: load with {name}=…")
+    return Regularizer.from_config(config)
 
 
 def _own(omega: Regularizer) -> Regularizer:

@@ -150,6 +150,7 @@ def train(
     file = None if folder is None else Path(folder) / CHECKPOINT
     if file is not None:  # what cannot be written is known before an epoch is spent on it
         safetensors()
+        model.check_writable()
         file.parent.mkdir(parents=True, exist_ok=True)
     batches = Batches(pairs, model.source, model.target, how.batch, how.seed, how.parts)
     judged = Batches(validation, model.source, model.target, 2 * how.batch)

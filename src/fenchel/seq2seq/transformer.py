@@ -137,13 +137,23 @@ class Transformer(Seq2Seq):
         self.width, self.heads, self.layers, self.inner, self.dropout = width, heads, layers, inner, dropout
         self.source_embedding = _embedding(len(source) + 2, width, source.pad)
         self.target_embedding = _embedding(len(target) + 2, width, target.pad)
-        shape = width, heads, inner, dropout, self.attention_omega
+        shape = width, heads, inner, dropout, self._modules.pop("attention_omega")  # the layers have copies of it
         self.encoder = nn.ModuleList(_Layer(*shape, reads=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(*shape, reads=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        # The layers have copies; what nobody uses is not to be trained.
-        for parameter in self.attention_omega.parameters():
-            parameter.requires_grad_(False)
+
+    @property
+    def attention_omega(self) -> Regularizer:  # type: ignore[override]
+        """The regularizer of the last layer's attention to the source, whose weights ``attend`` shows.
+
+        Every layer has one of its own: ``layer.own.omega`` and, in the decoder, ``layer.cross.omega``.
+        """
+        return self.decoder[-1].cross.omega  # type: ignore[union-attr,return-value]
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name in [name for name in state_dict if name.startswith(f"{prefix}attention_omega.")]:
+            del state_dict[name]  # folders of the first version: where training began, which no layer used
+        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def encode(self, source: Source) -> State:
         x = self._placed(self.source_embedding(source.numbers), 0)

@@ -8,9 +8,11 @@ from torch import Tensor
 
 from fenchel.kernels.viterbi import viterbi
 from fenchel.regularizers.base import hold, show
+from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched, check_batch, check_transition
 
 
+@written_by("transition")
 class Chain(Searched):
     r"""All sequences of states: one state at each of T positions, and a score for each step.
 

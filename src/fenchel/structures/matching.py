@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched
 
 
+@written_by()
 class Matching(Searched):
     r"""All matchings of as many pairs as possible between N rows and M columns.
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, Scaled, times_gamma
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.rows import broadcasts
 from fenchel.structures.active_set import (
@@ -45,6 +46,7 @@ class Mixture:
     iterations: Tensor
 
 
+@written_by("structure", "max_iter", "tol")
 class SparseMAP(Regularizer):
     r"""The squared norm of a mixture of structures, as a regularizer.
 

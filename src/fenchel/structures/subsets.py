@@ -12,6 +12,7 @@ from torch import Tensor
 from fenchel.kernels.host import run
 from fenchel.regularizers.base import hold, show
 from fenchel.regularizers.capped import k_subsets
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rows import to_rows
 from fenchel.structures.base import (
     Array,
@@ -23,6 +24,7 @@ from fenchel.structures.base import (
 )
 
 
+@written_by("of")
 @dataclass(frozen=True)
 class Share:
     """As many as a share of the parts that are not masked, rounded, and at least one: a size for each row.
@@ -95,6 +97,7 @@ class _Sized(Searched):
         return f"k={self.k}"
 
 
+@written_by("k")
 class Subsets(_Sized):
     """All subsets of exactly k parts. Scores (…, N).
 
@@ -125,6 +128,7 @@ class Subsets(_Sized):
         return best
 
 
+@written_by("k")
 class AtMost(_Sized):
     """All subsets of at most k parts, none included. Scores (…, N); only positive ones are worth choosing.
 
@@ -155,6 +159,7 @@ class AtMost(_Sized):
         return lambda scores, rows: (_top(scores[rows], self.k, 0.0), np.zeros(len(rows)))
 
 
+@written_by("k", "transition")
 class SequentialSubsets(_Sized):
     r"""All subsets of exactly k positions of a sequence, with a score for each pair of neighbours in it.
 

@@ -10,9 +10,11 @@ from torch import Tensor
 
 from fenchel.kernels import concrete
 from fenchel.kernels.host import run
+from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched
 
 
+@written_by("projective", "single_root")
 class DependencyTree(Searched):
     r"""All trees over N words and a root.
 
