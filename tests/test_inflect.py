@@ -140,7 +140,7 @@ def test_a_bad_table_is_refused_with_the_number_of_the_line(text: str, words: st
     [
         (["--hidden", "9"], "hidden must be even, got 9"),
         (["--hidden", "10", "--kind", "transformer"], "width must be a multiple of heads, 4, got 10"),
-        (["--rate", "0"], "rate and clip must be positive"),
+        (["--rate", "0"], "rate must be positive and finite, got 0.0"),
         (["--out", "taken"], "taken"),
     ],
 )

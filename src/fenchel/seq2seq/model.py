@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -19,6 +20,9 @@ from fenchel.regularizers.base import check_omega
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.files import describe, restore
 from fenchel.seq2seq.vocabulary import Vocabulary
+
+LARGEST_OMEGA = 1 << 24
+"""Entries of a learned alpha that a saved model may have."""
 
 
 class Seq2Seq(nn.Module):
@@ -151,19 +155,21 @@ class Seq2Seq(nn.Module):
         """
         settings, tensors = folders.load(folder)
         kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
-        kind = kinds.get(settings.get("model", ""))
+        kind = kinds.get(settings["model"])
         if kind is None or not issubclass(kind, cls):
-            raise ValueError(f"{folder} has a {settings.get('model')}, not one of {', '.join(kinds)}")
+            raise ValueError(f"{folder} has a {folders.named(settings)}, not one of {', '.join(kinds)}")
         with folders.whole(folder, kind.__name__):
-            model = cast(Any, kind)(
-                Vocabulary(settings["source"]),
-                Vocabulary(settings["target"]),
-                **settings["sizes"],
-                attention=attention or restore(settings["attention"], "attention"),
-                output=output or restore(settings["output"], "output"),
-            )
-            model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
-        return cast(Self, model.eval())
+            sizes = dict(settings["sizes"])
+            folders.check_sizes(sizes, tensors)
+            source, target = (Vocabulary(folders.check_strings(settings[name], name)) for name in ("source", "target"))
+            for name in ("attention", "output"):
+                _check_shape(settings[name])
+            omegas = {
+                "attention": attention or restore(settings["attention"], "attention"),
+                "output": output or restore(settings["output"], "output"),
+            }
+        made = folders.build(folder, kind.__name__, tensors, lambda: cast(Any, kind)(source, target, **sizes, **omegas))
+        return cast(Self, made)
 
 
 def check_depth(layers: int, dropout: float) -> None:
@@ -177,6 +183,15 @@ def check_depth(layers: int, dropout: float) -> None:
 def _own(omega: Regularizer) -> Regularizer:
     """A copy of what is to be learned: one Ω may be given to several models, and to both places of one."""
     return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
+
+
+def _check_shape(description: Any) -> None:
+    """Refuse a saved Ω whose learned parameter would take more memory than any model's."""
+    while isinstance(description, dict):
+        shape = description.get("shape", [])
+        if not isinstance(shape, list) or math.prod(map(int, shape)) > LARGEST_OMEGA:
+            raise ValueError(f"the shape of a learned alpha must have at most {LARGEST_OMEGA} entries, got {shape}")
+        description = description.get("omega")
 
 
 def _fused(omega: Regularizer) -> float | Tensor | None:

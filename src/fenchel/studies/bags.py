@@ -11,10 +11,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
 
 from fenchel import Regularizer
 from fenchel.hopfield import HopfieldPooling
+from fenchel.loops import check_finite, step
 
 NONE = -1
 AT_ONCE = 128
@@ -124,10 +124,8 @@ def trained(
         for rows in torch.split(torch.randperm(len(train)), setting.batch):
             batch = train[rows]
             loss = F.binary_cross_entropy_with_logits(classifier(batch), batch.labels.float())
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            clip_grad_norm_(classifier.parameters(), 1.0)
-            optimizer.step()
+            step(loss, optimizer, clip=1.0)
+        check_finite(classifier)
         schedule.step()
         progress((epoch + 1) / setting.epochs)
         area = area_under_curve(classifier, valid)
