@@ -302,7 +302,7 @@ def test_bench_skips_a_workload_without_rivals_and_says_why(tiny: dict[str, Work
 def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n", encoding="utf-8")
-    code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path), "--readme", str(page))
+    code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{bench.BEGIN}\n| | against | measured | goal | |\n")
@@ -330,11 +330,11 @@ def test_an_unknown_workload_exits_2_with_suggestions(tiny: dict[str, Workload])
 def test_bench_survives_a_failing_workload(tiny: dict[str, Workload], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{bench.BEGIN}{bench.END}", encoding="utf-8")
-    code, text = run("bench", "broken", "maps", "--seconds", "0", "--out", str(tmp_path), "--readme", str(page))
+    code, text = run("bench", "broken", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 1
     assert "broken failed" in text
     assert "RuntimeError: out of luck" in text
-    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    record = json.loads((tmp_path / "out" / "bench.json").read_text(encoding="utf-8"))
     assert [each["name"] for each in record["workloads"]] == ["maps"]
     assert page.read_text(encoding="utf-8") == f"{bench.BEGIN}{bench.END}"  # half a table would mislead
 
