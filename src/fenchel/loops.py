@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
-from fenchel.folders import check_tensors, parse_settings, read_tensors, safetensors, short, whole, write_whole
+from fenchel.folders import (
+    SETTINGS,
+    TENSORS,
+    check_tensors,
+    parse_settings,
+    read_tensors,
+    safetensors,
+    short,
+    whole,
+    write_whole,
+)
+from fenchel.outputs import Output
 
 CHECKPOINT = "checkpoint.safetensors"
+FILES = (SETTINGS, TENSORS, CHECKPOINT)
 
 
 class DivergedError(ValueError):
@@ -154,13 +166,30 @@ class Checkpoint:
                     )
 
 
-def checkpointed(folder: Path) -> str | None:
-    """The kind of model that a training left a checkpoint of in a folder; None if there is no checkpoint."""
-    file = folder / CHECKPOINT
-    if not file.exists():
-        return None
-    model = _record(file, read_tensors(file, "a checkpoint", names=())[1]).get("model")
-    return str(model.get("model")) if isinstance(model, dict) else ""
+def claim_model(folder: Path, command: str, kinds: Collection[str], force: bool) -> None:
+    """Raise an OSError unless a command may train a model in a folder: see :class:`fenchel.outputs.Output`.
+
+    A model without a checkpoint was not written by a training that this one could go on with, so it counts as somebody
+    else's.
+
+    Args:
+        folder: for the model and its checkpoint.
+        command: that trains.
+        kinds: of models that it trains.
+        force: whether to remove a model and a checkpoint that are there, and begin anew.
+    """
+
+    def written(folder: Path) -> Collection[str]:
+        file = folder / CHECKPOINT
+        if not file.exists():
+            return ()
+        model = _record(file, read_tensors(file, "a checkpoint", names=())[1]).get("model")
+        return FILES if isinstance(model, dict) and model.get("model") in kinds else ()
+
+    Output(command, FILES, written).claim(folder, force)
+    if force:
+        for name in FILES:
+            (folder / name).unlink(missing_ok=True)
 
 
 def _record(file: Path, words: Mapping[str, str]) -> dict[str, Any]:

@@ -145,7 +145,7 @@ def test_bad_settings_are_told() -> None:
         Training(epochs=0)
     with pytest.raises(ValueError, match="optimizer must be"):
         Training(optimizer="sgd")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rate must be positive and finite, got 0.0"):
+    with pytest.raises(ValueError, match="rate must be positive and finite"):
         Training(rate=0.0)
     with pytest.raises(ValueError, match="got 0 and 27"):
         train(small(), [], PAIRS)

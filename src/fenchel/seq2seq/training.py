@@ -133,7 +133,7 @@ def train(
     has a checkpoint of the same training, the run goes on from it, to the same parameters, bit by bit, that it would
     have reached without the interruption.
 
-    A loss that is not finite stops the training with a :class:`fenchel.loops.DivergedError`; what diverged is not saved.
+    A loss that is not finite stops the training with a :class:`fenchel.loops.DivergedError`, and nothing more is saved.
 
     Args:
         model: trained in place.
@@ -248,7 +248,9 @@ def _copy(model: Seq2Seq) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def _resumed(checkpoint: Checkpoint, model: Seq2Seq, optimizer: torch.optim.Optimizer) -> tuple[_Run, dict[str, Tensor]]:
+def _resumed(
+    checkpoint: Checkpoint, model: Seq2Seq, optimizer: torch.optim.Optimizer
+) -> tuple[_Run, dict[str, Tensor]]:
     """Where a checkpoint left a run, and the best parameters so far."""
     kept = checkpoint.resume(model, optimizer)
     if kept is None:

@@ -69,7 +69,8 @@ class Selection:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if isinstance(self.budget, bool) or not isinstance(self.budget, int | float) or not self.budget > 0 or (isinstance(self.budget, float) and self.budget > 1):
+        numeric = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
+        if not numeric or not self.budget > 0 or (isinstance(self.budget, float) and self.budget > 1):
             raise ValueError(f"budget must be a share in (0, 1] or a positive int, got {self.budget!r}")
         for name in ("temperature", "test_temperature"):
             value = getattr(self, name)
@@ -409,9 +410,7 @@ def trained(
         checkpoint = Checkpoint(Path(folder) / CHECKPOINT, what, frozenset({"patience"}))
         save = partial(Rationalizer.save, folder=folder)
     batches = list(model.vocabulary.batches(shuffled(train), batch))
-    return training.trained(
-        model, batches, loss, lambda now: found(now, valid).f1, course, progress, checkpoint, save
-    )
+    return training.trained(model, batches, loss, lambda now: found(now, valid).f1, course, progress, checkpoint, save)
 
 
 def _what(
