@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import random
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -50,7 +49,7 @@ WINDOW = 256
 SHOWN = 20
 """Symbols that training never saw, and that are told."""
 
-DRAWINGS = Output(
+DRAWINGS: Output = Output(
     "fenchel inflect explain",
     ("tree.png", "attention.png", "alternatives.png"),
     lambda folder: [name for name in DRAWINGS.names if is_signed(folder / name, DRAWINGS.command)],
@@ -134,6 +133,10 @@ def predict(
                 count, known = count + len(window), known + sum(bool(word.form) for word in window)
     except ValueError as error:
         raise refusal(f"{table}, {error}") from None
+    except BrokenPipeError:  # whoever read the answers has enough of them
+        raise
+    except OSError as error:
+        raise refusal(f"the forms cannot be written: {error}") from None
     if not count:
         raise refusal(f"{table} has no lines.")
     if count == known:
@@ -208,22 +211,17 @@ def _read(path: Path) -> list[Inflection]:
 def _opened(path: Path) -> Iterator[Iterator[str]]:
     """The lines of a table, or of stdin for ``-``, read as they are asked for."""
     try:
-        raw = sys.stdin.buffer if str(path) == "-" else path.open("rb")
+        raw = nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb")
     except OSError as error:
         raise refusal(f"{path} cannot be read: {error}") from None
-    lines = io.TextIOWrapper(raw, encoding="utf-8", newline="\n")
-    try:
-        yield _lines(lines, path)
-    finally:
-        if str(path) == "-":
-            lines.detach()
-        else:
-            lines.close()
+    with raw as lines:
+        yield _decoded(lines, path)
 
 
-def _lines(lines: Iterable[str], path: Path) -> Iterator[str]:
+def _decoded(lines: Iterable[bytes], path: Path) -> Iterator[str]:
     try:
-        yield from lines
+        for line in lines:
+            yield line.decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise refusal(f"{path} cannot be read: {error}") from None
 

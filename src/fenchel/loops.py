@@ -27,6 +27,8 @@ from fenchel.folders import (
 from fenchel.outputs import Output
 
 CHECKPOINT = "checkpoint.safetensors"
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+"""What Adam and AdamW know of a parameter."""
 FILES = (SETTINGS, TENSORS, CHECKPOINT)
 
 
@@ -60,15 +62,19 @@ def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = No
         >>> step(x.square().sum(), torch.optim.SGD([x], lr=0.5)), x.item()
         (9.0, 0.0)
     """
-    value = loss.item()
+    value, rate = loss.item(), float(optimizer.param_groups[0]["lr"])
     if not math.isfinite(value):
-        rate = optimizer.param_groups[0]["lr"]
-        raise DivergedError(f"the training loss is {value}, so training stopped: try a rate lower than {float(rate):g}")
+        raise DivergedError(f"the training loss is {value}, so training stopped: try a rate lower than {rate:g}")
     optimizer.zero_grad()
     loss.backward()  # type: ignore[no-untyped-call]
     if clip is not None:
         clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], clip)
-    optimizer.step()
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise DivergedError(f"a step overflowed, so training stopped: try a rate lower than {rate:g}") from None
     return value
 
 
@@ -114,7 +120,8 @@ class Checkpoint:
             run: where the training stands, as JSON can hold it.
         """
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-        tensors |= {f"best.{name}": tensor.contiguous() for name, tensor in best.items()}
+        # Copies: the best parameters may be those of now, and a file has no tensor twice.
+        tensors |= {f"best.{name}": tensor.contiguous().clone() for name, tensor in best.items()}
         for number, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
         tensors["random"] = torch.get_rng_state()
@@ -207,4 +214,7 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) ->
         if not int(number) < len(parameters) or tensor.shape not in ((), parameters[int(number)].shape):
             raise ValueError(f"optimizer.{name} does not fit any parameter")
         moments.setdefault(int(number), {})[key] = tensor
+    for number, state in moments.items():
+        if state.keys() != ADAM:
+            raise ValueError(f"optimizer.{number} has {', '.join(sorted(state))}, not {', '.join(sorted(ADAM))}")
     return moments

@@ -67,6 +67,7 @@ def train_model(
             judged = _labelled(validation)
             if not judged:
                 raise ValueError(f"{validation}: there is no text with words to validate with")
+        numbers = _numbers(sorted({cast(str, text.label) for text in (*texts, *judged)}), file)
         labels = sorted({cast(str, text.label) for text in texts})
         if len(labels) < 2:
             found = f"of the label {labels[0]!r} alone" if labels else "there are none"
@@ -83,7 +84,6 @@ def train_model(
         chosen = rationale.Selection(cast(rationale.Kind, selection), size, transition, temperature)
         known = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)
         course = Course(epochs, rate)
-        numbers = _numbers(labels, file)
         claim_model(out, "fenchel rationale train", (rationale.Rationalizer.__name__,), force)
     except (OSError, ValueError) as error:
         raise refusal(error) from None

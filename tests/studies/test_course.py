@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fenchel.loops import DivergedError
 from fenchel.studies.training import Course, trained
 
 
@@ -44,3 +45,30 @@ def test_the_best_epoch_is_kept_and_patience_ends_training() -> None:
     assert len(seen) == 5
     assert torch.equal(model.x, seen[1])
     assert not torch.equal(model.x, seen[0])
+
+
+@pytest.mark.parametrize("spoilt", ["loss", "parameters"])
+def test_what_is_not_finite_stops_training_and_is_never_the_best(spoilt: str) -> None:
+    judged: list[float] = []
+
+    def loss(model: Point, target: Tensor) -> Tensor:
+        value = distance(model, target)
+        return value * torch.nan if spoilt == "loss" and len(judged) == 1 else value
+
+    def score(model: Point) -> float:
+        judged.append(1.0)
+        if spoilt == "parameters":
+            model.x.data[0] = torch.inf
+        return len(judged)
+
+    with pytest.raises(DivergedError, match="so training stopped"):
+        trained(Point(), [torch.zeros(2)], loss, score, Course(3, 0.1), lambda _: None)
+    assert len(judged) == 1
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, torch.inf, torch.nan])
+def test_a_course_has_a_rate_that_is_positive_and_finite(rate: float) -> None:
+    with pytest.raises(ValueError, match="rate must be positive and finite"):
+        Course(3, rate)
+    with pytest.raises(ValueError, match="patience must be at least 1"):
+        Course(3, patience=0)

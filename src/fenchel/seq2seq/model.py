@@ -21,8 +21,8 @@ from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.files import describe, restore
 from fenchel.seq2seq.vocabulary import Vocabulary
 
-LARGEST_OMEGA = 1 << 24
-"""Entries of a learned alpha that a saved model may have."""
+LARGEST_NUMBER, LARGEST_SHAPE = 1e30, 1 << 24
+"""What a saved regularizer may have: numbers that any dtype but the narrowest holds, entries of a learned alpha."""
 
 
 class Seq2Seq(nn.Module):
@@ -163,7 +163,7 @@ class Seq2Seq(nn.Module):
             folders.check_sizes(sizes, tensors)
             source, target = (Vocabulary(folders.check_strings(settings[name], name)) for name in ("source", "target"))
             for name in ("attention", "output"):
-                _check_shape(settings[name])
+                _check_numbers(settings[name])
             omegas = {
                 "attention": attention or restore(settings["attention"], "attention"),
                 "output": output or restore(settings["output"], "output"),
@@ -185,13 +185,17 @@ def _own(omega: Regularizer) -> Regularizer:
     return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
 
 
-def _check_shape(description: Any) -> None:
-    """Refuse a saved Ω whose learned parameter would take more memory than any model's."""
-    while isinstance(description, dict):
-        shape = description.get("shape", [])
-        if not isinstance(shape, list) or math.prod(map(int, shape)) > LARGEST_OMEGA:
-            raise ValueError(f"the shape of a learned alpha must have at most {LARGEST_OMEGA} entries, got {shape}")
-        description = description.get("omega")
+def _check_numbers(description: Any) -> None:
+    """Refuse a saved Ω with numbers that no model has, and with a learned parameter that would fill the memory."""
+    if isinstance(description, float | int) and not (abs(description) < LARGEST_NUMBER or description == math.inf):
+        raise ValueError(f"the numbers of a regularizer must be below {LARGEST_NUMBER:g}, got {description}")
+    if isinstance(description, dict):
+        if math.prod(map(int, description.get("shape") or [])) > LARGEST_SHAPE:
+            raise ValueError(f"the shape of a regularizer must have at most {LARGEST_SHAPE} entries")
+        description = list(description.values())
+    if isinstance(description, list):
+        for part in description:
+            _check_numbers(part)
 
 
 def _fused(omega: Regularizer) -> float | Tensor | None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -276,15 +276,16 @@ class Rationalizer(nn.Module):
             labels = folders.check_strings(settings["labels"], "labels")
             selection, size = Selection(**settings["selection"]), Size(**settings["sizes"])
             reads, trainable = settings["reads"], settings["trainable"]
+            selection.omega(training=False)  # an Ω that cannot be is told here, not at the first text
             if not isinstance(trainable, bool):
                 raise ValueError(f"trainable must be true or false, got {folders.short(trainable)}")
             Vocabulary(words, vectors, longest)
 
-        def make() -> Self:
-            here = vectors.to(torch.get_default_device())
+        def make() -> Rationalizer:
+            here = vectors.to("meta") if torch.get_default_device().type == "meta" else vectors
             return cls(Vocabulary(words, here, longest), labels, selection, size, reads, trainable)
 
-        return folders.build(folder, cls.__name__, tensors, make)
+        return cast(Self, folders.build(folder, cls.__name__, tensors, make))
 
 
 @dataclass(frozen=True)
