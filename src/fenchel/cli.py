@@ -236,12 +236,13 @@ def fetch_data(
     """Download a data set, check it, and keep it."""
     try:
         chosen = _data_set(name)
-        try_folder((into or data.cache()) / chosen.name)
+        folder = (into or data.cache()) / chosen.name
+        if not all((folder / each.name).is_file() or (folder / f"{each.name}.gz").is_file() for each in chosen.sources):
+            try_folder(folder)  # one that has everything may be for reading only
         with _bars() as bars:
             new = _follow(bars, chosen.title, lambda bar: data.fetch(chosen, into, bar))
     except (LookupError, OSError, data.BrokenDataError) as error:
         raise refusal(error) from None
-    folder = (into or data.cache()) / chosen.name
     text = f"Fetched {len(new)} files into {folder}." if new else f"Nothing to fetch: {folder} has it all."
     console.print(f"{text} Terms: {chosen.licence}.", markup=False, highlight=False, soft_wrap=True)
 

@@ -214,7 +214,7 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) ->
         if not int(number) < len(parameters) or tensor.shape not in ((), parameters[int(number)].shape):
             raise ValueError(f"optimizer.{name} does not fit any parameter")
         moments.setdefault(int(number), {})[key] = tensor
-    for number, state in moments.items():
+    for place, state in moments.items():
         if state.keys() != ADAM:
-            raise ValueError(f"optimizer.{number} has {', '.join(sorted(state))}, not {', '.join(sorted(ADAM))}")
+            raise ValueError(f"optimizer.{place} has {', '.join(sorted(state))}, not {', '.join(sorted(ADAM))}")
     return moments

@@ -150,6 +150,7 @@ def played(agents: Agents, images: Tensor, seed: int) -> Outcome:
 
 def trained(images: Tensor, setting: Setting, channel: Channel, progress: Callable[[float], None]) -> Agents:
     """Agents after so many epochs of games among the images (N, pixels)."""
+    loops.check_rate(setting.rate)
     agents = Agents(images.shape[1], setting, channel)
     optimizer = torch.optim.Adam(agents.parameters(), lr=setting.rate, fused=True)
     right = torch.zeros(setting.batch, dtype=torch.long)

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from fenchel import Regularizer
 from fenchel.hopfield import HopfieldPooling
-from fenchel.loops import check_finite, step
+from fenchel.loops import check_finite, check_rate, step
 
 NONE = -1
 AT_ONCE = 128
@@ -115,6 +115,7 @@ def trained(
     train: Bags, valid: Bags, omega: Regularizer, setting: Setting, progress: Callable[[float], None]
 ) -> tuple[Classifier, float]:
     """The classifier of the epoch that did best on the validation bags, and its area under the ROC curve there."""
+    check_rate(setting.rate)
     classifier = Classifier(train.pool.shape[1:], setting, omega)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=setting.rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, setting.decay)

@@ -223,6 +223,7 @@ class AutoEncoder(nn.Module):
 
 def trained(images: Tensor, setting: Setting, kind: type[Posterior], progress: Callable[[float], None]) -> AutoEncoder:
     """An auto-encoder after so many epochs on images (N, pixels) of zeros and ones."""
+    loops.check_rate(setting.rate)
     model = AutoEncoder(images.shape[1], setting, kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.rate, fused=True)
     steps = setting.epochs * -(-len(images) // setting.batch)

@@ -92,6 +92,7 @@ def train(
     sentences: Sequence[Sentence], loss: Loss, size: Size, progress: Callable[[float], None]
 ) -> tuple[Parser, Vocabulary]:
     """A parser trained with a loss of its arc scores."""
+    loops.check_rate(size.rate)
     vocabulary = Vocabulary(sentences)
     parser = Parser(vocabulary, size)
     optimizer = torch.optim.Adam(parser.parameters(), lr=size.rate, betas=(0.9, 0.95))

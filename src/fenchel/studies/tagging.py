@@ -113,6 +113,7 @@ def train(
     sentences: Sequence[Sentence], omega: Regularizer, size: Size, progress: Callable[[float], None]
 ) -> tuple[Tagger, Vocabulary]:
     """A tagger trained with the loss of Ω: max_Ω over all tag sequences minus the score of the right one."""
+    loops.check_rate(size.rate)
     vocabulary = Vocabulary(sentences)
     tagger = Tagger(vocabulary, size, omega)
     optimizer = torch.optim.Adam(tagger.parameters(), lr=size.rate)
