@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -302,7 +303,7 @@ def test_bench_skips_a_workload_without_rivals_and_says_why(tiny: dict[str, Work
 def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before\n{bench.BEGIN}\nold\n{bench.END}\nafter\n", encoding="utf-8")
-    code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path), "--readme", str(page))
+    code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 0
     text = page.read_text(encoding="utf-8")
     assert text.startswith(f"before\n{bench.BEGIN}\n| | against | measured | goal | |\n")
@@ -330,11 +331,11 @@ def test_an_unknown_workload_exits_2_with_suggestions(tiny: dict[str, Workload])
 def test_bench_survives_a_failing_workload(tiny: dict[str, Workload], tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{bench.BEGIN}{bench.END}", encoding="utf-8")
-    code, text = run("bench", "broken", "maps", "--seconds", "0", "--out", str(tmp_path), "--readme", str(page))
+    code, text = run("bench", "broken", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 1
     assert "broken failed" in text
     assert "RuntimeError: out of luck" in text
-    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    record = json.loads((tmp_path / "out" / "bench.json").read_text(encoding="utf-8"))
     assert [each["name"] for each in record["workloads"]] == ["maps"]
     assert page.read_text(encoding="utf-8") == f"{bench.BEGIN}{bench.END}"  # half a table would mislead
 
@@ -373,3 +374,118 @@ fenchel.cli.studies.studies()
 assert "matplotlib" in sys.modules and "matplotlib.pyplot" not in sys.modules
 """
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+WRITERS = {
+    "study": ("study", "run", "echo", "--out"),
+    "tour": ("tour", "--out"),
+    "bench": ("bench", "maps", "--seconds", "0", "--out"),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize(
+    "name", ["figure-1.png", "table-7.csv", "result.json", "index.html", "bench.json", "notes.txt"]
+)
+def test_a_folder_with_files_of_its_user_is_left_alone_unless_forced(
+    writer: str, name: str, registered: dict[str, Study], tiny: dict[str, Workload], tmp_path: Path
+) -> None:
+    del registered["broken"]
+    (tmp_path / name).write_text('{"study": "mine"}', encoding="utf-8")
+    before = contents(tmp_path)
+    code, text = run(*WRITERS[writer], str(tmp_path))
+    assert code == 2
+    assert f"such as {name}: choose another folder, or add --force" in text
+    assert "Traceback" not in text
+    assert contents(tmp_path) == before
+    assert run(*WRITERS[writer], str(tmp_path), "--force")[0] == 0
+    own = {"study": "result.json", "tour": "index.html", "bench": "bench.json"}[writer]
+    assert own in contents(tmp_path)
+    if name != own:
+        assert contents(tmp_path)[name] == before[name]  # forced to write, not to remove
+
+
+def test_a_study_removes_only_what_its_record_lists(registered: dict[str, Study], tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    assert run("study", "run", "echo", "--out", str(out))[0] == 0
+    record = json.loads((out / "result.json").read_text(encoding="utf-8"))
+    (out / "table-2.csv").touch()
+    (tmp_path / "precious.txt").write_text("mine", encoding="utf-8")
+    record["tables"] += [{"file": "table-2.csv"}, {"file": "../precious.txt"}, {"file": 3}]
+    (out / "result.json").write_text(json.dumps(record), encoding="utf-8")
+    assert run("study", "run", "echo", "--out", str(out))[0] == 0
+    assert set(contents(out)) == {"result.json", "table-1.csv"}
+    assert (tmp_path / "precious.txt").read_text(encoding="utf-8") == "mine"
+    registered["other"] = replace(registered["echo"], name="other")
+    code, text = run("study", "run", "other", "--out", str(out))
+    assert (code, "did not write" in text) == (2, True)
+    assert run("study", "run", "other", "--out", str(out), "--force")[0] == 0
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_folder_that_cannot_be_written_is_told_before_the_work(
+    writer: str,
+    registered: dict[str, Study],
+    tiny: dict[str, Workload],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    worked = []
+    monkeypatch.setattr(cli.studies, "run", lambda *_: worked.append("study"))
+    monkeypatch.setattr(cli.bench, "run", lambda *_: worked.append("bench"))
+    (tmp_path / "taken").write_text("a file", encoding="utf-8")
+    below = tmp_path / "taken" / "below"
+    assert run(*WRITERS[writer], str(below)) == (2, f"{below} cannot be written: Not a directory")
+    assert not worked
+
+
+def test_data_are_not_downloaded_where_they_cannot_be_kept(folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "fetch", lambda *_: pytest.fail("nothing should be fetched"))
+    (folders / "taken").write_text("a file", encoding="utf-8")
+    code, text = run("data", "fetch", "mnist", "--into", str(folders / "taken"))
+    assert (code, text) == (2, f"{folders / 'taken' / 'mnist'} cannot be written: Not a directory")
+
+
+def test_an_interrupted_tour_keeps_the_chapters_that_are_done(registered: dict[str, Study], tmp_path: Path) -> None:
+    def interrupted(context: Context) -> Result:
+        raise KeyboardInterrupt
+
+    registered["slow"] = replace(registered["echo"], name="slow", order=3, function=interrupted)
+    code, text = run("tour", "--out", str(tmp_path / "out"))
+    assert code == 130
+    assert "Interrupted. 2 of 3 chapters are done." in text
+    assert "Traceback (most recent call last): File" not in text.split("broken failed")[0]
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert "Echoed [text]." in page
+    assert "The tour was interrupted: 2 of 3 chapters are here." in page
+    registered["slow"] = replace(registered["slow"], order=0)
+    assert run("tour", "--out", str(tmp_path / "none"))[0] == 130
+    assert not (tmp_path / "none").exists()  # there is nothing to show
+    code, text = run("study", "run", "slow", "--out", str(tmp_path / "none"))
+    assert (code, "slow was not done" in text) == (130, True)
+    assert not (tmp_path / "none").exists()
+    del registered["slow"]
+    run("tour", "--out", str(tmp_path / "out"))
+    assert "interrupted" not in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+
+
+def test_an_interrupted_benchmark_keeps_what_was_measured(
+    tiny: dict[str, Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measure = bench.run
+
+    def interrupted(workload: Workload, *options: Any) -> Any:
+        if workload.name == "loss":
+            raise KeyboardInterrupt
+        return measure(workload, *options)
+
+    monkeypatch.setattr(cli.bench, "run", interrupted)
+    code, text = run("bench", "maps", "loss", "--seconds", "0", "--out", str(tmp_path))
+    assert code == 130
+    assert f"1 of 2 workloads are done; what was measured before is in {tmp_path}." in text
+    record = json.loads((tmp_path / "bench.json").read_text(encoding="utf-8"))
+    assert [each["name"] for each in record["workloads"]] == ["maps"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +19,11 @@ try:
     from rich.table import Table
 
     from fenchel import bench, data, inflect, kernels, rationalize, studies
+    from fenchel.outputs import try_folder
     from fenchel.studies import report
     from fenchel.studies.result import show
-    from fenchel.studies.runs import version
-    from fenchel.terminal import console, errors, refusal
+    from fenchel.studies.runs import output, version
+    from fenchel.terminal import Force, console, errors, interruption, refusal
     from fenchel.warmup import warmup
 except ModuleNotFoundError as error:
     if error.name is None or error.name.split(".")[0] == "fenchel":
@@ -84,26 +86,45 @@ def main(
 def tour(
     out: Annotated[Path, typer.Option(help="Folder for index.html.", file_okay=False)] = Path("report"),
     seed: Seed = 0,
+    force: Force = False,
 ) -> None:
-    """Run every study on embedded data and write the report, one page that needs nothing else."""
-    runs = []
-    with _bars() as bars:
-        toured = [each for each in studies.studies() if each.tour]
-        chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
-        for chapter, task in chapters:
-            bars.start_task(task)
-            runs.append(studies.run(chapter, studies.Context(data=None, seed=seed, progress=_Bar(bars, task))))
-            if runs[-1].error:
-                bars.update(task, note="[red]failed[/red]")
-                bars.stop_task(task)
-            else:
-                bars.update(task, completed=1.0, note="")
-    index = report.write(runs, out)
-    console.print(f"Wrote {index}: open it in a browser, or on a phone.", markup=False, soft_wrap=True)
+    """Run every study on embedded data and write the report, one page that needs nothing else.
+
+    Interrupted, the report has the chapters that are done.
+    """
+    runs: list[studies.Run] = []
+    toured = [each for each in studies.studies() if each.tour]
+    interrupted = False
+    with _refused():
+        report.OUTPUT.claim(out, force)
+    try:
+        with _bars() as bars:
+            _tour(toured, seed, bars, runs)
+    except KeyboardInterrupt:
+        interrupted = True
+    if runs or not interrupted:
+        with _refused():
+            index = report.write(runs, out, len(toured))
+        console.print(f"Wrote {index}: open it in a browser, or on a phone.", markup=False, soft_wrap=True)
     for run in runs:
         _explain(run.study.name, run.error)
+    if interrupted:
+        raise interruption(f"{len(runs)} of {len(toured)} chapters are done.")
     if any(run.error for run in runs):
         raise typer.Exit(1)
+
+
+def _tour(toured: list[studies.Study], seed: int, bars: progress.Progress, runs: list[studies.Run]) -> None:
+    """Run the chapters of the tour, and add each run to a list once it is done."""
+    chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
+    for chapter, task in chapters:
+        bars.start_task(task)
+        runs.append(studies.run(chapter, studies.Context(data=None, seed=seed, progress=_Bar(bars, task))))
+        if runs[-1].error:
+            bars.update(task, note="[red]failed[/red]")
+            bars.stop_task(task)
+        else:
+            bars.update(task, completed=1.0, note="")
 
 
 @study.command("list")
@@ -136,6 +157,7 @@ def run_study(
     full: Annotated[
         bool, typer.Option("--full", help="The longest protocol; the study's text says what differs from the paper.")
     ] = False,
+    force: Force = False,
 ) -> None:
     """Run one study; save its figures (PNG), tables (CSV) and record (JSON)."""
     try:
@@ -152,10 +174,16 @@ def run_study(
         raise refusal(f"{name} has one protocol, and always follows it: leave --full out.")
     if full and chosen.data and folder is None:
         raise refusal(f"{name} needs data for --full ({', '.join(chosen.data)}): give --data, or {data.VARIABLE}.")
-    with _bars() as bars:
-        bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
-        run = studies.run(chosen, studies.Context(folder, seed, full, bar))
-        bars.update(bar.task, completed=1.0, note="")
+    results = out or Path("report") / chosen.name
+    with _refused():
+        output(chosen.name).claim(results, force)
+    try:
+        with _bars() as bars:
+            bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
+            run = studies.run(chosen, studies.Context(folder, seed, full, bar))
+            bars.update(bar.task, completed=1.0, note="")
+    except KeyboardInterrupt:
+        raise interruption(f"{name} was not done: nothing was written to {results}.") from None
     if isinstance(run.error, data.MissingDataError | data.BrokenDataError):
         raise refusal(run.error)
     _explain(run.study.name, run.error)
@@ -171,8 +199,8 @@ def run_study(
         console.print(grid)
     for number, figure in enumerate(run.result.figures, 1):
         console.print(f"\nfigure-{number}.png: {figure.caption}", markup=False, highlight=False)
-    results = out or Path("report") / chosen.name
-    run.save(results)
+    with _refused():
+        run.save(results)
     console.print(f"Saved to {results} in {run.seconds:.1f} s.", markup=False, soft_wrap=True)
 
 
@@ -210,11 +238,13 @@ def fetch_data(
     """Download a data set, check it, and keep it."""
     try:
         chosen = _data_set(name)
+        folder = (into or data.cache()) / chosen.name
+        if not all((folder / each.name).is_file() or (folder / f"{each.name}.gz").is_file() for each in chosen.sources):
+            try_folder(folder)  # one that has everything may be for reading only
         with _bars() as bars:
             new = _follow(bars, chosen.title, lambda bar: data.fetch(chosen, into, bar))
     except (LookupError, OSError, data.BrokenDataError) as error:
         raise refusal(error) from None
-    folder = (into or data.cache()) / chosen.name
     text = f"Fetched {len(new)} files into {folder}." if new else f"Nothing to fetch: {folder} has it all."
     console.print(f"{text} Terms: {chosen.licence}.", markup=False, highlight=False, soft_wrap=True)
 
@@ -233,12 +263,16 @@ def run_bench(
         typer.Option(help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew.", dir_okay=False),
     ] = None,
     only_list: Annotated[bool, typer.Option("--list", help="Show the workloads and their goals, and leave.")] = False,
+    force: Force = False,
 ) -> None:
     """Measure beside torch and peers: ratios of medians in one run, and whether the goals are reached."""
     try:
         chosen = bench.find(names or [])
         if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
-            bench.insert(readme.read_text(encoding="utf-8"), "")
+            with readme.open("r+", encoding="utf-8") as page:
+                bench.insert(page.read(), "")
+        if not only_list:
+            bench.OUTPUT.claim(out, force)
     except (LookupError, OSError, ValueError) as error:
         raise refusal(error) from None
     if only_list:
@@ -247,16 +281,21 @@ def run_bench(
     result = bench.Report(bench.machine(), seconds, [])
     console.print(result.source, markup=False, highlight=False)
     failed: dict[str, Exception] = {}
-    with _bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
-        _follow(bars, "kernels", warmup)
-        for workload in chosen:
-            try:
-                outcome = _follow(bars, workload.name, partial(bench.run, workload, seconds))
-            except Exception as error:
-                failed[workload.name] = error
-                continue
-            result = replace(result, outcomes=[*result.outcomes, outcome])
-            result.save(out)  # at once: what is measured stays if the rest is interrupted
+    try:
+        with _bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
+            _follow(bars, "kernels", warmup)
+            for workload in chosen:
+                try:
+                    outcome = _follow(bars, workload.name, partial(bench.run, workload, seconds))
+                except Exception as error:
+                    failed[workload.name] = error
+                    continue
+                result = replace(result, outcomes=[*result.outcomes, outcome])
+                with _refused():
+                    result.save(out)  # at once: what is measured stays if the rest is interrupted
+    except KeyboardInterrupt:
+        kept = f"what was measured before is in {out}" if result.outcomes else "nothing was measured before"
+        raise interruption(f"{len(result.outcomes)} of {len(chosen)} workloads are done; {kept}.") from None
     for outcome in result.measured:
         _show(bench.sheet(outcome))
     for line in result.missing:
@@ -268,8 +307,9 @@ def run_bench(
     if failed:
         raise typer.Exit(1)
     if readme is not None:
-        page = readme.read_text(encoding="utf-8")
-        readme.write_text(bench.insert(page, result.digest()), encoding="utf-8")
+        with _refused():
+            text = bench.insert(readme.read_text(encoding="utf-8"), result.digest())
+            readme.write_text(text, encoding="utf-8")
         console.print(f"Wrote the figures into {readme}.", markup=False, soft_wrap=True)
 
 
@@ -284,6 +324,15 @@ def run_warmup() -> None:
         text = f"Compiled {warmth.compiled} kernels and loaded {warmth.loaded} in {warmth.seconds:.1f} s. "
         text += f"The cache lies in {warmth.cache}." if warmth.cache else "There is no folder to cache them in."
     console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+@contextmanager
+def _refused() -> Iterator[None]:
+    """Within it, what cannot be read or written is told in one line, and ends the command."""
+    try:
+        yield
+    except (OSError, ValueError) as error:
+        raise refusal(error) from None
 
 
 def _data_set(name: str) -> data.DataSet:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from glob import escape as escape_pattern
 from pathlib import Path
 from typing import Annotated, cast
 
@@ -11,12 +12,17 @@ from rich import progress
 from rich.markup import escape
 
 from fenchel.data.sst import Review
+from fenchel.loops import DivergedError, claim_model
+from fenchel.outputs import Output, is_signed
 from fenchel.studies import highlights, labelled, rationale
 from fenchel.studies.labelled import Labelled
 from fenchel.studies.training import Course
-from fenchel.terminal import console, refusal
+from fenchel.terminal import Force, console, errors, failure, interruption, refusal
 
 app = typer.Typer(no_args_is_help=True)
+
+MOST_NUMBERS = 20
+"""Labels that may be numbers: with more, they are taken for ratings, which are not classes."""
 
 HELD_OUT = 10
 """Without a file to validate with, one text in so many is held out."""
@@ -44,8 +50,12 @@ def train_model(
     rate: Annotated[float, typer.Option(help="Of learning, to begin with.")] = 3e-3,
     batch: Annotated[int, typer.Option(help="Texts in a batch.", min=1)] = 16,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 0,
+    force: Annotated[bool, typer.Option("--force", help="Begin anew, over any model that is there.")] = False,
 ) -> None:
-    """Train a rationalizer on texts with labels. Texts without words are left out."""
+    """Train a rationalizer on texts with labels. Texts without words are left out.
+
+    Labels are names of classes, numbers too. Interrupted, the same command goes on, to the same result.
+    """
     torch.manual_seed(seed)
     try:
         texts = _labelled(file)
@@ -57,6 +67,7 @@ def train_model(
             judged = _labelled(validation)
             if not judged:
                 raise ValueError(f"{validation}: there is no text with words to validate with")
+        numbers = _numbers(sorted({cast(str, text.label) for text in (*texts, *judged)}), file)
         labels = sorted({cast(str, text.label) for text in texts})
         if len(labels) < 2:
             found = f"of the label {labels[0]!r} alone" if labels else "there are none"
@@ -73,19 +84,25 @@ def train_model(
         chosen = rationale.Selection(cast(rationale.Kind, selection), size, transition, temperature)
         known = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)
         course = Course(epochs, rate)
+        claim_model(out, "fenchel rationale train", (rationale.Rationalizer.__name__,), force)
     except (OSError, ValueError) as error:
         raise refusal(error) from None
+    if numbers:
+        errors.print(numbers, style="yellow", markup=False, highlight=False, soft_wrap=True)
     model = rationale.Rationalizer(known, labels, chosen, rationale.Size(hidden), reads, trainable=vectors is None)
     train, valid = ([_review(text, labels) for text in part] for part in (texts, judged))
-    with progress.Progress(console=console) as bars:
-        task = bars.add_task(escape(file.name), total=1.0)
-        model, reached = rationale.trained(
-            model, train, valid, course, batch, lambda part: bars.update(task, completed=part)
-        )
     try:
-        model.save(out)
-    except OSError as error:
+        with progress.Progress(console=console) as bars:
+            task = bars.add_task(escape(file.name), total=1.0)
+            model, reached = rationale.trained(
+                model, train, valid, course, batch, lambda part: bars.update(task, completed=part), out
+            )
+    except DivergedError as error:
+        raise failure(error) from None
+    except (OSError, ValueError) as error:
         raise refusal(error) from None
+    except KeyboardInterrupt:
+        raise interruption(f"The same command goes on from the last epoch that is whole in {out}.") from None
     told = rationale.found(model, valid)
     console.print(
         f"F1 {reached:.1%} on {len(valid)} held-out texts; {told.share:.0%} of their words have weight, in "
@@ -102,11 +119,13 @@ def explain(
     file: Annotated[Path | None, typer.Argument(help="Texts: .tsv, .txt or .jsonl; labels are not needed.")] = None,
     text: Annotated[str | None, typer.Option(help="One text, in place of a file.")] = None,
     out: Annotated[Path, typer.Option(help="The page to write.", dir_okay=False)] = Path("highlights.html"),
+    force: Force = False,
 ) -> None:
     """Class texts, and write a page on which the words that decided are highlighted."""
     try:
         if (file is None) == (text is None):
             raise ValueError("explain takes a file of texts, or --text, and not both")
+        _page(out).claim(out.parent, force)
         texts = [text] if file is None else [each.text for each in labelled.read(file)]
         if not texts:
             raise ValueError(f"{file} has no lines.")
@@ -130,6 +149,33 @@ def _labelled(file: Path) -> list[Labelled]:
     if unlabelled := next((text for text in texts if text.label is None), None):
         raise ValueError(f"{file}, line {unlabelled.line}: a text without a label")
     return [text for text in texts if text.words]
+
+
+def _numbers(labels: list[str], file: Path) -> str:
+    """What to say of labels that are numbers; an error if there are too many, or one is written in two ways."""
+    try:
+        values = [float(label) for label in labels]
+    except ValueError:
+        return ""
+    first: dict[float, str] = {}
+    for value, label in zip(values, labels, strict=True):
+        if first.setdefault(value, label) != label:
+            raise ValueError(f"{file}: the labels {first[value]!r} and {label!r} are one number: write it in one way")
+    ranked = [label for _, label in sorted(zip(values, labels, strict=True))]
+    shown = ", ".join(ranked[:5]) + (", …" if ranked[5:] else "")
+    told = f"the {len(labels)} labels are numbers ({shown}), and each is a class of its own: no regression is trained"
+    if len(labels) > MOST_NUMBERS:
+        raise ValueError(
+            f"{file}: {told}. At most {MOST_NUMBERS} different numbers are taken as classes: put them into a few "
+            "classes, such as low and high, or write classes as names, such as class-1"
+        )
+    return f"Note: {told}. Those who want a rating should put it into a few classes, such as low and high."
+
+
+def _page(out: Path) -> Output:
+    """What ``explain`` writes: a page, that tells in its head what wrote it."""
+    command = "fenchel rationale explain"
+    return Output(command, [escape_pattern(out.name)], lambda _: [out.name] if is_signed(out, command) else [], True)
 
 
 def _review(text: Labelled, labels: list[str]) -> Review:

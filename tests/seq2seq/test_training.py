@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fenchel import Tsallis
+from fenchel.loops import DivergedError
 from fenchel.seq2seq import (
     Batches,
     Pair,
@@ -145,7 +146,7 @@ def test_bad_settings_are_told() -> None:
         Training(epochs=0)
     with pytest.raises(ValueError, match="optimizer must be"):
         Training(optimizer="sgd")  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="rate and clip"):
+    with pytest.raises(ValueError, match="rate must be positive and finite"):
         Training(rate=0.0)
     with pytest.raises(ValueError, match="got 0 and 27"):
         train(small(), [], PAIRS)
@@ -184,3 +185,41 @@ def test_a_run_cools_down_at_its_end_and_is_watched(tmp_path: Path) -> None:
     assert seen == [(1, 1e-3), (2, 1e-3), (3, 5e-4), (4, 2.5e-4), (5, 1.25e-4)]
     with pytest.raises(ValueError, match="its training has epochs 5, this one 6"):  # it would have cooled later
         train(small(), PAIRS, PAIRS, replace(how, epochs=6), tmp_path)
+
+
+def test_a_loss_that_is_not_finite_stops_and_leaves_the_best_before(tmp_path: Path) -> None:
+    with pytest.raises(DivergedError, match="so training stopped"):
+        train(small(), PAIRS, PAIRS, Training(epochs=3, batch=4, rate=1e38), tmp_path)
+    assert not list(tmp_path.iterdir())
+    model, how = small(), Training(epochs=4, batch=9)
+
+    def spoil(validation: Validation) -> None:
+        if validation.epoch == 2:  # saved already: the next step is what diverges
+            model.source_embedding.weight.data[3] = torch.inf
+
+    with pytest.raises(DivergedError, match="training loss is nan"):
+        train(model, PAIRS, PAIRS, how, tmp_path, watch=spoil)
+    straight = small()
+    train(straight, PAIRS, PAIRS, replace(how, epochs=2))
+    saved = Seq2Seq.load(tmp_path).state_dict()
+    assert all(torch.equal(saved[name], tensor) for name, tensor in straight.state_dict().items())
+
+
+def test_parameters_that_are_not_finite_are_never_the_best(tmp_path: Path) -> None:
+    model = small()
+
+    def spoil(part: float, note: str = "") -> None:
+        if part == 1:  # after the last step, where no loss would tell
+            model.target_embedding.weight.data[1] = torch.nan
+
+    with pytest.raises(DivergedError, match=r"target_embedding\.weight is no longer finite"):
+        train(model, PAIRS, PAIRS, Training(epochs=1, batch=9), tmp_path, spoil)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("options", [{"rate": torch.inf}, {"rate": torch.nan}, {"rate": -1.0}, {"clip": torch.nan}])
+def test_rates_that_are_none_are_refused(options: dict[str, float]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} must be positive"):
+        Training(**options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="weight_decay must be"):
+        Training(weight_decay=torch.inf)

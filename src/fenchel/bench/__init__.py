@@ -6,7 +6,7 @@ process, and reports each as a ratio to its first.
 
 from fenchel.bench.machine import Machine, machine
 from fenchel.bench.measure import Timing, take_turns
-from fenchel.bench.report import BEGIN, END, Report, Sheet, insert, sheet, state
+from fenchel.bench.report import BEGIN, END, OUTPUT, Report, Sheet, insert, sheet, state
 from fenchel.bench.run import Measured, Outcome, run
 from fenchel.bench.workload import Case, Contestant, Goal, Workload
 from fenchel.bench.workloads import UnknownWorkloadError, find, workloads
@@ -14,6 +14,7 @@ from fenchel.bench.workloads import UnknownWorkloadError, find, workloads
 __all__ = [
     "BEGIN",
     "END",
+    "OUTPUT",
     "Case",
     "Contestant",
     "Goal",

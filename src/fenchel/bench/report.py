@@ -13,10 +13,13 @@ from typing import Any
 from fenchel.bench.machine import Machine
 from fenchel.bench.run import Outcome, Verdict
 from fenchel.bench.workload import Goal
+from fenchel.folders import parse_settings
+from fenchel.outputs import Output
 
 BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
 """Around the part of a page that ``insert`` writes."""
 
+FILES = ("bench.json", "bench.md")
 MARKS = {True: "✓", False: "✗", None: "–"}
 
 
@@ -177,9 +180,23 @@ class Report:
     def save(self, folder: Path) -> None:
         """Write ``bench.json`` and ``bench.md`` into a folder, made if need be."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False)
-        (folder / "bench.json").write_text(text + "\n", encoding="utf-8")
-        (folder / "bench.md").write_text(self.markdown(), encoding="utf-8")
+        record = json.dumps(self.record(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        for name, text in zip(FILES, (record, self.markdown()), strict=True):
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def written(folder: Path) -> Sequence[str]:
+    """The files of an earlier benchmark in a folder, if its record is there."""
+    try:
+        text = (folder / FILES[0]).read_text(encoding="utf-8")
+        record = parse_settings(text, folder / FILES[0], "a record")
+    except (OSError, ValueError):
+        return ()
+    return FILES if {"machine", "seconds_each", "workloads"} <= record.keys() else ()
+
+
+OUTPUT = Output("fenchel bench", FILES, written)
+"""What ``fenchel bench`` writes."""
 
 
 def insert(page: str, text: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
@@ -41,20 +41,22 @@ def load(language: Language, split: Split, folder: Path | None = None) -> list[I
         return list(parse(content.decode("utf-8")))
 
 
-def parse(text: str, forms: bool = True) -> Iterator[Inflection]:
+def parse(text: str | Iterable[str], forms: bool = True) -> Iterator[Inflection]:
     r"""The inflections of a text, a line each: lemma, form and tags, between tabs; tags between semicolons.
 
     Blank lines are passed over; a line that is anything else is an error that tells its number.
 
     Args:
-        text: of a file.
+        text: of a file; or its lines, which are read one by one.
         forms: False where forms are asked for: then a line may be a lemma and tags alone.
 
     Example:
         >>> next(parse("draw\tdrew\tV;PST\n"))
         Inflection(lemma='draw', form='drew', tags=('V', 'PST'))
     """
-    for number, line in enumerate(text.removeprefix("\ufeff").split("\n"), 1):
+    for number, line in enumerate(text.split("\n") if isinstance(text, str) else text, 1):
+        line = line.removeprefix("\ufeff") if number == 1 else line
+        line = line.removesuffix("\n")
         columns = [column.strip() for column in line.rstrip("\r").split("\t")]
         if columns == [""]:
             continue

@@ -44,7 +44,11 @@ def unknown(source: Sequence[str], vocabulary: Vocabulary) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Inflected:
-    """What a model holds possible: forms and their probabilities, the most probable first; and the beam behind them."""
+    """What a model holds possible: forms and their probabilities, the most probable first; and the beam behind them.
+
+    If no form ended within ``LONGEST`` letters, there is one, which was cut there: its probability is that of all forms
+    that begin so.
+    """
 
     forms: tuple[tuple[str, float], ...]
     beam: Beam
@@ -53,6 +57,11 @@ class Inflected:
     def form(self) -> str:
         """The most probable one."""
         return self.forms[0][0]
+
+    @property
+    def cut(self) -> bool:
+        """Whether the form was cut at ``LONGEST`` letters, before its end."""
+        return not self.beam.best.finished
 
     @property
     def single(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
@@ -19,6 +20,9 @@ from fenchel.regularizers.base import check_omega
 from fenchel.regularizers.configs import Config
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
+
+LARGEST_NUMBER, LARGEST_SHAPE = 1e30, 1 << 24
+"""What a saved regularizer may have: numbers that any dtype but the narrowest holds, entries of a learned alpha."""
 
 
 class Seq2Seq(nn.Module):
@@ -164,19 +168,21 @@ class Seq2Seq(nn.Module):
         """
         settings, tensors = folders.load(folder)
         kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
-        kind = kinds.get(settings.get("model", ""))
+        kind = kinds.get(settings["model"])
         if kind is None or not issubclass(kind, cls):
-            raise ValueError(f"{folder} has a {settings.get('model')}, not one of {', '.join(kinds)}")
+            raise ValueError(f"{folder} has a {folders.named(settings)}, not one of {', '.join(kinds)}")
         with folders.whole(folder, kind.__name__):
-            model = cast(Any, kind)(
-                Vocabulary(settings["source"]),
-                Vocabulary(settings["target"]),
-                **settings["sizes"],
-                attention=attention or _read(settings["attention"], "attention"),
-                output=output or _read(settings["output"], "output"),
-            )
-            model.to(tensors["output.weight"].dtype).load_state_dict(tensors)
-        return cast(Self, model.eval())
+            sizes = dict(settings["sizes"])
+            folders.check_sizes(sizes, tensors)
+            source, target = (Vocabulary(folders.check_strings(settings[name], name)) for name in ("source", "target"))
+            for name in ("attention", "output"):
+                _check_numbers(settings[name])
+            omegas = {
+                "attention": attention or _read(settings["attention"], "attention"),
+                "output": output or _read(settings["output"], "output"),
+            }
+        made = folders.build(folder, kind.__name__, tensors, lambda: cast(Any, kind)(source, target, **sizes, **omegas))
+        return cast(Self, made)
 
 
 def check_depth(layers: int, dropout: float) -> None:
@@ -196,6 +202,19 @@ def _read(config: Config | None, name: str) -> Regularizer:
 def _own(omega: Regularizer) -> Regularizer:
     """A copy of what is to be learned: one Ω may be given to several models, and to both places of one."""
     return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
+
+
+def _check_numbers(description: Any) -> None:
+    """Refuse a saved Ω with numbers that no model has, and with a learned parameter that would fill the memory."""
+    if isinstance(description, float | int) and not (abs(description) < LARGEST_NUMBER or description == math.inf):
+        raise ValueError(f"the numbers of a regularizer must be below {LARGEST_NUMBER:g}, got {description}")
+    if isinstance(description, dict):
+        if math.prod(map(int, description.get("shape") or [])) > LARGEST_SHAPE:
+            raise ValueError(f"the shape of a regularizer must have at most {LARGEST_SHAPE} entries")
+        description = list(description.values())
+    if isinstance(description, list):
+        for part in description:
+            _check_numbers(part)
 
 
 def _fused(omega: Regularizer) -> float | Tensor | None:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_
 
-from fenchel.folders import read_tensors, safetensors, write_whole
+from fenchel.folders import whole
+from fenchel.loops import CHECKPOINT, Checkpoint, DivergedError, check_finite, check_rate, step
 from fenchel.progress import Progress, silent
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
 from fenchel.seq2seq.model import Seq2Seq
-
-CHECKPOINT = "checkpoint.safetensors"
 
 
 @dataclass(frozen=True)
@@ -61,8 +59,11 @@ class Training:
             raise ValueError(f"cooling must be between 0 and epochs, {self.epochs}, got {self.cooling}")
         if self.optimizer not in ("adam", "adamw"):
             raise ValueError(f"optimizer must be 'adam' or 'adamw', got {self.optimizer!r}")
-        if not (self.rate > 0 and self.clip > 0):
-            raise ValueError(f"rate and clip must be positive, got {self.rate} and {self.clip}")
+        check_rate(self.rate)
+        if not self.clip > 0:
+            raise ValueError(f"clip must be positive, got {self.clip}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,8 @@ def train(
     has a checkpoint of the same training, the run goes on from it, to the same parameters, bit by bit, that it would
     have reached without the interruption.
 
+    A loss that is not finite stops the training with a :class:`fenchel.loops.DivergedError`, and nothing more is saved.
+
     Args:
         model: trained in place.
         pairs: to learn from.
@@ -147,22 +150,22 @@ def train(
     how = how or Training()
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
-    file = None if folder is None else Path(folder) / CHECKPOINT
-    if file is not None:  # what cannot be written is known before an epoch is spent on it
-        safetensors()
+    # To train on for more epochs, or with more patience, is to go on; unless the rate knows when the end is.
+    free = frozenset({"patience"} if how.cooling else {"epochs", "patience"})
+    wanted = {"training": asdict(how), "model": model.settings(), "data": _digests(pairs, validation)}
+    checkpoint = None if folder is None else Checkpoint(Path(folder) / CHECKPOINT, wanted, free)
+    if checkpoint is not None:  # what cannot be written is known before an epoch is spent on it
         model.check_writable()
-        file.parent.mkdir(parents=True, exist_ok=True)
+        checkpoint.prepare()
     batches = Batches(pairs, model.source, model.target, how.batch, how.seed, how.parts)
     judged = Batches(validation, model.source, model.target, 2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
-    wanted = {"training": asdict(how), "model": model.settings(), "data": _digests(pairs, validation)}
-    best = _copy(model)
     with _told(progress) as tell, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
         torch.manual_seed(how.seed)
-        run = _Run(rate=how.rate)
-        if file is not None and file.is_file():
-            run, best = _resumed(file, model, optimizer, wanted)
+        run, best = _Run(rate=how.rate), _copy(model)
+        if checkpoint is not None:
+            run, best = _resumed(checkpoint, model, optimizer)
         while run.epoch < how.epochs and run.waited < how.patience:
             if run.epoch >= how.epochs - how.cooling:
                 run = replace(run, rate=run.rate / 2)
@@ -170,6 +173,7 @@ def train(
                 group["lr"] = run.rate
             loss, speed = _epoch(model, batches, optimizer, how, run, tell)
             run = replace(run, epoch=run.epoch + 1)
+            check_finite(model)
             if run.epoch % how.every == 0 or run.epoch == how.epochs:
                 run, better = _validated(run, loss, validate(model, judged), speed)
                 best = _copy(model) if better else best
@@ -177,8 +181,8 @@ def train(
                     model.save(folder)
                 if watch is not None:
                     watch(run.validations[-1])
-            if file is not None:
-                _keep(file, model, best, optimizer, wanted, run)
+            if checkpoint is not None:
+                checkpoint.keep(model, best, optimizer, asdict(run))
     model.load_state_dict(best)
     model.eval()
     return History(run.validations)
@@ -191,12 +195,7 @@ def _epoch(
     model.train()
     total, tokens, start = 0.0, 0, time.perf_counter()
     for number, batch in enumerate(batches.epoch(run.epoch)):
-        loss = model(batch)
-        optimizer.zero_grad()
-        loss.backward()
-        clip_grad_norm_(model.parameters(), how.clip)
-        optimizer.step()
-        total += loss.item() * batch.tokens
+        total += step(model(batch), optimizer, how.clip) * batch.tokens
         tokens += batch.tokens
         speed = tokens / (time.perf_counter() - start)
         part = (run.epoch + (number + 1) / len(batches)) / how.epochs
@@ -210,6 +209,8 @@ def _valid(run: _Run) -> str:
 
 def _validated(run: _Run, loss: float, scores: Scores, speed: float) -> tuple[_Run, bool]:
     """The run after a validation, and whether that was the best so far."""
+    if not math.isfinite(scores.loss):
+        raise DivergedError(f"the validation loss is {scores.loss} after epoch {run.epoch}, so training stopped")
     better = (scores.accuracy, -scores.loss) > run.best
     rate = run.rate / 2 if scores.loss > run.last_loss else run.rate
     here = Validation(run.epoch, loss, scores, run.rate, speed)
@@ -238,10 +239,6 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
 # -- checkpoints -----------------------------------------------------------------------------------------------------
 
 
-_What = dict[str, dict[str, Any]]
-"""What is trained, how, and on what: the same in a run and in the checkpoint that it goes on from."""
-
-
 def _digests(pairs: Sequence[Pair], validation: Sequence[Pair]) -> dict[str, str]:
     """A short name for data, that changes with it."""
     sides = {"pairs": pairs, "validation": validation}
@@ -252,61 +249,17 @@ def _copy(model: Seq2Seq) -> dict[str, Tensor]:
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
-def _keep(
-    file: Path, model: Seq2Seq, best: dict[str, Tensor], optimizer: torch.optim.Optimizer, what: _What, run: _Run
-) -> None:
-    """Write all that it takes to go on: one file, that is whole or not there."""
-    tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-    tensors |= {f"best.{name}": tensor.contiguous() for name, tensor in best.items()}
-    for number, state in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
-    tensors["random"] = torch.get_rng_state()
-    if model.device.type == "cuda":
-        tensors["random_cuda"] = torch.cuda.get_rng_state(model.device)
-    record = {**what, "run": asdict(run)}
-    words = {"fenchel": json.dumps(record)}
-    write_whole(file, lambda path: safetensors().save_file(tensors, path, metadata=words))
-
-
 def _resumed(
-    file: Path, model: Seq2Seq, optimizer: torch.optim.Optimizer, wanted: _What
+    checkpoint: Checkpoint, model: Seq2Seq, optimizer: torch.optim.Optimizer
 ) -> tuple[_Run, dict[str, Tensor]]:
-    """Put model, optimizer and random numbers where a checkpoint left them."""
-    tensors, words = read_tensors(file, "a checkpoint")
-    if "fenchel" not in words:
-        raise ValueError(f"{file} is not a checkpoint of Fenchel's")
-    record = json.loads(words["fenchel"])
-    # To train on for more epochs, or with more patience, is to go on; unless the rate knows when the end is.
-    free = {"patience"} if wanted["training"]["cooling"] else {"epochs", "patience"}
-    for part, now in wanted.items():
-        for name, value in json.loads(json.dumps(now)).items():
-            if record[part][name] != value and not (part == "training" and name in free):
-                raise ValueError(
-                    f"{file} is the checkpoint of another run: its {part} has {name} {_short(record[part][name])}, "
-                    f"this one {_short(value)}; take another folder, or remove the checkpoint"
-                )
-
-    def part_of(prefix: str) -> dict[str, Tensor]:
-        return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-    model.load_state_dict(part_of("model."))
-    moments: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in part_of("optimizer.").items():
-        number, _, key = name.partition(".")
-        moments.setdefault(int(number), {})[key] = tensor
-    state = optimizer.state_dict()
-    optimizer.load_state_dict({**state, "state": moments})
-    told = record["run"]
-    validations = tuple(Validation(**{**each, "scores": Scores(**each["scores"])}) for each in told["validations"])
-    torch.set_rng_state(tensors["random"])
-    if "random_cuda" in tensors:
-        torch.cuda.set_rng_state(tensors["random_cuda"], model.device)
-    return _Run(told["epoch"], told["rate"], told["waited"], validations), part_of("best.")
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) < 60 else f"{text[:57]}…"
+    """Where a checkpoint left a run, and the best parameters so far."""
+    kept = checkpoint.resume(model, optimizer)
+    if kept is None:
+        return _Run(rate=checkpoint.what["training"]["rate"]), _copy(model)
+    told, best = kept
+    with whole(checkpoint.file, "checkpoint"):
+        validations = tuple(Validation(**{**each, "scores": Scores(**each["scores"])}) for each in told["validations"])
+        return _Run(int(told["epoch"]), float(told["rate"]), int(told["waited"]), validations), best
 
 
 # -- a bar -----------------------------------------------------------------------------------------------------------

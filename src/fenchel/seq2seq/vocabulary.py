@@ -30,6 +30,8 @@ class Vocabulary:
 
     def __init__(self, symbols: Iterable[str]) -> None:
         self.symbols = tuple(symbols)
+        if strange := [symbol for symbol in self.symbols if not isinstance(symbol, str)]:
+            raise TypeError(f"symbols must be strings, got {strange[0]!r}")
         if clash := [symbol for symbol, count in Counter([*SPECIAL, *self.symbols]).items() if count > 1]:
             raise ValueError(f"symbols must be different, and none of {', '.join(SPECIAL)}; {clash[0]!r} comes twice")
         self._names = (*SPECIAL, *self.symbols)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.nn import functional as F
 
+from fenchel import loops
 from fenchel.mixed import Concrete, GaussianSparsemax, HardConcrete, StraightThroughConcrete
 
 COOLEST = 0.5
@@ -149,6 +150,7 @@ def played(agents: Agents, images: Tensor, seed: int) -> Outcome:
 
 def trained(images: Tensor, setting: Setting, channel: Channel, progress: Callable[[float], None]) -> Agents:
     """Agents after so many epochs of games among the images (N, pixels)."""
+    loops.check_rate(setting.rate)
     agents = Agents(images.shape[1], setting, channel)
     optimizer = torch.optim.Adam(agents.parameters(), lr=setting.rate, fused=True)
     right = torch.zeros(setting.batch, dtype=torch.long)
@@ -161,11 +163,10 @@ def trained(images: Tensor, setting: Setting, channel: Channel, progress: Callab
             agents.temperature = cooled(done / steps, setting.anneal)
             shown = images[rows]
             scores = agents(agents.code(shown), shown, games(setting.batch, setting.candidates))
-            optimizer.zero_grad()
-            F.cross_entropy(scores, right).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            loops.step(F.cross_entropy(scores, right), optimizer)
             done += 1
         progress(done / steps)
+    loops.check_finite(agents)
     return agents
 
 

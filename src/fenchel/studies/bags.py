@@ -11,10 +11,10 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.utils import clip_grad_norm_
 
 from fenchel import Regularizer
 from fenchel.hopfield import HopfieldPooling
+from fenchel.loops import check_finite, check_rate, step
 
 NONE = -1
 AT_ONCE = 128
@@ -115,6 +115,7 @@ def trained(
     train: Bags, valid: Bags, omega: Regularizer, setting: Setting, progress: Callable[[float], None]
 ) -> tuple[Classifier, float]:
     """The classifier of the epoch that did best on the validation bags, and its area under the ROC curve there."""
+    check_rate(setting.rate)
     classifier = Classifier(train.pool.shape[1:], setting, omega)
     optimizer = torch.optim.AdamW(classifier.parameters(), lr=setting.rate, weight_decay=1e-4)
     schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, setting.decay)
@@ -124,10 +125,8 @@ def trained(
         for rows in torch.split(torch.randperm(len(train)), setting.batch):
             batch = train[rows]
             loss = F.binary_cross_entropy_with_logits(classifier(batch), batch.labels.float())
-            optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            clip_grad_norm_(classifier.parameters(), 1.0)
-            optimizer.step()
+            step(loss, optimizer, clip=1.0)
+        check_finite(classifier)
         schedule.step()
         progress((epoch + 1) / setting.epochs)
         area = area_under_curve(classifier, valid)

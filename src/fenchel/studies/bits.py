@@ -14,6 +14,7 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 from torch.nn import functional as F
 from torch.nn.functional import logsigmoid
 
+from fenchel import loops
 from fenchel.mixed import GaussianSparsemax, HardConcrete, StraightThroughConcrete, maximum_code_length
 from fenchel.studies.agents import cooled
 
@@ -222,6 +223,7 @@ class AutoEncoder(nn.Module):
 
 def trained(images: Tensor, setting: Setting, kind: type[Posterior], progress: Callable[[float], None]) -> AutoEncoder:
     """An auto-encoder after so many epochs on images (N, pixels) of zeros and ones."""
+    loops.check_rate(setting.rate)
     model = AutoEncoder(images.shape[1], setting, kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.rate, fused=True)
     steps = setting.epochs * -(-len(images) // setting.batch)
@@ -233,11 +235,10 @@ def trained(images: Tensor, setting: Setting, kind: type[Posterior], progress: C
             posterior = model.posterior(shown)
             value = posterior.draw()
             bound = model.log_likelihood(posterior.bits(value), shown) - posterior.kl()
-            optimizer.zero_grad()
-            (-bound.mean()).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+            loops.step(-bound.mean(), optimizer)
             done += 1
         progress(done / steps)
+    loops.check_finite(model)
     return model
 
 

@@ -71,6 +71,13 @@ class Vocabulary:
     """
 
     def __init__(self, rows: Mapping[str, int], vectors: Tensor, longest: int) -> None:
+        if isinstance(longest, bool) or not isinstance(longest, int) or longest < 1:
+            raise ValueError(f"longest must be an int of at least 1, got {longest!r}")
+        for word, row in rows.items():
+            if not isinstance(word, str) or type(row) is not int or not 0 <= row < len(vectors):
+                raise ValueError(
+                    f"rows must be ints in [0, {len(vectors) - 1}], one for each word, got {word!r}: {row!r}"
+                )
         self.rows, self.longest = rows, longest
         self.vectors = torch.cat([vectors.new_zeros(1, vectors.shape[1]), vectors])
 

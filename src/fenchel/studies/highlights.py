@@ -167,6 +167,7 @@ def f1(predicted: Sequence[int], labels: Sequence[int]) -> float:
 PAGE = Template(
     """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
+<meta name="generator" content="fenchel rationale explain">
 <title>$title</title>
 <style>
 :root { color-scheme: light dark; --ink: $ink; --paper: $paper; --muted: $muted; --hue: $amber; }

@@ -30,8 +30,12 @@ def name(symbol: str) -> str:
 
 
 def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None) -> mpl.Figure:
-    """The strings of a beam as a tree, each with its probability; the right one, if told, in another colour."""
-    strings = {each.tokens: each.probability for each in beam.hypotheses[:MOST] if each.finished}
+    """The strings of a beam as a tree, each with its probability; the right one, if told, in another colour.
+
+    A string that was cut before its end, which a beam has if no other ended, is marked with an ellipsis.
+    """
+    strings = {each.tokens: each.probability for each in beam.hypotheses[:MOST]}
+    cut = {each.tokens for each in beam.hypotheses if not each.finished}
     ends = sorted(strings, reverse=True)
     heights: dict[Prefix, list[int]] = {}
     for height, tokens in enumerate(ends):
@@ -53,7 +57,8 @@ def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None)
             row = ends.index(prefix)  # of its own, where others go on from here
             colour = style.PALETTE[0] if prefix == wanted else style.MUTED
             axes.plot([x + 0.28, x + 0.72, longest + 0.8], [y, row, row], color=colour, linewidth=1.1, linestyle=":")
-            axes.text(longest + 0.9, row, f"{strings[prefix]:.1%}", ha="left", va="center", fontsize=8, color=colour)
+            told = f"{'… cut, ' if prefix in cut else ''}{strings[prefix]:.1%}"
+            axes.text(longest + 0.9, row, told, ha="left", va="center", fontsize=8, color=colour)
     axes.set_xlim(-0.2, longest + 2.6)
     axes.set_ylim(-0.6, len(ends) - 0.4)
     axes.axis("off")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 
+from fenchel import loops
 from fenchel.data.ud_ewt import Sentence
 
 UNKNOWN = 0
@@ -92,6 +92,7 @@ def train(
     sentences: Sequence[Sentence], loss: Loss, size: Size, progress: Callable[[float], None]
 ) -> tuple[Parser, Vocabulary]:
     """A parser trained with a loss of its arc scores."""
+    loops.check_rate(size.rate)
     vocabulary = Vocabulary(sentences)
     parser = Parser(vocabulary, size)
     optimizer = torch.optim.Adam(parser.parameters(), lr=size.rate, betas=(0.9, 0.95))
@@ -103,13 +104,10 @@ def train(
         if step % len(batches) == 0:
             order = torch.randperm(len(batches)).tolist()
         batch = batches[order[step % len(batches)]]
-        mean = loss(parser(batch), batch.heads).mean()
-        optimizer.zero_grad()
-        mean.backward()  # type: ignore[no-untyped-call]
-        clip_grad_norm_(parser.parameters(), 5.0)
-        optimizer.step()
+        loops.step(loss(parser(batch), batch.heads).mean(), optimizer, clip=5.0)
         schedule.step()
         progress((step + 1) / steps)
+    loops.check_finite(parser)
     return parser.eval(), vocabulary
 
 

@@ -12,13 +12,14 @@ fusedmax.
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from torch.nn import functional as F
 from fenchel import Fused, Gini, Regularizer, Shannon, SparseMAP, Tsallis, folders
 from fenchel.data.sst import Review
 from fenchel.hopfield import HopfieldPooling
+from fenchel.loops import CHECKPOINT, Checkpoint
 from fenchel.nn import WordEncoder
 from fenchel.structures import SequentialSubsets, Share, Subsets
 from fenchel.studies import highlights, training
@@ -67,7 +69,8 @@ class Selection:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {self.kind!r}")
-        if isinstance(self.budget, bool) or not self.budget > 0 or (isinstance(self.budget, float) and self.budget > 1):
+        numeric = isinstance(self.budget, int | float) and not isinstance(self.budget, bool)
+        if not numeric or not self.budget > 0 or (isinstance(self.budget, float) and self.budget > 1):
             raise ValueError(f"budget must be a share in (0, 1] or a positive int, got {self.budget!r}")
         for name in ("temperature", "test_temperature"):
             value = getattr(self, name)
@@ -76,15 +79,17 @@ class Selection:
         if not math.isfinite(self.transition):
             raise ValueError(f"transition must be finite, got {self.transition}")
 
-    @property
-    def least(self) -> int:
-        """Places that a text must have, padding included: a structure has no fewer than its k."""
-        return self.budget if isinstance(self.budget, int) and self.kind.endswith("subsets") else 1
+    def omega(self, training: bool = True, places: int | None = None) -> Regularizer:
+        """Ω of the weights.
 
-    def omega(self, training: bool = True) -> Regularizer:
-        """Ω of the weights."""
+        Args:
+            training: whether the temperature is that of training.
+            places: how many words there are at most; a structure has no fewer parts than its k.
+        """
         gamma = self.temperature if training or self.test_temperature is None else self.test_temperature
-        size = self.budget if isinstance(self.budget, int) else Share(self.budget)
+        size: int | Share = Share(self.budget) if isinstance(self.budget, float) else self.budget
+        if isinstance(size, int) and places is not None:
+            size = min(size, places)
         choices: dict[str, Callable[[], Regularizer]] = {
             "softmax": Shannon,
             "sparsemax": Gini,
@@ -109,6 +114,13 @@ class Size:
     hidden: int = 100
     dropout: float = 0.0
     head_dropout: float = 0.5
+
+    def __post_init__(self) -> None:
+        if isinstance(self.hidden, bool) or not isinstance(self.hidden, int) or self.hidden < 1:
+            raise ValueError(f"hidden must be an int of at least 1, got {self.hidden!r}")
+        for name in ("dropout", "head_dropout"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)!r}")
 
 
 class Rationalizer(nn.Module):
@@ -171,12 +183,6 @@ class Rationalizer(nn.Module):
         )
         self.to(vocabulary.vectors)
 
-    def train(self, mode: bool = True) -> Self:
-        """Training or evaluation mode, each with its temperature."""
-        super().train(mode)
-        self.pool.hopfield.omega = self.selection.omega(mode)
-        return self
-
     def forward(self, batch: Batch) -> Tensor:
         """Scores of the classes, (B, classes)."""
         scores: Tensor = self.head(self.pool(*self._patterns(batch)))
@@ -233,8 +239,8 @@ class Rationalizer(nn.Module):
 
     def _patterns(self, batch: Batch) -> tuple[Tensor | tuple[Tensor, Tensor], Tensor]:
         """What is pooled, and which places are padding."""
-        short = self.selection.least - batch.words.shape[1]
-        words = F.pad(batch.words, (0, short), value=UNKNOWN) if short > 0 else batch.words
+        words = batch.words if batch.words.shape[1] else F.pad(batch.words, (0, 1), value=UNKNOWN)
+        self.pool.hopfield.omega = self.selection.omega(self.training, words.shape[1])
         states = self.encoder(words, batch.lengths)
         padding = torch.arange(words.shape[1], device=words.device) >= batch.lengths.unsqueeze(-1)
         return (states if self.reads == "states" else (states, self.encoder.vectors[words])), padding
@@ -263,19 +269,23 @@ class Rationalizer(nn.Module):
     def load(cls, folder: Path | str) -> Self:
         """The model that was saved to a folder, in evaluation mode."""
         settings, tensors = folders.load(folder)
-        if settings.get("model") != cls.__name__:
-            raise ValueError(f"{folder} has a {settings.get('model')}, not a {cls.__name__}")
+        if settings["model"] != cls.__name__:
+            raise ValueError(f"{folder} has a {folders.named(settings)}, not a {cls.__name__}")
         with folders.whole(folder, cls.__name__):
-            model = cls(
-                Vocabulary(dict(settings["words"]), tensors["encoder.vectors"][1:], settings["longest"]),
-                settings["labels"],
-                Selection(**settings["selection"]),
-                Size(**settings["sizes"]),
-                settings["reads"],
-                settings["trainable"],
-            )
-            model.load_state_dict(tensors)
-        return model.eval()
+            vectors, words, longest = tensors["encoder.vectors"][1:], dict(settings["words"]), settings["longest"]
+            labels = folders.check_strings(settings["labels"], "labels")
+            selection, size = Selection(**settings["selection"]), Size(**settings["sizes"])
+            reads, trainable = settings["reads"], settings["trainable"]
+            selection.omega(training=False)  # an Ω that cannot be is told here, not at the first text
+            if not isinstance(trainable, bool):
+                raise ValueError(f"trainable must be true or false, got {folders.short(trainable)}")
+            Vocabulary(words, vectors, longest)
+
+        def make() -> Rationalizer:
+            here = vectors.to("meta") if torch.get_default_device().type == "meta" else vectors
+            return cls(Vocabulary(words, here, longest), labels, selection, size, reads, trainable)
+
+        return cast(Self, folders.build(folder, cls.__name__, tensors, make))
 
 
 @dataclass(frozen=True)
@@ -385,12 +395,35 @@ def trained(
     course: Course,
     batch: int = 16,
     progress: Callable[[float], None] = lambda part: None,
+    folder: Path | str | None = None,
 ) -> tuple[Rationalizer, float]:
-    """The model of the epoch with the best F₁ on ``valid``, in evaluation mode, and that F₁."""
+    """The model of the epoch with the best F₁ on ``valid``, in evaluation mode, and that F₁.
+
+    With a folder, a checkpoint is written there after every epoch, and the best model so far is saved. If it has a
+    checkpoint of the same training, with the same seed of torch's generator, the run goes on from it, to the same
+    parameters that it would have reached without the interruption.
+    """
     if not train or not valid:
         raise ValueError(f"there must be reviews to train and to validate with, got {len(train)} and {len(valid)}")
+    checkpoint, save = None, None
+    if folder is not None:
+        what = _what(model, train, valid, {**asdict(course), "batch": batch})
+        checkpoint = Checkpoint(Path(folder) / CHECKPOINT, what, frozenset({"patience"}))
+        save = partial(Rationalizer.save, folder=folder)
     batches = list(model.vocabulary.batches(shuffled(train), batch))
-    return training.trained(model, batches, loss, lambda now: found(now, valid).f1, course, progress)
+    return training.trained(model, batches, loss, lambda now: found(now, valid).f1, course, progress, checkpoint, save)
+
+
+def _what(
+    model: Rationalizer, train: Sequence[Review], valid: Sequence[Review], course: dict[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """What is trained, how, and on what; long lists by a short name that changes with them."""
+    settings = model.settings()
+    words, vectors = settings.pop("words"), model.encoder.vectors.detach().cpu().numpy().tobytes()
+    data = {"train": repr(list(train)), "valid": repr(list(valid)), "words": repr(words)}
+    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in data.items()}
+    digests["vectors"] = hashlib.sha256(vectors).hexdigest()[:16]
+    return {"training": {**course, "seed": torch.initial_seed()}, "model": settings, "data": digests}
 
 
 def _laid(text: str | Sequence[str]) -> tuple[str, list[highlights.Place]]:

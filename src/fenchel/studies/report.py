@@ -11,6 +11,8 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup, escape
 
+from fenchel.folders import write_whole
+from fenchel.outputs import Output, is_signed
 from fenchel.studies import style
 from fenchel.studies.result import Figure, show
 from fenchel.studies.runs import Run, commit, version
@@ -19,14 +21,31 @@ LARGEST_SVG = 300_000
 """Characters. A drawing with more marks than this is smaller, and faster to show, as an image."""
 
 
-def write(runs: Sequence[Run], folder: Path) -> Path:
-    """Write ``index.html`` into a folder, made if need be: a chapter a run, the failed ones too."""
+TITLE = "Fenchel: the tour"
+OUTPUT = Output(
+    "fenchel tour",
+    ["index.html"],
+    lambda folder: ["index.html"] if is_signed(folder / "index.html", f"<title>{TITLE}</title>") else [],
+)
+"""What the tour writes: its page is known by the title."""
+
+
+def write(runs: Sequence[Run], folder: Path, planned: int | None = None) -> Path:
+    """Write ``index.html`` into a folder, made if need be: one chapter per run, the failed ones too.
+
+    Args:
+        runs: the chapters.
+        folder: where to.
+        planned: how many chapters there should be, told on the page if there are fewer.
+    """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"code": code, "show": show}
     environment.globals["embed"] = embed
     template = environment.from_string(resources.files(__package__).joinpath("report.html.jinja").read_text("utf-8"))
     page = template.render(
+        title=TITLE,
         runs=runs,
+        planned=planned,
         failed=[run for run in runs if run.error],
         theme=style.THEME,
         version=version(),
@@ -35,7 +54,7 @@ def write(runs: Sequence[Run], folder: Path) -> Path:
     )
     folder.mkdir(parents=True, exist_ok=True)
     index = folder / "index.html"
-    index.write_text(page, encoding="utf-8")
+    write_whole(index, lambda path: path.write_text(page, encoding="utf-8"))
     return index
 
 

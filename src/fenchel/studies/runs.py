@@ -6,6 +6,7 @@ import csv
 import importlib.metadata
 import json
 import math
+import re
 import shlex
 import subprocess
 import time
@@ -15,9 +16,15 @@ from pathlib import Path
 import torch
 
 from fenchel.data import VARIABLE
+from fenchel.folders import parse_settings
+from fenchel.outputs import Output
 from fenchel.studies import style
 from fenchel.studies.registry import Context, Study
 from fenchel.studies.result import Cell, Result
+
+RECORD = "result.json"
+NAMES = (RECORD, "figure-*.png", "table-*.csv")
+"""Of the files that a run may write."""
 
 
 @dataclass(frozen=True)
@@ -40,15 +47,15 @@ class Run:
         return command if self.context.data is None else f"{VARIABLE}=… {command}"
 
     def save(self, folder: Path) -> None:
-        """Write ``result.json``, ``figure-1.png``, …, ``table-1.csv``, … into a folder, made if need be."""
+        """Write ``result.json``, ``figure-1.png``, …, ``table-1.csv``, … into a folder, made if need be.
+
+        Figures and tables that the record of an earlier run lists are removed, and no other file.
+        """
         if self.result is None:
             raise ValueError(f"{self.study.name} failed and has no result to save")
         folder.mkdir(parents=True, exist_ok=True)
-        for old in (
-            *folder.glob("figure-*.png"),
-            *folder.glob("table-*.csv"),
-        ):  # of an earlier run, perhaps of another study
-            old.unlink()
+        for old in written(folder):
+            (folder / old).unlink(missing_ok=True)
         figures, tables = [], []
         for number, figure in enumerate(self.result.figures, 1):
             name = f"figure-{number}.png"
@@ -78,7 +85,7 @@ class Run:
             "tables": tables,
         }
         text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
-        (folder / "result.json").write_text(text + "\n", encoding="utf-8")
+        (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
 
 def run(study: Study, context: Context) -> Run:
@@ -97,6 +104,29 @@ def run(study: Study, context: Context) -> Run:
     except Exception as error:
         return Run(study, context, time.perf_counter() - start, None, error)
     return Run(study, context, time.perf_counter() - start, result)
+
+
+def output(name: str) -> Output:
+    """What ``fenchel study run`` writes of the study called ``name``."""
+    return Output(f"fenchel study run {name}", NAMES, lambda folder: written(folder, name))
+
+
+def written(folder: Path, name: str | None = None) -> list[str]:
+    """The files of an earlier run in a folder, as its record lists them.
+
+    Args:
+        folder: perhaps a run was saved to it.
+        name: of the study; any if None.
+    """
+    try:
+        record = parse_settings((folder / RECORD).read_text(encoding="utf-8"), folder / RECORD, "a record")
+        if name not in (None, record["study"]):
+            return []
+        files = [each["file"] for part in ("figures", "tables") for each in record[part]]
+    except (OSError, ValueError, LookupError, TypeError):  # not a record of ours
+        return []
+    # A record may have been edited: nothing is removed that a run does not write.
+    return [RECORD, *(each for each in files if re.fullmatch(r"figure-\d+\.png|table-\d+\.csv", str(each)))]
 
 
 def version() -> str:

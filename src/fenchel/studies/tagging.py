@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import clip_grad_norm_
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_sequence
 
-from fenchel import Regularizer
+from fenchel import Regularizer, loops
 from fenchel.data.ner import Sentence
 from fenchel.dp import LinearChain
 
@@ -114,6 +113,7 @@ def train(
     sentences: Sequence[Sentence], omega: Regularizer, size: Size, progress: Callable[[float], None]
 ) -> tuple[Tagger, Vocabulary]:
     """A tagger trained with the loss of Ω: max_Ω over all tag sequences minus the score of the right one."""
+    loops.check_rate(size.rate)
     vocabulary = Vocabulary(sentences)
     tagger = Tagger(vocabulary, size, omega)
     optimizer = torch.optim.Adam(tagger.parameters(), lr=size.rate)
@@ -126,13 +126,10 @@ def train(
         if step % len(batches) == 0:
             order = torch.randperm(len(batches)).tolist()
         batch = batches[order[step % len(batches)]]
-        loss = tagger(batch).loss(batch.tags).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        clip_grad_norm_(tagger.parameters(), 5.0)
-        optimizer.step()
+        loops.step(tagger(batch).loss(batch.tags).mean(), optimizer, clip=5.0)
         schedule.step()
         progress((step + 1) / steps)
+    loops.check_finite(tagger)
     return tagger.eval(), vocabulary
 
 
