@@ -26,7 +26,7 @@ from fenchel.structures.base import Array, Problem, Searched, Structure, check_s
 
 _NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
-_MEMBERS = 32  # there is room for, to begin with
+_MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
 _FAR = 1e12  # from what higher-order scores could change
 
@@ -354,7 +354,8 @@ class _Solver:
         self.members = np.empty((total, most), np.int32)
         self.counts = np.empty(total, np.int64)
         self.weights, self.solution, self.values, self.higher = (np.empty(total) for _ in range(4))
-        self.matrix, self.inverse = np.empty(int(entries.sum())), np.empty(int(entries.sum()))
+        # Float32 holds the integers of Gram matrices exactly.
+        self.matrix, self.inverse = np.empty(int(entries.sum()), np.float32), np.empty(int(entries.sum()))
 
     def _sets(self) -> tuple[Array, ...]:
         """The active sets, and where those of each row begin."""
@@ -363,7 +364,7 @@ class _Solver:
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
 
     def _make_room(self, rows: Array, most: int) -> None:
-        """Twice the room for rows that are full, and for structures with so many parts."""
+        """Half as much room again for rows that are full, and room for structures with so many parts."""
         from fenchel.kernels import active
 
         full = rows[self.sizes[rows] >= self.rooms[rows]]
@@ -372,9 +373,10 @@ class _Solver:
             return
         old = self._sets()
         self.rooms = self.rooms.copy()
-        self.rooms[full] *= 2
+        self.rooms[full] += np.maximum(self.rooms[full] // 2, 1)
         self._allocate(most)
-        run(active.carry, len(self.theta), self.inverse.size, self.sizes, *old, *self._sets())
+        if self.sizes.any():
+            run(active.carry, len(self.theta), self.inverse.size, self.sizes, *old, *self._sets())
 
     def _rows(self) -> tuple[Array, ...]:
         """What the loops know of every row."""
