@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel.factors.base import Factor, Memory
-from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree
+from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree, consensus
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
 from fenchel.regularizers.graphs import outside_graphs
@@ -23,7 +23,7 @@ SNAP = 1e-9
 
 ROUNDS = 100
 REACH = 10.0
-STRIDE = 1e4
+STRIDE = 1e12
 """The largest step to begin with."""
 FARTHER = 100.0
 FURTHEST = 1e6
@@ -386,7 +386,8 @@ def _start(problem: Problem, theta: Tensor, floor: float) -> State:
         scores = [tuple(next(others) for _ in group) for group in scores]
     u = theta.new_zeros(theta.shape[0], len(problem.edges))
     rows = torch.arange(theta.shape[0], device=theta.device)
-    state = State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1), rows)
+    theta = torch.where(free, theta, 0.0)
+    state = State(theta, free, scores, u, theta.new_ones(theta.shape[0], 1), theta, rows)
     # Multipliers are as large as the scores, copies are not: the step is what takes one to the other.
     state.rho = (_largest(problem, state) / REACH).clamp(1, STRIDE).unsqueeze(1)
     return state
@@ -431,8 +432,10 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
             [tuple(s[live] * reach[live].reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores],
             state.u[live],
             state.rho[live],
+            values[live],
             live,
         )
+        near.mu = consensus(problem, near)
         found = _checked(agree(problem, near, tol, max_iter))
         new = torch.where(problem.degrees > 0, _merged(problem, found, near.theta), values[live])
         moved = (new - values[live]).abs().amax(1)
@@ -466,7 +469,8 @@ class _Call:
         self.theta = theta
         start = _start(self.problem, theta, self.problem.count)
         if self.begin is not None:
-            start = start.moved(self.begin.u.clone(), self.begin.rho.clone())
+            start.u, start.rho = self.begin.u.clone(), self.begin.rho.clone()
+            start.mu = consensus(self.problem, start)
         self.found = _checked(agree(self.problem, start, self.tol, self.max_iter))
         return _merged(self.problem, self.found, theta)
 
