@@ -24,6 +24,10 @@ class Memory:
         """Whether another memory is of factors like these, and can take the place of this one."""
         raise NotImplementedError
 
+    def doubted(self) -> Tensor:
+        """Rows of the batch in which an oracle was seen not to be exact."""
+        raise NotImplementedError
+
     def error(self) -> Tensor:
         """A bound on the distance of the last answers from the exact ones, per row of the batch."""
         raise NotImplementedError

@@ -36,7 +36,7 @@ NARROW = 64
 """Up to how many it is decomposed before conjugate gradients are tried."""
 EXACT = 1e-13
 """How small these leave a residual, relative to the terms that it is made of."""
-ROUGH = 1e-9
+ROUGH = 1e-7
 """How small they may leave it in Newton's step, which is taken again: projections onto faces with hundreds of vertices
 are not exact to rounding."""
 GOOD = 1e-10
@@ -150,6 +150,11 @@ class Problem:
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
             )
         return torch.cat([g.qp(part, s, rows) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
+
+    def doubts(self) -> int:
+        """In how many elements of the batch a factor found that its own answers contradict each other."""
+        found = [g.memory.doubted() for g in self.groups if g.memory is not None]
+        return int(torch.stack(found).any(0).sum()) if found else 0
 
     def error(self, rows: Tensor) -> Tensor:
         """How far the factors' last answers may be from the exact ones."""

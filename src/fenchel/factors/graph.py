@@ -210,6 +210,7 @@ class FactorGraph:
             flat = [s for g in groups for s in g.scores]
             values = _Solve.apply(call, theta, *flat)  # type: ignore[no-untyped-call]
             found = call.found
+            self._warn_of_doubts(problem)
         return self._keep(values, found, spoilt, tol, max_iter, None if found is None else call.end())
 
     @outside_graphs("FactorGraph")
@@ -257,6 +258,15 @@ class FactorGraph:
             _check_room(group, theta)
             group.scores = tuple(torch.where(spoilt.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
         return torch.where(spoilt.unsqueeze(1), 0.0, theta), groups, spoilt
+
+    def _warn_of_doubts(self, problem: Problem) -> None:
+        if doubts := problem.doubts():
+            warnings.warn(
+                f"FactorGraph: in {doubts} of {math.prod(self.batch)} graphs the oracle of a structure is not "
+                "exact: it returned a structure that scores less than one it had returned before. Values may be wrong "
+                "there",
+                stacklevel=4,
+            )
 
     def _keep(
         self,

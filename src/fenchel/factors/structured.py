@@ -18,9 +18,6 @@ TOL = 1e-6
 """How exactly a structure is solved: until no structure gains more than TOL²/2, which moves marginals by about as much.
 A tighter one would add structures whose gain is rounding."""
 
-NO_GAP = 1e-11
-"""A duality gap up to this is as small as it gets."""
-
 _PLAIN = (structures.AtMost, structures.DependencyTree, structures.Matching, structures.Subsets)
 """Structures that are told apart by what they print."""
 
@@ -122,6 +119,7 @@ class _Kept(Memory):
         self.factor = factor
         self.sets = ActiveSets(batch * factors)
         self.gap = torch.zeros(batch, factors, dtype=torch.float64)
+        self.doubt = torch.zeros(batch, factors, dtype=torch.bool)
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
         posed = theta.reshape(*theta.shape[:2], *self.factor.shape)
@@ -130,8 +128,9 @@ class _Kept(Memory):
             return self.factor.qp(theta, *tensors)
         rows, factors = rows.cpu(), theta.shape[1]
         at = (rows.unsqueeze(1) * factors + torch.arange(factors)).reshape(-1).numpy()
-        p, gap = omega.repeat(posed, self.sets, at)
+        p, gap, doubted = omega.repeat(posed, self.sets, at)
         self.gap[rows] = gap.cpu().reshape(-1, factors)
+        self.doubt[rows] = doubted.cpu().reshape(-1, factors)
         return p.reshape(theta.shape)
 
     def like(self, other: Memory) -> bool:
@@ -145,8 +144,11 @@ class _Kept(Memory):
         mine, theirs = self.factor.structure, other.structure
         return mine is theirs or isinstance(mine, Chain) or (type(mine) in _PLAIN and str(mine) == str(theirs))
 
+    def doubted(self) -> Tensor:
+        return self.doubt.any(1)
+
     def error(self) -> Tensor:
-        return torch.where(self.gap > NO_GAP, (2 * self.gap).sqrt(), 0.0).amax(1)
+        return (2 * self.gap).sqrt().amax(1)
 
 
 class Sequence(Structured):
