@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from local_polytope import Local, Part, allowed, in_hull
-from scipy.optimize import linprog
+from scipy.optimize import linear_sum_assignment, linprog
 
 from fenchel import FactorGraph
 from fenchel.factors import (
@@ -644,3 +644,36 @@ def test_a_negated_single_variable_keeps_its_shape() -> None:
     graph.solve()
     assert (~a).value.shape == (~u)[0].value.shape == a.value.shape == ()
     torch.testing.assert_close((~a).value, 1 - a.value)
+
+
+@pytest.mark.parametrize("n", [3, 12])
+def test_rows_and_columns_at_a_tie_move_along_their_whole_face(n: int) -> None:
+    """All scores zero: the projector on matrices whose rows and columns sum to zero, in closed form."""
+    scores = torch.zeros(n, n, dtype=torch.float64, requires_grad=True)
+    graph = FactorGraph()
+    u = graph.variables(scores)
+    for k in range(n):
+        graph.add(Xor(u[k]))
+        graph.add(Xor(u[:, k]))
+    graph.solve()
+    grad = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (moved,) = torch.autograd.grad(u.value, scores, grad)
+    expected = grad - grad.mean(0) - grad.mean(1, keepdim=True) + grad.mean()
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e6, 1e10])
+def test_rounds_do_not_depend_on_the_size_of_large_scores(scale: float) -> None:
+    """Rows choose columns, each column at most once: the best assignment, by scipy."""
+    scores = torch.randn(10, 10, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    graph = FactorGraph()
+    u = graph.variables(scale * scores)
+    for k in range(10):
+        graph.add(Xor(u[k]))
+        graph.add(Budget(u[:, k], 1))
+    solution = graph.solve()
+    assert bool(solution.converged) and int(solution.iterations) < 400
+    rows, columns = linear_sum_assignment(scores.numpy(), maximize=True)
+    expected = torch.zeros_like(scores)
+    expected[rows, columns] = 1
+    torch.testing.assert_close(u.value, expected, rtol=0, atol=1e-7)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 from local_polytope import Local, Part, allowed
+from scipy.optimize import minimize
 
 import fenchel
 from fenchel import FactorGraph, factors, structures
@@ -330,3 +332,135 @@ def test_a_number_is_a_transition_in_double_precision() -> None:
         values.append(u.value)
     assert float((values[0] * (1 - values[0])).abs().max()) > 0.1
     torch.testing.assert_close(values[0], values[1], rtol=0, atol=1e-12)
+
+
+def gain(scores: torch.Tensor, mu: torch.Tensor) -> torch.Tensor:
+    """The duality gap of trees: what the best tree gains on μ under the scores θ − μ, by one call of the oracle."""
+    residual = scores - mu
+    best = structures.DependencyTree().map(residual)
+    return ((best - mu) * residual).sum((-2, -1))
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("sigma", [0.1, 0.3])
+def test_trees_of_flat_scores_are_optimal_and_sum_to_one(sigma: float, seed: int) -> None:
+    """Budgets that are never tight change nothing, so that the optimality condition is that of trees alone."""
+    scores = sigma * torch.randn(6, 20, 21, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mu = budgeted(scores, budget=19)
+    torch.testing.assert_close(mu.sum(-1), torch.ones(6, 20, dtype=torch.float64), rtol=0, atol=1e-9)
+    assert float(mu.min()) >= 0
+    assert float(gain(scores, mu).max()) < 1e-9
+
+
+def test_budgets_of_flat_trees_are_kept_and_their_prices_explain_the_trees() -> None:
+    """KKT: with a price λ ≥ 0 for each head whose budget is spent, μ is the best mixture of trees for θ − λ."""
+    scores = 0.2 * torch.randn(4, 12, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mu = budgeted(scores, budget=1)
+    load = mu.sum(-2)[:, 1:]
+    assert float((load - 1).max()) < 1e-8
+    torch.testing.assert_close(mu.sum(-1), torch.ones(4, 12, dtype=torch.float64), rtol=0, atol=1e-8)
+    # The dual function in λ is smooth; its maximum is found by an independent method, scipy's L-BFGS-B.
+    omega = fenchel.SparseMAP(structures.DependencyTree())
+
+    def dual(flat: np.ndarray, row: int) -> tuple[float, np.ndarray]:
+        price = torch.zeros(13, dtype=torch.float64)
+        price[1:] = torch.from_numpy(flat)
+        best = omega.argmax(scores[row] - price)
+        value = ((scores[row] - price) * best).sum() - best.square().sum() / 2 + price.sum()
+        return float(value), (1 - best.sum(0)[1:]).numpy()
+
+    for row in range(4):
+        found = minimize(dual, np.zeros(12), (row,), "L-BFGS-B", True, bounds=[(0, None)] * 12, tol=1e-14)
+        primal = float((scores[row] * mu[row]).sum() - mu[row].square().sum() / 2)
+        assert abs(primal - found.fun) < 1e-7
+
+
+@pytest.mark.parametrize("scale", [1e4, 1e7, 1e10])
+def test_huge_scores_of_trees_with_budgets_choose_the_linear_programs_vertex(scale: float) -> None:
+    scores = torch.randn(3, 4, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    local = Local(12, [Part(range(12), trees(3))])
+    local.parts += [Part([4 * m + k for m in range(3)], allowed(3, lambda y: sum(y) <= 1)) for k in range(1, 4)]
+    expected, _ = local.solve(scores.reshape(-1).numpy(), quadratic=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mu = budgeted(scale * scores, budget=1)
+    np.testing.assert_allclose(mu.reshape(-1).numpy(), expected, atol=1e-6)
+
+
+def test_a_structure_in_a_graph_moves_along_its_whole_face_at_a_tie() -> None:
+    """All scores zero: the projector on matrices whose rows and columns sum to zero, in closed form."""
+    n = 10
+    scores = torch.zeros(n, n, dtype=torch.float64, requires_grad=True)
+    graph = FactorGraph()
+    u = graph.variables(scores)
+    graph.add(Structured(u, structures.Matching()))
+    graph.add(Budget(u[0], 2))  # never tight
+    graph.solve()
+    grad = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    (moved,) = torch.autograd.grad(u.value, scores, grad)
+    expected = grad - grad.mean(0) - grad.mean(1, keepdim=True) + grad.mean()
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-7)
+
+
+def test_a_solution_is_where_the_next_one_begins() -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 6, 7, generator=generator, dtype=torch.float64)
+
+    def solved(scores: torch.Tensor, start: factors.Solution | None = None) -> tuple[factors.Solution, torch.Tensor]:
+        graph = FactorGraph()
+        u = graph.variables(scores, batch_dims=1)
+        graph.add(DependencyTree(u))
+        for k in range(1, 7):
+            graph.add(Budget(u[:, k], 1))
+        return graph.solve(start=start), u.value
+
+    first, _ = solved(scores)
+    near = scores + 1e-4 * torch.randn(scores.shape, generator=generator, dtype=torch.float64)
+    cold, expected = solved(near)
+    warm, found = solved(near, first)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    assert int(warm.iterations.sum()) < int(cold.iterations.sum())
+    with pytest.raises(ValueError, match="start must be the solution of a graph with the same variables"):
+        solved(scores[:1], first)
+    with pytest.raises(TypeError, match="start must be what graph.solve"):
+        solved(scores, found)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("structure", [structures.Subsets(2), structures.SequentialSubsets(2, 0.3)], ids=str)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_subset_with_too_few_variables_left_is_infeasible(structure: structures.Structure, shared: bool) -> None:
+    scores = torch.tensor([[1.0, 0.5, 0.2], [1.0, -torch.inf, -torch.inf]])
+    graph = FactorGraph()
+    u = graph.variables(scores, batch_dims=1)
+    graph.add(Structured(u, structure))
+    if shared:
+        graph.add(Budget(u, 3))
+    with pytest.raises(ValueError, match="2 of its variables must be on, and scores of −inf leave 1 in 1 of 2 graphs"):
+        graph.solve()
+
+
+def test_a_structure_that_is_not_solved_is_warned_of_once() -> None:
+    class Forgetful(structures.Structure):
+        """Subsets of two, by an oracle that is wrong every other time."""
+
+        calls = 0
+
+        def map(self, scores: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            self.calls += 1
+            best = scores.topk(2, dim=-1, largest=self.calls % 2 == 1).indices
+            return torch.zeros_like(scores).scatter(-1, best, 1.0)
+
+    graph = FactorGraph()
+    u = graph.variables(torch.tensor([0.9, 0.8, 0.1, 0.0], dtype=torch.float64))
+    graph.add(Structured(u, Forgetful()))
+    graph.add(Budget(u[:2], 2))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        graph.solve(max_iter=20)
+    messages = [str(w.message) for w in caught]
+    assert sum("is not exact" in m for m in messages) == 1
+    assert all(m.startswith("FactorGraph") for m in messages) and len(messages) <= 2

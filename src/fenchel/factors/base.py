@@ -20,6 +20,14 @@ class Memory:
         """``Factor.qp`` for some rows of the batch."""
         raise NotImplementedError
 
+    def like(self, other: Memory) -> bool:
+        """Whether another memory is of factors like these, and can take the place of this one."""
+        raise NotImplementedError
+
+    def doubted(self) -> Tensor:
+        """Rows of the batch in which an oracle was seen not to be exact."""
+        raise NotImplementedError
+
     def error(self) -> Tensor:
         """A bound on the distance of the last answers from the exact ones, per row of the batch."""
         raise NotImplementedError
@@ -65,6 +73,9 @@ class Factor:
 
     counted = False
     """Whether each of ``scores`` counts at most about once in h, so that its size is comparable with the variables'."""
+
+    least = 0
+    """How many variables are on, whatever the choice: with fewer that are not forced off there is none."""
 
     def __init__(
         self,

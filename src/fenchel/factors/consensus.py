@@ -36,7 +36,7 @@ NARROW = 64
 """Up to how many it is decomposed before conjugate gradients are tried."""
 EXACT = 1e-13
 """How small these leave a residual, relative to the terms that it is made of."""
-ROUGH = 1e-9
+ROUGH = 1e-7
 """How small they may leave it in Newton's step, which is taken again: projections onto faces with hundreds of vertices
 are not exact to rounding."""
 GOOD = 1e-10
@@ -151,6 +151,11 @@ class Problem:
             )
         return torch.cat([g.qp(part, s, rows) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
 
+    def doubts(self) -> int:
+        """In how many elements of the batch a factor found that its own answers contradict each other."""
+        found = [g.memory.doubted() for g in self.groups if g.memory is not None]
+        return int(torch.stack(found).any(0).sum()) if found else 0
+
     def error(self, rows: Tensor) -> Tensor:
         """How far the factors' last answers may be from the exact ones."""
         errors = [g.memory.error().to(rows.device)[rows] for g in self.groups if g.memory is not None]
@@ -173,6 +178,7 @@ class State:
         scores: of the groups, (batch, factors, …).
         u: scaled multipliers, (batch, edges).
         rho: step, (batch, 1).
+        mu: what follows from these, (batch, variables); kept, since it is a small difference of large numbers.
         rows: the elements' places in the batch that was asked for.
     """
 
@@ -181,16 +187,14 @@ class State:
     scores: list[tuple[Tensor, ...]]
     u: Tensor
     rho: Tensor
+    mu: Tensor
     rows: Tensor
 
     def take(self, rows: Tensor) -> State:
         """Some elements of the batch."""
         scores = [tuple(s[rows] for s in group) for group in self.scores]
-        return State(self.theta[rows], self.free[rows], scores, self.u[rows], self.rho[rows], self.rows[rows])
-
-    def moved(self, u: Tensor, rho: Tensor | None = None) -> State:
-        """The same problem at other multipliers."""
-        return replace(self, u=u, rho=self.rho if rho is None else rho)
+        own = (self.u[rows], self.rho[rows], self.mu[rows], self.rows[rows])
+        return State(self.theta[rows], self.free[rows], scores, *own)
 
     @property
     def scaled(self) -> list[tuple[Tensor, ...]]:
@@ -204,7 +208,7 @@ class Linear:
     def __init__(self, problem: Problem, state: State) -> None:
         self.problem = problem
         with torch.enable_grad():
-            self.v = (problem.copies(consensus(problem, state)) - state.u).detach().requires_grad_()
+            self.v = (problem.copies(state.mu) - state.u).detach().requires_grad_()
             self.scores = [tuple(s.detach().requires_grad_() for s in group) for group in state.scaled]
             self.p = problem.qp(self.v, self.scores, state.free, state.rows)
         self.flat = [s for group in self.scores for s in group]
@@ -380,19 +384,18 @@ def consensus(problem: Problem, state: State) -> Tensor:
     return torch.where(state.free, state.theta + state.rho * problem.collect(state.u), 0.0)
 
 
-def step(problem: Problem, state: State) -> tuple[Tensor, Tensor]:
-    """One round of ADMM: the new multipliers, and how far the factors are from agreeing with μ, (batch, edges)."""
-    now = problem.copies(consensus(problem, state))
+def step(problem: Problem, state: State) -> tuple[State, Tensor]:
+    """One round of ADMM: where it leads, and how far the factors are from agreeing with μ, (batch, edges)."""
+    now = problem.copies(state.mu)
     p = problem.qp(now - state.u, state.scaled, state.free, state.rows)
     relaxed = now + RELAXATION * (p - now)
-    weight = 1 + state.rho * problem.degrees
-    mu = (state.theta + state.rho * problem.collect(relaxed + state.u)) / weight
+    mu = (state.theta / state.rho + problem.collect(relaxed + state.u)) / (1 / state.rho + problem.degrees)
     mu = torch.where(state.free, mu, 0.0)
-    return state.u + relaxed - problem.copies(mu), p - now
+    return replace(state, u=state.u + relaxed - problem.copies(mu), mu=mu), p - now
 
 
-def newton(problem: Problem, state: State) -> Tensor:
-    """The multipliers at which all factors agree if each keeps to its face."""
+def newton(problem: Problem, state: State) -> State:
+    """The multipliers, and μ, at which all factors agree if each keeps to its face."""
     linear = Linear(problem, state)
     b = linear.p.detach() - linear.project(linear.v.detach())
     inside = linear.project(b)
@@ -406,7 +409,8 @@ def newton(problem: Problem, state: State) -> Tensor:
     missing, _ = faces.nearest(
         torch.zeros_like(mu), right, torch.cat([mu / state.rho, base / state.rho, b, state.u], 1)
     )
-    return inside + across + linear.rest(problem.copies(missing))
+    mu = torch.where(problem.degrees > 0, mu, base)
+    return replace(state, u=inside + across + linear.rest(problem.copies(missing)), mu=mu)
 
 
 def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
@@ -459,17 +463,16 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     for k in range(1, max_iter + 1):
         if live.numel() == 0:
             break
-        u, apart = step(problem, state)
+        after, apart = step(problem, state)
         off = _size(apart, state.rho)
         if bool((done := off <= tol).any()):
             _store(final, state, live, done)
             residual[live[done]], iterations[live[done]] = off[done], k
             keep = ~done
-            live, state, u, apart, off = live[keep], state.take(keep), u[keep], apart[keep], off[keep]
+            live, state, after, apart, off = live[keep], state.take(keep), after.take(keep), apart[keep], off[keep]
             if live.numel() == 0:
                 break
-        previous = state
-        state = state.moved(u)
+        previous, state = state, after
         if when.newton(k):
             state = _leap(problem, state)
             lost = contradiction(problem, previous, apart)
@@ -483,7 +486,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     if bool((rough := (residual > ROUNDING) & ~infeasible).any()):
         rows = rough.nonzero().reshape(-1)
         _store(final, _leap(problem, final.take(rows)), rows, torch.ones_like(rows, dtype=torch.bool))
-    v = problem.copies(consensus(problem, final)) - final.u
+    v = problem.copies(final.mu) - final.u
     p = problem.qp(v, final.scaled, final.free, final.rows)
     return Agreement(p, final, torch.maximum(residual, problem.error(final.rows)), iterations, infeasible)
 
@@ -500,8 +503,10 @@ def _covered(problem: Problem, state: State) -> State:
     alone = replace(state, rho=torch.ones_like(state.rho))
     theta = problem.copies(state.theta)
     p = problem.qp(theta, alone.scaled, state.free, state.rows)
-    u = torch.where(chosen & problem.copies(state.free), p - theta, 0.0) / state.rho
-    return state.moved(torch.where(fresh, u, state.u))
+    chosen = chosen & problem.copies(state.free)
+    u = torch.where(chosen, p - theta, 0.0) / state.rho
+    mu = torch.where(problem.collect(chosen.to(p)) > 0, problem.collect(torch.where(chosen, p, 0.0)), state.mu)
+    return replace(state, u=torch.where(fresh, u, state.u), mu=torch.where(fresh, mu, state.mu))
 
 
 class _Schedule:
@@ -532,20 +537,21 @@ def _size(apart: Tensor, rho: Tensor) -> Tensor:
 
 def _leap(problem: Problem, state: State) -> State:
     """Newton's step where it brings the factors nearer to agreement."""
-    leapt = state.moved(newton(problem, state))
+    leapt = newton(problem, state)
     before, after = (step(problem, s)[1].square().sum(1) for s in (state, leapt))
     better = (after < before).unsqueeze(1)
-    return state.moved(torch.where(better, leapt.u, state.u))
+    u, mu = torch.where(better, leapt.u, state.u), torch.where(better, leapt.mu, state.mu)
+    return replace(state, u=u, mu=mu)
 
 
 def _balanced(problem: Problem, before: State, after: State, apart: Tensor) -> State:
     """A larger step where copies disagree more than multipliers move, a smaller one where less."""
-    moved = problem.copies(consensus(problem, after) - consensus(problem, before))
+    moved = problem.copies(after.mu - before.mu)
     primal, dual = apart.norm(dim=1, keepdim=True), after.rho * moved.norm(dim=1, keepdim=True)
     factor = torch.where(primal > 10 * dual, 2.0, torch.where(dual > 10 * primal, 0.5, 1.0))
-    return after.moved(after.u / factor, after.rho * factor)
+    return replace(after, u=after.u / factor, rho=after.rho * factor)
 
 
 def _store(final: State, state: State, live: Tensor, rows: Tensor) -> None:
-    final.u[live[rows]] = state.u[rows]
-    final.rho[live[rows]] = state.rho[rows]
+    for name in ("u", "rho", "mu"):
+        getattr(final, name)[live[rows]] = getattr(state, name)[rows]

@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.factors.base import Factor
-from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree
+from fenchel.factors.base import Factor, Memory
+from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree, consensus
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
 from fenchel.regularizers.graphs import outside_graphs
@@ -23,12 +23,29 @@ SNAP = 1e-9
 
 ROUNDS = 100
 REACH = 10.0
-STRIDE = 1e4
+STRIDE = 1e12
 """The largest step to begin with."""
 FARTHER = 100.0
 FURTHEST = 1e6
 """How far one step of the proximal point method for ``map`` may go, at first, from step to step, and in the end: the
 largest score that it sees. Short steps are easy, long ones tell scores apart that hardly differ."""
+
+
+@dataclass(frozen=True)
+class End:
+    """Where a solution ended, for another one to begin with.
+
+    Args:
+        u: scaled multipliers, (batch, edges).
+        rho: step, (batch, 1).
+        edges: the variables of all factors, which must be the same then.
+        memories: of the groups of factors.
+    """
+
+    u: Tensor
+    rho: Tensor
+    edges: Tensor
+    memories: tuple[Memory | None, ...]
 
 
 @dataclass(frozen=True)
@@ -39,11 +56,13 @@ class Solution:
         residual: the largest disagreement of factors and variables, or of their multipliers, per element of the batch.
         iterations: rounds of ADMM; 0 where no variable has two factors.
         converged: whether the residual is within the tolerance.
+        end: multipliers and active sets, for ``graph.solve(start=solution)``; None where no variable has two factors.
     """
 
     residual: Tensor
     iterations: Tensor
     converged: Tensor
+    end: End | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         largest = self.residual.max().item() if self.residual.numel() else 0.0
@@ -150,26 +169,49 @@ class FactorGraph:
         return self._values
 
     @outside_graphs("FactorGraph")
-    def solve(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
+    def solve(self, *, tol: float = 1e-9, max_iter: int = 5000, start: Solution | None = None) -> Solution:
         """Find the relaxed marginals: ``value`` of the variables then has them, differentiable.
+
+        Where a constraint is met with equality but not needed, marginals have no derivative, and an element of the
+        generalized Jacobian is returned.
 
         Args:
             tol: the largest disagreement among the factors.
             max_iter: rounds of ADMM; where these are not enough, a warning tells the residual.
+            start: the solution of a graph with the same variables, factors and batch dimensions, to begin with: that
+                of the last training step, or of similar scores. It saves rounds, and changes nothing else.
 
         Returns:
             How well the factors agree. Raises a ValueError where they cannot: infeasible constraints.
+
+        Example:
+            >>> import torch, fenchel
+            >>> from fenchel.factors import Budget, Xor
+            >>> def solve(scores, start=None):
+            ...     graph = fenchel.FactorGraph()
+            ...     u = graph.variables(scores)
+            ...     for row in u:
+            ...         graph.add(Xor(row))
+            ...     graph.add(Budget(u[:, 0], budget=1))
+            ...     return graph.solve(start=start)
+            >>> scores = torch.tensor([[2.0, 1.0, 0.0], [1.8, 1.0, 0.5]])
+            >>> first = solve(scores)
+            >>> int(solve(scores + 1e-3, start=first).iterations) < int(first.iterations)
+            True
         """
         theta, groups, spoilt = self._laid_out(tol, max_iter)
+        if start is not None and not isinstance(start, Solution):
+            raise TypeError(f"start must be what graph.solve() returned, a Solution, got {type(start).__name__}")
         if _separate(groups, theta):
             values, found = _directly(groups, theta), None
         else:
             problem = Problem(groups, self._count, len(theta))
-            call = _Call(problem, tol, max_iter)
+            call = _Call(problem, tol, max_iter, None if start is None else _fitting(start.end, problem, len(theta)))
             flat = [s for g in groups for s in g.scores]
             values = _Solve.apply(call, theta, *flat)  # type: ignore[no-untyped-call]
             found = call.found
-        return self._keep(values, found, spoilt, tol, max_iter)
+            self._warn_of_doubts(problem)
+        return self._keep(values, found, spoilt, tol, max_iter, None if found is None else call.end())
 
     @outside_graphs("FactorGraph")
     def map(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
@@ -213,10 +255,28 @@ class FactorGraph:
         for group in groups:
             for s in group.scores:
                 spoilt = spoilt | (s.isnan() | (s == torch.inf)).flatten(1).any(1)
+            _check_room(group, theta)
             group.scores = tuple(torch.where(spoilt.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
         return torch.where(spoilt.unsqueeze(1), 0.0, theta), groups, spoilt
 
-    def _keep(self, values: Tensor, found: Agreement | None, spoilt: Tensor, tol: float, max_iter: int) -> Solution:
+    def _warn_of_doubts(self, problem: Problem) -> None:
+        if doubts := problem.doubts():
+            warnings.warn(
+                f"FactorGraph: in {doubts} of {math.prod(self.batch)} graphs the oracle of a structure is not "
+                "exact: it returned a structure that scores less than one it had returned before. Values may be wrong "
+                "there",
+                stacklevel=4,
+            )
+
+    def _keep(
+        self,
+        values: Tensor,
+        found: Agreement | None,
+        spoilt: Tensor,
+        tol: float,
+        max_iter: int,
+        end: End | None = None,
+    ) -> Solution:
         values = torch.where(spoilt.unsqueeze(1), torch.nan, values)
         self._values = values.reshape(*self.batch, self._count)
         if found is None:
@@ -229,7 +289,21 @@ class FactorGraph:
                 stacklevel=4,
             )
         residual, rounds = found.residual.reshape(self.batch), found.iterations.reshape(self.batch)
-        return Solution(residual, rounds, residual <= tol)
+        return Solution(residual, rounds, residual <= tol, end)
+
+
+def _check_room(group: Group, theta: Tensor) -> None:
+    """Refuse graphs that leave a structure fewer variables than it needs, but for none at all: it is left out then."""
+    least = group.factor.least
+    if not least or not group.told:
+        return
+    left = (theta.detach()[:, group.index.reshape(-1)] != -torch.inf).reshape(-1, *group.index.shape).sum(-1)
+    short = ((left > 0) & (left < least)).any(1)
+    if bool(short.any()):
+        raise ValueError(
+            f"{group.factor} is infeasible: {least} of its variables must be on, and scores of −inf leave "
+            f"{int(left[short].amin())} in {int(short.sum())} of {len(short)} graphs"
+        )
 
 
 def _by_kind(factors: list[Factor]) -> list[list[Factor]]:
@@ -288,6 +362,22 @@ def _directly(groups: list[Group], theta: Tensor) -> Tensor:
     return values
 
 
+def _fitting(end: End | None, problem: Problem, batch: int) -> End | None:
+    """The end of an earlier solution as the beginning of this one, if the graphs are alike."""
+    if end is None:
+        return None
+    if len(end.u) != batch or not torch.equal(end.edges, problem.edges) or len(end.memories) != len(problem.groups):
+        raise ValueError(
+            "start must be the solution of a graph with the same variables, factors and batch dimensions, added in the "
+            f"same order: it had {len(end.u)} graphs with {len(end.edges)} edges between factors and variables, this "
+            f"one has {batch} with {len(problem.edges)}"
+        )
+    for group, memory in zip(problem.groups, end.memories, strict=True):
+        if group.memory is not None and memory is not None and group.memory.like(memory):
+            group.memory = memory
+    return end
+
+
 def _checked(found: Agreement) -> Agreement:
     if bool(found.infeasible.any()):
         rows = found.infeasible.nonzero().reshape(-1).tolist()
@@ -306,7 +396,8 @@ def _start(problem: Problem, theta: Tensor, floor: float) -> State:
         scores = [tuple(next(others) for _ in group) for group in scores]
     u = theta.new_zeros(theta.shape[0], len(problem.edges))
     rows = torch.arange(theta.shape[0], device=theta.device)
-    state = State(torch.where(free, theta, 0.0), free, scores, u, theta.new_ones(theta.shape[0], 1), rows)
+    theta = torch.where(free, theta, 0.0)
+    state = State(theta, free, scores, u, theta.new_ones(theta.shape[0], 1), theta, rows)
     # Multipliers are as large as the scores, copies are not: the step is what takes one to the other.
     state.rho = (_largest(problem, state) / REACH).clamp(1, STRIDE).unsqueeze(1)
     return state
@@ -351,8 +442,10 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
             [tuple(s[live] * reach[live].reshape(-1, *(1,) * (s.dim() - 1)) for s in group) for group in scores],
             state.u[live],
             state.rho[live],
+            values[live],
             live,
         )
+        near.mu = consensus(problem, near)
         found = _checked(agree(problem, near, tol, max_iter))
         new = torch.where(problem.degrees > 0, _merged(problem, found, near.theta), values[live])
         moved = (new - values[live]).abs().amax(1)
@@ -375,8 +468,8 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
 class _Call:
     """One call of ``solve``, and what it found."""
 
-    def __init__(self, problem: Problem, tol: float, max_iter: int) -> None:
-        self.problem, self.tol, self.max_iter = problem, tol, max_iter
+    def __init__(self, problem: Problem, tol: float, max_iter: int, begin: End | None) -> None:
+        self.problem, self.tol, self.max_iter, self.begin = problem, tol, max_iter, begin
         self.found: Agreement
         self.theta: Tensor
         self._linear: Linear | None = None
@@ -385,8 +478,16 @@ class _Call:
     def solve(self, theta: Tensor) -> Tensor:
         self.theta = theta
         start = _start(self.problem, theta, self.problem.count)
+        if self.begin is not None:
+            start.u, start.rho = self.begin.u.clone(), self.begin.rho.clone()
+            start.mu = consensus(self.problem, start)
         self.found = _checked(agree(self.problem, start, self.tol, self.max_iter))
         return _merged(self.problem, self.found, theta)
+
+    def end(self) -> End:
+        """For the next one to begin with."""
+        state = self.found.state
+        return End(state.u, state.rho, self.problem.edges, tuple(g.memory for g in self.problem.groups))
 
     @property
     def linear(self) -> Linear:

@@ -558,7 +558,7 @@ def resume(  # type: ignore[no-untyped-def]
         at, size = starts[b], sizes[b]
         own, tally, q, h = members[at:], counts[at:], values[at:], extra[at:]
         p, x = weights[at:], solution[at:]
-        matrix, inverse = _square(matrices, squares[b], rooms[b]), _square(inverses, squares[b], rooms[b])
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         allowed = True
         for k in range(size):
             q[k] = h[k]

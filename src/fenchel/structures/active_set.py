@@ -71,7 +71,7 @@ class Options:
         max_iter: calls of the oracle.
         tol: rows stop when marginals are known to be this close to the optimum, and the gap so below tol²/2.
         complete: also look for structures that tie with the members, without which derivatives at ties are wrong.
-        quiet: leave it to the caller to look at the gap, and to warn.
+        quiet: leave it to the caller to look at what was found, and to warn.
     """
 
     max_iter: int
@@ -97,17 +97,25 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
     return _search(structure, scores, mask, start, options)
 
 
-def search_again(structure: Structure, scores: Tensor, sets: ActiveSets, rows: Array, options: Options) -> Found:
+def search_again(
+    structure: Structure, scores: Tensor, sets: ActiveSets, rows: Array, options: Options
+) -> tuple[Found, Tensor]:
     """``search``, beginning with the active sets of rows that were searched before, and leaving new ones there.
 
-    Not for transformations of functions.
+    Also returns in which rows the oracle was seen not to be exact. The gap is 0 in rows that are solved to the
+    tolerance, or to rounding. Not for transformations of functions.
     """
+    from fenchel.kernels import active
+
     with torch.no_grad():
         solver = _Solver(Problem(structure, scores, None), options)
         solver.resume(sets, rows)
         solver.solve()
         sets.put(rows, solver, np.arange(len(rows)))
-        return solver.found()
+        closed = solver.gap <= np.maximum(solver.goal, 2 * solver.floor)
+        found = solver.found()
+        gap = torch.from_numpy(np.where(closed, 0.0, solver.gap)).to(found.gap.device)
+        return found._replace(gap=gap), torch.from_numpy(solver.state == active.DOUBTED)
 
 
 def differentiated(structure: Structure, theta: Tensor) -> bool:
@@ -551,8 +559,10 @@ class _Solver(ActiveSets):
     def _warn(self) -> None:
         from fenchel.kernels import active
 
+        if self.options.quiet:
+            return
         open_rows = self.gap > np.maximum(self.goal, 2 * self.floor)
-        if open_rows.any() and not self.options.quiet:
+        if open_rows.any():
             _say(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
                 f"{self.options.tol:g} after at most max_iter = {self.options.max_iter} calls of the oracle; the "

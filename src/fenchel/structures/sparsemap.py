@@ -224,10 +224,11 @@ class SparseMAP(Regularizer):
             answer.found.iterations.reshape(answer.batch),
         )
 
-    def repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor]:
-        """The marginals and the gaps of rows whose active sets are known from similar scores, and are brought up to date.
+    def repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor, Tensor]:
+        """The marginals of rows whose active sets are known from similar scores, and are brought up to date.
 
-        For a caller that looks at the gaps: there is no warning.
+        For a caller that looks at the gaps, and at the rows in which the oracle was not exact, which are returned too:
+        there is no warning.
 
         Args:
             scores: (…, parts).
@@ -235,8 +236,8 @@ class SparseMAP(Regularizer):
             rows: which of these the scores belong to.
         """
         options = Options(self.max_iter, self.tol, differentiated(self.structure, scores), quiet=True)
-        found = search_again(self.structure, scores.detach(), sets, rows, options)
-        return self._answer(scores, None, found).marginals, found.gap
+        found, doubted = search_again(self.structure, scores.detach(), sets, rows, options)
+        return self._answer(scores, None, found).marginals, found.gap, doubted
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Check a target: a structure, of the shape of scores; mixtures where there are no higher-order scores.
