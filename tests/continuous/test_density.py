@@ -785,3 +785,10 @@ def test_a_tensor_alpha_keeps_dtypes_and_gradients_and_is_checked() -> None:
         BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="no common family"):
         p.escort()
+
+
+@pytest.mark.parametrize("alpha", [2.0, 1.6, 1.0])
+def test_escorts_have_the_expected_basis_of_quadrature(alpha: float) -> None:
+    for p, basis in ((line(alpha), GaussianBasis.line(4).double()), (plane(alpha), GaussianBasis.grid(2).double())):
+        escort = p.escort()
+        assert torch.allclose(escort.integrate(basis), escort.integrate(lambda t, b=basis: b(t)), rtol=1e-8)
