@@ -704,6 +704,8 @@ def test_an_integral_that_is_not_reached_is_warned_of() -> None:
     p = plane(1.5)
     with pytest.warns(UserWarning, match="the estimated error"):
         p.integrate(lambda t: torch.sin(1e5 * t[..., 0]).sign())
+    with pytest.warns(UserWarning, match="the estimated error"):  # 0.4 % of the mass lies beyond 1e150
+        line(-0.97).integrate(lambda t: torch.ones_like(t[..., 0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step = line(1.5).integrate(lambda t: (t[..., 0] < 0.4).double())
