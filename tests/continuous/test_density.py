@@ -704,6 +704,8 @@ def test_an_integral_that_is_not_reached_is_warned_of() -> None:
     p = plane(1.5)
     with pytest.warns(UserWarning, match="the estimated error"):
         p.integrate(lambda t: torch.sin(1e5 * t[..., 0]).sign())
+    with pytest.warns(UserWarning, match="the estimated error"):  # 0.4 % of the mass lies beyond 1e150
+        line(-0.97).integrate(lambda t: torch.ones_like(t[..., 0]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         step = line(1.5).integrate(lambda t: (t[..., 0] < 0.4).double())
@@ -785,3 +787,10 @@ def test_a_tensor_alpha_keeps_dtypes_and_gradients_and_is_checked() -> None:
         BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=torch.tensor([1, 2]))
     with pytest.raises(ValueError, match="no common family"):
         p.escort()
+
+
+@pytest.mark.parametrize("alpha", [2.0, 1.6, 1.0])
+def test_escorts_have_the_expected_basis_of_quadrature(alpha: float) -> None:
+    for p, basis in ((line(alpha), GaussianBasis.line(4).double()), (plane(alpha), GaussianBasis.grid(2).double())):
+        escort = p.escort()
+        assert torch.allclose(escort.integrate(basis), escort.integrate(lambda t, b=basis: b(t)), rtol=1e-8)

@@ -392,7 +392,7 @@ def _closed(place: Tensor, width: Tensor, start: float, power: int) -> Tensor:
     for i in range(2, len(coefficients)):
         edge = ends[0] - start ** (i - 1) * ends[1] if start else ends[0]
         moments.append(place * moments[-1] + (i - 1) * variance * moments[-2] - edge)
-    return sum(c * m for c, m in zip(coefficients, moments, strict=True) if c)  # type: ignore[return-value]
+    return sum(c * m for c, m in zip(coefficients, moments, strict=False) if c)  # type: ignore[return-value]
 
 
 def _coefficients(start: float, power: int) -> list[float]:

@@ -122,7 +122,8 @@ class _Integral:
         return u.to(self.loc.dtype), weight
 
     def _values(self, u: Tensor) -> Tensor:
-        return self.function(self.loc + (self.root @ u.unsqueeze(-1)).squeeze(-1))
+        values = self.function(self.loc + (self.root @ u.unsqueeze(-1)).squeeze(-1))
+        return values if values.is_floating_point() else values.to(self.loc.dtype)
 
     def _fixed(self, nodes: int, angles: int) -> tuple[Tensor, Tensor, Tensor]:
         """The integral by one rule, that of the absolute values, and what of it comes from far away."""
@@ -143,7 +144,9 @@ class _Integral:
         weight = weight.to(values.dtype).reshape(*weight.shape, *(1,) * (values.dim() - weight.dim()))
         terms = torch.where(weight > 0, weight * values, 0.0)
         sizes = terms.detach().abs()
-        beyond = (y.square() > _FAR).reshape(*y.shape, *(1,) * (values.dim() - y.dim()))
+        beyond = (y.square() > torch.clamp_max(end.square() - 1, _FAR)).reshape(
+            *y.shape, *(1,) * (values.dim() - y.dim())
+        )
         return terms.sum(0), sizes.sum(0), torch.where(beyond, sizes, 0.0).sum(0)
 
     def _refined(self, wanted: Tensor, like: Tensor) -> Tensor:
@@ -172,14 +175,29 @@ class _Integral:
         terms = integrand(rule.nodes, rule.rows) * rule.weights.unsqueeze(-1).to(like.dtype)
         total = torch.zeros(count, terms.shape[-1], dtype=terms.dtype, device=terms.device)
         size = total.index_add(0, rule.rows, terms.detach().abs())
-        if bool((rule.error > goal * size).any()):
-            worst = (rule.error / size).nan_to_num(0.0).max().item()
+        error = rule.error + self._beyond(integrand, wanted, end)
+        if bool((error > goal * size).any()):
+            worst = (error / size).nan_to_num(0.0).max().item()
             warnings.warn(
                 f"integrate: the estimated error is {worst:.1g} of the integral of the absolute values, more than "
                 f"{goal:g}. The function has jumps, or many narrow features, or tails as heavy as the density's",
                 stacklevel=5,
             )
         return total.index_add(0, rule.rows, terms).reshape((*self.batch, *extra))
+
+    @torch.no_grad()
+    def _beyond(self, integrand: Callable[[Tensor, Tensor], Tensor], wanted: Tensor, end: Tensor) -> Tensor:
+        """About what lies beyond the last panels: their end is too near where tails are very heavy."""
+        rows = wanted.nonzero().squeeze(-1)
+        sides = [-1.0, 1.0] if self.dim == 1 else [2 * math.pi * (k + 0.5) / _SECTORS for k in range(_SECTORS)]
+        total: Tensor | float = 0.0
+        for side in sides:
+            last = end[rows] * (side if self.dim == 1 else 1.0)
+            nodes = torch.stack([last, torch.full_like(last, side)][: self.dim], -1)
+            total = total + integrand(nodes, rows).abs() / (2 * end[rows]).unsqueeze(-1)
+        assert isinstance(total, Tensor)
+        share = 1.0 if self.dim == 1 else 2 * math.pi / _SECTORS
+        return total.new_zeros(len(wanted), total.shape[-1]).index_add(0, rows, share * total)
 
     def _panels(self, wanted: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The first panels of the rows that are wanted."""
