@@ -56,7 +56,7 @@ def test_tensors_whose_memory_was_freed_are_an_error(name: str) -> None:
     call, tensors = CALLS[name]
     for place in range(len(tensors)):
         arguments = [freed(t) if i == place else t.clone() for i, t in enumerate(tensors)]
-        with pytest.raises(RuntimeError, match="storage|not allocated"):
+        with pytest.raises(RuntimeError, match=r"storage|not allocated"):
             call(*arguments)
 
 
@@ -65,7 +65,7 @@ def test_memory_that_is_freed_before_the_backward_pass_is_an_error() -> None:
     p = fenchel.sparsemax(scores)
     total = (p * 2.0).sum()
     p.untyped_storage().resize_(0)
-    with pytest.raises(RuntimeError, match="storage|not allocated"):
+    with pytest.raises(RuntimeError, match=r"storage|not allocated"):
         total.backward()
 
 

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 import fenchel
-from fenchel import Gini, Hard, Norm, Shannon, Tsallis
+from fenchel import Capped, Custom, Fused, Gini, Hard, KSubsets, Norm, Shannon, TotalVariation2d, Tsallis
+from fenchel.regularizers import Scaled
 
 OMEGAS = [Hard(), Shannon(), Gini(), Tsallis(1.5), Tsallis(3.0), Norm(2.0), Norm(math.inf)]
 
@@ -183,3 +184,56 @@ def test_a_learned_gamma_has_finite_gradients_next_to_masked_scores() -> None:
         value = fixed.argmax(scores, mask=mask)[0] + fixed.max(scores, mask=mask)
         values.append(value + fixed.loss(scores, torch.tensor(1), mask=mask))
     assert gradient.item() == pytest.approx((values[1] - values[0]).item() / (2 * step), rel=1e-2)
+
+
+@pytest.mark.parametrize("dims", [(-2, -1), (0, 2), (2, 1)])
+def test_a_scaled_regularizer_of_grids_takes_pairs_of_dimensions(dims: tuple[int, int]) -> None:
+    """γΩ* (s) = γ Ω*(s/γ): the scores are divided here, and Ω is asked."""
+    scores, gamma, omega = torch.randn(3, 4, 5, dtype=torch.float64), 0.4, TotalVariation2d(0.1)
+    scaled = gamma * omega
+    p = omega.argmax(scores / gamma, dims)
+    assert torch.allclose(scaled.argmax(scores, dims), p, atol=1e-12)
+    assert torch.allclose(scaled.max(scores, dims), gamma * omega.max(scores / gamma, dims), atol=1e-12)
+    assert torch.allclose(scaled(p, dims), gamma * omega(p, dims))
+    assert torch.allclose(scaled.loss(scores, p, dims), torch.zeros(1, dtype=torch.float64), atol=1e-12)
+    if dims == (-2, -1):
+        assert torch.equal(scaled.argmax(scores), scaled.argmax(scores, dims))
+        target = torch.tensor([0, 19, -100])
+        expected = gamma * omega.loss(scores[:2] / gamma, target[:2])
+        for factor in (gamma, torch.full((3, 1, 1), gamma, dtype=torch.float64)):
+            found = fenchel.fy_loss(scores, target, factor * omega, reduction="none")
+            assert torch.allclose(found[:2], expected, atol=1e-12)
+            assert found[2] == 0
+
+
+def test_every_regularizer_has_a_scaled_maximum() -> None:
+    scores = torch.randn(3, 6, dtype=torch.float64)
+    square = Custom(lambda p: 0.5 * p.square().sum(-1))
+    for omega in (square, Gini(), Fused(0.2), Capped(0.5), KSubsets(2), TotalVariation2d(0.1, shape=(2, 3))):
+        assert torch.allclose((2.5 * omega).max(scores + 7), 2.5 * omega.max((scores + 7) / 2.5), atol=1e-12)
+
+
+def test_factors_of_factors_are_one_factor() -> None:
+    omega = 0.5 * (0.5 * Gini())
+    assert isinstance(omega, Scaled)
+    assert isinstance(omega.omega, Gini)
+    assert omega.gamma == 0.25
+    learned = torch.nn.Parameter(torch.tensor(0.5))
+    assert list((0.5 * (learned * Gini())).parameters()) == [learned]
+
+
+def test_rows_with_infinite_values_do_not_spoil_the_gradient_of_gamma() -> None:
+    scores = torch.randn(3, 4, dtype=torch.float64)
+    mask = torch.tensor([[True] * 4, [False] * 4, [True, False, True, True]])
+    gamma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+
+    def total(gamma: Tensor) -> Tensor:
+        omega = gamma * Tsallis(1.5)
+        maximum, loss = omega.max(scores, mask=mask), omega.loss(scores, torch.tensor([0, 1, 1]), mask=mask)
+        return maximum[0] + maximum[2] + loss[0]
+
+    assert torch.autograd.gradcheck(total, gamma)
+    assert torch.autograd.gradgradcheck(total, gamma)
+    shared = (gamma * Gini()).max(scores, mask=mask)
+    (gradient,) = torch.autograd.grad(shared[[0, 2]].sum(), gamma)
+    assert gradient.isfinite()

@@ -429,3 +429,29 @@ def test_bad_k_and_bad_targets_are_named() -> None:
     for omega in (Tsallis(1.5), KSubsets(2)):
         with pytest.raises(ValueError, match="omega must be Gini"):
             Capped(0.5, omega)
+
+
+def test_a_budget_of_zero_chooses_nothing() -> None:
+    scores = torch.randn(3, 5, dtype=torch.float64, requires_grad=True)
+    weights = torch.randn(3, 5, dtype=torch.float64)
+    for k in (0, 0.0, torch.tensor(0), torch.zeros(3, 1)):
+        p = k_subsets(scores, k)
+        assert torch.equal(p, torch.zeros_like(p))
+        (slope,) = torch.autograd.grad((weights * p).sum(), scores)
+        assert torch.equal(slope, torch.zeros_like(slope))
+        omega = KSubsets(k)
+        assert torch.equal(omega.max(scores), torch.zeros(3, dtype=torch.float64))
+        assert torch.equal(omega.loss(scores, torch.zeros_like(scores)), torch.zeros(3, dtype=torch.float64))
+        assert omega.loss(scores, torch.zeros_like(scores)).requires_grad
+    mixed = k_subsets(scores, torch.tensor([[0], [2], [9]]))
+    assert torch.equal(mixed[0], torch.zeros(5, dtype=torch.float64))
+    assert torch.allclose(mixed[1], k_subsets(scores[1], 2))
+    assert torch.equal(mixed[2], torch.ones(5, dtype=torch.float64))
+
+
+def test_a_budget_of_zero_grows_by_its_best_entry() -> None:
+    scores = torch.tensor([0.3, 1.0, 0.2], dtype=torch.float64)
+    k = torch.tensor([0.0], dtype=torch.float64, requires_grad=True)
+    jacobian = torch.autograd.functional.jacobian(lambda k: k_subsets(scores, k), k).squeeze(-1)
+    step = k_subsets(scores, 1e-3) / 1e-3
+    assert torch.allclose(jacobian, step)

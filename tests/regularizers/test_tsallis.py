@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
+from torch.func import jacfwd, jacrev
 
 import fenchel
 from fenchel import Gini, Hard, Shannon, Tsallis, entmax
@@ -348,3 +349,48 @@ def test_the_hessian_of_omega_at_the_boundary(alpha: float) -> None:
 def test_wide_flat_rows_of_a_steep_map_sum_to_one_in_single_precision() -> None:
     p = entmax(1e-4 * torch.randn(2, 10_000), 2.1)
     assert ((p.double().sum(-1) - 1).abs() < 1e-6).all()
+
+
+@pytest.mark.parametrize("kernels", ["on", "off"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("alpha", [16.0, 50.0, 200.0, 1e3, 1e30])
+def test_ties_at_a_large_alpha_have_finite_derivatives(
+    kernels: str, dtype: torch.dtype, alpha: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    for width in (2, 10, 1000):
+        for scores in (torch.zeros(1, width), 1e-4 * torch.randint(2, (1, width)), 1e-3 * torch.randn(1, width)):
+            for a in (alpha, torch.tensor([[alpha]], dtype=dtype, requires_grad=True)):
+                s, v = scores.to(dtype).requires_grad_(), torch.randn(1, width, dtype=dtype)
+                inputs = (s, a) if isinstance(a, Tensor) else (s,)
+                p = fenchel.entmax(s, a)
+                plain = torch.autograd.grad(p, inputs, v, retain_graph=True)
+                first = torch.autograd.grad(p, inputs, v, create_graph=True)
+                second = torch.autograd.grad(sum((g * torch.randn_like(g)).sum() for g in first), inputs)
+                assert all(g.isfinite().all() for g in (*plain, *first, *second))
+
+
+@pytest.mark.parametrize("alpha", [2.5, 4.0, 16.0, 40.0])
+def test_derivatives_at_ties_are_those_of_the_closed_form(alpha: float) -> None:
+    """At n equal scores J = n^(α−2) (I − 11ᵀ/n), and ∂²⟨v, p⟩ along u, u is (2 − α) n^(2α−3) Σ (v − v̄)(u − ū)²."""
+    n = 5
+    zero = torch.zeros(n, dtype=torch.float64)
+    centring = torch.eye(n, dtype=torch.float64) - 1 / n
+    assert torch.allclose(jacrev(lambda s: fenchel.entmax(s, alpha))(zero), n ** (alpha - 2) * centring, rtol=1e-9)
+    v, u = centring @ torch.randn(n, dtype=torch.float64), centring @ torch.randn(n, dtype=torch.float64)
+    expected = (2 - alpha) * n ** (2 * alpha - 3) * (v * u * u).sum()
+    for a in (alpha, torch.tensor(alpha, dtype=torch.float64)):
+        for outer in (jacrev, jacfwd):
+            second = outer(jacrev(lambda s, a=a: (v * fenchel.entmax(s, a)).sum()))(zero)
+            assert torch.allclose(u @ second @ u, expected, rtol=1e-8)
+
+
+def test_integer_tensors_are_alphas() -> None:
+    scores = torch.randn(3, 5, dtype=torch.float64)
+    alpha = torch.tensor([[1], [2], [3]])
+    for i in range(3):
+        assert torch.allclose(fenchel.entmax(scores, alpha)[i], fenchel.entmax(scores[i], i + 1.0), atol=1e-14)
+    assert torch.equal(fenchel.normmax(scores, torch.tensor(3)), fenchel.normmax(scores, torch.tensor(3.0)))
+    assert torch.allclose(Tsallis(alpha).max(scores)[1], Tsallis(2.0).max(scores)[1], atol=1e-14)
+    learned = Tsallis(torch.tensor(2), learnable=True, bounds=(1, 4))
+    assert torch.allclose(learned.argmax(scores), fenchel.entmax(scores, 2.0), atol=1e-6)

@@ -9,7 +9,7 @@ import numpy as np
 from numba import carray  # type: ignore[attr-defined]
 
 from fenchel.kernels.bits import pointer
-from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.compiler import inlined, kernel, strict
 from fenchel.kernels.exponents import alone, exponent
 from fenchel.kernels.powers import exp2, log2
 from fenchel.kernels.quads import quads
@@ -344,7 +344,7 @@ def _centre(p: Any, v: Any, c: Any, mean: Any, out: Any) -> None:
             out[i] = s * (e - mean) if s > zero else s
 
 
-@kernel
+@strict  # infinity and its sign matter here
 def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
     """J v for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers.
 
@@ -353,6 +353,7 @@ def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
     kind = p.dtype.type
     n = p.size
     limit = np.float64(np.finfo(p.dtype).max)
+    unit = 2.0**-64  # products are smaller by a power of two until the end, so that no sum overflows
     least, at, bad = math.inf, -1, False
     for i in range(n):
         share = np.float64(p[i])
@@ -363,8 +364,8 @@ def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
         out[:] = kind(np.nan) if bad else kind(0)
         return
     gaps = np.empty(n)
-    for i in range(n):  # by way of memory, or the compiler would take the mean off the origin first
-        gaps[i] = np.float64(v[i]) - np.float64(v[at])
+    for i in range(n):
+        gaps[i] = np.float64(v[i]) * unit - np.float64(v[at]) * unit
     mass, along = 0.0, 0.0
     for i in range(n):
         share = np.float64(p[i])
@@ -373,16 +374,16 @@ def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
             mass += relative
             along += relative * gaps[i]
     mean = along / max(mass, 1.0)
-    total, unit = 0.0, 2.0**-64  # smaller by a power of two, so that the sum of what was limited does not overflow
+    total = 0.0
     for i in range(n):
         share = np.float64(p[i])
         value = 0.0
         if share > 0.0 and i != at:
             value = min(share ** (1.0 - c), limit) * (gaps[i] - mean)
-            value = min(max(value, -limit), limit)
-            total += value * unit
-        out[i] = kind(value)
-    out[at] = kind(min(max(-total / unit, -limit), limit))
+            value = min(max(value, -limit * unit), limit * unit)
+            total += value
+        out[i] = kind(value / unit)
+    out[at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
 
 
 @kernel

@@ -1,0 +1,205 @@
+"""Default devices, single parameters from another device, tensor subclasses, dispatch modes, NumPy scalars."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+import fenchel
+from fenchel import Capped, Custom, Fused, Gini, KSubsets, Norm, Oscar, SparseMAP, TotalVariation2d, Tsallis
+from fenchel.dp import LinearChain, barycenter, dtw
+from fenchel.hopfield import Memory
+from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Subsets
+from maps import MAPS, Map
+
+ROWS, TARGET = torch.randn(4, 6, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 3])
+ALPHA, UPPER, GAMMA = torch.tensor(1.3), torch.full((6,), 0.5), torch.tensor(0.5)
+HEADS, LONG, PATTERNS = torch.randn(2, 8, 4), torch.randn(1, 2, 300, 8), torch.randn(10, 4)
+STATES, STEP, SERIES = torch.randn(2, 5, 3), torch.randn(3, 3), torch.randn(3, 5, 1)
+
+CALLS: dict[str, Callable[[Tensor], Tensor]] = {
+    "entmax": lambda s: fenchel.entmax(s, 1.5),
+    "entmax above 2": lambda s: fenchel.entmax(s, 3.0),
+    "entmax near 1": lambda s: fenchel.entmax(s, 1.0001),
+    "entmax of a tensor": lambda s: fenchel.entmax(s, ALPHA),
+    "entmax of a mask": lambda s: fenchel.entmax(s, mask=ROWS > 0),
+    "normmax": lambda s: fenchel.normmax(s, 20.0),
+    "fusedmax": fenchel.fusedmax,
+    "oscarmax": fenchel.oscarmax,
+    "tvmax2d": fenchel.tvmax2d,
+    "constrained_softmax": lambda s: fenchel.constrained_softmax(s, UPPER),
+    "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, 0.5),
+    "k_subsets": lambda s: fenchel.k_subsets(s, 2),
+    "custom": Custom(lambda p: p.square().sum(-1) + p.diff().square().sum(-1)).argmax,
+    "scaled": lambda s: (GAMMA * Gini()).max(s),
+    "capped": lambda s: Capped(0.5).max(s),
+    "loss": lambda s: fenchel.entmax_loss(s, TARGET, ALPHA),
+    "smooth loss": lambda s: fenchel.fy_loss(s, TARGET, Gini(), label_smoothing=0.1, weight=UPPER),
+    "grouped loss": lambda s: fenchel.fy_loss(s, TARGET, Fused()),
+    "output": lambda s: fenchel.linear_entmax_loss(s, ROWS, TARGET),
+    "attention": lambda s: fenchel.attention(HEADS + s.sum(), HEADS, HEADS, is_causal=True),
+    "attention with weights": lambda s: fenchel.attention(HEADS + s.sum(), HEADS, HEADS, return_weights=True)[0],
+    "lean attention": lambda s: fenchel.attention(LONG + s.sum(), LONG, LONG, is_causal=True),
+    "chain": lambda s: LinearChain(STATES + s.sum(), STEP).marginals,
+    "dtw": lambda s: dtw(SERIES + s.sum(), SERIES),
+    "barycenter": lambda s: barycenter(SERIES, steps=2) + 0 * s.sum(),
+    "subsets": SparseMAP(Subsets(2)).argmax,
+    "sequences": SparseMAP(SequentialSubsets(2, transition=0.3)).argmax,
+    "chains": lambda s: SparseMAP(Chain(STEP)).argmax(STATES + s.sum()),
+    "trees": lambda s: SparseMAP(DependencyTree()).argmax(HEADS[:, :4] @ HEADS[:, :5].mT + s.sum()),
+    "memory": lambda s: Memory(PATTERNS, omega=Gini()).retrieve(s[:, :4]).state,
+    "memory of several": lambda s: Memory(PATTERNS, omega=KSubsets(2)).retrieve(s[:, :4]).state,
+}
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[None]:
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("kernels", ["on", "off"])
+def test_what_is_on_the_cpu_stays_there_whatever_the_default_device(
+    name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    results = []
+    for device in ("cpu", "meta"):
+        scores = ROWS.clone().requires_grad_()
+        torch.set_default_device(device)
+        try:
+            result = CALLS[name](scores)
+            if result.requires_grad:
+                result.square().sum().backward()
+        finally:
+            torch.set_default_device(None)
+        results.append((result, scores.grad))
+    (expected, slope), (result, other) = results
+    assert torch.equal(result, expected)
+    assert (slope is None) == (other is None)
+    assert slope is None or torch.equal(slope, other)
+
+
+def test_a_regularizer_can_be_trained_whatever_the_default_device(elsewhere: None) -> None:
+    omega = Tsallis(torch.full((2, 1), 1.4, device="cpu"), learnable=True)
+    assert omega.raw_alpha is not None
+    assert omega.raw_alpha.device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s, a: fenchel.entmax(s, a),
+        lambda s, a: fenchel.normmax(s, a),
+        lambda s, a: fenchel.fusedmax(s, a),
+        lambda s, a: fenchel.k_subsets(s, a),
+        lambda s, a: fenchel.constrained_softmax(s, a),
+        lambda s, a: (a * Gini()).argmax(s),
+        lambda s, a: Tsallis(a).argmax(s),
+        lambda s, a: Oscar(a).argmax(s),
+        lambda s, a: Norm(a).max(s),
+        lambda s, a: (a * Norm()).loss(s, s.argmax(-1)),
+    ],
+)
+def test_a_single_number_on_the_cpu_goes_with_scores_on_another_device(call: Callable[..., Tensor]) -> None:
+    scores = torch.empty(3, 5, device="meta")
+    result = call(scores, torch.tensor(1.5))
+    assert result.is_meta
+    assert result.shape == call(torch.randn(3, 5), torch.tensor(1.5)).shape
+
+
+class Plain(Tensor):
+    """A subclass that changes nothing."""
+
+
+class Wrapped(Tensor):
+    """A subclass that holds another tensor and computes with it."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "Wrapped":
+        made: Wrapped = Tensor._make_wrapper_subclass(cls, held.shape, strides=held.stride(), dtype=held.dtype)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map(lambda t: t.held if isinstance(t, Wrapped) else t, (args, kwargs or {}))
+        result = func(*args, **kwargs)
+        return tree_map(lambda t: Wrapped(t) if isinstance(t, Tensor) and not isinstance(t, Wrapped) else t, result)
+
+
+class Counting(TorchDispatchMode):
+    """A mode that counts operations and computes them."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def unwrapped(t: Tensor) -> Tensor:
+    return t.held if isinstance(t, Wrapped) else t.as_subclass(Tensor)
+
+
+@pytest.mark.parametrize("case", [m for m in MAPS if not m.plain], ids=str)
+def test_subclasses_and_dispatch_modes_give_the_same(case: Map) -> None:
+    scores = torch.randn(3, 6, dtype=torch.float64)
+    direction = torch.randn_like(scores)
+    leaf = scores.clone().requires_grad_()
+    expected = case.choose(leaf)
+    (slope,) = torch.autograd.grad(expected, leaf, direction)
+    for make in (lambda: scores.clone().as_subclass(Plain), lambda: Wrapped(scores.clone()), scores.clone):
+        leaf = make().requires_grad_()
+        if isinstance(leaf, Plain | Wrapped):
+            p = case.choose(leaf)
+            (found,) = torch.autograd.grad((p * direction).sum(), leaf)
+        else:
+            with Counting() as mode:
+                p = case.choose(leaf)
+                (found,) = torch.autograd.grad(p, leaf, direction)
+            assert mode.count > 0
+        assert torch.allclose(unwrapped(p.detach()), expected, atol=1e-12)
+        assert torch.allclose(unwrapped(found), slope, atol=1e-9)
+
+
+@pytest.mark.parametrize("case", [m for m in MAPS if not m.plain], ids=str)
+def test_fake_tensors_give_a_shape_or_a_clear_error(case: Map) -> None:
+    with FakeTensorMode():
+        scores = torch.randn(3, 6)
+        if case.opaque:
+            with pytest.raises(RuntimeError, match="no fake or meta tensors"):
+                case.choose(scores)
+        else:
+            assert case.choose(scores).shape == (3, 6)
+
+
+@pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.int32])
+def test_numpy_scalars_are_numbers(kind: type) -> None:
+    two, dim = kind(2), np.int64(-1)
+    assert torch.equal(fenchel.entmax(ROWS, two, dim), fenchel.entmax(ROWS, 2.0))
+    assert torch.equal(fenchel.normmax(ROWS, two, dim), fenchel.normmax(ROWS, 2.0))
+    assert torch.equal(fenchel.k_subsets(ROWS, two, dim), fenchel.k_subsets(ROWS, 2))
+    assert torch.equal(fenchel.fusedmax(ROWS, two, dim), fenchel.fusedmax(ROWS, 2.0))
+    assert torch.equal(fenchel.constrained_softmax(ROWS, two, dim), fenchel.constrained_softmax(ROWS, 2.0))
+    assert torch.equal((two * Gini()).argmax(ROWS, dim), (2.0 * Gini()).argmax(ROWS))
+    assert torch.equal(fenchel.tvmax2d(ROWS, two), fenchel.tvmax2d(ROWS, 2.0))
+    assert torch.equal(
+        fenchel.entmax_loss(ROWS.T, TARGET, two, dim=np.int32(0)), fenchel.entmax_loss(ROWS.T, TARGET, 2.0, dim=0)
+    )
+    grid = TotalVariation2d(two, shape=(np.int64(2), np.int64(3)))
+    assert torch.equal(grid.argmax(ROWS, dim), TotalVariation2d(2.0, shape=(2, 3)).argmax(ROWS))
+    with pytest.raises(TypeError, match="alpha"):
+        fenchel.entmax(ROWS, np.bool_(True))
+    with pytest.raises(TypeError, match="dim"):
+        fenchel.entmax(ROWS, dim=np.float64(1))
