@@ -515,7 +515,7 @@ class Memory(nn.Module):
         else:
             held = held if held.is_floating_point() else held.to(torch.get_default_dtype())
             held = _normalized(held, self.normalize) if name == "patterns" and not self.in_file else held
-            self.register_buffer(name, own(held) if held is given else held)
+            self.register_buffer(name, held.clone() if held is given else held)
 
     def _joined(self, name: str, given: Rows) -> Tensor:
         """What is held and more of it."""
