@@ -9,7 +9,7 @@ when they are needed.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -255,16 +255,20 @@ class _Pass:
             self.sees(chunk, weights, to_key).add_(torch.bmm(slopes.transpose(1, 2), q))
 
     def backward(
-        self, found: list[Lists | None], grad: Tensor, weight_grad: Tensor, needed: Sequence[bool]
+        self,
+        found: list[Lists | None],
+        grad: Tensor,
+        weight_grad: Tensor,
+        learns: bool,
+        needed: tuple[bool, bool] = (True, True),
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Gradients of query, key, value and alpha from those of the output and of weights that were handed out.
 
-        Those of keys and values, as large as a memory is, only if they are ``needed``.
+        Those of keys and of values, which may be a large memory, only if they are ``needed``.
         """
-        _, key_learns, value_learns, learns = needed
         to_query = torch.empty_like(self.query)
-        to_key = torch.zeros_like(self.key) if key_learns else None
-        to_value = torch.zeros_like(self.value) if value_learns else None
+        to_key = torch.zeros_like(self.key) if needed[0] else None
+        to_value = torch.zeros_like(self.value) if needed[1] else None
         to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
         for chunk, kept in zip(self.chunks(), found, strict=True):
             if kept is None:
@@ -349,11 +353,12 @@ def _gradients(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tup
     grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
     if torch.is_grad_enabled():
         return (*_dense_gradients(ctx, (query, key, value, alpha), grad, weight_grad), None)
-    needed = ctx.needs_input_grad[:4]
+    _, key_learns, value_learns, learns = ctx.needs_input_grad[:4]
     weight_grad = query.new_empty(0) if weight_grad is None else weight_grad
     passed = _Pass(query, key, value, alpha, ctx.task)
-    to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, needed)
-    return to_query, to_key, to_value, to_alpha if needed[3] else None, None
+    needed = (key_learns, value_learns)
+    to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, learns, needed)
+    return to_query, to_key, to_value, to_alpha if learns else None, None
 
 
 def _dense_gradients(

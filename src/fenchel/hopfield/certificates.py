@@ -198,7 +198,7 @@ def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Ten
     In two passes over the patterns, however many sets there are: one gathers the members, one compares.
     """
     members = chosen.nonzero()[:, 1].reshape(-1, k)
-    used_at, at = members.unique(return_inverse=True)
+    used_at, at = torch.unique(members, return_inverse=True)
     used = torch.zeros(chosen.shape[1], dtype=torch.bool).index_fill(0, used_at, True)
     rows = torch.cat([block[used[start : start + len(block)]] for start, block in read(BLOCK)]).double()
     gap = torch.full((len(chosen),), math.inf, dtype=torch.float64)

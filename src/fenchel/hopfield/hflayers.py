@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor, nn
 
 from fenchel.hopfield.layers import Hopfield
@@ -121,7 +122,7 @@ def _split(found: dict[str, Tensor], name: str, sizes: list[int]) -> list[Tensor
         raise ValueError(
             f"state_dict has {joined.shape[0]} rows in {name}, where this layer has {' + '.join(map(str, sizes))}"
         )
-    return list(joined.split(sizes))
+    return list(torch.split(joined, sizes))
 
 
 def _listed(what: str, names: list[str]) -> str:

@@ -391,11 +391,11 @@ class Memory(nn.Module):
         return keys if name == "patterns" else self._all(keys, name)
 
     def _recall_by_products(self, rows: Tensor, name: str) -> Tensor:
-        tile = passes.TILE * min(max(passes.CHUNK // len(self), 1), passes.TILE)  # as large as costs little
+        tile = passes.TILE * min(max(passes.CHUNK // len(self), 1), 16)  # as large as costs little
         keys, padded = self._all(rows), self._heat(passes.tiled(rows, tile))
         values = self._values(keys, name)
         chosen = []
-        for here in passes.row_groups(len(padded), len(self), tile):
+        for here in passes.row_groups(len(padded), len(self), tile, passes.CACHED):
             weights = self.omega.argmax(passes.products(padded[here], keys.T, tile))
             chosen.append(passes.products(weights, values, tile))
         return torch.cat(chosen)[: len(rows)]
@@ -425,7 +425,10 @@ class Memory(nn.Module):
 
         values = None if name is None else stored(name)
         gamma, size = passes.temperature(self.omega), self.chunk_size or passes.CHUNK
-        return softmax_average(self._heat(rows), stored("patterns"), values, gamma, size)
+        # Vectorized functions take sixteen entries at a time, and treat those that are left over in another way.
+        padded = self._heat(passes.tiled(rows, 16))
+        log, mean = softmax_average(padded, stored("patterns"), values, gamma, size)
+        return log[: len(rows)], mean[: len(rows)]
 
     def _spread(self, rows: Tensor) -> Tensor:
         """Weights on supports, written into rows of zeros."""
@@ -512,7 +515,7 @@ class Memory(nn.Module):
         else:
             held = held if held.is_floating_point() else held.to(torch.get_default_dtype())
             held = _normalized(held, self.normalize) if name == "patterns" and not self.in_file else held
-            self.register_buffer(name, own(held) if held is given else held)
+            self.register_buffer(name, held.clone() if held is given else held)
 
     def _joined(self, name: str, given: Rows) -> Tensor:
         """What is held and more of it."""

@@ -35,9 +35,12 @@ ROOM = 64
 HELD = 1 << 22
 """Scores, or entries of gathered patterns, that are held at a time."""
 
-TILE = 16
-"""Queries come in multiples of so many. Products of matrices, and vectorized functions, take other paths for fewer rows
-and for the rows that are left over: the last digits of a row would depend on how many others there are."""
+CACHED = 1 << 18
+"""Scores that are held at a time where they are made, used and forgotten at once."""
+
+TILE = 8
+"""Queries come in multiples of so many. Products of matrices take other paths for fewer rows, and for the rows that are
+left over: the last digits of a row would depend on how many others there are."""
 
 Blocks = Callable[[], Iterable[tuple[int, Tensor]]]
 """Makes a pass: the place of each chunk's first pattern, and the chunk."""
@@ -95,9 +98,9 @@ def check_chunks(omega: Regularizer) -> None:
         )
 
 
-def row_groups(count: int, width: int, tile: int = TILE) -> Iterator[slice]:
+def row_groups(count: int, width: int, tile: int = TILE, held: int | None = None) -> Iterator[slice]:
     """Groups of rows with about HELD scores, ``width`` per row, in multiples of a tile; one group if there are none."""
-    size = max(HELD // max(width, 1) // tile, 1) * tile
+    size = max((HELD if held is None else held) // max(width, 1) // tile, 1) * tile
     return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
 
 
@@ -338,7 +341,7 @@ def _on_all(query: Tensor, blocks: Blocks, function: Function, alike: bool) -> T
         return torch.stack([(block * q).sum(-1) for q in some]) if alike else some @ block.T
 
     count = sum(len(block) for _, block in blocks())
-    rows = tiled(query, TILE // 2)  # enough for products alone, and these are long rows
+    rows = tiled(query)
     parts = []
     for here in row_groups(len(rows), count):
         scores = torch.cat([score(rows[here], block) for _, block in blocks()], -1)

@@ -135,8 +135,8 @@ def _differentiable_gradients(
 ) -> list[Tensor | None]:
     """The gradients by plain operations, which can be differentiated again; all scores are held."""
     # Views, for one input may be another's past, or be given twice: none is to be counted in another's place.
-    fresh = [t.view_as(t) for t in inputs]
-    outputs = _plain(*fresh, task)
+    query, keys, values, gamma = fresh = [t.view_as(t) for t in inputs]
+    outputs = _plain(query, keys, values, gamma, task)
     wanted = [t for t, is_needed in zip(fresh, needed, strict=True) if is_needed]
     found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
     return [next(found) if is_needed else None for is_needed in needed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -61,7 +62,7 @@ class HopfieldEncoderLayer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw all parameters again, those of the association too."""
         for module in self.children():
-            if hasattr(module, "reset_parameters"):
+            if isinstance(module, Hopfield | nn.Linear | nn.LayerNorm):
                 module.reset_parameters()
 
     @property
@@ -240,7 +241,7 @@ def _check_association(name: str, layer: Hopfield) -> int:
     return layer.state_pattern_size
 
 
-def _place(layer: Hopfield) -> dict[str, torch.device | torch.dtype]:
+def _place(layer: Hopfield) -> dict[str, Any]:
     """Device and dtype of a layer's parameters; torch's defaults if it has none."""
     for parameter in layer.parameters():
         return {"device": parameter.device, "dtype": parameter.dtype}
