@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel.losses import Reduction, check_reduction, check_smoothing, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.base import check_integers
 from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, check_parameter
@@ -86,6 +86,7 @@ def linear_entmax_loss(
     check_smoothing(label_smoothing)
     _check_layer(hidden, weight, bias)
     _check_class_weight(class_weight, weight, label_smoothing)
+    check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
     index = _check_target(target, hidden, weight, ignore_index)
     tensors = [t for t in (hidden, weight, bias, alpha, index, class_weight) if isinstance(t, Tensor)]
     half = autocast_dtype(hidden.device)
