@@ -96,7 +96,8 @@ def linear_entmax_loss(
     dtype = hidden.dtype if half is None else _wide(hidden.dtype)
     with contextlib.nullcontext() if half is None else torch.autocast(hidden.device.type, enabled=False):
         if not _plain(*tensors):
-            logits = F.linear(*(t if t is None else t.to(_wide(t.dtype)) for t in (hidden, weight, bias)))
+            exact = _wide(hidden.dtype)
+            logits = F.linear(hidden.to(exact), weight.to(exact), None if bias is None else bias.to(exact))
             loss = entmax_loss(
                 logits,
                 target,
