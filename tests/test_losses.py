@@ -1,8 +1,10 @@
 """Fenchel-Young losses: cross-entropy's arguments, values and gradients, and what is promised beyond them."""
 
+import datetime
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import mpmath
 import pytest
@@ -10,15 +12,29 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mpmath import mpf
-from torch import Tensor
+from torch import Tensor, distributed
 from torch.autograd import gradcheck, gradgradcheck
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.func import grad, jvp, vmap
 from torch.nn import functional as F
 from torch.testing import assert_close
 
 import fenchel
 import oracles
-from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, entmax_loss, fy_loss, normmax_loss, sparsemax_loss
+from fenchel import (
+    Gini,
+    Hard,
+    Norm,
+    Regularizer,
+    Shannon,
+    Tsallis,
+    entmax_loss,
+    fy_loss,
+    linear_entmax_loss,
+    normmax_loss,
+    sparsemax_loss,
+)
 
 EXACT = {"atol": 1e-13, "rtol": 1e-12}
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Tsallis(1.1), Tsallis(0.5), Tsallis(4), Norm(2), Norm(5), 0.5 * Gini()]
@@ -944,3 +960,52 @@ def test_ignored_targets_may_lie_outside_the_classes_but_others_may_not() -> Non
     assert sparsemax_loss(SCORES, target, ignore_index=999).isfinite()
     with pytest.raises(ValueError, match="999"):
         sparsemax_loss(SCORES, target)
+
+
+# -- distributed tensors --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mesh() -> Iterator[Any]:
+    """A group of this process alone."""
+    distributed.init_process_group(
+        "gloo", store=distributed.HashStore(), rank=0, world_size=1, timeout=datetime.timedelta(seconds=30)
+    )
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+DISTRIBUTED: dict[str, Callable[..., Tensor]] = {
+    "entmax": lambda s, y, w: entmax_loss(s, y),
+    "none": lambda s, y, w: entmax_loss(s, y, reduction="none").sum(),
+    "weighted": lambda s, y, w: entmax_loss(s, y, weight=w[0], label_smoothing=0.1),
+    "probabilities": lambda s, y, w: sparsemax_loss(s, w),
+    "shannon": lambda s, y, w: fy_loss(s, y, Shannon()),
+    "norm": lambda s, y, w: normmax_loss(s, y),
+    "max": lambda s, y, w: (Gini().max(s) ** 2).sum(),
+    "linear": lambda s, y, w: linear_entmax_loss(s, w, y),
+}
+
+
+@pytest.mark.parametrize("kind", DISTRIBUTED)
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0)], ids=str)
+def test_losses_of_distributed_tensors_have_the_gradients_of_plain_ones(mesh: Any, kind: str, placement: Any) -> None:
+    torch.manual_seed(0)
+    plain = torch.randn(4, 4, dtype=torch.float64), torch.tensor([1, 3, -100, 0]), torch.full((4, 4), 0.25).double()
+    scores, target, other = (distribute_tensor(t, mesh, [placement]) for t in plain)
+    loss = DISTRIBUTED[kind](scores.requires_grad_(), target, other)
+    loss.backward()
+    leaf = plain[0].clone().requires_grad_()
+    expected = DISTRIBUTED[kind](leaf, *plain[1:])
+    expected.backward()
+    assert_close(loss.full_tensor(), expected, **EXACT)
+    assert_close(scores.grad.full_tensor(), leaf.grad, **EXACT)
+
+
+def test_a_plain_tensor_among_distributed_ones_is_named(mesh: Any) -> None:
+    scores, target = torch.zeros(2, 3), torch.tensor([0, 1])
+    there = distribute_tensor(scores, mesh, [Replicate()])
+    with pytest.raises(TypeError, match="target must be DTensors as the other arguments are"):
+        entmax_loss(there, target)
+    with pytest.raises(TypeError, match="hidden and target must be DTensors"):
+        linear_entmax_loss(scores, there, target)

@@ -14,6 +14,7 @@ from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
+_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def fy_loss(
@@ -35,6 +36,9 @@ def fy_loss(
     Convex in the scores, never negative, zero exactly where :math:`\operatorname{argmax}_\Omega(s) = y`, with gradient
     :math:`\operatorname{argmax}_\Omega(s) - y`. For class indices Shannon's is cross-entropy; for soft targets and
     label smoothing it has cross-entropy's gradient and differs by the constant :math:`\Omega(y)`.
+
+    The classes are along ``dim``, the last dimension by default, and not along dimension 1 as in torch: for scores
+    (N, C, …) pass ``dim=1``. Where sizes differ a target of the other layout is refused; for (N, C, C) nothing tells.
 
     Args:
         scores: any shape, with the classes along ``dim``.
@@ -66,6 +70,7 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     check_omega(omega)
+    check_distributed(scores=scores, target=target, mask=mask, weight=weight)
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
@@ -115,6 +120,8 @@ class LossOptions(TypedDict, total=False):
 def sparsemax_loss(scores: Tensor, target: Tensor, **options: Unpack[LossOptions]) -> Tensor:
     """The loss of sparsemax: :func:`fy_loss` with ``Gini()``. Zero at a lead of 1.
 
+    The classes are along ``dim``, −1 by default; torch's layout (N, C, …) is ``dim=1``.
+
     Example:
         >>> import torch, fenchel
         >>> fenchel.sparsemax_loss(torch.tensor([[0.5, 0.0], [2.0, 0.0]]), torch.tensor([0, 0]), reduction="none")
@@ -128,7 +135,8 @@ def sparsemax_loss(scores: Tensor, target: Tensor, **options: Unpack[LossOptions
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **options: Unpack[LossOptions]) -> Tensor:
     """The loss of α-entmax: :func:`fy_loss` with ``Tsallis(alpha)``. Zero at a lead of 1/(alpha − 1).
 
-    Cross-entropy at alpha 1, the sparsemax loss at 2; differentiable in a tensor alpha too.
+    Cross-entropy at alpha 1, the sparsemax loss at 2; differentiable in a tensor alpha too. The classes are along
+    ``dim``, −1 by default; torch's layout (N, C, …) is ``dim=1``.
 
     Example:
         >>> import torch, fenchel
@@ -142,6 +150,8 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **o
 
 def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **options: Unpack[LossOptions]) -> Tensor:
     """The loss of α-normmax: :func:`fy_loss` with ``Norm(alpha)``. Zero at a lead of 1.
+
+    The classes are along ``dim``, −1 by default; torch's layout (N, C, …) is ``dim=1``.
 
     Example:
         >>> import torch, fenchel
@@ -170,6 +180,20 @@ def check_reduction(reduction: str) -> None:
     """Check what a user passes as ``reduction``."""
     if reduction not in ("none", "mean", "sum"):
         raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+
+
+def check_distributed(**arguments: object) -> None:
+    """Refuse DTensors among plain tensors, which would fail in the middle of a forward or backward pass."""
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
+    if len({type(value) in _PLAIN for value in tensors.values()}) == 1:
+        return
+    kinds = {name: type(value).__name__ for name, value in tensors.items()}
+    plain = [name for name, kind in kinds.items() if kind != "DTensor"]
+    if "DTensor" in kinds.values() and plain:
+        raise TypeError(
+            f"{' and '.join(plain)} must be DTensors as the other arguments are, got plain tensors; convert them by "
+            "torch.distributed.tensor.distribute_tensor(…), or pass the local parts of all"
+        )
 
 
 def check_smoothing(label_smoothing: float) -> None:

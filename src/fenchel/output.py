@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel.losses import Reduction, check_reduction, check_smoothing, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.base import check_integers
 from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, check_parameter
@@ -86,6 +86,7 @@ def linear_entmax_loss(
     check_smoothing(label_smoothing)
     _check_layer(hidden, weight, bias)
     _check_class_weight(class_weight, weight, label_smoothing)
+    check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
     index = _check_target(target, hidden, weight, ignore_index)
     tensors = [t for t in (hidden, weight, bias, alpha, index, class_weight) if isinstance(t, Tensor)]
     half = autocast_dtype(hidden.device)
@@ -95,7 +96,8 @@ def linear_entmax_loss(
     dtype = hidden.dtype if half is None else _wide(hidden.dtype)
     with contextlib.nullcontext() if half is None else torch.autocast(hidden.device.type, enabled=False):
         if not _plain(*tensors):
-            logits = F.linear(*(t if t is None else t.to(_wide(t.dtype)) for t in (hidden, weight, bias)))
+            exact = _wide(hidden.dtype)
+            logits = F.linear(hidden.to(exact), weight.to(exact), None if bias is None else bias.to(exact))
             loss = entmax_loss(
                 logits,
                 target,

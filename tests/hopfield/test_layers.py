@@ -628,3 +628,14 @@ def test_an_association_mask_of_one_column_masks_all(kind: str) -> None:
     column = column if kind == "boolean" else torch.where(column, -torch.inf, 0.0)
     narrow, wide = (layer((stored, state, stored), association_mask=m) for m in (column, column.expand(3, 5)))
     assert torch.equal(narrow, wide)
+
+
+def test_an_update_with_a_tensor_beta_in_half_precision_is_as_in_float64() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(2, 3, 5, 8).half(), torch.randn(2, 3, 6, 8).half()
+    beta = torch.tensor([1e5, 0.3, 7.0]).reshape(3, 1, 1)  # the first makes β·query overflow in half precision
+    for omega in (Shannon(), Gini()):
+        exact = update(query.double(), key.double(), omega=omega, beta=beta.double())
+        found = update(query, key, omega=omega, beta=beta)
+        assert found.dtype == torch.float16
+        assert_close(found.double(), exact, atol=2e-3, rtol=2e-3)

@@ -101,6 +101,14 @@ def update(
     References: Ramsauer et al. (2021); Santos et al. (2024), Proposition 1.
     """
     value = key if value is None else value
+    narrow = query.dtype in (torch.float16, torch.bfloat16)
+    if isinstance(beta, Tensor) and narrow and query.dtype == key.dtype == value.dtype:
+        # β times a query would be rounded in half precision, or overflow.
+        wide = (query.float(), key.float(), value.float(), omega, beta)
+        if return_weights is False:
+            return update(*wide, mask=mask, dropout_p=dropout_p).to(query.dtype)
+        output, weights = update(*wide, mask=mask, dropout_p=dropout_p, return_weights=return_weights)
+        return output.to(query.dtype), weights.to(query.dtype)
     if isinstance(beta, Tensor):
         query, scale = query * beta.to(query.dtype), 1.0
     else:

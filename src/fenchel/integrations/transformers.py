@@ -342,8 +342,8 @@ def _recorded(model: PreTrainedModel) -> Iterator[None]:
     """Within it the configuration of a model tells its regularizers as attributes, which are written to files."""
     names = _names(model.config)
     used = set(names.values() if isinstance(names, dict) else [names]) - {None}
-    record = {
-        "names": {name: _ours[str(name)].omega.config() for name in used},
+    record: dict[str, dict[str, Any]] = {
+        "names": {str(name): _ours[str(name)].omega.config() for name in used},
         "modules": {name: omega.config() for name, omega in _own_omegas(model).items()},
     }
     lost = [name for kind in record.values() for name, config in kind.items() if config is None]
@@ -371,7 +371,7 @@ def _recorded(model: PreTrainedModel) -> Iterator[None]:
 def _prepare(config: Any) -> None:
     """Before a model is made: register the names that its configuration was saved with; refuse a name in vain."""
     record = getattr(config, _KEY, None)
-    name = getattr(config, "_attn_implementation", None)
+    name = str(getattr(config, "_attn_implementation", None))
     saved: Mapping[str, Any] = record.get("names", {}) if isinstance(record, Mapping) else {}
     if name in saved and name not in _ours and saved[name] is not None:
         register(name, Regularizer.from_config(saved[name]))

@@ -243,9 +243,14 @@ class _Argmax(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Family, Tensor, Parameter], output: Tensor) -> None:
         ctx.family, _, a = inputs
         _remember(ctx, output, a)
+        # Where only max_Ω is differentiated there is no gradient here: zeros in its place would be plain tensors, also
+        # for a DTensor, and their product would be computed in vain.
+        ctx.set_materialize_grads(False)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[None, Tensor | None, Tensor | None]:
+        if grad is None:
+            return None, None, None
         p, a = _recall(ctx)
         if tracks(grad, p, a):
             p, a = _with_finite_gradient(p), _with_finite_gradient(a)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -137,7 +137,8 @@ class Transformer(Seq2Seq):
         self.width, self.heads, self.layers, self.inner, self.dropout = width, heads, layers, inner, dropout
         self.source_embedding = _embedding(len(source) + 2, width, source.pad)
         self.target_embedding = _embedding(len(target) + 2, width, target.pad)
-        shape = width, heads, inner, dropout, self._modules.pop("attention_omega")  # the layers have copies of it
+        omega = cast(Regularizer, self._modules.pop("attention_omega"))  # every layer has a copy of its own
+        shape = width, heads, inner, dropout, omega
         self.encoder = nn.ModuleList(_Layer(*shape, reads=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(*shape, reads=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
