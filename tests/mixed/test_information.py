@@ -8,9 +8,9 @@ import torch
 from members import double
 from torch.distributions import kl_divergence
 
+from fenchel._quadrature import adapted, log_concave
 from fenchel.mixed import GaussianSparsemax, HardConcrete, MixedDirichlet, mutual_information
 from fenchel.mixed.boxes import log_interval
-from fenchel.mixed.quadrature import adapted, log_concave
 
 
 def test_what_does_not_depend_tells_nothing_and_what_is_certain_all() -> None:

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._quadrature import refined
 from fenchel.continuous.radial import Number, gauss_legendre, log_shape
 from fenchel.kernels import concrete
-from fenchel.mixed.quadrature import refined
 
 Function = Callable[[Tensor], Tensor]
 

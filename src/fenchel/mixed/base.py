@@ -14,7 +14,7 @@ from torch.autograd import forward_ad as fwAD
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
-from fenchel.mixed.quadrature import line
+from fenchel._quadrature import line
 
 ENUMERATED = 6
 """Up to so many vertices, sums over all faces are made face by face."""

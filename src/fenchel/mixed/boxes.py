@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd import forward_ad as fwAD
 from torch.special import log_ndtr, ndtri
 
-from fenchel.mixed.quadrature import log_concave
+from fenchel._quadrature import log_concave
 
 SHIFTS = 8
 LATTICES = {127: 37, 509: 118, 1021: 467, 4093: 665}

@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.special import log_ndtr, ndtr
 
+from fenchel._quadrature import log_concave
 from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, broadcast, exactly, finite, floating, positive
 from fenchel.mixed.boxes import CERTAIN, log_box
-from fenchel.mixed.quadrature import log_concave
 from fenchel.regularizers import sparsemax
 
 _STEP = 0.1  # the width, in deviations of the threshold, below which an entry is a step

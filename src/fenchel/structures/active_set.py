@@ -374,7 +374,7 @@ class ActiveSets:
 
     def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
         """The active sets, and where those of each row, or of some, begin."""
-        places = (self.starts, self.rooms, self.squares)
+        places: tuple[Array, ...] = (self.starts, self.rooms, self.squares)
         places = places if rows is None else tuple(place[rows] for place in places)
         scores = (self.weights, self.solution, self.values, self.higher)
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
@@ -431,7 +431,7 @@ class _Solver(ActiveSets):
 
     def _rows(self) -> tuple[Array, ...]:
         """What the loops know of every row."""
-        places = (self.starts, self.rooms, self.squares)
+        places: tuple[Array, ...] = (self.starts, self.rooms, self.squares)
         members = (self.members, self.counts, self.sizes, self.weights, self.solution, self.values, self.higher)
         state = (self.mu, self.residual, self.gap, self.floor, self.state)
         return self.theta, *places, *members, self.matrix, self.inverse, *state
