@@ -53,9 +53,9 @@ def dtw(
         (tensor([0.0100]), tensor([0.0099]))
         >>> many = torch.stack([x, x + 1, x + 2])
         >>> fenchel.dp.dtw(many[:, None], many, omega=fenchel.Hard())
-        tensor([[0., 2., 6.],
-                [2., 0., 2.],
-                [6., 2., 0.]])
+        tensor([[ 0.,  2., 10.],
+                [ 2.,  0.,  2.],
+                [10.,  2.,  0.]])
 
     References: Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
