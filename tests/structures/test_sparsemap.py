@@ -581,7 +581,9 @@ def test_the_margin_is_the_lead_a_part_that_makes_a_structure_the_choice(case: M
         assert np.array_equal(choice, y[0]) == alone
 
 
-@pytest.mark.parametrize("case", [m for m in MEMBERS if m.name.startswith(("Chain", "Seq")) and m.transition], ids=str)
+@pytest.mark.parametrize(
+    "case", [m for m in MEMBERS if m.name.startswith(("Chain", "Seq")) and m.transition], ids=lambda m: m.name
+)
 @pytest.mark.parametrize("size", [1e-2, 1e-5, 1e-8])
 def test_small_transitions_agree_with_a_quadratic_program(case: Member, size: float) -> None:
     scores, transition = draw(case, 2)
