@@ -26,7 +26,7 @@ from fenchel.structures.base import Array, Problem, Searched, Structure, check_s
 
 _NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
-_MEMBERS = 32  # there is room for, to begin with
+_MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
 _FAR = 1e12  # from what higher-order scores could change
 
@@ -369,7 +369,8 @@ class ActiveSets:
         self.members = np.empty((total, most), np.int32)
         self.counts = np.empty(total, np.int64)
         self.weights, self.solution, self.values, self.higher = (np.empty(total) for _ in range(4))
-        self.matrix, self.inverse = np.empty(int(entries.sum())), np.empty(int(entries.sum()))
+        # Float32 holds the integers of Gram matrices exactly.
+        self.matrix, self.inverse = np.empty(int(entries.sum()), np.float32), np.empty(int(entries.sum()))
 
     def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
         """The active sets, and where those of each row, or of some, begin."""
@@ -379,9 +380,9 @@ class ActiveSets:
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
 
     def _make_room(self, rows: Array, most: int) -> None:
-        """Twice the room for rows that are full, and for structures with so many parts."""
+        """Half as much room again for rows that are full, and room for structures with so many parts."""
         full = rows[self.sizes[rows] >= self.rooms[rows]]
-        self._widen(full, 2 * self.rooms[full], most)
+        self._widen(full, self.rooms[full] + np.maximum(self.rooms[full] // 2, 1), most)
 
     def _widen(self, rows: Array, rooms: Array, most: int) -> None:
         """More room for some rows, and for structures with so many parts."""
@@ -394,7 +395,8 @@ class ActiveSets:
         self.rooms = self.rooms.copy()
         self.rooms[rows] = rooms
         self._allocate(most)
-        run(active.carry, len(self.sizes), self.inverse.size, self.sizes, *old, *self._sets())
+        if self.sizes.any():
+            run(active.carry, len(self.sizes), self.inverse.size, self.sizes, *old, *self._sets())
 
     def put(self, rows: Array, other: ActiveSets, of: Array) -> None:
         """Replace the active sets of some rows by those of rows of others."""
