@@ -20,8 +20,8 @@ class Memory:
         """``Factor.qp`` for some rows of the batch."""
         raise NotImplementedError
 
-    def like(self, other: Memory) -> bool:
-        """Whether another memory is of factors like these, and can take the place of this one."""
+    def adopt(self, other: Memory) -> None:
+        """Begin with what another memory has, if its factors are like these."""
         raise NotImplementedError
 
     def doubted(self) -> Tensor:

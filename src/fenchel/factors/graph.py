@@ -373,8 +373,8 @@ def _fitting(end: End | None, problem: Problem, batch: int) -> End | None:
             f"one has {batch} with {len(problem.edges)}"
         )
     for group, memory in zip(problem.groups, end.memories, strict=True):
-        if group.memory is not None and memory is not None and group.memory.like(memory):
-            group.memory = memory
+        if group.memory is not None and memory is not None:
+            group.memory.adopt(memory)
     return end
 
 

@@ -130,14 +130,15 @@ class _Kept(Memory):
         at = (rows.unsqueeze(1) * factors + torch.arange(factors)).reshape(-1).numpy()
         p, gap, doubted = omega.repeat(posed, self.sets, at)
         self.gap[rows] = gap.cpu().reshape(-1, factors)
-        self.doubt[rows] = doubted.cpu().reshape(-1, factors)
+        self.doubt[rows] |= doubted.cpu().reshape(-1, factors)
         return p.reshape(theta.shape)
 
-    def like(self, other: Memory) -> bool:
+    def adopt(self, other: Memory) -> None:
         if not isinstance(other, _Kept) or other.gap.shape != self.gap.shape:
-            return False
+            return
         mine, theirs = self.factor, other.factor
-        return type(mine.structure) is type(theirs.structure) and mine.shape == theirs.shape and self._plain(theirs)
+        if type(mine.structure) is type(theirs.structure) and mine.shape == theirs.shape and self._plain(theirs):
+            self.sets = other.sets
 
     def _plain(self, other: Structured) -> bool:
         """Whether the same structures are allowed in another factor: known for built-in ones alone."""
