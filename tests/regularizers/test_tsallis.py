@@ -353,7 +353,7 @@ def test_wide_flat_rows_of_a_steep_map_sum_to_one_in_single_precision() -> None:
 
 @pytest.mark.parametrize("kernels", ["on", "off"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
-@pytest.mark.parametrize("alpha", [16.0, 50.0, 200.0, 1e3, 1e30])
+@pytest.mark.parametrize("alpha", [16.0, 200.0, 1e30])
 def test_ties_at_a_large_alpha_have_finite_derivatives(
     kernels: str, dtype: torch.dtype, alpha: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:

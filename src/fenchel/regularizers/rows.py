@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from typing import TypeGuard
 
 import numpy as np
 import torch
@@ -31,7 +32,7 @@ def check_scores(scores: Tensor, dim: int) -> int:
     return int(dim) % rank
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is a whole number of Python's or NumPy's, and not a bool."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
