@@ -269,3 +269,15 @@ def test_no_queries_are_no_error(omega: Regularizer, chunk_size: int | None) -> 
         assert found.weights.shape == (*shape[:-1], 9)
         assert found.value.shape == (*shape[:-1], 2)
         memory.step(none).sum().backward()
+
+
+@pytest.mark.parametrize("chunk_size", [None, 20])
+@pytest.mark.parametrize("omega", [Shannon(), Tsallis(1.5), KSubsets(2)], ids=str)
+def test_autocast_takes_no_digits_from_a_memory(omega: Regularizer, chunk_size: int | None) -> None:
+    memory = Memory(normal(90, 8, dtype=torch.float32), omega, 0.7, chunk_size)
+    queries = normal(5, 8, seed=1, dtype=torch.float32).requires_grad_()
+    expected = memory.step(queries), memory.weights(queries), memory.energy(queries)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = memory.step(queries), memory.weights(queries), memory.energy(queries)
+    torch.testing.assert_close(found, expected)
+    assert found[0].grad_fn is not None

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, wraps
 from typing import Any, Literal
 
 import numpy as np
@@ -67,6 +67,20 @@ class Retrieval:
                 "the memory has changed since this was retrieved: ask for weights and value before it changes"
             )
         return self._memory
+
+
+def _in_full_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A method without autocast: scores in half precision would lose the order of the patterns."""
+
+    @wraps(method)
+    def call(self: Memory, *args: Any) -> Tensor:
+        device = self.patterns.device.type
+        if not torch.is_autocast_enabled(device):
+            return method(self, *args)
+        with torch.autocast(device, enabled=False):
+            return method(self, *args)
+
+    return call
 
 
 class Memory(nn.Module):
@@ -198,6 +212,7 @@ class Memory(nn.Module):
 
     # -- what it does ----------------------------------------------------------------------------------
 
+    @_in_full_precision
     def energy(self, query: Tensor) -> Tensor:
         """The energy of states (…, D), one value each; not negative for Tsallis and norm entropies."""
         entered = self._enter(query)
@@ -223,6 +238,7 @@ class Memory(nn.Module):
         """One update of states (…, D): Xᵀ argmax_Ω(βXq)."""
         return self._recall(query, "patterns")
 
+    @_in_full_precision
     def weights(self, query: Tensor) -> Tensor:
         """The weights that states (…, D) give to the patterns: argmax_Ω(βXq), (…, N), dense."""
         rows = self._enter(query)
@@ -367,6 +383,7 @@ class Memory(nn.Module):
             return self._heat(rows) @ self._all(rows).T
         return torch.cat([self._heat(rows) @ block.T for _, block in self._blocks(rows)], -1)
 
+    @_in_full_precision
     def _recall(self, query: Tensor, name: str = "values") -> Tensor:
         """argmax_Ω(βXq) times patterns, or values."""
         rows = self._enter(query)
