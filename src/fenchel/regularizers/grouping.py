@@ -15,7 +15,7 @@ import functools
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -466,7 +466,7 @@ class TotalVariation2d(_Grouping):
                     f"dim must be a pair such as (-2, -1), got {dim}; for grids flattened along one dimension "
                     "give their shape: TotalVariation2d(strength, shape=(height, width))"
                 )
-            d = check_scores(scores, cast(int, dim))
+            d = check_scores(scores, dim)
             if scores.shape[d] != self.shape[0] * self.shape[1]:
                 raise ValueError(
                     f"scores must have size {self.shape[0]}·{self.shape[1]} along dim {dim} for grids of shape "
