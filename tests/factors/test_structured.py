@@ -426,7 +426,7 @@ def test_a_solution_is_where_the_next_one_begins() -> None:
     assert int(warm.iterations.sum()) < int(cold.iterations.sum())
     with pytest.raises(ValueError, match="start must be the solution of a graph with the same variables"):
         solved(scores[:1], first)
-    with pytest.raises(TypeError, match="start must be what graph.solve"):
+    with pytest.raises(TypeError, match="start must be a Solution"):
         solved(scores, found)  # type: ignore[arg-type]
 
 
@@ -463,4 +463,5 @@ def test_a_structure_that_is_not_solved_is_warned_of_once() -> None:
         graph.solve(max_iter=20)
     messages = [str(w.message) for w in caught]
     assert sum("is not exact" in m for m in messages) == 1
-    assert all(m.startswith("FactorGraph") for m in messages) and len(messages) <= 2
+    assert all(m.startswith("FactorGraph") for m in messages)
+    assert len(messages) <= 2

@@ -374,7 +374,7 @@ class ActiveSets:
 
     def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
         """The active sets, and where those of each row, or of some, begin."""
-        places = (self.starts, self.rooms, self.squares)
+        places: tuple[Array, ...] = (self.starts, self.rooms, self.squares)
         places = places if rows is None else tuple(place[rows] for place in places)
         scores = (self.weights, self.solution, self.values, self.higher)
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
