@@ -10,8 +10,11 @@ answer to :math:`C_f \mu - u_f` is :math:`C_f \mu`.
 Near the solution a factor's answer is linear, an orthogonal projection P onto the directions of the face that it chose.
 With these faces the fixed point is a linear system, which Newton's step solves: it turns a rough answer into one that
 is right to rounding. The derivative of μ is the projection onto what all faces' directions share. Both need the matrix
-:math:`N = \sum_f C_f^\top (I - P_f) C_f` alone, which is the identity but for the variables that can move in a face:
-few, so that it is written out and decomposed once.
+:math:`N = \sum_f C_f^\top (I - P_f) C_f` alone, which is the identity but for the variables that can move in a face.
+Where these are few, it is written out and decomposed once; elsewhere conjugate gradients take a handful of steps.
+
+Structured factors keep their active sets from round to round. The first multipliers are those at which factors that
+share no variable, the largest first, agree already.
 """
 
 from __future__ import annotations
@@ -406,9 +409,8 @@ def newton(problem: Problem, state: State) -> State:
     # … and the multipliers across the faces, nearest to the present ones, that lead there.
     across = linear.rest(state.u)
     right = (mu - base) / state.rho - problem.collect(across)
-    missing, _ = faces.nearest(
-        torch.zeros_like(mu), right, torch.cat([mu / state.rho, base / state.rho, b, state.u], 1)
-    )
+    terms = torch.cat([mu / state.rho, base / state.rho, b, state.u], 1)
+    missing, _ = faces.nearest(torch.zeros_like(mu), right, terms)
     mu = torch.where(problem.degrees > 0, mu, base)
     return replace(state, u=inside + across + linear.rest(problem.copies(missing)), mu=mu)
 

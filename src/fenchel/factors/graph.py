@@ -201,7 +201,7 @@ class FactorGraph:
         """
         theta, groups, spoilt = self._laid_out(tol, max_iter)
         if start is not None and not isinstance(start, Solution):
-            raise TypeError(f"start must be what graph.solve() returned, a Solution, got {type(start).__name__}")
+            raise TypeError(f"start must be a Solution, as graph.solve() returns it, got {type(start).__name__}")
         if _separate(groups, theta):
             values, found = _directly(groups, theta), None
         else:
