@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+WARM = $(BIN)/python -c "import torch, fenchel; fenchel.warmup(dtypes=[torch.$(1)])"
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup demo test check bench clean
@@ -30,7 +31,9 @@ $(BENCH_STAMP): $(STAMP)
 demo: setup  ## run the tour on embedded data and write report/index.html
 	@$(BIN)/fenchel tour --out report
 
+# Kernels first, one process per precision: two test processes would each compile all of them.
 test: setup  ## run all tests
+	@$(call WARM,float32) & $(call WARM,float64); wait
 	@$(BIN)/python -m pytest -q -n 2
 
 check: setup  ## lint, format, types, layers

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -49,13 +49,14 @@ class Warmth:
     cache: Path | None
 
 
-def warmup(progress: Progress | None = None) -> Warmth:
+def warmup(progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTYPES) -> Warmth:
     """Compile every kernel for float32 and float64, or load it from the cache on disk.
 
     Without it a kernel is compiled by the first call that needs it. Does nothing under ``FENCHEL_KERNELS=off``.
 
     Args:
         progress: called with the fraction done and the name of the call that comes next.
+        dtypes: the precisions to compile for. Two processes with one each take about half the time.
 
     Returns:
         How many kernels were compiled and loaded, how long it took, and where the cache lies.
@@ -70,7 +71,7 @@ def warmup(progress: Progress | None = None) -> Warmth:
     if not kernels.ENABLED:
         return Warmth(0, 0, 0.0, None)
     before = _counts()
-    steps = [(name, call, dtype) for name, call in calls().items() for dtype in DTYPES]
+    steps = [(name, call, dtype) for name, call in calls().items() for dtype in dtypes]
     for done, (name, call, dtype) in enumerate(steps):
         if progress is not None:
             progress(done / len(steps), f"{name}, {str(dtype).removeprefix('torch.')}")
