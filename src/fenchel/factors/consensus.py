@@ -348,7 +348,9 @@ class Faces:
         """N x."""
         return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
 
-    def nearest(self, x: Tensor, right: Tensor, terms: Tensor, good: float = ROUGH) -> tuple[Tensor, Tensor]:
+    def nearest(
+        self, x: Tensor, right: Tensor, terms: Tensor, good: float = ROUGH, share: float = 0.5
+    ) -> tuple[Tensor, Tensor]:
         """The solution of N μ = right that is nearest to x, and its residual.
 
         Args:
@@ -356,13 +358,14 @@ class Faces:
             right: in N's range, up to the rounding of …
             terms: … what it was computed from, (batch, anything).
             good: how small the residual must be, relative to these, for N not to be decomposed.
+            share: of the batch that may have a larger one. In Newton's step these rows wait until they are the most.
         """
         x, right = torch.where(self.tied, x, 0.0), torch.where(self.tied, right, 0.0)
         if not self.dense:
             size = x.norm(dim=1) + terms.norm(dim=1)
             limit = PATIENCE if self.fits else 4 * self.problem.count + 100
             y, left = conjugate_gradients(self.normal, right, x, EXACT * size, limit)
-            if not self.fits or bool((left <= good * size).all()):
+            if not self.fits or float((left > good * size).double().mean()) <= share:
                 return y, left
             self.dense = True
             self._decompose(self.coupled)
