@@ -652,7 +652,7 @@ class _Solver(ActiveSets):
 
 
 def _say(message: str) -> None:
-    warnings.warn(message, stacklevel=8)
+    warnings.warn(message, stacklevel=9)  # where argmax was called
 
 
 def centered(problem: Problem) -> Array:
