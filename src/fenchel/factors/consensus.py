@@ -462,7 +462,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     residual = start.theta.new_full((batch,), torch.inf)
     iterations = torch.zeros_like(live)
     infeasible = torch.zeros(batch, dtype=torch.bool, device=start.theta.device)
-    state, when = _covered(problem, start), _Schedule()
+    state, when = _covered(problem, start), _Schedule(1 if bool((start.u != 0).any()) else NEWTON_EVERY)
     for k in range(1, max_iter + 1):
         if live.numel() == 0:
             break
@@ -513,10 +513,14 @@ def _covered(problem: Problem, state: State) -> State:
 
 
 class _Schedule:
-    """When to try what: Newton's step ever more rarely, changes of the step only at first."""
+    """When to try what: Newton's step ever more rarely, changes of the step only at first.
 
-    def __init__(self) -> None:
-        self.next_newton = NEWTON_EVERY
+    Args:
+        first: the round of the first of Newton's steps: at once if multipliers are known from similar scores.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.next_newton = first
         self.changes = 0
 
     def newton(self, k: int) -> bool:
