@@ -350,7 +350,9 @@ class Faces:
         """N x."""
         return torch.where(self.tied, self.problem.collect(self.linear.rest(self.problem.copies(x))), 0.0)
 
-    def nearest(self, x: Tensor, right: Tensor, terms: Tensor, good: float = ROUGH) -> tuple[Tensor, Tensor]:
+    def nearest(
+        self, x: Tensor, right: Tensor, terms: Tensor, good: float = ROUGH, share: float = 0.5
+    ) -> tuple[Tensor, Tensor]:
         """The solution of N μ = right that is nearest to x, and its residual.
 
         Args:
@@ -358,13 +360,14 @@ class Faces:
             right: in N's range, up to the rounding of …
             terms: … what it was computed from, (batch, anything).
             good: how small the residual must be, relative to these, for N not to be decomposed.
+            share: of the batch that may have a larger one. In Newton's step these rows wait until they are the most.
         """
         x, right = torch.where(self.tied, x, 0.0), torch.where(self.tied, right, 0.0)
         if not self.dense:
             size = x.norm(dim=1) + terms.norm(dim=1)
             limit = PATIENCE if self.fits else 4 * self.problem.count + 100
             y, left = conjugate_gradients(self.normal, right, x, EXACT * size, limit)
-            if not self.fits or bool((left <= good * size).all()):
+            if not self.fits or float((left > good * size).double().mean()) <= share:
                 return y, left
             self.dense = True
             self._decompose(self.coupled)
@@ -461,7 +464,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
     residual = start.theta.new_full((batch,), torch.inf)
     iterations = torch.zeros_like(live)
     infeasible = torch.zeros(batch, dtype=torch.bool, device=start.theta.device)
-    state, when = _covered(problem, start), _Schedule()
+    state, when = _covered(problem, start), _Schedule(1 if bool((start.u != 0).any()) else NEWTON_EVERY)
     for k in range(1, max_iter + 1):
         if live.numel() == 0:
             break
@@ -512,10 +515,14 @@ def _covered(problem: Problem, state: State) -> State:
 
 
 class _Schedule:
-    """When to try what: Newton's step ever more rarely, changes of the step only at first."""
+    """When to try what: Newton's step ever more rarely, changes of the step only at first.
 
-    def __init__(self) -> None:
-        self.next_newton = NEWTON_EVERY
+    Args:
+        first: the round of the first of Newton's steps: at once if multipliers are known from similar scores.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.next_newton = first
         self.changes = 0
 
     def newton(self, k: int) -> bool:

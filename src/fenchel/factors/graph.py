@@ -507,7 +507,7 @@ class _Call:
         """J x: onto the directions in which all faces can move; where there is no face, inside of [0, 1]."""
         theta = self.theta
         alone = (self.problem.degrees == 0) & (theta > 0) & (theta < 1)
-        along, left = self.faces.nearest(x, torch.zeros_like(x), x, GOOD)
+        along, left = self.faces.nearest(x, torch.zeros_like(x), x, GOOD, share=0.0)
         if bool((left > 1e-8 * x.norm(dim=1)).any()):
             warnings.warn(
                 "FactorGraph: the gradient's linear system is not solved; the largest residual is "

@@ -120,18 +120,28 @@ class _Kept(Memory):
         self.sets = ActiveSets(batch * factors)
         self.gap = torch.zeros(batch, factors, dtype=torch.float64)
         self.doubt = torch.zeros(batch, factors, dtype=torch.bool)
+        self.checked = not factor.structure.has_higher
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
         posed = theta.reshape(*theta.shape[:2], *self.factor.shape)
         omega = SparseMAP(self.factor._with(tensors), tol=TOL)
         if omega.structure.marginals(posed, None) is not None:
             return self.factor.qp(theta, *tensors)
+        if not self.checked:
+            self._check_gradient(omega.structure, posed.detach())
         rows, factors = rows.cpu(), theta.shape[1]
         at = (rows.unsqueeze(1) * factors + torch.arange(factors)).reshape(-1).numpy()
         p, gap, doubted = omega.repeat(posed, self.sets, at)
         self.gap[rows] = gap.cpu().reshape(-1, factors)
         self.doubt[rows] |= doubted.cpu().reshape(-1, factors)
         return p.reshape(theta.shape)
+
+    def _check_gradient(self, structure: Structure, scores: Tensor) -> None:
+        """Refuse a user's structure whose higher-order scores have a derivative: only these scores can tell."""
+        if isinstance(structure, _Weighted):
+            with torch.enable_grad():
+                structure.higher(best(structure, scores).double())
+        self.checked = True
 
     def adopt(self, other: Memory) -> None:
         if not isinstance(other, _Kept) or other.gap.shape != self.gap.shape:
