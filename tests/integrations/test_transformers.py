@@ -113,6 +113,8 @@ def _registered() -> Iterator[None]:
 def make(kind: str) -> PreTrainedModel:
     """A tiny model with weights large enough that attention is far from even."""
     model = MODELS[kind]()
+    if not model._can_set_attn_implementation():
+        pytest.skip(f"{kind} does not look its attention up by name in this version of transformers")
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() > 1:

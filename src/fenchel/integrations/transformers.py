@@ -26,20 +26,13 @@ from fenchel.regularizers.rows import check_temperature
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel
     from transformers.masking_utils import sdpa_mask
-
-    if not hasattr(PreTrainedModel, "_can_set_attn_implementation"):
-        raise ImportError("this one does not tell which models look their attention up by name")
+    from transformers.utils.output_capturing import _active_collector
 except ImportError as error:
     raise ImportError(
-        f"fenchel.integrations.transformers needs transformers 5.22 or newer ({error}): "
+        f"fenchel.integrations.transformers needs transformers 5.4 or newer ({error}): "
         "pip install 'fenchel[transformers]'",
         name="transformers",
     ) from error
-
-try:
-    from transformers.utils.output_capturing import _active_collector as _collector
-except ImportError:  # older ones pass output_attentions to every attention
-    _collector = None
 
 _BUILT_IN = {"entmax15": lambda: Tsallis(1.5), "sparsemax": Gini}
 _NAME = re.compile(r"[A-Za-z]\w*")
@@ -178,8 +171,9 @@ class Attention:
                     f"attention_mask must tell which of {key.shape[-2]} keys {query.shape[-2]} queries may each see, "
                     "got None and is_causal=True"
                 )
-            length, device = query.shape[-2], query.device
-            attention_mask = make_mask(batch_size=1, q_length=length, kv_length=length, device=device)
+            length = query.shape[-2]
+            attention_mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
+            _mark_causal(attention_mask)
         own = getattr(module, "omega", None)
         omega = own if isinstance(own, Regularizer) else self.omega
         dropout = dropout if module.training else 0.0
@@ -206,9 +200,9 @@ class Attention:
 
 def _captures_weights() -> bool:
     """Whether weights are collected from the attention modules, in models that do not pass ``output_attentions`` on."""
-    if _collector is None or torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
         return False
-    return any(str(key).endswith("attentions") for key in _collector.get() or ())
+    return any(str(key).endswith("attentions") for key in _active_collector.get() or ())
 
 
 def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -254,13 +248,7 @@ _CAUSAL = "_fenchel_causal"
 
 
 def make_mask(
-    *,
-    q_length: int,
-    q_offset: int | Tensor = 0,
-    kv_offset: int | Tensor = 0,
-    attention_mask: Tensor | None = None,
-    allow_is_causal_skip: bool = True,
-    **options: Any,
+    *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, **options: Any
 ) -> Tensor | None:
     """The boolean mask that transformers asks for; None only where every query may attend to every key.
 
@@ -270,17 +258,19 @@ def make_mask(
     """
     if not torch.compiler.is_compiling():
         _check_looks_up(type(options.get("config")))
-    places = {"q_length": q_length, "q_offset": q_offset, "kv_offset": kv_offset}
-    skip = allow_is_causal_skip and q_length > 1
-    mask: Tensor | None = sdpa_mask(
-        **places, attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip, **options
-    )
-    if mask is not None or not skip:
+    mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip, **options)
+    if mask is not None or not allow_is_causal_skip or options["q_length"] == 1:
         return mask
-    full: Tensor = sdpa_mask(**places, attention_mask=None, allow_is_causal_skip=False, **options)
-    if not torch.compiler.is_compiling() and not full.is_inference() and int(q_offset) == int(kv_offset):
-        setattr(full, _CAUSAL, full._version)
+    full: Tensor = sdpa_mask(attention_mask=None, allow_is_causal_skip=False, **options)
+    if not torch.compiler.is_compiling() and int(options.get("q_offset", 0)) == int(options.get("kv_offset", 0)):
+        _mark_causal(full)
     return full
+
+
+def _mark_causal(mask: Tensor) -> None:
+    """Let :func:`_is_causal` know that a mask is causal, and nothing else, for as long as nobody writes to it."""
+    if not torch.compiler.is_compiling() and not mask.is_inference():
+        setattr(mask, _CAUSAL, mask._version)
 
 
 def _check_looks_up(config: Any) -> None:
