@@ -278,7 +278,7 @@ class BetaGaussian(Distribution):
         law = self._law
         self._check_escort(beta)
         power = law.each(lambda one: _escort(one, beta))
-        positive = torch.as_tensor(power) > 0
+        positive = torch.as_tensor(power, device=self.loc.device) > 0
         if bool(positive.all()):
             # [1 + c f/p₀ᶜ]^(β/c) once more in the family's form: c/β in place of c, and Σ scaled to keep the support.
             c = law.c / power

@@ -118,8 +118,8 @@ class _Kept(Memory):
     def __init__(self, factor: Structured, batch: int, factors: int) -> None:
         self.factor = factor
         self.sets = ActiveSets(batch * factors)
-        self.gap = torch.zeros(batch, factors, dtype=torch.float64)
-        self.doubt = torch.zeros(batch, factors, dtype=torch.bool)
+        self.gap = torch.zeros(batch, factors, dtype=torch.float64, device="cpu")
+        self.doubt = torch.zeros(batch, factors, dtype=torch.bool, device="cpu")
         self.checked = not factor.structure.has_higher
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ class _Kept(Memory):
         if not self.checked:
             self._check_gradient(omega.structure, posed.detach())
         rows, factors = rows.cpu(), theta.shape[1]
-        at = (rows.unsqueeze(1) * factors + torch.arange(factors)).reshape(-1).numpy()
+        at = (rows.unsqueeze(1) * factors + torch.arange(factors, device="cpu")).reshape(-1).numpy()
         p, gap, doubted = omega.repeat(posed, self.sets, at)
         self.gap[rows] = gap.cpu().reshape(-1, factors)
         self.doubt[rows] |= doubted.cpu().reshape(-1, factors)

@@ -199,9 +199,9 @@ def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Ten
     """
     members = chosen.nonzero()[:, 1].reshape(-1, k)
     used_at, at = torch.unique(members, return_inverse=True)
-    used = torch.zeros(chosen.shape[1], dtype=torch.bool).index_fill(0, used_at, True)
+    used = torch.zeros(chosen.shape[1], dtype=torch.bool, device="cpu").index_fill(0, used_at, True)
     rows = torch.cat([block[used[start : start + len(block)]] for start, block in read(BLOCK)]).double()
-    gap = torch.full((len(chosen),), math.inf, dtype=torch.float64)
+    gap = torch.full((len(chosen),), math.inf, dtype=torch.float64, device="cpu")
     radius = gap.clone()
     for start, block in read(BLOCK):
         others = block.double()
@@ -314,7 +314,7 @@ def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     """
     suspect = _may_repeat(read, count)
     seen: dict[bytes, int] = {}
-    group = torch.arange(count)
+    group = torch.arange(count, device="cpu")
     for start, block in read(BLOCK):
         chosen = suspect[start : start + len(block)].nonzero().squeeze(-1)
         rows = (block[chosen].double() + 0.0).numpy()  # −0 and 0 are one
@@ -325,17 +325,18 @@ def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
 
 def _may_repeat(read: Read, count: int) -> Tensor:
     """Boolean (N,): patterns whose product with a random direction is another's, up to rounding."""
-    products, slack = torch.empty(count, dtype=torch.float64), torch.empty(count, dtype=torch.float64)
+    products, slack = (torch.empty(count, dtype=torch.float64, device="cpu") for _ in range(2))
     for start, block in read(BLOCK):
         rows = block.double()
-        direction = torch.randn(rows.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        random = torch.Generator("cpu").manual_seed(0)
+        direction = torch.randn(rows.shape[1], generator=random, dtype=torch.float64, device="cpu")
         here = slice(start, start + len(block))
         products[here] = rows @ direction
         slack[here] = rows.abs() @ direction.abs()
     slack *= rows.shape[1] * torch.finfo(torch.float64).eps  # an upper bound of a sum's rounding error
     order = products.argsort()
     close = products[order].diff() <= 2 * torch.maximum(slack[order[1:]], slack[order[:-1]])
-    found = torch.zeros(count, dtype=torch.bool)
+    found = torch.zeros(count, dtype=torch.bool, device="cpu")
     found[order[1:][close]] = True
     found[order[:-1][close]] = True
     return found
