@@ -122,6 +122,7 @@ def calls() -> dict[str, Call]:
         "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
         "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
         "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
+        "FactorGraph": _graph,
         "chains, one set of steps": lambda s: _chains(s, True),
         "chains": lambda s: _chains(s, False),
         "alignments": _alignments,
@@ -196,6 +197,17 @@ def _linear(alpha: float, scores: Tensor) -> Tensor:
 
 def _mixture(structure: Structure, scores: Tensor) -> Tensor:
     return fenchel.SparseMAP(structure).argmax(scores)
+
+
+def _graph(scores: Tensor) -> Tensor:
+    """Trees of two words, each of which is the head of one at most."""
+    graph = fenchel.FactorGraph()
+    u = graph.variables(scores[:, :6].reshape(-1, 2, 3), batch_dims=1)
+    graph.add(fenchel.factors.DependencyTree(u))
+    for head in range(3):
+        graph.add(fenchel.factors.Budget(u[:, head], 1))
+    graph.solve()
+    return u.value
 
 
 _SMOOTH = fenchel.Gini()  # one kernel serves every Ω

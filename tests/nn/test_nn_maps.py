@@ -324,7 +324,7 @@ def test_the_repr_tells_the_parameters(module: nn.Module, parts: list[str]) -> N
         ((math.nan,), {}, ValueError, "alpha"),
         (("1.5",), {}, TypeError, "alpha"),
         ((None,), {}, TypeError, "alpha"),
-        ((torch.tensor(2),), {}, TypeError, "alpha"),
+        ((torch.tensor(True),), {}, TypeError, "alpha"),
         ((1.5,), {"learnable": True, "bounds": (2.0, 1.0)}, ValueError, "bounds"),
         ((1.5,), {"learnable": True, "bounds": (1.5, 1.5)}, ValueError, "bounds"),
         ((1.5,), {"learnable": True, "bounds": (0.0, 2.0)}, ValueError, "bounds"),
