@@ -44,6 +44,8 @@ class Seq2Seq(nn.Module):
 
     sizes: ClassVar[tuple[str, ...]] = ()
     """Names of the numbers that a subclass is made with."""
+    retired: ClassVar[tuple[str, ...]] = ()
+    """How names of tensors begin that older folders hold and that no part of the model has any more."""
 
     def __init__(
         self,
@@ -172,6 +174,7 @@ class Seq2Seq(nn.Module):
         if kind is None or not issubclass(kind, cls):
             raise ValueError(f"{folder} has a {folders.named(settings)}, not one of {', '.join(kinds)}")
         with folders.whole(folder, kind.__name__):
+            tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kind.retired)}
             sizes = dict(settings["sizes"])
             folders.check_sizes(sizes, tensors)
             source, target = (Vocabulary(folders.check_strings(settings[name], name)) for name in ("source", "target"))

@@ -117,6 +117,7 @@ class Transformer(Seq2Seq):
     """
 
     sizes = ("width", "heads", "layers", "inner", "dropout")
+    retired = ("attention_omega.",)  # where training began, which no layer used
 
     def __init__(
         self,
@@ -150,11 +151,6 @@ class Transformer(Seq2Seq):
         Every layer has one of its own: ``layer.own.omega`` and, in the decoder, ``layer.cross.omega``.
         """
         return self.decoder[-1].cross.omega  # type: ignore[union-attr,return-value]
-
-    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
-        for name in [name for name in state_dict if name.startswith(f"{prefix}attention_omega.")]:
-            del state_dict[name]  # folders of the first version: where training began, which no layer used
-        super()._load_from_state_dict(state_dict, prefix, *args)
 
     def encode(self, source: Source) -> State:
         x = self._placed(self.source_embedding(source.numbers), 0)
