@@ -660,7 +660,7 @@ HIDDEN, WEIGHT, TARGET, BIAS = torch.zeros(3, 2), torch.zeros(4, 2), torch.tenso
         ({"alpha": math.inf}, ValueError, "alpha"),
         ({"alpha": torch.tensor(2.5)}, ValueError, "alpha.*2.5"),
         ({"alpha": torch.tensor([1.5, 1.5])}, ValueError, r"alpha.*one element.*\(2,\)"),
-        ({"alpha": torch.tensor(2)}, TypeError, "alpha"),
+        ({"alpha": torch.tensor(True)}, TypeError, "alpha"),
         ({"alpha": "1.5"}, TypeError, "alpha"),
         ({"alpha": True}, TypeError, "alpha"),
     ],

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.kernels import concrete
-from fenchel.regularizers.rows import apply_mask, broadcasts
+from fenchel.regularizers.rows import apply_mask, broadcasts, is_integer, is_number
 
 Array = np.ndarray[Any, Any]
 
@@ -277,7 +277,7 @@ def check_transition(value: float | Tensor, name: str = "transition") -> float |
         if not value.is_floating_point():
             raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
         return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
     return float(value)
 
@@ -293,11 +293,11 @@ def check_batch(value: Tensor, trailing: int, batch: Sequence[int], name: str, s
 
 def check_size(k: int, name: str = "k") -> int:
     """Check how many to choose: a positive integer."""
-    if isinstance(k, bool) or not isinstance(k, int):
+    if not is_integer(k):
         raise TypeError(f"{name} must be an int, got {type(k).__name__}")
     if k < 1:
         raise ValueError(f"{name} must be at least 1, got {k}")
-    return k
+    return int(k)
 
 
 def _check_structures(y: Tensor, theta: Tensor, structure: Structure) -> None:
