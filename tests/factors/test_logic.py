@@ -86,7 +86,7 @@ def test_derivatives_are_those_of_finite_differences(logic: Logic) -> None:
     for negated in [(False,) * 4, (True, False, False, True), (False, True, True, False)]:
         theta = (torch.randn(3, 4, dtype=torch.float64) * 0.7 + 0.3).requires_grad_()
         call = lambda t, negated=negated: solved(logic, t, negated)  # noqa: E731
-        assert torch.autograd.gradcheck(call, (theta,), check_forward_ad=True)
+        assert torch.autograd.gradcheck(call, (theta,), check_forward_ad=True, fast_mode=any(negated))
         if call(theta).requires_grad:
             assert torch.autograd.gradgradcheck(call, (theta,), fast_mode=True)
 

@@ -77,7 +77,7 @@ def test_entmax_up_to_alpha_2_is_right_to_the_last_digits(alpha: float, kind: st
 @DTYPES
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 def test_wide_rows_are_right_to_the_last_digits(alpha: float, dtype: torch.dtype) -> None:
-    exact_errors(torch.randn(10_000, dtype=dtype), alpha)
+    exact_errors(torch.randn(5_000, dtype=dtype), alpha)
     exact_errors(1e-4 * torch.randn(2_000, dtype=dtype), alpha)
 
 
