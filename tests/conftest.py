@@ -7,7 +7,7 @@ import hypothesis
 import pytest
 import torch
 
-hypothesis.settings.register_profile("default", deadline=None, max_examples=20, derandomize=True)
+hypothesis.settings.register_profile("default", deadline=None, max_examples=12, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 torch.set_num_threads(1)
