@@ -97,7 +97,7 @@ class Capped(_Box):
         return value
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The Fenchel-Young loss, one value a row; +inf for targets that exceed their bounds."""
+        """The Fenchel-Young loss, one value per row; +inf for targets that exceed their bounds."""
         loss = super().loss(scores, target, dim, mask)
         dim = check_scores(scores, dim)
         upper = _upper_rows(self.upper, scores, dim).expand(scores.movedim(dim, -1).shape)
@@ -124,7 +124,7 @@ class KSubsets(_Box):
     choice is k-hot, and the loss of that vector zero, exactly when the k-th best score leads the next by 1.
 
     Args:
-        k: how many to choose: a number ≥ 0, whole or not, or a tensor with one value a row (size 1 along
+        k: how many to choose: a number ≥ 0, whole or not, or a tensor with one value per row (size 1 along
             ``dim``), differentiable. Rows with fewer than k unmasked entries choose them all.
 
     Example:
