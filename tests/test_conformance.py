@@ -13,6 +13,7 @@ from torch.func import jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fenchel import Fused, Norm, Oscar, Tsallis
+from fenchel.regularizers.rowmap import pack
 from maps import MAPS, Map
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -430,11 +431,12 @@ def test_a_trace_gives_the_same_results(case: Map) -> None:
 
 def test_operators_keep_what_their_shape_rules_promise() -> None:
     scores = torch.randn(4, 3, 5).permute(2, 0, 1)
-    cases = [(Tsallis.family, 1.0), (Tsallis.family, 1.5), (Tsallis.family, 3.0), (Norm.family, 2.0)]
-    for family, number in [*cases, (Fused.family, 0.1), (Oscar.family, 0.1)]:
-        torch.library.opcheck(family._argmax_op, (scores, None, number), test_utils="test_faketensor")
-        p = family.argmax(scores, number)
-        torch.library.opcheck(family._max_op, (scores, p, None, number), test_utils="test_faketensor")
+    cases = [(Tsallis.rule, 1.0), (Tsallis.rule, 1.5), (Tsallis.rule, 3.0), (Norm.rule, 2.0)]
+    for rule, number in [*cases, (Fused.rule, 0.1), (Oscar.rule, 0.1)]:
+        packed = (*pack((number,)), rule.name)
+        torch.library.opcheck(torch.ops.fenchel.argmax.default, (scores, *packed), test_utils="test_faketensor")
+        p = rule.argmax(scores, number)
+        torch.library.opcheck(torch.ops.fenchel.max.default, (scores, p, *packed), test_utils="test_faketensor")
 
 
 @every_graph_map

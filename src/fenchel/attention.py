@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -15,12 +15,13 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel import kernels
+from fenchel._torch import concrete, recomputed, tracks_forward
 from fenchel.lean import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
-from fenchel.regularizers.base import Regularizer, Scaled, check_omega
+from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.custom import Custom
-from fenchel.regularizers.family import Parameter, apply_function, tracks_forward
+from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, broadcasts, parameter_rows
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.tsallis import TSALLIS, Tsallis
 
 LEAN = 1 << 16
 """From this many scores on, supports alone are worked on where that can be done; below, a matrix is faster."""
@@ -184,7 +185,7 @@ def _plain(
 def _combine(weights: Tensor, value: Tensor) -> Tensor:
     """weights @ value; by the support alone where that is small, and nothing keeps the weights for a derivative."""
     tensors = (weights, value)
-    if weights.numel() < PART or not weights.is_cpu or not kernels.concrete(*tensors) or tracks_forward():
+    if weights.numel() < PART or not weights.is_cpu or not concrete(*tensors) or tracks_forward():
         return weights @ value
     if math.prod(weights.shape[:-2]) != 1 or weights.shape[:-2] != value.shape[:-2]:
         return weights @ value
@@ -220,7 +221,7 @@ def _parted(
     shape: Sequence[int],
 ) -> bool:
     """Whether the scores are too many to be held, and can be made for some queries at a time."""
-    if math.prod(shape) <= PART or tracks_forward() or not kernels.concrete(query, key, value):
+    if math.prod(shape) <= PART or tracks_forward() or not concrete(query, key, value):
         return False
     if dropout_p and not query.is_cpu:
         return False
@@ -265,7 +266,7 @@ def _by_parts(
             chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
             return _plain(q, k, v, chooser, mask, scale, dropout_p)[0]
 
-        parts.append(apply_function(_Again, part, bool(dropout_p), *arguments, *learned.values()))
+        parts.append(recomputed(part, *arguments, *learned.values(), random=bool(dropout_p)))
     return torch.cat(parts, dim=-2)
 
 
@@ -285,54 +286,6 @@ class _With(nn.Module):
         return self.omega.argmax(scores, dim=dim, mask=mask)
 
 
-class _Again(torch.autograd.Function):
-    """A function of tensors that keeps nothing but them, and is computed again to be differentiated.
-
-    Again on copies without a past: what a tensor was made from may depend on another of them, and is not to be counted
-    twice. Its derivative is such a function too.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, function: Callable[..., Any], random: bool, *tensors: Tensor) -> Any:
-        ctx.function, ctx.state = function, torch.get_rng_state() if random else None
-        ctx.save_for_backward(*tensors)
-        return function(*tensors)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        tensors, function, state = ctx.saved_tensors, ctx.function, ctx.state
-        needed = ctx.needs_input_grad[2:]
-
-        def derivative(*given: Tensor) -> tuple[Tensor, ...]:
-            differentiated = torch.is_grad_enabled()
-            # Copies already, if this is differentiated in its turn.
-            fresh = given if differentiated else tuple(map(_copy, given, (*needed, *(False for _ in grads))))
-            own, upstream = fresh[: len(tensors)], fresh[len(tensors) :]
-            with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=state is not None):
-                if state is not None:
-                    torch.set_rng_state(state)
-                outputs = function(*own)
-            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
-            wanted = [t for t, is_needed in zip(own, needed, strict=True) if is_needed]
-            reached = [(o, g) for o, g in zip(outputs, upstream, strict=True) if o.requires_grad]
-            if not reached:
-                return tuple(map(torch.zeros_like, wanted))
-            ends, directions = zip(*reached, strict=True)
-            found = torch.autograd.grad(ends, wanted, directions, create_graph=differentiated, allow_unused=True)
-            return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True))
-
-        with torch.autocast(tensors[0].device.type, enabled=False):
-            if torch.is_grad_enabled():
-                found = iter(apply_function(_Again, derivative, False, *tensors, *grads))
-            else:
-                found = iter(derivative(*tensors, *grads))
-        return None, None, *(next(found) if is_needed else None for is_needed in needed)
-
-
-def _copy(tensor: Tensor, needed: bool) -> Tensor:
-    return tensor.detach().requires_grad_(needed)
-
-
 def _lean(
     query: Tensor,
     key: Tensor,
@@ -343,10 +296,8 @@ def _lean(
     shape: Sequence[int],
 ) -> tuple[Parameter, float] | None:
     """Alpha and a temperature if the supports alone can be worked on, in compiled code; else None."""
-    gamma: Any = 1.0
-    if isinstance(omega, Scaled):
-        omega, gamma = omega.omega, omega.gamma
-    if getattr(omega, "family", None) is not Tsallis.family or isinstance(gamma, Tensor) or return_weights is True:
+    omega, gamma = omega.canonical()
+    if omega.name != "tsallis" or isinstance(gamma, Tensor) or return_weights is True:
         return None
     if gamma < 1e-4 or not _same_heads(key, value):  # scores could overflow; heads are joined by one grouping alone
         return None
@@ -358,11 +309,8 @@ def _lean(
         return None
     if attn_mask is not None and attn_mask.requires_grad:
         return None
-    alpha = omega.parameter
-    sparse = (alpha > 1) & (alpha <= 2) if isinstance(alpha, Tensor) else 1 < alpha <= 2
-    return (
-        (alpha, gamma) if Tsallis.family.covers(alpha) and bool(torch.as_tensor(sparse, device="cpu").all()) else None
-    )
+    alpha: Any = omega.parameter
+    return None if kernels.find("attend", "tsallis", (alpha,)) is None else (alpha, gamma)
 
 
 def _by_supports(
@@ -417,7 +365,7 @@ def _by_supports(
             stacked = full.reshape(heads, rows, keys)
             mask = stacked if stacked.dtype == torch.bool else None
             scores = scores if mask is not None else scores + stacked
-        weights = Tsallis.family.choose(scores, a.unsqueeze(-1) if isinstance(a, Tensor) else a, -1, mask)
+        weights = TSALLIS.choose(scores, -1, mask, "alpha", a.unsqueeze(-1) if isinstance(a, Tensor) else a)
         return (weights if factors is None else weights * factors) @ v, weights
 
     sparse = return_weights == "sparse"
@@ -452,7 +400,7 @@ def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
-        kernels.concrete(tensor)  # raises if its memory was freed, before torch reads it
+        concrete(tensor)  # raises if its memory was freed, before torch reads it
 
 
 def _check(
@@ -478,7 +426,7 @@ def _check(
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
     if attn_mask is not None:
-        kernels.concrete(attn_mask)
+        concrete(attn_mask)
     if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
         raise TypeError(f"attn_mask must be boolean or floating point, got {attn_mask.dtype}")
     if not 0.0 <= dropout_p <= 1.0:

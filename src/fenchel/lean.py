@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.regularizers.family import apply_function
+from fenchel._torch import apply_function
 
 CHUNK = 1 << 21
 """Scores that are held at a time, …"""

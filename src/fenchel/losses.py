@@ -7,7 +7,7 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
@@ -60,7 +60,7 @@ def fy_loss(
         >>> scores = torch.tensor([[3.0, 0.0, 0.0], [0.5, 0.0, 0.0]], requires_grad=True)
         >>> loss = fenchel.fy_loss(scores, torch.tensor([0, 0]), fenchel.Gini(), reduction="none")
         >>> loss
-        tensor([0.0000, 0.0833], grad_fn=<_HitsBackward>)
+        tensor([0.0000, 0.0833], grad_fn=<_ClassLossBackward>)
         >>> loss.sum().backward()
         >>> scores.grad
         tensor([[ 0.0000,  0.0000,  0.0000],
@@ -101,7 +101,7 @@ def fy_loss(
         soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), hit)
         loss = torch.where(kept, mass.squeeze(dim) * omega.loss(scores, soft, dim, mask), 0.0)
     else:
-        loss = omega.index_loss(scores, torch.where(kept, index, -1), dim, mask)
+        loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)
         loss = loss if weight is None else torch.where(kept, weights * loss, 0.0)
     return _reduce(loss, weights, reduction).to(dtype)
 

@@ -13,11 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
+from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.base import check_integers
-from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, check_parameter
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.tsallis import TSALLIS
 
 SHARE = 16
 """A chunk has this share of the tokens …"""
@@ -129,7 +129,7 @@ def check_alpha(alpha: float | Tensor) -> float | Tensor:
     if isinstance(alpha, Tensor):
         if alpha.numel() != 1:
             raise ValueError(f"alpha must be a number or a tensor with one element, got shape {tuple(alpha.shape)}")
-        if not kernels.concrete(alpha):
+        if not concrete(alpha):
             return alpha
     value = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
     if not 1 <= value <= 2:
@@ -172,7 +172,7 @@ def _check_class_weight(class_weight: Tensor | None, weight: Tensor, label_smoot
         )
     if class_weight.requires_grad:
         raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
-    if label_smoothing and kernels.concrete(class_weight) and bool((class_weight < 0).any()):
+    if label_smoothing and concrete(class_weight) and bool((class_weight < 0).any()):
         raise ValueError(
             "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
         )
@@ -188,7 +188,7 @@ def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: 
         )
     kept = is_kept(target, ignore_index)
     index = target.long()
-    if kernels.concrete(target):
+    if concrete(target):
         wrong = index[kept & ((index < 0) | (index >= len(weight)))]
         if wrong.numel():
             raise ValueError(
@@ -200,7 +200,7 @@ def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: 
 
 def _plain(*tensors: Tensor) -> bool:
     """Whether all that is asked for is values and first derivatives of data: no transformation looks on."""
-    return not tracks_forward() and kernels.concrete(*tensors)
+    return not tracks_forward() and concrete(*tensors)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -291,10 +291,10 @@ def _even_part(
     mass = torch.where(task.factors > 0, task.factors, 1.0)
 
     def omega(u: Tensor) -> Tensor:
-        return Tsallis.family.value(u.unsqueeze(-1), a)
+        return TSALLIS.value(u.unsqueeze(-1), a)
 
     spread = even.sum()
-    value = mass**-a * Tsallis.family.value(even, a) + spread * omega(1 / mass)
+    value = mass**-a * TSALLIS.value(even, a) + spread * omega(1 / mass)
     value = value - omega(even[index] / mass) + omega((even[index] + task.own) / mass)
     return torch.where(kept, spread * score - mean + task.factors * value, 0.0)
 
@@ -411,9 +411,8 @@ def _run(
     tokens, classes = len(hidden), len(weight)
     chunk = max(FEWEST, min(-(-tokens // SHARE), MOST), SMALL // classes)
     chunk = max(1, min(chunk, tokens))
-    family = Tsallis.family
-    compiled = isinstance(alpha, float) and family.covers(alpha)
-    if compiled and kernels.usable(hidden, weight, *([] if bias is None else [bias])):
+    held = (hidden, weight) if bias is None else (hidden, weight, bias)
+    if isinstance(alpha, float) and kernels.find("linear_class_loss", "tsallis", (alpha,), *held) is not None:
         from fenchel.kernels import output
 
         targets = output.Gradients(None, None, None)
@@ -433,7 +432,7 @@ def _run(
         else:
             torch.addmm(bias, hidden[part], weight.t(), out=logits)
         if gradients is None or rates is None:
-            losses[part] = family.hits(logits, index[part], _as_row(alpha))
+            losses[part] = TSALLIS.class_loss(logits, index[part], _as_row(alpha))
         else:
             losses[part] = _chunk(logits, hidden[part], weight, alpha, index[part], rates[part], gradients, part)
     return losses
@@ -459,7 +458,7 @@ def _chunk(
         leaves = [z]
         if gradients.alpha is not None and isinstance(a, Tensor):
             leaves.append(a.requires_grad_())
-        losses = Tsallis.family.hits(z, index, a)
+        losses = TSALLIS.class_loss(z, index, a)
         residual, *slope = torch.autograd.grad(losses, leaves, rates)
     if gradients.hidden is not None:
         gradients.hidden[part] = residual @ weight

@@ -15,6 +15,7 @@ from torch.func import jacfwd, jacrev, vmap
 import fenchel
 from fenchel import Capped, Gini, KSubsets, Shannon, Tsallis, constrained_softmax, constrained_sparsemax, k_subsets
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON
+from fenchel.regularizers.rowmap import pack
 
 MAPS = [(constrained_sparsemax, Gini()), (constrained_softmax, Shannon())]
 both = pytest.mark.parametrize(("choose", "base"), MAPS, ids=["sparsemax", "softmax"])
@@ -252,10 +253,11 @@ def test_bounds_map_and_compile(choose, base) -> None:
 def test_operators_keep_what_their_shape_rules_promise() -> None:
     scores = torch.randn(4, 3, 5).permute(2, 0, 1)
     for rules in (BOUNDED_GINI, BOUNDED_SHANNON):
-        for upper in (None, torch.full_like(scores, 0.5)):
-            torch.library.opcheck(rules._argmax_op, (scores, upper, None, 1.0), test_utils="test_faketensor")
-            args = (scores, torch.softmax(scores, -1), upper, None, 1.0)
-            torch.library.opcheck(rules._max_op, args, test_utils="test_faketensor")
+        for upper in (1.0, torch.full_like(scores, 0.5)):
+            packed = (*pack((upper, 1.0)), rules.name)
+            torch.library.opcheck(torch.ops.fenchel.argmax.default, (scores, *packed), test_utils="test_faketensor")
+            args = (scores, torch.softmax(scores, -1), *packed)
+            torch.library.opcheck(torch.ops.fenchel.max.default, args, test_utils="test_faketensor")
 
 
 # -- max, loss and the rest of Ω ------------------------------------------------------------------------

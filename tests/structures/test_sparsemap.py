@@ -412,7 +412,7 @@ def test_a_map_that_is_none_is_refused() -> None:
         (
             lambda: (torch.ones(2, 2) * SparseMAP(Matching())).argmax(torch.zeros(2, 2)),
             ValueError,
-            "gamma must have one value",
+            "gamma must have size 1 along dim 0",
         ),
     ],
 )

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.density import check_positive_definite
-from fenchel.kernels import concrete
-from fenchel.regularizers.family import tracks_forward
 
 _CACHE_BYTES = 2**25  # of the matrices that a basis keeps
 

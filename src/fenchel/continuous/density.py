@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
+from fenchel._torch import concrete, standard_gamma
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
 from fenchel.continuous.quadrature import Function, Weight, integrate
 from fenchel.continuous.radial import (
@@ -25,7 +26,6 @@ from fenchel.continuous.radial import (
     shrink,
     some,
 )
-from fenchel.kernels import concrete
 
 
 class BetaGaussian(Distribution):
@@ -450,7 +450,7 @@ class EllipsoidPower(Distribution):
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         z = torch.randn(self._extended_shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        rest = 2 * torch._standard_gamma(torch.full_like(z[..., :1], self.power + 1))
+        rest = 2 * standard_gamma(torch.full_like(z[..., :1], self.power + 1))
         u = z / (z.square().sum(-1, keepdim=True) + rest).sqrt()
         return self.loc + (self.axes @ u.unsqueeze(-1)).squeeze(-1)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian, EllipsoidPower, broadcast_shapes, check_positive_definite
 from fenchel.continuous.radial import (
@@ -30,8 +31,7 @@ from fenchel.continuous.radial import (
     log_gamma_peak,
     some,
 )
-from fenchel.kernels import concrete, usable
-from fenchel.regularizers.family import apply_function, tracks_forward
+from fenchel.kernels import usable
 
 CLOSED = 4
 """Powers up to here are integrated in closed form; the moments of higher ones would cancel."""

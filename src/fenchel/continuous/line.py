@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
+from fenchel._torch import concrete
 from fenchel.continuous.incomplete import inverse
 from fenchel.continuous.radial import double_exponential
-from fenchel.kernels import concrete
 
 
 class _OnTheLine(Distribution):

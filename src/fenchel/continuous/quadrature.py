@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from fenchel._quadrature import refined
+from fenchel._torch import concrete
 from fenchel.continuous.radial import Number, gauss_legendre, log_shape
-from fenchel.kernels import concrete
 
 Function = Callable[[Tensor], Tensor]
 

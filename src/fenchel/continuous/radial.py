@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete, standard_gamma
 
 Array = np.ndarray[Any, Any]
 
@@ -171,7 +171,7 @@ def shrink(normal: Tensor, c: Number, half: float) -> Tensor:
     power = 1 / torch.where(flat, 1.0, c).abs()
     shape = torch.where(c > 0, power + 1, torch.where(flat, 1.0, power - half))
     square = normal.square().sum(-1, keepdim=True)
-    rest = 2 * torch._standard_gamma(shape.to(normal.dtype).expand_as(square))
+    rest = 2 * standard_gamma(shape.to(normal.dtype).expand_as(square))
     # ‖z‖²/(‖z‖² + 2g) is a Beta(D/2, k + 1) variable.
     rest = torch.where(c > 0, rest + square, rest)
     return torch.where(flat, 1.0, (2 * power / rest).sqrt())

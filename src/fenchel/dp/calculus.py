@@ -15,11 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._torch import apply_function, concrete, outside_graphs, tracks_forward
 from fenchel.dp.graph import Walk, unscaled
-from fenchel.kernels import concrete, usable
+from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.family import apply_function, tracks_forward
-from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Tsallis
 
@@ -116,7 +115,8 @@ class Run:
     def max(self) -> Tensor:
         """max_Ω over all paths, (B,), in double precision."""
         if self.recursion.is_compiled(self.inputs):
-            return apply_function(Value, self, *self.inputs)
+            value: Tensor = apply_function(Value, self, *self.inputs)
+            return value
         return self._read(_value)[0]
 
     @stays_outside

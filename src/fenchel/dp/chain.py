@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
 from fenchel.dp.program import (
@@ -19,7 +20,6 @@ from fenchel.dp.program import (
     gathered,
     precise,
 )
-from fenchel.kernels import concrete
 from fenchel.kernels.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.tsallis import Shannon

@@ -19,10 +19,9 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
+from fenchel._torch import apply_function, nested_forward_mode
 from fenchel.regularizers.base import Regularizer, Scaled
-from fenchel.regularizers.family import apply_function
 from fenchel.regularizers.tsallis import Tsallis
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
@@ -189,13 +188,14 @@ class _Taint(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(True):  # for the levels of forward mode around this one
+        with nested_forward_mode():  # for the levels of forward mode around this one
             return taint(tangent, *ctx.saved_tensors)
 
 
 def taint(x: Tensor, spoilt: Tensor) -> Tensor:
     """Make what is not 0 in spoilt rows NaN, in x and in its derivatives: a row that is left out adds 0 to them."""
-    return apply_function(_Taint, x, spoilt)
+    tainted: Tensor = apply_function(_Taint, x, spoilt)
+    return tainted
 
 
 Choose = Callable[[int, Tensor, Tensor], Tensor]

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._torch import concrete, without_transforms
 from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
 from fenchel.dp.graph import Graph, Indices, Walk, on, remembered, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
-from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.tsallis import Shannon
 
@@ -180,7 +180,7 @@ def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -
         raise TypeError(f"num_nodes must be an int, got {type(num_nodes).__name__}")
     if num_nodes < 2:
         raise ValueError(f"num_nodes must be at least 2, a source and a sink, got {num_nodes}")
-    with torch._C._DisableFuncTorch():  # its transformations would wrap these tensors
+    with without_transforms():  # its transformations would wrap these tensors
         tails, heads = (each.long().cpu().contiguous().numpy() for each in (sources, targets))
     return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
 

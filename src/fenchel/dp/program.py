@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, Run, stays_outside
 from fenchel.dp.graph import Walk, unscaled
-from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Hard, Tsallis

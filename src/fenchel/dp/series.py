@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.graph import is_hard, is_shannon
 from fenchel.dp.program import check_choice, check_floats, check_integers
-from fenchel.kernels import concrete, usable
+from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.family import apply_function, tracks_forward
 from fenchel.regularizers.rows import broadcasts
 from fenchel.regularizers.tsallis import Shannon
 
@@ -215,7 +215,8 @@ def _cut(series: Tensor, lengths: Tensor) -> Tensor:
 def _distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances between all points, (B, N, M)."""
     if x.dtype == y.dtype and usable(x, y) and not tracks_forward():
-        return apply_function(_Distances, x, y)
+        distances: Tensor = apply_function(_Distances, x, y)
+        return distances
     finite, gaps = _gaps(x, y)  # not by products, which cancel where series meet
     spoilt = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
     return gaps.square().sum(-1) + spoilt

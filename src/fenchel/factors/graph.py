@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._torch import outside_graphs
 from fenchel.factors.base import Factor, Memory
 from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree, consensus
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
-from fenchel.regularizers.graphs import outside_graphs
 
 SNAP = 1e-9
 """A mean of copies this close to a bound is at it, if one of the copies is."""

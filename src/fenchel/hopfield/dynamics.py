@@ -10,8 +10,8 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
+from fenchel._torch import concrete
 from fenchel.attention import attention
-from fenchel.kernels import concrete
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import check_parameter
 

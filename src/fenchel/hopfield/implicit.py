@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.regularizers.family import apply_function
+from fenchel._torch import apply_function
 
 KRYLOV = 64
 """Directions that are kept before a restart."""
@@ -31,7 +31,8 @@ def attach(step: Callable[[Tensor], Tensor], point: Tensor, query: Tensor) -> Te
         query: where the search began, of any shape.
     """
     state = step(point)
-    return apply_function(_Fixed, state, query, step)
+    fixed: Tensor = apply_function(_Fixed, state, query, step)
+    return fixed
 
 
 class _Fixed(torch.autograd.Function):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._torch import concrete
 from fenchel.hopfield.arguments import (
     activation,
     check_association,
@@ -22,7 +23,6 @@ from fenchel.hopfield.arguments import (
     default_hidden_size,
 )
 from fenchel.hopfield.dynamics import iterate, own, update
-from fenchel.kernels import concrete
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
 

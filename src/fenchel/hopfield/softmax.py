@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fenchel._torch import apply_function, tracks_forward
 from fenchel.hopfield.passes import row_groups
-from fenchel.regularizers.family import apply_function, tracks_forward
 
 
 class Stored(NamedTuple):

@@ -38,15 +38,15 @@ _CHUNK = 256  # how far a sum goes in the row's own precision before it moves to
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
-def project(z: Tensor, upper: Tensor | None, budget: float | Tensor) -> Tensor:
-    """The nearest p to each row of z with 0 ≤ p ≤ upper (1 if None) and sum ``budget``."""
+def project(z: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
+    """The nearest p to each row of z with 0 ≤ p ≤ upper and sum ``budget``."""
     x, out = as_rows(z), like(z)
     over_rows(_project, len(x), x.size, x, _bounds(upper, x), each(budget, len(x)), as_rows(out))
     return out
 
 
-def cap(weights: Tensor, upper: Tensor | None, budget: float | Tensor) -> tuple[Tensor, Tensor]:
-    """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and on which rows that failed."""
+def cap(weights: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, Tensor]:
+    """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and in which rows that failed."""
     x, out = as_rows(weights), like(weights)
     failed = torch.empty(weights.shape[:-1], dtype=torch.bool, device="cpu")
     bounds, budgets = _bounds(upper, x), each(budget, len(x))
@@ -54,15 +54,33 @@ def cap(weights: Tensor, upper: Tensor | None, budget: float | Tensor) -> tuple[
     return out, failed
 
 
-def product(v: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> Tensor:
-    """J v given the result p of the projection, or of the capped softmax."""
+def product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
+    """J v given the result p of the projection."""
+    return _times_jacobian(v, p, upper, False)
+
+
+def entropic_product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
+    """J v given the result p of the capped softmax."""
+    return _times_jacobian(v, p, upper, True)
+
+
+def _times_jacobian(v: Tensor, p: Tensor, upper: float | Tensor, entropic: bool) -> Tensor:
     q, out = as_rows(p), like(p)
     over_rows(_product, len(q), q.size, q, _bounds(upper, q), as_rows(v), as_rows(out), entropic)
     return out
 
 
-def pull(v: Tensor, z: Tensor, p: Tensor, upper: Tensor | None, entropic: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """v times the derivatives of the result p for z in z, in its bounds and in its budget."""
+def pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, ...]:
+    """v times the derivatives of the projection p of z in z, in its bounds and in its budget."""
+    return _times_derivatives(v, z, p, upper, False)
+
+
+def entropic_pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, ...]:
+    """v times the derivatives of the capped softmax p of z in z, in its bounds and in its budget."""
+    return _times_derivatives(v, z, p, upper, True)
+
+
+def _times_derivatives(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, entropic: bool) -> tuple[Tensor, ...]:
     q, to_z, to_upper, to_budget = as_rows(p), like(p), like(p), like(p[..., :1])
     arrays = (as_rows(z), q, _bounds(upper, q), as_rows(v), as_rows(to_z), as_rows(to_upper), as_rows(to_budget))
     over_rows(_pull, len(q), q.size, *arrays, entropic)
@@ -77,10 +95,10 @@ def room(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(wrong).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
 
 
-def _bounds(upper: Tensor | None, x: Any) -> Any:
+def _bounds(upper: float | Tensor, x: Any) -> Any:
     """Bounds as rows: one for all rows if they share it."""
-    if upper is None:
-        return np.ones((1, x.shape[1]), dtype=x.dtype)
+    if not isinstance(upper, Tensor):
+        return np.full((1, x.shape[1]), upper, dtype=x.dtype)
     upper = upper.detach()
     shared = all(size == 1 or stride == 0 for size, stride in zip(upper.shape[:-1], upper.stride()[:-1], strict=True))
     if shared and x.shape[0]:

@@ -2,8 +2,7 @@
 
 An entry far below the best has no mass, whatever the penalty does, and then it takes part as a neighbour of height zero
 only: rows fall apart into short runs of candidates, and the rest is not looked at twice. All arithmetic is in double
-precision. Masked entries, −inf in the scores, are written as −0.0; signs of zeros are read and written as bits, which
-the freedoms given to the compiler do not touch.
+precision. Masked entries, −inf in the scores, do not part their neighbours in a row.
 """
 
 from __future__ import annotations
@@ -25,73 +24,62 @@ _ROUNDING = 64 * 2.2e-16  # an excess that is no more than rounding
 
 
 def fused(z: Tensor, strength: float | Tensor) -> Tensor:
-    """Fusedmax along the last dimension; strength: a number, or one value a row."""
+    """Fusedmax along the last dimension; strength: a number, or one value per row."""
     return _map(_fused_rows, z, strength)
 
 
-def fused_product(v: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
-    """J v of fusedmax given its result p."""
-    return _product(_fused_product_rows, v, p, strength)
+def fused_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
+    """J v of fusedmax given its result p for z."""
+    return _product(_fused_product_rows, v, z, p, strength)
 
 
 def oscar(z: Tensor, strength: float | Tensor) -> Tensor:
-    """Oscarmax along the last dimension; strength: a number, or one value a row."""
+    """Oscarmax along the last dimension; strength: a number, or one value per row."""
     return _map(_oscar_rows, z, strength)
 
 
-def oscar_product(v: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
-    """J v of oscarmax given its result p."""
-    return _product(_oscar_product_rows, v, p, strength)
+def oscar_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
+    """J v of oscarmax given its result p for z."""
+    return _product(_oscar_product_rows, v, z, p, strength)
 
 
-def grid(z: Tensor, strength: float | Tensor, width: int) -> Tensor:
+def grid(z: Tensor, strength: float | Tensor, width: float) -> Tensor:
     """Tvmax along the last dimension, which holds the rows of a grid of that width one after the other."""
     x, out = as_rows(z), like(z)
-    p = as_rows(out)
-    over_rows(_grid_rows, len(x), _HARD * x.size, x, each(strength, len(x)), width, p, _bits(p))
+    over_rows(_grid_rows, len(x), _HARD * x.size, x, each(strength, len(x)), int(width), as_rows(out))
     return out
 
 
-def grid_product(v: Tensor, p: Tensor, strength: float | Tensor, width: int) -> Tensor:
+def grid_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor, width: float) -> Tensor:
     """J v of tvmax given its result p."""
     q, out = as_rows(p), like(p)
-    over_rows(_grid_product_rows, len(q), q.size, q, each(strength, len(q)), width, as_rows(v), as_rows(out))
+    over_rows(_grid_product_rows, len(q), q.size, q, each(strength, len(q)), int(width), as_rows(v), as_rows(out))
     return out
 
 
 def _map(rows: Any, z: Tensor, strength: float | Tensor) -> Tensor:
     x, out = as_rows(z), like(z)
-    p = as_rows(out)
-    over_rows(rows, len(x), x.size, x, each(strength, len(x)), p, _bits(p))
+    over_rows(rows, len(x), x.size, x, each(strength, len(x)), as_rows(out))
     return out
 
 
-def _product(rows: Any, v: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
+def _product(rows: Any, v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
     q, out = as_rows(p), like(p)
-    over_rows(rows, len(q), q.size, q, _bits(q), each(strength, len(q)), as_rows(v), as_rows(out))
+    over_rows(rows, len(q), q.size, q, as_rows(z), each(strength, len(q)), as_rows(v), as_rows(out))
     return out
-
-
-def _bits(x: Any) -> Any:
-    return x.view(np.int32 if x.itemsize == 4 else np.int64)
 
 
 # -- what the rows of both maps share ---------------------------------------------------------------------
 
 
 @kernel
-def _clear(x: Any, target: Any, bits: Any, negative: Any, masked: bool) -> int:
-    """Zeros, negative ones where masked; how many are not masked."""
+def _unmasked(x: Any, masked: bool) -> int:
+    """How many entries of a row are not masked."""
     n: int = x.size
-    target[:] = 0
-    if not masked:
-        return n
-    kept = 0
-    for i in range(n):
-        out = x[i] == -np.inf
-        kept += 0 if out else 1
-        if out:
-            bits[i] = negative
+    kept = n
+    if masked:
+        for i in range(n):
+            kept -= 1 if x[i] == -np.inf else 0
     return kept
 
 
@@ -152,50 +140,49 @@ def _variation(w: Any, n: int, strength: float, y: Any, lower: Any, upper: Any, 
 
 
 @kernel
-def _adjacent(bits: Any, negative: Any, masked: bool, i: int, j: int) -> bool:
-    """Whether only masked entries stand between i < j."""
+def _adjacent(x: Any, masked: bool, i: int, j: int) -> bool:
+    """Whether nothing but masked entries stands between two places of a row; the ends count as places."""
     if j == i + 1:
         return True
     if not masked:
         return False
     k = i + 1
-    while k < j and bits[k] == negative:
+    while k < j and x[k] == -np.inf:
         k += 1
     return k == j
 
 
 @kernel
-def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: Any) -> None:
+def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
     n = x.shape[1]
     kind = x.dtype.type
-    negative = np.iinfo(bits.dtype).min
     maxima = np.empty(n // BLOCK + 1, x.dtype)
     index = np.empty(n + 1, np.int32)
     w, y, lower, upper = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     at, slope, rise = np.empty(2 * n + 2), np.empty(2 * n + 2), np.empty(2 * n + 2)
     values, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
-        source, target, signs = x[row], out[row], bits[row]
+        source, target = x[row], out[row]
         top, least, bad = block_maxima(source, maxima)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else 0
             continue
         masked = least == -np.inf
-        _clear(source, target, signs, negative, masked)
+        target[:] = 0
         strength = strengths[row]
         count = collect(source, top, kind(-_MORE * (1.0 + 4.0 * strength)), maxima, index)
         groups, start = 0, 0
         while start < count:
             stop = start + 1
-            while stop < count and _adjacent(signs, negative, masked, index[stop - 1], index[stop]):
+            while stop < count and _adjacent(source, masked, index[stop - 1], index[stop]):
                 stop += 1
             length = stop - start
             low, high = np.inf, -np.inf
             for k in range(length):
                 w[k] = np.float64(source[index[start + k]]) - top
-            if not _adjacent(signs, negative, masked, -1, index[start]):
+            if not _adjacent(source, masked, -1, index[start]):
                 w[0] -= strength
-            if not _adjacent(signs, negative, masked, index[stop - 1], n):
+            if not _adjacent(source, masked, index[stop - 1], n):
                 w[length - 1] -= strength
             for k in range(length):
                 low, high = min(low, w[k]), max(high, w[k])
@@ -234,13 +221,12 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
 
 
 @kernel
-def _fused_product_rows(first: int, last: int, p: Any, bits: Any, strengths: Any, v: Any, out: Any) -> None:
+def _fused_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v: Any, out: Any) -> None:
     n = p.shape[1]
     kind = p.dtype.type
-    negative = np.iinfo(bits.dtype).min
     masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
     for row in range(first, last):
-        source, signs, g, target = p[row], bits[row], v[row], out[row]
+        source, scores, g, target = p[row], x[row], v[row], out[row]
         count = support(source, masks, index, n)
         target[:] = 0
         if count == 0:
@@ -262,7 +248,7 @@ def _fused_product_rows(first: int, last: int, p: Any, bits: Any, strengths: Any
                 stop < count
                 and not alone
                 and source[index[stop]] == level
-                and _adjacent(signs, negative, True, index[stop - 1], index[stop])
+                and _adjacent(scores, True, index[stop - 1], index[stop])
             ):
                 part += g[index[stop]] - mean
                 stop += 1
@@ -337,10 +323,9 @@ def _find(edges: Any, count: int, value: Any) -> int:
 
 
 @kernel
-def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: Any) -> None:
+def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
     n = x.shape[1]
     kind = x.dtype.type
-    negative = np.iinfo(bits.dtype).min
     maxima = np.empty(n // BLOCK + 1, x.dtype)
     index = np.empty(n + 1, np.int32)
     ordered = np.empty(n, x.dtype)
@@ -348,14 +333,15 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
     edges = np.empty(n, x.dtype)
     z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
-        source, target, signs = x[row], out[row], bits[row]
+        source, target = x[row], out[row]
         top, least, bad = block_maxima(source, maxima)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else 0
             continue
         strength = strengths[row]
         masked = least == -np.inf
-        kept = _clear(source, target, signs, negative, masked)
+        target[:] = 0
+        kept = _unmasked(source, masked)
         if masked:
             least = top
             for i in range(n):
@@ -366,10 +352,6 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
             share = kind(1.0 / kept)
             for i in range(n):
                 target[i] = share if source[i] > -np.inf else target[i]
-            if masked:
-                for i in range(n):
-                    if source[i] == -np.inf:
-                        signs[i] = negative
             continue
         # The penalty can lift an entry over the best by λ(n − 1) at most; and without those who have no mass
         # whatever happens, it is the penalty of fewer.
@@ -424,7 +406,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, bits: A
 
 
 @kernel
-def _oscar_product_rows(first: int, last: int, p: Any, bits: Any, strengths: Any, v: Any, out: Any) -> None:
+def _oscar_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v: Any, out: Any) -> None:
     n = p.shape[1]
     kind = p.dtype.type
     masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
@@ -630,21 +612,20 @@ def _regions(
 
 
 @kernel
-def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: Any, bits: Any) -> None:
+def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: Any) -> None:
     n = x.shape[1]
     kind = x.dtype.type
-    negative = np.iinfo(bits.dtype).min
     maxima = np.empty(n // BLOCK + 1, x.dtype)
     ways = np.empty((4, 3), np.int64)
     w, flow, level, size = np.empty(n), np.empty(2 * n), np.empty(n), np.empty(n, np.int32)
     group, queue = np.empty(n, np.int32), np.empty(n, np.int32)
     for row in range(first, last):
-        source, target, signs = x[row], out[row], bits[row]
-        top, least, bad = block_maxima(source, maxima)
+        source, target = x[row], out[row]
+        top, _, bad = block_maxima(source, maxima)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else 0
             continue
-        _clear(source, target, signs, negative, least == -np.inf)
+        target[:] = 0
         strength = strengths[row]
         line = -(1.0 + 8.0 * strength)
         low = 0.0

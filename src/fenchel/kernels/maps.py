@@ -19,42 +19,42 @@ _ONE = {1.0: 1}  # … and of normmax
 _LIKE = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
 
-def entmax(z: Tensor, c: float | Tensor) -> Tensor:
-    """α-entmax along the last dimension for c = α − 1 ≠ 0; a number, or one value a row."""
-    return _map(rows.entmax, rows.entmax_at, z, c, WHOLE)
+def entmax(z: Tensor, alpha: float | Tensor) -> Tensor:
+    """α-entmax along the last dimension for α ≠ 1; a number, or one value per row."""
+    return _map(rows.entmax, rows.entmax_at, z, alpha - 1, WHOLE)
 
 
-def normmax(z: Tensor, c: float | Tensor) -> Tensor:
-    """α-normmax along the last dimension for c = α − 1 in [¼, 9]; a number, or one value a row."""
-    return _map(rows.normmax, rows.normmax_at, z, c, _ONE)
+def normmax(z: Tensor, alpha: float | Tensor) -> Tensor:
+    """α-normmax along the last dimension for α in [1¼, 10]; a number, or one value per row."""
+    return _map(rows.normmax, rows.normmax_at, z, alpha - 1, _ONE)
 
 
-def entmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
+def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: float | Tensor) -> Tensor:
     """J v of α-entmax given its result p."""
-    return _product(rows.entmax_product, v, p, c, WHOLE)
+    return _product(rows.entmax_product, v, p, alpha - 1, WHOLE)
 
 
-def entmax_alpha(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
-    """⟨v, ∂p/∂α⟩ of α-entmax given its result p, for c ≤ 1; one value a row, dimension kept."""
+def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+    """J v of α-entmax given its result p, and ⟨v, ∂p/∂α⟩ for α ≤ 2, one value per row, dimension kept."""
     q = as_rows(p)
     out = torch.empty((*p.shape[:-1], 1), dtype=p.dtype, device="cpu")
-    over_rows(rows.entmax_alpha, q.shape[0], q.size, q, parameter(c, q), as_rows(v), out.numpy().reshape(-1))
-    return out
+    over_rows(rows.entmax_alpha, q.shape[0], q.size, q, parameter(alpha - 1, q), as_rows(v), out.numpy().reshape(-1))
+    return entmax_product(v, z, p, alpha), out
 
 
-def normmax_product(v: Tensor, p: Tensor, c: float | Tensor) -> Tensor:
+def normmax_product(v: Tensor, z: Any, p: Tensor, alpha: float | Tensor) -> Tensor:
     """J v of α-normmax given its result p."""
-    return _product(rows.normmax_product, v, p, c, _ONE)
+    return _product(rows.normmax_product, v, p, alpha - 1, _ONE)
 
 
-def entmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
-    return _loss(rows.entmax_loss, z, index, c, residual, WHOLE)
+    return _loss(rows.entmax_loss, z, index, alpha - 1, residual, WHOLE)
 
 
-def normmax_loss(z: Tensor, index: Tensor, c: float | Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
-    return _loss(rows.normmax_loss, z, index, c, residual, _ONE)
+    return _loss(rows.normmax_loss, z, index, alpha - 1, residual, _ONE)
 
 
 def _loss(

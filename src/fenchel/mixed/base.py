@@ -10,11 +10,11 @@ from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad as fwAD
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
 from fenchel._quadrature import line
+from fenchel._torch import forward_mode, has_tangent, is_mapped
 
 ENUMERATED = 6
 """Up to so many vertices, sums over all faces are made face by face."""
@@ -288,7 +288,7 @@ class Mixed(Distribution):
     def _differentiable(self) -> bool:
         """Whether any derivative in the parameters may be asked for."""
         parameters = [value for name in self._parameters if (value := getattr(self, name)) is not None]
-        if fwAD._current_level >= 0 or any(map(torch._C._functorch.is_functorch_wrapped_tensor, parameters)):
+        if forward_mode() or any(map(is_mapped, parameters)):
             return True
         return torch.is_grad_enabled() and any(value.requires_grad for value in parameters)
 
@@ -362,7 +362,7 @@ def scored(h: Tensor, log_prob: Tensor) -> Estimate:
 
 def varied(value: Tensor) -> bool:
     """Whether a derivative in a tensor is being taken, backward or forward."""
-    if fwAD._current_level >= 0 and fwAD.unpack_dual(value).tangent is not None:  # type: ignore[no-untyped-call]
+    if has_tangent(value):
         return True
     return torch.is_grad_enabled() and value.requires_grad
 

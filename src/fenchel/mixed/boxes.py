@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad as fwAD
 from torch.special import log_ndtr, ndtri
 
 from fenchel._quadrature import log_concave
+from fenchel._torch import forward_mode
 
 SHIFTS = 8
 LATTICES = {127: 37, 509: 118, 1021: 467, 4093: 665}
@@ -61,7 +61,7 @@ def log_box(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor
         return _walk(mean, tril, bounded, (mean.new_zeros(1, 0), mean.new_zeros(1))).squeeze(-1), mean.new_zeros(rows)
     if dim == 2:
         return _by_quadrature(mean, tril, bounded), mean.new_zeros(rows)
-    if mean.requires_grad or tril.requires_grad or fwAD._current_level >= 0:
+    if mean.requires_grad or tril.requires_grad or forward_mode():
         return _by_lattice(mean, tril, bounded)
     # Without derivatives equal rows are one: all samples that lie on the same vertex, for instance.
     keys = torch.cat([mean, tril.flatten(1), bounded.unsqueeze(-1)], -1)
@@ -133,7 +133,7 @@ def _by_quadrature(mean: Tensor, tril: Tensor, bounded: Tensor) -> Tensor:
 
 def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Tensor]:
     log_prob, error = torch.zeros_like(mean[:, 0]), torch.zeros_like(mean[:, 0])
-    differentiable = mean.requires_grad or tril.requires_grad or fwAD._current_level >= 0
+    differentiable = mean.requires_grad or tril.requires_grad or forward_mode()
     left = torch.arange(len(mean), device=mean.device)
     for points in LATTICES:
         rule = _lattice(points, mean)

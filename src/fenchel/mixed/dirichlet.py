@@ -7,10 +7,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad as fwAD
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid, softplus
 
+from fenchel._torch import has_tangent, is_mapped, standard_gamma
 from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly, faces, floating, positive, scored, several
 
 ENUMERATED = 12
@@ -167,7 +167,7 @@ class MixedDirichlet(Mixed):
         alpha = torch.where(face, self.concentration, 1.0)
         uniform = torch.rand(alpha.shape, dtype=alpha.dtype, device=alpha.device, generator=generator)
         tiny = torch.finfo(alpha.dtype).tiny
-        gamma = torch._standard_gamma(alpha + 1, generator=generator)
+        gamma = standard_gamma(alpha + 1, generator=generator)
         logs = gamma.clamp_min(tiny).log() + uniform.clamp_min(tiny).log() / alpha
         value = torch.where(face, logs, -torch.inf).softmax(-1)
         return torch.where(face, value.clamp_min(tiny), 0.0)
@@ -240,9 +240,9 @@ class MixedDirichlet(Mixed):
 
 def _constant(concentration: Tensor) -> bool:
     """Whether all entries of a row are and remain the same: no derivative can tell them apart."""
-    if concentration.requires_grad or torch._C._functorch.is_functorch_wrapped_tensor(concentration):
+    if concentration.requires_grad or is_mapped(concentration):
         return False
-    if fwAD._current_level >= 0 and fwAD.unpack_dual(concentration).tangent is not None:  # type: ignore[no-untyped-call]
+    if has_tangent(concentration):
         return False
     return bool((concentration == concentration[..., :1]).all())
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._torch import nested_from_mask
 from fenchel.attention import attention
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
@@ -144,7 +145,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             need_weights=need_weights,
             average_attn_weights=average_attn_weights,
         )
-        return torch._nested_tensor_from_mask(output, present[0], mask_check=False), weights
+        return nested_from_mask(output, present[0]), weights
 
     def _project(self, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
         if self.in_proj_weight is not None:

@@ -3,121 +3,198 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol, Self, cast
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
-from fenchel.regularizers.family import Family, Parameter
+from fenchel.regularizers.rowmap import Parameter, RowMap, finish_loss
 from fenchel.regularizers.rows import (
     apply_mask,
     beside,
     check_parameter,
     check_scores,
+    from_rows,
     parameter_rows,
     shifted,
     to_rows,
 )
 
 
-class Rules(Protocol):
-    """The mathematics of an Ω on rows, for a parameter ``a`` of its own kind: a ``Family`` or ``Bounded``."""
+class Posed(NamedTuple):
+    """A problem on rows: scores with masked entries at −inf, the map, and its parameters beside the rows."""
 
-    def value(self, p: Tensor, a: Any, /) -> Tensor:
-        """Ω(p)."""
+    rows: Tensor
+    rule: RowMap
+    parameters: tuple[Any, ...]
 
-    def argmax(self, z: Tensor, a: Any, /) -> Tensor:
-        """argmax_Ω, with its derivatives."""
+    def shifted(self) -> Posed:
+        """The same problem with largest score 0, as the maximum needs it: sums are then of small terms."""
+        return self._replace(rows=shifted(self.rows)[0])
 
-    def max(self, z: Tensor, p: Tensor, a: Any, /) -> Tensor:
-        """max_Ω given the argmax, with its derivatives."""
+    def argmax(self) -> Tensor:
+        """argmax_Ω of the rows."""
+        return self.rule.argmax(self.rows, *self.parameters)
+
+    def max(self) -> Tensor:
+        """max_Ω of the rows."""
+        return self.rule.max(self.rows, self.argmax(), *self.parameters)
 
 
 class Regularizer(nn.Module):
     r"""A convex regularizer Ω over distributions, and everything that follows from it.
 
     ============================  ========================================================  =================
-    ``omega(p)``                  :math:`\Omega(p)`                                         one value a row
-    ``omega.max(scores)``         :math:`\max_p \langle p, s \rangle - \Omega(p)`           one value a row
+    ``omega(p)``                  :math:`\Omega(p)`                                         one value per row
+    ``omega.max(scores)``         :math:`\max_p \langle p, s \rangle - \Omega(p)`           one value per row
     ``omega.argmax(scores)``      the ``p`` that attains it                                 shape of scores
-    ``omega.loss(scores, y)``     :math:`\Omega^*(s) + \Omega(y) - \langle s, y \rangle`    one value a row
+    ``omega.loss(scores, y)``     :math:`\Omega^*(s) + \Omega(y) - \langle s, y \rangle`    one value per row
     ``omega.margin``              the lead at which one choice takes all                    a number
     ============================  ========================================================  =================
 
     Multiply by a positive number for another temperature: ``(gamma * omega).argmax(s)`` is
     ``omega.argmax(s / gamma)``.
 
-    A subclass sets ``family``, the mathematics, and ``parameter``, the number or tensor that selects a member.
+    Engines such as attention, memories and dynamic programs never look at the type of Ω. They ask the questions below;
+    each has a default that is right for any Ω. A subclass sets ``rule``, the mathematics on rows (a ``RowMap``), and
+    ``parameter``, the number or tensor that selects a member; or it writes ``forward`` and ``argmax`` in differentiable
+    torch operations, and ``max`` and ``loss`` follow.
     """
 
-    family: Rules
-    zero_at_vertices = True
+    rule: RowMap | None = None
+    zero_at_vertices: bool = False
     """Whether Ω is zero at one-hot vectors, so that the loss of a class is max_Ω less its score."""
 
+    associative: bool = False
+    """Whether max_Ω of the parts' max_Ω is that of the whole, so that partial results merge by ``max`` and ``argmax``
+    of their stacked values. Shannon's is."""
+
+    parameter_name: ClassVar[str] = "alpha"
+    """What errors call ``parameter``."""
+
+    default_dim: Any = -1
+    """The dimensions that a choice is made over unless ``dim`` tells."""
+
+    # -- what an engine may ask ------------------------------------------------------------------------
+
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        """The simplest equal Ω and a factor: this Ω is the factor times that one.
+
+        Only Python numbers are simplified; tensors are neither replaced nor read.
+
+        Example:
+            >>> from fenchel import Fused, KSubsets
+            >>> (0.5 * KSubsets(1)).canonical(), Fused(0.0).canonical()
+            ((Gini(), 0.5), (Gini(), 1.0))
+        """
+        return self, 1.0
+
     @property
-    def parameter(self) -> Parameter:
-        """The family's parameter: a number, or a tensor with one value a row or a head."""
-        raise NotImplementedError
+    def name(self) -> str | None:
+        """The name of the family, by which kernels are looked up; None for an Ω without a ``rule``."""
+        return None if self.rule is None else self.rule.name
+
+    @property
+    def parameter(self) -> Parameter | None:
+        """The parameter that selects a member of the family: a number, or a tensor with one value per row."""
+        return None
+
+    @property
+    def parameter_shape(self) -> torch.Size | None:
+        """The shape that the tensors of Ω broadcast to: what varies from row to row. None if that is not known."""
+        shapes = (t.shape for t in (*self.parameters(), *self.buffers()))
+        return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     @property
     def margin(self) -> float | Tensor | None:
-        """The smallest m such that a lead of m over all other scores gives a one-hot choice and zero loss."""
+        """The smallest m such that a lead of m over all other scores gives a one-hot choice and zero loss.
+
+        inf if no lead is enough, None if that is not known.
+        """
         return None
 
+    def mass(self, count: int | Tensor) -> float | Tensor | None:
+        """What a choice among so many unmasked entries sums to; None if that is not fixed.
+
+        Args:
+            count: a number, or a tensor with size 1 along the dimension of the choice.
+        """
+        return 1.0
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
+        """The level below which no entry has mass, nor any that is added later; size 1 along ``dim``.
+
+        −inf where all scores are masked. None for an Ω without such a level. Not differentiable.
+
+        Example:
+            >>> import torch
+            >>> from fenchel import Gini
+            >>> Gini().line(torch.tensor([1.0, 0.5, -1.0]))
+            tensor([0.2500])
+        """
+        return None
+
+    def log_argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        """The logarithm of the choice, −inf where it is zero."""
+        return self.argmax(scores, dim, mask).log()
+
+    # -- what it does ----------------------------------------------------------------------------------
+
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        """Ω(p) of distributions along ``dim``; zero at one-hot vectors."""
-        rows = to_rows(p, dim, None)
-        return self.family.value(rows, self._parameter_rows(p, dim)).to(p.dtype)
+        """Ω(p) of distributions along ``dim``."""
+        posed = self._pose_value(p, dim)
+        return posed.rule.value(posed.rows, *posed.parameters).to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized choice, :math:`\\nabla \\Omega^*(s)`, along ``dim``."""
-        return cast(Family, self.family).choose(scores, self.parameter, dim, mask)
+        return from_rows(self._pose(scores, dim, mask).argmax(), scores, dim)
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
-        rows, top = shifted(to_rows(scores, dim, mask))
-        a = self._parameter_rows(scores, dim)
-        return (self._max_rows(rows, a) + self._mass(scores, dim, mask) * top.squeeze(-1)).to(scores.dtype)
+        posed = self._pose(scores, dim, mask)
+        rows, top = shifted(posed.rows)
+        offset = self._masses(scores, dim, mask) * top.squeeze(-1)
+        return (posed._replace(rows=rows).max() + offset).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The Fenchel-Young loss, one value a row: class indices (integers) or probabilities (shape of scores).
+        """The Fenchel-Young loss, one value per row: class indices (integers) or probabilities (shape of scores).
 
         Never negative, and zero exactly where ``argmax(scores)`` is the target. A target that is masked
         has loss +inf. The gradient is ``argmax(scores) - target``.
         """
         dim = check_scores(scores, dim)
-        if not target.is_floating_point():
+        if target.is_floating_point():
+            target = self.check_target(target, scores, dim, mask)
+        else:
             index = self.check_classes(target, scores, dim)
             if self.zero_at_vertices:
-                return self._hits(scores, index, dim, mask)
+                return self.class_loss(scores, index, dim, mask)
             target = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
-        rows, _ = shifted(to_rows(scores, dim, mask))
-        a = self._parameter_rows(scores, dim)
-        maximum = self._max_rows(rows, a)
-        maximum = torch.where(maximum == -torch.inf, 0.0, maximum)  # nothing to choose from: any target is impossible
-        y = self.check_target(target, scores, dim, mask).movedim(dim, -1).to(rows.dtype)
-        impossible = ((y != 0) & (rows == -torch.inf)).any(-1)
-        reached = (y * torch.where(rows == -torch.inf, 0.0, rows)).sum(-1)
-        value = maximum - reached + self._value_rows(y, rows, a)
-        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
-        value = value + (value.clamp_min(0) - value).detach()
-        # Added, not chosen: the other classes of such a row keep their gradient, as in cross_entropy.
-        return (value + torch.where(impossible, torch.inf, 0.0)).to(scores.dtype)
+        posed = self._pose(scores, dim, mask).shifted()
+        rows, rule, a = posed
+        masked = rows == -torch.inf
+        y = target.movedim(dim, -1).to(rows.dtype)
+        reached = (y * torch.where(masked, 0.0, rows)).sum(-1)
+        value = rule.target_value(y, *a, masked=masked & (y == 0))
+        return finish_loss(posed.max(), reached, ((y != 0) & masked).any(-1), value).to(scores.dtype)
 
-    def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """``loss`` for class indices that have been checked; a row with a negative one is left out: its loss is 0."""
         if self.zero_at_vertices:
-            return self._hits(scores, index, dim, mask)
+            rows, rule, a = self._pose(scores, dim, mask)
+            return rule.class_loss(rows, index, *a).to(scores.dtype)
         kept = index >= 0
         loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
         return torch.where(kept, loss, 0.0)
 
-    def _hits(self, scores: Tensor, index: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-        rows = to_rows(scores, dim, mask)
-        family = cast(Family, self.family)
-        return family.hits(rows, index, self._parameter_rows(scores, dim)).to(scores.dtype)
+    def __mul__(self, gamma: float | Tensor) -> Regularizer:
+        return Scaled(self, gamma)
+
+    __rmul__ = __mul__
+
+    # -- files -----------------------------------------------------------------------------------------
 
     def config(self) -> Config | None:
         """Ω as a file can hold it: dictionaries, lists, numbers and strings, as for JSON; None for one that it cannot.
@@ -147,14 +224,15 @@ class Regularizer(nn.Module):
         """
         return from_config(config, cls)
 
-    def __mul__(self, gamma: float | Tensor) -> Regularizer:
-        return Scaled(self, gamma)
-
-    __rmul__ = __mul__
+    # -- arguments of losses ---------------------------------------------------------------------------
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Check a floating-point target: probabilities of the shape of scores."""
         return check_probabilities(target, scores, dim)
+
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+        """Check a target of class indices; return it as int64."""
+        return check_indices(target, scores, dim)
 
     def in_rows(
         self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
@@ -164,38 +242,86 @@ class Regularizer(nn.Module):
 
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Scale a target that passed the check to the sum that a choice has, exactly."""
-        total, mass = target.sum(dim, keepdim=True), self._mass(scores, dim, mask)
+        total, mass = target.sum(dim, keepdim=True), self._masses(scores, dim, mask)
         mass = mass.unsqueeze(dim).to(target.dtype) if isinstance(mass, Tensor) else mass
         return torch.where(total > 0, target * (mass / torch.where(total > 0, total, 1.0)), target)
 
-    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
-        """Check a target of class indices; return it as int64."""
-        return check_indices(target, scores, dim)
+    # -- what they are made of -------------------------------------------------------------------------
 
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
-        return parameter_rows(self.parameter, "alpha", scores, dim)
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None) -> Posed:
+        """The problem on rows."""
+        return self._pose_value(apply_mask(scores, mask), dim)
 
-    def _value_rows(self, y: Tensor, rows: Tensor, a: Any) -> Tensor:
-        """Ω of targets; rows of scores tell which entries are masked, for an Ω to which that matters."""
-        return self.family.value(y, a)
+    def _pose_value(self, p: Tensor, dim: int) -> Posed:
+        """Rows of a distribution, for the value of Ω."""
+        rows = to_rows(p, dim, None)
+        if self.rule is None:
+            return Posed(rows, _Written(self), ())
+        return Posed(rows, self.rule, self._parameters_beside(p, dim))
 
-    def _max_rows(self, rows: Tensor, a: Any) -> Tensor:
-        return self.family.max(rows, self.family.argmax(rows, a), a)
+    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
+        """The parameters of the rule, laid out beside the rows of scores."""
+        return (parameter_rows(self.parameter, self.parameter_name, scores, dim),)  # type: ignore[arg-type]
 
-    def _mass(self, scores: Tensor, dim: Any, mask: Tensor | None) -> float | Tensor:
-        """What a choice sums to, one value per row: the maximum moves by so much for an offset of the scores."""
-        return 1.0
+    def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
+        """What the choice of each row sums to: the maximum moves by so much for an offset of the scores."""
+        mass = self.mass(1)
+        if not isinstance(mass, Tensor) and mass == self.mass(2):
+            return mass  # type: ignore[return-value]
+        count = (apply_mask(scores.detach(), mask) != -torch.inf).sum(dim, keepdim=True)
+        mass = self.mass(count.to(torch.promote_types(scores.dtype, torch.float32)))
+        assert isinstance(mass, Tensor)
+        return mass.expand(count.shape).squeeze(dim)
 
     def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
-        """The dimensions that a choice is made over, counted from the front; the last if ``dim`` is None."""
-        return (check_scores(scores, -1 if dim is None else dim),)
+        """The dimensions that a choice is made over, counted from the front."""
+        return (check_scores(scores, dim),)
+
+
+class _Written(RowMap):
+    """The map of an Ω whose ``forward`` and ``argmax`` are written in differentiable torch operations."""
+
+    name = "written"
+
+    def __init__(self, omega: Regularizer) -> None:
+        if type(omega).argmax is Regularizer.argmax or type(omega).forward is Regularizer.forward:
+            raise NotImplementedError(f"{type(omega).__name__} must set rule, or write forward and argmax")
+        self.omega = omega
+
+    def value(self, p: Tensor, *a: Any, masked: Tensor | None = None) -> Tensor:
+        value: Tensor = self.omega(p)
+        return value
+
+    def argmax(self, z: Tensor, *a: Any) -> Tensor:
+        return self.omega.argmax(z)
+
+    def max(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
+        masked = z == -torch.inf
+        value = torch.where(masked, 0.0, p * torch.where(masked, 0.0, z)).sum(-1) - self.value(p)
+        return torch.where(masked.all(-1), -torch.inf, value)
+
+    def solve(self, z: Tensor, *a: Any) -> Tensor:
+        return self.omega.argmax(z)
+
+    def product(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
+        raise NotImplementedError("derivatives are those of argmax as it is written")
+
+    def pull(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
+        raise NotImplementedError("derivatives are those of argmax as it is written")
+
+    def push(self, dz: Tensor | None, da: tuple[Tensor | None, ...], z: Any, p: Tensor, *a: Any) -> Tensor:
+        raise NotImplementedError("derivatives are those of argmax as it is written")
+
+    def envelope(self, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
+        raise NotImplementedError("derivatives are those of argmax as it is written")
 
 
 @written_by("omega", "gamma")
 class Scaled(Regularizer):
     """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``.
 
-    Methods take ``dim`` as those of Ω do; None stands for its own default.
+    Methods take ``dim`` as those of Ω do; None stands for its own default. What else Ω can do, such as ``solve`` of
+    ``SparseMAP``, is done for γΩ too.
     """
 
     gamma: float | Tensor
@@ -206,46 +332,84 @@ class Scaled(Regularizer):
         hold(self, "gamma", check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf", finite=True))
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
-        # One number instead of two: what runs faster for γΩ does not look further inside.
+        # One number instead of two.
         if isinstance(gamma, Tensor) or isinstance(self.gamma, Tensor):
             return super().__mul__(gamma)
         return self.omega * (self.gamma * check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf", finite=True))
 
     __rmul__ = __mul__
 
+    # -- what an engine may ask ------------------------------------------------------------------------
+
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        omega, gamma = self.omega.canonical()
+        return omega, self.gamma * gamma
+
+    @property
+    def parameter_shape(self) -> torch.Size | None:
+        return None if self.omega.parameter_shape is None else super().parameter_shape
+
+    @property
+    def zero_at_vertices(self) -> bool:  # type: ignore[override]
+        return self.omega.zero_at_vertices
+
     @property
     def margin(self) -> float | Tensor | None:
         margin = self.omega.margin
         return None if margin is None else self.gamma * margin
 
+    def mass(self, count: int | Tensor) -> float | Tensor | None:
+        return self.omega.mass(count)
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
+        dims = self._dims(scores, dim)
+        with torch.no_grad():
+            cooled, top = self._cool(scores, dims)
+            line = self.omega.line(cooled, dim)
+            return None if line is None else (self._laid_out(scores, dims) * line + top).to(scores.dtype)
+
+    def log_argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
+        cooled, _ = self._cool(apply_mask(scores, mask), self._dims(scores, dim))
+        return self.omega.log_argmax(cooled, self._or_default(dim)).to(scores.dtype)
+
+    # -- what it does ----------------------------------------------------------------------------------
+
     def forward(self, p: Tensor, dim: Any = None) -> Tensor:
-        dims = self._dims(p, dim)
-        value: Tensor = self._each_row(p, dims) * self.omega(p, _dim(dims))
+        value: Tensor = self._each_row(p, self._dims(p, dim)) * self.omega(p, self._or_default(dim))
         return value.to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        dims = self._dims(scores, dim)
-        cooled, _ = self._cool(scores, dims, mask)
-        return self.omega.argmax(cooled, _dim(dims)).to(scores.dtype)
+        cooled, _ = self._cool(apply_mask(scores, mask), self._dims(scores, dim))
+        return self.omega.argmax(cooled, self._or_default(dim)).to(scores.dtype)
 
     def max(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        dims = self._dims(scores, dim)
-        cooled, top = self._cool(scores, dims, mask)
-        mass = self._mass(cooled, _dim(dims), None)
-        value = times_gamma(self._each_row(scores, dims), self.omega.max(cooled, _dim(dims)))
-        return (value + mass * top).to(scores.dtype)
+        dims, dim = self._dims(scores, dim), self._or_default(dim)
+        cooled, top = self._cool(apply_mask(scores, mask), dims)
+        value = times_gamma(self._each_row(scores, dims), self.omega.max(cooled, dim))
+        offset = 0.0 if self.mass(1) is None else self._masses(cooled, dim, None) * top.squeeze(dims)
+        return (value + offset).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
         dims = self._dims(scores, dim)
-        cooled, _ = self._cool(scores, dims, mask)
-        loss = self.omega.loss(cooled, target, _dim(dims))
+        cooled, _ = self._cool(apply_mask(scores, mask), dims)
+        loss = self.omega.loss(cooled, target, self._or_default(dim))
         return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
 
-    def index_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         kept, dims = (index >= 0).unsqueeze(dim), self._dims(scores, dim)
-        cooled, _ = self._cool(torch.where(kept, scores, 0.0), dims, mask)
-        loss = self.omega.index_loss(cooled, index, dim)
+        cooled, _ = self._cool(torch.where(kept, apply_mask(scores, mask), 0.0), dims)
+        loss = self.omega.class_loss(cooled, index, dim)
         return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
+
+    def solve(self, scores: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
+        """What ``solve`` of Ω gives for the scores over γ: see :meth:`fenchel.SparseMAP.solve`."""
+        if not hasattr(self.omega, "solve"):
+            raise TypeError(f"solve goes with SparseMAP, got {self.omega}")
+        cooled, _ = self._cool(apply_mask(scores, mask), self._dims(scores, None))
+        solve: Any = self.omega.solve
+        return solve(cooled, **options).to(scores.dtype)
+
+    # -- arguments of losses ---------------------------------------------------------------------------
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         return self.omega.check_target(target, scores, dim, mask)
@@ -267,28 +431,37 @@ class Scaled(Regularizer):
     def extra_repr(self) -> str:
         return f"gamma={show(self.gamma)}"
 
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Any:
-        return self.omega._parameter_rows(scores, dim)
+    # -- what they are made of -------------------------------------------------------------------------
 
-    def _mass(self, scores: Tensor, dim: Any, mask: Tensor | None) -> float | Tensor:
-        return self.omega._mass(scores, dim, mask)
+    @property
+    def default_dim(self) -> Any:
+        return self.omega.default_dim
+
+    def _or_default(self, dim: Any) -> Any:
+        return self.default_dim if dim is None else dim
 
     def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
-        return self.omega._dims(scores, dim)
+        return self.omega._dims(scores, self._or_default(dim))
 
-    def _cool(self, scores: Tensor, dims: tuple[int, ...], mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(s − max s) / γ with masked entries at −inf, and max s, in float32 or better.
+    def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
+        return self.omega._masses(scores, dim, mask)
 
-        Shifted first, or the division would round away what distinguishes scores with a large offset.
+    def _cool(self, scores: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        """(s − max s) / γ, and max s; in float32 or better, double if an offset of the scores matters to Ω.
+
+        Shifted first, or the division would round away what distinguishes scores with a large offset. Where an offset
+        matters, it is not taken off, and 0 is returned in its place.
         """
         gamma = self._laid_out(scores, dims)
-        scores = apply_mask(scores, mask)
-        scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
-        top = scores.detach().amax(dims, keepdim=True)
-        top = torch.where(top == -torch.inf, 0.0, top)
+        if self.mass(1) is None:
+            scores = scores.double()
+            top = torch.zeros_like(scores.detach().sum(dims, keepdim=True))
+        else:
+            scores = scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+            top = scores.detach().amax(dims, keepdim=True)
+            top = torch.where(top == -torch.inf, 0.0, top)
         masked = scores == -torch.inf
-        cooled = torch.where(masked, scores, torch.where(masked, 0.0, scores - top) / gamma)
-        return cooled, top.squeeze(dims)
+        return torch.where(masked, scores, torch.where(masked, 0.0, scores - top) / gamma), top
 
     def _laid_out(self, scores: Tensor, dims: tuple[int, ...]) -> float | Tensor:
         """γ with the number of dimensions of the scores."""
@@ -305,10 +478,6 @@ class Scaled(Regularizer):
 def times_gamma(gamma: float | Tensor, value: Tensor) -> Tensor:
     """γ times a value of each row. Infinite values do not depend on γ, and their part of its gradient is 0, not NaN."""
     return (torch.where(value.isinf(), gamma.detach(), gamma) if isinstance(gamma, Tensor) else gamma) * value
-
-
-def _dim(dims: tuple[int, ...]) -> Any:
-    return dims if len(dims) > 1 else dims[0]
 
 
 def flatten(x: Tensor, dims: tuple[int, ...]) -> Tensor:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete, usable
-from fenchel.regularizers.base import Regularizer, check_indices, check_omega, hold, show
-from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, Bounded, Bounds
+from fenchel import kernels
+from fenchel._torch import concrete
+from fenchel.regularizers.base import Posed, Regularizer, check_indices, check_omega, hold, show
+from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.family import Parameter
+from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import (
     broadcasts,
     check_floating,
@@ -22,31 +24,13 @@ from fenchel.regularizers.rows import (
     parameter_rows,
     to_rows,
 )
-from fenchel.regularizers.tsallis import Gini, Tsallis
+from fenchel.regularizers.tsallis import Gini
 
-_MEMBERS: dict[float, Bounded] = {1.0: BOUNDED_SHANNON, 2.0: BOUNDED_GINI}
-
-
-class _Box(Regularizer):
-    """What regularizers of bounds and budgets share."""
-
-    family: Bounded
-    zero_at_vertices = False
-
-    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        return _choose(self.family, to_rows(scores, dim, mask), self._parameter_rows(scores, dim), scores, dim)
-
-    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        loss = super().loss(scores, target, dim, mask)
-        return loss - loss.clamp_max(0).detach()  # rounding can leave it a hair below zero
-
-    def _max_rows(self, rows: Tensor, a: Bounds) -> Tensor:
-        _check_room(rows, a)
-        return super()._max_rows(rows, a)
+_MEMBERS: dict[float, BoundedMap] = {1.0: BOUNDED_SHANNON, 2.0: BOUNDED_GINI}
 
 
 @written_by("upper", "omega")
-class Capped(_Box):
+class Capped(Regularizer):
     r"""A base's Ω on the part of the simplex where :math:`p \le u`, entry by entry.
 
     Its argmax is :func:`constrained_sparsemax` for ``Gini()`` and :func:`constrained_softmax` for ``Shannon()``. Where
@@ -75,13 +59,19 @@ class Capped(_Box):
     def __init__(self, upper: float | Tensor, omega: Regularizer | None = None) -> None:
         super().__init__()
         self.omega = Gini() if omega is None else check_omega(omega)
-        _member(self.omega)
+        self.rule = _member(self.omega)
         hold(self, "upper", _check_upper(upper))
 
-    @property
-    def family(self) -> Bounded:  # type: ignore[override]
-        """The base's mathematics with bounds."""
-        return _member(self.omega)
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        """The base, where the bound is a number that is not below 1."""
+        free = not isinstance(self.upper, Tensor) and self.upper >= 1
+        return self.omega.canonical() if free else (self, 1.0)
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
+        """The threshold where the bound is one number and the base is Gini, −inf where it has no room; else None."""
+        if isinstance(self.upper, Tensor) or self.rule is BOUNDED_SHANNON:
+            return None
+        return _line(scores, self.upper, 1.0, dim)
 
     @property
     def margin(self) -> float | Tensor | None:
@@ -91,16 +81,12 @@ class Capped(_Box):
         enough = bool((self.upper >= 1).all()) if isinstance(self.upper, Tensor) else self.upper >= 1
         return self.omega.margin if enough else math.inf
 
-    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        """The base's Ω(p)."""
-        value: Tensor = self.omega(p, dim)
-        return value
-
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value per row; +inf for targets that exceed their bounds."""
         loss = super().loss(scores, target, dim, mask)
         dim = check_scores(scores, dim)
-        upper = _upper_rows(self.upper, scores, dim).expand(scores.movedim(dim, -1).shape)
+        upper = torch.as_tensor(_upper_rows(self.upper, scores, dim), device=scores.device)
+        upper = upper.expand(scores.movedim(dim, -1).shape)
         if target.is_floating_point():
             slack = 4 * torch.finfo(target.dtype).eps
             excluded = (target.movedim(dim, -1) > upper * (1 + slack)).any(-1)
@@ -111,12 +97,15 @@ class Capped(_Box):
     def extra_repr(self) -> str:
         return f"upper={show(self.upper)}"
 
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Bounds:
-        return Bounds(_upper_rows(self.upper, scores, check_scores(scores, dim)), 1.0)
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None) -> Posed:
+        return _posed(self.rule, scores, self.upper, 1.0, dim, mask)  # type: ignore[arg-type]
+
+    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
+        return _upper_rows(self.upper, scores, check_scores(scores, dim)), 1.0
 
 
 @written_by("k")
-class KSubsets(_Box):
+class KSubsets(Regularizer):
     r"""Gini's negentropy of k choices at once, :math:`\frac12 (\|p\|^2 - k)`, for p in the unit box with sum k.
 
     Its argmax is :func:`k_subsets`: the marginals of SparseMAP over all subsets of size k. Zero at k-hot vectors. A
@@ -139,7 +128,8 @@ class KSubsets(_Box):
     References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024).
     """
 
-    family = BOUNDED_GINI
+    rule = BOUNDED_GINI
+    parameter_name = "k"
     k: float | Tensor
 
     def __init__(self, k: float | Tensor) -> None:
@@ -151,14 +141,28 @@ class KSubsets(_Box):
         return self.k
 
     @property
+    def name(self) -> str:
+        return "k_subsets"
+
+    @property
     def margin(self) -> float:
         """1: k-hot once the k-th best score leads the next by one."""
         return 1.0
 
-    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        r"""Ω(p), computed as :math:`\frac12 \sum_i p_i (p_i - 1)`; zero at k-hot vectors."""
-        value: Tensor = Gini()(p, dim)
-        return value
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        """Gini for k = 1."""
+        return (Gini() if not isinstance(self.k, Tensor) and self.k == 1 else self), 1.0
+
+    def mass(self, count: int | Tensor) -> float | Tensor:
+        """k, or the number of unmasked entries if that is less."""
+        if isinstance(count, Tensor):
+            count = count if count.is_floating_point() else count.float()
+            return count.clamp_max(on_device(self.k, count) if isinstance(self.k, Tensor) else self.k)
+        return self.k.clamp_max(count) if isinstance(self.k, Tensor) else min(self.k, float(count))
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor:
+        """The threshold: the least s − p of the support; −inf where there are fewer than k entries."""
+        return _line(scores, 1.0, self.k, dim)
 
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         """Check a target: entries in [0, 1] that sum to k, or to all unmasked entries if there are fewer."""
@@ -171,7 +175,7 @@ class KSubsets(_Box):
             return target
         rows = to_rows(scores, dim, mask)
         y = target.movedim(dim, -1).to(torch.promote_types(target.dtype, torch.float32))
-        k = self._mass(scores, dim, mask).detach()
+        k = torch.as_tensor(self._masses(scores, dim, mask)).detach()
         if not concrete(k):
             return target
         slack = max(1e-3, 4 * torch.finfo(target.dtype).eps)
@@ -198,19 +202,11 @@ class KSubsets(_Box):
     def extra_repr(self) -> str:
         return f"k={show(self.k)}"
 
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Bounds:
-        return Bounds(None, parameter_rows(self.k, "k", scores, check_scores(scores, dim)))
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None) -> Posed:
+        return _posed(BOUNDED_GINI, scores, 1.0, self.k, dim, mask)
 
-    def _max_rows(self, rows: Tensor, a: Bounds) -> Tensor:
-        return super()._max_rows(rows, _limited(a, rows))
-
-    def _mass(self, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-        rows = to_rows(scores, dim, mask)
-        budget = _limited(self._parameter_rows(scores, dim), rows).budget
-        if not isinstance(budget, Tensor):
-            count = (rows != -torch.inf).sum(-1).to(rows.dtype)
-            return count.clamp_max(budget)
-        return budget.expand(*rows.shape[:-1], 1).squeeze(-1)
+    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
+        return 1.0, parameter_rows(self.k, "k", scores, check_scores(scores, dim))
 
 
 def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -239,8 +235,7 @@ def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, ma
 
     References: Martins & Kreutzer (2017).
     """
-    bounds = Bounds(_upper_rows(_check_upper(upper), scores, check_scores(scores, dim)), 1.0)
-    return _choose(BOUNDED_SHANNON, to_rows(scores, dim, mask), bounds, scores, dim)
+    return from_rows(_posed(BOUNDED_SHANNON, scores, _check_upper(upper), 1.0, dim, mask).argmax(), scores, dim)
 
 
 def constrained_sparsemax(scores: Tensor, upper: float | Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -258,8 +253,7 @@ def constrained_sparsemax(scores: Tensor, upper: float | Tensor, dim: int = -1, 
 
     References: Malaviya, Ferreira & Martins (2018).
     """
-    bounds = Bounds(_upper_rows(_check_upper(upper), scores, check_scores(scores, dim)), 1.0)
-    return _choose(BOUNDED_GINI, to_rows(scores, dim, mask), bounds, scores, dim)
+    return from_rows(_posed(BOUNDED_GINI, scores, _check_upper(upper), 1.0, dim, mask).argmax(), scores, dim)
 
 
 def k_subsets(scores: Tensor, k: float | Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -288,22 +282,35 @@ def k_subsets(scores: Tensor, k: float | Tensor, dim: int = -1, mask: Tensor | N
 
     References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024), section 4.
     """
-    bounds = Bounds(None, parameter_rows(_check_k(k), "k", scores, check_scores(scores, dim)))
-    return _choose(BOUNDED_GINI, to_rows(scores, dim, mask), bounds, scores, dim)
+    return from_rows(_posed(BOUNDED_GINI, scores, 1.0, _check_k(k), dim, mask).argmax(), scores, dim)
 
 
-def _choose(rules: Bounded, rows: Tensor, bounds: Bounds, scores: Tensor, dim: int) -> Tensor:
-    _check_room(rows, bounds)
-    return from_rows(rules.argmax(rows, _limited(bounds, rows)), scores, dim)
+def _posed(
+    rule: BoundedMap, scores: Tensor, upper: Parameter, budget: Parameter, dim: int, mask: Tensor | None
+) -> Posed:
+    """The problem on rows; bounds that leave no choice are refused."""
+    dim = check_scores(scores, dim)
+    rows = to_rows(scores, dim, mask)
+    bounds = _upper_rows(upper, scores, dim)
+    each = parameter_rows(budget, "k", scores, dim)
+    if isinstance(each, Tensor):
+        # No larger than the number of unmasked entries, beyond which nothing depends on it.
+        count = (rows != -torch.inf).sum(-1, keepdim=True).to(rows.dtype)
+        each = torch.where(each > count, count, each.to(rows.dtype))
+    elif isinstance(bounds, Tensor) or bounds != 1.0:
+        _check_room(rows, bounds, each)
+    return Posed(rows, rule, (bounds, each))
 
 
-def _limited(bounds: Bounds, rows: Tensor) -> Bounds:
-    """A tensor budget no larger than the number of unmasked entries, beyond which nothing depends on it."""
-    upper, budget = bounds
-    if upper is not None or not isinstance(budget, Tensor):
-        return bounds
-    count = (rows != -torch.inf).sum(-1, keepdim=True).to(rows.dtype)
-    return Bounds(None, torch.where(budget > count, count, budget.to(rows.dtype)))
+def _line(scores: Tensor, upper: float, budget: Parameter, dim: int) -> Tensor:
+    """The threshold of the projection onto 0 ≤ p ≤ upper with a sum; −inf where too few entries can hold it."""
+    with torch.no_grad():
+        rows = to_rows(scores, dim, None)
+        each = parameter_rows(budget, "k", scores, check_scores(scores, dim))
+        p = BOUNDED_GINI.argmax(rows, upper, each)
+        level = torch.where(p > 0, rows - p, torch.inf).amin(-1, keepdim=True)
+        room = upper * (rows > -torch.inf).sum(-1, keepdim=True) >= each
+        return from_rows(torch.where(room & (level < torch.inf), level, -torch.inf), scores, dim)
 
 
 def _check_upper(upper: float | Tensor) -> float | Tensor:
@@ -317,11 +324,10 @@ def _check_k(k: float | Tensor) -> float | Tensor:
     return check_parameter(k, "k", 0.0, "k >= 0", closed=True)
 
 
-def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> Tensor:
-    """Bounds laid out beside ``to_rows(scores)``, in their own precision."""
+def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> float | Tensor:
+    """Bounds laid out beside ``to_rows(scores)``, in their own precision; a number stays one."""
     if not isinstance(upper, Tensor):
-        dtype = scores.dtype if scores.dtype == torch.float64 else torch.float32
-        return torch.full((1,) * scores.dim(), upper, dtype=dtype, device=scores.device)
+        return upper
     if not broadcasts(upper.shape, scores.shape):
         raise ValueError(
             f"upper must broadcast to scores: upper has shape {tuple(upper.shape)}, scores {tuple(scores.shape)}"
@@ -330,19 +336,19 @@ def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> Tensor:
     return full.movedim(dim, -1)
 
 
-def _check_room(rows: Tensor, bounds: Bounds) -> None:
+def _check_room(rows: Tensor, upper: float | Tensor, budget: float) -> None:
     """Refuse bounds that are negative or NaN, or that sum to less than the budget in a row with something to choose."""
-    upper, budget = bounds
-    if upper is None or not concrete(rows, upper):
+    if not concrete(rows) or (isinstance(upper, Tensor) and not concrete(upper)):
         return
-    wrong, room = _room(rows, upper)
+    bounds = torch.as_tensor(upper, dtype=None if isinstance(upper, Tensor) else rows.dtype, device=rows.device)
+    wrong, room = _room(rows, bounds)
     if bool(wrong.any()):
-        kept = torch.where(rows == -torch.inf, 0.0, upper)
+        kept = torch.where(rows == -torch.inf, 0.0, bounds)
         raise ValueError(
             f"upper must not be negative or NaN, got an entry of {kept[~(kept >= 0)][0].item():g} "
             "at an unmasked position"
         )
-    slack = min((8 + rows.shape[-1] ** 0.5) * torch.finfo(upper.dtype).eps, 1 / 16)
+    slack = min((8 + rows.shape[-1] ** 0.5) * torch.finfo(bounds.dtype).eps, 1 / 16)
     short = room < budget - slack
     if bool(short.any()) and bool((short := short & (rows != -torch.inf).any(-1)).any()):
         raise ValueError(
@@ -353,17 +359,20 @@ def _check_room(rows: Tensor, bounds: Bounds) -> None:
 
 def _room(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
-    if usable(rows) and upper.device.type == "cpu":
-        from fenchel.kernels import bounded
-
-        return bounded.room(rows, upper.to(rows.dtype).expand(rows.shape))
+    if upper.device.type == rows.device.type:
+        kernel = kernels.find("room", "bounded", (), rows)
+        if kernel is not None:
+            wrong, total = kernel(rows, upper.to(rows.dtype).expand(rows.shape))
+            return wrong, total
     bounds = torch.where(rows == -torch.inf, 0.0, upper)
     return (~(bounds >= 0)).sum(-1), bounds.sum(-1, dtype=torch.float64)
 
 
-def _member(omega: Regularizer) -> Bounded:
+def _member(omega: Regularizer) -> BoundedMap:
     """The bounded counterpart of a base, if it has one."""
-    alpha = omega.alpha if isinstance(omega, Tsallis) else None
-    if isinstance(alpha, float) and alpha in _MEMBERS:
-        return _MEMBERS[alpha]
+    inner, gamma = omega.canonical()
+    alpha = inner.parameter
+    numbers = isinstance(alpha, float) and isinstance(gamma, float)
+    if inner.name == "tsallis" and numbers and alpha in _MEMBERS and gamma == 1:
+        return _MEMBERS[alpha]  # type: ignore[index]
     raise ValueError(f"omega must be Gini() or Shannon(), got {omega}")

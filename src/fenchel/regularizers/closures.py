@@ -11,11 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_map
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete, has_tangent, tree_map
 
 
 class Closure:
@@ -52,7 +50,7 @@ def _matters(t: Tensor) -> bool:
         return True
     if not concrete(t):
         return True
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
+    return has_tangent(t)
 
 
 class _Watch(TorchFunctionMode):

@@ -9,15 +9,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from fenchel.kernels import concrete, readable
-from fenchel.regularizers.base import Regularizer, check_indices, check_probabilities
+from fenchel._torch import apply_function, concrete, forward_mode, outside_graphs, readable
+from fenchel.regularizers.base import Posed, Regularizer
 from fenchel.regularizers.closures import Closure, hidden_leaf
-from fenchel.regularizers.family import apply_function, on_support, outside, rows_first
-from fenchel.regularizers.graphs import outside_graphs
 from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
-from fenchel.regularizers.rows import check_scores, from_rows, is_integer, shifted, to_rows
+from fenchel.regularizers.rowmap import RowMap, on_support, rows_first
+from fenchel.regularizers.rows import is_integer, to_rows
 
 
 class Custom(Regularizer):
@@ -55,7 +53,6 @@ class Custom(Regularizer):
     References: Peters, Niculae & Martins (2019), proposition 2, for the Jacobian; Blondel, Martins & Niculae (2020).
     """
 
-    zero_at_vertices = False
     fn: Callable[[Tensor], Tensor]
 
     def __init__(self, fn: Callable[[Tensor], Tensor], *, tol: float = 1e-12, max_iter: int = 100) -> None:
@@ -70,57 +67,42 @@ class Custom(Regularizer):
         self.tol = tol
         self.max_iter = max_iter
 
+    @property
+    def parameter_shape(self) -> torch.Size | None:
+        """None: ``fn`` may read any tensors."""
+        return None
+
     @outside_graphs("Custom")
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω(p) of distributions along ``dim``: what ``fn`` returns, computed in double precision."""
-        return self._value(to_rows(p, dim, None).double()).to(p.dtype)
+        return super().forward(p, dim)
 
     @outside_graphs("Custom")
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        rows, _ = shifted(to_rows(scores, dim, mask).double())
-        return from_rows(_Problem(self, rows).argmax(rows), scores, dim)
+        return super().argmax(scores, dim, mask)
 
     @outside_graphs("Custom")
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        rows, top = shifted(to_rows(scores, dim, mask).double())
-        return (_Problem(self, rows).max(rows) + top.squeeze(-1)).to(scores.dtype)
+        return super().max(scores, dim, mask)
 
     @outside_graphs("Custom")
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        dim = check_scores(scores, dim)
-        rows, _ = shifted(to_rows(scores, dim, mask).double())
-        if target.is_floating_point():
-            y = check_probabilities(target, scores, dim).movedim(dim, -1).double()
-        else:
-            index = check_indices(target, scores, dim).unsqueeze(-1)
-            y = torch.zeros_like(rows, memory_format=torch.contiguous_format).detach().scatter(-1, index, 1.0)
-        masked = rows == -torch.inf
-        maximum = _Problem(self, rows).max(rows)
-        maximum = torch.where(maximum == -torch.inf, 0.0, maximum)
-        value = maximum - (y * torch.where(masked, 0.0, rows)).sum(-1) + self._finite_value(y)
-        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
-        value = value + (value.clamp_min(0) - value).detach()
-        return (value + torch.where(((y != 0) & masked).any(-1), torch.inf, 0.0)).to(scores.dtype)
+        return super().loss(scores, target, dim, mask)
 
     def extra_repr(self) -> str:
         shown = "" if isinstance(self.fn, torch.nn.Module) else f"{getattr(self.fn, '__name__', self.fn)}, "
         return f"{shown}tol={self.tol:g}, max_iter={self.max_iter}"
 
-    def _value(self, p: Tensor) -> Tensor:
-        return Closure(self.fn, p)(p)
-
-    def _finite_value(self, y: Tensor) -> Tensor:
-        value = self._value(y)
-        if concrete(value) and not bool(value.isfinite().all()):
-            raise ValueError(
-                "fn must be finite at the target for the loss: it is not; write p log p as -torch.special.entr(p), "
-                "and if Ω is infinite at the boundary, smooth the target"
-            )
-        return value
+    def _pose_value(self, p: Tensor, dim: int) -> Posed:
+        rows = to_rows(p, dim, None).double()
+        rule = _Problem(self, rows)
+        return Posed(rows, rule, tuple(rule.omega.captured))
 
 
-class _Problem:
-    """One call: Ω with its captured tensors, and what the solver found on the way."""
+class _Problem(RowMap):
+    """One call: Ω with its captured tensors, which are the parameters, and what the solver found on the way."""
+
+    name = "custom"
 
     def __init__(self, omega: Custom, rows: Tensor) -> None:
         n = rows.shape[-1]
@@ -130,16 +112,30 @@ class _Problem:
         self.diagonal = False
         self.masked = 0.0
 
-    def argmax(self, z: Tensor) -> Tensor:
-        return apply_function(_Argmax, self, z, *self.omega.captured)
+    def keeps_scores(self, *captured: Any) -> bool:
+        return True
 
-    def max(self, z: Tensor) -> Tensor:
-        p = self.argmax(z)
-        return apply_function(_Max, self, z, p, *self.omega.captured)
+    def align(self, z: Tensor, *captured: Any) -> tuple[Any, ...]:
+        return captured
+
+    def value(self, p: Tensor, *captured: Any, masked: Tensor | None = None) -> Tensor:
+        return self.omega(p, captured)
+
+    def target_value(self, y: Tensor, *captured: Any, masked: Tensor | None = None) -> Tensor:
+        value = self.value(y, *captured)
+        if concrete(value) and not bool(value.isfinite().all()):
+            raise ValueError(
+                "fn must be finite at the target for the loss: it is not; write p log p as -torch.special.entr(p), "
+                "and if Ω is infinite at the boundary, smooth the target"
+            )
+        return value
 
     # -- forward --------------------------------------------------------------------------------------
 
-    def solve(self, z: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def solve(self, z: Tensor, *captured: Any) -> Tensor:
+        return self.solve_any(z, *captured)
+
+    def solve_any(self, z: Tensor, *captured: Any) -> Tensor:
         if not readable(z, *captured):
             raise RuntimeError(
                 "Custom cannot be traced or exported, and needs data (no fake or meta tensors): its rounds depend on "
@@ -206,10 +202,10 @@ class _Problem:
         hessian: Tensor = torch.func.vmap(product)(basis.expand(n, *q.shape))[0].movedim(0, -2)
         return (hessian + hessian.mT) / 2
 
-    def jacobian_product(self, v: Tensor, z: Tensor, p: Tensor, captured: tuple[Tensor, ...]) -> Tensor:
+    def product(self, v: Tensor, z: Tensor, p: Tensor, *captured: Any) -> Tensor:
         """J v: the inverse Hessian on the support, along the simplex (002, Proposition 2)."""
         support = p.detach() > 0
-        plain = not torch.is_grad_enabled() and forward_ad._current_level < 0 and readable(v, p, *captured)
+        plain = not torch.is_grad_enabled() and not forward_mode() and readable(v, p, *captured)
         if plain and self.found is not None:
             curvature = self.found.curvature
         else:
@@ -221,6 +217,55 @@ class _Problem:
         else:
             product = (_jacobian(curvature, support) * v.unsqueeze(-2)).sum(-1)
         return on_support(product, p)
+
+    def pull(self, v: Tensor, z: Tensor, p: Tensor, *captured: Any) -> tuple[Any, ...]:
+        """J v, and −vᵀ J ∂ₐ∇Ω for the captured tensors that are floating point."""
+        to_scores, q = self.product(v, z, p, *captured), self.point(z, p)
+        return to_scores, *_pull_back(lambda c: self.gradient(q, c), captured, -to_scores)
+
+    def push(self, dz: Tensor | None, da: tuple[Tensor | None, ...], z: Tensor, p: Tensor, *captured: Any) -> Tensor:
+        direction = torch.zeros_like(p) if dz is None else dz
+        if any(t is not None for t in da):
+            q = self.point(z, p)
+            direction = direction - _push(lambda c: self.gradient(q, c), captured, da)
+        return self.product(direction, z, p, *captured)
+
+    def envelope(self, z: Tensor, p: Tensor, *captured: Any) -> tuple[Tensor, ...]:
+        raise NotImplementedError("a captured tensor has no value per row: pull_max and push_max say it all")
+
+    def attained(self, z: Tensor, p: Tensor, *captured: Any) -> Tensor:
+        top = z.amax(-1)
+        score = torch.where(p == 0, 0.0, p * z).sum(-1)
+        value = score - self.omega(self.point(z, p, masked=0.0), captured)
+        return torch.where(top == -torch.inf, top, value)
+
+    def pull_max(self, grad: Tensor, z: Tensor, p: Tensor, *captured: Any) -> tuple[Tensor | None, ...]:
+        q = self.point(z, p)
+        # A row with nothing to choose from has the maximum −inf, whatever Ω is.
+        lost = torch.where((z > -torch.inf).any(-1), -grad.squeeze(-1), 0.0)
+        return tuple(_pull_back(lambda c: self.omega(q, c), captured, lost))
+
+    def push_max(self, da: tuple[Tensor | None, ...], z: Tensor, p: Tensor, *captured: Any) -> Tensor:
+        q = self.point(z, p)
+        change = _push(lambda c: self.omega(q, c), captured, da)
+        return -torch.where((z > -torch.inf).any(-1), change, 0.0)
+
+    def map_over(
+        self, function: type[torch.autograd.Function], info: Any, in_dims: Sequence[int | None], rows: int, args: Any
+    ) -> tuple[Tensor, int]:
+        """One more leading dimension of the rows; if what ``fn`` reads is mapped too, one problem after the other."""
+        if all(d is None for d in in_dims[rows:]):
+            return apply_function(function, self, *rows_first(info, in_dims[:rows], args[:rows]), *args[rows:]), 0
+        problems = [copy.copy(self) for _ in range(info.batch_size)]
+        results = [
+            apply_function(
+                function, each, *(t if d is None else t.select(d, i) for t, d in zip(args, in_dims, strict=True))
+            )
+            for i, each in enumerate(problems)
+        ]
+        self.diagonal = all(each.diagonal for each in problems)
+        self.masked = max((each.masked for each in problems), default=0.0)
+        return torch.stack(results), 0
 
 
 def _plain(t: Tensor) -> Tensor:
@@ -238,109 +283,21 @@ def _jacobian(hessian: Tensor, support: Tensor) -> Tensor:
     return inverse - cross - cross.mT + given.sum(-1)[..., None, None] * one.unsqueeze(-1) * one.unsqueeze(-2)
 
 
-class _Argmax(torch.autograd.Function):
-    """p(z, a) with dp = J (dz − ∂ₐ∇Ω da)."""
-
-    @staticmethod
-    def forward(problem: _Problem, z: Tensor, *captured: Tensor) -> Tensor:
-        return problem.solve(z, captured)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.problem, z, *captured = inputs
-        _remember(ctx, z, output, *captured)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        z, p, *captured = ctx.saved_tensors
-        to_scores = ctx.problem.jacobian_product(grad, z, p, tuple(captured))
-        wanted = ctx.needs_input_grad[2:]
-        if not any(wanted):
-            return None, to_scores, *(None,) * len(captured)
-        q = ctx.problem.point(z, p)
-        to_captured = _pull_back(lambda c: ctx.problem.gradient(q, c), captured, wanted, -to_scores)
-        return None, to_scores, *to_captured
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, *tangents: Tensor | None) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(True):
-            z, p, *captured = (outside(t) for t in ctx.saved_tensors)
-            direction = torch.zeros_like(p) if dz is None else dz
-            if any(t is not None for t in tangents):
-                q = ctx.problem.point(z, p)
-                direction = direction - _push(lambda c: ctx.problem.gradient(q, c), captured, tangents)
-            product: Tensor = ctx.problem.jacobian_product(direction, z, p, tuple(captured))
-        return product
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, problem: _Problem, z: Tensor, *captured: Tensor) -> tuple[Tensor, int]:
-        return _mapped(_Argmax, info, in_dims, problem, (z,), captured)
-
-
-class _Max(torch.autograd.Function):
-    """⟨p, z⟩ − Ω(p; a), whose derivatives are p and −∂ₐΩ: the envelope theorem."""
-
-    @staticmethod
-    def forward(problem: _Problem, z: Tensor, p: Tensor, *captured: Tensor) -> Tensor:
-        top = z.amax(-1)
-        score = torch.where(p == 0, 0.0, p * z).sum(-1)
-        value = score - problem.omega(problem.point(z, p, masked=0.0), captured)
-        return torch.where(top == -torch.inf, top, value)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.problem, z, p, *captured = inputs
-        _remember(ctx, z, p, *captured)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        z, p, *captured = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[3:]
-        to_captured: list[Tensor | None] = [None] * len(captured)
-        if any(wanted):
-            q = ctx.problem.point(z, p)
-            # A row with nothing to choose from has the maximum −inf, whatever Ω is.
-            lost = torch.where((z > -torch.inf).any(-1), -grad, 0.0)
-            to_captured = _pull_back(lambda c: ctx.problem.omega(q, c), captured, wanted, lost)
-        return None, grad.unsqueeze(-1) * p, None, *to_captured
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, dp: Tensor | None, *tangents: Tensor | None) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(True):
-            z, p, *captured = (outside(t) for t in ctx.saved_tensors)
-            total = (torch.zeros_like(p) if dz is None else p * dz).sum(-1)
-            if any(t is not None for t in tangents):
-                q = ctx.problem.point(z, p)
-                change = _push(lambda c: ctx.problem.omega(q, c), captured, tangents)
-                total = total - torch.where((z > -torch.inf).any(-1), change, 0.0)
-        return total
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, problem: _Problem, z: Tensor, p: Tensor, *captured: Tensor) -> tuple[Tensor, int]:
-        return _mapped(_Max, info, in_dims, problem, (z, p), captured)
-
-
-def _remember(ctx: Any, *tensors: Tensor) -> None:
-    ctx.save_for_backward(*tensors)
-    ctx.save_for_forward(*tensors)
-
-
 def _vjp(f: Callable[..., Any], *primals: Tensor) -> tuple[Tensor, Callable[..., tuple[Tensor, ...]]]:
     value, product = torch.func.vjp(f, *primals)  # type: ignore[misc]
     return value, product
 
 
-def _pull_back(
-    f: Callable[[tuple[Tensor, ...]], Tensor], captured: list[Tensor], wanted: Sequence[bool], v: Tensor
-) -> list[Tensor | None]:
-    """vᵀ ∂f/∂c for the captured tensors that want it."""
+def _pull_back(f: Callable[[tuple[Tensor, ...]], Tensor], captured: Sequence[Tensor], v: Tensor) -> list[Tensor | None]:
+    """vᵀ ∂f/∂c for the captured tensors that can have a derivative."""
+    wanted = [c.is_floating_point() for c in captured]
     value, product = _vjp(*_of_some(f, captured, wanted))
     gradients = iter(product(v.to(value.dtype)))
     return [next(gradients) if w else None for w in wanted]
 
 
 def _push(
-    f: Callable[[tuple[Tensor, ...]], Tensor], captured: list[Tensor], tangents: Sequence[Tensor | None]
+    f: Callable[[tuple[Tensor, ...]], Tensor], captured: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> Tensor:
     """∂f/∂c · dc over the captured tensors that move; reverse mode twice, for forward mode does not nest everywhere."""
     value, pull = _vjp(*_of_some(f, captured, [t is not None for t in tangents]))
@@ -349,7 +306,7 @@ def _push(
 
 
 def _of_some(
-    f: Callable[[tuple[Tensor, ...]], Tensor], captured: list[Tensor], which: Sequence[bool]
+    f: Callable[[tuple[Tensor, ...]], Tensor], captured: Sequence[Tensor], which: Sequence[bool]
 ) -> tuple[Any, ...]:
     """f as a function of some of its tensors, and these."""
 
@@ -358,28 +315,3 @@ def _of_some(
         return f(tuple(next(rest) if w else c for c, w in zip(captured, which, strict=True)))
 
     return of_some, *(c for c, w in zip(captured, which, strict=True) if w)
-
-
-def _mapped(
-    function: type[torch.autograd.Function],
-    info: Any,
-    in_dims: tuple[int | None, ...],
-    problem: _Problem,
-    rows: tuple[Tensor, ...],
-    captured: tuple[Tensor, ...],
-) -> tuple[Tensor, int]:
-    """vmap: one more leading dimension of the rows; if what ``fn`` reads is mapped too, one problem after the other."""
-    row_dims, captured_dims = in_dims[1 : 1 + len(rows)], in_dims[1 + len(rows) :]
-    if all(d is None for d in captured_dims):
-        return apply_function(function, problem, *rows_first(info, row_dims, rows), *captured), 0
-    tensors, dims = (*rows, *captured), (*row_dims, *captured_dims)
-    problems = [copy.copy(problem) for _ in range(info.batch_size)]
-    results = [
-        apply_function(
-            function, each, *(t if d is None else t.select(d, i) for t, d in zip(tensors, dims, strict=True))
-        )
-        for i, each in enumerate(problems)
-    ]
-    problem.diagonal = all(each.diagonal for each in problems)
-    problem.masked = max((each.masked for each in problems), default=0.0)
-    return torch.stack(results), 0

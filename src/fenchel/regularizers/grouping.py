@@ -3,16 +3,12 @@
 The penalties (variation along a row, variation over a grid, the sum of pairwise maxima) have a property in common:
 the level sets of the minimiser do not depend on each other. So the penalised projection onto the simplex is sparsemax
 of the penalty's proximal map. Its Jacobian is a projection too: onto the directions that keep equal what is equal, zero
-what is zero, and the sum. It takes means over the groups, minus the mean over the support, and can be read from p.
-
-One thing p does not show is which of its zeros were masked, and a masked entry does not part its neighbours. In the
-rows of these families a masked zero is therefore negative, −0.0, until they are handed out.
+what is zero, and the sum. It takes means over the groups, minus the mean over the support, and can be read from p and
+the mask.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -20,248 +16,226 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel.kernels import readable
+from fenchel._torch import below_autograd, outside_graphs, readable
 from fenchel.regularizers import groups
 from fenchel.regularizers.base import Regularizer, flatten, hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.family import Family, Parameter, _pack, on_support
-from fenchel.regularizers.graphs import outside_graphs
+from fenchel.regularizers.rowmap import Parameter, ParameterMap, argmax_operator, on_support, pack, register_map
 from fenchel.regularizers.rows import (
     apply_mask,
     beside,
     check_floating,
     check_parameter,
     check_scores,
-    from_rows,
     is_integer,
-    parameter_rows,
-    to_rows,
 )
+from fenchel.regularizers.tsallis import Gini
 
 _ALLOWED = "0 <= strength < inf"
 _Dims = int | tuple[int, int] | None
 
 
-class _GroupingFamily(Family):
-    """Ω(p) = ½(‖p‖² − 1) + λ·penalty(p) with a penalty whose proximal map comes before sparsemax."""
+class _GroupingMap(ParameterMap):
+    """Ω(p) = ½(‖p‖² − 1) + λ·penalty(p) with a penalty whose proximal map comes before sparsemax.
 
-    compiled = ((0.0, math.inf),)
+    Masked entries take no part in the penalty: they do not part their neighbours.
+    """
 
-    @abstractmethod
-    def penalty(self, p: Tensor) -> Tensor:
-        """One value a row (dimension kept), differentiable in p; masked entries are −0.0 and take no part."""
-
-    @abstractmethod
-    def slope(self, p: Tensor) -> Tensor:
-        """A gradient of the penalty whose sums over groups are right, up to a constant a row."""
+    zero_at_vertices = False
 
     @abstractmethod
-    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
-        """argmin_y ½‖y − z‖² + λ·penalty(y), up to a constant a row; λ > 0, masked entries at −inf."""
+    def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        """One value per row (dimension kept), differentiable in p, of the entries that are ``kept``."""
+
+    @abstractmethod
+    def slope(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        """A gradient of the penalty whose sums over groups are right, up to a constant per row."""
+
+    @abstractmethod
+    def proximal(self, z: Tensor, strength: Tensor, *layout: int) -> Tensor:
+        """argmin_y ½‖y − z‖² + λ·penalty(y), up to a constant per row; λ > 0, masked entries at −inf."""
 
     @abstractmethod
     def reach(self, size: int) -> float:
         """How much the penalty moves the score of one entry against that of another, at most, in units of λ."""
 
     @abstractmethod
-    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
-        """Means of v (zero off the support) over the groups of p; every entry alone where ``parted``, a row each."""
+    def partition(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        """A number for every entry: those of the support with the same one are equal and tied to each other."""
 
-    def value(self, p: Tensor, a: Parameter) -> Tensor:
+    def keeps_scores(self, *a: Any) -> bool:
+        return True
+
+    def value(self, p: Tensor, *a: Any, masked: Tensor | None = None) -> Tensor:
+        kept = torch.ones_like(p, dtype=torch.bool) if masked is None else ~masked
         gini = (p * p - p).sum(-1) / 2
-        return gini + (a * self.penalty(p)).squeeze(-1)
+        penalty: Tensor = a[0] * self.penalty(p, kept, *_layout(a))
+        return gini + penalty.squeeze(-1)
 
-    def solve(self, z: Tensor, a: Parameter) -> Tensor:
+    def solve(self, z: Tensor, *a: Any) -> Tensor:
         wide = groups.widen(z)
-        strength = torch.as_tensor(a, dtype=wide.dtype, device=wide.device).expand(*wide.shape[:-1], 1)
+        strength = torch.as_tensor(a[0], dtype=wide.dtype, device=wide.device).expand(*wide.shape[:-1], 1)
         masked = wide == -torch.inf
         # An entry so far down has no mass, however far it is; and nothing more is fused when everything is.
         low = -(1 + self.reach(z.shape[-1]) * strength) * (1 + 1e-3)
         wide = torch.where(masked, wide, torch.maximum(wide, low))
         spread = -torch.where(masked, 0.0, wide).amin(-1, keepdim=True)
-        y = self.proximal(wide, torch.minimum(strength, z.shape[-1] * spread))
+        y = self.proximal(wide, torch.minimum(strength, z.shape[-1] * spread), *_layout(a))
         p = groups.project(torch.where(strength == 0, wide, y))
-        return torch.where(masked, -0.0, p).to(z.dtype)
+        return torch.where(masked, 0.0, p).to(z.dtype)
 
-    def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+    def product(self, v: Tensor, z: Tensor, p: Tensor, *a: Any) -> Tensor:
         """J v = (means over the groups) − (mean over the support), on the support."""
-        v = on_support(v, p)
+        v, strength = on_support(v, p), a[0]
         size = (p != 0).sum(-1, keepdim=True).clamp_min(1)
         mean = v.sum(-1, keepdim=True) / size
-        if not isinstance(a, Tensor) and a == 0:
-            means = v
-        else:
-            means = self.means(v, p, a == 0 if isinstance(a, Tensor) else None)
+        means = v
+        if isinstance(strength, Tensor) or strength != 0:
+            group = self.partition(p.detach(), _kept(z), *_layout(a))
+            if isinstance(strength, Tensor):
+                group = torch.where(strength == 0, torch.arange(p.shape[-1], device=p.device), group)
+            means = groups.group_means(v, group, p != 0)
         return torch.where(p == 0, 0.0, means - mean)
 
-    def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
-        return self.penalty(p)
+    def value_sensitivity(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
+        return self.penalty(p, _kept(z), *_layout(a))
 
-    def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
-        return self.slope(p)
+    def gradient_sensitivity(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
+        return self.slope(p, _kept(z), *_layout(a))
 
-    def attained(self, z: Tensor, p: Tensor, a: Parameter) -> Tensor:
-        value = torch.where(p == 0, 0.0, p * z).sum(-1) - self.value(p, a)
-        best = z.amax(-1)
-        return torch.where(best == -torch.inf, best, value)
+    def solve_any(self, z: Tensor, *a: Any) -> Tensor:
+        return super().solve_any(z, *a) if readable(z) else self.solve_in_trace(z, *a)
 
-    def _solve_any(self, z: Tensor, a: Parameter) -> Tensor:
-        return super()._solve_any(z, a) if readable(z) else self._in_trace(z, a)
-
-    def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
+    def solve_in_trace(self, z: Tensor, *a: Any) -> Tensor:
         """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
-        with torch._C._AutoDispatchBelowAutograd():
-            return self._argmax_op(z, *_pack(a))
-
-    def _by_kernel(self, suffix: str, a: Parameter, *tensors: Tensor) -> Tensor:
-        from fenchel.kernels import grouped  # the compiler is imported by the first kernel that is asked for
-
-        result: Tensor = getattr(grouped, f"{self.kernel}{suffix}")(*tensors, a, *self._layout())
-        return result
-
-    def _layout(self) -> tuple[int, ...]:
-        """What a kernel has to know of the rows beside their entries."""
-        return ()
+        with below_autograd():
+            return argmax_operator(z, *pack(a), self.name)
 
 
-class _FusedFamily(_GroupingFamily):
+def _layout(a: tuple[Any, ...]) -> tuple[int, ...]:
+    """What a map has to know of the rows beside their entries: parameters after the strength."""
+    return tuple(int(each) for each in a[1:])
+
+
+def _kept(z: Tensor) -> Tensor:
+    return z.detach() > -torch.inf
+
+
+class _FusedMap(_GroupingMap):
     """penalty(p) = Σ |pᵢ − pᵢ₊₁|; groups are runs of equal neighbours."""
 
     name = "fused"
-    kernel = "fused"
 
-    def penalty(self, p: Tensor) -> Tensor:
-        return torch.where(self._has_before(p), p - self._before(p), 0.0).abs().sum(-1, keepdim=True)
+    def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        return self._steps(p, kept).abs().sum(-1, keepdim=True)
 
-    def slope(self, p: Tensor) -> Tensor:
-        known = self._has_before(p)
-        step = torch.where(known, p - self._before(p), 0.0).sign().detach()
-        index, _ = groups.before(~p.signbit())
+    def slope(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        step = self._steps(p, kept).sign().detach()
+        index, _ = groups.before(kept)
         return step - torch.zeros_like(step).scatter_add(-1, index, step)
 
-    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+    def proximal(self, z: Tensor, strength: Tensor, *layout: int) -> Tensor:
         return groups.fuse(z, strength)
 
     def reach(self, size: int) -> float:
         return 4.0
 
-    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
-        group = groups.runs(p.detach(), ~p.signbit())
-        return _means(v, p, group, parted)
+    def partition(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        return groups.runs(p, kept)
 
-    def _before(self, p: Tensor) -> Tensor:
-        index, _ = groups.before(~p.signbit())
-        return p.gather(-1, index)
-
-    def _has_before(self, p: Tensor) -> Tensor:
-        kept = ~p.signbit()
-        _, known = groups.before(kept)
-        return known & kept
+    def _steps(self, p: Tensor, kept: Tensor) -> Tensor:
+        """From each entry's nearest kept one before it; 0 where there is none."""
+        index, known = groups.before(kept)
+        return torch.where(known & kept, p - p.gather(-1, index), 0.0)
 
 
-class _OscarFamily(_GroupingFamily):
+class _OscarMap(_GroupingMap):
     """penalty(p) = Σᵢ<ⱼ max(pᵢ, pⱼ), on sorted entries Σₖ (n − k) p₍ₖ₎; groups are equal entries anywhere."""
 
     name = "oscar"
-    kernel = "oscar"
 
-    def penalty(self, p: Tensor) -> Tensor:
-        kept = (~p.signbit()).sum(-1, keepdim=True)
+    def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
         rank = torch.arange(1, p.shape[-1] + 1, device=p.device)
-        return ((kept - rank) * p.sort(dim=-1, descending=True).values).sum(-1, keepdim=True)
+        ordered = p.sort(dim=-1, descending=True).values
+        return ((kept.sum(-1, keepdim=True) - rank) * ordered).sum(-1, keepdim=True)
 
-    def slope(self, p: Tensor) -> Tensor:
+    def slope(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
         _, size, smaller = groups.equals(p.detach())
         return smaller.to(p.dtype) + (size.to(p.dtype) - 1) / 2
 
-    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
+    def proximal(self, z: Tensor, strength: Tensor, *layout: int) -> Tensor:
         return groups.pool(z, strength)
 
     def reach(self, size: int) -> float:
         return float(size - 1)
 
-    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
-        group, _, _ = groups.equals(p.detach())
-        return _means(v, p, group, parted)
+    def partition(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        return groups.equals(p)[0]
 
 
-class _GridFamily(_GroupingFamily):
+class _GridMap(_GroupingMap):
     """penalty(p) = Σ |pᵢ − pⱼ| over the edges of a grid, whose rows stand one after the other in those of p.
 
-    Groups are connected regions of equal entries. A family belongs to a width, and is not an operator.
+    Groups are connected regions of equal entries. The width of the grid is the second parameter.
     """
 
     name = "grid"
-    kernel = "grid"
 
-    def __init__(self, width: int) -> None:
-        self.width = width
-
-    def penalty(self, p: Tensor) -> Tensor:
+    def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
         total = torch.zeros_like(p[..., :1])
         for dim in (-1, -2):
-            total = total + self._steps(p, dim).abs().sum((-2, -1)).unsqueeze(-1)
+            total = total + self._steps(p, kept, dim, *layout).abs().sum((-2, -1)).unsqueeze(-1)
         return total
 
-    def slope(self, p: Tensor) -> Tensor:
-        down = torch.zeros_like(self._grid(p))
+    def slope(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        down = torch.zeros_like(_as_grid(p, *layout))
         for dim in (-1, -2):
-            step = self._steps(p.detach(), dim).sign()
+            step = self._steps(p.detach(), kept, dim, *layout).sign()
             ends = [1, 0, 0, 0] if dim == -1 else [0, 0, 1, 0]
             starts = [0, 1, 0, 0] if dim == -1 else [0, 0, 0, 1]
             down = down + torch.nn.functional.pad(step, ends) - torch.nn.functional.pad(step, starts)
         return down.flatten(-2)
 
-    def proximal(self, z: Tensor, strength: Tensor) -> Tensor:
-        grid, each = self._grid(z), strength.unsqueeze(-1)
+    def proximal(self, z: Tensor, strength: Tensor, *layout: int) -> Tensor:
+        grid, each = _as_grid(z, *layout), strength.unsqueeze(-1)
         return groups.spread(groups.without(grid, grid <= -1 - 8 * each, each), each).flatten(-2)
 
     def reach(self, size: int) -> float:
         return 8.0
 
-    def means(self, v: Tensor, p: Tensor, parted: Tensor | None) -> Tensor:
-        return _means(v, p, groups.regions(self._grid(p.detach())), parted)
+    def partition(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
+        return groups.regions(_as_grid(p, *layout))
 
-    def _grid(self, rows: Tensor) -> Tensor:
-        return rows.reshape(*rows.shape[:-1], rows.shape[-1] // self.width, self.width)
+    def argmax(self, z: Tensor, *a: Any) -> Tensor:
+        return self.solve_in_trace(z, *a) if torch.compiler.is_compiling() else super().argmax(z, *a)
 
-    def _steps(self, p: Tensor, dim: int) -> Tensor:
-        """Differences along a dimension of the grid; 0 beside a masked entry."""
-        grid = self._grid(p)
-        kept = ~grid.signbit()
-        n = grid.shape[dim]
-        both = kept.narrow(dim, 1, n - 1) & kept.narrow(dim, 0, n - 1)
-        return torch.where(both, grid.diff(dim=dim), 0.0)
-
-    def _layout(self) -> tuple[int, ...]:
-        return (self.width,)
-
-    def argmax(self, z: Tensor, a: Parameter) -> Tensor:
-        return self._in_trace(z, a) if torch.compiler.is_compiling() else super().argmax(z, a)
-
-    def _in_trace(self, z: Tensor, a: Parameter) -> Tensor:
+    def solve_in_trace(self, z: Tensor, *a: Any) -> Tensor:
         raise RuntimeError(
             "tvmax2d cannot be traced, and needs data (no fake or meta tensors), for its rounds depend on the scores; "
             "call it outside of the graph"
         )
 
+    def _steps(self, p: Tensor, kept: Tensor, dim: int, *layout: int) -> Tensor:
+        """Differences along a dimension of the grid; 0 beside a masked entry."""
+        grid, kept = _as_grid(p, *layout), _as_grid(kept, *layout)
+        n = grid.shape[dim]
+        both = kept.narrow(dim, 1, n - 1) & kept.narrow(dim, 0, n - 1)
+        return torch.where(both, grid.diff(dim=dim), 0.0)
 
-def _means(v: Tensor, p: Tensor, group: Tensor, parted: Tensor | None) -> Tensor:
-    if parted is not None:
-        group = torch.where(parted, torch.arange(p.shape[-1], device=p.device), group)
-    return groups.group_means(v, group, p != 0)
+
+def _as_grid(rows: Tensor, width: int) -> Tensor:
+    return rows.reshape(*rows.shape[:-1], rows.shape[-1] // width, width)
 
 
-_FUSED = _FusedFamily()
-_OSCAR = _OscarFamily()
-_grid_family = functools.lru_cache(maxsize=None)(_GridFamily)
+FUSED, OSCAR, GRID = _FusedMap(), _OscarMap(), _GridMap()
+register_map(FUSED)
+register_map(OSCAR)
 
 
 class _Grouping(Regularizer):
     """What the grouping regularizers share: a strength, masks that take entries out, Ω that is not zero at vertices."""
 
-    family: _GroupingFamily
-    zero_at_vertices = False
+    parameter_name = "strength"
     strength: float | Tensor
 
     def __init__(self, strength: float | Tensor = 0.1) -> None:
@@ -272,28 +246,12 @@ class _Grouping(Regularizer):
     def parameter(self) -> Parameter:
         return self.strength
 
-    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        """Ω(p) of distributions along ``dim``."""
-        return super().forward(p + 0.0, dim)
-
-    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The regularized choice along ``dim``."""
-        return _choose(self.family, scores, self.strength, dim, mask)
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        """Gini for strength 0."""
+        return (Gini() if not isinstance(self.strength, Tensor) and self.strength == 0 else self), 1.0
 
     def extra_repr(self) -> str:
         return f"strength={show(self.strength)}"
-
-    def _parameter_rows(self, scores: Tensor, dim: int) -> Parameter:
-        return parameter_rows(self.strength, "strength", scores, dim)
-
-    def _value_rows(self, y: Tensor, rows: Tensor, a: Parameter) -> Tensor:
-        return self.family.value(torch.where((rows == -torch.inf) & (y == 0), -0.0, y + 0.0), a)
-
-
-def _choose(family: Family, scores: Tensor, strength: Parameter, dim: int, mask: Tensor | None) -> Tensor:
-    rows = to_rows(scores, dim, mask)
-    p = family.argmax(rows, parameter_rows(strength, "strength", scores, dim))
-    return from_rows(p + 0.0, scores, dim)  # −0.0 is ours alone
 
 
 def _check_strength(strength: float | Tensor) -> float | Tensor:
@@ -320,7 +278,7 @@ class Fused(_Grouping):
     References: Niculae & Blondel (2017); Tibshirani et al. (2005).
     """
 
-    family = _FUSED
+    rule = FUSED
 
     @property
     def margin(self) -> float | Tensor:
@@ -347,15 +305,20 @@ class Oscar(_Grouping):
     References: Niculae & Blondel (2017); Bondell & Reich (2008).
     """
 
-    family = _OSCAR
+    rule = OSCAR
 
 
 class _Grid(_Grouping):
-    """Ω on the flattened grids of one width: what :class:`TotalVariation2d` is when the layout is settled."""
+    """Ω on the flattened grids of one width: what :class:`TotalVariation2d` is when the layout is known."""
+
+    rule = GRID
 
     def __init__(self, strength: float | Tensor, width: int) -> None:
         super().__init__(strength)
-        self.family = _grid_family(width)
+        self.width = width
+
+    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
+        return *super()._parameters_beside(scores, dim), float(self.width)
 
 
 @written_by("strength", "shape")
@@ -394,6 +357,15 @@ class TotalVariation2d(_Grouping):
         ):
             raise ValueError(f"shape must be a pair (height, width) of positive integers, got {shape!r}")
         self.shape = None if shape is None else (int(shape[0]), int(shape[1]))
+
+    @property
+    def default_dim(self) -> Any:
+        """The last dimension if the shape of the grids is known, else the last two."""
+        return (-2, -1) if self.shape is None else -1
+
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        """Gini for strength 0 and flattened grids."""
+        return (self, 1.0) if self.shape is None else super().canonical()
 
     @property
     def margin(self) -> float | Tensor:
@@ -458,8 +430,7 @@ class TotalVariation2d(_Grouping):
 
     def _dims(self, scores: Tensor, dim: _Dims) -> tuple[int, ...]:
         """The dimensions of the grid, counted from the front."""
-        if dim is None:
-            dim = -1 if self.shape is not None else (-2, -1)
+        dim = self.default_dim if dim is None else dim
         if is_integer(dim):
             if self.shape is None:
                 raise ValueError(
@@ -520,7 +491,7 @@ def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
 
     References: Niculae & Blondel (2017), section 3.
     """
-    return _choose(_FUSED, scores, _check_strength(strength), dim, mask)
+    return FUSED.choose(scores, dim, mask, "strength", _check_strength(strength))
 
 
 def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -550,7 +521,7 @@ def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
 
     References: Niculae & Blondel (2017), section 3.
     """
-    return _choose(_OSCAR, scores, _check_strength(strength), dim, mask)
+    return OSCAR.choose(scores, dim, mask, "strength", _check_strength(strength))
 
 
 @outside_graphs("tvmax2d")

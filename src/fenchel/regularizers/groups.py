@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel.kernels import readable
+from fenchel._torch import readable
 from fenchel.regularizers.thresholds import entmax_up_to_2
 
 _ROUNDING = 16

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,26 +11,24 @@ from torch import Tensor
 from fenchel.regularizers import thresholds
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.family import Family, Parameter, on_support
-from fenchel.regularizers.rows import check_parameter
+from fenchel.regularizers.rowmap import Parameter, ParameterMap, on_support, register_map
+from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
 
 _ALLOWED = "1 < alpha <= inf"
 
 
-class _NormFamily(Family):
+class _NormMap(ParameterMap):
     """Ω(p) = ‖p‖_α − 1. With N = ‖p‖_α and r = p/N: ∇Ω = r^(α−1), Hessian ((α−1)/N)(diag(r^(α−2)) − ∇Ω ∇Ωᵀ)."""
 
     name = "norm"
-    kernel = "normmax"
-    compiled = ((1.25, 10.0),)  # where powers stay in single precision's range
 
-    def value(self, p: Tensor, a: Parameter) -> Tensor:
+    def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return _norm(p, a).squeeze(-1) - 1
 
     def solve(self, z: Tensor, a: Parameter) -> Tensor:
         return thresholds.normmax(z, a - 1)
 
-    def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+    def product(self, v: Tensor, z: Any, p: Tensor, a: Parameter) -> Tensor:
         """J = (N/(α−1)) (I − p1ᵀ) diag(r^(2−α)) (I − 1pᵀ) on the support.
 
         From dp in the kernel of 1ᵀ with H dp + 1 dμ = v, where Hp = 0 gives dμ = ⟨p, v⟩.
@@ -46,11 +45,11 @@ class _NormFamily(Family):
         product = _finite_norm(p, a, support_only=True) / (a - 1) * weight * (v - (p * v).sum(-1, keepdim=True))
         return product - p * product.sum(-1, keepdim=True)
 
-    def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+    def value_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         return torch.where(finite, _finite_norm(p, a, support_only=True) * _log_norm_slope(p, a), 0.0)
 
-    def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+    def gradient_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         r = _ratio(p, a)
         change = r.pow(a - 1) * (r.log() - (a - 1) * _log_norm_slope(p, a))
@@ -88,13 +87,19 @@ def _ratio(p: Tensor, a: Parameter) -> Tensor:
     return torch.where(p == 0, 1.0, p / torch.where(p == 0, 1.0, _finite_norm(p, a, support_only=True)))
 
 
+def _best_ratio(p: Tensor, a: Parameter) -> Tensor:
+    """max p / ‖p‖_α, at most 1."""
+    return (p / _finite_norm(p, a)).amax(-1, keepdim=True).clamp_max(1.0)
+
+
 def _log_norm_slope(p: Tensor, a: Tensor) -> Tensor:
     """∂ log‖p‖_α / ∂α = (1/α) Σ r^α log r."""
     r = _ratio(p, a)
     return (r.pow(a) * r.log()).sum(-1, keepdim=True) / a
 
 
-_FAMILY = _NormFamily()
+NORM = _NormMap()
+register_map(NORM)
 
 
 @written_by("alpha")
@@ -115,7 +120,8 @@ class Norm(Regularizer):
     References: Blondel, Martins & Niculae (2020), section 4.3; Santos et al. (2024), appendix B.
     """
 
-    family = _FAMILY
+    rule = NORM
+    zero_at_vertices = True
     alpha: float | Tensor
 
     def __init__(self, alpha: float | Tensor = 2.0) -> None:
@@ -125,6 +131,25 @@ class Norm(Regularizer):
     @property
     def parameter(self) -> Parameter:
         return self.alpha
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return NORM.choose(scores, dim, mask, "alpha", self.alpha)
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor:
+        """The threshold of the support: s − (p/‖p‖)^(alpha−1) at the best score."""
+        with torch.no_grad():
+            rows = to_rows(scores, dim, None)
+            a = parameter_rows(self.alpha, "alpha", scores, dim)
+            top = rows.amax(-1, keepdim=True)
+            p = NORM.argmax(rows, a)
+            # At alpha = ∞ the support is even, and the excesses over the threshold sum to 1.
+            even = (torch.where(p > 0, rows, 0.0).sum(-1, keepdim=True) - 1) / (p > 0).sum(-1, keepdim=True)
+            if isinstance(a, Tensor):
+                a, finite = _finite(a)
+                level = torch.where(finite, top - _best_ratio(p, a).pow(a - 1), even)
+            else:
+                level = even if math.isinf(a) else top - _best_ratio(p, a).pow(a - 1)
+            return from_rows(torch.where(top == -torch.inf, top, level), scores, dim)
 
     @property
     def margin(self) -> float:
@@ -161,4 +186,4 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
     References: Santos et al. (2024), appendix B.
     """
     alpha = check_parameter(alpha, "alpha", 1.0, _ALLOWED)
-    return _FAMILY.choose(scores, alpha, dim, mask)
+    return NORM.choose(scores, dim, mask, "alpha", alpha)

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
 
 
 def check_scores(scores: Tensor, dim: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
 
 NEWTON_STEPS = 32
 """Ordinary rows need 1 to 6 steps; the worst that could be constructed, with α > 2 and 10,000 entries, took 20."""

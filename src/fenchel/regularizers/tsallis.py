@@ -8,26 +8,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from fenchel.kernels import concrete
+from fenchel._torch import apply_function, concrete, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
-from fenchel.regularizers.family import (
-    Family,
+from fenchel.regularizers.rowmap import (
     Parameter,
-    apply_function,
+    ParameterMap,
     on_support,
-    outside,
+    recall,
+    register_map,
+    remember,
     rows_first,
     saturate,
     saturated_sum,
-    tracks,
 )
 from fenchel.regularizers.rows import (
+    beside,
     broadcasts,
     check_parameter,
+    from_rows,
     is_integer,
+    to_rows,
 )
 from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
 
@@ -35,18 +37,15 @@ _ALLOWED = "0 < alpha <= inf"
 _MOST_LEARNED = 1 << 20
 
 
-class _TsallisFamily(Family):
+class _TsallisMap(ParameterMap):
     r"""Ω(p) = Σ (pᵅ − p) / (α(α−1)): Shannon's Σ p log p at α = 1, Gini's ½(‖p‖² − 1) at α = 2, 0 at α = ∞.
 
     With c = α − 1, ∇Ω(p) = ln_c(p) + constant, where ln_c(p) = (p^c − 1)/c, and the Hessian is diag(p^(α−2)).
     """
 
     name = "tsallis"
-    kernel = "entmax"
-    steep = 2.0
-    compiled = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
 
-    def value(self, p: Tensor, a: Parameter) -> Tensor:
+    def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         if isinstance(a, Tensor):
             a, finite = _finite(a)
             return torch.where(finite, _p_tsallis_log(p, a - 1) / a, 0.0).sum(-1)
@@ -72,7 +71,7 @@ class _TsallisFamily(Family):
             return _one_hot(z)
         return entmax_up_to_2(z, a - 1) if a <= 2 else entmax_from_2(z, a - 1)
 
-    def jacobian_product(self, v: Tensor, p: Tensor, a: Parameter) -> Tensor:
+    def product(self, v: Tensor, z: Any, p: Tensor, a: Parameter) -> Tensor:
         """J = diag(s) − ssᵀ/‖s‖₁ with s = p^(2−α) on the support (002, Proposition 1)."""
         v = on_support(v, p)
         if isinstance(a, Tensor):
@@ -88,12 +87,12 @@ class _TsallisFamily(Family):
         mean = (s * v).sum(-1, keepdim=True) / torch.where(total == 0, 1.0, total)
         return s * (v - mean)
 
-    def value_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+    def value_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         change = p * _tsallis_log_slope(p, a - 1) / a - _p_tsallis_log(p, a - 1) / a**2
         return torch.where(finite, change, 0.0).sum(-1, keepdim=True)
 
-    def gradient_sensitivity(self, p: Tensor, a: Tensor) -> Tensor:
+    def gradient_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
         a, finite = _finite(a)
         return torch.where(finite, _tsallis_log_slope(p, a - 1), 0.0)
 
@@ -127,16 +126,11 @@ class _Steep(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Parameter], output: Tensor) -> None:
-        v, p, a = inputs
-        ctx.number = None if isinstance(a, Tensor) else a
-        saved = (v, p, a) if isinstance(a, Tensor) else (v, p)
-        ctx.save_for_backward(*saved)
-        ctx.save_for_forward(*saved)
+        remember(ctx, *inputs)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        v, p, *rest = ctx.saved_tensors
-        a = rest[0] if rest else ctx.number
+        v, p, a = recall(ctx)
         product = _steep_product(on_support(grad, p), p, a)
         safe = torch.where(p == 0, 1.0, p)
         spread = product * _centred(v, p, a)
@@ -145,9 +139,8 @@ class _Steep(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, dv: Tensor | None, dp: Tensor | None, da: Tensor | None) -> Tensor:
-        with forward_ad._set_fwd_grad_enabled(True):
-            v, p, *rest = (outside(t) for t in ctx.saved_tensors)
-            a = rest[0] if rest else ctx.number
+        with nested_forward_mode():
+            v, p, a = map(outside, recall(ctx))
             safe = torch.where(p == 0, 1.0, p)
             change = torch.zeros_like(p) if dp is None else (2 - a) * (dp / safe)
             change = change if da is None else change - safe.log() * da
@@ -233,7 +226,8 @@ def _exponential_moment(x: Tensor, order: int) -> Tensor:
     return torch.where(near, series, closed)
 
 
-_FAMILY = _TsallisFamily()
+TSALLIS = _TsallisMap()
+register_map(TSALLIS)
 
 
 class Tsallis(Regularizer):
@@ -263,7 +257,8 @@ class Tsallis(Regularizer):
     References: Tsallis (1988); Peters, Niculae & Martins (2019); Correia, Niculae & Martins (2019).
     """
 
-    family = _FAMILY
+    rule = TSALLIS
+    zero_at_vertices = True
     given_alpha: float | Tensor | None
     raw_alpha: nn.Parameter | None
 
@@ -303,6 +298,39 @@ class Tsallis(Regularizer):
     @property
     def parameter(self) -> Parameter:
         return self.alpha
+
+    @property
+    def associative(self) -> bool:  # type: ignore[override]
+        """True at alpha 1."""
+        return not isinstance(self.alpha, Tensor) and self.alpha == 1
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
+        """The threshold of the support, s − p^(alpha−1)/(alpha−1) at the best score; None for alpha ≤ 1."""
+        alpha = self.alpha
+        if not isinstance(alpha, Tensor) and alpha <= 1:
+            return None
+        with torch.no_grad():
+            top = scores.amax(dim, keepdim=True)
+            p = self.argmax(scores, dim).amax(dim, keepdim=True)
+            if not isinstance(alpha, Tensor):
+                reach = 0.0 * p if math.isinf(alpha) else p.pow(alpha - 1) / (alpha - 1)
+            else:
+                alpha, finite = _finite(beside(alpha, "alpha", scores, dim))
+                sparse = alpha > 1
+                reach = p.pow(alpha - 1) / torch.where(sparse, alpha - 1, 1.0)
+                reach = torch.where(finite, torch.where(sparse, reach, torch.inf), 0.0)
+            return torch.where(top == -torch.inf, top, top - reach)
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        return TSALLIS.choose(scores, dim, mask, "alpha", self.alpha)
+
+    def log_argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        if not self.associative:
+            return super().log_argmax(scores, dim, mask)
+        rows = to_rows(scores, dim, mask)
+        empty = (rows == -torch.inf).all(-1, keepdim=True)
+        logs = torch.log_softmax(torch.where(empty, 0.0, rows), -1)
+        return from_rows(torch.where(empty, -torch.inf, logs), scores, dim)
 
     @property
     def margin(self) -> float | Tensor:
@@ -443,7 +471,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
     if is_integer(alpha) and alpha < 0:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
-    return _FAMILY.choose(scores, alpha, dim, mask)
+    return TSALLIS.choose(scores, dim, mask, "alpha", alpha)
 
 
 def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_indices, check_integers, check_omega

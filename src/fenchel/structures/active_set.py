@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel.kernels import concrete
+from fenchel._torch import concrete, tracks_forward, transformed
 from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Searched, Structure, check_scores, own_tensors, places
 
@@ -92,7 +92,7 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
     """
     scores = scores.detach()
     tensors = [t.detach() for t in own_tensors(structure)]
-    if torch._C._are_functorch_transforms_active():
+    if transformed():
         return _unflatten(_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
     return _search(structure, scores, mask, start, options)
 
@@ -295,7 +295,7 @@ def _own_higher(structure: Structure, group: Group, batch: torch.Size, shape: to
 
 def _traced() -> bool:
     """Whether derivatives may be on their way that ``requires_grad`` does not tell of."""
-    return torch.autograd.forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active()
+    return tracks_forward()
 
 
 def _flatten(found: Found) -> tuple[Tensor, ...]:

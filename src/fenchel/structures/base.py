@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
+from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import apply_mask, broadcasts, is_integer, is_number
 
 Array = np.ndarray[Any, Any]
@@ -101,6 +102,10 @@ class Structure(nn.Module):
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         """SparseMAP's marginals in closed form, differentiable; None if there is no such form."""
+        return None
+
+    def regularizer(self) -> Regularizer | None:
+        """The Ω over vectors that SparseMAP over this structure is, if it is one; None else."""
         return None
 
     def rows(self, batch: torch.Size, index: Tensor) -> Structure:

@@ -8,11 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
-from fenchel.regularizers.base import Regularizer, Scaled, times_gamma
+from fenchel._torch import concrete, outside_graphs
+from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.graphs import outside_graphs
-from fenchel.regularizers.rows import broadcasts
+from fenchel.regularizers.rowmap import finish_loss
 from fenchel.structures.active_set import (
     ActiveSets,
     Found,
@@ -44,6 +43,13 @@ class Mixture:
     weights: Tensor
     gap: Tensor
     iterations: Tensor
+
+    def to(self, dtype: torch.dtype) -> Mixture:
+        """The same mixture in another precision."""
+        marginals, structures, weights, gap = (
+            t.to(dtype) for t in (self.marginals, self.structures, self.weights, self.gap)
+        )
+        return Mixture(marginals, structures, weights, gap, self.iterations)
 
 
 @written_by("structure", "max_iter", "tol")
@@ -98,8 +104,6 @@ class SparseMAP(Regularizer):
     References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024), section 4.
     """
 
-    zero_at_vertices = False
-
     def __init__(self, structure: Structure, *, max_iter: int = 1000, tol: float = 1e-6) -> None:
         super().__init__()
         if not isinstance(structure, Structure):
@@ -113,6 +117,25 @@ class SparseMAP(Regularizer):
         self.structure = structure
         self.max_iter = max_iter
         self.tol = tol
+
+    def canonical(self) -> tuple[Regularizer, float | Tensor]:
+        """That of the Ω in closed form, for structures that have one."""
+        omega = self.structure.regularizer()
+        return (self, 1.0) if omega is None else omega.canonical()
+
+    def mass(self, count: int | Tensor) -> float | Tensor | None:
+        """None, unless the structure has a closed form: structures may differ in size."""
+        omega = self.structure.regularizer()
+        return None if omega is None else omega.mass(count)
+
+    def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
+        omega = self.structure.regularizer()
+        return None if omega is None else omega.line(scores, dim)
+
+    @property
+    def parameter_shape(self) -> torch.Size | None:
+        """None where the structure holds tensors, whose shapes are its own."""
+        return torch.Size() if not [*self.parameters(), *self.buffers()] else None
 
     @property
     def margin(self) -> float | None:
@@ -173,10 +196,8 @@ class SparseMAP(Regularizer):
         value = self._sum(moved * (theta - (marginals + y - self._center(own)) / 2))
         if higher is not None and own is not None:
             value = value + (higher - own)
-        # Rounding can leave the sum a hair below zero, or above it at the target; the gradient is right as it is.
-        value = value - torch.where(self._any(moved.detach() != 0), value.clamp_max(0), value).detach()
-        impossible = self._any((y != 0) & ~free)
-        return (value + torch.where(impossible, torch.inf, 0.0)).to(scores.dtype)
+        impossible, at_target = self._any((y != 0) & ~free), ~self._any(moved.detach() != 0)
+        return finish_loss(value, torch.zeros_like(value), impossible, at_target=at_target).to(scores.dtype)
 
     def violation(self, scores: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
         r"""By how much a structure misses its margin: zero if and only if SparseMAP returns it, and its loss is zero.
@@ -263,11 +284,6 @@ class SparseMAP(Regularizer):
 
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         raise ValueError("label_smoothing goes with distributions; a structure has no even share to smooth with")
-
-    def __mul__(self, gamma: float | Tensor) -> Regularizer:
-        return ScaledMAP(self, gamma)
-
-    __rmul__ = __mul__
 
     def extra_repr(self) -> str:
         return f"max_iter={self.max_iter}, tol={self.tol:g}"
@@ -382,6 +398,11 @@ class SparseMAP(Regularizer):
                 return found
             large = torch.where(open_rows, 4 * lead, large)
 
+    def _dims(self, scores: Tensor, dim: int) -> tuple[int, ...]:
+        self._check_dim(scores, dim)
+        check_shape(self.structure, scores)
+        return tuple(range(scores.dim() - self.structure.event_dim, scores.dim()))
+
     def _check_dim(self, scores: Tensor, dim: int) -> None:
         if dim != -1 and not (isinstance(scores, Tensor) and dim == scores.dim() - 1):
             raise ValueError(
@@ -399,64 +420,3 @@ class _Answer(NamedTuple):
     higher: Tensor
     batch: torch.Size
     shape: torch.Size
-
-
-class ScaledMAP(Scaled):
-    """γ times SparseMAP's Ω, higher-order scores included. Made by ``gamma * omega``."""
-
-    omega: SparseMAP
-
-    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
-        value: Tensor = self._factor(p, p.shape[: -self._event]) * self.omega(p, dim).double()
-        return value.to(p.dtype)
-
-    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        return self.omega.argmax(self._cooled(scores), dim, mask).to(scores.dtype)
-
-    def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        value = self.omega.max(self._cooled(scores), dim, mask)
-        return times_gamma(self._factor(scores, value.shape), value).to(scores.dtype)
-
-    def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        loss = self.omega.loss(self._cooled(scores), target, dim, mask)
-        return times_gamma(self._factor(scores, loss.shape), loss).to(scores.dtype)
-
-    def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
-        """The mixture itself, as :meth:`SparseMAP.solve`."""
-        mixture = self.omega.solve(self._cooled(scores), mask, start)
-        return Mixture(
-            mixture.marginals.to(scores.dtype),
-            mixture.structures.to(scores.dtype),
-            mixture.weights.to(scores.dtype),
-            mixture.gap.to(scores.dtype),
-            mixture.iterations,
-        )
-
-    @property
-    def _event(self) -> int:
-        return self.omega.structure.event_dim
-
-    def _cooled(self, scores: Tensor) -> Tensor:
-        check_shape(self.omega.structure, scores)
-        return scores.double() / self._gamma(scores)
-
-    def _factor(self, scores: Tensor, batch: torch.Size) -> float | Tensor:
-        gamma = self._gamma(scores)
-        return (
-            gamma.expand(*scores.shape[: -self._event], *(1,) * self._event).reshape(batch)
-            if isinstance(gamma, Tensor)
-            else gamma
-        )
-
-    def _gamma(self, scores: Tensor) -> float | Tensor:
-        """A number, or a tensor with one value a batch entry: size 1 along the parts."""
-        gamma = self.gamma
-        if not isinstance(gamma, Tensor):
-            return gamma
-        trailing = gamma.shape[-self._event :] if gamma.dim() >= self._event else gamma.shape
-        if not broadcasts(gamma.shape, scores.shape) or any(n != 1 for n in trailing):
-            raise ValueError(
-                f"gamma must have one value a batch entry, size 1 along the {self._event} dimensions of the parts, for "
-                f"scores of shape {tuple(scores.shape)}; got shape {tuple(gamma.shape)}"
-            )
-        return gamma.double()

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels.host import run
-from fenchel.regularizers.base import hold, show
-from fenchel.regularizers.capped import k_subsets
+from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.capped import KSubsets, k_subsets
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rows import to_rows
 from fenchel.structures.base import (
@@ -114,6 +114,9 @@ class Subsets(_Sized):
     """
 
     fixed_dims = 1
+
+    def regularizer(self) -> Regularizer | None:
+        return None if isinstance(self.k, Share) else KSubsets(self.k)
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         return k_subsets(scores, self.budget(scores, mask), mask=mask)

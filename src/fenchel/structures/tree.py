@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels import concrete
+from fenchel._torch import concrete
 from fenchel.kernels.host import run
 from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched

@@ -1,0 +1,272 @@
+"""Everything private of torch that the library relies on, in one file.
+
+A new torch release is tried against this file first: no other file of the library touches a name of torch's that
+begins with an underscore.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import CodeType
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch.utils._pytree import tree_map
+
+__all__ = [
+    "apply_function",
+    "below_autograd",
+    "concrete",
+    "forward_mode",
+    "has_tangent",
+    "is_mapped",
+    "nested_forward_mode",
+    "nested_from_mask",
+    "outside",
+    "outside_graphs",
+    "readable",
+    "recomputed",
+    "standard_gamma",
+    "tracks",
+    "tracks_forward",
+    "transformed",
+    "tree_map",
+    "without_transforms",
+]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_batched = torch._C._functorch.is_legacy_batchedtensor
+is_mapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+"""Whether a tensor belongs to a transformation of functions, such as ``torch.func.vmap``."""
+
+
+# -- what a tensor is ------------------------------------------------------------------------------------------------
+
+
+def concrete(*tensors: Tensor) -> bool:
+    """Whether tensors hold data that may be read: nothing is traced or mapped, and none is fake.
+
+    Raises a RuntimeError if the memory of one was freed: compiled code, and some of torch's own, would crash.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
+        return False
+    for t in tensors:
+        if type(t) not in _PLAIN or t.is_meta or t.is_neg() or is_mapped(t) or _batched(t):
+            return False
+        try:
+            if not t.untyped_storage().nbytes() and t.numel():
+                raise RuntimeError(
+                    f"a tensor of shape {tuple(t.shape)} holds no data: its storage has been freed (resized to 0 bytes)"
+                )
+        except NotImplementedError:  # sparse and other layouts have no such storage
+            return False
+    return True
+
+
+def readable(*tensors: Tensor) -> bool:
+    """Whether Python code may depend on the values of tensors, whatever their class and whoever watches them.
+
+    More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
+    but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
+    """
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return False
+    if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
+        return False
+    return not any(t.is_meta or is_mapped(t) or _batched(t) or hasattr(type(t), "_mode_key") for t in tensors)
+
+
+# -- derivatives and transformations ---------------------------------------------------------------------------------
+
+
+def forward_mode() -> bool:
+    """Whether forward mode is at work."""
+    return forward_ad._current_level >= 0
+
+
+def transformed() -> bool:
+    """Whether a transformation of functions (``torch.func``) is at work."""
+    return bool(torch._C._are_functorch_transforms_active())
+
+
+def tracks_forward() -> bool:
+    """Whether forward mode or a transformation of functions is at work."""
+    return forward_ad._current_level >= 0 or bool(torch._C._are_functorch_transforms_active())
+
+
+def tracks(*args: Any) -> bool:
+    """Whether a derivative in either mode could be asked of some of these, if they are tensors."""
+    if tracks_forward():
+        return True
+    if torch.is_grad_enabled():
+        for t in args:
+            if isinstance(t, Tensor) and t.requires_grad:
+                return True
+    return False
+
+
+def has_tangent(t: Tensor) -> bool:
+    """Whether a tensor carries a tangent of forward mode."""
+    return forward_mode() and forward_ad.unpack_dual(t).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply``, without its look at the signature, which takes as long as a small kernel."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)  # type: ignore[no-untyped-call]
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def nested_forward_mode() -> AbstractContextManager[Any]:
+    """Turn forward mode on inside the ``jvp`` of an autograd.Function, for the levels around it.
+
+    Torch turns it off there, so that nested levels would silently get zero. What was saved must pass through
+    ``outside`` then, or it would bring the tangents that this level is just propagating.
+    """
+    return forward_ad._set_fwd_grad_enabled(True)
+
+
+def outside(saved: Any) -> Any:
+    """A saved tensor as the level of forward mode around this one sees it; anything else as it is."""
+    return forward_ad.unpack_dual(saved).primal if isinstance(saved, Tensor) else saved  # type: ignore[no-untyped-call]
+
+
+def below_autograd() -> AbstractContextManager[Any]:
+    """Call operators without their derivatives, which the caller adds."""
+    return torch._C._AutoDispatchBelowAutograd()
+
+
+def without_transforms() -> AbstractContextManager[Any]:
+    """Work on plain tensors although a transformation of functions is at work."""
+    return torch._C._DisableFuncTorch()
+
+
+def recomputed(function: Callable[..., Any], *tensors: Tensor, random: bool = False) -> Any:
+    """``function(*tensors)``, which keeps nothing but the tensors, and is computed again to be differentiated.
+
+    Derivatives of every order in reverse mode. ``function`` must not read other tensors that want a gradient.
+
+    Args:
+        function: maps tensors to a tensor or a tuple of tensors.
+        tensors: its arguments, at least one.
+        random: whether it draws random numbers on the CPU, which are then drawn again the same.
+    """
+    return apply_function(_Recomputed, function, random, *tensors)
+
+
+class _Recomputed(torch.autograd.Function):
+    """See ``recomputed``.
+
+    Computed again on copies without a past: what a tensor was made from may depend on another of them, and must not be
+    counted twice. The derivative is a recomputed function too.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, function: Callable[..., Any], random: bool, *tensors: Tensor) -> Any:
+        ctx.function, ctx.state = function, torch.get_rng_state() if random else None
+        ctx.save_for_backward(*tensors)
+        return function(*tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        tensors, function, state = ctx.saved_tensors, ctx.function, ctx.state
+        needed = ctx.needs_input_grad[2:]
+
+        def derivative(*given: Tensor) -> tuple[Tensor, ...]:
+            differentiated = torch.is_grad_enabled()
+            # Copies already, if this is differentiated in its turn.
+            fresh = given if differentiated else tuple(map(_leaf, given, (*needed, *(False for _ in grads))))
+            own, upstream = fresh[: len(tensors)], fresh[len(tensors) :]
+            with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=state is not None):
+                if state is not None:
+                    torch.set_rng_state(state)
+                outputs = function(*own)
+            outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+            wanted = [t for t, is_needed in zip(own, needed, strict=True) if is_needed]
+            reached = [(o, g) for o, g in zip(outputs, upstream, strict=True) if o.requires_grad]
+            if not reached:
+                return tuple(map(torch.zeros_like, wanted))
+            ends, directions = zip(*reached, strict=True)
+            found = torch.autograd.grad(ends, wanted, directions, create_graph=differentiated, allow_unused=True)
+            return tuple(torch.zeros_like(t) if g is None else g for t, g in zip(wanted, found, strict=True))
+
+        with torch.autocast(tensors[0].device.type, enabled=False):
+            if torch.is_grad_enabled():
+                found = iter(apply_function(_Recomputed, derivative, False, *tensors, *grads))
+            else:
+                found = iter(derivative(*tensors, *grads))
+        return None, None, *(next(found) if is_needed else None for is_needed in needed)
+
+
+def _leaf(tensor: Tensor, needed: bool) -> Tensor:
+    return tensor.detach().requires_grad_(needed)
+
+
+# -- the compiler ----------------------------------------------------------------------------------------------------
+
+
+def outside_graphs(name: str, why: str = "works by rounds that depend on the data") -> Callable[[F], F]:
+    """Break the graph of ``torch.compile`` around a function; under ``fullgraph=True`` and ``torch.export``, raise.
+
+    As ``torch.compiler.disable``, which would import the compiler at once: here that is left to whoever compiles. The
+    compiler knows such functions by their attributes, and has to leave the frame alone that turns it off.
+
+    Args:
+        name: what the user called, for the reason that is given.
+        why: that reason.
+    """
+    reason = f"{name} {why}: it cannot be part of a compiled or exported graph"
+
+    def wrap(function: F) -> F:
+        disabled: Callable[[], Any] = functools.cache(functools.partial(torch.compiler.disable, function))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():  # an export that runs the code instead of reading it
+                raise RuntimeError(reason)
+            # Until the compiler is loaded, there is none to turn off.
+            return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
+
+        outer: Any = functools.wraps(function)(call)
+        outer._torchdynamo_disable = True
+        outer._torchdynamo_disable_msg = reason
+        # So that to compile the function itself leads to what it calls, which says the reason.
+        outer._torchdynamo_orig_callable = function
+        outer._torchdynamo_wrapper_id = id(outer)
+        return cast(F, outer if _skip(call.__code__) else disabled())
+
+    return wrap
+
+
+def _skip(code: CodeType) -> bool:
+    """Tell the hook that watches frames to pass these by, without the compiler; whether this torch knows how to."""
+    hook: Any = torch._C._dynamo.eval_frame
+    if hasattr(hook, "set_code_exec_strategy"):
+        hook.set_code_exec_strategy(code, hook._FrameExecStrategy(hook._FrameAction.SKIP, hook._FrameAction.DEFAULT))
+    elif hasattr(hook, "skip_code"):
+        hook.skip_code(code)
+    else:
+        return False
+    return True
+
+
+# -- operations without a public name --------------------------------------------------------------------------------
+
+
+def standard_gamma(concentration: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Samples of gamma distributions with scale 1, differentiable in the concentration."""
+    return torch._standard_gamma(concentration, generator=generator)
+
+
+def nested_from_mask(tensor: Tensor, mask: Tensor) -> Tensor:
+    """A nested tensor of the rows of (B, L, D) that a mask (B, L) keeps, which must be the first of each."""
+    return torch._nested_tensor_from_mask(tensor, mask, mask_check=False)

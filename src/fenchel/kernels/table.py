@@ -1,0 +1,149 @@
+"""The table of kernels: which one serves which step of which map, on which device, in which precision.
+
+A back end is a folder beside this file, and rows in this table. ``find`` is the only place that asks whether there is a
+kernel; where it returns None the caller computes in torch operations.
+
+===============  ======================================  =========================================================
+step             call                                    result
+===============  ======================================  =========================================================
+``argmax``       ``kernel(z, *a)``                       argmax_Ω of the rows of z
+``product``      ``kernel(v, z, p, *a)``                 J v, the Jacobian in the scores, given p = argmax_Ω(z)
+``pull``         ``kernel(v, z, p, *a)``                 J v, and v times the derivatives in each parameter
+``class_loss``   ``kernel(z, index, residual, *a)``      the loss of class indices, and p − y if ``residual``
+``room``         ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
+``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
+                                                         failed (capped softmax)
+===============  ======================================  =========================================================
+
+z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel import kernels
+from fenchel._torch import concrete
+
+Parameter = float | Tensor
+Interval = tuple[float, float]
+
+_FLOATS = (torch.float32, torch.float64)
+_ANY: tuple[Interval, ...] = ((-math.inf, math.inf),)
+
+
+@dataclass
+class _Row:
+    """One kernel: where it is, and what it serves."""
+
+    kernel: Callable[..., Any] | str
+    device: str
+    dtypes: tuple[torch.dtype, ...]
+    ranges: tuple[Interval, ...]
+
+    def call(self) -> Callable[..., Any]:
+        """The kernel; the compiler is imported by the first that is asked for."""
+        if isinstance(self.kernel, str):
+            module, name = self.kernel.split(":")
+            self.kernel = getattr(importlib.import_module(f"fenchel.kernels.{module}"), name)
+        return self.kernel  # type: ignore[return-value]
+
+    def serves(self, parameters: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> bool:
+        """Whether it serves these parameters, and tensors of these devices and dtypes."""
+        for t in tensors:
+            if t.dtype not in self.dtypes or t.device.type != self.device:
+                return False
+        for a in parameters:
+            if isinstance(a, Tensor) and (a.dtype not in self.dtypes or a.device.type != self.device):
+                return False
+        if self.ranges is _ANY:
+            return True
+        first = parameters[0]
+        if not isinstance(first, Tensor):
+            for low, high in self.ranges:  # noqa: SIM110 (small inputs feel a generator)
+                if low <= first <= high:
+                    return True
+            return False
+        if first.device.type != "cpu":
+            return True  # its values cannot be read without waiting for the device: such a kernel serves all of them
+        inside = [(first >= low) & (first <= high) for low, high in self.ranges]
+        return concrete(first) and bool(reduce(torch.logical_or, inside).all())
+
+
+_table: dict[tuple[str, str], list[_Row]] = {}
+
+
+def register(
+    step: str,
+    name: str,
+    kernel: Callable[..., Any] | str,
+    *,
+    device: str = "cpu",
+    dtypes: tuple[torch.dtype, ...] = _FLOATS,
+    ranges: tuple[Interval, ...] = _ANY,
+) -> Callable[[], None]:
+    """Add a kernel to the table, before those that are there; return a function that takes it out again.
+
+    Args:
+        step: which step it computes: see the head of this file.
+        name: of the map: that of its ``RowMap``, such as ``"tsallis"``.
+        kernel: called as the table says; or ``"module:name"`` inside ``fenchel.kernels``, imported when it is needed.
+        device: the type of device whose tensors it takes.
+        dtypes: the dtypes of tensors that it takes.
+        ranges: closed intervals of the first parameter that it serves; those of a tensor must all lie in one of them,
+            unless it is on a device that one would have to wait for.
+    """
+    row = _Row(kernel, device, dtypes, ranges)
+    rows = _table.setdefault((step, name), [])
+    rows.insert(0, row)
+    return lambda: rows.remove(row)
+
+
+def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) -> Callable[..., Any] | None:
+    """The kernel that serves a step of a map for these parameters and tensors, or None.
+
+    Args:
+        step: see the head of this file.
+        name: of the map.
+        parameters: of the map: numbers, tensors, or None where one is left out.
+        tensors: those that the kernel would read.
+    """
+    if not kernels.ENABLED:
+        return None
+    for row in _table.get((step, name), ()):
+        if row.serves(parameters, tensors):
+            held = tuple(a for a in parameters if isinstance(a, Tensor))
+            return row.call() if concrete(*tensors, *held) else None
+    return None
+
+
+_ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
+_NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
+
+register("argmax", "tsallis", "maps:entmax", ranges=_ENTMAX)
+register("product", "tsallis", "maps:entmax_product", ranges=_ENTMAX)
+register("pull", "tsallis", "maps:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)))
+register("class_loss", "tsallis", "maps:entmax_loss", ranges=_ENTMAX)
+register("attend", "tsallis", "attention:select", ranges=((1 + 1e-3, 2.0),))
+register("linear_class_loss", "tsallis", "output:linear_entmax_loss", ranges=_ENTMAX)
+register("argmax", "norm", "maps:normmax", ranges=_NORMMAX)
+register("product", "norm", "maps:normmax_product", ranges=_NORMMAX)
+register("class_loss", "norm", "maps:normmax_loss", ranges=_NORMMAX)
+register("argmax", "bounded_gini", "bounded:project")
+register("cap", "bounded_shannon", "bounded:cap")
+register("room", "bounded", "bounded:room")
+register("product", "bounded_gini", "bounded:product")
+register("pull", "bounded_gini", "bounded:pull")
+register("product", "bounded_shannon", "bounded:entropic_product")
+register("pull", "bounded_shannon", "bounded:entropic_pull")
+for _name in ("fused", "oscar", "grid"):
+    register("argmax", _name, f"grouped:{_name}")
+    register("product", _name, f"grouped:{_name}_product")
