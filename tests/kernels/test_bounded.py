@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel.kernels import bounded
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON
-from fenchel.regularizers.thresholds import capped_projection
+from fenchel.regularizers.solvers.thresholds import capped_projection
 
 PRODUCTS = {
     "bounded_gini": (bounded.product, bounded.pull),

@@ -16,7 +16,7 @@ from fenchel import Norm, Tsallis
 from fenchel.kernels import maps, pool, usable
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.powers import exp2, log2
-from fenchel.regularizers import thresholds
+from fenchel.regularizers.solvers import thresholds
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
 ALPHAS = [1.25, 1.33, 1.5, 1.75, 1.99, 2.0]

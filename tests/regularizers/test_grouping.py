@@ -14,7 +14,7 @@ from torch.func import jacfwd, jacrev
 
 import fenchel
 from fenchel import Fused, Gini, Oscar, Regularizer, TotalVariation2d, fusedmax, oscarmax, sparsemax, tvmax2d
-from fenchel.regularizers import groups
+from fenchel.regularizers.solvers import groups
 
 EXACT = {"tol_gap_abs": 1e-12, "tol_gap_rel": 1e-12, "tol_feas": 1e-12}
 

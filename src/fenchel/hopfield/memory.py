@@ -21,8 +21,8 @@ from fenchel.hopfield.implicit import attach
 from fenchel.hopfield.softmax import Stored, softmax_average
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show
 from fenchel.regularizers.capped import KSubsets
-from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.norm import Norm
+from fenchel.regularizers.total_variation import TotalVariation2d
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.structures import SparseMAP
 

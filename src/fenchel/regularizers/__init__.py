@@ -1,11 +1,13 @@
-"""Ω, a file a family; the functional maps live beside their Ω."""
+"""Ω, one file per family; the functional maps live beside their Ω."""
 
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.capped import Capped, KSubsets, constrained_softmax, constrained_sparsemax, k_subsets
 from fenchel.regularizers.custom import Custom
-from fenchel.regularizers.grouping import Fused, Oscar, TotalVariation2d, fusedmax, oscarmax, tvmax2d
+from fenchel.regularizers.fused import Fused, fusedmax
 from fenchel.regularizers.norm import Norm, normmax
+from fenchel.regularizers.oscar import Oscar, oscarmax
 from fenchel.regularizers.rows import support_size
+from fenchel.regularizers.total_variation import TotalVariation2d, tvmax2d
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
 
 __all__ = [

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel.regularizers.rowmap import Parameter, RowMap, one_per_row, register_map
-from fenchel.regularizers.thresholds import capped_projection, capped_softmax
+from fenchel.regularizers.solvers.thresholds import capped_projection, capped_softmax
 from fenchel.regularizers.tsallis import TSALLIS
 
 

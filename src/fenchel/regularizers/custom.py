@@ -13,9 +13,9 @@ from torch import Tensor
 from fenchel._torch import apply_function, concrete, forward_mode, outside_graphs, readable
 from fenchel.regularizers.base import Posed, Regularizer
 from fenchel.regularizers.closures import Closure, hidden_leaf
-from fenchel.regularizers.interior import TINY, Solution, diagonal_product, minimize, reduce
 from fenchel.regularizers.rowmap import RowMap, on_support, rows_first
 from fenchel.regularizers.rows import is_integer, to_rows
+from fenchel.regularizers.solvers.interior import TINY, Solution, diagonal_product, minimize, reduce
 
 
 class Custom(Regularizer):

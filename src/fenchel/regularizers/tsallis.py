@@ -31,7 +31,7 @@ from fenchel.regularizers.rows import (
     is_integer,
     to_rows,
 )
-from fenchel.regularizers.thresholds import entmax_from_2, entmax_up_to_2
+from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_2
 
 _ALLOWED = "0 < alpha <= inf"
 _MOST_LEARNED = 1 << 20

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import readable
-from fenchel.regularizers.thresholds import entmax_up_to_2
+from fenchel.regularizers.solvers.thresholds import entmax_up_to_2
 
 _ROUNDING = 16
 """How many units in the last place a wish to leave a group may be, and still be taken for rounding."""
