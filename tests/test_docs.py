@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import fenchel
-from fenchel import bench
+from fenchel_lab import bench
 
 ROOT = Path(__file__).parent.parent
 

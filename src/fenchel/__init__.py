@@ -1,6 +1,7 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
 from fenchel import continuous, dp, hopfield, integrations, mixed, nn, seq2seq
+from fenchel._warmup import warmup
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -32,7 +33,6 @@ from fenchel.regularizers import (
     tvmax2d,
 )
 from fenchel.structures import SparseMAP
-from fenchel.warmup import warmup
 
 __version__ = "0.1.0"
 

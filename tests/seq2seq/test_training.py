@@ -8,19 +8,9 @@ import pytest
 import torch
 
 from fenchel import Tsallis
-from fenchel.loops import DivergedError
-from fenchel.seq2seq import (
-    Batches,
-    Pair,
-    Recurrent,
-    Seq2Seq,
-    Training,
-    Validation,
-    Vocabulary,
-    inflect,
-    train,
-    validate,
-)
+from fenchel.seq2seq import Batches, Pair, Recurrent, Seq2Seq, Training, Validation, Vocabulary, train, validate
+from fenchel.seq2seq.checkpoints import DivergedError
+from fenchel_lab.models.inflection import inflect
 
 LETTERS = Vocabulary("abc")
 WORDS = [x + y + z for x in "abc" for y in "abc" for z in "abc"]
