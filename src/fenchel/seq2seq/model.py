@@ -168,11 +168,10 @@ class Seq2Seq(nn.Module):
             attention: in place of the one that was saved.
             output: the same.
         """
-        settings, tensors = saving.load(folder)
-        kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
-        kind = kinds.get(settings["model"])
-        if kind is None or not issubclass(kind, cls):
-            raise ValueError(f"{folder} has a {saving.named(settings)}, not one of {', '.join(kinds)}")
+        known = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
+        kinds = {name: kind for name, kind in known.items() if issubclass(kind, cls)}
+        settings, tensors = saving.load(folder, kinds)
+        kind = kinds[settings["model"]]
         with saving.whole(folder, kind.__name__):
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kind.retired)}
             sizes = dict(settings["sizes"])

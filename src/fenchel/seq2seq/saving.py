@@ -106,8 +106,13 @@ def save(folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, 
     write_whole(folder / SETTINGS, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
 
-def load(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors that were saved to a folder."""
+def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings and the tensors that were saved to a folder.
+
+    Args:
+        folder: what ``save`` was given.
+        kinds: which models are wanted, by what ``settings["model"]`` may be; any by default.
+    """
     folder = Path(folder)
     file = folder / SETTINGS
     if not file.is_file():
@@ -124,6 +129,9 @@ def load(folder: Path | str) -> tuple[dict[str, Any], dict[str, Tensor]]:
         raise ValueError(f"{folder} has a model of format {short(told)}; this version reads {FORMAT}")
     if not isinstance(settings.get("model"), str):
         raise ValueError(f"{folder} has a model of no known kind: model is {short(settings.get('model'))}")
+    if kinds and settings["model"] not in kinds:
+        found = short(settings["model"]).strip("'")
+        raise ValueError(f"{folder} has a {found}, not a {' or '.join(kinds)}")
     return settings, read_tensors(folder / TENSORS, _SAVED)[0]
 
 
@@ -197,11 +205,6 @@ def check_strings(strings: object, name: str) -> list[str]:
     if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
         raise ValueError(f"{name} must be a list of strings, got {short(strings)}")
     return strings
-
-
-def named(settings: Mapping[str, Any]) -> str:
-    """The kind of model that settings tell, on one line that is not too long."""
-    return short(settings["model"]).strip("'")
 
 
 def short(value: object, most: int = 60) -> str:

@@ -4,15 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from fenchel.seq2seq.batches import Pair
-from fenchel.seq2seq.model import Seq2Seq
-from fenchel.seq2seq.search import Beam, Stepper, beam_search
-from fenchel.seq2seq.vocabulary import Vocabulary
-
-if TYPE_CHECKING:  # readers of files are not what `import fenchel` should wait for
-    from fenchel_lab.data.sigmorphon2018 import Inflection
+from fenchel.seq2seq import Beam, Pair, Seq2Seq, Stepper, Vocabulary, beam_search
+from fenchel_lab.data.sigmorphon2018 import Inflection
 
 LONGEST = 60
 """Letters that a form may have."""

@@ -270,9 +270,7 @@ class Rationalizer(nn.Module):
     @classmethod
     def load(cls, folder: Path | str) -> Self:
         """The model that was saved to a folder, in evaluation mode."""
-        settings, tensors = saving.load(folder)
-        if settings["model"] != cls.__name__:
-            raise ValueError(f"{folder} has a {saving.named(settings)}, not a {cls.__name__}")
+        settings, tensors = saving.load(folder, [cls.__name__])
         with saving.whole(folder, cls.__name__):
             vectors, words, longest = tensors["encoder.vectors"][1:], dict(settings["words"]), settings["longest"]
             labels = saving.check_strings(settings["labels"], "labels")
@@ -280,7 +278,7 @@ class Rationalizer(nn.Module):
             reads, trainable = settings["reads"], settings["trainable"]
             selection.omega(training=False)  # an Ω that cannot be is told here, not at the first text
             if not isinstance(trainable, bool):
-                raise ValueError(f"trainable must be true or false, got {saving.short(trainable)}")
+                raise ValueError(f"trainable must be true or false, got {trainable!r}")
             Vocabulary(words, vectors, longest)
 
         def make() -> Rationalizer:

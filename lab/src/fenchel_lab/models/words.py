@@ -19,9 +19,8 @@ class WordEncoder(nn.Module):
         trainable: whether the vectors are trained. Else they are a buffer, and saved all the same.
 
     Example:
-        >>> import torch, fenchel
         >>> _ = torch.manual_seed(0)
-        >>> encoder = fenchel.nn.WordEncoder(torch.randn(10, 6), hidden=4)
+        >>> encoder = WordEncoder(torch.randn(10, 6), hidden=4)
         >>> words, lengths = torch.tensor([[3, 1, 4], [1, 5, 0]]), torch.tensor([3, 2])
         >>> states = encoder(words, lengths)
         >>> states.shape, states[1, 2].abs().sum().item()
