@@ -8,7 +8,7 @@ import pytest
 
 from fenchel_lab.report import find
 
-ROOT = Path(__file__).parent.parent / "docs" / "results"
+ROOT = Path(__file__).parent.parent.parent / "docs" / "results"
 RESULTS = sorted(path.parent for path in ROOT.glob("*/result.json"))
 
 

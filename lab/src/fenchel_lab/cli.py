@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import typer
 from rich import box, progress
@@ -23,7 +23,7 @@ from fenchel_lab.outputs import try_folder
 from fenchel_lab.report import page
 from fenchel_lab.report.result import show
 from fenchel_lab.report.runs import output, version
-from fenchel_lab.terminal import Force, console, errors, interruption, refusal
+from fenchel_lab.terminal import Bar, Force, console, errors, follow, interruption, progress_bars, refusal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 study = typer.Typer(no_args_is_help=True)
@@ -34,7 +34,6 @@ app.add_typer(inflect.app, name="inflect", help="Inflect words: train a sparse m
 app.add_typer(rationalize.app, name="rationale", help="Class texts of your own, and highlight the words that decided.")
 
 
-T = TypeVar("T")
 Seed = Annotated[int, typer.Option(help="Seed of everything random.")]
 
 
@@ -93,7 +92,7 @@ def tour(
     with _refused():
         page.OUTPUT.claim(out, force)
     try:
-        with _bars() as bars:
+        with progress_bars() as bars:
             _tour(toured, seed, bars, runs)
     except KeyboardInterrupt:
         interrupted = True
@@ -114,7 +113,7 @@ def _tour(toured: list[report.Study], seed: int, bars: progress.Progress, runs: 
     chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
     for chapter, task in chapters:
         bars.start_task(task)
-        runs.append(report.run(chapter, report.Context(data=None, seed=seed, progress=_Bar(bars, task))))
+        runs.append(report.run(chapter, report.Context(data=None, seed=seed, progress=Bar(bars, task))))
         if runs[-1].error:
             bars.update(task, note="[red]failed[/red]")
             bars.stop_task(task)
@@ -173,10 +172,8 @@ def run_study(
     with _refused():
         output(chosen.name).claim(results, force)
     try:
-        with _bars() as bars:
-            bar = _Bar(bars, bars.add_task(chosen.title, total=1.0, note=""))
-            run = report.run(chosen, report.Context(folder, seed, full, bar))
-            bars.update(bar.task, completed=1.0, note="")
+        with progress_bars() as bars:
+            run = follow(bars, chosen.title, lambda bar: report.run(chosen, report.Context(folder, seed, full, bar)))
     except KeyboardInterrupt:
         raise interruption(f"{name} was not done: nothing was written to {results}.") from None
     if isinstance(run.error, data.MissingDataError | data.BrokenDataError):
@@ -236,8 +233,8 @@ def fetch_data(
         folder = (into or data.cache()) / chosen.name
         if not all((folder / each.name).is_file() or (folder / f"{each.name}.gz").is_file() for each in chosen.sources):
             try_folder(folder)  # one that has everything may be for reading only
-        with _bars() as bars:
-            new = _follow(bars, chosen.title, lambda bar: data.fetch(chosen, into, bar))
+        with progress_bars() as bars:
+            new = follow(bars, chosen.title, lambda bar: data.fetch(chosen, into, bar))
     except (LookupError, OSError, data.BrokenDataError) as error:
         raise refusal(error) from None
     text = f"Fetched {len(new)} files into {folder}." if new else f"Nothing to fetch: {folder} has it all."
@@ -277,11 +274,11 @@ def run_bench(
     console.print(result.source, markup=False, highlight=False)
     failed: dict[str, Exception] = {}
     try:
-        with _bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
-            _follow(bars, "kernels", fenchel.warmup)
+        with progress_bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
+            follow(bars, "kernels", fenchel.warmup)
             for workload in chosen:
                 try:
-                    outcome = _follow(bars, workload.name, partial(bench.run, workload, seconds))
+                    outcome = follow(bars, workload.name, partial(bench.run, workload, seconds))
                 except Exception as error:
                     failed[workload.name] = error
                     continue
@@ -311,8 +308,8 @@ def run_bench(
 @app.command("warmup")
 def run_warmup() -> None:
     """Compile every kernel now, so that no first call has to wait for it."""
-    with _bars() as bars:
-        warmth = _follow(bars, "kernels", fenchel.warmup)
+    with progress_bars() as bars:
+        warmth = follow(bars, "kernels", fenchel.warmup)
     console.print(str(warmth), markup=False, highlight=False, soft_wrap=True)
 
 
@@ -354,41 +351,6 @@ def _show(sheet: bench.Sheet) -> None:
     for note in sheet.notes:
         style = {"✓": "green", "✗": "red"}.get(note[0], "dim")
         console.print(note, style=style, markup=False, highlight=False)
-
-
-def _follow(bars: progress.Progress, title: str, work: Callable[[_Bar], T]) -> T:
-    """Do a work that tells how far it is, and show that as a bar."""
-    bar = _Bar(bars, bars.add_task(title, total=1.0, note=""))
-    try:
-        result = work(bar)
-    except Exception:
-        bars.update(bar.task, note="[red]failed[/red]")
-        bars.stop_task(bar.task)
-        raise
-    bars.update(bar.task, completed=1.0, note="")
-    return result
-
-
-def _bars(refresh_per_second: float = 10) -> progress.Progress:
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(bar_width=20),
-        progress.TimeElapsedColumn(),
-        progress.TextColumn("[dim]{task.fields[note]}[/dim]"),
-        console=console,
-        refresh_per_second=refresh_per_second,
-    )
-
-
-class _Bar:
-    """A study's progress, shown as a bar."""
-
-    def __init__(self, bars: progress.Progress, task: progress.TaskID) -> None:
-        self.bars, self.task = bars, task
-
-    def __call__(self, fraction: float, note: str = "") -> None:
-        # The last of it is drawing, which comes after the study's last word.
-        self.bars.update(self.task, completed=0.98 * fraction, note=escape(note))
 
 
 def _explain(name: str, error: Exception | None) -> None:

@@ -31,7 +31,7 @@ from fenchel_lab.data.sigmorphon2018 import Inflection, parse
 from fenchel_lab.drawing import hypotheses, style
 from fenchel_lab.models.inflection import LONGEST, Inflected, inflect, paired, spelled, unknown
 from fenchel_lab.outputs import Output, claim_model, is_signed
-from fenchel_lab.terminal import Force, console, errors, failure, interruption, refusal
+from fenchel_lab.terminal import Force, console, errors, failure, follow, interruption, progress_bars, refusal
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -85,7 +85,8 @@ def train_model(
         how = Training(epochs=epochs, rate=rate, batch=batch, seed=seed)
         model = _new(kind, pairs, hidden, Tsallis(attention), Tsallis(alpha), seed)
         claim_model(out, "fenchel inflect train", (Recurrent.__name__, Transformer.__name__), anew)
-        best = train(model, pairs, held, how, out, progress=True).best
+        with progress_bars() as bars:
+            best = follow(bars, table.name, lambda bar: train(model, pairs, held, how, out, progress=bar)).best
     except DivergedError as error:
         raise failure(error) from None
     except (ValueError, OSError) as error:

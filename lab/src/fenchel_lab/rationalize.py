@@ -9,7 +9,6 @@ from typing import Annotated, cast
 import torch
 import typer
 from rich import progress
-from rich.markup import escape
 
 from fenchel.seq2seq import DivergedError
 from fenchel_lab.data.sst import Review
@@ -18,7 +17,7 @@ from fenchel_lab.models import labelled, rationale
 from fenchel_lab.models.labelled import Labelled
 from fenchel_lab.models.training import Course
 from fenchel_lab.outputs import Output, claim_model, is_signed
-from fenchel_lab.terminal import Force, console, errors, failure, interruption, refusal
+from fenchel_lab.terminal import Force, console, errors, failure, follow, interruption, progress_bars, refusal
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -93,10 +92,9 @@ def train_model(
     model = rationale.Rationalizer(known, labels, chosen, rationale.Size(hidden), reads, trainable=vectors is None)
     train, valid = ([_review(text, labels) for text in part] for part in (texts, judged))
     try:
-        with progress.Progress(console=console) as bars:
-            task = bars.add_task(escape(file.name), total=1.0)
-            model, reached = rationale.trained(
-                model, train, valid, course, batch, lambda part: bars.update(task, completed=part), out
+        with progress_bars() as bars:
+            model, reached = follow(
+                bars, file.name, lambda bar: rationale.trained(model, train, valid, course, batch, bar, out)
             )
     except DivergedError as error:
         raise failure(error) from None

@@ -23,7 +23,6 @@ from fenchel import Tsallis
 from fenchel.seq2seq import (
     IGNORED,
     STOP,
-    Batch,
     Batches,
     Beam,
     Choice,
@@ -35,6 +34,7 @@ from fenchel.seq2seq import (
     force,
     train,
 )
+from fenchel.seq2seq.checkpoints import step
 from fenchel_lab.data import multi30k
 from fenchel_lab.drawing import hypotheses
 from fenchel_lab.report import Context, Figure, Result, Table, study
@@ -283,17 +283,9 @@ def paces(models: Sequence[Recurrent], pairs: Sequence[Pair], how: Training) -> 
         words.append(batch.tokens)
         for model, optimizer, seconds in zip(copies, optimizers, taken, strict=True):
             start = time.process_time()
-            _step(model, optimizer, batch, how.clip)
+            step(model(batch), optimizer, how.clip)
             seconds.append(time.process_time() - start)
     return [sum(words) / sum(each) for each in taken]
-
-
-def _step(model: Recurrent, optimizer: torch.optim.Optimizer, batch: Batch, clip: float) -> None:
-    loss = model(batch)
-    optimizer.zero_grad()
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
-    optimizer.step()
 
 
 @torch.no_grad()

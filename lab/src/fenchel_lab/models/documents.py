@@ -14,6 +14,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 from fenchel import Regularizer
 from fenchel.continuous import Attended, BetaGaussian, ContinuousAttention, GaussianBasis, MatchedEncoder, PooledEncoder
 from fenchel_lab.data.sst import Review
+from fenchel_lab.models.training import by_length
 
 UNKNOWN = 0
 AT_ONCE = 128
@@ -91,10 +92,14 @@ class Vocabulary:
         )
 
     def batches(self, reviews: Sequence[Review], size: int) -> Iterator[Batch]:
-        """Reviews of about equal length together, so that little is computed for padding."""
-        rows = sorted(reviews, key=lambda review: min(len(review.words), self.longest))
-        for first in range(0, len(rows), size):
-            yield self.batch(rows[first : first + size])
+        """Reviews of about equal length together."""
+        for some in self.grouped(reviews, size):
+            yield self.batch(some)
+
+    def grouped(self, reviews: Sequence[Review], size: int) -> Iterator[list[Review]]:
+        """So many reviews of about equal length at a time."""
+        for rows in by_length([len(self.read(review)) for review in reviews], size):
+            yield [reviews[row] for row in rows]
 
     def read(self, review: Review) -> tuple[str, ...]:
         """The words that are read: the last ones, where opinions are summed up."""

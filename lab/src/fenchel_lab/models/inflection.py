@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fenchel.seq2seq import Beam, Pair, Seq2Seq, Stepper, Vocabulary, beam_search
 from fenchel_lab.data.sigmorphon2018 import Inflection
+from fenchel_lab.models.training import by_length
 
 LONGEST = 60
 """Letters that a form may have."""
@@ -84,10 +85,8 @@ def inflect(
         stepper: to be asked in its place: an ``Ensemble``.
         keep_tree: whether to keep all prefixes of the beam, for a drawing.
     """
-    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     found: dict[int, Inflected] = {}
-    for first in range(0, len(order), batch):
-        rows = order[first : first + batch]
+    for rows in by_length([len(source) for source in sources], batch):
         beams = beam_search(
             stepper or model,
             [sources[row] for row in rows],

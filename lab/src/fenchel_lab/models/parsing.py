@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fenchel.seq2seq import checkpoints
 from fenchel_lab.data.ud_ewt import Sentence
+from fenchel_lab.models.training import Course, trained
 
 UNKNOWN = 0
 SEEN = 2
@@ -92,23 +92,16 @@ def train(
     sentences: Sequence[Sentence], loss: Loss, size: Size, progress: Callable[[float], None]
 ) -> tuple[Parser, Vocabulary]:
     """A parser trained with a loss of its arc scores."""
-    checkpoints.check_rate(size.rate)
+    course = Course(size.epochs, size.rate)
     vocabulary = Vocabulary(sentences)
     parser = Parser(vocabulary, size)
     optimizer = torch.optim.Adam(parser.parameters(), lr=size.rate, betas=(0.9, 0.95))
     batches = [vocabulary.batch([sentences[row] for row in rows]) for rows in _by_length(sentences, size.batch)]
-    steps = size.epochs * len(batches)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    parser.train()
-    for step in range(steps):
-        if step % len(batches) == 0:
-            order = torch.randperm(len(batches)).tolist()
-        batch = batches[order[step % len(batches)]]
-        checkpoints.step(loss(parser(batch), batch.heads).mean(), optimizer, clip=5.0)
-        schedule.step()
-        progress((step + 1) / steps)
-    checkpoints.check_finite(parser)
-    return parser.eval(), vocabulary
+
+    def mean(parser: Parser, batch: Batch) -> Tensor:
+        return loss(parser(batch), batch.heads).mean()
+
+    return trained(parser, batches, mean, None, course, progress, optimizer=optimizer)[0], vocabulary
 
 
 @torch.no_grad()

@@ -35,7 +35,7 @@ from fenchel_lab.drawing import highlights
 from fenchel_lab.drawing.highlights import Explanation
 from fenchel_lab.models import training
 from fenchel_lab.models.documents import AT_ONCE, UNKNOWN, Batch, Vocabulary
-from fenchel_lab.models.training import Course
+from fenchel_lab.models.training import Course, by_length
 from fenchel_lab.models.words import WordEncoder
 
 Kind = Literal["softmax", "sparsemax", "entmax", "fusedmax", "k-subsets", "sequential k-subsets"]
@@ -207,14 +207,12 @@ class Rationalizer(nn.Module):
 
     def _explain_some(self, texts: Sequence[str | Sequence[str]]) -> list[Explanation]:
         laid = [_laid(text) for text in texts]
-        order = sorted(range(len(laid)), key=lambda row: len(laid[row][1]))
         found: dict[int, Explanation] = {}
         training, device = self.training, self.encoder.vectors.device
         self.eval()
         try:
             with torch.no_grad():
-                for first in range(0, len(order), AT_ONCE):
-                    rows = order[first : first + AT_ONCE]
+                for rows in by_length([len(places) for _, places in laid], AT_ONCE):
                     reviews = [Review(tuple(_words(*laid[row])), 0) for row in rows]
                     batch = self.vocabulary.batch(reviews).to(device)
                     chances, weights = self(batch).softmax(-1).tolist(), self.weights(batch).tolist()
@@ -352,9 +350,7 @@ def found(model: Rationalizer, reviews: Sequence[Review], top: float | None = No
         top: take this share of the words, those with the largest weights, in place of all that have weight.
     """
     result = Found()
-    rows = sorted(reviews, key=lambda review: min(len(review.words), model.vocabulary.longest))
-    for first in range(0, len(rows), AT_ONCE):
-        some = rows[first : first + AT_ONCE]
+    for some in model.vocabulary.grouped(reviews, AT_ONCE):
         batch = model.vocabulary.batch(some)
         result.predicted.extend(model(batch).argmax(-1).tolist())
         result.labels.extend(batch.labels.tolist())

@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence, pad_se
 
 from fenchel import Regularizer
 from fenchel.dp import LinearChain
-from fenchel.seq2seq import checkpoints
 from fenchel_lab.data.ner import Sentence
+from fenchel_lab.models.training import Course, by_length, trained
 
 PAD, UNKNOWN = 0, 1
 AFTER_THE_END = -1
@@ -114,31 +114,23 @@ def train(
     sentences: Sequence[Sentence], omega: Regularizer, size: Size, progress: Callable[[float], None]
 ) -> tuple[Tagger, Vocabulary]:
     """A tagger trained with the loss of Ω: max_Ω over all tag sequences minus the score of the right one."""
-    checkpoints.check_rate(size.rate)
+    course = Course(size.epochs, size.rate, decay=0.0)
     vocabulary = Vocabulary(sentences)
     tagger = Tagger(vocabulary, size, omega)
-    optimizer = torch.optim.Adam(tagger.parameters(), lr=size.rate)
-    # Rows of a batch are about equally long, so that little is computed for padding.
     batches = [vocabulary.batch(group) for group in grouped(sentences, size.batch)]
-    steps = size.epochs * len(batches)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - step / steps)
-    tagger.train()
-    for step in range(steps):
-        if step % len(batches) == 0:
-            order = torch.randperm(len(batches)).tolist()
-        batch = batches[order[step % len(batches)]]
-        checkpoints.step(tagger(batch).loss(batch.tags).mean(), optimizer, clip=5.0)
-        schedule.step()
-        progress((step + 1) / steps)
-    checkpoints.check_finite(tagger)
-    return tagger.eval(), vocabulary
+
+    def loss(tagger: Tagger, batch: Batch) -> Tensor:
+        chain: LinearChain = tagger(batch)
+        return chain.loss(batch.tags).mean()
+
+    return trained(tagger, batches, loss, None, course, progress)[0], vocabulary
 
 
 @torch.no_grad()
 def tagged(tagger: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sentence]) -> list[list[str]]:
     """The best tag sequence of every sentence, in IOB2."""
     tags: dict[int, list[str]] = {}
-    for rows in _by_length(sentences, 64):
+    for rows in by_length([len(sentence.words) for sentence in sentences], 64):
         paths = tagger(vocabulary.batch([sentences[row] for row in rows])).map()
         for row, path in zip(rows, paths.tolist(), strict=True):
             tags[row] = iob2([vocabulary.tags[state] for state in path[: len(sentences[row].words)]])
@@ -147,14 +139,8 @@ def tagged(tagger: Tagger, vocabulary: Vocabulary, sentences: Sequence[Sentence]
 
 def grouped(sentences: Sequence[Sentence], size: int) -> Iterator[list[Sentence]]:
     """Groups of sentences of about equal length."""
-    for rows in _by_length(sentences, size):
+    for rows in by_length([len(sentence.words) for sentence in sentences], size):
         yield [sentences[row] for row in rows]
-
-
-def _by_length(sentences: Sequence[Sentence], size: int) -> Iterator[list[int]]:
-    rows = sorted(range(len(sentences)), key=lambda row: len(sentences[row].words))
-    for first in range(0, len(rows), size):
-        yield rows[first : first + size]
 
 
 def iobes(tags: Sequence[str]) -> list[str]:
