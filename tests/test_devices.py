@@ -197,6 +197,8 @@ def test_numpy_scalars_are_numbers(kind: type) -> None:
     assert torch.equal(
         fenchel.entmax_loss(ROWS.T, TARGET, two, dim=np.int32(0)), fenchel.entmax_loss(ROWS.T, TARGET, 2.0, dim=0)
     )
+    for loss in (fenchel.sparsemax_loss, lambda s, y, **options: fenchel.linear_entmax_loss(s, s, y, **options)):
+        assert torch.equal(loss(ROWS, TARGET, label_smoothing=kind(1)), loss(ROWS, TARGET, label_smoothing=1.0))
     if kind in (np.int32, np.int64):
         assert torch.equal(SparseMAP(Subsets(two)).argmax(ROWS), SparseMAP(Subsets(2)).argmax(ROWS))
     grid = TotalVariation2d(two, shape=(np.int64(2), np.int64(3)))
