@@ -184,6 +184,28 @@ def test_fake_tensors_give_a_shape_or_a_clear_error(case: Map) -> None:
             assert case.choose(scores).shape == (3, 6)
 
 
+@pytest.mark.parametrize(
+    ("structure", "shape"),
+    [(Chain(STEP), (2, 5, 3)), (DependencyTree(), (2, 4, 5)), (SequentialSubsets(2, transition=0.3), (2, 6))],
+    ids=lambda each: type(each).__name__,
+)
+def test_subclasses_and_dispatch_modes_give_the_same_structures(structure: Any, shape: tuple[int, ...]) -> None:
+    omega, scores = SparseMAP(structure), torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    target, direction = structure.map(scores.flip(-2)), torch.linspace(0, 1, scores.numel()).reshape(shape)
+
+    def results(s: Tensor) -> list[Tensor]:
+        s = s.requires_grad_()
+        p = omega.argmax(s)
+        return [p, omega.loss(s, target), torch.autograd.grad((p * direction).sum(), s)[0]]
+
+    expected = results(scores.clone())
+    with Counting():
+        watched = results(scores.clone())
+    for found in (results(scores.clone().as_subclass(Plain)), watched):
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x.as_subclass(Tensor), y)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.int32])
 def test_numpy_scalars_are_numbers(kind: type) -> None:
     two, dim = kind(2), np.int64(-1)
@@ -197,6 +219,8 @@ def test_numpy_scalars_are_numbers(kind: type) -> None:
     assert torch.equal(
         fenchel.entmax_loss(ROWS.T, TARGET, two, dim=np.int32(0)), fenchel.entmax_loss(ROWS.T, TARGET, 2.0, dim=0)
     )
+    for loss in (fenchel.sparsemax_loss, lambda s, y, **options: fenchel.linear_entmax_loss(s, s, y, **options)):
+        assert torch.equal(loss(ROWS, TARGET, label_smoothing=kind(1)), loss(ROWS, TARGET, label_smoothing=1.0))
     if kind in (np.int32, np.int64):
         assert torch.equal(SparseMAP(Subsets(two)).argmax(ROWS), SparseMAP(Subsets(2)).argmax(ROWS))
     grid = TotalVariation2d(two, shape=(np.int64(2), np.int64(3)))

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel import Norm, Tsallis
+from fenchel import Norm, Tsallis, entmax, normmax
 from fenchel.kernels import maps, pool, usable
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.powers import exp2, log2
@@ -84,6 +84,16 @@ def test_normmax_and_its_product_agree_with_the_torch_path(scores: Tensor, alpha
     exact = Norm.rule.product(v.double(), None, p.double(), alpha)
     assert torch.allclose(product.double(), exact, atol=20 * TOLERANCE[p.dtype] * max(1.0, exact.abs().max().item()))
     assert (product[p == 0] == 0).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_zeros_have_no_sign(dtype: torch.dtype) -> None:
+    for width in (5, 17, 100, 700):
+        scores = 2 * torch.randn(50, width, dtype=dtype)
+        for alpha in (1.01, 1.3, 1.5, 1.7, 1.9, 2.0, 3.0):
+            assert not entmax(scores, alpha).signbit().any()
+            assert not entmax(scores, torch.full((50, 1), alpha, dtype=dtype)).signbit().any()
+            assert not normmax(scores, alpha).signbit().any()
 
 
 def test_what_comes_back_off_the_support_does_not_matter() -> None:

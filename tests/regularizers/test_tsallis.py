@@ -293,8 +293,18 @@ def test_an_alpha_that_is_not_one_value_a_row_is_refused(shape: tuple[int, ...])
         Tsallis(torch.full(shape, 1.5)).loss(torch.ones(3, 4), torch.tensor([0, 1, 2]))
 
 
+def test_an_alpha_between_the_widest_bounds_starts_where_told() -> None:
+    for bounds in ((1.0, 1e30), (1e-30, 2.0), (1e-30, 1e30)):
+        omega = Tsallis(1.5, learnable=True, bounds=bounds)
+        assert omega.alpha.item() == pytest.approx(1.5, rel=1e-5)
+        for raw, end in zip((-200.0, 200.0), bounds, strict=True):
+            omega.raw_alpha.data.fill_(raw)
+            assert omega.alpha.item() == pytest.approx(end)
+            assert torch.allclose(omega.argmax(torch.randn(3, 4)).sum(-1), torch.ones(3))
+
+
 def test_bad_bounds_are_named() -> None:
-    for bounds in ((2.0, 1.0), (0.0, 2.0), (1.0, math.inf)):
+    for bounds in ((2.0, 1.0), (0.0, 2.0), (1.0, math.inf), (1.0, 1e308), (1.0, 3e38), (1e-50, 2.0)):
         with pytest.raises(ValueError, match="bounds"):
             Tsallis(1.5, learnable=True, bounds=bounds)
     with pytest.raises(ValueError, match="alpha"):

@@ -50,6 +50,7 @@ def check_floating(value: float | Tensor, name: str) -> None:
 
 def as_float(value: Tensor, name: str) -> Tensor:
     """A tensor of real numbers in floating point; integers are converted."""
+    concrete(value)  # raises if the memory was freed, before torch reads it
     if value.is_floating_point():
         return value
     if value.is_complex() or value.dtype == torch.bool:
@@ -177,6 +178,7 @@ def support_size(p: Tensor, dim: int = -1) -> Tensor:
         >>> fenchel.support_size(fenchel.sparsemax(torch.tensor([[1.0, 0.5, -1.0], [2.0, 0.0, 0.0]])))
         tensor([2, 1])
     """
+    concrete(p)  # raises if the memory was freed, before torch reads it
     return (p != 0).sum(dim)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -275,6 +275,15 @@ class SparseMAP(Regularizer):
         if concrete(target, scores):
             self._check_member(target.detach().double(), free_parts(self.structure, scores, mask))
         return target
+
+    def in_rows(
+        self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
+        check_shape(self.structure, scores)
+        concrete(target)  # raises if its memory was freed, before torch reads it
+        target = self.structure.expand_target(target, scores.shape)
+        counts = target.shape == scores.shape and not target.is_floating_point() and not target.is_complex()
+        return scores, target.double() if counts else target, dim, mask, self
 
     def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
         raise ValueError(
