@@ -97,14 +97,15 @@ class _Integral:
             return fine
         agree, _, _ = _goals(fine)
         good = ((fine - coarse).abs() <= agree * size) & (far <= agree * size) & (size > 0) | ~size.isfinite()
-        rows = ~good.detach().reshape(*self.batch, -1).all(-1)
+        extra = fine.dim() - len(self.batch)
+        rows = ~(good.flatten(-extra).all(-1) if extra else good)
         if self.resolve is not None:
             _, near, inside, *_ = self._features()
             rows |= ((near < 0.25) & inside).any(-1).reshape(self.batch)
         if not bool(rows.any()):
             return fine
         refined_value = self._refined(rows.flatten(), fine)
-        return torch.where(rows.reshape((*self.batch, *(1,) * (fine.dim() - len(self.batch)))), refined_value, fine)
+        return torch.where(rows.reshape((*self.batch, *(1,) * extra)), refined_value, fine)
 
     def _points(self, y: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor]:
         """Points and weights at y deviations of z, (N, …): signed on the line, with an angle in the plane."""
