@@ -19,6 +19,7 @@ from torch import Tensor
 from fenchel._quadrature import refined
 from fenchel.continuous.radial import Number, gauss_legendre, log_shape
 from fenchel.kernels import concrete
+from fenchel.regularizers.rows import is_integer
 
 Function = Callable[[Tensor], Tensor]
 
@@ -71,9 +72,9 @@ def integrate(
     if loc.shape[-1] > 2:
         raise NotImplementedError(f"integrals are computed in one and two dimensions, got {loc.shape[-1]}")
     for name, count in (("nodes", nodes), ("angles", angles)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+        if not is_integer(count) or count < 2:
             raise ValueError(f"{name} must be an integer of at least 2, got {count}")
-    return _Integral(function, loc, root, weight, resolve).value(nodes, angles)
+    return _Integral(function, loc, root, weight, resolve).value(int(nodes), int(angles))
 
 
 class _Integral:
