@@ -105,6 +105,16 @@ def test_matrices_are_kept_by_length_until_the_basis_changes() -> None:
     assert set(basis.state_dict()) == {"centers", "covariances"}
 
 
+def test_matrices_that_are_kept_fit_into_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fenchel.continuous.basis._CACHE_BYTES", 3000)  # 32 bytes per row: 93 rows
+    basis = GaussianBasis.line(8, widths=(0.1,))
+    for length in (10, 20, 30, 40, 50):
+        latest = basis.weights((length,))
+        assert sum(kept[0].nbytes for kept in basis._cache.values()) <= 3000
+        assert basis.weights((length,)) is latest
+    assert len(basis._cache) == 2  # of 40 and 50: what came before made room
+
+
 def test_a_trained_basis_has_gradients() -> None:
     centers = nn.Parameter(torch.rand(3, 1, dtype=torch.float64))
     basis = GaussianBasis(centers, torch.full((3, 1, 1), 0.04, dtype=torch.float64))

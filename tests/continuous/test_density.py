@@ -794,3 +794,11 @@ def test_escorts_have_the_expected_basis_of_quadrature(alpha: float) -> None:
     for p, basis in ((line(alpha), GaussianBasis.line(4).double()), (plane(alpha), GaussianBasis.grid(2).double())):
         escort = p.escort()
         assert torch.allclose(escort.integrate(basis), escort.integrate(lambda t, b=basis: b(t)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5])
+def test_no_densities_have_no_integrals(alpha: float) -> None:
+    p = BetaGaussian(torch.zeros(0, 1), sigma=torch.ones(0, 1, 1), alpha=alpha)
+    assert p.integrate(torch.cos).shape == (0, 1)
+    assert p.integrate(lambda t: t.sum(-1)).shape == (0,)
+    assert generalized_covariance(p, lambda t: t, GaussianBasis.line(4)).shape == (0, 1, 4)

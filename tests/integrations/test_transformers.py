@@ -412,7 +412,9 @@ OTHERS: dict[str, Callable[[str], PreTrainedModel]] = {
 def test_a_model_with_an_attention_of_its_own_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=f"{kind} models have an attention of their own"):
         OTHERS[kind]("entmax15")
-    OTHERS[kind]("eager")
+    model = OTHERS[kind]("eager")
+    with pytest.raises(ValueError, match=f"{kind} models have an attention of their own"):
+        model.set_attn_implementation("entmax15")
 
 
 SWALLOWING: dict[str, Callable[[], PreTrainedModel]] = {

@@ -16,6 +16,7 @@ from fenchel.continuous.density import BetaGaussian, matrix_root
 from fenchel.continuous.expectation import expectation
 from fenchel.continuous.radial import check_number
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -91,8 +92,9 @@ class PooledEncoder(Encoder):
     def __init__(self, width: int, dim: int = 1, heads: int = 1, components: int = 1, least: float = 1e-6) -> None:
         super().__init__()
         for name, value in (("width", width), ("dim", dim), ("heads", heads), ("components", components)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+        width, dim, heads, components = int(width), int(dim), int(heads), int(components)
         self.width, self.dim, self.heads, self.components, self.least = width, dim, heads, components, least
         each = heads * components
         self.loc = nn.Linear(width, each * dim)

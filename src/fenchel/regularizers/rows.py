@@ -165,6 +165,15 @@ def check_parameter(
     return float(value)
 
 
+def check_share(name: str, share: float) -> float:
+    """Check the share of something that is dropped in training; return a float."""
+    if not is_number(share):
+        raise TypeError(f"{name} must be a number, got {type(share).__name__}")
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {share}")
+    return float(share)
+
+
 def check_temperature(temperature: float | Tensor) -> float | Tensor:
     """Check a temperature, or every one of a tensor."""
     return check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf", finite=True)

@@ -17,6 +17,7 @@ from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.regularizers.configs import Config
+from fenchel.regularizers.rows import check_share
 from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
@@ -191,8 +192,7 @@ def check_depth(layers: int, dropout: float) -> None:
     """Check what every subclass is made with."""
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    check_share("dropout", dropout)
 
 
 def _read(config: Config | None, name: str) -> Regularizer:
