@@ -187,7 +187,9 @@ def test_a_lemma_with_a_tab_or_a_line_break_is_refused(model: Path, tmp_path: Pa
         assert "must not have tabs or line breaks" in errors
         assert not text
     for form in ("co\tws", "cows\r", "co\nws"):
-        code, text, errors = run("explain", "cow", "N;PL", "--form", form, "--model", str(model), "--out", str(tmp_path))
+        code, text, errors = run(
+            "explain", "cow", "N;PL", "--form", form, "--model", str(model), "--out", str(tmp_path)
+        )
         assert (code, text) == (2, "")
         assert "--form must not have tabs or line breaks" in errors
     assert not any(tmp_path.iterdir())

@@ -178,6 +178,12 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
             raise ValueError(f"{name} has values that are not finite")
 
 
+def check_names(names: Collection[str], given: Mapping[str, Any]) -> None:
+    """Refuse a mapping that does not have all of some names: a default may not be what was saved."""
+    if missing := sorted(set(names) - given.keys()):
+        raise ValueError(f"there is no {missing[0]}")
+
+
 def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Refuse sizes that cannot be true of the tensors: a width has a number each, a layer a tensor at least."""
     numbers = sum(tensor.numel() for tensor in tensors.values())
@@ -187,6 +193,8 @@ def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None
             raise ValueError(f"{name} must be a number, got {short(size)}")
         if not size <= most:
             raise ValueError(f"{name} is {size}, too large for what the file holds")
+        if size <= 0 and name != "dropout":
+            raise ValueError(f"{name} must be positive, got {size}")
 
 
 def check_strings(strings: object, name: str) -> list[str]:

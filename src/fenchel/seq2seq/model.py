@@ -176,6 +176,7 @@ class Seq2Seq(nn.Module):
         with folders.whole(folder, kind.__name__):
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kind.retired)}
             sizes = dict(settings["sizes"])
+            folders.check_names(kind.sizes, sizes)
             folders.check_sizes(sizes, tensors)
             source, target = (Vocabulary(folders.check_strings(settings[name], name)) for name in ("source", "target"))
             for name in ("attention", "output"):
