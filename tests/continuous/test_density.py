@@ -794,3 +794,12 @@ def test_escorts_have_the_expected_basis_of_quadrature(alpha: float) -> None:
     for p, basis in ((line(alpha), GaussianBasis.line(4).double()), (plane(alpha), GaussianBasis.grid(2).double())):
         escort = p.escort()
         assert torch.allclose(escort.integrate(basis), escort.integrate(lambda t, b=basis: b(t)), rtol=1e-8)
+
+
+def test_batches_that_do_not_fit_are_told_by_name() -> None:
+    loc, sigma = torch.zeros(3, 1), torch.ones(3, 1, 1)
+    with pytest.raises(ValueError, match=r"alpha .* must have batch dimensions that broadcast, .* and \(2,\)$"):
+        BetaGaussian(loc, sigma=sigma, alpha=torch.tensor([1.0, 1.5]))
+    with pytest.raises(ValueError, match=r"loc .*, sigma .* broadcast, got shapes \(3, 1\), \(2, 1, 1\)"):
+        BetaGaussian(loc, sigma=sigma[:2])
+    assert BetaGaussian(loc, sigma=sigma[:1], alpha=torch.tensor([[1.0], [2.0]])).batch_shape == (2, 3)
