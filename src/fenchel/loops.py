@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,8 @@ def check_rate(rate: float) -> None:
             ...
         ValueError: rate must be positive and finite, got inf
     """
+    if isinstance(rate, bool) or not isinstance(rate, Real):
+        raise TypeError(f"rate must be a number, got {rate!r}")
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be positive and finite, got {rate}")
 

@@ -59,6 +59,7 @@ class Seq2Seq(nn.Module):
         self.source, self.target = source, target
         self.attention_omega = Tsallis(1.5) if attention is None else _own(check_omega(attention))
         self.omega = Tsallis(1.5) if output is None else _own(check_omega(output))
+        _check_output(self.omega, len(target))
         self.output = nn.Linear(width, len(target))
 
     @property
@@ -195,6 +196,14 @@ def check_depth(layers: int, dropout: float) -> None:
         raise ValueError(f"layers must be at least 1, got {layers}")
     if not 0 <= dropout < 1:
         raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+
+
+def _check_output(omega: Regularizer, symbols: int) -> None:
+    """Refuse an Ω that chooses several symbols at once: its losses have no targets that are numbers of symbols."""
+    try:
+        omega.check_classes(torch.zeros((), dtype=torch.long, device="cpu"), torch.zeros(symbols, device="cpu"), 0)
+    except (TypeError, ValueError):
+        raise ValueError(f"output must choose one symbol at a time, as Tsallis(1.5) does; got {omega}") from None
 
 
 def _read(config: Config | None, name: str) -> Regularizer:
