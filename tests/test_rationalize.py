@@ -223,7 +223,7 @@ def test_labels_that_are_numbers_are_told_and_refused_if_they_are_many(tmp_path:
     assert "labels are numbers" not in run("train", table(tmp_path, ["1", "2", "bad"]), *out, "--force")[1]
 
 
-@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+@pytest.mark.parametrize("rate", ["3e37", "1e300"])
 def test_a_training_that_diverges_stops_and_saves_nothing(rate: str, tmp_path: Path) -> None:
     code, text = run("train", table(tmp_path), "--out", str(tmp_path / "model"), *SMALL, "--rate", rate)
     assert code == 1
