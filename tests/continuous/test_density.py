@@ -802,3 +802,12 @@ def test_no_densities_have_no_integrals(alpha: float) -> None:
     assert p.integrate(torch.cos).shape == (0, 1)
     assert p.integrate(lambda t: t.sum(-1)).shape == (0,)
     assert generalized_covariance(p, lambda t: t, GaussianBasis.line(4)).shape == (0, 1, 4)
+
+
+def test_batches_that_do_not_fit_are_told_by_name() -> None:
+    loc, sigma = torch.zeros(3, 1), torch.ones(3, 1, 1)
+    with pytest.raises(ValueError, match=r"alpha .* must have batch dimensions that broadcast, .* and \(2,\)$"):
+        BetaGaussian(loc, sigma=sigma, alpha=torch.tensor([1.0, 1.5]))
+    with pytest.raises(ValueError, match=r"loc .*, sigma .* broadcast, got shapes \(3, 1\), \(2, 1, 1\)"):
+        BetaGaussian(loc, sigma=sigma[:2])
+    assert BetaGaussian(loc, sigma=sigma[:1], alpha=torch.tensor([[1.0], [2.0]])).batch_shape == (2, 3)

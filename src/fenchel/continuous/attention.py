@@ -16,7 +16,7 @@ from fenchel.continuous.density import BetaGaussian, matrix_root
 from fenchel.continuous.expectation import expectation
 from fenchel.continuous.radial import check_number
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rows import is_integer
+from fenchel.regularizers.rows import broadcasting, is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -269,6 +269,12 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"shape must have as many places as there are values, {values.shape[-2]}, got {sizes}")
         solver = self.basis.weights(sizes, mask, positions, self.ridge)
         focus = self._focus(query, mask, loc, sigma, self._positions(sizes, mask, positions))
+        if not broadcasting(focus.loc.shape[:-3], values.shape[:-2]):
+            given = "loc" if query is None else "query"
+            raise ValueError(
+                f"{given} must have batch dimensions that broadcast with those of values, {tuple(values.shape[:-2])}, "
+                f"got {tuple(focus.loc.shape[:-3])}"
+            )
         heads = focus.loc.shape[-3]
         if values.shape[-1] % heads:
             raise ValueError(f"values must have a width that {heads} heads divide, got {tuple(values.shape)}")

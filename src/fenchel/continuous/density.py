@@ -26,6 +26,7 @@ from fenchel.continuous.radial import (
     shrink,
     some,
 )
+from fenchel.regularizers.rows import broadcasting
 
 
 class BetaGaussian(Distribution):
@@ -92,9 +93,15 @@ class BetaGaussian(Distribution):
         # Not torch's default for all distributions: the first torch.compile of a process turns that off.
         if validate_args is not False and concrete(loc, matrix):
             _check_values(loc, matrix, name)
-        batch = broadcast_shapes(loc.shape[:-1], matrix.shape[:-2])
+        alphas = self.alpha.shape if isinstance(self.alpha, Tensor) else torch.Size()
+        shapes = loc.shape[:-1], matrix.shape[:-2], alphas
+        if not broadcasting(*shapes):
+            raise ValueError(
+                f"loc (…, D), {name} (…, D, D) and alpha (…) must have batch dimensions that broadcast, got shapes "
+                f"{tuple(loc.shape)}, {tuple(matrix.shape)} and {tuple(alphas)}"
+            )
+        batch = broadcast_shapes(*shapes)
         if isinstance(self.alpha, Tensor):
-            batch = broadcast_shapes(batch, self.alpha.shape)
             self.alpha = self.alpha.to(loc.device).expand(batch)
         self.loc = loc.expand(*batch, -1)
         root = matrix_root(matrix) if scale_tril is None else matrix

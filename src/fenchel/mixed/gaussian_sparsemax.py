@@ -13,7 +13,18 @@ from torch.distributions import constraints
 from torch.special import log_ndtr, ndtr
 
 from fenchel._quadrature import log_concave
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, broadcast, exactly, finite, floating, positive
+from fenchel.mixed.base import (
+    SAMPLES,
+    Estimate,
+    Mixed,
+    alike,
+    broadcast,
+    check_shapes,
+    exactly,
+    finite,
+    floating,
+    positive,
+)
 from fenchel.mixed.boxes import CERTAIN, log_box
 from fenchel.regularizers import sparsemax
 
@@ -69,6 +80,7 @@ class GaussianSparsemax(Mixed):
             raise ValueError("exactly one of scale and scale_tril must be given")
         if scale is not None:
             floating("scale", scale)
+            check_shapes("the shapes of loc and scale", loc.shape, scale.shape)
             self.loc, self.scale = torch.broadcast_tensors(loc, scale)  # type: ignore[no-untyped-call]
             self.scale_tril = None
         else:
@@ -77,6 +89,7 @@ class GaussianSparsemax(Mixed):
             if scale_tril.dim() < 2 or scale_tril.shape[-2:] != (loc.shape[-1], loc.shape[-1]):
                 size = loc.shape[-1]
                 raise ValueError(f"scale_tril must be (…, {size}, {size}) for this loc, got {tuple(scale_tril.shape)}")
+            check_shapes("the batch dimensions of loc and scale_tril", loc.shape[:-1], scale_tril.shape[:-2])
             batch = broadcast(loc.shape[:-1], scale_tril.shape[:-2])
             self.loc = loc.expand(*batch, -1)
             self.scale_tril = scale_tril.expand(*batch, -1, -1)

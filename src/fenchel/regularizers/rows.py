@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TypeGuard
 
 import numpy as np
@@ -61,6 +62,15 @@ def as_float(value: Tensor, name: str) -> Tensor:
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to the shape ``to`` (and not the other way round)."""
     return len(shape) <= len(to) and all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def broadcasting(*shapes: Sequence[int]) -> bool:
+    """Whether shapes broadcast with each other."""
+    return all(
+        a == b or a == 1 or b == 1
+        for one, other in combinations(shapes, 2)
+        for a, b in zip(reversed(one), reversed(other), strict=False)
+    )
 
 
 def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:

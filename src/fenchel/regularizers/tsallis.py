@@ -350,16 +350,22 @@ def _arguments(omega: Tsallis) -> dict[str, Any]:
 
 
 def _make(
-    alpha: float | Tensor = 1.5,
+    alpha: float | Tensor | None = None,
     bounds: Sequence[float] | None = None,
     raw_alpha: Tensor | None = None,
-    shape: Sequence[int] = (),
+    shape: Sequence[int] | None = None,
 ) -> Tsallis:
     """The Ω that was written; files of the first version have the shape of a learned alpha, and not its values."""
+    if raw_alpha is None and alpha is None:
+        raise TypeError("alpha must be a number or a tensor, and there is none")
     if bounds is None:
+        if alpha is None or shape is not None:
+            raise TypeError("there are no bounds of a learned alpha")
         return Tsallis(alpha)
     low, high = bounds
     if raw_alpha is None:
+        if alpha is None or shape is None:
+            raise TypeError("there is no raw_alpha")
         if math.prod(shape) > _MOST_LEARNED:
             raise ValueError(f"shape must have at most {_MOST_LEARNED} elements, got {tuple(shape)}")
         return Tsallis(alpha, learnable=True, bounds=(low, high), shape=shape)

@@ -66,6 +66,8 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
         tensor([[2, 3],
                 [3, 5]])
     """
+    if isinstance(sequences, str):
+        raise TypeError(f"sources must be a list of them, such as [{sequences[:20]!r}], got the string itself")
     if not sequences:
         raise ValueError("a batch must have at least one source, got none")
     if empty := [number for number, sequence in enumerate(sequences) if not sequence]:

@@ -381,8 +381,12 @@ class SparseMAP(Regularizer):
         if structure.fixed_dims:
             over = tuple(range(-structure.fixed_dims, 0))
             wrong = wrong | self._any((nearest - y).sum(over, keepdim=True).abs() > 1e-3)
-        if bool((wrong & ~ruled_out).any()):
-            raise ValueError(f"target must be a structure of {structure}: {int((wrong & ~ruled_out).sum())} are not")
+        wrong = wrong & ~ruled_out
+        if bool(wrong.any()):
+            raise ValueError(
+                f"target must be a structure of {structure}: {int(wrong.sum())} of {wrong.numel()} are not, first "
+                f"number {int(wrong.flatten().nonzero()[0])}; mask the scores of what is not there, such as padding"
+            )
 
     def _nearest(self, y: Tensor, free: Tensor) -> Tensor:
         """The best structure for the scores M (2y − 1): y itself if it is one, whatever the higher-order scores.

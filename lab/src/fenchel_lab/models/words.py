@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from fenchel.regularizers.rows import check_share
-
 
 class WordEncoder(nn.Module):
     """Read texts: a vector for every word, and a bidirectional LSTM over them.
@@ -40,7 +38,9 @@ class WordEncoder(nn.Module):
             self.vectors = nn.Parameter(vectors.detach().clone())
         else:
             self.register_buffer("vectors", vectors.detach().clone())
-        self.dropout = nn.Dropout(check_share("dropout", dropout))
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+        self.dropout = nn.Dropout(dropout)
         self.lstm = nn.LSTM(vectors.shape[1], hidden, batch_first=True, bidirectional=True).to(vectors)
 
     @property
