@@ -4,7 +4,7 @@ from fenchel.continuous.attention import Attended, ContinuousAttention, Encoder,
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian, EllipsoidPower
 from fenchel.continuous.divergences import generalized_covariance, wasserstein2
-from fenchel.continuous.expectation import expectation
+from fenchel.continuous.integrals import expectation
 from fenchel.continuous.line import LocationScale, Triangular
 
 __all__ = [

@@ -326,7 +326,7 @@ class BetaGaussian(Distribution):
             nodes: how many radii the first rule has.
             angles: how many directions, for D = 2.
         """
-        from fenchel.continuous.expectation import expected_basis
+        from fenchel.continuous.integrals import expected_basis
 
         closed = expected_basis(self, function)
         return self._average(function, 1.0, nodes, angles) if closed is None else closed
@@ -476,7 +476,7 @@ class EllipsoidPower(Distribution):
 
     def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
         """E_p[function(t)] by quadrature, as for ``BetaGaussian``."""
-        from fenchel.continuous.expectation import expected_basis
+        from fenchel.continuous.integrals import expected_basis
 
         closed = expected_basis(self, function)
         if closed is not None:
