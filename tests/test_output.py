@@ -177,6 +177,7 @@ def test_gradients_are_those_of_finite_differences(alpha: float, reduction: str)
     )
 
 
+@pytest.mark.slow
 @every_reduction
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 @pytest.mark.usefixtures("path", "_small_chunks")

@@ -35,6 +35,7 @@ def middles(length: int) -> np.ndarray:
     return (np.arange(length) + 0.5) / length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [5, 40])  # fewer and more values than functions: two systems, one answer
 def test_value_functions_are_ridge_regressions(length: int) -> None:
     linear = pytest.importorskip("sklearn.linear_model")

@@ -653,6 +653,7 @@ def test_distribution_functions_are_right_to_their_ends(alpha: float) -> None:
 NARROW = [(1.0, 0.69, 0.1), (1.0, 5.0, 0.03), (1.0, 30.0, 0.1), (1.01, 5.0, 0.1), (2.0, 3.0, 1e-3), (0.7, 2.0, 0.01)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "sigma", "width"), NARROW)
 def test_densities_wider_than_the_function_are_integrated(alpha: float, sigma: float, width: float) -> None:
     p = line(alpha, 0.5, sigma)
@@ -717,6 +718,7 @@ def each_alone(p: BetaGaussian) -> list[BetaGaussian]:
     return [BetaGaussian(loc, root, alpha=alpha) for loc, root, alpha in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2])
 def test_one_alpha_per_entry_is_each_entry_alone(dim: int) -> None:
     alpha = torch.tensor([[0.7, 1.0, 2.0], [1.0001, 0.9, 1.5]], dtype=torch.float64)

@@ -644,6 +644,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_without_transformers_the_error_says_what_to_install() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
 
@@ -787,6 +788,7 @@ def train(folder: Path, *, batch: int, accumulation: int) -> tuple[dict[str, Ten
     return model.state_dict(), logs
 
 
+@pytest.mark.slow
 def test_a_trainer_learns_alike_in_one_step_and_in_two(tmp_path: Path) -> None:
     whole, logs = train(tmp_path, batch=4, accumulation=1)
     parts, logs_of_parts = train(tmp_path, batch=2, accumulation=2)

@@ -135,6 +135,7 @@ def test_several_python_threads_may_call_at_once() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_a_child_after_a_fork_makes_its_own_threads() -> None:
     code = """
 import os, torch, fenchel
@@ -158,6 +159,7 @@ def test_importing_the_library_imports_no_compiler() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_kernels_work_where_nothing_can_be_cached(tmp_path: object) -> None:
     code = """
 import numba.core.caching as caching

@@ -318,6 +318,7 @@ NARROW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("y", "scale"), NARROW)
 def test_derivatives_in_a_very_narrow_scale_are_those_of_the_integral(y: list[float], scale: list[float]) -> None:
     loc = [0.3, 0.2, -0.1, 0.25][: len(y)]

@@ -161,6 +161,7 @@ def safe_scores(alpha: float) -> Tensor:
             return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 1 - 1e-9, 1.0, 1 + 1e-9, 1.02, 1.5, 2.0, 2.6, 6.0])
 def test_derivatives_in_alpha_are_right_to_second_order(alpha: float) -> None:
     scores = safe_scores(alpha).requires_grad_()
@@ -169,6 +170,7 @@ def test_derivatives_in_alpha_are_right_to_second_order(alpha: float) -> None:
     assert gradgradcheck(entmax, (scores, tensor), check_fwd_over_rev=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 1.0, 1 + 1e-9, 1.5, 2.0, 2.6])
 def test_max_loss_and_omega_are_differentiable_in_alpha(alpha: float) -> None:
     scores = safe_scores(alpha).requires_grad_()
