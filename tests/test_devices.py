@@ -281,7 +281,6 @@ def test_numpy_counts_are_taken_by_programs_graphs_and_memories(kind: Any) -> No
     "make",
     [
         lambda share: fenchel.nn.MultiheadAttention(8, 2, dropout=share),
-        lambda share: fenchel.nn.WordEncoder(ROWS, 4, dropout=share),
         lambda share: Hopfield(8, dropout=share),
         lambda share: Hopfield(8, bag_dropout=share),
         lambda share: HopfieldEncoderLayer(Hopfield(8), dropout=share),
