@@ -7,20 +7,18 @@ compiled, come from the same recursion in torch operations.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel._torch import apply_function, concrete, outside_graphs, tracks_forward
-from fenchel.dp.graph import Walk, unscaled
-from fenchel.kernels import usable
+from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.rowmap import RowMap
 
 Inputs = tuple[Tensor, ...]
 
@@ -30,6 +28,9 @@ stays_outside = outside_graphs("a dynamic program", "runs step by step, in a loo
 
 class Recursion(ABC):
     """A dynamic program as a function of its inputs: tensors of one dtype, float32 or float64."""
+
+    step: ClassVar[str]
+    """What the table of kernels calls it."""
 
     omega: Regularizer
 
@@ -55,45 +56,49 @@ class Recursion(ABC):
     def collect(self, marginals: Tensor) -> Inputs:
         """From the marginals of edges, those that are shown."""
 
-    def is_compiled(self, inputs: Inputs) -> bool:
-        """Whether kernels may work on these inputs."""
-        return kind_of(self.omega) is not None and not tracks_forward() and usable(*inputs) and len(inputs[0]) > 0
+    def kernel(self, inputs: Inputs) -> Any:
+        """The kernels that serve this Ω and these inputs, as ``fenchel.kernels.table`` has them; None without any."""
+        base, gamma = self.omega.canonical()
+        if base.name is None or isinstance(base.parameter, Tensor) or isinstance(gamma, Tensor) or not len(inputs[0]):
+            return None
+        return kernels.find(self.step, base.name, (base.parameter,), *inputs)
 
-    def parameters(self) -> tuple[Inputs, Callable[[Inputs], Regularizer]]:
-        """The parameters of Ω that are tensors, and how to make Ω from them."""
-        base, gamma = unscaled(self.omega)
-        alpha = base.parameter
-        if not isinstance(alpha, Tensor) and not isinstance(gamma, Tensor):
-            return (), lambda _: self.omega
+    def is_compiled(self, inputs: Inputs) -> bool:
+        """Whether kernels compute the results for these inputs."""
+        return not tracks_forward() and self.kernel(inputs) is not None
+
+    @property
+    def numbers(self) -> tuple[Any, Any]:
+        """The parameter of Ω and its factor γ, as kernels take them."""
+        base, gamma = self.omega.canonical()
+        return base.parameter, gamma
+
+    def parameters(self) -> tuple[Inputs, Callable[[Inputs], Regularizer]] | None:
+        """The tensors that Ω depends on, and a function that makes Ω from them; None if these are not known."""
+        base, gamma = self.omega.canonical()
+        alpha, rule = base.parameter, base.rule
+        if rule is None:
+            return None
         given = tuple(t for t in (alpha, gamma) if isinstance(t, Tensor))
 
         def omega(tensors: Inputs) -> Regularizer:
             each = iter(tensors)
-            found = base
-            if isinstance(alpha, Tensor):
-                found = (Tsallis if isinstance(base, Tsallis) else Norm)(next(each))
+            found = _Member(rule, next(each)) if isinstance(alpha, Tensor) else base
             return (next(each) if isinstance(gamma, Tensor) else gamma) * found
 
         return given, omega
 
+
+class _Member(Regularizer):
+    """The member of a family of Ω that a tensor selects."""
+
+    def __init__(self, rule: RowMap, parameter: Tensor) -> None:
+        super().__init__()
+        self.rule, self.selected = rule, parameter
+
     @property
-    def kind(self) -> tuple[int, float]:
-        """As kernels take Ω: which entropy, and γ."""
-        found = kind_of(self.omega)
-        assert found is not None
-        return found
-
-
-def kind_of(omega: Regularizer) -> tuple[int, float] | None:
-    """As kernels take Ω: which entropy, and γ; None if they do not know it."""
-    base, gamma = unscaled(omega)
-    if not isinstance(base, Tsallis) or isinstance(base.alpha, Tensor) or isinstance(gamma, Tensor):
-        return None
-    kind = _KINDS.get(base.alpha)
-    return None if kind is None else (kind, float(gamma))
-
-
-_KINDS = {math.inf: 0, 1.0: 1, 2.0: 2, 1.5: 3}  # of kernels.columns, which is imported by the first call that needs it
+    def parameter(self) -> Tensor:
+        return self.selected
 
 
 class Run:
@@ -151,8 +156,11 @@ class Run:
         return tuple(each.clone() for each in found)
 
     def _read(self, what: Callable[[Recursion, Walk], Inputs]) -> Inputs:
-        """In torch operations: something about the walk."""
-        parameters, omega = self.recursion.parameters()
+        """In torch operations: a function of the recursion and its random walk."""
+        found = self.recursion.parameters()
+        if found is None:  # Ω may depend on any tensors, which no stamp would cover
+            return what(self.recursion, self.recursion.walk(self.inputs))
+        parameters, omega = found
         inputs = (*self.inputs, *parameters)
 
         def read(*tensors: Tensor) -> Inputs:
@@ -166,15 +174,15 @@ class Run:
         if kept is None or (graph and not any(t.requires_grad for t in kept[1])):
             leaves = tuple(t.detach().requires_grad_(graph and t.requires_grad) for t in inputs)
             kept = self._kept[what] = read(*leaves), leaves
-        found: Inputs = Reading.apply(read, kept, *inputs)  # type: ignore[no-untyped-call]
-        return found
+        results: Inputs = Reading.apply(read, kept, *inputs)  # type: ignore[no-untyped-call]
+        return results
 
     def _memory(self) -> dict[Any, Any]:
         """What is kept, if it still holds."""
         omega = self.recursion.omega
-        kind = kind_of(omega)
-        tensors = self.inputs if kind else (*self.inputs, *omega.parameters(), *omega.buffers())
-        stamp = kind, *((id(t), 0 if t.is_inference() else t._version) for t in tensors)
+        numbers = [None if isinstance(a, Tensor) else a for a in self.recursion.numbers]
+        tensors = (*self.inputs, *omega.parameters(), *omega.buffers())
+        stamp = *numbers, *((id(t), 0 if t.is_inference() else t._version) for t in tensors)
         if stamp != self._stamp:
             self._stamp, self._kept = stamp, {}
         return self._kept

@@ -167,31 +167,30 @@ class LinearChain(DynamicProgram):
 
 
 class _ChainRecursion(Recursion):
+    step = "chain"
+
     def __init__(self, omega: Regularizer, lengths: Tensor, steps: int, states: int) -> None:
         self.omega, self.lengths, self.steps, self.states = omega, lengths, steps, states
 
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        from fenchel.kernels import markov
-
         unary, transition, start, end = inputs
-        return markov.advance(unary, transition, (start, end), self.lengths, *self.kind, keep)
+        value, walk = self.kernel(inputs).advance(unary, transition, (start, end), self.lengths, *self.numbers, keep)
+        return value, walk
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        from fenchel.kernels import markov
-
         shared = inputs[1].shape[1] == 1
-        return self._each(inputs, markov.expect(weight, value, walk, self.lengths, inputs[0].shape, shared))
+        found = self.kernel(inputs).expect(weight, value, walk, self.lengths, inputs[0].shape, shared)
+        return self._each(inputs, found)
 
     def curve(
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        from fenchel.kernels import markov
-
         unary, transition, start, end = directions
         unary = unary.double().clone()
         unary[:, 0] += start
         unary[torch.arange(len(unary), device=unary.device), self.lengths - 1] += end
-        change, bent = markov.curve(weight, value, walk, self.lengths, unary, transition, *self.kind)
+        kernel = self.kernel(inputs)
+        change, bent = kernel.curve(weight, value, walk, self.lengths, unary, transition, *self.numbers)
         return change, self._each(inputs, bent)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:

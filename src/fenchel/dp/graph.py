@@ -8,7 +8,6 @@ probabilities. Everything is differentiable to any order, in both modes, on ever
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -21,8 +20,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import apply_function, nested_forward_mode
-from fenchel.regularizers.base import Regularizer, Scaled
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.base import Regularizer
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -234,7 +232,7 @@ class Walk:
         walked: list[Tensor] = []
         for i in range(len(levels) - 1, -1, -1):
             level = levels[i]
-            taken = mass[i + 1].unsqueeze(-1) * self.omega.argmax(self.choices[i])
+            taken = mass[i + 1].unsqueeze(-1) * _argmax(self.omega, self.choices[i])
             walked.append(taken.flatten(1))
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
@@ -245,21 +243,21 @@ class Walk:
 
     def log_probs(self) -> Tensor:
         """The logarithms of the walk's probabilities of each edge given its target, (batch, scores)."""
-        return self._spoil(self._by_edge([log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf))
+        return self._spoil(self._by_edge([_log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf))
 
     def entropy(self) -> Tensor:
         """Shannon's entropy of the walk in nats, (batch,)."""
-        return self._expected([-log_argmax(self.omega, z) for z in self.choices])
+        return self._expected([-_log_argmax(self.omega, z) for z in self.choices])
 
     def cross_entropy(self, other: Walk) -> Tensor:
         """E[−log q] for q another walk through the same graph, (batch,); +inf where this one leaves its support."""
-        return self._expected([-log_argmax(other.omega, z) for z in other.choices], other)
+        return self._expected([-_log_argmax(other.omega, z) for z in other.choices], other)
 
     def divergence(self, other: Walk) -> Tensor:
         """Kullback and Leibler's divergence from another walk through the same graph, (batch,), in nats."""
         costs = []
         for z, y in zip(self.choices, other.choices, strict=True):
-            log_p, log_q = log_argmax(self.omega, z), log_argmax(other.omega, y)
+            log_p, log_q = _log_argmax(self.omega, z), _log_argmax(other.omega, y)
             costs.append(torch.where(log_p == -torch.inf, 0.0, log_p) - log_q)
         found = self._expected(costs, other)
         return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
@@ -272,7 +270,7 @@ class Walk:
         found = [torch.zeros_like(self.values[0])]
         lost = [torch.zeros_like(self.values[0], dtype=torch.bool)]
         for level, z, cost in zip(self.graph.levels, self.choices, costs, strict=True):
-            p = self.omega.argmax(z)
+            p = _argmax(self.omega, z)
             taken, finite = p > 0, cost < torch.inf
             total = _read(found, level) + torch.where(taken & finite, cost, 0.0)
             found.append(torch.where(taken, p * total, 0.0).sum(-1))
@@ -289,7 +287,7 @@ class Walk:
         draws = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(value)
 
         def draw(i: int, nodes: Tensor, _: Tensor) -> Tensor:
-            p = _pick(self.omega.argmax(self.choices[i]), nodes)
+            p = _pick(_argmax(self.omega, self.choices[i]), nodes)
             below = p.cumsum(-1)
             number = (below <= (draws[i] * below[..., -1]).unsqueeze(-1)).sum(-1)
             last = p.shape[-1] - 1 - (p > 0).int().flip(-1).argmax(-1)
@@ -309,7 +307,7 @@ class Walk:
         start[..., 0] = 0.0
         found, picks = [start], []
         for level, z in zip(self.graph.levels, self.choices, strict=True):
-            ways = _read(found, level) + log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
+            ways = _read(found, level) + _log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
             logs, pick = ways.flatten(2).sort(dim=-1, descending=True, stable=True)
             found.append(logs[..., :k])
             picks.append(pick[..., :k])
@@ -373,6 +371,8 @@ class Walk:
 
 def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None = None) -> Walk:
     """Bellman's recursion with max_Ω in place of max: v = max_Ω over incoming edges of (v at the source + score)."""
+    base, gamma = omega.canonical()
+    omega = base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
     nothing = torch.full_like(scores[:, :1], -torch.inf)
     sorted_scores = torch.cat([scores, nothing], -1)[:, on(scores.device, graph.order)]
     spoilt = ~(sorted_scores < torch.inf).all(-1)
@@ -387,12 +387,27 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
 
 
 def _max(omega: Regularizer, z: Tensor) -> Tensor:
-    """max_Ω along the last dimension; −inf where there is no choice, at no slope in the parameters of Ω either."""
-    base, gamma = unscaled(omega)
-    if not isinstance(gamma, Tensor) and not isinstance(base.parameter, Tensor):
-        return omega.max(z)
-    dead = (z == -torch.inf).all(-1)
-    return torch.where(dead, -torch.inf, omega.max(torch.where(dead.unsqueeze(-1), 0.0, z)))
+    """max_Ω along the last dimension; −inf where there is no choice, with derivatives of 0 in the parameters of Ω."""
+    empty, filled = _fill_empty(z)
+    return torch.where(empty.squeeze(-1), -torch.inf, omega.max(filled))
+
+
+def _argmax(omega: Regularizer, z: Tensor) -> Tensor:
+    """argmax_Ω along the last dimension; zeros where there is no choice."""
+    empty, filled = _fill_empty(z)
+    return torch.where(empty, 0.0, omega.argmax(filled))
+
+
+def _log_argmax(omega: Regularizer, z: Tensor) -> Tensor:
+    """log(argmax_Ω) along the last dimension; −inf where a choice has no probability."""
+    empty, filled = _fill_empty(z)
+    return torch.where(empty, -torch.inf, omega.log_argmax(filled))
+
+
+def _fill_empty(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows have no choice, (…, 1), and z with zeros in these: no Ω need know such rows."""
+    empty = (z == -torch.inf).all(-1, keepdim=True)
+    return empty, torch.where(empty, 0.0, z)
 
 
 def _read(each: Sequence[Tensor], level: Level) -> Tensor:
@@ -404,39 +419,3 @@ def _read(each: Sequence[Tensor], level: Level) -> Tensor:
 def _pick(values: Tensor, nodes: Tensor) -> Tensor:
     """Of (batch, nodes, …), the rows of nodes (n, batch)."""
     return values[torch.arange(len(values), device=values.device), nodes]
-
-
-def unscaled(omega: Regularizer) -> tuple[Regularizer, float | Tensor]:
-    """Ω and γ of γΩ."""
-    gamma: float | Tensor = 1.0
-    while isinstance(omega, Scaled):
-        gamma = gamma * omega.gamma
-        omega = omega.omega
-    return omega, gamma
-
-
-def is_shannon(omega: Regularizer) -> bool:
-    """Whether choices are by softmax, whose logarithms are known even where it underflows."""
-    base, _ = unscaled(omega)
-    return isinstance(base, Tsallis) and not isinstance(base.alpha, Tensor) and base.alpha == 1
-
-
-def is_hard(omega: Regularizer) -> bool:
-    """Whether nothing is smoothed."""
-    base, _ = unscaled(omega)
-    return isinstance(base, Tsallis) and not isinstance(base.alpha, Tensor) and math.isinf(base.alpha)
-
-
-def log_argmax(omega: Regularizer, z: Tensor) -> Tensor:
-    """log(argmax_Ω) along the last dimension; −inf where a choice has no probability."""
-    if not is_shannon(omega):
-        p = omega.argmax(z)
-        some = p > 0
-        return torch.where(some, torch.where(some, p, 1.0).log(), torch.where(p == 0, -torch.inf, p))
-    _, gamma = unscaled(omega)
-    top = z.detach().amax(-1, keepdim=True)
-    dead = top == -torch.inf
-    masked = z == -torch.inf
-    cooled = torch.where(masked, 0.0, z - torch.where(dead, 0.0, top)) / gamma
-    logs = torch.log_softmax(torch.where(masked & ~dead, -torch.inf, cooled), -1)
-    return torch.where(masked, -torch.inf, logs)

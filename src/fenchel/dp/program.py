@@ -10,10 +10,9 @@ from torch import Tensor
 
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, Run, stays_outside
-from fenchel.dp.graph import Walk, unscaled
+from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.tsallis import Hard, Tsallis
+from fenchel.regularizers.tsallis import Hard
 
 
 @dataclass(frozen=True)
@@ -239,13 +238,21 @@ def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
 
 
 def check_choice(omega: Regularizer) -> Regularizer:
-    """Check an Ω that is to smooth every choice: one of the simplex, with the same parameter everywhere."""
-    base, gamma = unscaled(check_omega(omega))
-    if not isinstance(base, Tsallis | Norm):
+    """Check an Ω that is to smooth every choice: one over the simplex, zero at one-hot vectors, the same everywhere."""
+    base, gamma = check_omega(omega).canonical()
+    masses = (base.mass(1), base.mass(2))
+    if any(isinstance(mass, Tensor) or mass != 1 for mass in masses):
         raise TypeError(
-            f"omega must be Hard, Shannon, Gini, Tsallis, Norm or a multiple of one of them, got {type(base).__name__}"
+            "omega must be over the simplex, for every step of a path is one choice: Hard, Shannon, Gini, Tsallis, "
+            f"Norm or a multiple of one of them; got {omega}"
         )
-    for name, parameter in (("alpha", base.alpha), ("gamma", gamma)):
+    if not base.zero_at_vertices:
+        raise TypeError(
+            "omega must be zero at one-hot vectors, so that the value is not below the score of the best path: Hard, "
+            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. If an Ω of your own is zero "
+            "there, set its zero_at_vertices = True"
+        )
+    for name, parameter in ((base.parameter_name, base.parameter), ("gamma", gamma)):
         if isinstance(parameter, Tensor) and parameter.numel() != 1:
             raise ValueError(
                 f"omega must have one {name} for all choices, got a tensor of shape {tuple(parameter.shape)}"

@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.dp.alignment import Alignment
-from fenchel.dp.graph import is_hard, is_shannon
 from fenchel.dp.program import check_choice, check_floats, check_integers
 from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer
@@ -100,7 +99,9 @@ def dtw_divergence(
         return -d.exact_maximum().reshape(shape)
 
     difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
-    if is_shannon(omega) or is_hard(omega):  # what is below zero is rounding: the gradient is right as it is
+    base, _ = omega.canonical()
+    not_smoothed = not isinstance(base.margin, Tensor) and base.margin == 0
+    if base.associative or not_smoothed:  # what is below zero is rounding: the gradient is right as it is
         difference = difference + (difference.clamp_min(0) - difference).detach()
     else:
         difference = difference.clamp_min(0)

@@ -137,8 +137,10 @@ class Regularizer(nn.Module):
         return None
 
     def log_argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The logarithm of the choice, −inf where it is zero."""
-        return self.argmax(scores, dim, mask).log()
+        """The logarithm of the choice, −inf where it is zero, with derivatives of 0 there."""
+        p = self.argmax(scores, dim, mask)
+        some = p > 0
+        return torch.where(some, torch.where(some, p, 1.0).log(), torch.where(p == 0, -torch.inf, p))
 
     # -- what it does ----------------------------------------------------------------------------------
 
