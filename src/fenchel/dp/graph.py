@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import apply_function, nested_forward_mode
-from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.base import Regularizer, simplified
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
@@ -371,8 +371,7 @@ class Walk:
 
 def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None = None) -> Walk:
     """Bellman's recursion with max_Ω in place of max: v = max_Ω over incoming edges of (v at the source + score)."""
-    base, gamma = omega.canonical()
-    omega = base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
+    omega = simplified(omega)
     nothing = torch.full_like(scores[:, :1], -torch.inf)
     sorted_scores = torch.cat([scores, nothing], -1)[:, on(scores.device, graph.order)]
     spoilt = ~(sorted_scores < torch.inf).all(-1)

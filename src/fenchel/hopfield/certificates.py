@@ -6,16 +6,13 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from fenchel.hopfield.dynamics import check_beta
-from fenchel.hopfield.passes import base, margin, number, temperature
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.capped import KSubsets
-from fenchel.structures import SparseMAP, Subsets
+from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
 
 Read = Callable[[int], Iterator[tuple[int, Tensor]]]
@@ -70,7 +67,7 @@ def certify_patterns(
 ) -> Certificate:
     """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,)."""
     group, copies = _groups(read, count)
-    lead = margin(omega, copies)
+    lead = needed_lead(omega, copies)
     if lead is None:
         raise ValueError(
             f"patterns are certified for an Ω that chooses one of them and has a known margin, omega is {omega}; for "
@@ -165,26 +162,25 @@ class _Least:
 def certify_associations(read: Read, count: int, omega: Regularizer, beta: float, associations: Tensor) -> Certificate:
     """Certify sets of patterns, boolean (A, N)."""
     chosen = _check_associations(associations, count)
-    inner, gamma = base(omega), number(temperature(omega))
-    if isinstance(inner, SparseMAP) and not isinstance(inner.structure, Subsets):
-        return _certify_structures(read, inner, gamma, beta, chosen)
-    if isinstance(inner, KSubsets | SparseMAP):
-        k = number(inner.k) if isinstance(inner, KSubsets) else float(cast(Subsets, inner.structure).most(count))
-        lead = gamma
-    else:
-        one = margin(omega, torch.ones(1, device="cpu"))
-        if one is None:
-            raise ValueError(f"associations are certified for an Ω with a known margin, or SparseMAP; omega is {omega}")
-        k, lead = 1.0, float(one)
+    simple, gamma = omega.canonical()
+    factor = _number(gamma, "the temperature of omega")
+    if isinstance(simple, SparseMAP):  # only structures have an oracle, which their certificate calls
+        closed = simple.structure.regularizer(count)
+        if closed is None:
+            return _certify_structures(read, simple, factor, beta, chosen)
+        simple = closed.canonical()[0]
+    mass, margin = simple.mass(count), simple.margin
+    if mass is None or margin is None:
+        raise ValueError(f"associations are certified for an Ω with a known margin, or SparseMAP; omega is {omega}")
+    k, lead = _number(mass, "k of omega"), factor * _number(margin, "the margin of omega")
     sizes = chosen.sum(-1)
     if bool((sizes != k).any()):
         raise ValueError(f"associations must have {k:g} patterns each, got one with {int(sizes[sizes != k][0])}")
     if k == 1:
         # Copies share, which is as good as one of them: see ``certify_patterns``.
         place = chosen.int().argmax(-1)
-        single = omega if not isinstance(inner, SparseMAP) else gamma * KSubsets(1)
         wanted = torch.zeros(count, dtype=torch.bool, device="cpu").index_fill(0, place, True)
-        each = certify_patterns(read, count, single, beta, wanted)
+        each = certify_patterns(read, count, factor * simple, beta, wanted)
         at = (wanted.cumsum(0) - 1)[place]
         return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
     gap, radius = _least_leads(read, chosen, int(k), lead / beta)
@@ -293,6 +289,39 @@ def _check_associations(associations: Tensor, count: int) -> Tensor:
     if associations.dim() != 2 or associations.shape[1] != count:
         raise ValueError(f"associations must have shape (A, {count}), a row each, got {tuple(associations.shape)}")
     return associations.cpu()
+
+
+def needed_lead(omega: Regularizer, copies: Tensor) -> Tensor | None:
+    """The lead over all other patterns that c copies of one need to share all weight; None if that is not known.
+
+    For one copy that is the margin of Ω. Copies have equal scores: of c zeros and any others Ω chooses the zeros alone
+    if and only if no other is above the line of c zeros.
+
+    Args:
+        omega: one that chooses one pattern.
+        copies: integers, of any shape; the result has this shape, in double precision.
+    """
+    simple, gamma = omega.canonical()
+    mass, margin = simple.mass(2), simple.margin
+    if margin is None or mass is None or _number(mass, "k of omega") != 1:
+        return None
+    factor, lead = _number(gamma, "the temperature of omega"), _number(margin, "the margin of omega")
+    leads = torch.full(copies.shape, lead, dtype=torch.float64, device="cpu")
+    rank = len(simple.parameter_shape or (1,))
+    for c in torch.unique(copies[copies > 1]).tolist():
+        line = simple.line(torch.zeros((1,) * (rank - 1) + (c,), dtype=torch.float64, device="cpu"))
+        if line is not None:
+            leads[copies == c] = -_number(line, "the threshold of omega")
+        elif lead < math.inf:
+            return None
+    return factor * leads
+
+
+def _number(value: float | Tensor, name: str) -> float:
+    """A number, or a tensor with one element, as a number."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name} must be one number for all queries, got a tensor of shape {tuple(value.shape)}")
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
 
 
 def _enough(gap: Tensor, needed: Tensor) -> Tensor:
@@ -409,10 +438,10 @@ def capacity(
         raise ValueError(
             f"norm must be positive, noise not negative and failure in (0, 1), got {norm}, {noise} and {failure}"
         )
-    lead = margin(check_omega(omega), torch.ones(1, device="cpu"))
+    lead = needed_lead(check_omega(omega), torch.ones(1, dtype=torch.long, device="cpu"))
     if lead is None or not math.isfinite(float(lead)):
         raise ValueError(f"omega must have a finite margin, as entmax with alpha > 1 and normmax do, got {omega}")
-    needed = float(lead) / number(check_beta(beta)) / norm**2
+    needed = float(lead) / _number(check_beta(beta), "beta") / norm**2
     cosine = 1 - needed - 2 * noise / norm
     angle = math.acos(cosine) if cosine >= -1 else math.nan
     gamma = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)
