@@ -15,24 +15,24 @@ help:  ## list the commands
 setup: $(STAMP)  ## build .venv with everything
 
 # torch first and alone: the pin in constraints.txt must be the build that every later step finds.
-$(STAMP): pyproject.toml constraints.txt
+$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Fenchel needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(INSTALL) torch
-	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) -e '.[dev]' -e lab
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)
-	@$(INSTALL) -e '.[bench]'
+	@$(INSTALL) -e 'lab[bench]'
 	@touch $@
 
 demo: setup  ## run the tour on embedded data and write report/index.html
 	@$(BIN)/fenchel tour --out report
 
 # Kernels first, one process per precision: two test processes would each compile all of them.
-test: setup  ## run all tests
+test: setup  ## run all tests, of the library and of the laboratory
 	@$(call WARM,float32) & $(call WARM,float64); wait
 	@$(BIN)/python -m pytest -q -n 2
 
@@ -46,4 +46,4 @@ bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run, kept in repo
 	@$(BIN)/fenchel bench --out report/bench
 
 clean:  ## remove the environment and what was generated
-	rm -rf $(VENV) report build dist
+	rm -rf $(VENV) report build dist lab/build lab/dist

@@ -1,7 +1,6 @@
-"""Shared set-up: reproducible, unhurried hypothesis, one thread a test process, and a clock for benchmarks."""
+"""Shared set-up: reproducible, unhurried hypothesis, one thread per test process."""
 
 import os
-from collections.abc import Callable
 
 import hypothesis
 import pytest
@@ -16,28 +15,3 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-class Clock:
-    """Seconds that pass when ``takes`` is called."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-        self.log: list[str] = []
-
-    def __call__(self) -> float:
-        return self.now
-
-    def takes(self, seconds: float, name: str = "") -> Callable[[], None]:
-        """A call that lasts so long."""
-
-        def call() -> None:
-            self.log.append(name)
-            self.now += seconds
-
-        return call
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 import fenchel
-from fenchel import bench
 
 ROOT = Path(__file__).parent.parent
 
@@ -34,12 +33,6 @@ def test_every_example_of_the_page_on_hopfield_layers_runs() -> None:
     assert blocks
     for block in blocks:
         exec(compile(block, "hopfield-layers.md", "exec"), {})
-
-
-def test_the_readme_has_a_place_for_the_figures_of_the_benchmark() -> None:
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert "| new |" in bench.insert(text, "| new |")
-    assert text.index("## Speed") < text.index(bench.BEGIN)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)

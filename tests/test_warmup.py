@@ -8,11 +8,11 @@ import pytest
 
 import fenchel
 from fenchel import warmup as function
-from fenchel.warmup import calls, compiled_functions
+from fenchel._warmup import Warmth, calls, compiled_functions
 
 CALLS = """
 import torch, fenchel
-from fenchel.warmup import compiled_functions
+from fenchel._warmup import compiled_functions
 
 fenchel.warmup()
 
@@ -122,6 +122,31 @@ def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch)
     assert (warmth.compiled, warmth.loaded, warmth.seconds, warmth.cache) == (0, 0, 0.0, None)
 
 
+def test_the_words_for_it_name_the_cache_or_its_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert str(Warmth(3, 4, 5.0, Path("cache"))) == (
+        "Compiled 3 kernels and loaded 4 in 5.0 s. The cache lies in cache."
+    )
+    assert str(Warmth(3, 0, 5.0, None)).endswith("There is no folder to cache them in.")
+    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    assert str(fenchel.warmup()) == "FENCHEL_KERNELS=off: there is nothing to compile."
+
+
+def test_the_module_is_a_command_that_needs_the_library_alone() -> None:
+    code = """
+import runpy, sys
+for name in ("typer", "rich", "matplotlib", "sklearn", "jinja2", "joblib", "safetensors", "fenchel_lab"):
+    sys.modules[name] = None
+sys.argv = ["fenchel", "warmup"]
+import fenchel._warmup
+fenchel._warmup.calls = lambda: {"tiny": lambda scores: scores * 2}
+runpy.run_module("fenchel", run_name="__main__")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert done.stdout.startswith("Compiled 0 kernels")
+    assert "kernels   0%" in done.stderr
+    assert "kernels 100%" in done.stderr
+
+
 def test_where_nothing_can_be_cached_it_says_so() -> None:
     code = """
 import numba.core.caching as caching
@@ -139,7 +164,7 @@ def call(scores):
     tiny(scores.detach().numpy())
     return scores
 
-sys.modules["fenchel.warmup"].calls = lambda: {"tiny": call}
+sys.modules["fenchel._warmup"].calls = lambda: {"tiny": call}
 warmth = fenchel.warmup()
 assert warmth.compiled == 2, warmth  # float32 and float64
 assert warmth.loaded == 0 and warmth.cache is None

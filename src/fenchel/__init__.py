@@ -1,6 +1,7 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import continuous, dp, hopfield, integrations, mixed, nn, seq2seq
+from fenchel import continuous, dp, factors, hopfield, integrations, mixed, nn, progress, seq2seq, structures
+from fenchel._warmup import warmup
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
@@ -32,7 +33,6 @@ from fenchel.regularizers import (
     tvmax2d,
 )
 from fenchel.structures import SparseMAP
-from fenchel.warmup import warmup
 
 __version__ = "0.1.0"
 
@@ -59,6 +59,7 @@ __all__ = [
     "dp",
     "entmax",
     "entmax_loss",
+    "factors",
     "fusedmax",
     "fy_loss",
     "hopfield",
@@ -70,10 +71,12 @@ __all__ = [
     "normmax",
     "normmax_loss",
     "oscarmax",
+    "progress",
     "seq2seq",
     "softmax",
     "sparsemax",
     "sparsemax_loss",
+    "structures",
     "support_size",
     "tvmax2d",
     "warmup",

@@ -184,9 +184,12 @@ def check_reduction(reduction: str) -> None:
 
 def check_distributed(**arguments: object) -> None:
     """Refuse DTensors among plain tensors, which would fail in the middle of a forward or backward pass."""
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    if len({type(value) in _PLAIN for value in tensors.values()}) == 1:
+    for value in arguments.values():
+        if isinstance(value, Tensor) and type(value) not in _PLAIN:
+            break
+    else:
         return
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     kinds = {name: type(value).__name__ for name, value in tensors.items()}
     plain = [name for name, kind in kinds.items() if kind != "DTensor"]
     if "DTensor" in kinds.values() and plain:

@@ -22,7 +22,6 @@ from fenchel import (
     Shannon,
     SparseMAP,
     Tsallis,
-    folders,
     fy_loss,
 )
 from fenchel.seq2seq import (
@@ -37,6 +36,7 @@ from fenchel.seq2seq import (
     collate,
     force,
     read,
+    saving,
     train,
 )
 from fenchel.structures import Subsets
@@ -240,10 +240,10 @@ def test_a_folder_of_the_first_version_is_loaded(tmp_path: Path) -> None:
                 parameter.normal_()
     old = {"kind": "Tsallis", "alpha": 1.5, "bounds": [1.0, 2.0], "shape": []}
     tensors = {**model.state_dict(), "attention_omega.raw_alpha": torch.tensor(0.0)}
-    folders.save(tmp_path, model.settings() | {"attention": old}, tensors)
+    saving.save(tmp_path, model.settings() | {"attention": old}, tensors)
     batch = collate(PAIRS, LETTERS, LETTERS)
     assert torch.equal(Seq2Seq.load(tmp_path)(batch), model(batch))
-    folders.save(tmp_path, model.settings() | {"attention": None}, tensors)
+    saving.save(tmp_path, model.settings() | {"attention": None}, tensors)
     with pytest.raises(ValueError, match="load with attention="):
         Seq2Seq.load(tmp_path)
     loaded = Seq2Seq.load(tmp_path, attention=Tsallis(1.5, learnable=True))
@@ -274,7 +274,7 @@ def test_a_model_that_is_being_saved_is_whole_or_the_one_before(
 ) -> None:
     before = recurrent().eval()
     before.save(tmp_path)
-    library = folders.safetensors()
+    library = saving.safetensors()
 
     def cut_short(tensors: dict[str, torch.Tensor], path: Path) -> None:
         path.write_bytes(library.save(tensors)[:100])

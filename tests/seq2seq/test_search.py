@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel.seq2seq import STOP, Ensemble, beam_search, complete, enumerate_support, force, spelled
+from fenchel.seq2seq import STOP, Ensemble, beam_search, complete, enumerate_support, force
 
 Prefix = tuple[int, ...]
 
@@ -277,11 +277,6 @@ def test_probabilities_that_are_not_numbers_are_never_answered_with() -> None:
     for follow in (force, complete):
         with pytest.raises(ValueError, match="not numbers"):
             follow(broken, "a", [1])
-
-
-def test_tags_are_a_sequence_of_tags() -> None:
-    with pytest.raises(TypeError, match=r"tags must be a sequence of tags, such as \['N', 'PL'\], got 'N;PL'"):
-        spelled("dog", "N;PL")
 
 
 def test_completion_goes_on_while_there_is_one_continuation() -> None:

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from fenchel import Tsallis
-from fenchel.loops import DivergedError
 from fenchel.seq2seq import (
     Batches,
     Pair,
@@ -17,10 +16,11 @@ from fenchel.seq2seq import (
     Training,
     Validation,
     Vocabulary,
-    inflect,
+    beam_search,
     train,
     validate,
 )
+from fenchel.seq2seq.checkpoints import DivergedError
 
 LETTERS = Vocabulary("abc")
 WORDS = [x + y + z for x in "abc" for y in "abc" for z in "abc"]
@@ -110,8 +110,8 @@ def test_it_learns_to_reverse_and_tells_how_it_goes() -> None:
     assert history.best.scores.accuracy > 0.9
     scores = validate(model, Batches(PAIRS, LETTERS, LETTERS))
     assert scores.accuracy == history.best.scores.accuracy  # the best parameters are back
-    found = inflect(model, [pair.source for pair in PAIRS], 1)
-    written = [each.form == word[::-1] for each, word in zip(found, WORDS, strict=True)]
+    found = beam_search(model, [pair.source for pair in PAIRS], 1, max_length=60)
+    written = [LETTERS.decode(each.best.tokens) == pair.target for each, pair in zip(found, PAIRS, strict=True)]
     assert sum(written) / len(written) == pytest.approx(scores.accuracy)  # greedy decoding, told by one pass
     assert "tokens/s" in notes[-1]
     assert "accuracy" in notes[-1]
@@ -223,3 +223,12 @@ def test_rates_that_are_none_are_refused(options: dict[str, float]) -> None:
         Training(**options)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="weight_decay must be"):
         Training(weight_decay=torch.inf)
+
+
+def test_a_bar_is_drawn_on_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
+    train(small(), PAIRS, PAIRS, Training(epochs=1, batch=9), progress=True)
+    told = capsys.readouterr()
+    assert not told.out
+    assert told.err.startswith("training")
+    assert "100%" in told.err
+    assert "epoch 1, loss" in told.err

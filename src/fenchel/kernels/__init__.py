@@ -14,7 +14,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from fenchel._torch import concrete, readable, tracks_forward
+from fenchel._torch import concrete
 
 _ASKED = os.environ.get("FENCHEL_KERNELS", "on")
 if _ASKED not in ("on", "off"):
@@ -24,19 +24,6 @@ ENABLED = _ASKED != "off"
 """Whether kernels may be used at all."""
 
 _FLOATS = (torch.float32, torch.float64)
-
-
-def plain(tensor: Tensor) -> bool:
-    """Whether a tensor is data for kernels and nothing else: no derivative and no transformation looks at it."""
-    return (
-        ENABLED
-        and type(tensor) is Tensor
-        and tensor.dtype in _FLOATS
-        and tensor.is_cpu
-        and not (tensor.requires_grad and torch.is_grad_enabled())
-        and not tracks_forward()
-        and concrete(tensor)
-    )
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -59,4 +46,4 @@ def reachable(*tensors: Tensor) -> bool:
 
 from fenchel.kernels.table import find, register  # noqa: E402 (the table asks whether kernels are enabled)
 
-__all__ = ["ENABLED", "concrete", "find", "plain", "reachable", "readable", "register", "usable"]
+__all__ = ["ENABLED", "find", "reachable", "register", "usable"]

@@ -44,7 +44,6 @@ if hasattr(os, "register_at_fork"):
 def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int) -> None:
     """Run ``kernel(first, last, *args)`` on all rows, split among threads; arguments are arrays and integers."""
     threads = min(torch.get_num_threads(), rows)
-    args = tuple(int(a) if isinstance(a, int) else a for a in args)  # a flag is a number too
     if threads < 2 or elements < SERIAL:
         kernel(0, rows, *args)
         return
@@ -55,7 +54,7 @@ def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any]
     words = [_address(kernel, tuple(map(_kind, args)), args), 0, rows, min(threads * _PARTS, rows)]
     for arg in args:
         if isinstance(arg, int):
-            words.append(arg)
+            words.append(int(arg))
         else:  # as Numba passes an array: owner, parent, size, item size, data, shape, strides
             words += [0, 0, arg.size, arg.itemsize, arg.__array_interface__["data"][0], *arg.shape, *arg.strides]
     block = np.array(words, dtype=np.int64)

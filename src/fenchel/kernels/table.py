@@ -52,34 +52,17 @@ class _Row:
     dtypes: tuple[torch.dtype, ...]
     ranges: tuple[Interval, ...]
 
-    def call(self) -> Any:
-        """The kernel; the compiler is imported by the first that is asked for."""
-        if isinstance(self.kernel, str):
-            module, _, name = self.kernel.partition(":")
-            found: Any = importlib.import_module(f"fenchel.kernels.{module}")
-            self.kernel = getattr(found, name) if name else found
-        return self.kernel
-
-    def serves(self, parameters: tuple[Any, ...], tensors: tuple[Tensor, ...]) -> bool:
-        """Whether it serves these parameters, and tensors of these devices and dtypes."""
-        for t in tensors:
-            if t.dtype not in self.dtypes or t.device.type != self.device:
-                return False
-        for a in parameters:
-            if isinstance(a, Tensor) and (a.dtype not in self.dtypes or a.device.type != self.device):
-                return False
-        if self.ranges is _ANY:
-            return True
-        first = parameters[0]
-        if not isinstance(first, Tensor):
+    def covers(self, parameter: Parameter) -> bool:
+        """Whether the first parameter is in range."""
+        if not isinstance(parameter, Tensor):
             for low, high in self.ranges:  # noqa: SIM110 (small inputs feel a generator)
-                if low <= first <= high:
+                if low <= parameter <= high:
                     return True
             return False
-        if first.device.type != "cpu":
+        if parameter.device.type != "cpu":
             return True  # its values cannot be read without waiting for the device: such a kernel serves all of them
-        inside = [(first >= low) & (first <= high) for low, high in self.ranges]
-        return concrete(first) and bool(reduce(torch.logical_or, inside).all())
+        inside = [(parameter >= low) & (parameter <= high) for low, high in self.ranges]
+        return bool(reduce(torch.logical_or, inside).all())
 
 
 _table: dict[tuple[str, str], list[_Row]] = {}
@@ -121,12 +104,25 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
         parameters: of the map: numbers, tensors, or None where one is left out.
         tensors: those that the kernel would read.
     """
-    if not kernels.ENABLED:
+    rows = _table.get((step, name)) if kernels.ENABLED else None
+    if not rows:
         return None
-    for row in _table.get((step, name), ()):
-        if row.serves(parameters, tensors):
-            held = tuple(a for a in parameters if isinstance(a, Tensor))
-            return row.call() if concrete(*tensors, *held) else None
+    for a in parameters:
+        if isinstance(a, Tensor):
+            tensors = (*tensors, a)
+    if not concrete(*tensors):
+        return None
+    for row in rows:
+        for t in tensors:
+            if t.dtype not in row.dtypes or t.device.type != row.device:
+                break
+        else:
+            if row.ranges is _ANY or row.covers(parameters[0]):
+                if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
+                    module, _, function = row.kernel.partition(":")
+                    found: Any = importlib.import_module(f"fenchel.kernels.{module}")
+                    row.kernel = getattr(found, function) if function else found
+                return row.kernel
     return None
 
 

@@ -16,7 +16,6 @@ from fenchel.nn.maps import (
     TVmax2d,
 )
 from fenchel.nn.output import LinearEntmaxLoss
-from fenchel.nn.text import WordEncoder
 
 __all__ = [
     "Argmax",
@@ -36,5 +35,4 @@ __all__ = [
     "Sparsemax",
     "SparsemaxLoss",
     "TVmax2d",
-    "WordEncoder",
 ]

@@ -153,8 +153,8 @@ class Regularizer(nn.Module):
 
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω(p) of distributions along ``dim``."""
-        posed = self._pose_value(p, dim)
-        return posed.rule.value(posed.rows, *posed.parameters).to(p.dtype)
+        rows, rule, a = self._pose(p, dim)
+        return rule.value(rows, *a).to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized choice, :math:`\\nabla \\Omega^*(s)`, along ``dim``."""
@@ -257,20 +257,12 @@ class Regularizer(nn.Module):
 
     # -- what they are made of -------------------------------------------------------------------------
 
-    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None) -> Posed:
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
         """The problem on rows."""
-        return self._pose_value(apply_mask(scores, mask), dim)
-
-    def _pose_value(self, p: Tensor, dim: int) -> Posed:
-        """Rows of a distribution, for the value of Ω."""
-        rows = to_rows(p, dim, None)
+        rows = to_rows(scores, dim, mask)
         if self.rule is None:
             return Posed(rows, _Written(self), ())
-        return Posed(rows, self.rule, self._parameters_beside(p, dim))
-
-    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
-        """The parameters of the rule, laid out beside the rows of scores."""
-        return (parameter_rows(self.parameter, self.parameter_name, scores, dim),)  # type: ignore[arg-type]
+        return Posed(rows, self.rule, (parameter_rows(self.parameter, self.parameter_name, scores, dim),))  # type: ignore[arg-type]
 
     def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
         """What the choice of each row sums to: the maximum moves by so much for an offset of the scores."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel.regularizers.rowmap import Parameter, RowMap, one_per_row, register_map
+from fenchel.regularizers.rowmap import Parameter, RowMap, register_map
 from fenchel.regularizers.solvers.thresholds import capped_projection, capped_softmax
 from fenchel.regularizers.tsallis import TSALLIS
 
@@ -45,7 +45,7 @@ class BoundedMap(RowMap):
 
     def align(self, z: Tensor, upper: Parameter, budget: Parameter) -> tuple[Any, ...]:
         bounds = upper.to(z.dtype).expand(z.shape) if isinstance(upper, Tensor) else upper
-        return bounds, one_per_row(budget, z)
+        return bounds, *super().align(z, budget)
 
     def value(self, p: Tensor, *a: Any, masked: Tensor | None = None) -> Tensor:
         return TSALLIS.value(p, self.alpha)

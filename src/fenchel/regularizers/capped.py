@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,11 +96,13 @@ class Capped(Regularizer):
     def extra_repr(self) -> str:
         return f"upper={show(self.upper)}"
 
-    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None) -> Posed:
-        return _posed(self.rule, scores, self.upper, 1.0, dim, mask)  # type: ignore[arg-type]
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        """The base's Ω(p), whatever the bounds."""
+        value: Tensor = self.omega(p, dim)
+        return value
 
-    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
-        return _upper_rows(self.upper, scores, check_scores(scores, dim)), 1.0
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
+        return _posed(self.rule, scores, self.upper, 1.0, dim, mask)  # type: ignore[arg-type]
 
 
 @written_by("k")
@@ -202,11 +203,8 @@ class KSubsets(Regularizer):
     def extra_repr(self) -> str:
         return f"k={show(self.k)}"
 
-    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None) -> Posed:
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
         return _posed(BOUNDED_GINI, scores, 1.0, self.k, dim, mask)
-
-    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
-        return 1.0, parameter_rows(self.k, "k", scores, check_scores(scores, dim))
 
 
 def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -93,8 +93,8 @@ class Custom(Regularizer):
         shown = "" if isinstance(self.fn, torch.nn.Module) else f"{getattr(self.fn, '__name__', self.fn)}, "
         return f"{shown}tol={self.tol:g}, max_iter={self.max_iter}"
 
-    def _pose_value(self, p: Tensor, dim: int) -> Posed:
-        rows = to_rows(p, dim, None).double()
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
+        rows = to_rows(scores, dim, mask).double()
         rule = _Problem(self, rows)
         return Posed(rows, rule, tuple(rule.omega.captured))
 

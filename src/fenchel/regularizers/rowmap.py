@@ -97,9 +97,9 @@ class RowMap(ABC):
             a: the parameters, checked: numbers, or tensors that broadcast to the scores.
         """
         # Small inputs feel every line that is passed by here.
-        if mask is None and dim == -1 and kernels.plain(scores) and scores.dim() and scores.shape[-1]:
-            kernel = kernels.find("argmax", self.name, a, scores) if type(a[0]) is float else None
-            if kernel is not None:
+        if mask is None and dim == -1 and type(scores) is Tensor and type(a[0]) is float and not tracks(scores):
+            kernel = kernels.find("argmax", self.name, a, scores)
+            if kernel is not None and scores.dim() and scores.shape[-1]:
                 chosen: Tensor = kernel(scores, *a)
                 return chosen
         rows = to_rows(scores, dim, mask)
@@ -148,7 +148,13 @@ class RowMap(ABC):
 
     def align(self, z: Tensor, *a: Any) -> tuple[Any, ...]:
         """Parameters in the precision of the rows, tensors with one value per row: every rule may assume it."""
-        return tuple(one_per_row(each, z) for each in a)
+        aligned = list(a)
+        for i, each in enumerate(a):
+            if isinstance(each, Tensor):
+                aligned[i] = each.to(z.dtype).expand(*z.shape[:-1], 1)
+            elif each > torch.finfo(z.dtype).max:
+                aligned[i] = math.inf
+        return tuple(aligned)
 
     # -- kernels where there are some --------------------------------------------------------------
 
@@ -277,13 +283,6 @@ def saturated_sum(x: Tensor) -> Tensor:
     """Sum along the last dimension, which is kept; what overflows is the largest number instead of inf or NaN."""
     unit = 0.5 ** x.shape[-1].bit_length()  # a power of two: nothing is rounded
     return saturate((unit * saturate(x)).sum(-1, keepdim=True) / unit)
-
-
-def one_per_row(a: Any, z: Tensor) -> Any:
-    """A parameter in the precision of the rows, a tensor expanded to one value per row."""
-    if isinstance(a, Tensor):
-        return a.to(z.dtype).expand(*z.shape[:-1], 1)
-    return math.inf if isinstance(a, float) and a > torch.finfo(z.dtype).max else a
 
 
 def rows_first(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
@@ -442,8 +441,15 @@ class _ClassLoss(torch.autograd.Function):
 
 def remember(ctx: Any, *args: Any) -> None:
     """Save tensors for derivatives in both modes, and other arguments beside them."""
-    tensors = [each for each in args if isinstance(each, Tensor)]
-    ctx.others = [None if isinstance(each, Tensor) else (each,) for each in args]
+    tensors: list[Tensor] = []
+    others: list[Any] = []
+    for each in args:
+        if isinstance(each, Tensor):
+            tensors.append(each)
+            others.append(None)
+        else:
+            others.append((each,))
+    ctx.others = others
     ctx.save_for_backward(*tensors)
     if tracks_forward():
         ctx.save_for_forward(*tensors)

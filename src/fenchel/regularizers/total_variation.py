@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import outside_graphs
-from fenchel.regularizers.base import Regularizer, flatten
+from fenchel.regularizers.base import Posed, Regularizer, flatten
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap
 from fenchel.regularizers.rows import apply_mask, beside, check_scores, is_integer
@@ -84,8 +84,9 @@ class _Grid(Grouping):
         super().__init__(strength)
         self.width = width
 
-    def _parameters_beside(self, scores: Tensor, dim: int) -> tuple[Any, ...]:
-        return *super()._parameters_beside(scores, dim), float(self.width)
+    def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
+        posed = super()._pose(scores, dim, mask)
+        return posed._replace(parameters=(*posed.parameters, float(self.width)))
 
 
 @written_by("strength", "shape")

@@ -28,7 +28,6 @@ from fenchel.regularizers.rows import (
     broadcasts,
     check_parameter,
     from_rows,
-    is_integer,
     to_rows,
 )
 from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_2
@@ -295,9 +294,7 @@ class Tsallis(Regularizer):
         raw = self.raw_alpha if self.raw_alpha.dtype == torch.float64 else self.raw_alpha.float()
         return (low + (high - low) * torch.sigmoid(raw)).clamp(low, high)
 
-    @property
-    def parameter(self) -> Parameter:
-        return self.alpha
+    parameter = alpha
 
     @property
     def associative(self) -> bool:  # type: ignore[override]
@@ -468,7 +465,7 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
 
     References: Peters, Niculae & Martins (2019), section 3.
     """
-    if is_integer(alpha) and alpha < 0:
+    if type(alpha) is int and alpha < 0:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
     alpha = check_parameter(alpha, "alpha", 0.0, _ALLOWED)
     return TSALLIS.choose(scores, dim, mask, "alpha", alpha)

@@ -5,7 +5,9 @@ train(model, pairs, validation)
 beam_search(model, [source_symbols])[0].exact
 """
 
-from fenchel.seq2seq.batches import Batch, Batches, Pair, Source, collate, read
+from fenchel.seq2seq import checkpoints, saving
+from fenchel.seq2seq.batches import IGNORED, Batch, Batches, Pair, Source, collate, read
+from fenchel.seq2seq.checkpoints import DivergedError
 from fenchel.seq2seq.generation import (
     best_epsilon,
     distinct,
@@ -15,7 +17,6 @@ from fenchel.seq2seq.generation import (
     sample,
     sparsemax_score,
 )
-from fenchel.seq2seq.inflection import Inflected, inflect, paired, spelled, unknown
 from fenchel.seq2seq.model import Seq2Seq
 from fenchel.seq2seq.recurrent import Recurrent
 from fenchel.seq2seq.search import (
@@ -35,6 +36,7 @@ from fenchel.seq2seq.transformer import Transformer
 from fenchel.seq2seq.vocabulary import STOP, UNKNOWN, Vocabulary
 
 __all__ = [
+    "IGNORED",
     "STOP",
     "UNKNOWN",
     "Batch",
@@ -42,10 +44,10 @@ __all__ = [
     "Beam",
     "Choice",
     "Completion",
+    "DivergedError",
     "Ensemble",
     "History",
     "Hypothesis",
-    "Inflected",
     "Pair",
     "Recurrent",
     "Scores",
@@ -58,21 +60,19 @@ __all__ = [
     "Vocabulary",
     "beam_search",
     "best_epsilon",
+    "checkpoints",
     "collate",
     "complete",
     "distinct",
     "enumerate_support",
     "epsilon_perplexity",
     "force",
-    "inflect",
     "jensen_shannon",
-    "paired",
     "read",
     "repetition",
     "sample",
+    "saving",
     "sparsemax_score",
-    "spelled",
     "train",
-    "unknown",
     "validate",
 ]

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel import folders
 from fenchel.losses import Reduction, fy_loss
 from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.regularizers.configs import Config
+from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
 
@@ -133,7 +133,7 @@ class Seq2Seq(nn.Module):
     def settings(self) -> dict[str, Any]:
         """What the model is made of besides its parameters, as JSON can hold it."""
         return {
-            "format": folders.FORMAT,
+            "format": saving.FORMAT,
             "model": type(self).__name__,
             "sizes": {name: getattr(self, name) for name in self.sizes},
             "attention": self.attention_omega.config(),
@@ -148,7 +148,7 @@ class Seq2Seq(nn.Module):
         A model with a regularizer that a file cannot hold, such as ``Custom``, is refused.
         """
         self.check_writable()
-        folders.save(folder, self.settings(), self.state_dict())
+        saving.save(folder, self.settings(), self.state_dict())
 
     def check_writable(self) -> None:
         """Raise a ValueError if ``save`` would: a file cannot hold a regularizer of the model."""
@@ -168,23 +168,22 @@ class Seq2Seq(nn.Module):
             attention: in place of the one that was saved.
             output: the same.
         """
-        settings, tensors = folders.load(folder)
-        kinds = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
-        kind = kinds.get(settings["model"])
-        if kind is None or not issubclass(kind, cls):
-            raise ValueError(f"{folder} has a {folders.named(settings)}, not one of {', '.join(kinds)}")
-        with folders.whole(folder, kind.__name__):
+        known = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
+        kinds = {name: kind for name, kind in known.items() if issubclass(kind, cls)}
+        settings, tensors = saving.load(folder, kinds)
+        kind = kinds[settings["model"]]
+        with saving.whole(folder, kind.__name__):
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kind.retired)}
             sizes = dict(settings["sizes"])
-            folders.check_sizes(sizes, tensors)
-            source, target = (Vocabulary(folders.check_strings(settings[name], name)) for name in ("source", "target"))
+            saving.check_sizes(sizes, tensors)
+            source, target = (Vocabulary(saving.check_strings(settings[name], name)) for name in ("source", "target"))
             for name in ("attention", "output"):
                 _check_numbers(settings[name])
             omegas = {
                 "attention": attention or _read(settings["attention"], "attention"),
                 "output": output or _read(settings["output"], "output"),
             }
-        made = folders.build(folder, kind.__name__, tensors, lambda: cast(Any, kind)(source, target, **sizes, **omegas))
+        made = saving.build(folder, kind.__name__, tensors, lambda: cast(Any, kind)(source, target, **sizes, **omegas))
         return cast(Self, made)
 
 

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -14,11 +14,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fenchel.folders import whole
-from fenchel.loops import CHECKPOINT, Checkpoint, DivergedError, check_finite, check_rate, step
-from fenchel.progress import Progress, silent
+from fenchel.progress import Progress, bar, silent
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
+from fenchel.seq2seq.checkpoints import CHECKPOINT, Checkpoint, DivergedError, check_finite, check_rate, step
 from fenchel.seq2seq.model import Seq2Seq
+from fenchel.seq2seq.saving import whole
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ def train(
     has a checkpoint of the same training, the run goes on from it, to the same parameters, bit by bit, that it would
     have reached without the interruption.
 
-    A loss that is not finite stops the training with a :class:`fenchel.loops.DivergedError`, and nothing more is saved.
+    A loss that is not finite stops the training with a :class:`DivergedError`, and nothing more is saved.
 
     Args:
         model: trained in place.
@@ -141,7 +141,7 @@ def train(
         validation: to judge by.
         how: rates, sizes, seeds.
         folder: where checkpoints and the model go.
-        progress: called as batches pass; True shows a bar (needs rich).
+        progress: called as batches pass; True shows a bar on standard error.
         watch: called after every validation, while the model is as it was validated.
 
     Returns:
@@ -161,7 +161,8 @@ def train(
     judged = Batches(validation, model.source, model.target, 2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
-    with _told(progress) as tell, torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+    devices = [model.device] if model.device.type == "cuda" else []
+    with _listener(progress) as tell, torch.random.fork_rng(devices=devices):
         torch.manual_seed(how.seed)
         run, best = _Run(rate=how.rate), _copy(model)
         if checkpoint is not None:
@@ -262,20 +263,8 @@ def _resumed(
         return _Run(int(told["epoch"]), float(told["rate"]), int(told["waited"]), validations), best
 
 
-# -- a bar -----------------------------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def _told(progress: Progress | bool) -> Iterator[Progress]:
-    """Whom to tell: the caller, a bar, or nobody."""
-    if progress is False:
-        yield silent
-    elif progress is not True:
-        yield progress
-    else:
-        from rich import progress as rich
-
-        columns = [rich.BarColumn(), rich.TimeElapsedColumn(), rich.TextColumn("{task.fields[note]}")]
-        with rich.Progress(*columns) as bars:
-            task = bars.add_task("", total=1.0, note="")
-            yield lambda fraction, note="": bars.update(task, completed=fraction, note=note)
+def _listener(progress: Progress | bool) -> contextlib.AbstractContextManager[Progress]:
+    """The caller's function, a bar, or nobody."""
+    if progress is True:
+        return bar("training")
+    return contextlib.nullcontext(progress or silent)

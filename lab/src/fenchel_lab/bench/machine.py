@@ -1,0 +1,74 @@
+"""Where the figures come from: the processor, the threads, the versions, the day."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What a reader needs to place the figures of a benchmark."""
+
+    cpu: str
+    cores: int
+    torch_threads: int
+    kernels: str
+    python: str
+    torch: str
+    numba: str
+    fenchel: str
+    entmax: str | None
+    system: str
+    date: str
+
+    def __str__(self) -> str:
+        versions = [f"{name} {getattr(self, name)}" for name in ("fenchel", "torch", "numba", "python", "entmax")]
+        return (
+            f"{self.cpu}, {_count(self.cores, 'core')}, {_count(self.torch_threads, 'torch thread')}; "
+            f"{', '.join(versions if self.entmax else versions[:-1])}; {self.system}; {self.date[:10]}"
+        )
+
+
+def machine() -> Machine:
+    """This machine, now."""
+    return Machine(
+        cpu=cpu_model(),
+        cores=os.cpu_count() or 1,
+        torch_threads=torch.get_num_threads(),
+        kernels="off" if os.environ.get("FENCHEL_KERNELS") == "off" else "on",
+        python=platform.python_version(),
+        torch=str(torch.__version__),
+        numba=importlib.metadata.version("numba"),
+        fenchel=importlib.metadata.version("fenchel"),
+        entmax=_version("entmax"),
+        system=f"{platform.system()} {platform.machine()}",
+        date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    )
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the system tells it."""
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1].strip() if named else platform.processor() or platform.machine() or "unknown processor"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"

@@ -1,0 +1,87 @@
+"""Continuous attention, beside attention to words."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor
+
+from fenchel.continuous import (
+    ContinuousAttention,
+    Encoder,
+    GaussianBasis,
+    MatchedEncoder,
+    PooledEncoder,
+    expectation,
+)
+from fenchel_lab.bench.inputs import bounds, normal
+from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
+
+DOCUMENTS, WORDS, FUNCTIONS = 256, 512, 128
+
+
+def workloads() -> list[Workload]:
+    """In the order of the report."""
+    return [_continuous(), _plane()]
+
+
+def _continuous() -> Workload:
+    """A query of the length of the document: scores of its words, or a vector that tells where to look."""
+    basis = GaussianBasis.line(FUNCTIONS, widths=(0.1, 0.5))
+    discrete, ours = "softmax attention", "ContinuousAttention"
+
+    def softmax(query: Tensor, values: Tensor) -> Tensor:
+        return (torch.softmax(query, -1).unsqueeze(-2) @ values).squeeze(-2)
+
+    def contestant(name: str, alpha: float, encoder: Encoder) -> Contestant:
+        attention = ContinuousAttention(basis, alpha, encoder)
+        return Contestant(name, lambda query, values: attention(values, query))
+
+    pooled = [contestant(f"{ours} {alpha:g}", alpha, _still(PooledEncoder(WORDS))) for alpha in (1.0, 1.5, 2.0)]
+    return Workload(
+        "continuous",
+        f"attention over {DOCUMENTS} documents of {WORDS} words × 64 by {FUNCTIONS} functions, forward and backward",
+        [Contestant(discrete, softmax), *pooled, contestant("by moments of softmax, 2", 2.0, MatchedEncoder())],
+        [
+            Case(
+                f"{DOCUMENTS} × {WORDS} × 64",
+                lambda: (normal(DOCUMENTS, WORDS), normal(DOCUMENTS, WORDS, 64, seed=1)),
+            )
+        ],
+        bounds([each.name for each in pooled], 2.0, discrete, "largest"),
+    )
+
+
+def _still(encoder: Encoder) -> Encoder:
+    """The same numbers at every call, and no gradients but those of the inputs."""
+    for parameter in encoder.parameters():
+        torch.nn.init.normal_(parameter, std=0.05, generator=torch.Generator().manual_seed(4))
+    return encoder.requires_grad_(False)
+
+
+def _plane() -> Workload:
+    """Expected basis functions alone, on images as the paper has them: ellipses of all sizes over a grid of 10 × 10."""
+    basis = GaussianBasis.grid(10, widths=(0.001**0.5,))
+
+    def contestant(alpha: float) -> Contestant:
+        def call(loc: Tensor, root: Tensor) -> Tensor:
+            sigma = root @ root.mT + 0.002 * torch.eye(2, device=root.device)
+            # Shapes are asked for on the meta device, where the basis must be too.
+            here = basis if loc.is_cpu else copy.deepcopy(basis).to(loc.device)
+            return expectation(loc, sigma, here, alpha)
+
+        return Contestant(f"expectation {alpha:g}", call)
+
+    return Workload(
+        "plane",
+        f"expected basis functions of {DOCUMENTS} densities of the plane, {len(basis)} functions, forward and backward",
+        [contestant(1.0), contestant(1.5), contestant(2.0)],
+        [
+            Case(
+                f"{DOCUMENTS} × {len(basis)}",
+                lambda: (0.5 + 0.25 * normal(DOCUMENTS, 2), normal(DOCUMENTS, 2, 2, sigma=0.1, seed=1)),
+            )
+        ],
+        [Goal("expectation 2", 10.0, "expectation 1", "largest")],
+    )

@@ -1,0 +1,1 @@
+"""The studies, one module per figure or table of a paper; importing a module registers its study."""

@@ -1,0 +1,1 @@
+"""Drawings: one style for all figures, and pictures of arcs, highlighted texts and searches."""

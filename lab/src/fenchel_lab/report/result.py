@@ -1,0 +1,108 @@
+"""What a study hands back: text, figures and tables, each beside what the paper reports."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from matplotlib import figure as mpl
+
+from fenchel_lab.drawing import style
+
+Cell = str | int | float
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A drawing and what a reader needs to understand it.
+
+    Args:
+        drawing: made by ``style.panels``, or any ``matplotlib.figure.Figure``.
+        caption: what is drawn.
+        alt: what one would say of it to somebody who cannot see it.
+        paper: what the paper's figure shows, and whether ours agrees.
+    """
+
+    drawing: mpl.Figure
+    caption: str
+    alt: str
+    paper: str = ""
+
+    @cached_property
+    def svg(self) -> str:
+        """The drawing as one ``<svg>`` element on a transparent ground."""
+        # Without its metadata the drawing is the same text in every run.
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        buffer = io.StringIO()
+        with style.applied():
+            self.drawing.savefig(buffer, format="svg", transparent=True, metadata=metadata)
+        text = buffer.getvalue()
+        return text[text.index("<svg") :]
+
+    @cached_property
+    def png(self) -> bytes:
+        """The drawing as a PNG image, sharp on a screen of high density."""
+        buffer = io.BytesIO()
+        with style.applied():
+            self.drawing.savefig(buffer, format="png", dpi=200)
+        return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text and numbers under a header.
+
+    Args:
+        header: one name a column.
+        rows: text, integers, or floats (shown with four digits; format them yourself for anything else).
+        caption: what is counted or measured.
+        paper: what the paper reports, where that is not a column of its own.
+    """
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[Cell]]
+    caption: str
+    paper: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.header):
+                raise ValueError(f"row {list(row)} has {len(row)} cells, the header {len(self.header)}")
+            for cell in row:
+                if not isinstance(cell, Cell):
+                    raise TypeError(f"a cell must be text or a number, got {type(cell).__name__}; convert it")
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a study found.
+
+    Args:
+        summary: what is shown and what it means; paragraphs separated by blank lines, `code` in backticks.
+        figures: in reading order.
+        tables: in reading order, after the figures.
+    """
+
+    summary: str
+    figures: Sequence[Figure] = ()
+    tables: Sequence[Table] = ()
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The summary, a line a paragraph."""
+        return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", self.summary.strip())]
+
+
+def show(cell: Cell) -> str:
+    """A cell as a reader sees it.
+
+    Example:
+        >>> show(0.123456), show(7), show("none"), show(float("inf"))
+        ('0.1235', '7', 'none', '∞')
+    """
+    if isinstance(cell, float):
+        return f"{cell:.4g}".replace("inf", "∞").replace("-", "−")
+    return str(cell)

@@ -1,0 +1,95 @@
+"""Inflection: the sparse model's beams are exact more often than not, its lists end; and the drawings."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fenchel.seq2seq import STOP, Beam, Choice, Hypothesis, Vocabulary
+from fenchel_lab.chapters.inflection import FULL, PAPER, SCALED, plurals
+from fenchel_lab.drawing import hypotheses, style
+from fenchel_lab.report import Run
+
+
+def test_only_the_sparse_model_has_exact_beams(chapter: Callable[[str], Run]) -> None:
+    result = chapter("inflection").result
+    assert result is not None
+    dense, sparse = result.tables[0].rows
+    assert dense[1:3] == ["softmax", "softmax"]
+    assert dense[6:8] == ["0 %", "0 %"]
+    assert float(str(dense[4])) > 40
+    assert float(str(sparse[4])) > 40
+    assert float(str(sparse[7]).rstrip(" %")) > 50
+    assert float(str(sparse[6]).rstrip(" %")) <= float(str(sparse[7]).rstrip(" %"))
+
+
+def test_lists_of_forms_end_with_all_the_probability(chapter: Callable[[str], Run]) -> None:
+    result = chapter("inflection").result
+    assert result is not None
+    assert result.tables[1].rows
+    for *_, listed in result.tables[1].rows:
+        shares = [float(each.split()[-2]) for each in str(listed).split(", ")]
+        assert sum(shares) == pytest.approx(100, abs=0.3)
+        assert shares == sorted(shares, reverse=True)
+
+
+def test_the_papers_table_is_in_the_right_order() -> None:
+    assert PAPER["high", 1.0, 1.0] == (93.15, 94.20)
+    assert PAPER["medium", 1.0, 2.0] == (83.13, 85.65)
+    assert PAPER["medium", 1.5, 1.0] == (84.88, 86.38)
+    assert PAPER["high", 2.0, 1.5] == (94.47, 95.01)
+    assert FULL.hidden > SCALED.hidden
+    assert FULL.epochs > SCALED.epochs
+
+
+def test_plurals_are_the_same_every_time_and_none_is_asked_that_was_learned() -> None:
+    corpus = plurals(50, 10, 20)
+    assert corpus == plurals(50, 10, 20)
+    asked = {pair.source for group in (*corpus.validation, *corpus.test) for pair in group}
+    assert len(asked) == 30
+    assert not asked & {pair.source for pair in corpus.train}
+
+
+def texts(drawing: object) -> list[str]:
+    (axes,) = drawing.axes  # type: ignore[attr-defined]
+    return [text.get_text() for text in axes.texts]
+
+
+def test_a_tree_shares_beginnings_and_ends_with_probabilities() -> None:
+    letters = Vocabulary("abc")
+    strings = [("ab", 0.6), ("ac", 0.3), ("a", 0.1)]
+    found = [Hypothesis(tuple(letters.encode(s)), torch.tensor(p).log().item(), 0.0) for s, p in strings]
+    drawn = texts(hypotheses.tree(Beam(tuple(found), True, True, 3, 1.0), letters, "ab"))
+    assert sorted(drawn) == ["10.0%", "30.0%", "60.0%", "a", "b", "c"]
+
+
+def test_probabilities_stand_on_lines_of_their_own_and_the_right_one_is_in_colour() -> None:
+    letters = Vocabulary("abc")
+    strings = [
+        ("a", 0.4),
+        ("aa", 0.1),
+        ("ab", 0.3),
+        ("ac", 0.2),
+    ]  # the middle one of those that go on stands at its height
+    found = [Hypothesis(tuple(letters.encode(s)), torch.tensor(p).log().item(), 0.0) for s, p in strings]
+    (axes,) = hypotheses.tree(Beam(tuple(found), True, True, 4, 1.0), letters, "ab").axes
+    shares = {text.get_text(): text for text in axes.texts if "%" in text.get_text()}
+    assert len({text.get_position()[1] for text in shares.values()}) == 4
+    colours = {share: text.get_color() for share, text in shares.items()}
+    assert [share for share in colours if colours[share] == style.PALETTE[0]] == ["30.0%"]
+
+
+def test_alternatives_stand_under_the_symbol_that_was_taken() -> None:
+    letters = Vocabulary("ab")
+    choices = [Choice(2, 0.7, ((2, 0.7), (3, 0.3))), Choice(STOP, 1.0, ((STOP, 1.0),))]
+    assert texts(hypotheses.alternatives(choices, letters)) == ["a", "b", "▪"]
+    impossible = [Choice(3, 0.0, ((2, 1.0),)), Choice(0, 1.0, ((0, 1.0),))]
+    assert texts(hypotheses.alternatives(impossible, letters)) == ["b", "a", "▪"]  # what the model would have written
+
+
+def test_attention_outlines_what_is_not_zero() -> None:
+    weights = torch.tensor([[1.0, 0.0], [0.25, 0.75]])
+    drawing = hypotheses.attention([("", weights)], ["<PL>", "a"], ["b"])
+    (axes,) = drawing.axes
+    assert len(axes.patches) == 3
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["PL", "a"]

@@ -1,0 +1,51 @@
+"""What the documentation says of the laboratory: names and commands exist, the example of a chapter runs."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+from fenchel_lab import bench, cli
+from fenchel_lab.report import Context, Study
+
+ROOT = Path(__file__).parent.parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lab/README.md"]
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_name_exists(page: str) -> None:
+    for name in re.findall(r"\bfenchel_lab((?:\.\w+)*)", read(page)):
+        value = importlib.import_module("fenchel_lab")
+        for part in name.split(".")[1:]:
+            if not hasattr(value, part):
+                importlib.import_module(f"{value.__name__}.{part}")
+            value = getattr(value, part)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_exists(page: str) -> None:
+    groups = {each.name: each.typer_instance for each in cli.app.registered_groups}
+    known = {(each.name or each.callback.__name__,) for each in cli.app.registered_commands}
+    for name, group in groups.items():
+        known |= {(name, each.name or each.callback.__name__) for each in group.registered_commands}
+    shown = re.findall(r"(?:^|`|/bin/|= ?)fenchel ([a-z]+)(?: ([a-z]+))?", read(page), re.MULTILINE)
+    assert shown or page == "CHANGELOG.md"
+    for first, second in shown:
+        assert (first,) in known or (first, second) in known or (first in groups and not second), (first, second)
+
+
+def test_the_example_of_a_chapter_runs(registered: dict[str, Study]) -> None:
+    (block,) = re.findall(r"```python\n(.*?)```", read("CONTRIBUTING.md"), re.DOTALL)
+    exec(compile(block, "CONTRIBUTING.md", "exec"), {})
+    assert registered["my_chapter"].function(Context(data=None)).figures
+
+
+def test_the_readme_has_a_place_for_the_figures_of_the_benchmark() -> None:
+    text = read("README.md")
+    assert "| new |" in bench.insert(text, "| new |")
+    assert text.index("## Speed") < text.index(bench.BEGIN)

@@ -1,0 +1,31 @@
+"""Committed results: complete, of studies that exist, and of no particular machine."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from fenchel_lab.report import find
+
+ROOT = Path(__file__).parent.parent.parent / "docs" / "results"
+RESULTS = sorted(path.parent for path in ROOT.glob("*/result.json"))
+
+
+@pytest.mark.parametrize("folder", RESULTS, ids=lambda folder: folder.name)
+def test_a_result_is_whole_and_says_how_to_get_it_again(folder: Path) -> None:
+    text = (folder / "result.json").read_text(encoding="utf-8")
+    record = json.loads(text)
+    study = find(folder.name)
+    assert record["study"] == study.name
+    assert record["data"] == list(study.data) != []
+    assert record["command"].startswith(f"FENCHEL_DATA=… fenchel study run {study.name} --seed ")
+    assert re.fullmatch("[0-9a-f]{40}", record["commit"]), "computed from a checkout with changes"
+    assert not re.search(r"/(home|root|tmp|work|Users)/", text)
+    kept = {"result.json", *(part["file"] for part in (*record["figures"], *record["tables"]))}
+    assert kept == {path.name for path in folder.iterdir()}
+
+
+def test_the_page_links_every_result() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"\]\((\w+)/result\.json\)", page)) == {folder.name for folder in RESULTS}

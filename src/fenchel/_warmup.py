@@ -1,0 +1,259 @@
+"""Compile every kernel ahead, so that no first call is slow: a list of small calls of the public interface.
+
+Whoever adds a kernel adds a call here that reaches it; the tests hold that nothing is left to compile.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import fenchel
+from fenchel import kernels
+from fenchel.continuous import GaussianBasis, expectation
+from fenchel.progress import Progress
+from fenchel.regularizers import Gini
+from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
+
+Call = Callable[[Tensor], Tensor]
+"""A differentiable function of scores, (rows, width)."""
+
+DTYPES = (torch.float32, torch.float64)
+"""What kernels are compiled for; narrower ones are computed in float32."""
+
+NARROW, WIDE = 8, 8192
+"""Widths on both sides of what kernels treat differently."""
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """What a warm-up did.
+
+    Args:
+        compiled: how many kernels were compiled …
+        loaded: … and how many came from the cache, each counted once for every dtype.
+        seconds: how long it took.
+        cache: the folder that keeps them for the next process; None if none can be written.
+    """
+
+    compiled: int
+    loaded: int
+    seconds: float
+    cache: Path | None
+
+    def __str__(self) -> str:
+        if not kernels.ENABLED:
+            return "FENCHEL_KERNELS=off: there is nothing to compile."
+        kept = f"The cache lies in {self.cache}." if self.cache else "There is no folder to cache them in."
+        return f"Compiled {self.compiled} kernels and loaded {self.loaded} in {self.seconds:.1f} s. {kept}"
+
+
+def warmup(progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTYPES) -> Warmth:
+    """Compile every kernel for float32 and float64, or load it from the cache on disk.
+
+    Without it a kernel is compiled by the first call that needs it. Does nothing under ``FENCHEL_KERNELS=off``.
+
+    Args:
+        progress: called with the fraction done and the name of the call that comes next.
+        dtypes: the precisions to compile for. Two processes with one each take about half the time.
+
+    Returns:
+        How many kernels were compiled and loaded, how long it took, and where the cache lies.
+
+    Example:
+        >>> import fenchel
+        >>> warmth = fenchel.warmup()
+        >>> fenchel.warmup().compiled  # a second time there is nothing to do
+        0
+    """
+    start = time.perf_counter()
+    if not kernels.ENABLED:
+        return Warmth(0, 0, 0.0, None)
+    before = _counts()
+    steps = [(name, call, dtype) for name, call in calls().items() for dtype in dtypes]
+    if list(dtypes) == [torch.float64]:
+        steps.reverse()  # beside a process for float32, each finds in the cache what the other has compiled
+    for done, (name, call, dtype) in enumerate(steps):
+        if progress is not None:
+            progress(done / len(steps), f"{name}, {str(dtype).removeprefix('torch.')}")
+        _exercise(call, dtype)
+    if progress is not None:
+        progress(1.0)
+    after = _counts()
+    folders = [each.stats.cache_path for each in compiled_functions() if each.stats.cache_path]
+    return Warmth(
+        compiled=after[0] - before[0],
+        loaded=after[1] - before[1],
+        seconds=time.perf_counter() - start,
+        cache=Path(folders[0]) if folders else None,
+    )
+
+
+def calls() -> dict[str, Call]:
+    """One call for every kernel and every kind of argument that it is compiled for."""
+    found: dict[str, Call] = {
+        "sparsemax": fenchel.sparsemax,
+        "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
+        "entmax": lambda s: fenchel.entmax(s, 1.33),
+        "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
+        "entmax, a learned alpha": lambda s: fenchel.entmax(s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)),
+        "normmax 2": fenchel.normmax,
+        "normmax": lambda s: fenchel.normmax(s, 3.0),
+        "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
+        "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
+        "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
+        "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
+        "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
+        "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
+        "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
+        "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
+        "k_subsets": lambda s: fenchel.k_subsets(s, 2),
+        "k_subsets, one k a row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
+        "fusedmax": fenchel.fusedmax,
+        "fusedmax, one strength a row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
+        "oscarmax": fenchel.oscarmax,
+        "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
+        "attention": lambda s: fenchel.attention(*_heads(s)),
+        "attention, sparse": lambda s: fenchel.attention(*_heads(s), scale=1e3),
+        "attention, any alpha, sparse": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), scale=1e3),
+        "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+        "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
+        "causal attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), is_causal=True),
+        "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
+        "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
+        "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
+        "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
+        "FactorGraph": _graph,
+        "chains, one set of steps": lambda s: _chains(s, True),
+        "chains": lambda s: _chains(s, False),
+        "alignments": _alignments,
+        "densities of the line": lambda s: _densities(s, 1),
+        "densities of the plane": lambda s: _densities(s, 2),
+        "lattices": _lattices,
+        "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
+        "decoding, any alpha": lambda s: fenchel.attention(
+            _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
+        ),
+        "memories in chunks": _memories,
+    }
+    return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
+
+
+def compiled_functions() -> Iterator[Any]:
+    """Every function of this library that Numba compiles for callers, with its ``signatures`` and ``stats``.
+
+    Found among all living objects, wherever a module keeps them.
+    """
+    from numba.core.registry import CPUDispatcher
+
+    for each in gc.get_objects():
+        if type(each) is CPUDispatcher and each.targetoptions.get("nogil"):
+            module = each.py_func.__module__
+            if module == "fenchel" or module.startswith("fenchel."):
+                yield each
+
+
+def _counts() -> tuple[int, int]:
+    """How many kernels were compiled in this process, and how many loaded."""
+    misses = hits = 0
+    for each in compiled_functions():
+        stats = each.stats
+        # Where nothing can be cached, Numba counts nothing.
+        misses += sum(stats.cache_misses.values()) if stats.cache_path else len(each.signatures)
+        hits += sum(stats.cache_hits.values())
+    return misses, hits
+
+
+def _exercise(call: Call, dtype: torch.dtype) -> None:
+    """Forward and backward, forward alone; narrow and wide rows."""
+    for width in (NARROW, WIDE):
+        scores = torch.linspace(-2, 2, 3 * width, dtype=dtype).reshape(3, width)
+        with torch.no_grad():
+            call(scores)
+        with torch.enable_grad():
+            result = call(scores.requires_grad_())
+            result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
+
+
+def _room(scores: Tensor) -> Tensor:
+    """Bounds that leave a choice."""
+    return torch.full_like(scores, 0.7, requires_grad=scores.requires_grad)
+
+
+def _classes(scores: Tensor) -> Tensor:
+    return torch.zeros(len(scores), dtype=torch.long)
+
+
+def _linear(alpha: float, scores: Tensor) -> Tensor:
+    """The fused loss with few classes where the scores are narrow, many where they are wide; flat and peaked."""
+    hidden = torch.cat([scores[:, :8], 100 * scores[:, :8]])
+    bias = scores.reshape(-1, 8)[:, 0]
+    target = torch.zeros(len(hidden), dtype=torch.long)
+    losses = [
+        fenchel.linear_entmax_loss(part, scores.reshape(-1, 8), index, bias, alpha=alpha)
+        for part, index in zip(hidden.chunk(2), target.chunk(2), strict=True)
+    ]
+    return torch.stack(losses)
+
+
+def _mixture(structure: Structure, scores: Tensor) -> Tensor:
+    return fenchel.SparseMAP(structure).argmax(scores)
+
+
+def _graph(scores: Tensor) -> Tensor:
+    """Trees of two words, each of which is the head of one at most."""
+    graph = fenchel.FactorGraph()
+    u = graph.variables(scores[:, :6].reshape(-1, 2, 3), batch_dims=1)
+    graph.add(fenchel.factors.DependencyTree(u))
+    for head in range(3):
+        graph.add(fenchel.factors.Budget(u[:, head], 1))
+    graph.solve()
+    return u.value
+
+
+_SMOOTH = Gini()  # one kernel serves every Ω
+
+
+def _chains(scores: Tensor, shared: bool) -> Tensor:
+    """Values and expected paths of chains, and their best paths."""
+    unary = scores[:, :8].reshape(3, 4, 2)
+    transition = unary[0, :2] if shared else unary[:, :3, :, None] + unary[:, 1:, None]
+    d = fenchel.dp.LinearChain(unary, transition, omega=_SMOOTH)
+    d.map()
+    return d.value + d.marginals.square().sum((1, 2))
+
+
+def _alignments(scores: Tensor) -> Tensor:
+    d = fenchel.dp.Alignment(scores[:, :8].reshape(3, 4, 2), omega=_SMOOTH)
+    series = fenchel.dp.dtw(scores[:, :4, None], scores[:, 4:8, None], omega=_SMOOTH)
+    return d.value + d.marginals.square().sum((1, 2)) + series
+
+
+def _lattices(scores: Tensor) -> Tensor:
+    edges = torch.arange(8)
+    d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
+    return d.value + d.marginals.square().sum(1)
+
+
+def _memories(scores: Tensor) -> Tensor:
+    patterns = scores.reshape(-1, 8)
+    return fenchel.hopfield.Memory(patterns, chunk_size=2 * len(patterns)).step(patterns[:3])
+
+
+def _densities(scores: Tensor, dim: int) -> Tensor:
+    basis = GaussianBasis(torch.zeros(1, dim), torch.eye(dim).unsqueeze(0))
+    return expectation(scores[:, :dim], torch.eye(dim, dtype=scores.dtype), basis)
+
+
+def _heads(scores: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query, key and value of shape (1, heads, length, 8), long where the scores are wide."""
+    heads = scores.reshape(1, 3, -1, 8)
+    return heads, heads, heads

@@ -1,0 +1,202 @@
+"""What training loops share: a checked learning rate, steps along finite losses, checkpoints to go on from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import clip_grad_norm_
+
+from fenchel.seq2seq.saving import (
+    check_tensors,
+    parse_settings,
+    read_tensors,
+    safetensors,
+    short,
+    whole,
+    write_whole,
+)
+
+__all__ = ["CHECKPOINT", "Checkpoint", "DivergedError", "check_finite", "check_rate", "record", "step"]
+
+CHECKPOINT = "checkpoint.safetensors"
+"""The name that a checkpoint has in the folder of its model."""
+ADAM = {"step", "exp_avg", "exp_avg_sq"}
+"""What Adam and AdamW know of a parameter."""
+
+
+class DivergedError(ValueError):
+    """A training whose loss or whose parameters are no longer finite."""
+
+
+def check_rate(rate: float) -> None:
+    """Check a learning rate.
+
+    Example:
+        >>> check_rate(float("inf"))
+        Traceback (most recent call last):
+            ...
+        ValueError: rate must be positive and finite, got inf
+    """
+    if not 0 < rate < math.inf:
+        raise ValueError(f"rate must be positive and finite, got {rate}")
+
+
+def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None) -> float:
+    """One step of an optimizer along the gradient of a loss, whose value is returned.
+
+    Args:
+        loss: a scalar; if it is not finite, a :class:`DivergedError` is raised and no parameter changes.
+        optimizer: of the parameters that the loss depends on.
+        clip: the largest norm of the gradient of all these parameters; not clipped by default.
+
+    Example:
+        >>> x = torch.tensor([3.0], requires_grad=True)
+        >>> step(x.square().sum(), torch.optim.SGD([x], lr=0.5)), x.item()
+        (9.0, 0.0)
+    """
+    value, rate = loss.item(), float(optimizer.param_groups[0]["lr"])
+    if not math.isfinite(value):
+        raise DivergedError(f"the training loss is {value}, so training stopped: try a rate lower than {rate:g}")
+    optimizer.zero_grad()
+    loss.backward()  # type: ignore[no-untyped-call]
+    if clip is not None:
+        clip_grad_norm_([each for group in optimizer.param_groups for each in group["params"]], clip)
+    try:
+        optimizer.step()
+    except RuntimeError as error:
+        if "overflow" not in str(error):
+            raise
+        raise DivergedError(f"a step overflowed, so training stopped: try a rate lower than {rate:g}") from None
+    return value
+
+
+def check_finite(model: nn.Module) -> None:
+    """Raise a :class:`DivergedError` if a parameter of a model is not finite."""
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise DivergedError(f"{name} is no longer finite, so training stopped: try a lower rate")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The file that a training goes on from after an interruption, to the same parameters, bit by bit.
+
+    Args:
+        file: written whole, or not at all.
+        what: what is trained, how, and on what data. A training goes on only from a checkpoint of the same.
+        free: names in ``what["training"]`` that may differ all the same.
+    """
+
+    file: Path
+    what: Mapping[str, Mapping[str, Any]]
+    free: frozenset[str] = frozenset()
+
+    def prepare(self) -> None:
+        """Make the folder: what cannot be written is known before an epoch is spent on it."""
+        safetensors()
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+
+    def keep(
+        self,
+        model: nn.Module,
+        best: Mapping[str, Tensor],
+        optimizer: torch.optim.Optimizer,
+        run: Mapping[str, Any],
+    ) -> None:
+        """Write all that it takes to go on.
+
+        Args:
+            model: as it is now.
+            best: the parameters that validated best so far.
+            optimizer: of the model.
+            run: where the training stands, as JSON can hold it.
+        """
+        tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
+        # Copies: the best parameters may be those of now, and a file has no tensor twice.
+        tensors |= {f"best.{name}": tensor.contiguous().clone() for name, tensor in best.items()}
+        for number, state in optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
+        tensors["random"] = torch.get_rng_state()
+        device = next(model.parameters()).device
+        if device.type == "cuda":
+            tensors["random_cuda"] = torch.cuda.get_rng_state(device)
+        words = {"fenchel": json.dumps({**self.what, "run": run})}
+        write_whole(self.file, lambda path: safetensors().save_file(tensors, path, metadata=words))
+
+    def resume(
+        self, model: nn.Module, optimizer: torch.optim.Optimizer
+    ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
+        """Put model, optimizer and random numbers where the checkpoint left them.
+
+        Returns:
+            Where the training stands, and the best parameters so far; None if there is no checkpoint.
+        """
+        if not self.file.exists() and not self.file.is_symlink():
+            return None
+        tensors, words = read_tensors(self.file, "a checkpoint")
+        told = _parsed(self.file, words)
+        self._check_same(told)
+
+        def part_of(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+        with whole(self.file, "checkpoint"):
+            parameters, best = part_of("model."), part_of("best.")
+            for part in (parameters, best):
+                check_tensors(model.state_dict(), part)
+            moments = _moments(part_of("optimizer."), optimizer)
+            run = dict(told["run"])
+            model.load_state_dict(parameters)
+            optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
+            torch.set_rng_state(tensors["random"])
+            if "random_cuda" in tensors:
+                torch.cuda.set_rng_state(tensors["random_cuda"], next(model.parameters()).device)
+        return run, best
+
+    def _check_same(self, record: Mapping[str, Any]) -> None:
+        for part, now in self.what.items():
+            before = record.get(part)
+            for name, value in json.loads(json.dumps(now)).items():
+                was = before.get(name) if isinstance(before, dict) else None
+                if was != value and not (part == "training" and name in self.free):
+                    raise ValueError(
+                        f"{self.file} is the checkpoint of another run: its {part} has {name} {short(was)}, "
+                        f"this one {short(value)}; take another folder, or remove the checkpoint"
+                    )
+
+
+def record(file: Path) -> dict[str, Any]:
+    """What a checkpoint says of its training, without its tensors: ``what`` that was given to it, and ``"run"``.
+
+    Args:
+        file: as ``Checkpoint.keep`` wrote it.
+    """
+    return _parsed(file, read_tensors(file, "a checkpoint", names=())[1])
+
+
+def _parsed(file: Path, words: Mapping[str, str]) -> dict[str, Any]:
+    if "fenchel" not in words:
+        raise ValueError(f"{file} is not a checkpoint of Fenchel's")
+    return parse_settings(words["fenchel"], file, "a checkpoint")
+
+
+def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    """The state of every parameter of an optimizer, each of the parameter's shape, or a number."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    moments: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        number, _, key = name.partition(".")
+        if not int(number) < len(parameters) or tensor.shape not in ((), parameters[int(number)].shape):
+            raise ValueError(f"optimizer.{name} does not fit any parameter")
+        moments.setdefault(int(number), {})[key] = tensor
+    for place, state in moments.items():
+        if state.keys() != ADAM:
+            raise ValueError(f"optimizer.{place} has {', '.join(sorted(state))}, not {', '.join(sorted(ADAM))}")
+    return moments

@@ -1,0 +1,218 @@
+"""Folders that models are saved to: tensors by safetensors, all else as JSON, each file whole or not there.
+
+What is read may have been cut short or tampered with: every fault is told in one line that names the folder, and
+nothing is built that is larger than what the files hold.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import reprlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["FORMAT", "SETTINGS", "TENSORS", "build", "check_strings", "load", "save", "whole", "write_whole"]
+
+FORMAT = 1
+"""Of the settings that this version writes and reads."""
+SETTINGS, TENSORS = "model.json", "model.safetensors"
+"""Names of the files in a folder."""
+LARGEST_SETTINGS = 1 << 28
+"""Bytes. Settings hold names, sizes and a vocabulary; a larger file is not read."""
+FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+"""What parameters may be saved as."""
+
+_SAVED = "what a model was saved to"
+
+Model = TypeVar("Model", bound=nn.Module)
+
+
+def safetensors() -> Any:
+    """The package's functions on torch tensors, imported where they are needed."""
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ModuleNotFoundError:
+        raise ModuleNotFoundError(
+            "saving and loading models needs safetensors: pip install 'fenchel[seq2seq]'"
+        ) from None
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Have a file written beside its place, under a hidden name, and put there once it is whole."""
+    new = path.with_name(f".{path.name}.new")
+    try:
+        write(new)
+        new.replace(path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+
+
+def read_tensors(
+    path: Path, what: str, names: Collection[str] | None = None
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors of a file, and the words that stand beside them; an error that names the file, and what it is not.
+
+    Args:
+        path: the file.
+        what: what it should be, for the error.
+        names: of the tensors to read; all by default.
+    """
+    safetensors()  # says what to install
+    from safetensors import SafetensorError, safe_open
+
+    if not path.is_file():
+        raise FileNotFoundError(f"{path.parent} has no {path.name}: it is not there, or not a file")
+    try:
+        with safe_open(path, framework="pt") as opened:
+            wanted = [name for name in opened.keys() if names is None or name in names]  # noqa: SIM118
+            return {name: opened.get_tensor(name) for name in wanted}, opened.metadata() or {}
+    except (SafetensorError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} is not {what}: {short(error)}") from None
+
+
+def parse_settings(text: str, path: Path, what: str) -> dict[str, Any]:
+    """The object that a text holds as JSON; an error that names the file, and what it is not."""
+    try:
+        settings = json.loads(text)
+    except RecursionError:
+        raise ValueError(f"{path} is not {what}: it is nested too deeply") from None
+    except ValueError as error:
+        raise ValueError(f"{path} is not {what}: {short(error)}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} is not {what}: it holds a {type(settings).__name__}, not an object")
+    return settings
+
+
+def save(folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be.
+
+    Args:
+        folder: where to.
+        settings: what the model is made of besides its tensors, as JSON can hold it; ``format`` is :data:`FORMAT`.
+        tensors: of its state.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    write_whole(folder / TENSORS, lambda path: safetensors().save_file(kept, path))
+    text = json.dumps(dict(settings), indent=1, ensure_ascii=False)
+    write_whole(folder / SETTINGS, lambda path: path.write_text(text + "\n", encoding="utf-8"))
+
+
+def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The settings and the tensors that were saved to a folder.
+
+    Args:
+        folder: what ``save`` was given.
+        kinds: which models are wanted, by what ``settings["model"]`` may be; any by default.
+    """
+    folder = Path(folder)
+    file = folder / SETTINGS
+    if not file.is_file():
+        raise FileNotFoundError(f"{folder} has no {SETTINGS}: it is not a folder that a model was saved to")
+    if (size := file.stat().st_size) > LARGEST_SETTINGS:
+        raise ValueError(f"{file} is not {_SAVED}: it has {size} bytes, more than {LARGEST_SETTINGS}")
+    try:
+        text = file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{file} is not {_SAVED}: {error}") from None
+    settings = parse_settings(text, file, _SAVED)
+    told = settings.get("format")
+    if type(told) is not int or told != FORMAT:
+        raise ValueError(f"{folder} has a model of format {short(told)}; this version reads {FORMAT}")
+    if not isinstance(settings.get("model"), str):
+        raise ValueError(f"{folder} has a model of no known kind: model is {short(settings.get('model'))}")
+    if kinds and settings["model"] not in kinds:
+        found = short(settings["model"]).strip("'")
+        raise ValueError(f"{folder} has a {found}, not a {' or '.join(kinds)}")
+    return settings, read_tensors(folder / TENSORS, _SAVED)[0]
+
+
+@contextmanager
+def whole(place: Path | str, name: str) -> Iterator[None]:
+    """Within it an object is made of what was loaded: what is missing there, or does not fit, is told as a ValueError.
+
+    Files may hold anything, so any error in here is the fault of what was loaded.
+    """
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{place} does not have a whole {name}: there is no {short(error)}") from error
+    except Exception as error:
+        raise ValueError(f"{place} does not have a whole {name}: {short(error, 200)}") from error
+
+
+def build(folder: Path | str, name: str, tensors: Mapping[str, Tensor], make: Callable[[], Model]) -> Model:
+    """A model with the tensors that were loaded, in evaluation mode.
+
+    It is made without memory first, and compared with the tensors: sizes in the settings may be anything.
+
+    Args:
+        folder: where it was loaded from, for errors.
+        name: what it is, for errors.
+        tensors: of its state.
+        make: makes the model, with any parameters.
+    """
+    with whole(folder, name):
+        with torch.device("meta"):
+            expected = make().state_dict()
+        check_tensors(expected, tensors)
+        dtype = next(tensor.dtype for tensor in tensors.values() if tensor.is_floating_point())
+        model = make().to(dtype)
+        model.load_state_dict(dict(tensors))
+    return model.eval()
+
+
+def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
+    """Check the names, shapes, dtypes and values of tensors; floating-point ones must be finite and of one dtype."""
+    if missing := sorted(expected.keys() - tensors.keys()):
+        raise ValueError(f"the tensor {short(missing[0])} is missing")
+    if strange := sorted(tensors.keys() - expected.keys()):
+        raise ValueError(f"there is a tensor {short(strange[0])}, which no part of it has")
+    for name, tensor in tensors.items():
+        if tensor.shape != expected[name].shape:
+            raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(expected[name].shape)}")
+    floats = {name: tensor for name, tensor in tensors.items() if expected[name].is_floating_point()}
+    first = next(iter(floats.values())).dtype
+    for name, tensor in tensors.items():
+        right = tensor.dtype == (first if name in floats else expected[name].dtype)
+        if not right or (name in floats and tensor.dtype not in FLOATS):
+            raise ValueError(f"{name} has dtype {tensor.dtype}; parameters must have one floating-point dtype")
+        if name in floats and not bool(tensor.isfinite().all()):
+            raise ValueError(f"{name} has values that are not finite")
+
+
+def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """Refuse sizes that cannot be true of the tensors: a width has a number each, a layer a tensor at least."""
+    numbers = sum(tensor.numel() for tensor in tensors.values())
+    for name, size in sizes.items():
+        most = len(tensors) if name == "layers" else numbers
+        if isinstance(size, bool) or not isinstance(size, int | float):
+            raise ValueError(f"{name} must be a number, got {short(size)}")
+        if not size <= most:
+            raise ValueError(f"{name} is {size}, too large for what the file holds")
+
+
+def check_strings(strings: object, name: str) -> list[str]:
+    """Check that what was loaded is a list of strings."""
+    if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
+        raise ValueError(f"{name} must be a list of strings, got {short(strings)}")
+    return strings
+
+
+def short(value: object, most: int = 60) -> str:
+    """A value, or the words of an error, on one line that is not too long.
+
+    Example:
+        >>> short("abc"), short(ValueError("two\\n  lines")), len(short("a" * 10**6))
+        ("'abc'", 'two lines', 30)
+    """
+    text = " ".join(str(value).split()) if isinstance(value, Exception) else reprlib.repr(value)
+    return text if len(text) <= most else f"{text[: most - 1]}…"
