@@ -110,9 +110,9 @@ class _Exact(_Sized):
 
     def regularizer(self, count: int | None = None) -> Regularizer | None:
         """``KSubsets``, if there are no higher-order scores, and if k is known."""
-        if self.has_higher or (isinstance(self.k, Share) and count is None):
-            return None
-        return KSubsets(self.k.size(count) if isinstance(self.k, Share) and count is not None else self.k)
+        if isinstance(self.k, Share):
+            return None if self.has_higher or count is None else KSubsets(self.k.size(count))
+        return None if self.has_higher else KSubsets(self.k)
 
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         return None if self.has_higher else k_subsets(scores, self.budget(scores, mask), mask=mask)
