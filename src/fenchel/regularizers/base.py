@@ -504,6 +504,8 @@ def show(value: float | Tensor) -> str:
 def simplified(omega: Regularizer) -> Regularizer:
     """The canonical form of an Ω as one Ω again, for engines that call its methods."""
     base, gamma = omega.canonical()
+    if base is omega or (isinstance(omega, Scaled) and base is omega.omega):
+        return omega
     return base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
 
 
