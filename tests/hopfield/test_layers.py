@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import fenchel
 from fenchel import Custom, Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis
-from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, update
+from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, association, update
 from fenchel.structures import SequentialSubsets
 
 EXACT = {"atol": 1e-11, "rtol": 1e-11}

@@ -80,7 +80,7 @@ class Alignment(DynamicProgram):
         band = "" if self.band is None else f"band={self.band}, "
         return f"Alignment({batch} tables of up to {rows} × {columns} cells, {band}omega={self.omega})"
 
-    def _shown(self, maximum: Tensor) -> Tensor:
+    def _signed(self, maximum: Tensor) -> Tensor:
         return 0.0 - maximum  # and no −0
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
@@ -158,8 +158,8 @@ class _AlignmentRecursion(Recursion):
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
         kernel = self.kernel(inputs)
-        change, bent = kernel.curve(-weight, value, walk, self.lengths, -directions[0], *self.numbers)
-        return change, (bent,)
+        change, curved = kernel.curve(-weight, value, walk, self.lengths, -directions[0], *self.numbers)
+        return change, (curved,)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
         costs = _masked(precise(inputs[0]), self.lengths, self.band)

@@ -1,8 +1,8 @@
-"""Derivatives of compiled recursions: the gradient is the expected path, the Hessian how that responds.
+"""Derivatives of compiled recursions: the gradient of the value is the expected path, its Hessian that of the value.
 
-The value's backward pass is another differentiable function, the expected path times a weight; its backward pass is a
-Hessian-vector product, by one tangent pass forward and one back. Derivatives beyond that, and everything that is not
-compiled, come from the same recursion in torch operations.
+The backward pass of the value is a differentiable function too: the expected path times a weight. The backward pass of
+that one is a Hessian-vector product. Higher derivatives, and all that is not compiled, come from the same recursion in
+torch operations.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fenchel.regularizers.rowmap import RowMap
 Inputs = tuple[Tensor, ...]
 
 stays_outside = outside_graphs("a dynamic program", "runs step by step, in a loop of its own")
-"""Breaks a graph of ``torch.compile`` around a function: the compiler would write out every step."""
+"""Decorator that breaks a graph of ``torch.compile`` around a function: the compiler would unroll every step."""
 
 
 class Recursion(ABC):
@@ -36,7 +36,7 @@ class Recursion(ABC):
 
     @abstractmethod
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        """Compiled: values (B,), in double precision, and the walk behind them if it is to be kept."""
+        """Compiled: values (B,), in double precision, and the probabilities of all choices if ``keep``."""
 
     @abstractmethod
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
@@ -46,15 +46,15 @@ class Recursion(ABC):
     def curve(
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        """Compiled: along directions of the inputs, the change of the values and that of ``expect``."""
+        """Compiled: the derivatives of the values, and of ``expect``, along directions of the inputs."""
 
     @abstractmethod
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
-        """In torch operations: the recursion and its random walk, for another Ω if one is given."""
+        """In torch operations: the recursion and its random walk, with another Ω if one is given."""
 
     @abstractmethod
     def collect(self, marginals: Tensor) -> Inputs:
-        """From the marginals of edges, those that are shown."""
+        """The marginals that a program returns, from those of the edges (B, edges)."""
 
     def kernel(self, inputs: Inputs) -> Any:
         """The kernels that serve this Ω and these inputs, as ``fenchel.kernels.table`` has them; None without any."""
@@ -104,8 +104,8 @@ class _Member(Regularizer):
 class Run:
     """A recursion on the inputs of a program, run once however often its results are read.
 
-    Every reading returns a tensor and a graph of its own: to differentiate one leaves the others as they are. What is
-    kept is forgotten when an input or a parameter of Ω has been changed in place.
+    Every call returns new tensors with a graph of their own, so that they can be differentiated one after the other.
+    Results are computed again after an input or a parameter of Ω has been changed in place.
     """
 
     def __init__(self, recursion: Recursion, inputs: Inputs) -> None:
@@ -129,7 +129,7 @@ class Run:
         """The expected path: the gradient of ``max``, batch element by batch element.
 
         Args:
-            inputs: the same numbers in other shapes, to be given expectations in those; kernels alone look at them.
+            inputs: the same scores in expanded shapes, which the result is to have; used by kernels alone.
         """
         if self.recursion.is_compiled(self.inputs):
             inputs = self.inputs if inputs is None else inputs
@@ -178,7 +178,7 @@ class Run:
         return results
 
     def _memory(self) -> dict[Any, Any]:
-        """What is kept, if it still holds."""
+        """Results that are kept, none after a change of the inputs or of Ω."""
         omega = self.recursion.omega
         numbers = [None if isinstance(a, Tensor) else a for a in self.recursion.numbers]
         tensors = (*self.inputs, *omega.parameters(), *omega.buffers())
@@ -230,17 +230,17 @@ class Expectation(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or not concrete(*directions):
-            spoilt = ctx.value.isnan()
-            change, *bent = _curve(ctx.recursion, torch.where(spoilt, 0.0, weight), tuple(inputs), directions)
-            spoilt = spoilt & _moved(ctx.value, directions)
-            shown = spoilt & (weight != 0)
-            return None, _spoil(change, spoilt), None, *(_spoil(each, shown) for each in bent)
-        change, found = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
+            invalid = ctx.value.isnan()
+            change, *curved = _curve(ctx.recursion, torch.where(invalid, 0.0, weight), tuple(inputs), directions)
+            invalid = invalid & _moved(ctx.value, directions)
+            weighted = invalid & (weight != 0)
+            return None, _mark_invalid(change, invalid), None, *(_mark_invalid(each, weighted) for each in curved)
+        change, found = _weighted_curve(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
         return None, change, None, *found
 
 
 class Reading(torch.autograd.Function):
-    """What was read before, from inputs with a graph of their own. Only higher derivatives run the recursion again."""
+    """Results that were computed from detached inputs; only higher derivatives run the recursion again."""
 
     @staticmethod
     def forward(ctx: Any, read: Callable[..., Inputs], kept: tuple[Inputs, Inputs], *inputs: Tensor) -> Inputs:
@@ -277,32 +277,32 @@ def _pull_back(results: Inputs, leaves: Inputs, weights: Inputs, graph: bool) ->
 
 
 def _weighted(recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-    """``Recursion.expect``, to which elements of no weight add nothing, even if they are NaN."""
+    """``Recursion.expect``; batch elements of weight 0 contribute 0, even if they are NaN."""
     return recursion.expect(inputs, torch.where(weight == 0, -torch.inf, value), walk, weight)
 
 
-def _bent(
+def _weighted_curve(
     recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
 ) -> tuple[Tensor, Inputs]:
-    """``Recursion.curve``, to which elements of no weight or no direction add nothing, even if they are NaN."""
+    """``Recursion.curve``; batch elements of weight 0 or direction 0 contribute 0, even if they are NaN."""
     moved = _moved(value, directions)
-    spoilt = value.isnan() & moved
-    left_out = ~moved | (spoilt & (weight == 0))
-    change, bent = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
-    return torch.where(spoilt, torch.nan, change), bent
+    invalid = value.isnan() & moved
+    left_out = ~moved | (invalid & (weight == 0))
+    change, curved = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
+    return torch.where(invalid, torch.nan, change), curved
 
 
-def _spoil(results: Tensor, spoilt: Tensor) -> Tensor:
-    """NaN for spoilt elements, and in what they share."""
-    lost = torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
-    return results + (lost.reshape(-1, *(1,) * (results.dim() - 1)) if len(results) == len(spoilt) else lost.sum())
+def _mark_invalid(results: Tensor, invalid: Tensor) -> Tensor:
+    """Results with NaN for invalid batch elements; all NaN if the batch shares one result and any is invalid."""
+    lost = torch.where(invalid, torch.nan, 0.0).to(results.dtype)
+    return results + (lost.reshape(-1, *(1,) * (results.dim() - 1)) if len(results) == len(invalid) else lost.sum())
 
 
 def _moved(value: Tensor, directions: Inputs) -> Tensor:
     """Which batch elements have a direction other than 0, (B,)."""
     moved = torch.zeros_like(value, dtype=torch.bool)
     for each in directions:
-        # One direction for all elements, or one for each. A sum, for torch maps over that in all of its ways.
+        # One direction for all elements, or one for each. A sum: torch can map over it with vmap and vectorize=True.
         moved = moved | (each.abs().sum(tuple(range(1, each.dim()))) != 0)
     return moved
 

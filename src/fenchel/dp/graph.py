@@ -26,7 +26,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Sized(Protocol):
-    """What says how many bytes it takes."""
+    """An object that knows how many bytes it takes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -117,7 +117,7 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """What it takes once everything about it has been asked for."""
+        """The bytes that it takes once all of its properties have been computed."""
         degrees = np.bincount(self._heads, minlength=len(self.ranks))
         padded = int((np.maximum.reduceat(degrees, self._firsts[:-1]) * np.diff(self._firsts)).sum())
         return 8 * (len(self.ranks) + 3 * len(self._edges) + 4 * padded + self.scores)
@@ -166,14 +166,14 @@ def on(device: torch.device, indices: Indices) -> Tensor:
     return torch.from_numpy(indices).to(device)
 
 
-class _Taint(torch.autograd.Function):
-    """x, but NaN where a row is spoilt and x is not 0. Linear but for that, so that it is its own derivative."""
+class _Invalidate(torch.autograd.Function):
+    """x with NaN in place of entries other than 0 of invalid rows. The derivative is the same operation."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, spoilt: Tensor) -> Tensor:
-        return torch.where(spoilt & (x != 0), torch.nan, x)
+    def forward(x: Tensor, invalid: Tensor) -> Tensor:
+        return torch.where(invalid & (x != 0), torch.nan, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -182,22 +182,26 @@ class _Taint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return taint(grad, *ctx.saved_tensors), None
+        return _invalidate(grad, *ctx.saved_tensors), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         with nested_forward_mode():  # for the levels of forward mode around this one
-            return taint(tangent, *ctx.saved_tensors)
+            return _invalidate(tangent, *ctx.saved_tensors)
 
 
-def taint(x: Tensor, spoilt: Tensor) -> Tensor:
-    """Make what is not 0 in spoilt rows NaN, in x and in its derivatives: a row that is left out adds 0 to them."""
-    tainted: Tensor = apply_function(_Taint, x, spoilt)
-    return tainted
+def _invalidate(x: Tensor, invalid: Tensor) -> Tensor:
+    """x with NaN in place of entries other than 0 of invalid rows, and the same in its derivatives.
+
+    Zeros stay zeros, so that a row whose result has no weight adds 0 to a gradient.
+    """
+    result: Tensor = apply_function(_Invalidate, x, invalid)
+    return result
 
 
 Choose = Callable[[int, Tensor, Tensor], Tensor]
-"""Which choice to take at nodes of a level: its number, the nodes, and which walks are there at all."""
+"""Chooses an incoming edge of nodes of one level, given the number of the level, the nodes, and a mask of the walks
+that pass through this level."""
 
 
 @dataclass(frozen=True)
@@ -210,7 +214,7 @@ class Walk:
         values: max_Ω of all ways to the nodes of each level, the source's first.
         choices: the incoming scores of each level's nodes, (batch, nodes, choices).
         ends: (batch,), the node that each walk starts from; the last if None.
-        spoilt: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
+        invalid: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
     """
 
     graph: Graph
@@ -218,12 +222,12 @@ class Walk:
     values: Sequence[Tensor]
     choices: Sequence[Tensor]
     ends: Tensor | None
-    spoilt: Tensor
+    invalid: Tensor
 
     @property
     def value(self) -> Tensor:
         """max_Ω at the end, (batch,)."""
-        return self._spoil(self._at_ends(self.values))
+        return self._mark_invalid(self._at_ends(self.values))
 
     def marginals(self) -> Tensor:
         """How probable it is that each edge is walked, (batch, scores)."""
@@ -239,11 +243,13 @@ class Walk:
             passed = passed.index_add(1, on(taken.device, level.places.reshape(-1)), walked[-1])
             for r, part in zip(level.reads, torch.split(passed, sizes, -1), strict=True):
                 mass[r] = mass[r] + part
-        return self._spoil(self._by_edge(walked[::-1], 0.0))
+        return self._mark_invalid(self._by_edge(walked[::-1], 0.0))
 
     def log_probs(self) -> Tensor:
         """The logarithms of the walk's probabilities of each edge given its target, (batch, scores)."""
-        return self._spoil(self._by_edge([_log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf))
+        return self._mark_invalid(
+            self._by_edge([_log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf)
+        )
 
     def entropy(self) -> Tensor:
         """Shannon's entropy of the walk in nats, (batch,)."""
@@ -276,7 +282,7 @@ class Walk:
             found.append(torch.where(taken, p * total, 0.0).sum(-1))
             lost.append((taken & (_read(lost, level) | ~finite)).any(-1))
         value = self._at_ends(found) + torch.where(self._at_ends(lost), torch.inf, 0.0)
-        return self._spoil(value if other is None else other._spoil(value))
+        return self._mark_invalid(value if other is None else other._mark_invalid(value))
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -319,7 +325,7 @@ class Walk:
             ranks = torch.where(here, pick % k, ranks)
             return pick // k
 
-        return self._back(follow, k), torch.where(self.spoilt, torch.nan, self._at_ends(found).t())
+        return self._back(follow, k), torch.where(self.invalid, torch.nan, self._at_ends(found).t())
 
     def _back(self, choose: Choose, n: int) -> Tensor:
         """From the ends to the source, level by level."""
@@ -336,10 +342,10 @@ class Walk:
 
     def _ends(self) -> Tensor:
         last = sum(v.shape[1] for v in self.values) - 1
-        return torch.full_like(self.spoilt, last, dtype=torch.long) if self.ends is None else self.ends
+        return torch.full_like(self.invalid, last, dtype=torch.long) if self.ends is None else self.ends
 
     def _at_ends(self, each: Sequence[Tensor]) -> Tensor:
-        """What each batch element has at its end, of values for the nodes of all levels."""
+        """Of values for the nodes of all levels, those at the end of each batch element, (batch, …)."""
         if self.ends is None:
             return each[-1][:, -1]
         found = torch.cat(list(each), 1)
@@ -357,13 +363,13 @@ class Walk:
         nodes = torch.arange(first, first + values.shape[1], device=values.device)
         return (self.ends.unsqueeze(-1) == nodes).to(values.dtype)
 
-    def _spoil(self, results: Tensor) -> Tensor:
-        """Results (batch, …) that are NaN for spoilt elements, with derivatives that are NaN too, if asked for."""
-        spoilt = self.spoilt.reshape(-1, *(1,) * (results.dim() - 1))
-        return taint(results, spoilt) + torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
+    def _mark_invalid(self, results: Tensor) -> Tensor:
+        """Results (batch, …) with NaN for invalid batch elements, and in their derivatives if these have a weight."""
+        invalid = self.invalid.reshape(-1, *(1,) * (results.dim() - 1))
+        return _invalidate(results, invalid) + torch.where(invalid, torch.nan, 0.0).to(results.dtype)
 
     def _by_edge(self, parts: Sequence[Tensor], otherwise: float) -> Tensor:
-        """What levels have for their choices, in the order of the scores."""
+        """Values of the choices of all levels, in the order of the scores, (batch, scores)."""
         found = torch.cat(list(parts), -1)
         found = torch.cat([found, torch.full_like(found[:, :1], otherwise)], -1)
         return found[:, on(found.device, self.graph.place)]
@@ -374,7 +380,7 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     omega = simplified(omega)
     nothing = torch.full_like(scores[:, :1], -torch.inf)
     sorted_scores = torch.cat([scores, nothing], -1)[:, on(scores.device, graph.order)]
-    spoilt = ~(sorted_scores < torch.inf).all(-1)
+    invalid = ~(sorted_scores < torch.inf).all(-1)
     # In place of what would turn a gradient of 0 into NaN; the gradient of the rest passes.
     sorted_scores = torch.nan_to_num(sorted_scores, 0.0, 0.0, -torch.inf)
     values, choices = [torch.zeros_like(scores[:, :1])], []
@@ -382,7 +388,7 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     for level, part in zip(graph.levels, parts, strict=True):
         choices.append(_read(values, level) + part.reshape(len(part), *level.edges.shape))
         values.append(_max(omega, choices[-1]))
-    return Walk(graph, omega, values, choices, ends, spoilt)
+    return Walk(graph, omega, values, choices, ends, invalid)
 
 
 def _max(omega: Regularizer, z: Tensor) -> Tensor:

@@ -147,8 +147,8 @@ class _LatticeRecursion(Recursion):
     ) -> tuple[Tensor, Inputs]:
         direction = self._sorted(directions[0])
         kernel = self.kernel(inputs)
-        change, bent = kernel.curve(weight, value, walk, *self._incoming(), direction, *self.numbers)
-        return change, (self._unsorted(bent, inputs[0], value),)
+        change, curved = kernel.curve(weight, value, walk, *self._incoming(), direction, *self.numbers)
+        return change, (self._unsorted(curved, inputs[0], value),)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
         return walk(self.shape.graph, precise(inputs[0]), self.omega if omega is None else omega)

@@ -70,12 +70,12 @@ class Structured(Factor):
 
     @property
     def counted(self) -> bool:  # type: ignore[override]
-        """True for transitions; what a structure makes of other tensors is not known."""
+        """True if the higher-order scores are transitions; for other tensors that is not known."""
         return self.structure.transition_dims is not None
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        """That of the structure."""
+        """The ``least`` of the structure."""
         return self.structure.least
 
     @property

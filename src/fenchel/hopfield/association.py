@@ -81,8 +81,8 @@ class Hopfield(nn.Module):
     are those of the reference layers of Ramsauer et al. (2021), and ``omega``. Without update steps and with
     ``Shannon()`` it is multi-head attention; with a sparse Ω a pattern may be retrieved exactly.
 
-    Masks are torch's: True means *left out*. What stands at a padded position, NaN included, does not matter; a state
-    that may associate with nothing reads out zeros.
+    Masks are torch's: True means *left out*. Values at padded positions, NaN included, have no effect; the output of a
+    state that may associate with nothing is zero.
 
     Args:
         input_size: width of the state patterns, and of the other two inputs where not given otherwise.
@@ -426,7 +426,7 @@ class Hopfield(nn.Module):
     def _mask(
         self, association: Tensor | None, hidden: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor | None:
-        """One mask for the scores: boolean, True = takes part, or, if a float mask was given, to be added."""
+        """One mask for the scores: boolean, True = takes part; or a float mask that is added, if one was given."""
         keep = None if hidden is None else ~hidden[:, None, None, :]
         if association is None:
             return keep
@@ -495,7 +495,7 @@ class Hopfield(nn.Module):
 
 
 def _batch(stored: Tensor, state: Tensor) -> int:
-    """The size of the batch: one that is alone serves all."""
+    """The size of the batch: a batch of one is expanded."""
     return len(state) if len(stored) == 1 else len(stored)
 
 

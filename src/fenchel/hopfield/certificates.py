@@ -1,4 +1,4 @@
-"""What a memory is sure to retrieve, and from how far; and how many patterns a memory can be sure of."""
+"""Which patterns a memory retrieves exactly and from how far, and how many patterns it can hold."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
 
 Read = Callable[[int], Iterator[tuple[int, Tensor]]]
-"""Reads all patterns, so many at a time: the place of the first, and the chunk."""
+"""``read(size)`` yields all patterns in blocks of so many: the index of the first, and the block."""
 
 EXACT = 1 << 36
-"""Up to so many products all pairs of patterns are compared in double precision; beyond, in the patterns' own."""
+"""All pairs of patterns are compared in double precision up to so many multiplications, beyond in their own dtype."""
 
 BLOCK = 2048
-"""Patterns that are compared with so many others at a time."""
+"""The number of patterns in a block: blocks are compared pair by pair."""
 
 PAIRS = 1 << 22
-"""Entries of differences of patterns that are held at a time."""
+"""The most entries of differences of patterns that are held at a time."""
 
 PROBES = 200
-"""Calls of the oracle after which the smallest β of a structure is given up: a handful is usual."""
+"""The most calls of the oracle for the smallest β of a structure; a handful is usual."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    r"""What is retrieved exactly. One value for each pattern, or association, in double precision.
+    r"""Exact retrieval by a memory: four tensors with one value per pattern, or per association, in double precision.
 
     With the margin m of Ω a state q gives pattern i all weight if and only if it leads:
     :math:`q^\top (x_i - x_j) \ge m/\beta` for every other j. For k patterns at once each of them has to lead every
@@ -45,7 +45,7 @@ class Certificate:
         stationary: whether an update leaves the pattern, or the sum of the association, where it is. For a pattern
             outside the convex hull of the others that is :math:`\Delta_i \ge m/\beta`, and no other is. Copies of one
             pattern (Δ = 0) share the weight and need a smaller lead over the rest, which is accounted for here and
-            below. A pattern inside the hull of others may be a fixed point by the weights of these: that is not told.
+            below. A pattern inside the hull of others may be a fixed point by their weights, which is not covered.
         radius: of the largest ball around it from which one update leads to it exactly, negative if it is not
             stationary: :math:`\min_j (x_i^\top (x_i - x_j) - m/\beta) / \|x_i - x_j\|`. Tight: beyond, in the direction
             of the j that attains it, another pattern gets weight. Of queries as they are compared, normalised.
@@ -98,7 +98,7 @@ def certify_patterns(
 
 
 def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The wanted patterns and their places, BLOCK at a time from wherever they lie: each block costs one pass later."""
+    """Blocks of at most BLOCK wanted patterns, with their indices, gathered from all blocks that are read."""
     places: list[Tensor] = []
     rows: list[Tensor] = []
     held = 0
@@ -114,7 +114,7 @@ def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Centered:
-    """Patterns less the mean of all: a large offset would leave products no digits to tell them apart."""
+    """Patterns minus the mean of all: with a large offset, products would round away their differences."""
 
     def __init__(self, patterns: Tensor, mean: Tensor, count: int) -> None:
         self.patterns = patterns.double()
@@ -125,7 +125,7 @@ class _Centered:
         self.square = self.rest.double().square().sum(-1)
 
     def compare(self, other: _Centered, same: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; by differences where these are small, and products would not do."""
+        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; from differences where these are small and products imprecise."""
         products = (self.rest @ other.rest.T).double()
         leads = self.square.unsqueeze(-1) - products + (self.along.unsqueeze(-1) - other.along)
         both = self.square.unsqueeze(-1) + other.square
@@ -139,7 +139,7 @@ class _Centered:
 
 
 class _Least:
-    """For each of some patterns the other one for which something is least, among chunks."""
+    """For each of some patterns the other pattern with the least value, among all blocks seen so far."""
 
     def __init__(self, here: Tensor) -> None:
         self.here = here
@@ -216,11 +216,11 @@ def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Ten
 
 
 def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float, chosen: Tensor) -> Certificate:
-    """By the oracle: whether each structure is returned; leads and radii over all other structures are not known.
+    """Certify structures with calls of the oracle: ``stationary`` and ``min_beta``; leads and radii are not known.
 
-    Another structure y′ objects to y where βa + c > 0, with a its lead in score and c what the margin and higher-order
-    scores say. The β without an objection are an interval. Its lower end is found by Newton's method from 0, which
-    never passes it: the worst objector at β says which β it would accept, and none does that leads and objects still.
+    A structure y is not returned if another y′ has βa + c > 0, where a is the lead of y′ in score and c the terms of
+    the margin and of higher-order scores. The β at which no y′ violates the margin are an interval. Its lower end is
+    found by Newton's method from 0, which never passes it: each step solves βa + c = 0 for the worst y′ at the last β.
     """
     y = chosen.double()
     q = torch.stack([y[:, start : start + len(block)] @ block.double() for start, block in read(BLOCK)]).sum(0)
@@ -230,7 +230,7 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     rounding = 32 * torch.finfo(torch.float64).eps * sizes * torch.linalg.vector_norm(q, dim=-1) * largest / gamma
 
     def worst(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, c = _objection(omega, scores, y, beta)
+        a, c = _violation_terms(omega, scores, y, beta)
         a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
         return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
 
@@ -242,10 +242,11 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     return Certificate(unknown, stationary, unknown.clone(), torch.where(known, least, math.nan))
 
 
-def _objection(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """⟨s, y′ − y⟩ and −⟨y, y′ − y⟩ + h(y′) − h(y), for the y′ that at scores βs violates the margin of y most.
 
-    Apart, unlike in ``SparseMAP.violation``: at a large β their sum has no digits left for the second.
+    The two terms are returned separately, unlike in ``SparseMAP.violation``: at a large β their sum would round the
+    second one away.
     """
     structure = omega.structure
     omega.check_target(y, scores, -1, None)
@@ -264,19 +265,19 @@ def _objection(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tup
 
 
 def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower end of the β > 0 to which nothing objects, inf if there is none; and whether it was found."""
+    """The lower end of the β > 0 without a violation, inf if there is none; and whether it was found."""
     trial, done = torch.zeros_like(least), torch.zeros_like(least, dtype=torch.bool)
     for _ in range(PROBES):
-        a, c, objects = worst(torch.where(least > 0, least, trial))
-        # No objection at 0 is not enough: a tie there that leads objects to every β. It must be found at some β > 0.
-        first = ~done & ~objects & (least == 0) & (trial == 0)
-        smaller = objects & (trial > 0) & (least == 0) & (a > 0) & (c < 0)
-        never = objects & ~smaller & (a >= 0)
-        raised = objects & ~smaller & (a < 0)
+        a, c, violated = worst(torch.where(least > 0, least, trial))
+        # No violation at 0 is not enough: a y′ that ties there and leads in score violates every β > 0. Try one.
+        first = ~done & ~violated & (least == 0) & (trial == 0)
+        smaller = violated & (trial > 0) & (least == 0) & (a > 0) & (c < 0)
+        never = violated & ~smaller & (a >= 0)
+        raised = violated & ~smaller & (a < 0)
         trial = torch.where(first, 1.0, torch.where(smaller & ~done, -c / torch.where(smaller, a, 1.0) / 2, trial))
         least = torch.where(done, least, torch.where(never, math.inf, least))
         least = torch.where(raised & ~done, c / torch.where(raised, -a, 1.0), least)
-        done = done | never | (~objects & ~first)
+        done = done | never | (~violated & ~first)
         if bool(done.all()):
             break
     return least, done
@@ -325,7 +326,7 @@ def _number(value: float | Tensor, name: str) -> float:
 
 
 def _enough(gap: Tensor, needed: Tensor) -> Tensor:
-    """Whether a lead is enough; where none is needed (Hard) it must be one all the same, for ties share."""
+    """Whether a lead is enough; where the margin is 0 (Hard) it must still be positive, because ties share."""
     return torch.where(needed > 0, gap >= needed, gap > 0)
 
 
@@ -338,8 +339,8 @@ def _least_beta(lead: Tensor, gap: Tensor) -> Tensor:
 def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     """For each pattern the place of the first that equals it, and how many copies there are.
 
-    Copies have the same product with a random direction, up to rounding: all others are told apart by that alone, and
-    only patterns that may have a copy are compared in full.
+    Copies have the same product with a random direction, up to rounding: only patterns that share this product with
+    another are compared in full.
     """
     suspect = _may_repeat(read, count)
     seen: dict[bytes, int] = {}
