@@ -7,10 +7,10 @@ BENCH_STAMP := $(VENV)/.installed-bench
 WARM = $(BIN)/python -c "import torch, fenchel; fenchel.warmup(dtypes=[torch.$(1)])"
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup warm demo test test-all check bench clean
 
 help:  ## list the commands
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 setup: $(STAMP)  ## build .venv with everything
 
@@ -32,8 +32,13 @@ demo: setup  ## run the tour on embedded data and write report/index.html
 	@$(BIN)/fenchel tour --out report
 
 # Kernels first, one process per precision: two test processes would each compile all of them.
-test: setup  ## run all tests, of the library and of the laboratory
+warm: setup
 	@$(call WARM,float32) & $(call WARM,float64); wait
+
+test: warm  ## run the tests of the library and of the laboratory, but for the slow ones
+	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+
+test-all: warm  ## run all tests
 	@$(BIN)/python -m pytest -q -n 2
 
 check: setup  ## lint, format, types, layers

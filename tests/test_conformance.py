@@ -1,7 +1,7 @@
 """What holds for every map: each a named property, each property for every map."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -19,16 +19,22 @@ from maps import MAPS, Map
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.bfloat16: 1e-2, torch.float16: 2e-3}
 
-every_map = pytest.mark.parametrize("case", MAPS, ids=str)
-every_graph_map = pytest.mark.parametrize("case", [m for m in MAPS if not m.opaque], ids=str)
-every_opaque_map = pytest.mark.parametrize("case", [m for m in MAPS if m.opaque], ids=str)
-every_curved_map = pytest.mark.parametrize("case", [m for m in MAPS if m.curved], ids=str)
-every_map_of_a_set = pytest.mark.parametrize("case", [m for m in MAPS if not m.placed], ids=str)
-every_map_without_gaps = pytest.mark.parametrize("case", [m for m in MAPS if not m.rigid], ids=str)
-every_map_with_vertices = pytest.mark.parametrize("case", [m for m in MAPS if m.vertices], ids=str)
-every_map_level_at_its_vertices = pytest.mark.parametrize(
-    "case", [m for m in MAPS if m.vertices and not m.grouped], ids=str
-)
+
+def every(wanted: Callable[[Map], bool] = lambda _: True) -> pytest.MarkDecorator:
+    """One test for each map of a kind. The maps that have kernels come once more without them, among the slow tests."""
+    chosen = [m for m in MAPS if wanted(m)]
+    cases = [pytest.param(m, id=str(m), marks=[pytest.mark.slow] if m.plain else []) for m in chosen]
+    return pytest.mark.parametrize("case", cases)
+
+
+every_map = every()
+every_graph_map = every(lambda m: not m.opaque)
+every_opaque_map = every(lambda m: m.opaque)
+every_curved_map = every(lambda m: m.curved)
+every_map_of_a_set = every(lambda m: not m.placed)
+every_map_without_gaps = every(lambda m: not m.rigid)
+every_map_with_vertices = every(lambda m: m.vertices)
+every_map_level_at_its_vertices = every(lambda m: m.vertices and not m.grouped)
 
 
 @pytest.fixture(autouse=True)
@@ -409,6 +415,7 @@ def test_compiles_to_one_graph_with_the_same_results(case: Map) -> None:
         assert torch.allclose(eager.grad, graph.grad, atol=1e-6)
 
 
+@pytest.mark.slow
 @every_graph_map
 def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
     torch._dynamo.reset()
@@ -422,6 +429,7 @@ def test_a_compiled_map_keeps_forward_mode(case: Map) -> None:
     assert torch.equal(tangent, expected)
 
 
+@pytest.mark.slow
 @every_graph_map
 def test_a_trace_gives_the_same_results(case: Map) -> None:
     scores, others = torch.randn(3, 5), torch.randn(3, 5)

@@ -13,8 +13,22 @@ from torch.utils._pytree import tree_map
 
 import fenchel
 from fenchel import Capped, Custom, Fused, Gini, KSubsets, Norm, Oscar, SparseMAP, TotalVariation2d, Tsallis
-from fenchel.dp import LinearChain, barycenter, dtw
-from fenchel.hopfield import Memory
+from fenchel.continuous import BetaGaussian
+from fenchel.dp import Lattice, LinearChain, barycenter, dtw
+from fenchel.factors import Budget, Exactly, Knapsack
+from fenchel.hopfield import Hopfield, HopfieldEncoderLayer, Memory, capacity
+from fenchel.mixed import MaximumEntropy
+from fenchel.seq2seq import (
+    Pair,
+    Recurrent,
+    Transformer,
+    Vocabulary,
+    beam_search,
+    collate,
+    complete,
+    force,
+    repetition,
+)
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Subsets
 from maps import MAPS, Map
 
@@ -184,6 +198,28 @@ def test_fake_tensors_give_a_shape_or_a_clear_error(case: Map) -> None:
             assert case.choose(scores).shape == (3, 6)
 
 
+@pytest.mark.parametrize(
+    ("structure", "shape"),
+    [(Chain(STEP), (2, 5, 3)), (DependencyTree(), (2, 4, 5)), (SequentialSubsets(2, transition=0.3), (2, 6))],
+    ids=lambda each: type(each).__name__,
+)
+def test_subclasses_and_dispatch_modes_give_the_same_structures(structure: Any, shape: tuple[int, ...]) -> None:
+    omega, scores = SparseMAP(structure), torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    target, direction = structure.map(scores.flip(-2)), torch.linspace(0, 1, scores.numel()).reshape(shape)
+
+    def results(s: Tensor) -> list[Tensor]:
+        s = s.requires_grad_()
+        p = omega.argmax(s)
+        return [p, omega.loss(s, target), torch.autograd.grad((p * direction).sum(), s)[0]]
+
+    expected = results(scores.clone())
+    with Counting():
+        watched = results(scores.clone())
+    for found in (results(scores.clone().as_subclass(Plain)), watched):
+        for x, y in zip(found, expected, strict=True):
+            assert torch.equal(x.as_subclass(Tensor), y)
+
+
 @pytest.mark.parametrize("kind", [np.float32, np.float64, np.int64, np.int32])
 def test_numpy_scalars_are_numbers(kind: type) -> None:
     two, dim = kind(2), np.int64(-1)
@@ -197,6 +233,8 @@ def test_numpy_scalars_are_numbers(kind: type) -> None:
     assert torch.equal(
         fenchel.entmax_loss(ROWS.T, TARGET, two, dim=np.int32(0)), fenchel.entmax_loss(ROWS.T, TARGET, 2.0, dim=0)
     )
+    for loss in (fenchel.sparsemax_loss, lambda s, y, **options: fenchel.linear_entmax_loss(s, s, y, **options)):
+        assert torch.equal(loss(ROWS, TARGET, label_smoothing=kind(1)), loss(ROWS, TARGET, label_smoothing=1.0))
     if kind in (np.int32, np.int64):
         assert torch.equal(SparseMAP(Subsets(two)).argmax(ROWS), SparseMAP(Subsets(2)).argmax(ROWS))
     grid = TotalVariation2d(two, shape=(np.int64(2), np.int64(3)))
@@ -205,3 +243,74 @@ def test_numpy_scalars_are_numbers(kind: type) -> None:
         fenchel.entmax(ROWS, np.bool_(True))
     with pytest.raises(TypeError, match="dim"):
         fenchel.entmax(ROWS, dim=np.float64(1))
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int8])
+def test_numpy_counts_are_taken_by_programs_graphs_and_memories(kind: Any) -> None:
+    """Also by those that would overflow if they were calculated with as they are."""
+    many = kind(100)
+    chain = LinearChain(STATES, STEP)
+    torch.testing.assert_close(chain.top(kind(3)).probs, chain.top(3).probs)
+    assert chain.sample(kind(3)).shape == (3, 2, 5)
+    assert torch.equal(dtw(SERIES, SERIES, band=many), dtw(SERIES, SERIES, band=100))
+    ends = torch.tensor([0, 0]), torch.tensor([1, 1])
+    assert torch.equal(Lattice(*ends, ROWS[:, :2], kind(2)).value, Lattice(*ends, ROWS[:, :2], 2).value)
+    assert torch.equal(barycenter(SERIES, steps=kind(2)), barycenter(SERIES, steps=2))
+    values = []
+    for two in (kind(2), 2):
+        graph = fenchel.FactorGraph()
+        u = graph.variables(ROWS, batch_dims=type(two)(1))
+        graph.add(Budget(u, two))
+        graph.add(Exactly(u[:4], two))
+        graph.add(Knapsack(u, torch.ones(6), two))
+        graph.solve(max_iter=type(two)(100))
+        values.append(u.value)
+    assert torch.equal(*values)
+    memory = Memory(PATTERNS, chunk_size=many)
+    assert torch.equal(memory.retrieve(ROWS[:, :4], many).state, Memory(PATTERNS).retrieve(ROWS[:, :4]).state)
+    assert capacity(many, 10.0, Gini()) == capacity(100, 10.0, Gini())
+    layer = Hopfield(kind(4), num_heads=kind(2), update_steps_max=kind(3))
+    assert layer(HEADS).shape == HEADS.shape
+    density = BetaGaussian(torch.zeros(1), sigma=torch.ones(1, 1))
+    torch.testing.assert_close(density.integrate(torch.cos, nodes=many), density.integrate(torch.cos, nodes=100))
+    assert MaximumEntropy(kind(3)).sample().shape == (3,)
+    assert repetition(TARGET, kind(2)) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda share: fenchel.nn.MultiheadAttention(8, 2, dropout=share),
+        lambda share: fenchel.nn.WordEncoder(ROWS, 4, dropout=share),
+        lambda share: Hopfield(8, dropout=share),
+        lambda share: Hopfield(8, bag_dropout=share),
+        lambda share: HopfieldEncoderLayer(Hopfield(8), dropout=share),
+        lambda share: Recurrent(Vocabulary("ab"), Vocabulary("ab"), dropout=share),
+        lambda share: Transformer(Vocabulary("ab"), Vocabulary("ab"), dropout=share),
+    ],
+)
+@pytest.mark.parametrize("share", [float("nan"), -0.1, 1.5])
+def test_layers_refuse_shares_to_drop_that_are_none(make: Callable[[float], Any], share: float) -> None:
+    with pytest.raises(ValueError, match=r"dropout must be in \[0, 1"):
+        make(share)
+
+
+@pytest.mark.parametrize("kind", [Recurrent, Transformer])
+def test_models_write_the_same_strings_whatever_the_default_device(kind: Any) -> None:
+    torch.manual_seed(0)
+    letters = Vocabulary("abcd")
+    model = kind(letters, letters).eval()
+    pairs = [Pair(tuple("abc"), tuple("cab")), Pair(tuple("d"), ("a",))]
+
+    def everything() -> list[Any]:
+        found = beam_search(model, [pair.source for pair in pairs], 3, max_length=4)
+        choices = force(model, pairs[0].source, letters.encode("cab"))
+        rest = complete(model, pairs[0].source, letters.encode("c"), max_length=3)
+        return [found, choices, rest, model(collate(pairs, letters, letters)).item()]
+
+    expected = everything()
+    torch.set_default_device("meta")
+    try:
+        assert everything() == expected
+    finally:
+        torch.set_default_device(None)

@@ -2,7 +2,9 @@
 
 import re
 import runpy
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +49,6 @@ def test_every_name_in_the_documentation_exists(page: str) -> None:
     names = set(re.findall(r"fenchel\.((?:nn\.)?\w+)", text))
     assert len(names) > 5
     for name in names:
-        value: object = fenchel
-        for part in name.split("."):
-            value = getattr(value, part)
+        value: Any = fenchel
+        for part in name.split("."):  # a module is an attribute once it has been imported
+            value = getattr(value, part) if hasattr(value, part) else import_module(f"{value.__name__}.{part}")

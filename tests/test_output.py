@@ -122,7 +122,7 @@ def test_the_regimes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -
         assert set(calls) == expected[regime]
 
 
-@pytest.mark.parametrize("alpha", [1.3, 1.5, 2.0])
+@pytest.mark.parametrize("alpha", [1.01, 1.1, 1.3, 1.5, 2.0])
 @pytest.mark.usefixtures("path")
 def test_it_is_its_definition_in_fifty_digits(alpha: float) -> None:
     hidden, weight, bias, target = layer(4, 600, [0.1, 3.0])
@@ -177,6 +177,7 @@ def test_gradients_are_those_of_finite_differences(alpha: float, reduction: str)
     )
 
 
+@pytest.mark.slow
 @every_reduction
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 @pytest.mark.usefixtures("path", "_small_chunks")
@@ -353,6 +354,28 @@ def test_ignored_tokens_leave_no_trace(reduction: str) -> None:
     loss = linear_entmax_loss(short, weight, target[kept], bias, reduction=reduction)
     cotangent = direction(ours[0])[kept] if reduction == "none" else direction(loss)
     assert_close(ours[2:], torch.autograd.grad(loss, (weight, bias), cotangent), **EXACT)
+
+
+@every_reduction
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("classes", [5, 800])
+@pytest.mark.usefixtures("path")
+def test_ignored_tokens_that_are_not_finite_leave_no_trace(classes: int, smoothing: float, reduction: str) -> None:
+    hidden, weight, bias, target = layer(12, classes, [4.0, 0.1])
+    target[:4] = 1
+    target[::3] = -100
+    kept = target != -100
+    with torch.no_grad():
+        hidden[~kept] = torch.tensor([math.nan, math.inf]).double()[torch.arange(int((~kept).sum())) % 2, None]
+    options = {"reduction": reduction, "label_smoothing": smoothing}
+    loss, to_hidden, to_weight, to_bias = with_gradients(linear_entmax_loss, hidden, weight, target, bias, **options)
+    short = hidden.detach()[kept].requires_grad_()
+    expected = fenchel.entmax_loss(F.linear(short, weight, bias), target[kept], 1.5, **options)
+    cotangent = direction(loss)[kept] if reduction == "none" else direction(expected)
+    slopes = torch.autograd.grad(expected, (short, weight, bias), cotangent)
+    assert_close(loss[kept] if reduction == "none" else loss, expected, **EXACT)
+    assert (to_hidden[~kept] == 0).all()
+    assert_close((to_hidden[kept], to_weight, to_bias), slopes, **EXACT)
 
 
 @pytest.mark.usefixtures("path")

@@ -95,6 +95,7 @@ def test_nothing_is_left_to_compile() -> None:
     subprocess.run([sys.executable, "-W", "ignore", "-c", CALLS], check=True, timeout=1200)
 
 
+@pytest.mark.slow
 def test_it_tells_what_it_did() -> None:
     fenchel.warmup()
     again = fenchel.warmup()

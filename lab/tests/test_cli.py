@@ -419,6 +419,8 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     below = tmp_path / "taken" / "below"
     assert run(*WRITERS[writer], str(below)) == (2, f"{below} cannot be written: Not a directory")
+    taken = below.parent
+    assert run(*WRITERS[writer], str(taken)) == (2, f"{taken} cannot be written: Is a file and not a folder")
     assert not worked
 
 

@@ -187,6 +187,26 @@ def test_a_lemma_with_a_tab_or_a_line_break_is_refused(model: Path, tmp_path: Pa
         assert code == 2
         assert "must not have tabs or line breaks" in errors
         assert not text
+    for form in ("co\tws", "cows\r", "co\nws"):
+        code, text, errors = run(
+            "explain", "cow", "N;PL", "--form", form, "--model", str(model), "--out", str(tmp_path)
+        )
+        assert (code, text) == (2, "")
+        assert "--form must not have tabs or line breaks" in errors
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("strange", ["x" * 201, "co\udcffw"])  # the second: bytes that are not UTF-8
+def test_what_cannot_be_drawn_is_refused_before_the_search(strange: str, model: Path, tmp_path: Path) -> None:
+    out = ("--model", str(model), "--out", str(tmp_path))
+    for name, words in (
+        ("LEMMA", (strange, "N;PL")),
+        ("TAGS", ("cow", strange)),
+        ("--form", ("cow", "N;PL", "--form", strange)),
+    ):
+        code, text, errors = run("explain", *words, *out)
+        assert (code, text, errors.count("\n")) == (2, "", 0)
+        assert errors.startswith(f"{name} must be text of at most 200 characters, got {len(strange)}")
     assert not any(tmp_path.iterdir())
 
 
@@ -250,7 +270,7 @@ def test_predictions_are_written_as_lines_are_read(
         assert len(before.splitlines()) >= 4  # what was answered before stays
 
 
-@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+@pytest.mark.parametrize("rate", ["3e37", "1e300"])
 def test_a_training_that_diverges_stops_and_saves_nothing(rate: str, tmp_path: Path) -> None:
     (tmp_path / "words.tsv").write_text(TABLE, encoding="utf-8")
     code, _, errors = run(

@@ -24,7 +24,13 @@ def test_trying_a_folder_leaves_nothing_behind(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_told_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     (tmp_path / "nowhere").symlink_to(tmp_path / "absent")
-    for folder in (tmp_path / "taken", tmp_path / "taken" / "below" / "it", tmp_path / "nowhere"):
+    for folder in (
+        tmp_path / "taken",
+        tmp_path / "taken" / "below" / "it",
+        tmp_path / "nowhere",
+        tmp_path / ("long" * 100),
+        tmp_path / ("long" * 100) / "below",
+    ):
         with pytest.raises(OSError, match=f"^{folder} cannot be written: [A-Za-z ]+$"):
             OUTPUT.claim(folder, force=True)
 

@@ -103,6 +103,8 @@ def test_texts_with_few_words_or_unknown_ones_are_explained(model: Path, tmp_pat
         ("a.jsonl", '{"text": "A fine film.", "label": "good"}\n{"text": "A dull film."}\n', "line 2: a text without"),
         ("a.jsonl", '{"text": "A fine film.", "label": "good"}\n{"label": "bad"}\n', "line 2: must be an object with"),
         ("a.jsonl", "A fine film.\n", "line 1: not an object"),
+        ("a.jsonl", "[" * 100_000, "line 1: not an object"),
+        ("a.jsonl", '{"text": "A fine film.", "label": ' + "9" * 5000 + "}", "line 1: not an object"),
         ("a.tsv", "good\tA fine film.\ngood\tA lovely film.\n", "texts with words of two labels"),
         ("a.tsv", "bad\t\ngood\t \n", "texts with words of two labels"),
         ("a.tsv", "", "texts with words of two labels"),
@@ -222,7 +224,7 @@ def test_labels_that_are_numbers_are_told_and_refused_if_they_are_many(tmp_path:
     assert "labels are numbers" not in run("train", table(tmp_path, ["1", "2", "bad"]), *out, "--force")[1]
 
 
-@pytest.mark.parametrize("rate", ["1e30", "1e300"])
+@pytest.mark.parametrize("rate", ["3e37", "1e300"])
 def test_a_training_that_diverges_stops_and_saves_nothing(rate: str, tmp_path: Path) -> None:
     code, text = run("train", table(tmp_path), "--out", str(tmp_path / "model"), *SMALL, "--rate", rate)
     assert code == 1
@@ -249,7 +251,18 @@ def test_a_page_of_somebody_else_is_not_overwritten(model: Path, tmp_path: Path)
     assert run(*explain)[0] == 0  # its own
     (tmp_path / "taken").touch()
     code, text = run(*explain[:4], "--out", str(tmp_path / "taken" / "page.html"))
-    assert (code, text) == (2, f"{tmp_path / 'taken'} cannot be written: File exists")
+    assert (code, text) == (2, f"{tmp_path / 'taken'} cannot be written: Is a file and not a folder")
+    code, text = run(*explain[:4], "--out", str(tmp_path))
+    assert (code, text) == (2, f"{tmp_path} is a folder, where `fenchel rationale explain` would write a file")
+
+
+def test_a_text_that_no_page_can_hold_is_refused_and_the_page_kept(model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "page.html"
+    assert run("explain", str(model), "--text", "A fine film", "--out", str(out))[0] == 0
+    before = out.read_bytes()
+    code, text = run("explain", str(model), "--text", "A fine \udcff film", "--out", str(out))  # not UTF-8
+    assert (code, text) == (2, "--text must be text in UTF-8, got 'A fine \\udcff film'")
+    assert out.read_bytes() == before
 
 
 def test_a_model_that_was_tampered_with_is_told_in_one_line(model: Path, tmp_path: Path) -> None:

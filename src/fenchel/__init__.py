@@ -1,6 +1,19 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
-from fenchel import continuous, dp, factors, hopfield, integrations, mixed, nn, progress, seq2seq, structures
+from fenchel import (
+    continuous,
+    dp,
+    factors,
+    hopfield,
+    integrations,
+    kernels,
+    mixed,
+    nn,
+    progress,
+    regularizers,
+    seq2seq,
+    structures,
+)
 from fenchel._warmup import warmup
 from fenchel.attention import attention
 from fenchel.factors import FactorGraph
@@ -65,6 +78,7 @@ __all__ = [
     "hopfield",
     "integrations",
     "k_subsets",
+    "kernels",
     "linear_entmax_loss",
     "mixed",
     "nn",
@@ -72,6 +86,7 @@ __all__ = [
     "normmax_loss",
     "oscarmax",
     "progress",
+    "regularizers",
     "seq2seq",
     "softmax",
     "sparsemax",

@@ -10,7 +10,7 @@ from torch import Tensor
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
+from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores, is_number
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
@@ -43,7 +43,8 @@ def fy_loss(
     Args:
         scores: any shape, with the classes along ``dim``.
         target: class indices (integers, shape of scores without ``dim``) or probabilities (shape of scores); for
-            ``KSubsets`` a floating-point vector of ones and zeros, or anything between, that sums to its k.
+            ``KSubsets`` a floating-point vector of ones and zeros, or anything between, that sums to its k; for
+            ``SparseMAP`` what its own ``loss`` takes.
         omega: the regularizer.
         dim: the class dimension; for ``TotalVariation2d`` the pair of the grid, the last two by default.
         mask: boolean, broadcasts to ``scores``; True = may receive mass. A masked target has loss +inf.
@@ -79,6 +80,10 @@ def fy_loss(
     dtype = torch.float32 if narrow and autocast_dtype(scores.device) is not None else scores.dtype
     scores = scores.float() if narrow else scores
     if target.is_floating_point():
+        if weight is not None:
+            raise ValueError(
+                "weight goes with class indices only; scale the rows of soft targets after reduction='none'"
+            )
         if label_smoothing:
             target = omega.check_target(target, scores, dim, mask).to(scores.dtype)
             target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
@@ -170,10 +175,9 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
     check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value a class, got {type(weight).__name__}")
-    if weight is not None and label_smoothing and concrete(weight) and bool((weight < 0).any()):
+    # Whether or not values are looked at: ``concrete`` raises if the memory was freed, before torch reads it.
+    if weight is not None and concrete(weight) and label_smoothing and bool((weight < 0).any()):
         raise ValueError("weight must not be negative with label_smoothing: the smoothed target would not be a measure")
-    if weight is not None and target.is_floating_point():
-        raise ValueError("weight goes with class indices only; scale the rows of soft targets after reduction='none'")
 
 
 def check_reduction(reduction: str) -> None:
@@ -201,7 +205,7 @@ def check_distributed(**arguments: object) -> None:
 
 def check_smoothing(label_smoothing: float) -> None:
     """Check what a user passes as ``label_smoothing``."""
-    if isinstance(label_smoothing, bool) or not isinstance(label_smoothing, int | float):
+    if not is_number(label_smoothing):
         raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
     if not 0.0 <= label_smoothing <= 1.0:
         raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")

@@ -88,6 +88,10 @@ def linear_entmax_loss(
     _check_class_weight(class_weight, weight, label_smoothing)
     check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
     index = _check_target(target, hidden, weight, ignore_index)
+    kept = index >= 0
+    if not concrete(index) or not bool(kept.all()):
+        # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
+        hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     tensors = [t for t in (hidden, weight, bias, alpha, index, class_weight) if isinstance(t, Tensor)]
     half = autocast_dtype(hidden.device)
     if half is not None:

@@ -35,6 +35,7 @@ def middles(length: int) -> np.ndarray:
     return (np.arange(length) + 0.5) / length
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length", [5, 40])  # fewer and more values than functions: two systems, one answer
 def test_value_functions_are_ridge_regressions(length: int) -> None:
     linear = pytest.importorskip("sklearn.linear_model")
@@ -103,6 +104,16 @@ def test_matrices_are_kept_by_length_until_the_basis_changes() -> None:
     assert basis.double().weights((20,)).dtype == torch.float64
     assert "_cache" not in basis.state_dict()
     assert set(basis.state_dict()) == {"centers", "covariances"}
+
+
+def test_matrices_that_are_kept_fit_into_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fenchel.continuous.basis._CACHE_BYTES", 3000)  # 32 bytes per row: 93 rows
+    basis = GaussianBasis.line(8, widths=(0.1,))
+    for length in (10, 20, 30, 40, 50):
+        latest = basis.weights((length,))
+        assert sum(kept[0].nbytes for kept in basis._cache.values()) <= 3000
+        assert basis.weights((length,)) is latest
+    assert len(basis._cache) == 2  # of 40 and 50: what came before made room
 
 
 def test_a_trained_basis_has_gradients() -> None:

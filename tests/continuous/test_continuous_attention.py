@@ -261,3 +261,12 @@ def test_bad_input_is_named() -> None:
         ContinuousAttention(GaussianBasis.grid(3), encoder=PooledEncoder(6, 2))(values, torch.randn(2, 6), shape=(3, 4))
     with pytest.raises(ValueError, match="heads must be an integer"):
         PooledEncoder(6, heads=0)
+
+
+def test_a_query_of_another_batch_is_told_by_name() -> None:
+    attention = ContinuousAttention(GaussianBasis.line(4), encoder=PooledEncoder(8))
+    with pytest.raises(ValueError, match=r"query must have batch .* of values, \(3,\), got \(3, 10\)"):
+        attention(torch.randn(3, 10, 8), torch.randn(3, 10, 8))
+    fixed = ContinuousAttention(GaussianBasis.line(4))
+    with pytest.raises(ValueError, match=r"loc must have batch .* of values, \(3,\), got \(2,\)"):
+        fixed(torch.randn(3, 10, 8), loc=torch.full((2, 1), 0.5), sigma=torch.full((2, 1, 1), 0.1))

@@ -653,6 +653,7 @@ def test_distribution_functions_are_right_to_their_ends(alpha: float) -> None:
 NARROW = [(1.0, 0.69, 0.1), (1.0, 5.0, 0.03), (1.0, 30.0, 0.1), (1.01, 5.0, 0.1), (2.0, 3.0, 1e-3), (0.7, 2.0, 0.01)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("alpha", "sigma", "width"), NARROW)
 def test_densities_wider_than_the_function_are_integrated(alpha: float, sigma: float, width: float) -> None:
     p = line(alpha, 0.5, sigma)
@@ -717,6 +718,7 @@ def each_alone(p: BetaGaussian) -> list[BetaGaussian]:
     return [BetaGaussian(loc, root, alpha=alpha) for loc, root, alpha in rows]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dim", [1, 2])
 def test_one_alpha_per_entry_is_each_entry_alone(dim: int) -> None:
     alpha = torch.tensor([[0.7, 1.0, 2.0], [1.0001, 0.9, 1.5]], dtype=torch.float64)
@@ -794,3 +796,20 @@ def test_escorts_have_the_expected_basis_of_quadrature(alpha: float) -> None:
     for p, basis in ((line(alpha), GaussianBasis.line(4).double()), (plane(alpha), GaussianBasis.grid(2).double())):
         escort = p.escort()
         assert torch.allclose(escort.integrate(basis), escort.integrate(lambda t, b=basis: b(t)), rtol=1e-8)
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.5])
+def test_no_densities_have_no_integrals(alpha: float) -> None:
+    p = BetaGaussian(torch.zeros(0, 1), sigma=torch.ones(0, 1, 1), alpha=alpha)
+    assert p.integrate(torch.cos).shape == (0, 1)
+    assert p.integrate(lambda t: t.sum(-1)).shape == (0,)
+    assert generalized_covariance(p, lambda t: t, GaussianBasis.line(4)).shape == (0, 1, 4)
+
+
+def test_batches_that_do_not_fit_are_told_by_name() -> None:
+    loc, sigma = torch.zeros(3, 1), torch.ones(3, 1, 1)
+    with pytest.raises(ValueError, match=r"alpha .* must have batch dimensions that broadcast, .* and \(2,\)$"):
+        BetaGaussian(loc, sigma=sigma, alpha=torch.tensor([1.0, 1.5]))
+    with pytest.raises(ValueError, match=r"loc .*, sigma .* broadcast, got shapes \(3, 1\), \(2, 1, 1\)"):
+        BetaGaussian(loc, sigma=sigma[:2])
+    assert BetaGaussian(loc, sigma=sigma[:1], alpha=torch.tensor([[1.0], [2.0]])).batch_shape == (2, 3)

@@ -66,6 +66,7 @@ def learnable(alpha: float) -> torch.nn.Parameter:
     return torch.nn.Parameter(torch.tensor(alpha).double())
 
 
+@pytest.mark.slow
 @every_problem
 @pytest.mark.parametrize(
     ("omega", "compiled"),
@@ -242,6 +243,7 @@ def test_derivatives_may_be_mapped_over(problem: Problem, compiled: bool) -> Non
     torch.testing.assert_close(curved, hessian(lambda t: value(t, *rest).sum())(first))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # of the compiler, which looks at what comes between graphs
 @every_problem
 def test_compiled_graphs_break_or_raise(problem: Problem) -> None:

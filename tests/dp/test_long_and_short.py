@@ -45,6 +45,7 @@ LONG = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", LONG)
 @pytest.mark.parametrize("omega", [*SMOOTH[:3], 0.3 * SMOOTH[2]], ids=lambda o: str(o).replace("\n", ""))
 def test_single_precision_holds_over_thousands_of_steps(name: str, omega: fenchel.Regularizer) -> None:

@@ -297,6 +297,7 @@ def test_kernels_and_torch_agree(
     assert all(each.dtype == dtype for each in compiled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("omega", [*COMPILED, 0.05 * Shannon()], ids=lambda o: str(o).replace("\n", ""))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-11)], ids=str)
 def test_kernels_and_torch_agree_on_wide_problems(

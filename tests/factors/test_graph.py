@@ -133,6 +133,7 @@ def test_loopy_graphs_are_the_program_over_the_local_polytope(seed: int) -> None
     assert bool(((u.value >= 0) & (u.value <= 1)).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(12))
 def test_map_reaches_the_linear_programs_maximum(seed: int) -> None:
     graph, u, local, theta = loopy(seed)
@@ -227,6 +228,7 @@ def mixed(scores: torch.Tensor, attraction: torch.Tensor, batch_dims: int = 0) -
     return u.value
 
 
+@pytest.mark.slow
 def test_derivatives_of_every_order_in_scores_and_higher_order_scores() -> None:
     scores = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
     attraction = torch.randn(4, dtype=torch.float64, requires_grad=True)
@@ -557,6 +559,7 @@ WIDE: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wide", WIDE)
 @pytest.mark.parametrize("seed", range(5))
 def test_map_is_exact_for_scores_of_very_different_size(seed: int, wide: str) -> None:

@@ -81,6 +81,7 @@ def test_it_is_the_projection_onto_the_hull_whatever_is_negated(logic: Logic, n:
         assert max(in_hull(row, y) for row in p[:: 1 + len(p) // 40]) < 1e-12
 
 
+@pytest.mark.slow
 @every_logic
 def test_derivatives_are_those_of_finite_differences(logic: Logic) -> None:
     for negated in [(False,) * 4, (True, False, False, True), (False, True, True, False)]:

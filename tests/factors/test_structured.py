@@ -106,6 +106,7 @@ def test_sequences_with_constraints_are_the_program_over_the_local_polytope() ->
     np.testing.assert_allclose(value.numpy().reshape(-1), local.solve(theta.reshape(-1))[0], atol=3e-6)
 
 
+@pytest.mark.slow
 def test_derivatives_in_scores_and_transitions() -> None:
     scores = torch.randn(2, 3, 2, dtype=torch.float64, requires_grad=True)
     transition = torch.randn(2, 2, dtype=torch.float64, requires_grad=True)

@@ -46,6 +46,7 @@ def outside_hull(x: np.ndarray, i: int) -> bool:
     return answer.status == 2
 
 
+@pytest.mark.slow
 @given(seeds, every_margin, st.floats(0.2, 20.0))
 @settings(max_examples=40)
 def test_a_pattern_is_stationary_iff_it_is_separated(seed: int, case: tuple[Regularizer, float], beta: float) -> None:

@@ -126,6 +126,7 @@ def test_bad_input_is_refused_by_name(error: type[Exception], match: str, call) 
         call()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("diagonal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

@@ -300,6 +300,7 @@ def test_a_layer_looks_up_in_its_own_memory(batch_first: bool) -> None:
     assert_close(weights.sum(-1), torch.ones(BATCH, HEADS, STATES).double(), **EXACT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("omega", OMEGAS, ids=str)
 @pytest.mark.parametrize("steps", [0, 2])
 def test_gradients_reach_inputs_and_every_parameter(omega: Regularizer, steps: int) -> None:
@@ -443,6 +444,7 @@ def test_narrow_dtypes_come_near_float32(dtype: torch.dtype) -> None:
     assert_close(found.float(), expected, atol=0.05, rtol=0.05)
 
 
+@pytest.mark.slow
 def test_layers_are_captured_whole() -> None:
     layer = HopfieldPooling(WIDTH, num_heads=HEADS, update_steps_max=2, update_steps_eps=0.0, scaling=2.0).eval()
     bags = torch.randn(BATCH, STORED, WIDTH)

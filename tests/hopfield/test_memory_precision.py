@@ -29,6 +29,7 @@ class Watch(torch.utils._python_dispatch.TorchDispatchMode):
         return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", [True, False])
 @pytest.mark.parametrize("row", [0.0, math.nan, 1e-6])
 def test_one_wide_or_nan_query_holds_no_matrix(row: float, kernels: bool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -412,7 +412,9 @@ OTHERS: dict[str, Callable[[str], PreTrainedModel]] = {
 def test_a_model_with_an_attention_of_its_own_is_refused(kind: str) -> None:
     with pytest.raises(ValueError, match=f"{kind} models have an attention of their own"):
         OTHERS[kind]("entmax15")
-    OTHERS[kind]("eager")
+    model = OTHERS[kind]("eager")
+    with pytest.raises(ValueError, match=f"{kind} models have an attention of their own"):
+        model.set_attn_implementation("entmax15")
 
 
 SWALLOWING: dict[str, Callable[[], PreTrainedModel]] = {
@@ -642,6 +644,7 @@ else:
 """
 
 
+@pytest.mark.slow
 def test_without_transformers_the_error_says_what_to_install() -> None:
     subprocess.run([sys.executable, "-c", WITHOUT], check=True)
 
@@ -785,6 +788,7 @@ def train(folder: Path, *, batch: int, accumulation: int) -> tuple[dict[str, Ten
     return model.state_dict(), logs
 
 
+@pytest.mark.slow
 def test_a_trainer_learns_alike_in_one_step_and_in_two(tmp_path: Path) -> None:
     whole, logs = train(tmp_path, batch=4, accumulation=1)
     parts, logs_of_parts = train(tmp_path, batch=2, accumulation=2)

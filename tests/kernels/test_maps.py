@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel import Norm, Tsallis
+from fenchel import Norm, Tsallis, entmax, normmax
 from fenchel.kernels import maps, pool, usable
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.powers import exp2, log2
@@ -86,6 +86,16 @@ def test_normmax_and_its_product_agree_with_the_torch_path(scores: Tensor, alpha
     assert (product[p == 0] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_zeros_have_no_sign(dtype: torch.dtype) -> None:
+    for width in (5, 17, 100, 700):
+        scores = 2 * torch.randn(50, width, dtype=dtype)
+        for alpha in (1.01, 1.3, 1.5, 1.7, 1.9, 2.0, 3.0):
+            assert not entmax(scores, alpha).signbit().any()
+            assert not entmax(scores, torch.full((50, 1), alpha, dtype=dtype)).signbit().any()
+            assert not normmax(scores, alpha).signbit().any()
+
+
 def test_what_comes_back_off_the_support_does_not_matter() -> None:
     for width in (5, 700):
         p = maps.entmax(4 * torch.randn(4, width), 1.5)
@@ -125,6 +135,7 @@ def test_several_python_threads_may_call_at_once() -> None:
         torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 def test_a_child_after_a_fork_makes_its_own_threads() -> None:
     code = """
 import os, torch, fenchel
@@ -148,6 +159,7 @@ def test_importing_the_library_imports_no_compiler() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
+@pytest.mark.slow
 def test_kernels_work_where_nothing_can_be_cached(tmp_path: object) -> None:
     code = """
 import numba.core.caching as caching

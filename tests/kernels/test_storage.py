@@ -13,6 +13,7 @@ from fenchel.hopfield import Memory
 from fenchel.structures import Chain, DependencyTree
 
 ROWS, COLUMN, TARGET = torch.randn(4, 6), torch.full((4, 1), 1.5), torch.tensor([0, 1, 2, 3])
+WHOLE = torch.full((4, 1), 2)
 HEADS, STATES, STEP, SERIES = torch.randn(2, 8, 4), torch.randn(2, 5, 3), torch.randn(3, 3), torch.randn(2, 5, 1)
 
 CALLS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
@@ -32,11 +33,21 @@ CALLS: dict[str, tuple[Callable[..., object], tuple[Tensor, ...]]] = {
     "max": (Gini().max, (ROWS,)),
     "scaled": (lambda s, gamma: (gamma * Gini()).argmax(s), (ROWS, COLUMN)),
     "loss": (fenchel.sparsemax_loss, (ROWS, TARGET)),
+    "weighted loss": (lambda s, y, w: fenchel.sparsemax_loss(s, y, weight=w), (ROWS, TARGET, torch.arange(6))),
+    "integer alpha": (fenchel.entmax, (ROWS, WHOLE)),
+    "integer alpha of normmax": (fenchel.normmax, (ROWS, WHOLE)),
+    "integer k": (fenchel.k_subsets, (ROWS, WHOLE)),
+    "integer temperature": (lambda s, gamma: (gamma * Gini()).argmax(s), (ROWS, WHOLE)),
+    "support": (fenchel.support_size, (ROWS,)),
     "attention": (lambda q, k, v: fenchel.attention(q, k, v, Tsallis(1.5)), (HEADS, HEADS, HEADS)),
     "output": (fenchel.linear_entmax_loss, (torch.randn(4, 3), torch.randn(6, 3), TARGET)),
     "chain": (lambda unary, transition: LinearChain(unary, transition).value, (STATES, STEP)),
     "dtw": (dtw, (SERIES, SERIES)),
     "structures": (lambda s, transition: SparseMAP(Chain(transition)).argmax(s), (STATES, STEP)),
+    "loss of structures": (
+        lambda s, y: fenchel.fy_loss(s, y, SparseMAP(Chain(STEP))),
+        (STATES, torch.eye(3, dtype=torch.bool)[[0, 1, 2, 0, 0]].repeat(2, 1, 1)),
+    ),
     "trees": (SparseMAP(DependencyTree()).argmax, (torch.randn(2, 4, 5),)),
     "memory": (lambda patterns, query: Memory(patterns, omega=Gini()).retrieve(query), (HEADS[0], HEADS[1])),
 }

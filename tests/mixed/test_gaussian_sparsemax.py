@@ -318,6 +318,7 @@ NARROW = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("y", "scale"), NARROW)
 def test_derivatives_in_a_very_narrow_scale_are_those_of_the_integral(y: list[float], scale: list[float]) -> None:
     loc = [0.3, 0.2, -0.1, 0.25][: len(y)]
@@ -327,3 +328,27 @@ def test_derivatives_in_a_very_narrow_scale_are_those_of_the_integral(y: list[fl
     assert found.item() == pytest.approx(value, rel=1e-9)
     slopes = torch.cat(torch.autograd.grad(found, (mean, spread)))
     np.testing.assert_allclose(slopes, wanted, rtol=1e-6)
+
+
+def test_a_narrow_entry_far_below_the_threshold_takes_no_digits() -> None:
+    y, loc, scale = [1.0, 0.0, 0.0, 0.0], [1.0, -1.5, 0.05, 0.0], [1e-6, 1e-8, 0.01, 1.0]
+    mean, spread = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (loc, scale))
+    found = GaussianSparsemax(mean, scale=spread).log_prob(torch.tensor(y, dtype=torch.float64))
+    _, slope = torch.autograd.grad(found, (mean, spread))
+    # Next to a threshold of so little spread the rest is a parabola, whose terms are known.
+    t = np.array([-5.0, 0.0])
+    width = np.array(scale[2:])
+    mills = np.exp(stats.norm.logpdf(t) - stats.norm.logcdf(t))
+    steep, bend = (mills / width).sum(), (-mills * (t + mills) / width**2).sum()
+    np.testing.assert_allclose(slope[0], scale[0] * (steep**2 + bend), rtol=1e-5)
+
+
+def test_several_narrow_entries_are_steps_whose_widths_do_not_matter() -> None:
+    generator = torch.Generator().manual_seed(0)
+    loc = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+    widths = 10 ** (-6 + 2 * torch.rand(200, 3, generator=generator, dtype=torch.float64))
+    scale = torch.cat([torch.ones(200, 2, dtype=torch.float64), widths], -1).requires_grad_()
+    value = torch.tensor([0.3, 0.7, 0.0, 0.0, 0.0], dtype=torch.float64)
+    (slope,) = torch.autograd.grad(GaussianSparsemax(loc, scale=scale).log_prob(value).sum(), scale)
+    # Φ(t/σ) is a step plus O(σ²): its logarithmic derivative in σ is no larger than that, at places of density O(1).
+    assert (slope * scale)[:, 2:].abs().max() < 1e-6

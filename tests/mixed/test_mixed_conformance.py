@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import forward_ad as fwAD
 from torch.distributions import Distribution, kl_divergence
 
-from fenchel.mixed import HardConcrete, Mixed, closed_simplex, faces
+from fenchel.mixed import GaussianSparsemax, HardConcrete, Mixed, MixedDirichlet, closed_simplex, faces
 
 every = pytest.mark.parametrize("member", MEMBERS, ids=lambda member: member.name)
 small = pytest.mark.parametrize("member", [m for m in MEMBERS if m.vertices < 4], ids=lambda member: member.name)
@@ -367,3 +367,17 @@ def test_what_cannot_be_reparametrised_says_so() -> None:
 def test_different_numbers_of_vertices_do_not_compare() -> None:
     with pytest.raises(ValueError, match="as many vertices"):
         kl_divergence(MEMBERS[0](), HardConcrete(torch.zeros(3), 1.0, 1.2))
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: MixedDirichlet(torch.zeros(4), torch.ones(3)), r"face_logits and concentration .* \(4,\) and \(3,\)"),
+        (lambda: GaussianSparsemax(torch.zeros(3), torch.ones(4)), r"loc and scale .* \(3,\) and \(4,\)"),
+        (lambda: GaussianSparsemax(torch.zeros(2, 3), scale_tril=torch.eye(3).expand(5, 3, 3)), "loc and scale_tril"),
+        (lambda: HardConcrete(torch.zeros(2, 3), torch.ones(3), 1.2), r"logits, and temperature .* \(2,\) and \(3,\)"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_told_by_name(make: Callable[[], object], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        make()

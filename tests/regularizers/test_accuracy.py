@@ -66,6 +66,7 @@ def exact_errors(scores: Tensor, alpha: float) -> None:
                 assert q == 0
 
 
+@pytest.mark.slow
 @DTYPES
 @rows
 @pytest.mark.parametrize("alpha", [0.3, 0.9, 1 - 1e-9, 1.0, 1 + 1e-9, 1.01, 1.33, 1.5, 1.75, 2.0])
@@ -74,6 +75,7 @@ def test_entmax_up_to_alpha_2_is_right_to_the_last_digits(alpha: float, kind: st
         exact_errors(RANDOM[kind](width).to(dtype), alpha)
 
 
+@pytest.mark.slow
 @DTYPES
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 def test_wide_rows_are_right_to_the_last_digits(alpha: float, dtype: torch.dtype) -> None:
@@ -107,6 +109,7 @@ def test_steep_entmax_is_exact_for_scores_moved_by_an_ulp(alpha: float, kind: st
         assert abs(sum(oracles.exact(p.tolist())) - 1) <= ABSOLUTE[dtype]
 
 
+@pytest.mark.slow
 @DTYPES
 @rows
 @pytest.mark.parametrize("alpha", [1.01, 1.2, 1.5, 2.0, 5.0, 50.0, 1000.0])

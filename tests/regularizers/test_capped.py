@@ -158,6 +158,7 @@ def test_a_row_with_less_room_than_k_chooses_all_of_it() -> None:
 # -- derivatives ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @both
 def test_gradients_in_scores_and_bounds(choose, base) -> None:
     for scores, upper in bounded_problems(2, 5):
@@ -174,6 +175,7 @@ def test_gradients_in_scores_and_bounds(choose, base) -> None:
         assert gradcheck(lambda s, u, y=y, base=base: Capped(u, base).loss(s, y), inputs, check_forward_ad=True)
 
 
+@pytest.mark.slow
 def test_gradients_in_scores_and_k() -> None:
     scores = torch.tensor([[1.3, 0.9, 0.25, 0.1, -0.8], [0.1, 0.2, 0.35, 0.5, 2.0]], dtype=torch.float64)
     k = torch.tensor([[1.7], [2.2]], dtype=torch.float64)

@@ -98,6 +98,7 @@ def test_optimality_conditions(name: str) -> None:
     assert ((p > 0) | (ascent <= level + 1e-13 * size)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*CONES, "norm 2", "plain p log p"])
 def test_derivatives_against_finite_differences(name: str) -> None:
     omega = Custom(CONES[name][0]) if name in CONES else KNOWN[name][0]

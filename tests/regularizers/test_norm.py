@@ -82,6 +82,7 @@ def safe_scores(alpha: float) -> Tensor:
             return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [1.3, 2.0, 3.5, 5.0, 50.0])
 def test_derivatives_are_right_to_second_order_in_alpha_too(alpha: float) -> None:
     scores = safe_scores(alpha).requires_grad_()

@@ -161,6 +161,7 @@ def safe_scores(alpha: float) -> Tensor:
             return scores
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 1 - 1e-9, 1.0, 1 + 1e-9, 1.02, 1.5, 2.0, 2.6, 6.0])
 def test_derivatives_in_alpha_are_right_to_second_order(alpha: float) -> None:
     scores = safe_scores(alpha).requires_grad_()
@@ -169,6 +170,7 @@ def test_derivatives_in_alpha_are_right_to_second_order(alpha: float) -> None:
     assert gradgradcheck(entmax, (scores, tensor), check_fwd_over_rev=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", [0.6, 1.0, 1 + 1e-9, 1.5, 2.0, 2.6])
 def test_max_loss_and_omega_are_differentiable_in_alpha(alpha: float) -> None:
     scores = safe_scores(alpha).requires_grad_()
@@ -293,8 +295,18 @@ def test_an_alpha_that_is_not_one_value_a_row_is_refused(shape: tuple[int, ...])
         Tsallis(torch.full(shape, 1.5)).loss(torch.ones(3, 4), torch.tensor([0, 1, 2]))
 
 
+def test_an_alpha_between_the_widest_bounds_starts_where_told() -> None:
+    for bounds in ((1.0, 1e30), (1e-30, 2.0), (1e-30, 1e30)):
+        omega = Tsallis(1.5, learnable=True, bounds=bounds)
+        assert omega.alpha.item() == pytest.approx(1.5, rel=1e-5)
+        for raw, end in zip((-200.0, 200.0), bounds, strict=True):
+            omega.raw_alpha.data.fill_(raw)
+            assert omega.alpha.item() == pytest.approx(end)
+            assert torch.allclose(omega.argmax(torch.randn(3, 4)).sum(-1), torch.ones(3))
+
+
 def test_bad_bounds_are_named() -> None:
-    for bounds in ((2.0, 1.0), (0.0, 2.0), (1.0, math.inf)):
+    for bounds in ((2.0, 1.0), (0.0, 2.0), (1.0, math.inf), (1.0, 1e308), (1.0, 3e38), (1e-50, 2.0)):
         with pytest.raises(ValueError, match="bounds"):
             Tsallis(1.5, learnable=True, bounds=bounds)
     with pytest.raises(ValueError, match="alpha"):

@@ -1,5 +1,6 @@
 """What training loops share: rates, steps, checkpoints."""
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,15 @@ def test_checkpoints_that_were_tampered_with_are_told_in_one_line(tmp_path: Path
     for name, tensor in tensors.items():
         refused({key: value for key, value in tensors.items() if key != name}, record)
         refused({**tensors, name: torch.cat([tensor.reshape(-1)] * 3)}, record)
-        if name.startswith(("model.", "best.")):
+        if name != "random":
             refused({**tensors, name: tensor * torch.nan}, record)
+            refused({**tensors, name: tensor.to(torch.int64)}, record)
+            refused({**tensors, name: tensor.to(torch.complex64)}, record)
+    for name, value in itertools.product(("epoch", "waited", "rate"), (-1, "x", None, True, 1e400, float("nan"), [])):
+        refused(tensors, {**record, "run": {**record["run"], name: value}})
+    for name in ("epoch", "waited"):
+        refused(tensors, {**record, "run": {**record["run"], name: 1.5}})
+    refused(tensors, {**record, "run": {**record["run"], "best": float("nan")}})
     for strange in ("", "[", "[]", "[" * 50_000, {}, {**record, "run": 3}, {**record, "training": 3}, {"run": {}}):
         refused(tensors, strange)
     for cut in (0, 7, 8, 100, len(content) - 1):

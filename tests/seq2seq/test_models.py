@@ -306,6 +306,11 @@ def test_bad_sizes_and_empty_sources_are_told() -> None:
         for dropout in (1.0, -0.1):
             with pytest.raises(ValueError, match=f"dropout must be in .0, 1., got {dropout}"):
                 kind(LETTERS, LETTERS, dropout=dropout)
+        for output in (KSubsets(2), 0.5 * KSubsets(2), SparseMAP(Subsets(2))):
+            with pytest.raises(ValueError, match="output must choose one symbol at a time"):
+                kind(LETTERS, LETTERS, output=output)
+    with pytest.raises(TypeError, match=r"sources must be a list of them, such as \['ab'\]"):
+        read("ab", LETTERS)
     with pytest.raises(ValueError, match="at least one symbol; number 1"):
         read(["a", ""], LETTERS)
     for make in (read, lambda rows, letters: collate(rows, letters, letters)):

@@ -148,6 +148,10 @@ def test_bad_settings_are_told() -> None:
         Training(optimizer="sgd")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rate must be positive and finite"):
         Training(rate=0.0)
+    with pytest.raises(TypeError, match="rate must be a number, got '1e-3'"):
+        Training(rate="1e-3")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"epochs must be an int, got 1\.5"):
+        Training(epochs=1.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="got 0 and 27"):
         train(small(), [], PAIRS)
     with pytest.raises(ValueError, match="cooling must be between 0 and epochs, 3, got 4"):

@@ -352,6 +352,33 @@ def test_another_temperature(case: Member, gamma: float | Tensor) -> None:
     assert torch.allclose(cooled(target), gamma * omega(target), atol=1e-12)
 
 
+@every_member
+def test_gradients_in_the_temperature(case: Member) -> None:
+    """By the envelope theorem, with V of a quadratic program: ∂/∂γ γV(s/γ) = V(s/γ) − ⟨s/γ, μ⟩; else by differences."""
+    scores, transition = draw(case, 3)
+    omega = SparseMAP(case.structure(transition))
+    gamma = torch.tensor([0.6, 1.0, 2.5], dtype=torch.float64).reshape(3, *(1,) * len(case.shape)).requires_grad_()
+    target = torch.from_numpy(np.stack(case.members[:1] * 3))
+    (slope,) = torch.autograd.grad((gamma * omega).max(scores).sum(), gamma)
+    constant = 0.0
+    if not omega.structure.has_higher and omega.structure.fixed_dims:
+        constant = flat(case)[0].sum() / 2
+    for found, row, each in zip(slope.reshape(-1).tolist(), scores, gamma.reshape(-1).tolist(), strict=True):
+        mu, value = best_mixture(case, row / each, transition)
+        assert found == pytest.approx(value + constant - float(row.numpy().reshape(-1) @ mu) / each, abs=1e-5)
+    direction = torch.randn(scores.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    functions = (
+        lambda g: (direction * (g * omega).argmax(scores)).sum(),
+        lambda g: (g * omega).loss(scores, target).sum(),
+    )
+    for function in functions:
+        (slope,) = torch.autograd.grad(function(gamma), gamma)
+        for place in range(3):
+            step = torch.zeros_like(gamma).index_fill(0, torch.tensor(place), 1e-6)
+            difference = (function(gamma.detach() + step) - function(gamma.detach() - step)) / 2e-6
+            assert slope.reshape(-1)[place].item() == pytest.approx(difference.item(), abs=1e-5)
+
+
 def test_attention_over_subsets() -> None:
     query, key, value = torch.randn(3, 2, 5, 8, dtype=torch.float64).unbind()
     for structure in (Subsets(2), SequentialSubsets(2, 0.5)):
@@ -532,11 +559,11 @@ def test_targets_are_recognized_whatever_the_size_of_higher_order_scores(size: f
     omega = SparseMAP(SequentialSubsets(2, torch.tensor([1.0, 0, 0], dtype=torch.float64) * size))
     scores = torch.zeros(4, dtype=torch.float64)
     assert omega.loss(scores, torch.tensor([0.0, 1, 0, 1], dtype=torch.float64)).item() >= size
-    with pytest.raises(ValueError, match="1 are not"):
+    with pytest.raises(ValueError, match=r"1 of \d are not, first number \d"):
         omega.loss(scores, torch.tensor([1.0, 1, 1, 0], dtype=torch.float64))
     user = SparseMAP(Recorded(4, size))
     assert user.loss(scores, torch.tensor([0.0, 0, 1, 1], dtype=torch.float64)).item() >= 0.5 * size
-    with pytest.raises(ValueError, match="1 are not"):
+    with pytest.raises(ValueError, match=r"1 of \d are not, first number \d"):
         user.loss(scores, torch.tensor([1.0, 0, 0, 1], dtype=torch.float64))
 
 
@@ -628,6 +655,11 @@ def test_heads_are_targets_of_trees() -> None:
         assert (heads == -1).sum() == 6
         for kind in (torch.int64, torch.int32, torch.int8):
             assert torch.equal(omega.loss(scores, heads.to(kind), mask=mask), omega.loss(scores, tree, mask=mask))
+            for target in (heads.to(kind), tree.to(kind), tree.bool()):
+                mean = fenchel.fy_loss(scores, target, omega, mask=mask)
+                assert torch.equal(mean, omega.loss(scores, tree, mask=mask).mean())
+        with pytest.raises(ValueError, match="weight goes with class indices only"):
+            fenchel.fy_loss(scores, heads, omega, mask=mask, weight=torch.ones(5))
     assert torch.equal(omega.omega.violation(scores, heads, mask), omega.omega.violation(scores, tree, mask))
 
 
@@ -637,8 +669,8 @@ def test_heads_are_targets_of_trees() -> None:
         ([4, 0, 0], r"heads from 0, the root, to 3, the last word, or −1 .* got 4"),
         ([-2, 0, 0], r"got -2"),
         ([0, 2, 0], r"word 2 is its own head"),
-        ([2, 1, 0], r"must be a structure of DependencyTree.*1 are not"),
-        ([0, -1, 0], r"must be a structure of DependencyTree.*1 are not"),
+        ([2, 1, 0], r"must be a structure of DependencyTree.*1 of \d are not"),
+        ([0, -1, 0], r"must be a structure of DependencyTree.*1 of \d are not"),
         ([0, 0], r"shape of scores"),
     ],
 )

@@ -78,7 +78,7 @@ def main(
 
 @app.command()
 def tour(
-    out: Annotated[Path, typer.Option(help="Folder for index.html.", file_okay=False)] = Path("report"),
+    out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
     seed: Seed = 0,
     force: Force = False,
 ) -> None:
@@ -145,9 +145,7 @@ def run_study(
         ),
     ] = None,
     seed: Seed = 0,
-    out: Annotated[
-        Path | None, typer.Option(help="Folder for the results; report/NAME if not given.", file_okay=False)
-    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the results; report/NAME if not given.")] = None,
     full: Annotated[
         bool, typer.Option("--full", help="The longest protocol; the study's text says what differs from the paper.")
     ] = False,
@@ -247,9 +245,7 @@ def run_bench(
         list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="As --list shows them; all if none is named.")
     ] = None,
     seconds: Annotated[float, typer.Option(help="For each contestant of each case.", min=0.0)] = 1.0,
-    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.md.", file_okay=False)] = Path(
-        "report/bench"
-    ),
+    out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.md.")] = Path("report/bench"),
     readme: Annotated[
         Path | None,
         typer.Option(help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew.", dir_okay=False),

@@ -44,6 +44,9 @@ WINDOW = 256
 SHOWN = 20
 """Symbols that training never saw, and that are told."""
 
+DRAWN = 200
+"""Characters of a word, of its tags and of a form that are drawn, at most: a picture of more cannot be read."""
+
 DRAWINGS: Output = Output(
     "fenchel inflect explain",
     ("tree.png", "attention.png", "alternatives.png"),
@@ -150,12 +153,14 @@ def explain(
     overwrite: Force = False,
 ) -> None:
     """Draw the beam as a tree, the attention of the letters (the first model's), and the alternatives at each."""
-    for name, value in (("LEMMA", lemma), ("TAGS", tags)):
-        if strange := [each for each in "\t\n" if each in value]:
+    for name, value in (("LEMMA", lemma), ("TAGS", tags), ("--form", form)):
+        if strange := [each for each in "\t\n\r" if each in value]:
             raise refusal(
-                f"{name} must not have tabs or line breaks, got {value!r}: `explain` takes one word and its tags, "
-                f"and a form to follow as --form. {strange[0]!r} separates the columns and lines of a table."
+                f"{name} must not have tabs or line breaks, got {value[:DRAWN]!r}: `explain` takes one word and its "
+                f"tags, and a form to follow as --form. {strange[0]!r} separates the columns and lines of a table."
             )
+        if len(value) > DRAWN or any("\ud800" <= each <= "\udfff" for each in value):
+            raise refusal(f"{name} must be text of at most {DRAWN} characters, got {len(value)}: {value[:DRAWN]!r}")
     (word,) = _parsed(f"{lemma}\t{tags}", "LEMMA TAGS")
     try:
         DRAWINGS.claim(out, overwrite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import tempfile
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -20,8 +21,11 @@ def try_folder(folder: Path) -> None:
             ...
         OSError: /dev/null/report cannot be written: Not a directory
     """
-    missing = [each for each in (folder, *folder.parents) if not each.exists()]
+    missing: list[Path] = []
     try:
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "Is a file and not a folder")
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass

@@ -11,6 +11,7 @@ import typer
 from rich import progress
 
 from fenchel.seq2seq import DivergedError
+from fenchel.seq2seq.saving import write_whole
 from fenchel_lab.data.sst import Review
 from fenchel_lab.drawing import highlights
 from fenchel_lab.models import labelled, rationale
@@ -34,7 +35,7 @@ SHOWN = 5
 @app.command("train")
 def train_model(
     file: Annotated[Path, typer.Argument(help="Texts with labels: .tsv (label, tab, text) or .jsonl (text, label).")],
-    out: Annotated[Path, typer.Option(help="Folder for the model.", file_okay=False)],
+    out: Annotated[Path, typer.Option(help="Folder for the model.")],
     validation: Annotated[Path | None, typer.Option(help="Such a file to choose the epoch by; else a tenth.")] = None,
     selection: Annotated[str, typer.Option(help=f"One of {', '.join(rationale.KINDS)}.")] = "sequential k-subsets",
     budget: Annotated[float, typer.Option(help="Share of the words to select, up to 1; above, how many.")] = 0.2,
@@ -114,16 +115,18 @@ def train_model(
 
 @app.command("explain")
 def explain(
-    model: Annotated[Path, typer.Argument(help="Folder of a trained model.", file_okay=False)],
+    model: Annotated[Path, typer.Argument(help="Folder of a trained model.")],
     file: Annotated[Path | None, typer.Argument(help="Texts: .tsv, .txt or .jsonl; labels are not needed.")] = None,
     text: Annotated[str | None, typer.Option(help="One text, in place of a file.")] = None,
-    out: Annotated[Path, typer.Option(help="The page to write.", dir_okay=False)] = Path("highlights.html"),
+    out: Annotated[Path, typer.Option(help="The page to write.")] = Path("highlights.html"),
     force: Force = False,
 ) -> None:
     """Class texts, and write a page on which the words that decided are highlighted."""
     try:
         if (file is None) == (text is None):
             raise ValueError("explain takes a file of texts, or --text, and not both")
+        if text is not None and any("\ud800" <= each <= "\udfff" for each in text):
+            raise ValueError(f"--text must be text in UTF-8, got {text[:60]!r}")
         _page(out).claim(out.parent, force)
         texts = [text] if file is None else [each.text for each in labelled.read(file)]
         if not texts:
@@ -133,7 +136,7 @@ def explain(
         explanations = list(found)
         out.parent.mkdir(parents=True, exist_ok=True)
         page = highlights.page(explanations, "One text" if file is None else file.name)
-        out.write_text(page, encoding="utf-8")
+        write_whole(out, lambda path: path.write_text(page, encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise refusal(error) from None
     for each in explanations[:SHOWN]:

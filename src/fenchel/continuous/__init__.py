@@ -5,7 +5,7 @@ from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.divergences import generalized_covariance, wasserstein2
 from fenchel.continuous.ellipsoid import EllipsoidPower
-from fenchel.continuous.expectation import expectation
+from fenchel.continuous.integrals import expectation
 from fenchel.continuous.line import LocationScale, Triangular
 
 __all__ = [

@@ -13,10 +13,11 @@ from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from fenchel.continuous.basis import GaussianBasis, grid_positions
 from fenchel.continuous.density import BetaGaussian
-from fenchel.continuous.expectation import expectation
+from fenchel.continuous.integrals import expectation
 from fenchel.continuous.matrices import matrix_root
 from fenchel.continuous.radial import check_number
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.rows import broadcasting, is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -92,8 +93,9 @@ class PooledEncoder(Encoder):
     def __init__(self, width: int, dim: int = 1, heads: int = 1, components: int = 1, least: float = 1e-6) -> None:
         super().__init__()
         for name, value in (("width", width), ("dim", dim), ("heads", heads), ("components", components)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+        width, dim, heads, components = int(width), int(dim), int(heads), int(components)
         self.width, self.dim, self.heads, self.components, self.least = width, dim, heads, components, least
         each = heads * components
         self.loc = nn.Linear(width, each * dim)
@@ -268,6 +270,12 @@ class ContinuousAttention(nn.Module):
             raise ValueError(f"shape must have as many places as there are values, {values.shape[-2]}, got {sizes}")
         solver = self.basis.weights(sizes, mask, positions, self.ridge)
         focus = self._focus(query, mask, loc, sigma, self._positions(sizes, mask, positions))
+        if not broadcasting(focus.loc.shape[:-3], values.shape[:-2]):
+            given = "loc" if query is None else "query"
+            raise ValueError(
+                f"{given} must have batch dimensions that broadcast with those of values, {tuple(values.shape[:-2])}, "
+                f"got {tuple(focus.loc.shape[:-3])}"
+            )
         heads = focus.loc.shape[-3]
         if values.shape[-1] % heads:
             raise ValueError(f"values must have a width that {heads} heads divide, got {tuple(values.shape)}")

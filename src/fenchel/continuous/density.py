@@ -36,6 +36,7 @@ from fenchel.continuous.radial import (
     shrink,
     some,
 )
+from fenchel.regularizers.rows import broadcasting
 
 
 class BetaGaussian(Distribution):
@@ -102,9 +103,15 @@ class BetaGaussian(Distribution):
         # Not torch's default for all distributions: the first torch.compile of a process turns that off.
         if validate_args is not False and concrete(loc, matrix):
             check_values(loc, matrix, name)
-        batch = broadcast_shapes(loc.shape[:-1], matrix.shape[:-2])
+        alphas = self.alpha.shape if isinstance(self.alpha, Tensor) else torch.Size()
+        shapes = loc.shape[:-1], matrix.shape[:-2], alphas
+        if not broadcasting(*shapes):
+            raise ValueError(
+                f"loc (…, D), {name} (…, D, D) and alpha (…) must have batch dimensions that broadcast, got shapes "
+                f"{tuple(loc.shape)}, {tuple(matrix.shape)} and {tuple(alphas)}"
+            )
+        batch = broadcast_shapes(*shapes)
         if isinstance(self.alpha, Tensor):
-            batch = broadcast_shapes(batch, self.alpha.shape)
             self.alpha = self.alpha.to(loc.device).expand(batch)
         self.loc = loc.expand(*batch, -1)
         root = matrix_root(matrix) if scale_tril is None else matrix
@@ -329,7 +336,7 @@ class BetaGaussian(Distribution):
             nodes: how many radii the first rule has.
             angles: how many directions, for D = 2.
         """
-        from fenchel.continuous.expectation import expected_basis
+        from fenchel.continuous.integrals import expected_basis
 
         closed = expected_basis(self, function)
         return self._average(function, 1.0, nodes, angles) if closed is None else closed

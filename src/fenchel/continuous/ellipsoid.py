@@ -95,7 +95,7 @@ class EllipsoidPower(Distribution):
 
     def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
         """E_p[function(t)] by quadrature, as for ``BetaGaussian``."""
-        from fenchel.continuous.expectation import expected_basis
+        from fenchel.continuous.integrals import expected_basis
 
         closed = expected_basis(self, function)
         if closed is not None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from fenchel._quadrature import refined
 from fenchel._torch import concrete
 from fenchel.continuous.radial import Number, gauss_legendre, log_shape
+from fenchel.regularizers.rows import is_integer
 
 Function = Callable[[Tensor], Tensor]
 
@@ -71,9 +72,9 @@ def integrate(
     if loc.shape[-1] > 2:
         raise NotImplementedError(f"integrals are computed in one and two dimensions, got {loc.shape[-1]}")
     for name, count in (("nodes", nodes), ("angles", angles)):
-        if isinstance(count, bool) or not isinstance(count, int) or count < 2:
+        if not is_integer(count) or count < 2:
             raise ValueError(f"{name} must be an integer of at least 2, got {count}")
-    return _Integral(function, loc, root, weight, resolve).value(nodes, angles)
+    return _Integral(function, loc, root, weight, resolve).value(int(nodes), int(angles))
 
 
 class _Integral:
@@ -97,14 +98,15 @@ class _Integral:
             return fine
         agree, _, _ = _goals(fine)
         good = ((fine - coarse).abs() <= agree * size) & (far <= agree * size) & (size > 0) | ~size.isfinite()
-        rows = ~good.detach().reshape(*self.batch, -1).all(-1)
+        extra = fine.dim() - len(self.batch)
+        rows = ~(good.flatten(-extra).all(-1) if extra else good)
         if self.resolve is not None:
             _, near, inside, *_ = self._features()
             rows |= ((near < 0.25) & inside).any(-1).reshape(self.batch)
         if not bool(rows.any()):
             return fine
         refined_value = self._refined(rows.flatten(), fine)
-        return torch.where(rows.reshape((*self.batch, *(1,) * (fine.dim() - len(self.batch)))), refined_value, fine)
+        return torch.where(rows.reshape((*self.batch, *(1,) * extra)), refined_value, fine)
 
     def _points(self, y: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor]:
         """Points and weights at y deviations of z, (N, …): signed on the line, with an angle in the plane."""

@@ -21,6 +21,7 @@ from fenchel.dp.program import (
     precise,
 )
 from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -222,8 +223,8 @@ def _check_lengths(lengths: Tensor | None, costs: Tensor) -> Tensor:
 def _check_band(band: int | None) -> int | None:
     if band is None:
         return None
-    if isinstance(band, bool) or not isinstance(band, int):
+    if not is_integer(band):
         raise TypeError(f"band must be an int or None, got {type(band).__name__}")
     if band < 0:
         raise ValueError(f"band must be at least 0, got {band}")
-    return band
+    return int(band)

@@ -13,6 +13,7 @@ from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
 from fenchel.dp.graph import Graph, Indices, Walk, on, remembered, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
 from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -52,7 +53,7 @@ class Lattice(DynamicProgram):
         check_floats(scores, "scores", 2, "(B, E)")
         self.omega = check_choice(Shannon() if omega is None else omega)
         self._shape = _check_edges(sources, targets, scores.shape[1], num_nodes)
-        self.num_nodes = num_nodes
+        self.num_nodes = int(num_nodes)
         self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
         self._run = Run(_LatticeRecursion(self.omega, self._shape), self._inputs)
         self._dtype = scores.dtype
@@ -174,13 +175,13 @@ def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -
     for name, ends in (("sources", sources), ("targets", targets)):
         if check_integers(ends, name).shape != (edges,):
             raise ValueError(f"{name} must have shape ({edges},), one for each score, got {tuple(ends.shape)}")
-    if isinstance(num_nodes, bool) or not isinstance(num_nodes, int):
+    if not is_integer(num_nodes):
         raise TypeError(f"num_nodes must be an int, got {type(num_nodes).__name__}")
     if num_nodes < 2:
         raise ValueError(f"num_nodes must be at least 2, a source and a sink, got {num_nodes}")
     with without_transforms():  # its transformations would wrap these tensors
         tails, heads = (each.long().cpu().contiguous().numpy() for each in (sources, targets))
-    return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
+    return _shape(tails.tobytes(), heads.tobytes(), int(num_nodes))
 
 
 @remembered()

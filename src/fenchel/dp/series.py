@@ -14,7 +14,7 @@ from fenchel.dp.alignment import Alignment
 from fenchel.dp.program import check_choice, check_floats, check_integers
 from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import broadcasts
+from fenchel.regularizers.rows import broadcasts, is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -149,7 +149,7 @@ def barycenter(
 
     References: Petitjean, Ketterlin & Gançarski (2011); Cuturi & Blondel (2017), section 3.
     """
-    if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
+    if not is_integer(steps) or steps < 1:
         raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
     omega = _times_gamma(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)

@@ -17,6 +17,7 @@ from fenchel.factors.base import Factor, Memory
 from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree, consensus
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
+from fenchel.regularizers.rows import is_integer
 
 SNAP = 1e-9
 """A mean of copies this close to a bound is at it, if one of the copies is."""
@@ -131,7 +132,7 @@ class FactorGraph:
             raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
         if not scores.is_floating_point():
             raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
-        if isinstance(batch_dims, bool) or not isinstance(batch_dims, int):
+        if not is_integer(batch_dims):
             raise TypeError(f"batch_dims must be an int, got {type(batch_dims).__name__}")
         if not 0 <= batch_dims <= scores.dim():
             raise ValueError(
@@ -243,7 +244,7 @@ class FactorGraph:
             raise ValueError("the graph has no variables: call graph.variables(scores) first")
         if not tol > 0:
             raise ValueError(f"tol must be positive, got {tol}")
-        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
+        if not is_integer(max_iter) or max_iter < 1:
             raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
         device = self._scores[0].device
         rows = math.prod(self.batch)

@@ -11,6 +11,7 @@ from torch import Tensor
 from fenchel.factors.base import Factor
 from fenchel.factors.projections import band, band_support, or_out, or_out_support
 from fenchel.factors.variables import Variables, joined
+from fenchel.regularizers.rows import is_integer, is_number
 
 
 class Band(Factor):
@@ -157,7 +158,8 @@ class Exactly(Band):
 
     def __init__(self, variables: Variables | Sequence[Variables], count: int) -> None:
         literals = joined(variables)
-        if _whole(count, "count") > literals.index.size:
+        count = _whole(count, "count")
+        if count > literals.index.size:
             raise ValueError(
                 f"count must be at most the number of variables, {literals.index.size}, got {count}: infeasible"
             )
@@ -196,7 +198,7 @@ class Knapsack(Band):
             raise ValueError(f"costs must have one entry a variable, {literals.index.size}, got {a.numel()}")
         if not bool(((a >= 0) & a.isfinite()).all()):
             raise ValueError(f"costs must be finite and not negative, got {a.tolist()}")
-        if isinstance(budget, bool) or not isinstance(budget, int | float):
+        if not is_number(budget):
             raise TypeError(f"budget must be a number, got {type(budget).__name__}")
         if not budget >= 0:
             raise ValueError(f"budget must not be negative, got {budget}")
@@ -258,8 +260,8 @@ def _with_output(name: str, variables: Sequence[Variables]) -> Variables:
 
 
 def _whole(k: int, name: str) -> int:
-    if isinstance(k, bool) or not isinstance(k, int):
+    if not is_integer(k):
         raise TypeError(f"{name} must be an int, got {type(k).__name__}")
     if k < 0:
         raise ValueError(f"{name} must not be negative, got {k}")
-    return k
+    return int(k)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel.hopfield.dynamics import check_beta
-from fenchel.regularizers.rows import broadcasts
+from fenchel.regularizers.rows import broadcasts, is_integer
 
 
 def default_hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:
@@ -23,32 +23,25 @@ def default_hidden_size(input_size: int | None, hidden_size: int | None, num_hea
             f"input_size must be a multiple of num_heads where hidden_size is not given, got {input_size} and "
             f"{num_heads}"
         )
-    return input_size // num_heads
+    return int(input_size) // int(num_heads)
 
 
 def check_size(name: str, size: int) -> int:
     """Check a width or a number of things."""
-    if isinstance(size, bool) or not isinstance(size, int):
+    if not is_integer(size):
         raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
     if size < 1:
         raise ValueError(f"{name} must be at least 1, got {size}")
-    return size
-
-
-def check_share(name: str, share: float) -> float:
-    """Check a probability that something is dropped."""
-    if not 0.0 <= share < 1.0:
-        raise ValueError(f"{name} must be in [0, 1), got {share}")
-    return float(share)
+    return int(size)
 
 
 def check_update_steps(steps: int | None) -> int | None:
     """Check a number of updates; None: no limit."""
-    if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int)):
+    if steps is not None and not is_integer(steps):
         raise TypeError(f"update_steps_max must be an integer or None, got {type(steps).__name__}")
     if steps is not None and steps < 0:
         raise ValueError(f"update_steps_max must not be negative, got {steps}")
-    return steps
+    return None if steps is None else int(steps)
 
 
 def check_eps(eps: float) -> float:

@@ -17,7 +17,6 @@ from fenchel.hopfield.arguments import (
     check_eps,
     check_input,
     check_scaling,
-    check_share,
     check_size,
     check_update_steps,
     default_hidden_size,
@@ -25,6 +24,7 @@ from fenchel.hopfield.arguments import (
 from fenchel.hopfield.dynamics import iterate, own, update
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
+from fenchel.regularizers.rows import check_share
 
 SPREAD = 0.02
 """Standard deviation of learned patterns at the start: small, so that the first gradients decide their direction."""
@@ -178,7 +178,7 @@ class Hopfield(nn.Module):
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = check_size("num_heads", num_heads)
-        self.hidden_size = default_hidden_size(input_size, hidden_size, num_heads)
+        self.hidden_size = default_hidden_size(input_size, hidden_size, self.num_heads)
         self.pattern_size = check_size("pattern_size", self.hidden_size if pattern_size is None else pattern_size)
         self.batch_first = batch_first
         self.add_zero_association = add_zero_association

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fenchel.hopfield.dynamics import check_beta
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.rows import is_integer
 from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
 
@@ -433,8 +434,9 @@ def capacity(
 
     References: Santos et al. (2024), Proposition 3; Brauchart et al. (2018) for patterns at random.
     """
-    if isinstance(dim, bool) or not isinstance(dim, int) or dim < 2:
+    if not is_integer(dim) or dim < 2:
         raise ValueError(f"dim must be an int of at least 2, got {dim}")
+    dim = int(dim)
     if not norm > 0 or not noise >= 0 or not 0 < failure < 1:
         raise ValueError(
             f"norm must be positive, noise not negative and failure in (0, 1), got {norm}, {noise} and {failure}"

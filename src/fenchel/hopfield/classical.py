@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.hopfield.dynamics import Path, check_steps, iterate
+from fenchel.regularizers.rows import is_number
 
 
 class _Binary(nn.Module):
@@ -181,11 +182,11 @@ class DenseMemory(_Binary):
 
     def __init__(self, patterns: Tensor, degree: float = 3) -> None:
         super().__init__(patterns)
-        if isinstance(degree, bool) or not isinstance(degree, int | float):
+        if not is_number(degree):
             raise TypeError(f"degree must be a number, got {type(degree).__name__}")
         if not degree >= 2:
             raise ValueError(f"degree must be at least 2, or math.inf for the exponential, got {degree}")
-        self.degree = degree
+        self.degree = float(degree)
 
     def energy(self, query: Tensor) -> Tensor:
         """−Σ F(xᵢᵀq), one value a state, in double precision; −inf where that overflows (exp beyond D ≈ 700)."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from fenchel._torch import concrete
 from fenchel.attention import attention
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import check_parameter
+from fenchel.regularizers.rows import check_parameter, is_integer
 
 
 @dataclass(frozen=True)
@@ -160,11 +160,11 @@ def iterate(
 
 def check_steps(max_steps: int, least: int = 0) -> int:
     """Check a number of updates."""
-    if isinstance(max_steps, bool) or not isinstance(max_steps, int):
+    if not is_integer(max_steps):
         raise TypeError(f"max_steps must be an int, got {type(max_steps).__name__}")
     if max_steps < least:
         raise ValueError(f"max_steps must be at least {least}, got {max_steps}")
-    return max_steps
+    return int(max_steps)
 
 
 def check_tol(tol: float | None, dtype: torch.dtype) -> float:

@@ -20,6 +20,7 @@ from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterat
 from fenchel.hopfield.implicit import attach
 from fenchel.hopfield.softmax import Stored, softmax_average
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
+from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Tsallis
 
 Rows = Tensor | np.ndarray[Any, Any]
@@ -612,11 +613,11 @@ def _check_finite(held: Tensor, name: str) -> None:
 def _check_chunk(chunk_size: int | None) -> int | None:
     if chunk_size is None:
         return None
-    if isinstance(chunk_size, bool) or not isinstance(chunk_size, int):
+    if not is_integer(chunk_size):
         raise TypeError(f"chunk_size must be an int, got {type(chunk_size).__name__}")
     if chunk_size < 1:
         raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-    return chunk_size
+    return int(chunk_size)
 
 
 def _exact(rows: Tensor) -> Tensor:

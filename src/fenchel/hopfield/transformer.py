@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from fenchel.hopfield.arguments import activation as named_activation
-from fenchel.hopfield.arguments import check_share, check_size
+from fenchel.hopfield.arguments import check_size
 from fenchel.hopfield.association import Hopfield, Patterns
+from fenchel.regularizers.rows import check_share
 
 
 class HopfieldEncoderLayer(nn.Module):

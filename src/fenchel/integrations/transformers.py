@@ -64,7 +64,7 @@ def register(name: str | None = None, omega: Regularizer | None = None) -> None:
     warned of.
 
     Models with an attention of their own (Bloom, GPT-J, GPT-Neo, Falcon, DeBERTa, …) raise an error when they are made
-    with such a name.
+    with such a name, or set to it.
 
     A query that may attend to nothing (padding) gets zeros. ``output_attentions=True`` returns weights before dropout.
 
@@ -389,6 +389,7 @@ def _restore_omegas(model: PreTrainedModel) -> None:
 def _install() -> None:
     """Let every model of transformers write and read its regularizers; a second call changes nothing."""
     make, finish, save = PreTrainedModel.__init__, PreTrainedModel.post_init, PreTrainedModel.save_pretrained
+    choose = PreTrainedModel.set_attn_implementation
     if getattr(make, "_by_fenchel", False):
         return
 
@@ -407,10 +408,18 @@ def _install() -> None:
         with _recorded(self):
             return save(self, *inputs, **options)
 
+    @functools.wraps(choose)
+    def set_attn_implementation(self: Any, attn_implementation: Any, *inputs: Any, **options: Any) -> Any:
+        whole = attn_implementation.get("") if isinstance(attn_implementation, Mapping) else attn_implementation
+        if whole in _ours:
+            _check_looks_up(type(self.config))  # transformers would log it, and go on with softmax
+        return choose(self, attn_implementation, *inputs, **options)
+
     __init__._by_fenchel = True  # type: ignore[attr-defined]
     PreTrainedModel.__init__ = __init__
     PreTrainedModel.post_init = post_init
     PreTrainedModel.save_pretrained = save_pretrained
+    PreTrainedModel.set_attn_implementation = set_attn_implementation
 
 
 _install()

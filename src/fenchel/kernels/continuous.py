@@ -206,7 +206,7 @@ def _segment(place, width, coefficients, nodes, table, moments, sums):  # type: 
 def _chords(x, y, n11, n21, n22, reach, power, coefficients, nodes, table, rule, moments, sums):  # type: ignore[no-untyped-def]
     """The six integrals of a thin Gaussian over the disc, by chords along it.
 
-    As ``fenchel.continuous.expectation._chords``: at s = sin φ, apart where ends of chords lie in the Gaussian.
+    As ``fenchel.continuous.integrals._chords``: at s = sin φ, apart where ends of chords lie in the Gaussian.
     """
     turn = 0.5 * math.atan2(2.0 * n21 * n22, n11 * n11 + n21 * n21 - n22 * n22)
     cos, sin = math.cos(turn), math.sin(turn)

@@ -50,7 +50,7 @@ def linear_entmax_loss(
     gradients: Gradients,
     chunk: int,
 ) -> Tensor:
-    """The entmax losses of tokens for c = α − 1 in [¼, 1]; a negative index is left out.
+    """The entmax losses of tokens for c = α − 1 in (0, 1], as far as the maps are compiled; an index < 0 is left out.
 
     With rates, one a token, the gradients of Σ rate·loss are added up in ``gradients``.
     """

@@ -168,7 +168,8 @@ def _weigh_real(z: Any, n: int, scale: Any, power: Any, mass: bool, w: Any) -> A
     if mass:
         rest = (kind(1) + power) * fine
         for i in range(n):
-            w[i] = max(w[i] * max(scale * z[i] + coarse, zero) + w[i] * rest, zero)
+            # Zero comes first: of two equal arguments max returns the first, and off the support this one may be −0.
+            w[i] = max(zero, w[i] * max(scale * z[i] + coarse, zero) + w[i] * rest)
     return np.float64(coarse) + np.float64(fine)
 
 

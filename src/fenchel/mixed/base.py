@@ -15,6 +15,7 @@ from torch.distributions.kl import register_kl
 
 from fenchel._quadrature import line
 from fenchel._torch import forward_mode, has_tangent, is_mapped
+from fenchel.regularizers.rows import broadcasting
 
 ENUMERATED = 6
 """Up to so many vertices, sums over all faces are made face by face."""
@@ -56,6 +57,12 @@ closed_simplex = _ClosedSimplex()
 def broadcast(*shapes: Sequence[int]) -> torch.Size:
     """The shape that all of these broadcast to."""
     return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def check_shapes(what: str, *shapes: Sequence[int]) -> None:
+    """Raise a ValueError that names the parameters if their shapes, or their batch shapes, do not broadcast."""
+    if not broadcasting(*shapes):
+        raise ValueError(f"{what} must broadcast with each other, got {' and '.join(str(tuple(s)) for s in shapes)}")
 
 
 def faces(k: int, device: torch.device | None = None) -> Tensor:

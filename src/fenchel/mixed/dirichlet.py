@@ -11,7 +11,19 @@ from torch.distributions import constraints
 from torch.nn.functional import logsigmoid, softplus
 
 from fenchel._torch import has_tangent, is_mapped, standard_gamma
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly, faces, floating, positive, scored, several
+from fenchel.mixed.base import (
+    SAMPLES,
+    Estimate,
+    Mixed,
+    alike,
+    check_shapes,
+    exactly,
+    faces,
+    floating,
+    positive,
+    scored,
+    several,
+)
 
 ENUMERATED = 12
 """Up to so many vertices, sums over faces are made face by face when there is no closed form."""
@@ -57,6 +69,7 @@ class MixedDirichlet(Mixed):
     def __init__(self, face_logits: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
         floating("face_logits", face_logits)
         floating("concentration", concentration)
+        check_shapes("the shapes of face_logits and concentration", face_logits.shape, concentration.shape)
         self.face_logits, self.concentration = torch.broadcast_tensors(face_logits, concentration)  # type: ignore[no-untyped-call]
         batch, event = self.face_logits.shape[:-1], self.face_logits.shape[-1:]
         super().__init__(batch, event, validate_args=False)

@@ -13,7 +13,18 @@ from torch.distributions import constraints
 from torch.special import log_ndtr, ndtr
 
 from fenchel._quadrature import log_concave
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, broadcast, exactly, finite, floating, positive
+from fenchel.mixed.base import (
+    SAMPLES,
+    Estimate,
+    Mixed,
+    alike,
+    broadcast,
+    check_shapes,
+    exactly,
+    finite,
+    floating,
+    positive,
+)
 from fenchel.mixed.boxes import CERTAIN, log_box
 from fenchel.regularizers import sparsemax
 
@@ -69,6 +80,7 @@ class GaussianSparsemax(Mixed):
             raise ValueError("exactly one of scale and scale_tril must be given")
         if scale is not None:
             floating("scale", scale)
+            check_shapes("the shapes of loc and scale", loc.shape, scale.shape)
             self.loc, self.scale = torch.broadcast_tensors(loc, scale)  # type: ignore[no-untyped-call]
             self.scale_tril = None
         else:
@@ -77,6 +89,7 @@ class GaussianSparsemax(Mixed):
             if scale_tril.dim() < 2 or scale_tril.shape[-2:] != (loc.shape[-1], loc.shape[-1]):
                 size = loc.shape[-1]
                 raise ValueError(f"scale_tril must be (…, {size}, {size}) for this loc, got {tuple(scale_tril.shape)}")
+            check_shapes("the batch dimensions of loc and scale_tril", loc.shape[:-1], scale_tril.shape[:-2])
             batch = broadcast(loc.shape[:-1], scale_tril.shape[:-2])
             self.loc = loc.expand(*batch, -1)
             self.scale_tril = scale_tril.expand(*batch, -1, -1)
@@ -280,8 +293,8 @@ def _log_below(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> 
     """
     rest = above.shape[-1] - size
     with torch.no_grad():
-        inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
-        slopes = torch.where(inside, (1 + _mills(above / scale)) / scale, 0.0).sum(-1) * variance.sqrt()
+        open_entries = _open(above, scale, variance, size)
+        slopes = torch.where(open_entries, (1 + _mills(above / scale)) / scale, 0.0).sum(-1) * variance.sqrt()
     flat, tiny = slopes < 0.3, slopes < 1e-5
     parts = torch.zeros_like(variance)
     cases = (
@@ -297,6 +310,16 @@ def _log_below(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> 
             found = log_prob(above[rows], scale[rows], variance[rows], size[rows])
             parts = parts.index_add(0, rows, found)
     return parts
+
+
+def _open(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """Which entries (R, K) are outside the face and not certain to be below τ, wherever τ may be.
+
+    The others pull τ up if anything, so that 9 deviations below its mean are enough.
+    """
+    outside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+    lowest = above.detach() - 9 * variance.detach().sqrt().unsqueeze(-1)
+    return outside & ~(lowest > CERTAIN * scale.detach())
 
 
 def _below_flat(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
@@ -340,9 +363,10 @@ def _below_two(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> 
 def _below_many(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
     """E Π Φ((τ − place)/width) over a standard normal τ, measured from the place of one entry.
 
-    It is the highest of the narrow ones: those below it hardly count, and its step has all its digits.
+    It is the highest of the narrow ones: those below it hardly count, and its step has all its digits. Entries that are
+    certain to be below τ are left out: measured from a place far away, τ would have no digits left.
     """
-    inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
+    inside = _open(above, scale, variance, size)
     unit = variance.rsqrt().unsqueeze(-1)
     narrow = inside & (unit * scale).detach().lt(_STEP)
     highest = torch.where(narrow, above.detach(), torch.inf).argmin(-1, keepdim=True)
@@ -376,12 +400,18 @@ def _marks(narrow: Tensor, place: Tensor, width: Tensor) -> Tensor | None:
 
 
 def _carried(x: Tensor, place: Tensor, width: Tensor) -> Tensor:
-    """Points x (P,) that move with the narrowest entry (P, K) they lie in, if any: the step keeps its nodes."""
+    """Points x (P,) that move with the narrow entries (P, K) they lie in, the narrowest first: steps keep their nodes.
+
+    All the way within 8 widths, and less and less up to 12. A sudden stop would let the common end of two panels, which
+    they know up to rounding alone, move in one of them and stand still in the other.
+    """
+    order = width.detach().argsort(-1)
+    place, width = place.gather(-1, order), width.gather(-1, order)
     t = (x.unsqueeze(-1) - place.detach()) / width.detach()
-    size = torch.where((t.abs() < 12) & (width.detach() < _STEP), width.detach(), torch.inf)
-    least, which = size.min(-1, keepdim=True)
-    moved = (place + width * t).gather(-1, which).squeeze(-1)
-    return torch.where(least.squeeze(-1) < torch.inf, moved, x)
+    share = torch.where(width.detach() < _STEP, (3 - t.abs() / 4).clamp(0, 1), 0.0)
+    left = torch.cat([torch.ones_like(share[:, :1]), (1 - share).cumprod(-1)[:, :-1]], -1)
+    moves = (place - place.detach()) + torch.where(share > 0, t, 0.0) * (width - width.detach())
+    return x + (left * share * moves).sum(-1)
 
 
 def _normal(z: Tensor) -> Tensor:

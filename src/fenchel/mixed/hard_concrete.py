@@ -11,7 +11,18 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast, exactly, finite, floating, positive, varied
+from fenchel.mixed.base import (
+    SAMPLES,
+    Estimate,
+    Mixed,
+    broadcast,
+    check_shapes,
+    exactly,
+    finite,
+    floating,
+    positive,
+    varied,
+)
 from fenchel.regularizers import sparsemax
 
 
@@ -56,7 +67,9 @@ class HardConcrete(Mixed):
         floating("logits", logits)
         temperature = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
         stretch = torch.as_tensor(stretch, dtype=logits.dtype, device=logits.device)
-        batch = broadcast(logits.shape[:-1], temperature.shape, stretch.shape)
+        shapes = logits.shape[:-1], temperature.shape, stretch.shape
+        check_shapes("the batch dimensions of logits, and temperature and stretch,", *shapes)
+        batch = broadcast(*shapes)
         self.logits = logits.expand(*batch, -1)
         self.temperature, self.stretch = temperature.expand(batch), stretch.expand(batch)
         super().__init__(batch, logits.shape[-1:], validate_args=False)

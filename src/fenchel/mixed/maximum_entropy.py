@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly
+from fenchel.regularizers.rows import is_integer
 
 
 class MaximumEntropy(Mixed):
@@ -39,7 +40,7 @@ class MaximumEntropy(Mixed):
     has_rsample = False
 
     def __init__(self, vertices: int, precision: float | Tensor = 0.0, validate_args: bool | None = None) -> None:
-        if not isinstance(vertices, int) or vertices < 1:
+        if not is_integer(vertices) or vertices < 1:
             raise ValueError(f"vertices must be a positive integer, got {vertices!r}")
         self.precision = torch.as_tensor(
             precision,
@@ -48,7 +49,7 @@ class MaximumEntropy(Mixed):
         )
         if not self.precision.is_floating_point():
             raise TypeError(f"precision must be floating-point, got {self.precision.dtype}")
-        super().__init__(self.precision.shape, torch.Size((vertices,)), validate_args=False)
+        super().__init__(self.precision.shape, torch.Size((int(vertices),)), validate_args=False)
         self._validate_args = Mixed._validate_args if validate_args is None else validate_args
         if self._validate_args and not bool(self.precision.isfinite().all()):
             raise ValueError("precision must be finite")

@@ -52,6 +52,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         *,
         omega: Regularizer | None = None,
     ) -> None:
+        if not 0.0 <= dropout <= 1.0:
+            raise ValueError(f"dropout must be in [0, 1], got {dropout}")
         super().__init__(
             embed_dim,
             num_heads,

@@ -41,7 +41,12 @@ def written_by(*names: str) -> Callable[[type[T]], type[T]]:
     """Let objects of a class be written by these arguments of its constructor, which are attributes too."""
 
     def register(cls: type[T]) -> type[T]:
-        register_kind(cls, lambda given: {name: getattr(given, name) for name in names}, cls)
+        def make(**given: Any) -> T:
+            if missing := set(names) - given.keys():  # a default may not be what was written
+                raise TypeError(f"there is no {min(missing)}")
+            return cls(**given)
+
+        register_kind(cls, lambda given: {name: getattr(given, name) for name in names}, make)
         return cls
 
     return register
@@ -97,11 +102,13 @@ def _read(value: Any, depth: int) -> Any:
 
 
 def _tensor(value: Mapping[str, Any]) -> Tensor:
-    dtype = getattr(torch, str(value.get("dtype", "float32")), None)
+    if "trained" not in value:
+        raise ValueError("config must say of a tensor whether it is trained")
+    dtype = getattr(torch, str(value.get("dtype")), None)
     if not isinstance(dtype, torch.dtype):
         raise ValueError(f"config must have the name of a dtype, got {value.get('dtype')!r}")
     try:
         tensor = torch.tensor(value["values"], dtype=dtype, device="cpu")
-        return nn.Parameter(tensor) if value.get("trained") else tensor
+        return nn.Parameter(tensor) if value["trained"] else tensor
     except (TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"config must have lists of numbers as values of a tensor: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Sequence
+from itertools import combinations
 from typing import TypeGuard
 
 import numpy as np
@@ -50,6 +51,7 @@ def check_floating(value: float | Tensor, name: str) -> None:
 
 def as_float(value: Tensor, name: str) -> Tensor:
     """A tensor of real numbers in floating point; integers are converted."""
+    concrete(value)  # raises if the memory was freed, before torch reads it
     if value.is_floating_point():
         return value
     if value.is_complex() or value.dtype == torch.bool:
@@ -60,6 +62,15 @@ def as_float(value: Tensor, name: str) -> Tensor:
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to the shape ``to`` (and not the other way round)."""
     return len(shape) <= len(to) and all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+def broadcasting(*shapes: Sequence[int]) -> bool:
+    """Whether shapes broadcast with each other."""
+    return all(
+        a == b or a == 1 or b == 1
+        for one, other in combinations(shapes, 2)
+        for a, b in zip(reversed(one), reversed(other), strict=False)
+    )
 
 
 def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -164,6 +175,15 @@ def check_parameter(
     return float(value)
 
 
+def check_share(name: str, share: float) -> float:
+    """Check the share of something that is dropped in training; return a float."""
+    if not is_number(share):
+        raise TypeError(f"{name} must be a number, got {type(share).__name__}")
+    if not 0.0 <= share < 1.0:
+        raise ValueError(f"{name} must be in [0, 1), got {share}")
+    return float(share)
+
+
 def check_temperature(temperature: float | Tensor) -> float | Tensor:
     """Check a temperature, or every one of a tensor."""
     return check_parameter(temperature, "temperature", 0.0, "0 < temperature < inf", finite=True)
@@ -177,6 +197,7 @@ def support_size(p: Tensor, dim: int = -1) -> Tensor:
         >>> fenchel.support_size(fenchel.sparsemax(torch.tensor([[1.0, 0.5, -1.0], [2.0, 0.0, 0.0]])))
         tensor([2, 1])
     """
+    concrete(p)  # raises if the memory was freed, before torch reads it
     return (p != 0).sum(dim)
 
 

@@ -34,6 +34,7 @@ from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_
 
 _ALLOWED = "0 < alpha <= inf"
 _MOST_LEARNED = 1 << 20
+_FARTHEST = 1e30
 
 
 class _TsallisMap(ParameterMap):
@@ -238,7 +239,7 @@ class Tsallis(Regularizer):
         alpha: a number in (0, inf], or a tensor with one value a row or a head (size 1 along ``dim``).
             An ``nn.Parameter`` is trained as it is.
         learnable: make alpha a parameter that stays inside ``bounds``: a sigmoid of ``raw_alpha``.
-        bounds: the open interval of a learnable alpha.
+        bounds: the open interval of a learnable alpha, within 1e-30 and 1e30.
         shape: of a learnable alpha, such as ``(heads, 1, 1)`` for scores of shape (batch, heads, queries, keys).
 
     Example:
@@ -349,16 +350,22 @@ def _arguments(omega: Tsallis) -> dict[str, Any]:
 
 
 def _make(
-    alpha: float | Tensor = 1.5,
+    alpha: float | Tensor | None = None,
     bounds: Sequence[float] | None = None,
     raw_alpha: Tensor | None = None,
-    shape: Sequence[int] = (),
+    shape: Sequence[int] | None = None,
 ) -> Tsallis:
     """The Ω that was written; files of the first version have the shape of a learned alpha, and not its values."""
+    if raw_alpha is None and alpha is None:
+        raise TypeError("alpha must be a number or a tensor, and there is none")
     if bounds is None:
+        if alpha is None or shape is not None:
+            raise TypeError("there are no bounds of a learned alpha")
         return Tsallis(alpha)
     low, high = bounds
     if raw_alpha is None:
+        if alpha is None or shape is None:
+            raise TypeError("there is no raw_alpha")
         if math.prod(shape) > _MOST_LEARNED:
             raise ValueError(f"shape must have at most {_MOST_LEARNED} elements, got {tuple(shape)}")
         return Tsallis(alpha, learnable=True, bounds=(low, high), shape=shape)
@@ -373,8 +380,10 @@ register_kind(Tsallis, _arguments, _make)
 def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: tuple[int, ...]) -> Tensor:
     """The raw parameter whose sigmoid, scaled to the bounds, is alpha."""
     low, high = bounds
-    if not 0 < low < high < math.inf:
-        raise ValueError(f"bounds must satisfy 0 < low < high < inf, got ({low:g}, {high:g})")
+    if not 1 / _FARTHEST <= low < high <= _FARTHEST:  # so that no alpha between overflows in float32, or is lost in it
+        raise ValueError(
+            f"bounds must satisfy {1 / _FARTHEST:g} <= low < high <= {_FARTHEST:g}, got ({low:g}, {high:g})"
+        )
     dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
     start = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(alpha)
     share = (start.double() - low) / (high - low)

@@ -66,12 +66,14 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
         tensor([[2, 3],
                 [3, 5]])
     """
+    if isinstance(sequences, str):
+        raise TypeError(f"sources must be a list of them, such as [{sequences[:20]!r}], got the string itself")
     if not sequences:
         raise ValueError("a batch must have at least one source, got none")
     if empty := [number for number, sequence in enumerate(sequences) if not sequence]:
         raise ValueError(f"a source must have at least one symbol; number {empty[0]} of the batch has none")
     rows = [vocabulary.encode(sequence) for sequence in sequences]
-    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long)
+    lengths = torch.tensor([len(row) for row in rows], dtype=torch.long, device="cpu")
     return Source(_padded(rows, vocabulary.pad), lengths)
 
 
@@ -156,4 +158,5 @@ class Batches:
 
 def _padded(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
     width = max(map(len, rows), default=0)
-    return torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows], dtype=torch.long).reshape(-1, width)
+    full = [[*row, *[pad] * (width - len(row))] for row in rows]
+    return torch.tensor(full, dtype=torch.long, device="cpu").reshape(-1, width)

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 from fenchel.seq2seq.saving import (
+    FLOATS,
     check_tensors,
     parse_settings,
     read_tensors,
@@ -44,6 +46,8 @@ def check_rate(rate: float) -> None:
             ...
         ValueError: rate must be positive and finite, got inf
     """
+    if isinstance(rate, bool) or not isinstance(rate, Real):
+        raise TypeError(f"rate must be a number, got {rate!r}")
     if not 0 < rate < math.inf:
         raise ValueError(f"rate must be positive and finite, got {rate}")
 
@@ -153,6 +157,7 @@ class Checkpoint:
                 check_tensors(model.state_dict(), part)
             moments = _moments(part_of("optimizer."), optimizer)
             run = dict(told["run"])
+            _check_run(run)
             model.load_state_dict(parameters)
             optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
             torch.set_rng_state(tensors["random"])
@@ -187,6 +192,18 @@ def _parsed(file: Path, words: Mapping[str, str]) -> dict[str, Any]:
     return parse_settings(words["fenchel"], file, "a checkpoint")
 
 
+def _check_run(run: Mapping[str, Any]) -> None:
+    """Check the numbers that tell where a training stands: counts of epochs, a rate, a score."""
+    for name in ("epoch", "waited"):
+        if name in run and (type(run[name]) is not int or run[name] < 0):
+            raise ValueError(f"{name} must be a whole number, got {short(run[name])}")
+    if "rate" in run:
+        check_rate(run["rate"])
+    for name, value in run.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{name} must be finite, got {value}")
+
+
 def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
     """The state of every parameter of an optimizer, each of the parameter's shape, or a number."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
@@ -195,6 +212,8 @@ def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) ->
         number, _, key = name.partition(".")
         if not int(number) < len(parameters) or tensor.shape not in ((), parameters[int(number)].shape):
             raise ValueError(f"optimizer.{name} does not fit any parameter")
+        if tensor.dtype not in FLOATS or not bool(tensor.isfinite().all()):
+            raise ValueError(f"optimizer.{name} must hold finite floating-point numbers")
         moments.setdefault(int(number), {})[key] = tensor
     for place, state in moments.items():
         if state.keys() != ADAM:

@@ -11,7 +11,7 @@ from fenchel._torch import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_indices, check_integers, check_omega
-from fenchel.regularizers.rows import check_scores, check_temperature
+from fenchel.regularizers.rows import check_scores, check_temperature, is_integer, is_number
 
 _STEPS = 64
 """Bisections of λ in [0, 1]: more than a float64 has digits."""
@@ -64,7 +64,7 @@ def sample(
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
     temperature = check_temperature(temperature)
     check_scores(logits, -1)
-    if num_samples is not None and (isinstance(num_samples, bool) or not isinstance(num_samples, int)):
+    if num_samples is not None and not is_integer(num_samples):
         raise TypeError(f"num_samples must be an int or None, got {type(num_samples).__name__}")
     if num_samples is not None and num_samples < 0:
         raise ValueError(f"num_samples must not be negative, got {num_samples}")
@@ -75,7 +75,7 @@ def sample(
         raise ValueError(
             "logits must leave something to draw from in every row: one is NaN, +inf, or masked altogether"
         )
-    p = p if num_samples is None else p.expand(num_samples, *p.shape)
+    p = p if num_samples is None else p.expand(int(num_samples), *p.shape)
     # A race of exponential clocks with rates p: whose rings first is a draw from p, and a rate of zero never rings.
     time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
     return torch.where(p > 0, time, torch.inf).argmin(-1)
@@ -107,7 +107,7 @@ def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_
 
     References: Martins, Marinho & Martins (2020).
     """
-    if isinstance(epsilon, bool) or not isinstance(epsilon, int | float):
+    if not is_number(epsilon):
         raise TypeError(f"epsilon must be a number, got {type(epsilon).__name__}")
     if not 0 <= epsilon < math.inf:
         raise ValueError(f"epsilon must satisfy 0 <= epsilon < inf, got {epsilon}")
@@ -187,7 +187,7 @@ def jensen_shannon(
 
     References: Martins, Marinho & Martins (2020); Lin (1991).
     """
-    if isinstance(base, bool) or not isinstance(base, int | float):
+    if not is_number(base):
         raise TypeError(f"base must be a number, got {type(base).__name__}")
     if not 1 < base < math.inf:
         raise ValueError(f"base must satisfy 1 < base < inf, got {base}")
@@ -246,13 +246,13 @@ def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tens
     References: Welleck et al. (2020).
     """
     _check_tokens(tokens)
-    if isinstance(window, bool) or not isinstance(window, int):
+    if not is_integer(window):
         raise TypeError(f"window must be an int, got {type(window).__name__}")
     if window < 1:
         raise ValueError(f"window must be at least 1, got {window}")
     kept = is_kept(tokens, ignore_index)
     repeated = torch.zeros_like(kept)
-    for back in range(1, min(window, tokens.shape[-1] - 1) + 1):
+    for back in range(1, min(int(window), tokens.shape[-1] - 1) + 1):
         repeated[..., back:] |= tokens[..., back:] == tokens[..., :-back]
     return (repeated & kept).sum() / kept.sum()
 
@@ -277,13 +277,13 @@ def distinct(tokens: Tensor, n: int, *, ignore_index: int = -100) -> Tensor:
     References: Li et al. (2016).
     """
     _check_tokens(tokens)
-    if isinstance(n, bool) or not isinstance(n, int):
+    if not is_integer(n):
         raise TypeError(f"n must be an int, got {type(n).__name__}")
     if n < 1:
         raise ValueError(f"n must be at least 1, got {n}")
     if tokens.shape[-1] < n:
         return torch.tensor(torch.nan, device=tokens.device)
-    grams = tokens.unfold(-1, n, 1).reshape(-1, n)
+    grams = tokens.unfold(-1, int(n), 1).reshape(-1, int(n))
     grams = grams[is_kept(grams, ignore_index).all(-1)]
     different = torch.unique(grams, dim=0)
     return torch.tensor(float(len(different)), device=tokens.device) / len(grams)

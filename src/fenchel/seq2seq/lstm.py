@@ -32,8 +32,8 @@ def read_both_ways(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, T
         states, last = lstm(packed)
         shown, kept = (each.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2) for each in last)
         return pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0], shown, kept
-    rows, half = torch.arange(len(x)), lstm.hidden_size
-    behind = (torch.arange(x.shape[1]) >= lengths[:, None]).unsqueeze(-1).to(x.dtype)
+    rows, half = torch.arange(len(x), device=x.device), lstm.hidden_size
+    behind = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None]).unsqueeze(-1).to(x.dtype)
     zero = x.new_zeros(2, len(x), half)
     hidden, cells = [], []
     for layer in range(lstm.num_layers):

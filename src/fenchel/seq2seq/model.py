@@ -17,6 +17,7 @@ from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.regularizers.configs import Config
+from fenchel.regularizers.rows import check_share
 from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
@@ -59,6 +60,7 @@ class Seq2Seq(nn.Module):
         self.source, self.target = source, target
         self.attention_omega = Tsallis(1.5) if attention is None else _own(check_omega(attention))
         self.omega = Tsallis(1.5) if output is None else _own(check_omega(output))
+        _check_output(self.omega, len(target))
         self.output = nn.Linear(width, len(target))
 
     @property
@@ -175,6 +177,7 @@ class Seq2Seq(nn.Module):
         with saving.whole(folder, kind.__name__):
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kind.retired)}
             sizes = dict(settings["sizes"])
+            saving.check_names(kind.sizes, sizes)
             saving.check_sizes(sizes, tensors)
             source, target = (Vocabulary(saving.check_strings(settings[name], name)) for name in ("source", "target"))
             for name in ("attention", "output"):
@@ -191,8 +194,15 @@ def check_depth(layers: int, dropout: float) -> None:
     """Check what every subclass is made with."""
     if layers < 1:
         raise ValueError(f"layers must be at least 1, got {layers}")
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be in [0, 1), got {dropout}")
+    check_share("dropout", dropout)
+
+
+def _check_output(omega: Regularizer, symbols: int) -> None:
+    """Refuse an Ω that chooses several symbols at once: its losses have no targets that are numbers of symbols."""
+    try:
+        omega.check_classes(torch.zeros((), dtype=torch.long, device="cpu"), torch.zeros(symbols, device="cpu"), 0)
+    except (TypeError, ValueError):
+        raise ValueError(f"output must choose one symbol at a time, as Tsallis(1.5) does; got {omega}") from None
 
 
 def _read(config: Config | None, name: str) -> Regularizer:

@@ -17,7 +17,19 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-__all__ = ["FORMAT", "SETTINGS", "TENSORS", "build", "check_strings", "load", "save", "whole", "write_whole"]
+__all__ = [
+    "FORMAT",
+    "SETTINGS",
+    "TENSORS",
+    "build",
+    "check_names",
+    "check_strings",
+    "load",
+    "save",
+    "short",
+    "whole",
+    "write_whole",
+]
 
 FORMAT = 1
 """Of the settings that this version writes and reads."""
@@ -189,6 +201,12 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
             raise ValueError(f"{name} has values that are not finite")
 
 
+def check_names(names: Collection[str], given: Mapping[str, Any]) -> None:
+    """Refuse a mapping that does not have all of some names: a default may not be what was saved."""
+    if missing := sorted(set(names) - given.keys()):
+        raise ValueError(f"there is no {missing[0]}")
+
+
 def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
     """Refuse sizes that cannot be true of the tensors: a width has a number each, a layer a tensor at least."""
     numbers = sum(tensor.numel() for tensor in tensors.values())
@@ -198,6 +216,8 @@ def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None
             raise ValueError(f"{name} must be a number, got {short(size)}")
         if not size <= most:
             raise ValueError(f"{name} is {size}, too large for what the file holds")
+        if size <= 0 and name != "dropout":
+            raise ValueError(f"{name} must be positive, got {size}")
 
 
 def check_strings(strings: object, name: str) -> list[str]:

@@ -13,6 +13,7 @@ from typing import Any, Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
+from fenchel.regularizers.rows import is_integer
 from fenchel.seq2seq.vocabulary import STOP
 
 
@@ -132,7 +133,7 @@ def beam_search(
     """
     n_best = beam if n_best is None else n_best
     for name, value, least in (("beam", beam, 1), ("n_best", n_best, 1), ("max_length", max_length, 0)):
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_integer(value):
             raise TypeError(f"{name} must be an int, got {type(value).__name__}")
         if value < least:
             raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -145,8 +146,12 @@ def beam_search(
 
 
 def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int, rows: Sequence[_Row]) -> list[Beam]:
-    live = _Live(torch.arange(len(rows)), torch.zeros(len(rows), dtype=torch.float64), [()] * len(rows))
-    tokens = torch.full((len(rows),), stepper.begin)
+    live = _Live(
+        torch.arange(len(rows), device="cpu"),
+        torch.zeros(len(rows), dtype=torch.float64, device="cpu"),
+        [()] * len(rows),
+    )
+    tokens = torch.full((len(rows),), stepper.begin, device="cpu")
     state = stepper.start(sources)
     for length in range(max_length + 1):
         probabilities, state = _step(stepper, tokens, state)
@@ -158,7 +163,7 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
         if not len(kept):
             break
         parents, tokens = parents[kept], tokens[kept]
-        if len(parents) != len(probabilities) or bool((parents != torch.arange(len(parents))).any()):
+        if len(parents) != len(probabilities) or bool((parents != torch.arange(len(parents), device="cpu")).any()):
             state = stepper.reorder(state, parents)
     return [row.result() for row in rows]
 
@@ -213,7 +218,7 @@ def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Ro
     """
     # The end, and one more than can be kept, so that the best of what is pruned is known.
     values, tokens = probabilities.topk(min(beam + 2, probabilities.shape[1]), sorted=True)
-    parents = torch.arange(len(values)).repeat_interleave(values.shape[1])
+    parents = torch.arange(len(values), device="cpu").repeat_interleave(values.shape[1])
     scores, tokens = (_logs(values) + live.scores.unsqueeze(1)).flatten(), tokens.cpu().flatten()
     possible = scores.isfinite().nonzero().flatten()
     scores, tokens, parents = scores[possible], tokens[possible], parents[possible]
@@ -222,7 +227,7 @@ def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Ro
     order = order[live.rows[parents[order]].argsort(stable=True)]
     scores, tokens, parents = scores[order], tokens[order], parents[order]
     ends = (tokens == STOP) & (_ranks(live.rows[parents]) < beam)
-    inside = torch.zeros(len(probabilities), dtype=torch.bool)
+    inside = torch.zeros(len(probabilities), dtype=torch.bool, device="cpu")
     inside[parents[ends]] = True
     ended = _logs(probabilities[:, STOP]) + live.scores
     for number in ended.isfinite().nonzero().flatten().tolist():
@@ -243,15 +248,15 @@ def _ranks(source: Tensor) -> Tensor:
     if not len(source):
         return source
     counts = torch.bincount(source)
-    return torch.arange(len(source)) - (counts.cumsum(0) - counts)[source]
+    return torch.arange(len(source), device="cpu") - (counts.cumsum(0) - counts)[source]
 
 
 def _next(parents: Tensor, tokens: Tensor, scores: Tensor, live: _Live, rows: Sequence[_Row]) -> tuple[_Live, Tensor]:
     """The prefixes that go on, without those of sources whose search is over; and which continuations these are."""
     sources = live.rows[parents]
-    best = torch.full((len(rows),), -torch.inf, dtype=torch.float64)
+    best = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device="cpu")
     best.scatter_reduce_(0, sources, scores, "amax")
-    over = torch.tensor([row.is_over(float(top)) for row, top in zip(rows, best, strict=True)])
+    over = torch.tensor([row.is_over(float(top)) for row, top in zip(rows, best, strict=True)], device="cpu")
     for number in over.nonzero().flatten().tolist():
         rows[number].lose(float(best[number]))
     kept = (~over[sources]).nonzero().flatten()
@@ -380,7 +385,7 @@ def force(stepper: Stepper, source: Any, tokens: Sequence[int], most: int | None
     state = stepper.start([source])
     before, choices = stepper.begin, []
     for token in (*tokens, STOP):
-        row, state = _step(stepper, torch.tensor([before]), state)
+        row, state = _step(stepper, torch.tensor([before], device="cpu"), state)
         _check_symbol(token, row, "tokens")
         choices.append(Choice(token, float(row[0, token]), _alternatives(row[0], most)))
         before = token
@@ -409,10 +414,10 @@ def complete(
         max_length: symbols to add at most.
         most: alternatives to keep where there are several.
     """
-    row, state = _step(stepper, torch.tensor([stepper.begin]), stepper.start([source]))
+    row, state = _step(stepper, torch.tensor([stepper.begin], device="cpu"), stepper.start([source]))
     for token in prefix:
         _check_symbol(token, row, "prefix")
-        row, state = _step(stepper, torch.tensor([token]), state)
+        row, state = _step(stepper, torch.tensor([token], device="cpu"), state)
     added: list[int] = []
     while True:
         possible = _alternatives(row[0], 2)
@@ -421,7 +426,7 @@ def complete(
         if possible[0][0] == STOP:
             return Completion(tuple(added), True)
         added.append(possible[0][0])
-        row, state = _step(stepper, torch.tensor([added[-1]]), state)
+        row, state = _step(stepper, torch.tensor([added[-1]], device="cpu"), state)
 
 
 def _check_symbol(token: int, row: Tensor, name: str) -> None:

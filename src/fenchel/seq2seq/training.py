@@ -53,8 +53,11 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "parts", "batch", "patience", "every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise TypeError(f"{name} must be an int, got {value!r}")
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
         if not 0 <= self.cooling <= self.epochs:
             raise ValueError(f"cooling must be between 0 and epochs, {self.epochs}, got {self.cooling}")
         if self.optimizer not in ("adam", "adamw"):

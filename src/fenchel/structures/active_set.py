@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import concrete, tracks_forward, transformed
+from fenchel._torch import tracks_forward, transformed
 from fenchel.kernels.host import run
 from fenchel.structures.base import Array, Problem, Searched, Structure, check_scores, own_tensors, places
 
@@ -337,8 +337,6 @@ class _Search(torch.autograd.Function):
 
 def _search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options) -> Found:
     check_scores(structure, scores)
-    if not concrete(scores):
-        raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
     with torch.no_grad():
         problem = Problem(structure, scores, mask)
         solver = _Solver(problem, options)

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._torch import concrete
+from fenchel._torch import concrete, readable
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import apply_mask, broadcasts, is_integer, is_number
 
@@ -283,9 +283,9 @@ def check_shape(structure: Structure, scores: Tensor) -> None:
 def check_scores(structure: Structure, scores: Tensor) -> Tensor:
     """Check scores for a structure, and that their values can be looked at."""
     check_shape(structure, scores)
-    for own in own_tensors(structure):
-        concrete(own)  # raises if its memory was freed, before torch reads it
-    if not concrete(scores):
+    for tensor in (scores, *own_tensors(structure)):
+        concrete(tensor)  # raises if its memory was freed, before torch reads it
+    if not readable(scores):
         raise RuntimeError(
             f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends on "
             "the scores; leading dimensions are batch, so pass them at once"

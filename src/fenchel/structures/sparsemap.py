@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -276,6 +276,15 @@ class SparseMAP(Regularizer):
             self._check_member(target.detach().double(), free_parts(self.structure, scores, mask))
         return target
 
+    def in_rows(
+        self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
+        check_shape(self.structure, scores)
+        concrete(target)  # raises if its memory was freed, before torch reads it
+        target = self.structure.expand_target(target, scores.shape)
+        counts = target.shape == scores.shape and not target.is_floating_point() and not target.is_complex()
+        return scores, target.double() if counts else target, dim, mask, self
+
     def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
         raise ValueError(
             "target must be a floating-point structure of zeros and ones, of the shape of scores; class indices do not "
@@ -372,8 +381,12 @@ class SparseMAP(Regularizer):
         if structure.fixed_dims:
             over = tuple(range(-structure.fixed_dims, 0))
             wrong = wrong | self._any((nearest - y).sum(over, keepdim=True).abs() > 1e-3)
-        if bool((wrong & ~ruled_out).any()):
-            raise ValueError(f"target must be a structure of {structure}: {int((wrong & ~ruled_out).sum())} are not")
+        wrong = wrong & ~ruled_out
+        if bool(wrong.any()):
+            raise ValueError(
+                f"target must be a structure of {structure}: {int(wrong.sum())} of {wrong.numel()} are not, first "
+                f"number {int(wrong.flatten().nonzero()[0])}; mask the scores of what is not there, such as padding"
+            )
 
     def _nearest(self, y: Tensor, free: Tensor) -> Tensor:
         """The best structure for the scores M (2y − 1): y itself if it is one, whatever the higher-order scores.

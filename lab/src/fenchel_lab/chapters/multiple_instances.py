@@ -356,7 +356,14 @@ def _leaders(outcomes: Sequence[Outcome]) -> str:
     """Who has the highest mean, in words."""
     best = [max(group, key=lambda outcome: outcome.mean) for group in _by_task(outcomes).values()]
     listed = "; ".join(f"{outcome.task}: {outcome.method} ({outcome.mean:.1f})" for outcome in best)
-    return f"The highest means of this run: {listed}."
+    papers = {outcome.task: _leader_of_the_paper(outcome.task) for outcome in best}
+    absent = [f"{each.task}: {papers[each.task]}" for each in best if papers[each.task] != each.method]
+    missing = f" Leads of the paper that this run does not have: {'; '.join(absent)}." if absent else ""
+    return f"The highest means of this run: {listed}.{missing}"
+
+
+def _leader_of_the_paper(task: str) -> str:
+    return max((name for name, _ in METHODS), key=lambda name: PAPER[task, name][0])
 
 
 def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:

@@ -13,6 +13,7 @@ from zipfile import BadZipFile
 import numpy as np
 import torch
 
+from fenchel.seq2seq.saving import short
 from fenchel_lab.data import glove
 from fenchel_lab.drawing import highlights
 from fenchel_lab.models.documents import Vocabulary
@@ -69,8 +70,8 @@ def _objects(lines: Sequence[str], path: Path) -> Iterator[Labelled]:
             continue
         try:
             entry = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number}: not an object: {error}") from None
+        except (ValueError, RecursionError) as error:  # no JSON, a number of thousands of digits, deep nesting
+            raise ValueError(f"{path}, line {number}: not an object: {short(error, 200)}") from None
         if not isinstance(entry, dict) or not isinstance(entry.get("text"), str):
             raise ValueError(f'{path}, line {number}: must be an object with a "text"')
         label = entry.get("label")

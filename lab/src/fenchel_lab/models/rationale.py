@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -80,6 +80,8 @@ class Selection:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
         if not math.isfinite(self.transition):
             raise ValueError(f"transition must be finite, got {self.transition}")
+        if not 0 <= self.strength < math.inf:
+            raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
 
     def omega(self, training: bool = True, places: int | None = None) -> Regularizer:
         """Ω of the weights.
@@ -272,6 +274,8 @@ class Rationalizer(nn.Module):
         with saving.whole(folder, cls.__name__):
             vectors, words, longest = tensors["encoder.vectors"][1:], dict(settings["words"]), settings["longest"]
             labels = saving.check_strings(settings["labels"], "labels")
+            for name, kind in (("selection", Selection), ("sizes", Size)):
+                saving.check_names([each.name for each in fields(kind)], settings[name])
             selection, size = Selection(**settings["selection"]), Size(**settings["sizes"])
             reads, trainable = settings["reads"], settings["trainable"]
             selection.omega(training=False)  # an Ω that cannot be is told here, not at the first text

@@ -38,6 +38,8 @@ class WordEncoder(nn.Module):
             self.vectors = nn.Parameter(vectors.detach().clone())
         else:
             self.register_buffer("vectors", vectors.detach().clone())
+        if not 0 <= dropout < 1:
+            raise ValueError(f"dropout must be in [0, 1), got {dropout}")
         self.dropout = nn.Dropout(dropout)
         self.lstm = nn.LSTM(vectors.shape[1], hidden, batch_first=True, bidirectional=True).to(vectors)
 

@@ -34,6 +34,7 @@ from fenchel.continuous.radial import (
     some,
 )
 from fenchel.kernels import usable
+from fenchel.regularizers.rows import is_integer
 
 CLOSED = 4
 """Powers up to here are integrated in closed form; the moments of higher ones would cancel."""
@@ -121,7 +122,7 @@ def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angle
     alpha = check_number(alpha, dim)
     if alpha > 1 and dim > 2:
         raise ValueError(f"alpha must be at most 1 in more than two dimensions, got {alpha} for {dim}")
-    if angles is not None and (isinstance(angles, bool) or not isinstance(angles, int) or angles < 1):
+    if angles is not None and (not is_integer(angles) or angles < 1):
         raise ValueError(f"angles must be an integer of at least 1, got {angles}")
     if concrete(sigma):
         _check_sigma(sigma)

@@ -47,6 +47,7 @@ def line_oracle(loc: float, variance: float, alpha: float, center: float, width:
         return float(value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("alpha", ALPHAS)
 def test_the_line_is_right_from_very_narrow_to_very_wide(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
     functions = [(0.0, 0.1), (0.3, 0.03), (0.9, 0.5)]
@@ -81,6 +82,7 @@ ELLIPSES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_both")
 @pytest.mark.parametrize("alpha", [4 / 3, 1.5, 2.0])
 def test_the_plane_is_right_for_narrow_and_wide_functions(alpha: float) -> None:
@@ -116,6 +118,7 @@ def test_alpha_next_to_one_meets_the_gaussian_from_both_sides(dim: int, scale: f
 THIN = [([4.0, 1e-10], 0.0), ([1e4, 1e-4], 0.3), ([1e-6, 1e-2], 1.0)]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_both")
 @pytest.mark.parametrize("alpha", [1.5, 2.0])
 @pytest.mark.parametrize(("squares", "turn"), THIN)
@@ -233,6 +236,7 @@ def test_first_derivatives_are_right(dim: int, alpha: float) -> None:
     assert torch.autograd.gradcheck(f, inputs(dim))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "alpha"), [(1, a) for a in (1.0, 4 / 3, 1.5, 2.0)] + [(2, a) for a in (1.0, 1.5, 2.0)])
 def test_second_derivatives_are_right(dim: int, alpha: float) -> None:
     basis = basis_of(dim)
@@ -240,6 +244,7 @@ def test_second_derivatives_are_right(dim: int, alpha: float) -> None:
     assert torch.autograd.gradgradcheck(f, inputs(dim, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "alpha"), [(1, 2.0), (1, 1.7), (2, 1.0), (2, 2.0)])
 def test_the_basis_has_its_derivatives(dim: int, alpha: float) -> None:
     loc, sigma = inputs(dim, 1)
@@ -355,6 +360,7 @@ def test_forward_mode_and_function_transforms(dim: int, alpha: float) -> None:
     assert torch.allclose(jacobian @ direction[0], tangent[0], atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dim", "backend"), [(1, "aot_eager"), (2, "eager")])
 def test_it_can_be_compiled_into_one_graph(dim: int, backend: str) -> None:
     basis = basis_of(dim)
