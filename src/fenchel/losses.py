@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import concrete
-from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores, is_number
 from fenchel.regularizers.tsallis import Gini, Tsallis
@@ -70,7 +70,7 @@ def fy_loss(
     References: Blondel, Martins & Niculae (2020).
     """
     _check_options(target, weight, label_smoothing, reduction)
-    check_omega(omega)
+    omega = simplified(check_omega(omega))
     check_distributed(scores=scores, target=target, mask=mask, weight=weight)
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)

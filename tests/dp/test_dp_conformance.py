@@ -9,12 +9,16 @@ from torch import Tensor
 from torch.autograd import functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fenchel import Gini, Hard, KSubsets, Regularizer, Shannon, Tsallis, kernels
+from fenchel import Custom, Fused, Gini, Hard, KSubsets, Regularizer, Shannon, Tsallis, kernels
 from fenchel.dp import Alignment, Lattice, LinearChain, alignment, chain, lattice
 
 every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
 SMOOTH = [Shannon(), Gini(), Tsallis(1.5)]
+
+
+def gini(p: Tensor) -> Tensor:
+    return (p.square().sum(-1) - 1) / 2
 
 
 @pytest.fixture(autouse=True)
@@ -334,7 +338,9 @@ EDGES = (torch.tensor([0, 1]), torch.tensor([1, 2]))
         (lambda: LinearChain(UNARY[:, :0], STEP), ValueError, "unary must have shape"),
         (lambda: LinearChain(UNARY, STEP[:2]), ValueError, "transition must have shape"),
         (lambda: LinearChain(UNARY, STEP, start=STEP), ValueError, "start must have shape"),
-        (lambda: LinearChain(UNARY, STEP, omega=KSubsets(2)), TypeError, "omega must be Hard, Shannon.*KSubsets"),
+        (lambda: LinearChain(UNARY, STEP, omega=KSubsets(2)), TypeError, "omega must be over the simplex.*KSubsets"),
+        (lambda: LinearChain(UNARY, STEP, omega=Fused(0.1)), TypeError, "omega must be zero at one-hot.*Fused"),
+        (lambda: LinearChain(UNARY, STEP, omega=Custom(gini)), TypeError, "of your own .* zero_at_vertices = True"),
         (lambda: LinearChain(UNARY, STEP, omega=Tsallis(torch.ones(2))), ValueError, "omega must have one alpha"),
         (
             lambda: LinearChain(UNARY, STEP).loss(torch.full((2, 4), 3)),

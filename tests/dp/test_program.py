@@ -9,7 +9,7 @@ from scipy import stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels
+from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels, sparsemax
 from fenchel.dp import Alignment, Lattice, LinearChain
 
 BATCH = 3
@@ -217,6 +217,55 @@ def test_divergences_are_between_programs_over_the_same_paths() -> None:
     band = Alignment(costs, band=0).kl_divergence(Alignment(costs))
     assert band.isfinite().all()
     assert (Alignment(costs).kl_divergence(Alignment(costs, band=0)) == torch.inf).all()
+
+
+class Own(Regularizer):
+    """A user's own Ω: a learned width times Gini's, as value and choice alone; NaN where all scores are −inf."""
+
+    zero_at_vertices = True
+
+    def __init__(self, width: Tensor) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, p: Tensor, dim: int = -1) -> Tensor:
+        return self.width * (p.square().sum(dim) - 1) / 2
+
+    def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+        free = scores > -torch.inf
+        p = sparsemax(torch.where(free, torch.where(free, scores, 0.0) / self.width, -torch.inf), dim, mask)
+        return torch.where(free.any(dim, keepdim=True), p, torch.nan)
+
+
+@every_problem
+def test_an_omega_of_a_users_own_needs_its_value_and_its_choice_alone(problem: Problem) -> None:
+    width = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    tensors = [t.requires_grad_() for t in problem.tensors(1)]
+    own, known = problem.build(*tensors, Own(width)), problem.build(*tensors, width * Gini())
+    answers = problem.answers(tuple(tensors), 0.7 * Gini(), BATCH)
+    values = problem.sign * torch.tensor([a.value for a in answers], dtype=torch.float64)
+    torch.testing.assert_close(own.value, values, rtol=0, atol=1e-12)
+    path = known.sample(2, torch.Generator().manual_seed(3))
+    assert torch.equal(own.sample(2, torch.Generator().manual_seed(3)), path)
+    for mine, theirs in (
+        (own.marginals, known.marginals),
+        (own.entropy(), known.entropy()),
+        (own.log_prob(path), known.log_prob(path)),
+        (own.loss(path[0]), known.loss(path[0])),
+    ):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-10)
+        gradients = [torch.autograd.grad(each.square().sum(), [width, *tensors]) for each in (mine, theirs)]
+        torch.testing.assert_close(*gradients, rtol=0, atol=1e-9)
+
+
+@every_problem
+def test_a_custom_omega_that_is_declared_zero_at_vertices_is_taken(problem: Problem) -> None:
+    tensors = problem.tensors(1)
+    omega = Custom(lambda p: (p.square().sum(-1) - 1) / 2)
+    omega.zero_at_vertices = True
+    d, gini = problem.build(*tensors, 0.5 * omega), problem.build(*tensors, 0.5 * Gini())
+    torch.testing.assert_close(d.value, gini.value, rtol=0, atol=1e-8)
+    torch.testing.assert_close(d.marginals, gini.marginals, rtol=0, atol=1e-6)
 
 
 @every_problem

@@ -466,3 +466,44 @@ def test_a_structure_that_is_not_solved_is_warned_of_once() -> None:
     assert sum("is not exact" in m for m in messages) == 1
     assert all(m.startswith("FactorGraph") for m in messages)
     assert len(messages) <= 2
+
+
+class Steps(structures.Structure):
+    """A user's own chain, whose transitions are known to the library by three members."""
+
+    event_dim, fixed_dims, transition_dims = 2, 1, 3
+
+    def __init__(self, transition: torch.Tensor) -> None:
+        super().__init__()
+        self.chain = structures.Chain(transition)
+
+    def map(self, scores, mask=None):
+        return self.chain.map(scores, mask)
+
+    def higher(self, structures):
+        return self.chain.higher(structures)
+
+    def rows(self, batch, index):
+        return Steps(self.chain.rows(batch, index).transition)
+
+    def transitions(self, shape):
+        return self.chain.transitions(shape)
+
+    def with_transitions(self, transitions):
+        return Steps(transitions)
+
+
+def test_the_transitions_of_a_users_own_structure_get_gradients() -> None:
+    scores, transition = torch.randn(2, 3, 2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+    gradients = []
+    for make in (Steps, structures.Chain):
+        leaf = transition.clone().requires_grad_()
+        graph = FactorGraph()
+        u = graph.variables(scores, batch_dims=1)
+        graph.add(Structured(u, make(leaf)))
+        graph.add(Budget(u[:, 0], 2))
+        graph.solve()
+        u.value.square().sum().backward()
+        gradients.append(leaf.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
+    assert gradients[0].abs().sum() > 0

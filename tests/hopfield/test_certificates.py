@@ -12,10 +12,10 @@ from scipy.optimize import linprog
 from scipy.spatial.distance import pdist
 from torch import Tensor
 
-from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis
+from fenchel import Capped, Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis
 from fenchel.hopfield import Memory, capacity
 from fenchel.hopfield import certificates as module
-from fenchel.structures import AtMost, SequentialSubsets, Subsets
+from fenchel.structures import AtMost, SequentialSubsets, Share, Structure, Subsets
 
 MARGINS = [
     (Tsallis(1.5), 2.0),
@@ -224,6 +224,31 @@ def test_an_association_is_returned_iff_its_patterns_lead(seed: int, case: tuple
         largest = float(torch.linalg.vector_norm(x, dim=-1).max())
         # The printed condition, k/β + 2Mkε, asks for more.
         assert radius >= (float(found.separation[row]) - k * gamma / beta) / (2 * largest * k) - 1e-12
+
+
+@pytest.mark.parametrize(
+    "structure", [SequentialSubsets(2), Subsets(Share(0.3)), SequentialSubsets(Share(0.3))], ids=str
+)
+def test_any_structure_of_all_subsets_of_k_is_certified_as_k_subsets(structure: Structure) -> None:
+    patterns = 2 * torch.randn(7, 4, dtype=torch.float64)
+    chosen = torch.zeros(5, 7, dtype=torch.bool)
+    for row, pair in enumerate(itertools.islice(itertools.combinations(range(7), 2), 5)):
+        chosen[row, list(pair)] = True
+    found, wanted = (Memory(patterns, 0.5 * each, 1.3).certify(chosen) for each in (SparseMAP(structure), KSubsets(2)))
+    torch.testing.assert_close(vars(found), vars(wanted), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    "omega", [Gini(), Tsallis(1.2), Norm(3.0), Norm(math.inf), Capped(0.4), 0.3 * KSubsets(1)], ids=str
+)
+@pytest.mark.parametrize("copies", [3, 8])
+def test_copies_take_all_at_the_lead_that_they_need_and_not_below(omega: Regularizer, copies: int) -> None:
+    lead = module.needed_lead(omega, torch.tensor([copies]))
+    assert lead is not None
+    scores = torch.zeros(copies + 2, dtype=torch.float64)
+    for off, alone in ((1e-6, True), (-1e-6, False)):
+        scores[copies:] = -(lead + off)
+        assert bool((omega.argmax(scores)[copies:] == 0).all()) == alone
 
 
 def test_subsets_as_a_structure_are_k_subsets() -> None:

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import fenchel
 from fenchel import Custom, Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis
-from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, layers, update
+from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, association, update
 from fenchel.structures import SequentialSubsets
 
 EXACT = {"atol": 1e-11, "rtol": 1e-11}
@@ -509,7 +509,7 @@ def test_arguments_are_the_reference_layers_in_their_order() -> None:
         (HopfieldLayer, {"quantity", "trainable", "lookup_weights_as_separated", "lookup_targets_as_trainable"}),
     ):
         own = set(inspect.signature(make).parameters) - {"options"}
-        assert own | set(layers.Options.__annotations__) == set(names) | more
+        assert own | set(association.Options.__annotations__) == set(names) | more
 
 
 def test_the_activation_is_of_the_output() -> None:

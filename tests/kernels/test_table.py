@@ -1,6 +1,6 @@
 """The table of kernels: a back end from outside the package is reached by maps and losses, and by nothing else."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -69,6 +69,31 @@ def test_a_back_end_serves_maps_derivatives_and_losses(back_end: Numpy) -> None:
     with torch.no_grad():
         assert torch.allclose(loss.float(), fenchel.sparsemax_loss(scores.float(), torch.tensor([0, 1, 2])), atol=1e-6)
     assert torch.autograd.gradcheck(lambda s: fenchel.sparsemax(s), leaf)
+
+
+def test_a_back_end_serves_dynamic_programs() -> None:
+    from fenchel.kernels import markov
+
+    calls: list[str] = []
+
+    class Counted:
+        """The kernels of chains, and a list of the calls that reached them."""
+
+        def __getattr__(self, name: str) -> Callable[..., object]:
+            calls.append(name)
+            return getattr(markov, name)
+
+    remove = kernels.register("chain", "tsallis", Counted(), dtypes=(torch.float64,), ranges=((2.0, 2.0),))
+    try:
+        unary, step = torch.randn(2, 3, 2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
+        found = fenchel.dp.LinearChain(unary, step, omega=0.5 * fenchel.KSubsets(1)).marginals
+        assert calls == ["advance", "expect"]
+        fenchel.dp.LinearChain(unary.float(), step.float(), omega=fenchel.Gini()).marginals  # noqa: B018
+        fenchel.dp.LinearChain(unary, step, omega=fenchel.Tsallis(1.5)).marginals  # noqa: B018
+        assert calls == ["advance", "expect"]
+    finally:
+        remove()
+    assert torch.equal(found, fenchel.dp.LinearChain(unary, step, omega=0.5 * fenchel.Gini()).marginals)
 
 
 def test_a_back_end_serves_what_it_was_registered_for_and_no_more(back_end: Numpy) -> None:

@@ -126,6 +126,22 @@ def test_the_logarithm_of_a_softmax_does_not_underflow() -> None:
     assert torch.equal(Gini().log_argmax(scores[0]), Gini().argmax(scores[0]).log())
 
 
+@pytest.mark.parametrize("omega", [Gini(), Tsallis(1.5), Shannon(), 0.5 * Shannon()], ids=str)
+def test_the_logarithm_of_a_choice_has_no_derivative_where_it_is_zero(omega: Regularizer) -> None:
+    scores = torch.tensor([0.4, 0.1, -9.0, -torch.inf], dtype=torch.float64, requires_grad=True)
+    logs = omega.log_argmax(scores)
+    p = omega.argmax(scores.detach())
+    assert torch.equal(logs == -torch.inf, p == 0)
+    (gradient,) = torch.autograd.grad(logs, scores, torch.ones_like(logs))
+    small = 1e-6
+    for i in range(2):
+        shift = torch.zeros(4, dtype=torch.float64)
+        shift[i] = small
+        up, down = (omega.log_argmax(scores.detach() + sign * shift)[p > 0].sum() for sign in (1, -1))
+        assert abs(gradient[i] - (up - down) / (2 * small)) < 1e-7
+    assert gradient[3] == 0
+
+
 def test_a_choice_sums_to_its_mass() -> None:
     for omega, expected in (
         (Gini(), [1.0, 1.0]),

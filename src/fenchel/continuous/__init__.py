@@ -2,8 +2,9 @@
 
 from fenchel.continuous.attention import Attended, ContinuousAttention, Encoder, Focus, MatchedEncoder, PooledEncoder
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
-from fenchel.continuous.density import BetaGaussian, EllipsoidPower
+from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.divergences import generalized_covariance, wasserstein2
+from fenchel.continuous.ellipsoid import EllipsoidPower
 from fenchel.continuous.integrals import expectation
 from fenchel.continuous.line import LocationScale, Triangular
 

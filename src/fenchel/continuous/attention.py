@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from fenchel.continuous.basis import GaussianBasis, grid_positions
-from fenchel.continuous.density import BetaGaussian, matrix_root
+from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.integrals import expectation
+from fenchel.continuous.matrices import matrix_root
 from fenchel.continuous.radial import check_number
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.rows import broadcasting, is_integer

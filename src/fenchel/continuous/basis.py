@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._torch import concrete, tracks_forward
-from fenchel.continuous.density import check_positive_definite
+from fenchel.continuous.matrices import check_positive_definite
 
 _CACHE_BYTES = 2**25  # of the matrices that a basis keeps
 

@@ -11,8 +11,19 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
-from fenchel._torch import concrete, standard_gamma
+from fenchel._torch import concrete
+from fenchel.continuous.ellipsoid import EllipsoidPower, Inside
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
+from fenchel.continuous.matrices import (
+    broadcast_shapes,
+    check_shapes,
+    check_value,
+    check_values,
+    half_logdet,
+    in_one_precision,
+    mahalanobis,
+    matrix_root,
+)
 from fenchel.continuous.quadrature import Function, Weight, integrate
 from fenchel.continuous.radial import (
     Law,
@@ -20,7 +31,6 @@ from fenchel.continuous.radial import (
     Radial,
     Radials,
     check_alpha,
-    log_ball,
     log_shape,
     over,
     shrink,
@@ -87,12 +97,12 @@ class BetaGaussian(Distribution):
             raise ValueError("give either scale_tril or sigma, and not both")
         name, matrix = ("sigma", sigma) if scale_tril is None else ("scale_tril", scale_tril)
         assert matrix is not None
-        _check_shapes(loc, matrix, name)
+        check_shapes(loc, matrix, name)
         self.alpha = check_alpha(alpha, loc.shape[-1])
-        loc, matrix = _in_one_precision(loc, matrix)
+        loc, matrix = in_one_precision(loc, matrix)
         # Not torch's default for all distributions: the first torch.compile of a process turns that off.
         if validate_args is not False and concrete(loc, matrix):
-            _check_values(loc, matrix, name)
+            check_values(loc, matrix, name)
         alphas = self.alpha.shape if isinstance(self.alpha, Tensor) else torch.Size()
         shapes = loc.shape[:-1], matrix.shape[:-2], alphas
         if not broadcasting(*shapes):
@@ -120,19 +130,19 @@ class BetaGaussian(Distribution):
             >>> BetaGaussian.from_moments(torch.zeros(1), torch.tensor([[0.04]]), alpha=1.5).variance
             tensor([0.0400])
         """
-        _check_shapes(mean, covariance, "covariance")
-        mean, covariance = _in_one_precision(mean, covariance)
+        check_shapes(mean, covariance, "covariance")
+        mean, covariance = in_one_precision(mean, covariance)
         alpha = check_alpha(alpha, mean.shape[-1])
         law = law_of(alpha, mean)
         check_spread(law, "a covariance")
         if concrete(covariance):
-            _check_values(mean, covariance, "covariance")
+            check_values(mean, covariance, "covariance")
         # Cov = spread p₀ᶜ Σ, and p₀ depends on det Σ: the determinant first, then the matrix.
         root = matrix_root(covariance)
         rest = 1 + law.c * law.half
         log_spread = law.each(lambda one: math.log(one.spread))
-        half_logdet = rest * (_half_logdet(root) - law.half * log_spread) + law.half * law.c * law.log_constant
-        scale = torch.exp(-0.5 * (law.c * law.log_peak(half_logdet) + log_spread))
+        logdet = rest * (half_logdet(root) - law.half * log_spread) + law.half * law.c * law.log_constant
+        scale = torch.exp(-0.5 * (law.c * law.log_peak(logdet) + log_spread))
         return cls(mean, scale_tril=root * scale[..., None, None], alpha=alpha)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> BetaGaussian:
@@ -164,7 +174,7 @@ class BetaGaussian(Distribution):
     @property
     def log_peak(self) -> Tensor:
         """The logarithm of the density at ``loc``."""
-        return self._law.log_peak(_half_logdet(self.scale_tril))
+        return self._law.log_peak(half_logdet(self.scale_tril))
 
     @property
     def _scaled_root(self) -> Tensor:
@@ -180,14 +190,14 @@ class BetaGaussian(Distribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return _Inside(self) if some(self._law.is_compact) else constraints.real_vector
+        return Inside(self) if some(self._law.is_compact) else constraints.real_vector
 
     # -- density -----------------------------------------------------------------------------------------------------
 
     def log_prob(self, value: Tensor) -> Tensor:
-        value = _check_value(self, value)
+        value = check_value(self, value)
         c, peak = self._law.c, self.log_peak
-        y = 0.5 * _mahalanobis(self.scale_tril, value - self.loc) * torch.exp(-c * peak)
+        y = 0.5 * mahalanobis(self.scale_tril, value - self.loc) * torch.exp(-c * peak)
         return peak + log_shape(y, c)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
@@ -199,7 +209,7 @@ class BetaGaussian(Distribution):
     def cdf(self, value: Tensor) -> Tensor:
         """The probability of (−∞, value], for D = 1; without the event's dimension."""
         self._check_line("cdf")
-        x = (_check_value(self, value) - self.loc).squeeze(-1) / self._unit
+        x = (check_value(self, value) - self.loc).squeeze(-1) / self._unit
         return standard_cdf(x, self._law)
 
     def icdf(self, value: Tensor) -> Tensor:
@@ -345,7 +355,7 @@ class BetaGaussian(Distribution):
 
     def score(self, value: Tensor) -> Tensor:
         """f(t) = −½ (t−μ)ᵀ Σ⁻¹ (t−μ)."""
-        return -0.5 * _mahalanobis(self.scale_tril, _check_value(self, value) - self.loc)
+        return -0.5 * mahalanobis(self.scale_tril, check_value(self, value) - self.loc)
 
     def expected_score(self, target: Distribution) -> Tensor:
         """E[f(t)] under another density: its mean and its covariance are all that counts. −inf if it has none."""
@@ -402,100 +412,6 @@ class BetaGaussian(Distribution):
         value = self.cross_entropy(target) - target.tsallis_entropy(self.alpha)
         # Rounding can leave the sum a hair below zero; the gradient is right as it is.
         return value + (value.clamp_min(0) - value).detach()
-
-
-class EllipsoidPower(Distribution):
-    r"""A density :math:`\propto (1 - \|A^{-1}(t - \mu)\|^2)^k` on an ellipsoid; uniform for k = 0.
-
-    Args:
-        loc: the centre, (…, D).
-        axes: A, (…, D, D), lower triangular: it maps the unit ball to the ellipsoid.
-        power: k > −1; below 0 the density grows without bound towards the surface.
-    """
-
-    arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
-        "loc": constraints.real_vector,
-        "axes": constraints.lower_cholesky,
-    }
-    has_rsample = True
-
-    def __init__(self, loc: Tensor, axes: Tensor, power: float = 0.0) -> None:
-        _check_shapes(loc, axes, "axes")
-        if not power > -1:
-            raise ValueError(f"power must be greater than −1, got {power}")
-        loc, axes = _in_one_precision(loc, axes)
-        batch = broadcast_shapes(loc.shape[:-1], axes.shape[:-2])
-        self.loc, self.axes, self.power = loc.expand(*batch, -1), axes.expand(*batch, -1, -1), float(power)
-        super().__init__(batch, loc.shape[-1:], validate_args=False)
-
-    def expand(self, batch_shape: Any, _instance: Any = None) -> EllipsoidPower:
-        new: EllipsoidPower = self._get_checked_instance(EllipsoidPower, _instance)  # type: ignore[no-untyped-call]
-        shape = torch.Size(batch_shape)
-        new.loc, new.axes = self.loc.expand(shape + self.event_shape), self.axes.expand(shape + 2 * self.event_shape)
-        new.power = self.power
-        Distribution.__init__(new, shape, self.event_shape, validate_args=False)
-        return new
-
-    @property
-    def _half(self) -> float:
-        return self.event_shape[0] / 2
-
-    @constraints.dependent_property(is_discrete=False, event_dim=1)
-    def support(self) -> constraints.Constraint:
-        return _Inside(self)
-
-    @property
-    def log_peak(self) -> Tensor:
-        """The logarithm of the density at ``loc``."""
-        return -log_ball(self.power, self._half) - _half_logdet(self.axes)
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        square = _mahalanobis(self.axes, _check_value(self, value) - self.loc)
-        inside = ~(square >= 1)
-        shape = 0.0 if self.power == 0 else self.power * torch.log1p(-torch.where(inside, square, 0.0))
-        return torch.where(inside, self.log_peak + shape, -math.inf)
-
-    def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
-        z = torch.randn(self._extended_shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        rest = 2 * standard_gamma(torch.full_like(z[..., :1], self.power + 1))
-        u = z / (z.square().sum(-1, keepdim=True) + rest).sqrt()
-        return self.loc + (self.axes @ u.unsqueeze(-1)).squeeze(-1)
-
-    @property
-    def mean(self) -> Tensor:
-        return self.loc
-
-    @property
-    def covariance_matrix(self) -> Tensor:
-        """The second moment about the centre."""
-        return self.axes @ self.axes.mT / (2 * (self.power + 1 + self._half))
-
-    @property
-    def variance(self) -> Tensor:
-        return self.axes.square().sum(-1) / (2 * (self.power + 1 + self._half))
-
-    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
-        """E_p[function(t)] by quadrature, as for ``BetaGaussian``."""
-        from fenchel.continuous.integrals import expected_basis
-
-        closed = expected_basis(self, function)
-        if closed is not None:
-            return closed
-        weight = Weight(2.0, 2 * self.power, log_ball(self.power, self._half))
-        return integrate(function, self.loc, self.axes, weight, nodes, angles)
-
-
-class _Inside(constraints.Constraint):
-    """Points where a density is positive."""
-
-    event_dim = 1
-
-    def __init__(self, density: Distribution) -> None:
-        self.density = density
-        super().__init__()
-
-    def check(self, value: Tensor) -> Tensor:
-        return self.density.log_prob(value) > -math.inf
 
 
 # -- what they are made of -------------------------------------------------------------------------------------------
@@ -555,76 +471,3 @@ def check_spread(law: Law, what: str) -> None:
 def _matrices(x: Tensor) -> Tensor:
     """One number per entry, to be multiplied with matrices."""
     return x[..., None, None]
-
-
-def _half_logdet(root: Tensor) -> Tensor:
-    return root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-
-
-def _mahalanobis(root: Tensor, x: Tensor) -> Tensor:
-    """‖L⁻¹x‖² for vectors (…, D)."""
-    if root.shape[-1] == 1:
-        return (x / root.squeeze(-1)).square().sum(-1)
-    batch = broadcast_shapes(root.shape[:-2], x.shape[:-1])
-    u = torch.linalg.solve_triangular(root.expand(*batch, -1, -1), x.expand(*batch, -1).unsqueeze(-1), upper=False)
-    square: Tensor = u.square().sum((-2, -1))
-    return square
-
-
-def _in_one_precision(loc: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """In the wider dtype of the two; half precision has no linear algebra."""
-    full = torch.promote_types(torch.promote_types(loc.dtype, matrix.dtype), torch.float32)
-    return loc.to(full), matrix.to(full)
-
-
-def matrix_root(covariance: Tensor) -> Tensor:
-    """The lower triangular root of positive definite matrices; NaN where they are not."""
-    if covariance.shape[-1] == 1:
-        return covariance.sqrt()
-    root: Tensor = torch.linalg.cholesky_ex(covariance).L
-    return root
-
-
-def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
-    """As torch's, with its type."""
-    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
-    return shape
-
-
-def _check_value(density: Distribution, value: Tensor) -> Tensor:
-    if not isinstance(value, Tensor):
-        raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
-    if value.dim() == 0 or value.shape[-1:] != density.event_shape:
-        raise ValueError(f"value must have shape (…, {density.event_shape[0]}), got {tuple(value.shape)}")
-    return value
-
-
-def _check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
-    for argument, x in (("loc", loc), (name, matrix)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{argument} must be a torch.Tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
-            raise TypeError(f"{argument} must have a floating-point dtype, got {x.dtype}")
-    if loc.dim() < 1 or loc.shape[-1] < 1:
-        raise ValueError(f"loc must have shape (…, D) with D ≥ 1, got {tuple(loc.shape)}")
-    if matrix.dim() < 2 or matrix.shape[-2:] != (loc.shape[-1],) * 2:
-        raise ValueError(f"{name} must have shape (…, {loc.shape[-1]}, {loc.shape[-1]}), got {tuple(matrix.shape)}")
-
-
-def _check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
-    if not bool(torch.isfinite(loc).all()):
-        raise ValueError("loc must be finite")
-    if name in ("scale_tril", "axes"):
-        if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
-            raise ValueError(f"{name} must be lower triangular with a positive diagonal")
-        return
-    check_positive_definite(matrix, name)
-
-
-def check_positive_definite(matrix: Tensor, name: str) -> None:
-    """Check symmetric matrices (…, D, D) of concrete values."""
-    bad = ~torch.isclose(matrix, matrix.mT, rtol=1e-4, atol=0.0).flatten(-2).all(-1)
-    bad |= torch.linalg.cholesky_ex(matrix.detach()).info != 0
-    bad |= ~torch.isfinite(matrix).flatten(-2).all(-1)
-    if bool(bad.any()):
-        raise ValueError(f"{name} must be symmetric and positive definite, got {matrix[bad][0].tolist()}")

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
-from fenchel.continuous.density import BetaGaussian, broadcast_shapes, by_alphas, check_spread
+from fenchel.continuous.density import BetaGaussian, by_alphas, check_spread
+from fenchel.continuous.matrices import broadcast_shapes
 from fenchel.continuous.quadrature import decline
 from fenchel.continuous.radial import double_exponential, log_shape, over
 

@@ -19,7 +19,9 @@ from torch import Tensor
 
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
-from fenchel.continuous.density import BetaGaussian, EllipsoidPower, broadcast_shapes, check_positive_definite
+from fenchel.continuous.density import BetaGaussian
+from fenchel.continuous.ellipsoid import EllipsoidPower
+from fenchel.continuous.matrices import broadcast_shapes, check_positive_definite
 from fenchel.continuous.radial import (
     Array,
     Radial,

@@ -81,7 +81,7 @@ class Alignment(DynamicProgram):
         band = "" if self.band is None else f"band={self.band}, "
         return f"Alignment({batch} tables of up to {rows} × {columns} cells, {band}omega={self.omega})"
 
-    def _shown(self, maximum: Tensor) -> Tensor:
+    def _signed(self, maximum: Tensor) -> Tensor:
         return 0.0 - maximum  # and no −0
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
@@ -141,28 +141,26 @@ class Alignment(DynamicProgram):
 
 
 class _AlignmentRecursion(Recursion):
+    step = "alignment"
+
     def __init__(self, omega: Regularizer, lengths: Tensor, band: int | None, rows: int, columns: int) -> None:
         self.omega, self.lengths, self.band, self.shape = omega, lengths, band, (rows, columns)
 
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        from fenchel.kernels import alignments
-
         # Kernels keep to the lengths, but do not know of bands.
         costs = inputs[0] if self.band is None else _masked(inputs[0].detach(), self.lengths, self.band)
-        return alignments.advance(costs, self.lengths, *self.kind, keep)
+        value, walk = self.kernel(inputs).advance(costs, self.lengths, *self.numbers, keep)
+        return value, walk
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        from fenchel.kernels import alignments
-
-        return (alignments.expect(-weight, value, walk, self.lengths, inputs[0].shape),)
+        return (self.kernel(inputs).expect(-weight, value, walk, self.lengths, inputs[0].shape),)
 
     def curve(
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        from fenchel.kernels import alignments
-
-        change, bent = alignments.curve(-weight, value, walk, self.lengths, -directions[0], *self.kind)
-        return change, (bent,)
+        kernel = self.kernel(inputs)
+        change, curved = kernel.curve(-weight, value, walk, self.lengths, -directions[0], *self.numbers)
+        return change, (curved,)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
         costs = _masked(precise(inputs[0]), self.lengths, self.band)

@@ -1,41 +1,42 @@
-"""Derivatives of compiled recursions: the gradient is the expected path, the Hessian how that responds.
+"""Derivatives of compiled recursions: the gradient of the value is the expected path, its Hessian that of the value.
 
-The value's backward pass is another differentiable function, the expected path times a weight; its backward pass is a
-Hessian-vector product, by one tangent pass forward and one back. Derivatives beyond that, and everything that is not
-compiled, come from the same recursion in torch operations.
+The backward pass of the value is a differentiable function too: the expected path times a weight. The backward pass of
+that one is a Hessian-vector product. Higher derivatives, and all that is not compiled, come from the same recursion in
+torch operations.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel._torch import apply_function, concrete, outside_graphs, tracks_forward
-from fenchel.dp.graph import Walk, unscaled
-from fenchel.kernels import usable
+from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.rowmap import RowMap
 
 Inputs = tuple[Tensor, ...]
 
 stays_outside = outside_graphs("a dynamic program", "runs step by step, in a loop of its own")
-"""Breaks a graph of ``torch.compile`` around a function: the compiler would write out every step."""
+"""Decorator that breaks a graph of ``torch.compile`` around a function: the compiler would unroll every step."""
 
 
 class Recursion(ABC):
     """A dynamic program as a function of its inputs: tensors of one dtype, float32 or float64."""
 
+    step: ClassVar[str]
+    """What the table of kernels calls it."""
+
     omega: Regularizer
 
     @abstractmethod
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        """Compiled: values (B,), in double precision, and the walk behind them if it is to be kept."""
+        """Compiled: values (B,), in double precision, and the probabilities of all choices if ``keep``."""
 
     @abstractmethod
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
@@ -45,62 +46,66 @@ class Recursion(ABC):
     def curve(
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        """Compiled: along directions of the inputs, the change of the values and that of ``expect``."""
+        """Compiled: the derivatives of the values, and of ``expect``, along directions of the inputs."""
 
     @abstractmethod
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
-        """In torch operations: the recursion and its random walk, for another Ω if one is given."""
+        """In torch operations: the recursion and its random walk, with another Ω if one is given."""
 
     @abstractmethod
     def collect(self, marginals: Tensor) -> Inputs:
-        """From the marginals of edges, those that are shown."""
+        """The marginals that a program returns, from those of the edges (B, edges)."""
+
+    def kernel(self, inputs: Inputs) -> Any:
+        """The kernels that serve this Ω and these inputs, as ``fenchel.kernels.table`` has them; None without any."""
+        base, gamma = self.omega.canonical()
+        if base.name is None or isinstance(base.parameter, Tensor) or isinstance(gamma, Tensor) or not len(inputs[0]):
+            return None
+        return kernels.find(self.step, base.name, (base.parameter,), *inputs)
 
     def is_compiled(self, inputs: Inputs) -> bool:
-        """Whether kernels may work on these inputs."""
-        return kind_of(self.omega) is not None and not tracks_forward() and usable(*inputs) and len(inputs[0]) > 0
+        """Whether kernels compute the results for these inputs."""
+        return not tracks_forward() and self.kernel(inputs) is not None
 
-    def parameters(self) -> tuple[Inputs, Callable[[Inputs], Regularizer]]:
-        """The parameters of Ω that are tensors, and how to make Ω from them."""
-        base, gamma = unscaled(self.omega)
-        alpha = base.parameter
-        if not isinstance(alpha, Tensor) and not isinstance(gamma, Tensor):
-            return (), lambda _: self.omega
+    @property
+    def numbers(self) -> tuple[Any, Any]:
+        """The parameter of Ω and its factor γ, as kernels take them."""
+        base, gamma = self.omega.canonical()
+        return base.parameter, gamma
+
+    def parameters(self) -> tuple[Inputs, Callable[[Inputs], Regularizer]] | None:
+        """The tensors that Ω depends on, and a function that makes Ω from them; None if these are not known."""
+        base, gamma = self.omega.canonical()
+        alpha, rule = base.parameter, base.rule
+        if rule is None:
+            return None
         given = tuple(t for t in (alpha, gamma) if isinstance(t, Tensor))
 
         def omega(tensors: Inputs) -> Regularizer:
             each = iter(tensors)
-            found = base
-            if isinstance(alpha, Tensor):
-                found = (Tsallis if isinstance(base, Tsallis) else Norm)(next(each))
+            found = _Member(rule, next(each)) if isinstance(alpha, Tensor) else base
             return (next(each) if isinstance(gamma, Tensor) else gamma) * found
 
         return given, omega
 
+
+class _Member(Regularizer):
+    """The member of a family of Ω that a tensor selects."""
+
+    def __init__(self, rule: RowMap, parameter: Tensor) -> None:
+        super().__init__()
+        self.rule, self.selected = rule, parameter
+
     @property
-    def kind(self) -> tuple[int, float]:
-        """As kernels take Ω: which entropy, and γ."""
-        found = kind_of(self.omega)
-        assert found is not None
-        return found
-
-
-def kind_of(omega: Regularizer) -> tuple[int, float] | None:
-    """As kernels take Ω: which entropy, and γ; None if they do not know it."""
-    base, gamma = unscaled(omega)
-    if not isinstance(base, Tsallis) or isinstance(base.alpha, Tensor) or isinstance(gamma, Tensor):
-        return None
-    kind = _KINDS.get(base.alpha)
-    return None if kind is None else (kind, float(gamma))
-
-
-_KINDS = {math.inf: 0, 1.0: 1, 2.0: 2, 1.5: 3}  # of kernels.columns, which is imported by the first call that needs it
+    def parameter(self) -> Tensor:
+        return self.selected
 
 
 class Run:
     """A recursion on the inputs of a program, run once however often its results are read.
 
-    Every reading returns a tensor and a graph of its own: to differentiate one leaves the others as they are. What is
-    kept is forgotten when an input or a parameter of Ω has been changed in place.
+    Every call returns new tensors with a graph of their own, so that they can be differentiated one after the other.
+    Results are computed again after an input or a parameter of Ω has been changed in place.
     """
 
     def __init__(self, recursion: Recursion, inputs: Inputs) -> None:
@@ -124,7 +129,7 @@ class Run:
         """The expected path: the gradient of ``max``, batch element by batch element.
 
         Args:
-            inputs: the same numbers in other shapes, to be given expectations in those; kernels alone look at them.
+            inputs: the same scores in expanded shapes, which the result is to have; used by kernels alone.
         """
         if self.recursion.is_compiled(self.inputs):
             inputs = self.inputs if inputs is None else inputs
@@ -151,8 +156,11 @@ class Run:
         return tuple(each.clone() for each in found)
 
     def _read(self, what: Callable[[Recursion, Walk], Inputs]) -> Inputs:
-        """In torch operations: something about the walk."""
-        parameters, omega = self.recursion.parameters()
+        """In torch operations: a function of the recursion and its random walk."""
+        found = self.recursion.parameters()
+        if found is None:  # Ω may depend on any tensors, which no stamp would cover
+            return what(self.recursion, self.recursion.walk(self.inputs))
+        parameters, omega = found
         inputs = (*self.inputs, *parameters)
 
         def read(*tensors: Tensor) -> Inputs:
@@ -166,15 +174,15 @@ class Run:
         if kept is None or (graph and not any(t.requires_grad for t in kept[1])):
             leaves = tuple(t.detach().requires_grad_(graph and t.requires_grad) for t in inputs)
             kept = self._kept[what] = read(*leaves), leaves
-        found: Inputs = Reading.apply(read, kept, *inputs)  # type: ignore[no-untyped-call]
-        return found
+        results: Inputs = Reading.apply(read, kept, *inputs)  # type: ignore[no-untyped-call]
+        return results
 
     def _memory(self) -> dict[Any, Any]:
-        """What is kept, if it still holds."""
+        """Results that are kept, none after a change of the inputs or of Ω."""
         omega = self.recursion.omega
-        kind = kind_of(omega)
-        tensors = self.inputs if kind else (*self.inputs, *omega.parameters(), *omega.buffers())
-        stamp = kind, *((id(t), 0 if t.is_inference() else t._version) for t in tensors)
+        numbers = [None if isinstance(a, Tensor) else a for a in self.recursion.numbers]
+        tensors = (*self.inputs, *omega.parameters(), *omega.buffers())
+        stamp = *numbers, *((id(t), 0 if t.is_inference() else t._version) for t in tensors)
         if stamp != self._stamp:
             self._stamp, self._kept = stamp, {}
         return self._kept
@@ -222,17 +230,17 @@ class Expectation(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled() or not concrete(*directions):
-            spoilt = ctx.value.isnan()
-            change, *bent = _curve(ctx.recursion, torch.where(spoilt, 0.0, weight), tuple(inputs), directions)
-            spoilt = spoilt & _moved(ctx.value, directions)
-            shown = spoilt & (weight != 0)
-            return None, _spoil(change, spoilt), None, *(_spoil(each, shown) for each in bent)
-        change, found = _bent(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
+            invalid = ctx.value.isnan()
+            change, *curved = _curve(ctx.recursion, torch.where(invalid, 0.0, weight), tuple(inputs), directions)
+            invalid = invalid & _moved(ctx.value, directions)
+            weighted = invalid & (weight != 0)
+            return None, _mark_invalid(change, invalid), None, *(_mark_invalid(each, weighted) for each in curved)
+        change, found = _weighted_curve(ctx.recursion, tuple(inputs), ctx.value, ctx.walk, weight, directions)
         return None, change, None, *found
 
 
 class Reading(torch.autograd.Function):
-    """What was read before, from inputs with a graph of their own. Only higher derivatives run the recursion again."""
+    """Results that were computed from detached inputs; only higher derivatives run the recursion again."""
 
     @staticmethod
     def forward(ctx: Any, read: Callable[..., Inputs], kept: tuple[Inputs, Inputs], *inputs: Tensor) -> Inputs:
@@ -269,32 +277,32 @@ def _pull_back(results: Inputs, leaves: Inputs, weights: Inputs, graph: bool) ->
 
 
 def _weighted(recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-    """``Recursion.expect``, to which elements of no weight add nothing, even if they are NaN."""
+    """``Recursion.expect``; batch elements of weight 0 contribute 0, even if they are NaN."""
     return recursion.expect(inputs, torch.where(weight == 0, -torch.inf, value), walk, weight)
 
 
-def _bent(
+def _weighted_curve(
     recursion: Recursion, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
 ) -> tuple[Tensor, Inputs]:
-    """``Recursion.curve``, to which elements of no weight or no direction add nothing, even if they are NaN."""
+    """``Recursion.curve``; batch elements of weight 0 or direction 0 contribute 0, even if they are NaN."""
     moved = _moved(value, directions)
-    spoilt = value.isnan() & moved
-    left_out = ~moved | (spoilt & (weight == 0))
-    change, bent = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
-    return torch.where(spoilt, torch.nan, change), bent
+    invalid = value.isnan() & moved
+    left_out = ~moved | (invalid & (weight == 0))
+    change, curved = recursion.curve(inputs, torch.where(left_out, -torch.inf, value), walk, weight, directions)
+    return torch.where(invalid, torch.nan, change), curved
 
 
-def _spoil(results: Tensor, spoilt: Tensor) -> Tensor:
-    """NaN for spoilt elements, and in what they share."""
-    lost = torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
-    return results + (lost.reshape(-1, *(1,) * (results.dim() - 1)) if len(results) == len(spoilt) else lost.sum())
+def _mark_invalid(results: Tensor, invalid: Tensor) -> Tensor:
+    """Results with NaN for invalid batch elements; all NaN if the batch shares one result and any is invalid."""
+    lost = torch.where(invalid, torch.nan, 0.0).to(results.dtype)
+    return results + (lost.reshape(-1, *(1,) * (results.dim() - 1)) if len(results) == len(invalid) else lost.sum())
 
 
 def _moved(value: Tensor, directions: Inputs) -> Tensor:
     """Which batch elements have a direction other than 0, (B,)."""
     moved = torch.zeros_like(value, dtype=torch.bool)
     for each in directions:
-        # One direction for all elements, or one for each. A sum, for torch maps over that in all of its ways.
+        # One direction for all elements, or one for each. A sum: torch can map over it with vmap and vectorize=True.
         moved = moved | (each.abs().sum(tuple(range(1, each.dim()))) != 0)
     return moved
 

@@ -167,32 +167,31 @@ class LinearChain(DynamicProgram):
 
 
 class _ChainRecursion(Recursion):
+    step = "chain"
+
     def __init__(self, omega: Regularizer, lengths: Tensor, steps: int, states: int) -> None:
         self.omega, self.lengths, self.steps, self.states = omega, lengths, steps, states
 
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        from fenchel.kernels import markov
-
         unary, transition, start, end = inputs
-        return markov.advance(unary, transition, (start, end), self.lengths, *self.kind, keep)
+        value, walk = self.kernel(inputs).advance(unary, transition, (start, end), self.lengths, *self.numbers, keep)
+        return value, walk
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        from fenchel.kernels import markov
-
         shared = inputs[1].shape[1] == 1
-        return self._each(inputs, markov.expect(weight, value, walk, self.lengths, inputs[0].shape, shared))
+        found = self.kernel(inputs).expect(weight, value, walk, self.lengths, inputs[0].shape, shared)
+        return self._each(inputs, found)
 
     def curve(
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        from fenchel.kernels import markov
-
         unary, transition, start, end = directions
         unary = unary.double().clone()
         unary[:, 0] += start
         unary[torch.arange(len(unary), device=unary.device), self.lengths - 1] += end
-        change, bent = markov.curve(weight, value, walk, self.lengths, unary, transition, *self.kind)
-        return change, self._each(inputs, bent)
+        kernel = self.kernel(inputs)
+        change, curved = kernel.curve(weight, value, walk, self.lengths, unary, transition, *self.numbers)
+        return change, self._each(inputs, curved)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
         unary, transition, start, end = map(precise, inputs)
@@ -214,12 +213,12 @@ class _ChainRecursion(Recursion):
         going = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
         first, between, _ = torch.split(marginals, [states, (steps - 1) * states**2, states], -1)
         each = torch.where(going[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
-        spoilt = torch.where(marginals[:, :1].isnan(), torch.nan, 0.0).to(marginals.dtype).unsqueeze(-1)
+        invalid = torch.where(marginals[:, :1].isnan(), torch.nan, 0.0).to(marginals.dtype).unsqueeze(-1)
         nodes = torch.cat([first.unsqueeze(1), each.sum(-2)], 1)
-        return nodes + spoilt, each + spoilt.unsqueeze(-1)  # after the end of a chain too
+        return nodes + invalid, each + invalid.unsqueeze(-1)  # after the end of a chain too
 
     def _each(self, inputs: Inputs, found: list[Tensor]) -> Inputs:
-        """Results for states and steps as the inputs that they belong to have them, sums where these are shared."""
+        """Results for states and steps in the shapes of the inputs, summed over the batch where it shares an input."""
         states, steps = found
         first = states[:, 0]
         last = states[torch.arange(len(states), device=states.device), self.lengths - 1]
@@ -250,7 +249,7 @@ def _check_lengths(lengths: Tensor | None, unary: Tensor) -> Tensor:
         return torch.full((batch,), steps, device=unary.device)
     lengths = check_integers(lengths, "lengths")
     if lengths.shape != (batch,):
-        raise ValueError(f"lengths must have shape ({batch},), one a chain, got {tuple(lengths.shape)}")
+        raise ValueError(f"lengths must have shape ({batch},), one per chain, got {tuple(lengths.shape)}")
     if concrete(lengths) and bool(((lengths < 1) | (lengths > steps)).any()):
         wrong = lengths[(lengths < 1) | (lengths > steps)][0].item()
         raise ValueError(f"lengths must be in [1, {steps}], the steps of unary, got {wrong}")

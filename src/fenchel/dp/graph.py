@@ -8,7 +8,6 @@ probabilities. Everything is differentiable to any order, in both modes, on ever
 from __future__ import annotations
 
 import functools
-import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
@@ -21,14 +20,13 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import apply_function, nested_forward_mode
-from fenchel.regularizers.base import Regularizer, Scaled
-from fenchel.regularizers.tsallis import Tsallis
+from fenchel.regularizers.base import Regularizer, simplified
 
 Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Sized(Protocol):
-    """What says how many bytes it takes."""
+    """An object that knows how many bytes it takes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -119,7 +117,7 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """What it takes once everything about it has been asked for."""
+        """The bytes that it takes once all of its properties have been computed."""
         degrees = np.bincount(self._heads, minlength=len(self.ranks))
         padded = int((np.maximum.reduceat(degrees, self._firsts[:-1]) * np.diff(self._firsts)).sum())
         return 8 * (len(self.ranks) + 3 * len(self._edges) + 4 * padded + self.scores)
@@ -168,14 +166,14 @@ def on(device: torch.device, indices: Indices) -> Tensor:
     return torch.from_numpy(indices).to(device)
 
 
-class _Taint(torch.autograd.Function):
-    """x, but NaN where a row is spoilt and x is not 0. Linear but for that, so that it is its own derivative."""
+class _Invalidate(torch.autograd.Function):
+    """x with NaN in place of entries other than 0 of invalid rows. The derivative is the same operation."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, spoilt: Tensor) -> Tensor:
-        return torch.where(spoilt & (x != 0), torch.nan, x)
+    def forward(x: Tensor, invalid: Tensor) -> Tensor:
+        return torch.where(invalid & (x != 0), torch.nan, x)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
@@ -184,22 +182,26 @@ class _Taint(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return taint(grad, *ctx.saved_tensors), None
+        return _invalidate(grad, *ctx.saved_tensors), None
 
     @staticmethod
     def jvp(ctx: Any, tangent: Tensor, _: None) -> Tensor:
         with nested_forward_mode():  # for the levels of forward mode around this one
-            return taint(tangent, *ctx.saved_tensors)
+            return _invalidate(tangent, *ctx.saved_tensors)
 
 
-def taint(x: Tensor, spoilt: Tensor) -> Tensor:
-    """Make what is not 0 in spoilt rows NaN, in x and in its derivatives: a row that is left out adds 0 to them."""
-    tainted: Tensor = apply_function(_Taint, x, spoilt)
-    return tainted
+def _invalidate(x: Tensor, invalid: Tensor) -> Tensor:
+    """x with NaN in place of entries other than 0 of invalid rows, and the same in its derivatives.
+
+    Zeros stay zeros, so that a row whose result has no weight adds 0 to a gradient.
+    """
+    result: Tensor = apply_function(_Invalidate, x, invalid)
+    return result
 
 
 Choose = Callable[[int, Tensor, Tensor], Tensor]
-"""Which choice to take at nodes of a level: its number, the nodes, and which walks are there at all."""
+"""Chooses an incoming edge of nodes of one level, given the number of the level, the nodes, and a mask of the walks
+that pass through this level."""
 
 
 @dataclass(frozen=True)
@@ -212,7 +214,7 @@ class Walk:
         values: max_Ω of all ways to the nodes of each level, the source's first.
         choices: the incoming scores of each level's nodes, (batch, nodes, choices).
         ends: (batch,), the node that each walk starts from; the last if None.
-        spoilt: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
+        invalid: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
     """
 
     graph: Graph
@@ -220,12 +222,12 @@ class Walk:
     values: Sequence[Tensor]
     choices: Sequence[Tensor]
     ends: Tensor | None
-    spoilt: Tensor
+    invalid: Tensor
 
     @property
     def value(self) -> Tensor:
         """max_Ω at the end, (batch,)."""
-        return self._spoil(self._at_ends(self.values))
+        return self._mark_invalid(self._at_ends(self.values))
 
     def marginals(self) -> Tensor:
         """How probable it is that each edge is walked, (batch, scores)."""
@@ -234,32 +236,34 @@ class Walk:
         walked: list[Tensor] = []
         for i in range(len(levels) - 1, -1, -1):
             level = levels[i]
-            taken = mass[i + 1].unsqueeze(-1) * self.omega.argmax(self.choices[i])
+            taken = mass[i + 1].unsqueeze(-1) * _argmax(self.omega, self.choices[i])
             walked.append(taken.flatten(1))
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
             passed = passed.index_add(1, on(taken.device, level.places.reshape(-1)), walked[-1])
             for r, part in zip(level.reads, torch.split(passed, sizes, -1), strict=True):
                 mass[r] = mass[r] + part
-        return self._spoil(self._by_edge(walked[::-1], 0.0))
+        return self._mark_invalid(self._by_edge(walked[::-1], 0.0))
 
     def log_probs(self) -> Tensor:
         """The logarithms of the walk's probabilities of each edge given its target, (batch, scores)."""
-        return self._spoil(self._by_edge([log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf))
+        return self._mark_invalid(
+            self._by_edge([_log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf)
+        )
 
     def entropy(self) -> Tensor:
         """Shannon's entropy of the walk in nats, (batch,)."""
-        return self._expected([-log_argmax(self.omega, z) for z in self.choices])
+        return self._expected([-_log_argmax(self.omega, z) for z in self.choices])
 
     def cross_entropy(self, other: Walk) -> Tensor:
         """E[−log q] for q another walk through the same graph, (batch,); +inf where this one leaves its support."""
-        return self._expected([-log_argmax(other.omega, z) for z in other.choices], other)
+        return self._expected([-_log_argmax(other.omega, z) for z in other.choices], other)
 
     def divergence(self, other: Walk) -> Tensor:
         """Kullback and Leibler's divergence from another walk through the same graph, (batch,), in nats."""
         costs = []
         for z, y in zip(self.choices, other.choices, strict=True):
-            log_p, log_q = log_argmax(self.omega, z), log_argmax(other.omega, y)
+            log_p, log_q = _log_argmax(self.omega, z), _log_argmax(other.omega, y)
             costs.append(torch.where(log_p == -torch.inf, 0.0, log_p) - log_q)
         found = self._expected(costs, other)
         return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
@@ -272,13 +276,13 @@ class Walk:
         found = [torch.zeros_like(self.values[0])]
         lost = [torch.zeros_like(self.values[0], dtype=torch.bool)]
         for level, z, cost in zip(self.graph.levels, self.choices, costs, strict=True):
-            p = self.omega.argmax(z)
+            p = _argmax(self.omega, z)
             taken, finite = p > 0, cost < torch.inf
             total = _read(found, level) + torch.where(taken & finite, cost, 0.0)
             found.append(torch.where(taken, p * total, 0.0).sum(-1))
             lost.append((taken & (_read(lost, level) | ~finite)).any(-1))
         value = self._at_ends(found) + torch.where(self._at_ends(lost), torch.inf, 0.0)
-        return self._spoil(value if other is None else other._spoil(value))
+        return self._mark_invalid(value if other is None else other._mark_invalid(value))
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
@@ -289,7 +293,7 @@ class Walk:
         draws = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(value)
 
         def draw(i: int, nodes: Tensor, _: Tensor) -> Tensor:
-            p = _pick(self.omega.argmax(self.choices[i]), nodes)
+            p = _pick(_argmax(self.omega, self.choices[i]), nodes)
             below = p.cumsum(-1)
             number = (below <= (draws[i] * below[..., -1]).unsqueeze(-1)).sum(-1)
             last = p.shape[-1] - 1 - (p > 0).int().flip(-1).argmax(-1)
@@ -309,7 +313,7 @@ class Walk:
         start[..., 0] = 0.0
         found, picks = [start], []
         for level, z in zip(self.graph.levels, self.choices, strict=True):
-            ways = _read(found, level) + log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
+            ways = _read(found, level) + _log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
             logs, pick = ways.flatten(2).sort(dim=-1, descending=True, stable=True)
             found.append(logs[..., :k])
             picks.append(pick[..., :k])
@@ -321,7 +325,7 @@ class Walk:
             ranks = torch.where(here, pick % k, ranks)
             return pick // k
 
-        return self._back(follow, k), torch.where(self.spoilt, torch.nan, self._at_ends(found).t())
+        return self._back(follow, k), torch.where(self.invalid, torch.nan, self._at_ends(found).t())
 
     def _back(self, choose: Choose, n: int) -> Tensor:
         """From the ends to the source, level by level."""
@@ -338,10 +342,10 @@ class Walk:
 
     def _ends(self) -> Tensor:
         last = sum(v.shape[1] for v in self.values) - 1
-        return torch.full_like(self.spoilt, last, dtype=torch.long) if self.ends is None else self.ends
+        return torch.full_like(self.invalid, last, dtype=torch.long) if self.ends is None else self.ends
 
     def _at_ends(self, each: Sequence[Tensor]) -> Tensor:
-        """What each batch element has at its end, of values for the nodes of all levels."""
+        """Of values for the nodes of all levels, those at the end of each batch element, (batch, …)."""
         if self.ends is None:
             return each[-1][:, -1]
         found = torch.cat(list(each), 1)
@@ -359,13 +363,13 @@ class Walk:
         nodes = torch.arange(first, first + values.shape[1], device=values.device)
         return (self.ends.unsqueeze(-1) == nodes).to(values.dtype)
 
-    def _spoil(self, results: Tensor) -> Tensor:
-        """Results (batch, …) that are NaN for spoilt elements, with derivatives that are NaN too, if asked for."""
-        spoilt = self.spoilt.reshape(-1, *(1,) * (results.dim() - 1))
-        return taint(results, spoilt) + torch.where(spoilt, torch.nan, 0.0).to(results.dtype)
+    def _mark_invalid(self, results: Tensor) -> Tensor:
+        """Results (batch, …) with NaN for invalid batch elements, and in their derivatives if these have a weight."""
+        invalid = self.invalid.reshape(-1, *(1,) * (results.dim() - 1))
+        return _invalidate(results, invalid) + torch.where(invalid, torch.nan, 0.0).to(results.dtype)
 
     def _by_edge(self, parts: Sequence[Tensor], otherwise: float) -> Tensor:
-        """What levels have for their choices, in the order of the scores."""
+        """Values of the choices of all levels, in the order of the scores, (batch, scores)."""
         found = torch.cat(list(parts), -1)
         found = torch.cat([found, torch.full_like(found[:, :1], otherwise)], -1)
         return found[:, on(found.device, self.graph.place)]
@@ -373,9 +377,10 @@ class Walk:
 
 def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None = None) -> Walk:
     """Bellman's recursion with max_Ω in place of max: v = max_Ω over incoming edges of (v at the source + score)."""
+    omega = simplified(omega)
     nothing = torch.full_like(scores[:, :1], -torch.inf)
     sorted_scores = torch.cat([scores, nothing], -1)[:, on(scores.device, graph.order)]
-    spoilt = ~(sorted_scores < torch.inf).all(-1)
+    invalid = ~(sorted_scores < torch.inf).all(-1)
     # In place of what would turn a gradient of 0 into NaN; the gradient of the rest passes.
     sorted_scores = torch.nan_to_num(sorted_scores, 0.0, 0.0, -torch.inf)
     values, choices = [torch.zeros_like(scores[:, :1])], []
@@ -383,16 +388,31 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     for level, part in zip(graph.levels, parts, strict=True):
         choices.append(_read(values, level) + part.reshape(len(part), *level.edges.shape))
         values.append(_max(omega, choices[-1]))
-    return Walk(graph, omega, values, choices, ends, spoilt)
+    return Walk(graph, omega, values, choices, ends, invalid)
 
 
 def _max(omega: Regularizer, z: Tensor) -> Tensor:
-    """max_Ω along the last dimension; −inf where there is no choice, at no slope in the parameters of Ω either."""
-    base, gamma = unscaled(omega)
-    if not isinstance(gamma, Tensor) and not isinstance(base.parameter, Tensor):
-        return omega.max(z)
-    dead = (z == -torch.inf).all(-1)
-    return torch.where(dead, -torch.inf, omega.max(torch.where(dead.unsqueeze(-1), 0.0, z)))
+    """max_Ω along the last dimension; −inf where there is no choice, with derivatives of 0 in the parameters of Ω."""
+    empty, filled = _fill_empty(z)
+    return torch.where(empty.squeeze(-1), -torch.inf, omega.max(filled))
+
+
+def _argmax(omega: Regularizer, z: Tensor) -> Tensor:
+    """argmax_Ω along the last dimension; zeros where there is no choice."""
+    empty, filled = _fill_empty(z)
+    return torch.where(empty, 0.0, omega.argmax(filled))
+
+
+def _log_argmax(omega: Regularizer, z: Tensor) -> Tensor:
+    """log(argmax_Ω) along the last dimension; −inf where a choice has no probability."""
+    empty, filled = _fill_empty(z)
+    return torch.where(empty, -torch.inf, omega.log_argmax(filled))
+
+
+def _fill_empty(z: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows have no choice, (…, 1), and z with zeros in these: no Ω need know such rows."""
+    empty = (z == -torch.inf).all(-1, keepdim=True)
+    return empty, torch.where(empty, 0.0, z)
 
 
 def _read(each: Sequence[Tensor], level: Level) -> Tensor:
@@ -404,39 +424,3 @@ def _read(each: Sequence[Tensor], level: Level) -> Tensor:
 def _pick(values: Tensor, nodes: Tensor) -> Tensor:
     """Of (batch, nodes, …), the rows of nodes (n, batch)."""
     return values[torch.arange(len(values), device=values.device), nodes]
-
-
-def unscaled(omega: Regularizer) -> tuple[Regularizer, float | Tensor]:
-    """Ω and γ of γΩ."""
-    gamma: float | Tensor = 1.0
-    while isinstance(omega, Scaled):
-        gamma = gamma * omega.gamma
-        omega = omega.omega
-    return omega, gamma
-
-
-def is_shannon(omega: Regularizer) -> bool:
-    """Whether choices are by softmax, whose logarithms are known even where it underflows."""
-    base, _ = unscaled(omega)
-    return isinstance(base, Tsallis) and not isinstance(base.alpha, Tensor) and base.alpha == 1
-
-
-def is_hard(omega: Regularizer) -> bool:
-    """Whether nothing is smoothed."""
-    base, _ = unscaled(omega)
-    return isinstance(base, Tsallis) and not isinstance(base.alpha, Tensor) and math.isinf(base.alpha)
-
-
-def log_argmax(omega: Regularizer, z: Tensor) -> Tensor:
-    """log(argmax_Ω) along the last dimension; −inf where a choice has no probability."""
-    if not is_shannon(omega):
-        p = omega.argmax(z)
-        some = p > 0
-        return torch.where(some, torch.where(some, p, 1.0).log(), torch.where(p == 0, -torch.inf, p))
-    _, gamma = unscaled(omega)
-    top = z.detach().amax(-1, keepdim=True)
-    dead = top == -torch.inf
-    masked = z == -torch.inf
-    cooled = torch.where(masked, 0.0, z - torch.where(dead, 0.0, top)) / gamma
-    logs = torch.log_softmax(torch.where(masked & ~dead, -torch.inf, cooled), -1)
-    return torch.where(masked, -torch.inf, logs)

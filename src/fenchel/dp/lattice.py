@@ -130,28 +130,26 @@ class _Shape(NamedTuple):
 
 
 class _LatticeRecursion(Recursion):
+    step = "lattice"
+
     def __init__(self, omega: Regularizer, shape: _Shape) -> None:
         self.omega, self.shape = omega, shape
 
     def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        from fenchel.kernels import lattices
-
-        return lattices.advance(self._sorted(inputs[0]), *self._incoming(), *self.kind)
+        value, walk = self.kernel(inputs).advance(self._sorted(inputs[0]), *self._incoming(), *self.numbers)
+        return value, walk
 
     def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        from fenchel.kernels import lattices
-
-        found = lattices.expect(weight, value, walk, *self._incoming())
+        found = self.kernel(inputs).expect(weight, value, walk, *self._incoming())
         return (self._unsorted(found, inputs[0], value),)
 
     def curve(
         self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        from fenchel.kernels import lattices
-
         direction = self._sorted(directions[0])
-        change, bent = lattices.curve(weight, value, walk, *self._incoming(), direction, *self.kind)
-        return change, (self._unsorted(bent, inputs[0], value),)
+        kernel = self.kernel(inputs)
+        change, curved = kernel.curve(weight, value, walk, *self._incoming(), direction, *self.numbers)
+        return change, (self._unsorted(curved, inputs[0], value),)
 
     def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
         return walk(self.shape.graph, precise(inputs[0]), self.omega if omega is None else omega)

@@ -1,4 +1,4 @@
-"""DynamicProgram: the verbs that chains, alignments and lattices share."""
+"""DynamicProgram: the methods that chains, alignments and lattices share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from torch import Tensor
 
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, Run, stays_outside
-from fenchel.dp.graph import Walk, unscaled
+from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import is_integer
-from fenchel.regularizers.tsallis import Hard, Tsallis
+from fenchel.regularizers.tsallis import Hard
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class DynamicProgram(ABC):
     r"""The best path through a graph, smoothed: Bellman's recursion with :math:`\max_\Omega` in place of max.
 
     =======================  ======================================================================================
-    ``d.value``              the smoothed maximum over all paths, one value a batch element
+    ``d.value``              the smoothed maximum over all paths, one value per batch element
     ``d.marginals``          the expected path, which is the gradient of ``value``; differentiable itself
     ``d.map()``              the path of highest score
     ``d.sample(n)``          paths of the random walk whose steps are the recursion's choices
@@ -47,14 +46,16 @@ class DynamicProgram(ABC):
     =======================  ======================================================================================
 
     With ``Shannon()`` paths have Gibbs probabilities, proportional to exp(score); with ``Gini()`` most have none.
-    Every Ω of the simplex will do: ``Hard``, ``Shannon``, ``Gini``, ``Tsallis``, ``Norm``, and γ times one of them.
+    Any Ω over the simplex that is zero at one-hot vectors can be used: ``Hard``, ``Shannon``, ``Gini``, ``Tsallis``,
+    ``Norm``, γ times one of them, and your own with ``zero_at_vertices = True``.
 
     Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
-    blank; a score that is NaN or +inf spoils its own batch element. Sums are kept in double precision.
+    blank; a score that is NaN or +inf makes its batch element NaN, and no other. Sums are kept in double precision.
 
     ``value`` and ``marginals`` are computed once, when they are first read, and again only if a score or a parameter of
-    Ω has been changed in place. Each reading has a graph of its own: ``d.value.sum().backward()`` may be followed by
-    ``d.marginals[0, 0, 0].backward()``. What they need is kept as long as the program.
+    Ω has been changed in place (with an Ω of your own, each time). Each result has a graph of its own:
+    ``d.value.sum().backward()`` may be followed by ``d.marginals[0, 0, 0].backward()``. What they need is kept as long
+    as the program.
 
     On the CPU, ``value``, ``marginals`` and their derivatives run in compiled kernels for Hard, Shannon, Gini and
     Tsallis(1.5), at any temperature; the rest, derivatives beyond the second, forward mode and what is mapped over (by
@@ -71,12 +72,12 @@ class DynamicProgram(ABC):
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._shown(self._run.max()).to(self._dtype)
+        return self._signed(self._run.max()).to(self._dtype)
 
     @property
     def marginals(self) -> Tensor:
         """The expected path: how probable it is that each part belongs to the path."""
-        return self._shown(self._run.marginals()[0]).to(self._dtype)
+        return self._signed(self._run.marginals()[0]).to(self._dtype)
 
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
@@ -168,7 +169,7 @@ class DynamicProgram(ABC):
         return p.divergence(q).to(torch.promote_types(self._dtype, other._dtype))
 
     def loss(self, target: Tensor) -> Tensor:
-        """value − score of the target, never negative, one a batch element: the CRF's loss for a Shannon chain.
+        """value − score of the target, never negative, one per batch element: the CRF's loss for a Shannon chain.
 
         Zero where the target leads by so much that it takes all; +inf for a target that is not possible. The gradient
         is the expected path less the target.
@@ -190,10 +191,10 @@ class DynamicProgram(ABC):
         self._check_paths(other)
         return self._run.recursion.walk(self._inputs), other._run.recursion.walk(other._inputs)
 
-    # -- what each problem says of its paths ---------------------------------------------------------
+    # -- what a subclass defines ---------------------------------------------------------------------
 
-    def _shown(self, maximum: Tensor) -> Tensor:
-        """A maximum of scores, or its gradient, as users see it: costs are minus scores."""
+    def _signed(self, maximum: Tensor) -> Tensor:
+        """A maximum of scores, or its gradient, with the sign that users expect: costs are minus scores."""
         return maximum
 
     @abstractmethod
@@ -210,7 +211,7 @@ class DynamicProgram(ABC):
 
     @abstractmethod
     def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
-        """Raise an error if this is no path; where ``blank`` (…, B) it need not be one."""
+        """Raise an error if this is not a path; elements that are ``blank`` (…, B) are not checked."""
 
     @abstractmethod
     def _check_paths(self, other: DynamicProgram) -> None:
@@ -218,18 +219,18 @@ class DynamicProgram(ABC):
 
     @abstractmethod
     def _blank(self, path: Tensor) -> Tensor:
-        """Where there is no path, (…, B): what ``sample`` and ``top`` show where there is none."""
+        """Which paths (…, B) are blank, as ``sample`` and ``top`` return them where no path is possible."""
 
 
 def gathered(values: Tensor, edges: Tensor) -> Tensor:
-    """The sum of values (B, E) at edges (…, B, L), of which negative ones are none."""
+    """The sums of values (B, E) over edges (…, B, L); negative edges are padding."""
     none = edges < 0
     found = values.expand(*edges.shape[:-1], values.shape[-1]).gather(-1, edges.clamp_min(0))
     return torch.where(none, 0.0, found).sum(-1)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """In double precision, where the device has it."""
+    """The tensor in double precision, where the device has it."""
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
@@ -240,13 +241,21 @@ def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
 
 
 def check_choice(omega: Regularizer) -> Regularizer:
-    """Check an Ω that is to smooth every choice: one of the simplex, with the same parameter everywhere."""
-    base, gamma = unscaled(check_omega(omega))
-    if not isinstance(base, Tsallis | Norm):
+    """Check an Ω that is to smooth every choice: one over the simplex, zero at one-hot vectors, the same everywhere."""
+    base, gamma = check_omega(omega).canonical()
+    masses = (base.mass(1), base.mass(2))
+    if any(isinstance(mass, Tensor) or mass != 1 for mass in masses):
         raise TypeError(
-            f"omega must be Hard, Shannon, Gini, Tsallis, Norm or a multiple of one of them, got {type(base).__name__}"
+            "omega must be over the simplex, for every step of a path is one choice: Hard, Shannon, Gini, Tsallis, "
+            f"Norm or a multiple of one of them; got {omega}"
         )
-    for name, parameter in (("alpha", base.alpha), ("gamma", gamma)):
+    if not base.zero_at_vertices:
+        raise TypeError(
+            "omega must be zero at one-hot vectors, so that the value is not below the score of the best path: Hard, "
+            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. If an Ω of your own is zero "
+            "there, set its zero_at_vertices = True"
+        )
+    for name, parameter in ((base.parameter_name, base.parameter), ("gamma", gamma)):
         if isinstance(parameter, Tensor) and parameter.numel() != 1:
             raise ValueError(
                 f"omega must have one {name} for all choices, got a tensor of shape {tuple(parameter.shape)}"

@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.dp.alignment import Alignment
-from fenchel.dp.graph import is_hard, is_shannon
 from fenchel.dp.program import check_choice, check_floats, check_integers
 from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer
@@ -60,7 +59,7 @@ def dtw(
     References: Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
     lengths = _check_pair(x, y, lengths)
-    d, shape = _alignments(x, y, lengths, _cooled(omega, gamma), band)
+    d, shape = _alignments(x, y, lengths, _times_gamma(omega, gamma), band)
     return d.value.reshape(shape)
 
 
@@ -93,14 +92,16 @@ def dtw_divergence(
     References: Blondel, Mensch & Vert (2021).
     """
     lengths = _check_pair(x, y, lengths)
-    omega = _cooled(omega, gamma)
+    omega = _times_gamma(omega, gamma)
 
     def exact(a: Tensor, b: Tensor, which: list[int]) -> Tensor:
         d, shape = _alignments(a, b, None if lengths is None else lengths[..., which], omega, band)
         return -d.exact_maximum().reshape(shape)
 
     difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
-    if is_shannon(omega) or is_hard(omega):  # what is below zero is rounding: the gradient is right as it is
+    base, _ = omega.canonical()
+    not_smoothed = not isinstance(base.margin, Tensor) and base.margin == 0
+    if base.associative or not_smoothed:  # what is below zero is rounding: the gradient is right as it is
         difference = difference + (difference.clamp_min(0) - difference).detach()
     else:
         difference = difference.clamp_min(0)
@@ -150,7 +151,7 @@ def barycenter(
     """
     if not is_integer(steps) or steps < 1:
         raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
-    omega = _cooled(omega, gamma)
+    omega = _times_gamma(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
     *batch, many, longest, depth = padded.shape
     weights = _check_weights(weights, padded)
@@ -190,12 +191,12 @@ def _descend(
 def _alignments(
     x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None
 ) -> tuple[Alignment, torch.Size]:
-    """One alignment for each pair that the batch dimensions broadcast to, and these."""
+    """One alignment per pair, flattened, and the shape that the batch dimensions broadcast to."""
     shape = _broadcast(x, y, lengths)
     if lengths is not None:
         lengths = lengths.expand(*shape, 2).reshape(-1, 2)
     x, y = (each.expand(*shape, *each.shape[-2:]).reshape(-1, *each.shape[-2:]) for each in (x, y))
-    if lengths is not None:  # what stands after the end may be anything
+    if lengths is not None:  # values after the end may be NaN
         x, y = (_cut(each, lengths[:, i]) for i, each in enumerate((x, y)))
     return Alignment(_distances(x, y), lengths, omega, band), shape
 
@@ -207,7 +208,7 @@ def _broadcast(x: Tensor, y: Tensor, lengths: Tensor | None) -> torch.Size:
 
 
 def _cut(series: Tensor, lengths: Tensor) -> Tensor:
-    """Zeros after the end."""
+    """Series (B, N, D) with zeros after their ends."""
     there = torch.arange(series.shape[1], device=series.device) < lengths.to(series.device).unsqueeze(-1)
     return torch.where(there.unsqueeze(-1), series, 0.0)
 
@@ -218,8 +219,8 @@ def _distances(x: Tensor, y: Tensor) -> Tensor:
         distances: Tensor = apply_function(_Distances, x, y)
         return distances
     finite, gaps = _gaps(x, y)  # not by products, which cancel where series meet
-    spoilt = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
-    return gaps.square().sum(-1) + spoilt
+    infinite = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
+    return gaps.square().sum(-1) + infinite
 
 
 def _gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -248,7 +249,7 @@ class _Distances(torch.autograd.Function):
         return alignments.pull(weight, x, y)
 
 
-def _cooled(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
+def _times_gamma(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
     omega = check_choice(Shannon() if omega is None else omega)
     return omega if isinstance(gamma, float | int) and gamma == 1 else gamma * omega
 

@@ -1,4 +1,4 @@
-"""Factor graphs: what variables may be together, and LP-SparseMAP, the differentiable choice under it."""
+"""Factor graphs: binary variables under constraints, solved by LP-SparseMAP, which is differentiable."""
 
 from fenchel.factors.base import Factor
 from fenchel.factors.graph import FactorGraph, Solution

@@ -1,4 +1,4 @@
-"""Factor: a set of variables with what they may be together, and how to find the best of it."""
+"""Factor: a constraint on, or a score of, some variables of a graph, and the projection that it needs."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ COLD = 1e6
 
 
 class Memory:
-    """What a group of factors keeps between the rounds of one solution, to begin the next with."""
+    """State that a group of factors keeps from one call of ``qp`` to the next, as a warm start."""
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
         """``Factor.qp`` for some rows of the batch."""
         raise NotImplementedError
 
     def adopt(self, other: Memory) -> None:
-        """Begin with what another memory has, if its factors are like these."""
+        """Take over the state of another memory, if its factors are of the same kind."""
         raise NotImplementedError
 
     def doubted(self) -> Tensor:
-        """Rows of the batch in which an oracle was seen not to be exact."""
+        """Which rows of the batch have met an oracle that was not exact, boolean (batch,)."""
         raise NotImplementedError
 
     def error(self) -> Tensor:
@@ -34,7 +34,7 @@ class Memory:
 
 
 class Factor:
-    r"""What some variables of a graph may be together: a polytope :math:`\mathcal M`, and a score of its own.
+    r"""The allowed joint values of some variables of a graph: a polytope :math:`\mathcal M`, and a score h on it.
 
     .. math:: \operatorname{argmax}_{p \in \mathcal M} \; \langle \theta, p \rangle + h(p) - \tfrac12 \|p\|^2
 
@@ -44,7 +44,7 @@ class Factor:
     :class:`~fenchel.structures.Structure` and use :class:`Structured` instead.
 
     Args:
-        variables: what it is about; negated ones enter as 1 − u.
+        variables: those that it constrains; negated ones enter as 1 − u.
         scores: higher-order scores, floating-point tensors, differentiable; the graph's batch dimensions in front, or
             none of them.
         own: for each of ``scores``, how many dimensions follow the batch dimensions.
@@ -72,10 +72,10 @@ class Factor:
     """Whether ``qp`` and ``support`` take scores of −inf, for variables that must be off."""
 
     counted = False
-    """Whether each of ``scores`` counts at most about once in h, so that its size is comparable with the variables'."""
+    """Whether each entry of ``scores`` enters h with a weight of about 1 at most, as the scores of variables do."""
 
     least = 0
-    """How many variables are on, whatever the choice: with fewer that are not forced off there is none."""
+    """How many variables are on in every vertex: if fewer may be on, no vertex is allowed."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class Factor:
 
     @property
     def size(self) -> int:
-        """How many variables it ties."""
+        """The number of variables."""
         return int(self.index.shape[1])
 
     @property
@@ -117,7 +117,7 @@ class Factor:
         )
 
     def memory(self, batch: int, factors: int) -> Memory | None:
-        """An object that solves ``qp`` as well, faster if the same rows come again; None if there is no such thing."""
+        """An object that solves ``qp`` with a warm start for rows that come again; None if there is none."""
         return None
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:

@@ -32,26 +32,25 @@ RELAXATION = 1.6
 NEWTON_EVERY = 10
 BALANCE_EVERY = 20
 ROUNDING = 2e-13
-"""Copies that are this close are equal, however large the step is that multiplies what is between them."""
+"""Copies that differ by less are treated as equal: a large step would multiply their rounding error."""
 WIDEST = 1000
-"""Up to how many variables that move N is written out; beyond, conjugate gradients take its place."""
+"""N is held as a matrix for up to so many moving variables; for more, conjugate gradients use products with it."""
 NARROW = 64
-"""Up to how many it is decomposed before conjugate gradients are tried."""
+"""For up to so many moving variables N is decomposed at once, before conjugate gradients are tried."""
 EXACT = 1e-13
-"""How small these leave a residual, relative to the terms that it is made of."""
+"""Tolerance of conjugate gradients: the residual relative to its terms."""
 ROUGH = 1e-7
-"""How small they may leave it in Newton's step, which is taken again: projections onto faces with hundreds of vertices
-are not exact to rounding."""
+"""The same in Newton's step, which is repeated: projections onto faces with hundreds of vertices are less exact."""
 GOOD = 1e-10
-"""… and in derivatives."""
+"""The same in derivatives."""
 PATIENCE = 100
-"""Steps of these, if the decomposition is possible."""
+"""The most steps of conjugate gradients where a decomposition is possible instead."""
 STALLED = 20
-"""Steps that do not halve the residual, after which no more are tried."""
+"""Conjugate gradients stop after so many steps that do not halve the residual."""
 FLAT = 1e-10
 """Eigenvalues of N below this are zero: directions that all faces share."""
 BALANCES = 20
-"""How often the step may change: from then on it is constant, and convergence is a theorem."""
+"""How often the step size may change: afterwards it is constant, and ADMM is known to converge."""
 
 
 @dataclass
@@ -59,12 +58,12 @@ class Group:
     """Factors of one kind and size, stacked.
 
     Args:
-        factor: one of them, which knows how.
+        factor: one of them, whose ``qp`` solves all.
         index: of their variables, (factors, size).
         negated: which of these are negated, (factors, size).
         scores: higher-order scores, (batch or 1, factors, …).
-        constants: what else they have, (1, factors, …).
-        memory: what they remember from one call to the next, if anything.
+        constants: fixed tensors of the factors, (1, factors, …).
+        memory: what is kept from one call of ``qp`` to the next, or None.
     """
 
     factor: Factor
@@ -75,8 +74,8 @@ class Group:
     memory: Memory | None = None
 
     @property
-    def told(self) -> bool:
-        """Whether the factors are told which variables are forced off."""
+    def takes_masks(self) -> bool:
+        """Whether the factors get scores of −inf for variables that are forced off."""
         return self.factor.masks and not bool(self.negated.any())
 
     def flip(self, rows: Tensor) -> Tensor:
@@ -91,18 +90,18 @@ class Group:
         return self.flip(answer).reshape(v.shape)
 
     def support(self, y: Tensor, scores: tuple[Tensor, ...], free: Tensor) -> Tensor:
-        """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value a batch element."""
+        """An upper bound of ⟨y, p⟩ over the factors' polytopes, one value per batch element."""
         y = y.reshape(-1, *self.index.shape)
         signed = torch.where(self.negated, -y, y)
-        if self.told and not bool(free.all()):
+        if self.takes_masks and not bool(free.all()):
             signed = torch.where(free.reshape(y.shape), signed, -torch.inf)
-        value = self.factor.support(signed, *map(_silenced, scores), *self.constants)
+        value = self.factor.support(signed, *map(_zeroed, scores), *self.constants)
         constant = torch.where(self.negated, y, 0.0).sum(-1)
         return (value + constant).sum(-1)
 
 
-def _silenced(scores: Tensor) -> Tensor:
-    """Scores of zero, but for what they forbid."""
+def _zeroed(scores: Tensor) -> Tensor:
+    """Zeros of the shape of scores, but −inf where these are."""
     return torch.where(scores == -torch.inf, -torch.inf, 0.0)
 
 
@@ -144,23 +143,23 @@ class Problem:
         return torch.from_numpy(np.concatenate([c.reshape(-1) for c in chosen]))
 
     def qp(self, v: Tensor, scores: list[tuple[Tensor, ...]], free: Tensor, rows: Tensor) -> Tensor:
-        """What every factor makes of its own part of v; those that know masks are told what is not free."""
+        """The answers of all factors to their parts of v; those that take masks get −inf where v is not free."""
         parts = torch.split(v, self.sizes, 1)
         if not bool(free.all()):
             open_ = torch.split(self.copies(free), self.sizes, 1)
             parts = tuple(
-                torch.where(o, part, -torch.inf) if g.told else part
+                torch.where(o, part, -torch.inf) if g.takes_masks else part
                 for g, part, o in zip(self.groups, parts, open_, strict=True)
             )
         return torch.cat([g.qp(part, s, rows) for g, part, s in zip(self.groups, parts, scores, strict=True)], 1)
 
     def doubts(self) -> int:
-        """In how many elements of the batch a factor found that its own answers contradict each other."""
+        """In how many elements of the batch a factor has met an oracle that was not exact."""
         found = [g.memory.doubted() for g in self.groups if g.memory is not None]
         return int(torch.stack(found).any(0).sum()) if found else 0
 
     def error(self, rows: Tensor) -> Tensor:
-        """How far the factors' last answers may be from the exact ones."""
+        """A bound on the distance of the factors' last answers from the exact ones."""
         errors = [g.memory.error().to(rows.device)[rows] for g in self.groups if g.memory is not None]
         return torch.stack(errors).amax(0) if errors else torch.zeros(len(rows), device=rows.device)
 
@@ -173,7 +172,7 @@ class Problem:
 
 @dataclass
 class State:
-    """Where each element of a batch is.
+    """The state of the solver, per element of the batch.
 
     Args:
         theta: scores, (batch, variables); where not ``free`` they do not matter.
@@ -206,7 +205,7 @@ class State:
 
 
 class Linear:
-    """The factors' answers around a point: p = P v + b, and what P does to vectors."""
+    """The linearization of the factors' answers at a point, p = P v + b, as products with P."""
 
     def __init__(self, problem: Problem, state: State) -> None:
         self.problem = problem
@@ -217,7 +216,7 @@ class Linear:
         self.flat = [s for group in self.scores for s in group]
 
     def project(self, x: Tensor) -> Tensor:
-        """P x; symmetric, so the derivative's transpose is as good."""
+        """P x, by a backward pass: P is symmetric."""
         if not self.p.requires_grad:
             return torch.zeros_like(x)
         (product,) = torch.autograd.grad(self.p, self.v, x, retain_graph=True, allow_unused=True)
@@ -306,7 +305,7 @@ class Faces:
             self._decompose(self.coupled)
 
     def _shaped(self) -> list[Tensor]:
-        """What moves, (batch, factors, size) for each group."""
+        """Which variables can move, (batch, factors, size) for each group."""
         parts = torch.split(self.moving, self.problem.sizes, 1)
         return [part.reshape(-1, *g.index.shape) for g, part in zip(self.problem.groups, parts, strict=True)]
 
@@ -419,7 +418,7 @@ def newton(problem: Problem, state: State) -> State:
 
 
 def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
-    """Whether the way in which factors disagree proves that they always will, one truth value a batch element.
+    """Whether the disagreement of the factors proves that they have no common point, boolean (batch,).
 
     For y with Cᵀy = 0 every μ has ⟨y, Cμ⟩ = 0; if ⟨y, p⟩ < 0 for all p in the factors' polytopes, no μ is in them all.
     """
@@ -433,7 +432,7 @@ def contradiction(problem: Problem, state: State, apart: Tensor) -> Tensor:
 
 @dataclass
 class Agreement:
-    """What a run of the solver ended with, per element of the batch.
+    """The result of the solver, per element of the batch.
 
     Args:
         p: the factors' copies, (batch, edges).
@@ -457,7 +456,7 @@ class Agreement:
 
 
 def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreement:
-    """Run ADMM with Newton's steps until every element of the batch has arrived."""
+    """Run ADMM with Newton's steps until every element of the batch has converged."""
     batch = start.theta.shape[0]
     live = torch.arange(batch, device=start.theta.device)
     final = start.take(live)
@@ -515,7 +514,7 @@ def _covered(problem: Problem, state: State) -> State:
 
 
 class _Schedule:
-    """When to try what: Newton's step ever more rarely, changes of the step only at first.
+    """The schedule of the solver: Newton's steps ever more rarely, changes of the step size only at first.
 
     Args:
         first: the round of the first of Newton's steps: at once if multipliers are known from similar scores.

@@ -1,4 +1,4 @@
-"""FactorGraph: variables, factors, and the one solution in which they agree."""
+"""FactorGraph: variables, factors, and the solution of their joint quadratic program."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ largest score that it sees. Short steps are easy, long ones tell scores apart th
 
 @dataclass(frozen=True)
 class End:
-    """Where a solution ended, for another one to begin with.
+    """The final state of a solution, as a warm start for another one.
 
     Args:
         u: scaled multipliers, (batch, edges).
@@ -72,7 +72,7 @@ class Solution:
 
 
 class FactorGraph:
-    r"""Binary variables with scores, and factors that say what they may be together: LP-SparseMAP.
+    r"""Binary variables with scores, and factors that constrain their joint values: LP-SparseMAP.
 
     .. math:: \operatorname{argmax}_{\mu \in \mathcal L} \; \langle \theta, \mu \rangle + \sum_f h_f(\mu_f)
         - \tfrac12 \|\mu\|^2
@@ -200,7 +200,7 @@ class FactorGraph:
             >>> int(solve(scores + 1e-3, start=first).iterations) < int(first.iterations)
             True
         """
-        theta, groups, spoilt = self._laid_out(tol, max_iter)
+        theta, groups, invalid = self._laid_out(tol, max_iter)
         if start is not None and not isinstance(start, Solution):
             raise TypeError(f"start must be a Solution, as graph.solve() returns it, got {type(start).__name__}")
         if _separate(groups, theta):
@@ -212,7 +212,7 @@ class FactorGraph:
             values = _Solve.apply(call, theta, *flat)  # type: ignore[no-untyped-call]
             found = call.found
             self._warn_of_doubts(problem)
-        return self._keep(values, found, spoilt, tol, max_iter, None if found is None else call.end())
+        return self._keep(values, found, invalid, tol, max_iter, None if found is None else call.end())
 
     @outside_graphs("FactorGraph")
     def map(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
@@ -228,13 +228,13 @@ class FactorGraph:
             tol: as in ``solve``; also how far a step may go in the end.
             max_iter: rounds of ADMM in a step.
         """
-        theta, groups, spoilt = self._laid_out(tol, max_iter)
+        theta, groups, invalid = self._laid_out(tol, max_iter)
         if not groups or theta.shape[0] == 0:
             values, found = (theta.detach() > 0).to(theta.dtype), None
         else:
             values, found = _linear_program(Problem(groups, self._count, len(theta)), theta, tol, max_iter)
         zero = torch.where(theta.isfinite(), theta, 0.0) * 0.0
-        return self._keep(values + zero, found, spoilt, tol, max_iter)
+        return self._keep(values + zero, found, invalid, tol, max_iter)
 
     def __repr__(self) -> str:
         return f"FactorGraph({self._count} variables, {len(self.factors)} factors)"
@@ -252,13 +252,13 @@ class FactorGraph:
         flat = [s.to(device, torch.float64).unsqueeze(-1).flatten(lead) for s in self._scores]
         theta = torch.cat(flat, -1).reshape(rows, self._count)
         groups = [_stacked(factors, self.batch, device) for factors in _by_kind(self.factors)]
-        spoilt = (theta.isnan() | (theta == torch.inf)).any(1)
+        invalid = (theta.isnan() | (theta == torch.inf)).any(1)
         for group in groups:
             for s in group.scores:
-                spoilt = spoilt | (s.isnan() | (s == torch.inf)).flatten(1).any(1)
+                invalid = invalid | (s.isnan() | (s == torch.inf)).flatten(1).any(1)
             _check_room(group, theta)
-            group.scores = tuple(torch.where(spoilt.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
-        return torch.where(spoilt.unsqueeze(1), 0.0, theta), groups, spoilt
+            group.scores = tuple(torch.where(invalid.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
+        return torch.where(invalid.unsqueeze(1), 0.0, theta), groups, invalid
 
     def _warn_of_doubts(self, problem: Problem) -> None:
         if doubts := problem.doubts():
@@ -273,12 +273,12 @@ class FactorGraph:
         self,
         values: Tensor,
         found: Agreement | None,
-        spoilt: Tensor,
+        invalid: Tensor,
         tol: float,
         max_iter: int,
         end: End | None = None,
     ) -> Solution:
-        values = torch.where(spoilt.unsqueeze(1), torch.nan, values)
+        values = torch.where(invalid.unsqueeze(1), torch.nan, values)
         self._values = values.reshape(*self.batch, self._count)
         if found is None:
             zero = torch.zeros(self.batch, device=values.device)
@@ -294,9 +294,9 @@ class FactorGraph:
 
 
 def _check_room(group: Group, theta: Tensor) -> None:
-    """Refuse graphs that leave a structure fewer variables than it needs, but for none at all: it is left out then."""
+    """Refuse graphs that leave a structure some variables, but fewer than it needs; with none it is left out."""
     least = group.factor.least
-    if not least or not group.told:
+    if not least or not group.takes_masks:
         return
     left = (theta.detach()[:, group.index.reshape(-1)] != -torch.inf).reshape(-1, *group.index.shape).sum(-1)
     short = ((left > 0) & (left < least)).any(1)
@@ -348,7 +348,7 @@ def _separate(groups: list[Group], theta: Tensor) -> bool:
         return True
     edges = torch.cat([g.index.reshape(-1) for g in groups])
     once = int(torch.bincount(edges).max()) <= 1
-    return once and (not bool((theta == -torch.inf).any()) or all(g.told for g in groups))
+    return once and (not bool((theta == -torch.inf).any()) or all(g.takes_masks for g in groups))
 
 
 def _directly(groups: list[Group], theta: Tensor) -> Tensor:
@@ -426,7 +426,7 @@ def _merged(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Agreement]:
-    """Proximal point steps until none moves."""
+    """Proximal point steps until the solution no longer changes."""
     state = _start(problem, theta, 0.0)
     free, scores = state.free, state.scores
     largest = _largest(problem, state)
@@ -486,7 +486,7 @@ class _Call:
         return _merged(self.problem, self.found, theta)
 
     def end(self) -> End:
-        """For the next one to begin with."""
+        """The final state, as a warm start for the next call."""
         state = self.found.state
         return End(state.u, state.rho, self.problem.edges, tuple(g.memory for g in self.problem.groups))
 

@@ -15,7 +15,7 @@ SLIVER = 1e-15
 def band(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     r"""Project rows onto :math:`\{p \in [0, 1]^n : l \le \langle a, p \rangle \le b\}`.
 
-    p = clip(θ − τa) for one number τ a row, found among its sorted breakpoints in O(n log n).
+    p = clip(θ − τa) for one number τ per row, found among its sorted breakpoints in O(n log n).
     """
     p = theta.clamp(0, 1)
     load = (costs * p).sum(-1)

@@ -10,16 +10,13 @@ from torch import Tensor
 from fenchel import structures
 from fenchel.factors.base import Factor, Memory
 from fenchel.factors.variables import Variables
-from fenchel.structures import Chain, SequentialSubsets, SparseMAP, Structure
+from fenchel.structures import Chain, SparseMAP, Structure
 from fenchel.structures.active_set import ActiveSets
 from fenchel.structures.base import best, own_tensors
 
 TOL = 1e-6
 """How exactly a structure is solved: until no structure gains more than TOL²/2, which moves marginals by about as much.
 A tighter one would add structures whose gain is rounding."""
-
-_PLAIN = (structures.AtMost, structures.DependencyTree, structures.Matching, structures.Subsets)
-"""Structures that are told apart by what they print."""
 
 
 class Structured(Factor):
@@ -68,27 +65,24 @@ class Structured(Factor):
         structure.check(variables.graph.batch + self.shape)
         self.structure = structure
         scores = _higher(structure, self.shape)
-        super().__init__(
-            variables, (scores,) if scores is not None else (), _own(structure) if scores is not None else ()
-        )
+        given = () if scores is None else (scores,)
+        super().__init__(variables, given, [structure.transition_dims or 0 for _ in given])
 
     @property
     def counted(self) -> bool:  # type: ignore[override]
-        """Steps of a sequence do; what a user's structure makes of its tensors is not known."""
-        return isinstance(self.structure, Chain | SequentialSubsets)
+        """True if the higher-order scores are transitions; for other tensors that is not known."""
+        return self.structure.transition_dims is not None
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        """k, of subsets of exactly k."""
-        exact = isinstance(self.structure, structures.Subsets | SequentialSubsets)
-        return self.structure.k if exact and isinstance(self.structure.k, int) else 0
+        """The ``least`` of the structure."""
+        return self.structure.least
 
     @property
     def kind(self) -> Hashable:
-        same = isinstance(self.structure, _PLAIN) and type(self.structure) in _PLAIN
-        if same or type(self.structure) is Chain:
-            return type(self.structure), str(self.structure) if same else "", self.shape
-        return id(self)
+        """Equal for equal sets of structures over variables of one shape."""
+        key = self.structure.key()
+        return id(self) if key is None else (key, self.shape)
 
     def qp(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         posed = theta.reshape(*theta.shape[:2], *self.shape)
@@ -105,11 +99,9 @@ class Structured(Factor):
         """The structure with these higher-order scores in place of its own."""
         if not tensors:
             return self.structure
-        if isinstance(self.structure, Chain):
-            return Chain(tensors[0])
-        if isinstance(self.structure, SequentialSubsets):
-            return SequentialSubsets(self.structure.k, tensors[0])
-        return _Weighted(self.structure, tensors[0])
+        if self.structure.transition_dims is None:
+            return _Weighted(self.structure, tensors[0])
+        return self.structure.with_transitions(tensors[0])
 
 
 class _Kept(Memory):
@@ -147,13 +139,9 @@ class _Kept(Memory):
         if not isinstance(other, _Kept) or other.gap.shape != self.gap.shape:
             return
         mine, theirs = self.factor, other.factor
-        if type(mine.structure) is type(theirs.structure) and mine.shape == theirs.shape and self._plain(theirs):
+        same = mine.structure is theirs.structure or mine.kind == theirs.kind
+        if same and mine.shape == theirs.shape:
             self.sets = other.sets
-
-    def _plain(self, other: Structured) -> bool:
-        """Whether the same structures are allowed in another factor: known for built-in ones alone."""
-        mine, theirs = self.factor.structure, other.structure
-        return mine is theirs or isinstance(mine, Chain) or (type(mine) in _PLAIN and str(mine) == str(theirs))
 
     def doubted(self) -> Tensor:
         return self.doubt.any(1)
@@ -251,15 +239,11 @@ class _Weighted(Structure):
 
 
 def _higher(structure: Structure, shape: torch.Size) -> Tensor | None:
-    """The higher-order scores of a structure, with all of their own dimensions; a weight if they are its own affair."""
+    """The tensor of higher-order scores of a structure; a weight of 1 for those that are no such tensor."""
     if not structure.has_higher:
         return None
-    if isinstance(structure, Chain):
-        return structure.transition if structure.transition.dim() > 2 else structure.transition.unsqueeze(0)
-    if isinstance(structure, SequentialSubsets):
-        t = structure.transition
-        t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device="cpu")
-        return t.expand(*t.shape[:-1], shape[0] - 1) if t.dim() else t.expand(shape[0] - 1)
+    if structure.transition_dims is not None:
+        return structure.transitions(shape)
     if any(t.requires_grad for t in own_tensors(structure)):
         raise _no_gradient(structure)
     return torch.ones((), device="cpu")
@@ -270,7 +254,3 @@ def _no_gradient(structure: Structure) -> ValueError:
         f"the tensors of {type(structure).__name__} must not require grad: in a factor graph only the transitions "
         "of Chain and SequentialSubsets get gradients. Write a Factor with these as its scores, or detach them"
     )
-
-
-def _own(structure: Structure) -> tuple[int, ...]:
-    return (3 if isinstance(structure, Chain) else 1 if isinstance(structure, SequentialSubsets) else 0,)

@@ -58,7 +58,7 @@ def check_scaling(scaling: float | Tensor, num_heads: int) -> float | Tensor:
     except (TypeError, ValueError) as error:
         raise type(error)(str(error).replace("beta", "scaling")) from None
     if isinstance(scaling, Tensor) and scaling.shape not in ((), (1,), (num_heads,)):
-        raise ValueError(f"scaling must have one entry a head, {num_heads}, got shape {tuple(scaling.shape)}")
+        raise ValueError(f"scaling must have one entry per head, {num_heads}, got shape {tuple(scaling.shape)}")
     return scaling
 
 

@@ -1,4 +1,4 @@
-"""What a memory is sure to retrieve, and from how far; and how many patterns a memory can be sure of."""
+"""Which patterns a memory retrieves exactly and from how far, and how many patterns it can hold."""
 
 from __future__ import annotations
 
@@ -6,38 +6,35 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import cast
 
 import torch
 from torch import Tensor
 
 from fenchel.hopfield.dynamics import check_beta
-from fenchel.hopfield.passes import base, margin, number, temperature
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.capped import KSubsets
 from fenchel.regularizers.rows import is_integer
-from fenchel.structures import SparseMAP, Subsets
+from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
 
 Read = Callable[[int], Iterator[tuple[int, Tensor]]]
-"""Reads all patterns, so many at a time: the place of the first, and the chunk."""
+"""``read(size)`` yields all patterns in blocks of so many: the index of the first, and the block."""
 
 EXACT = 1 << 36
-"""Up to so many products all pairs of patterns are compared in double precision; beyond, in the patterns' own."""
+"""All pairs of patterns are compared in double precision up to so many multiplications, beyond in their own dtype."""
 
 BLOCK = 2048
-"""Patterns that are compared with so many others at a time."""
+"""The number of patterns in a block: blocks are compared pair by pair."""
 
 PAIRS = 1 << 22
-"""Entries of differences of patterns that are held at a time."""
+"""The most entries of differences of patterns that are held at a time."""
 
 PROBES = 200
-"""Calls of the oracle after which the smallest β of a structure is given up: a handful is usual."""
+"""The most calls of the oracle for the smallest β of a structure; a handful is usual."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    r"""What is retrieved exactly. One value for each pattern, or association, in double precision.
+    r"""Exact retrieval by a memory: four tensors with one value per pattern, or per association, in double precision.
 
     With the margin m of Ω a state q gives pattern i all weight if and only if it leads:
     :math:`q^\top (x_i - x_j) \ge m/\beta` for every other j. For k patterns at once each of them has to lead every
@@ -49,7 +46,7 @@ class Certificate:
         stationary: whether an update leaves the pattern, or the sum of the association, where it is. For a pattern
             outside the convex hull of the others that is :math:`\Delta_i \ge m/\beta`, and no other is. Copies of one
             pattern (Δ = 0) share the weight and need a smaller lead over the rest, which is accounted for here and
-            below. A pattern inside the hull of others may be a fixed point by the weights of these: that is not told.
+            below. A pattern inside the hull of others may be a fixed point by their weights, which is not covered.
         radius: of the largest ball around it from which one update leads to it exactly, negative if it is not
             stationary: :math:`\min_j (x_i^\top (x_i - x_j) - m/\beta) / \|x_i - x_j\|`. Tight: beyond, in the direction
             of the j that attains it, another pattern gets weight. Of queries as they are compared, normalised.
@@ -71,7 +68,7 @@ def certify_patterns(
 ) -> Certificate:
     """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,)."""
     group, copies = _groups(read, count)
-    lead = margin(omega, copies)
+    lead = needed_lead(omega, copies)
     if lead is None:
         raise ValueError(
             f"patterns are certified for an Ω that chooses one of them and has a known margin, omega is {omega}; for "
@@ -102,7 +99,7 @@ def certify_patterns(
 
 
 def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """The wanted patterns and their places, BLOCK at a time from wherever they lie: each block costs one pass later."""
+    """Blocks of at most BLOCK wanted patterns, with their indices, gathered from all blocks that are read."""
     places: list[Tensor] = []
     rows: list[Tensor] = []
     held = 0
@@ -118,7 +115,7 @@ def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Centered:
-    """Patterns less the mean of all: a large offset would leave products no digits to tell them apart."""
+    """Patterns minus the mean of all: with a large offset, products would round away their differences."""
 
     def __init__(self, patterns: Tensor, mean: Tensor, count: int) -> None:
         self.patterns = patterns.double()
@@ -129,7 +126,7 @@ class _Centered:
         self.square = self.rest.double().square().sum(-1)
 
     def compare(self, other: _Centered, same: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; by differences where these are small, and products would not do."""
+        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; from differences where these are small and products imprecise."""
         products = (self.rest @ other.rest.T).double()
         leads = self.square.unsqueeze(-1) - products + (self.along.unsqueeze(-1) - other.along)
         both = self.square.unsqueeze(-1) + other.square
@@ -143,7 +140,7 @@ class _Centered:
 
 
 class _Least:
-    """For each of some patterns the other one for which something is least, among chunks."""
+    """For each of some patterns the other pattern with the least value, among all blocks seen so far."""
 
     def __init__(self, here: Tensor) -> None:
         self.here = here
@@ -166,26 +163,25 @@ class _Least:
 def certify_associations(read: Read, count: int, omega: Regularizer, beta: float, associations: Tensor) -> Certificate:
     """Certify sets of patterns, boolean (A, N)."""
     chosen = _check_associations(associations, count)
-    inner, gamma = base(omega), number(temperature(omega))
-    if isinstance(inner, SparseMAP) and not isinstance(inner.structure, Subsets):
-        return _certify_structures(read, inner, gamma, beta, chosen)
-    if isinstance(inner, KSubsets | SparseMAP):
-        k = number(inner.k) if isinstance(inner, KSubsets) else float(cast(Subsets, inner.structure).most(count))
-        lead = gamma
-    else:
-        one = margin(omega, torch.ones(1, device="cpu"))
-        if one is None:
-            raise ValueError(f"associations are certified for an Ω with a known margin, or SparseMAP; omega is {omega}")
-        k, lead = 1.0, float(one)
+    simple, gamma = omega.canonical()
+    factor = _number(gamma, "the temperature of omega")
+    if isinstance(simple, SparseMAP):  # only structures have an oracle, which their certificate calls
+        closed = simple.structure.regularizer(count)
+        if closed is None:
+            return _certify_structures(read, simple, factor, beta, chosen)
+        simple = closed.canonical()[0]
+    mass, margin = simple.mass(count), simple.margin
+    if mass is None or margin is None:
+        raise ValueError(f"associations are certified for an Ω with a known margin, or SparseMAP; omega is {omega}")
+    k, lead = _number(mass, "k of omega"), factor * _number(margin, "the margin of omega")
     sizes = chosen.sum(-1)
     if bool((sizes != k).any()):
         raise ValueError(f"associations must have {k:g} patterns each, got one with {int(sizes[sizes != k][0])}")
     if k == 1:
         # Copies share, which is as good as one of them: see ``certify_patterns``.
         place = chosen.int().argmax(-1)
-        single = omega if not isinstance(inner, SparseMAP) else gamma * KSubsets(1)
         wanted = torch.zeros(count, dtype=torch.bool, device="cpu").index_fill(0, place, True)
-        each = certify_patterns(read, count, single, beta, wanted)
+        each = certify_patterns(read, count, factor * simple, beta, wanted)
         at = (wanted.cumsum(0) - 1)[place]
         return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
     gap, radius = _least_leads(read, chosen, int(k), lead / beta)
@@ -221,11 +217,11 @@ def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Ten
 
 
 def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float, chosen: Tensor) -> Certificate:
-    """By the oracle: whether each structure is returned; leads and radii over all other structures are not known.
+    """Certify structures with calls of the oracle: ``stationary`` and ``min_beta``; leads and radii are not known.
 
-    Another structure y′ objects to y where βa + c > 0, with a its lead in score and c what the margin and higher-order
-    scores say. The β without an objection are an interval. Its lower end is found by Newton's method from 0, which
-    never passes it: the worst objector at β says which β it would accept, and none does that leads and objects still.
+    A structure y is not returned if another y′ has βa + c > 0, where a is the lead of y′ in score and c the terms of
+    the margin and of higher-order scores. The β at which no y′ violates the margin are an interval. Its lower end is
+    found by Newton's method from 0, which never passes it: each step solves βa + c = 0 for the worst y′ at the last β.
     """
     y = chosen.double()
     q = torch.stack([y[:, start : start + len(block)] @ block.double() for start, block in read(BLOCK)]).sum(0)
@@ -235,7 +231,7 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     rounding = 32 * torch.finfo(torch.float64).eps * sizes * torch.linalg.vector_norm(q, dim=-1) * largest / gamma
 
     def worst(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, c = _objection(omega, scores, y, beta)
+        a, c = _violation_terms(omega, scores, y, beta)
         a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
         return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
 
@@ -247,10 +243,11 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     return Certificate(unknown, stationary, unknown.clone(), torch.where(known, least, math.nan))
 
 
-def _objection(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
     """⟨s, y′ − y⟩ and −⟨y, y′ − y⟩ + h(y′) − h(y), for the y′ that at scores βs violates the margin of y most.
 
-    Apart, unlike in ``SparseMAP.violation``: at a large β their sum has no digits left for the second.
+    The two terms are returned separately, unlike in ``SparseMAP.violation``: at a large β their sum would round the
+    second one away.
     """
     structure = omega.structure
     omega.check_target(y, scores, -1, None)
@@ -269,19 +266,19 @@ def _objection(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tup
 
 
 def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower end of the β > 0 to which nothing objects, inf if there is none; and whether it was found."""
+    """The lower end of the β > 0 without a violation, inf if there is none; and whether it was found."""
     trial, done = torch.zeros_like(least), torch.zeros_like(least, dtype=torch.bool)
     for _ in range(PROBES):
-        a, c, objects = worst(torch.where(least > 0, least, trial))
-        # No objection at 0 is not enough: a tie there that leads objects to every β. It must be found at some β > 0.
-        first = ~done & ~objects & (least == 0) & (trial == 0)
-        smaller = objects & (trial > 0) & (least == 0) & (a > 0) & (c < 0)
-        never = objects & ~smaller & (a >= 0)
-        raised = objects & ~smaller & (a < 0)
+        a, c, violated = worst(torch.where(least > 0, least, trial))
+        # No violation at 0 is not enough: a y′ that ties there and leads in score violates every β > 0. Try one.
+        first = ~done & ~violated & (least == 0) & (trial == 0)
+        smaller = violated & (trial > 0) & (least == 0) & (a > 0) & (c < 0)
+        never = violated & ~smaller & (a >= 0)
+        raised = violated & ~smaller & (a < 0)
         trial = torch.where(first, 1.0, torch.where(smaller & ~done, -c / torch.where(smaller, a, 1.0) / 2, trial))
         least = torch.where(done, least, torch.where(never, math.inf, least))
         least = torch.where(raised & ~done, c / torch.where(raised, -a, 1.0), least)
-        done = done | never | (~objects & ~first)
+        done = done | never | (~violated & ~first)
         if bool(done.all()):
             break
     return least, done
@@ -296,8 +293,41 @@ def _check_associations(associations: Tensor, count: int) -> Tensor:
     return associations.cpu()
 
 
+def needed_lead(omega: Regularizer, copies: Tensor) -> Tensor | None:
+    """The lead over all other patterns that c copies of one need to share all weight; None if that is not known.
+
+    For one copy that is the margin of Ω. Copies have equal scores: of c zeros and any others Ω chooses the zeros alone
+    if and only if no other is above the line of c zeros.
+
+    Args:
+        omega: one that chooses one pattern.
+        copies: integers, of any shape; the result has this shape, in double precision.
+    """
+    simple, gamma = omega.canonical()
+    mass, margin = simple.mass(2), simple.margin
+    if margin is None or mass is None or _number(mass, "k of omega") != 1:
+        return None
+    factor, lead = _number(gamma, "the temperature of omega"), _number(margin, "the margin of omega")
+    leads = torch.full(copies.shape, lead, dtype=torch.float64, device="cpu")
+    rank = len(simple.parameter_shape or (1,))
+    for c in torch.unique(copies[copies > 1]).tolist():
+        line = simple.line(torch.zeros((1,) * (rank - 1) + (c,), dtype=torch.float64, device="cpu"))
+        if line is not None:
+            leads[copies == c] = -_number(line, "the threshold of omega")
+        elif lead < math.inf:
+            return None
+    return factor * leads
+
+
+def _number(value: float | Tensor, name: str) -> float:
+    """A number, or a tensor with one element, as a number."""
+    if isinstance(value, Tensor) and value.numel() != 1:
+        raise ValueError(f"{name} must be one number for all queries, got a tensor of shape {tuple(value.shape)}")
+    return float(value.detach()) if isinstance(value, Tensor) else float(value)
+
+
 def _enough(gap: Tensor, needed: Tensor) -> Tensor:
-    """Whether a lead is enough; where none is needed (Hard) it must be one all the same, for ties share."""
+    """Whether a lead is enough; where the margin is 0 (Hard) it must still be positive, because ties share."""
     return torch.where(needed > 0, gap >= needed, gap > 0)
 
 
@@ -310,8 +340,8 @@ def _least_beta(lead: Tensor, gap: Tensor) -> Tensor:
 def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     """For each pattern the place of the first that equals it, and how many copies there are.
 
-    Copies have the same product with a random direction, up to rounding: all others are told apart by that alone, and
-    only patterns that may have a copy are compared in full.
+    Copies have the same product with a random direction, up to rounding: only patterns that share this product with
+    another are compared in full.
     """
     suspect = _may_repeat(read, count)
     seen: dict[bytes, int] = {}
@@ -411,10 +441,10 @@ def capacity(
         raise ValueError(
             f"norm must be positive, noise not negative and failure in (0, 1), got {norm}, {noise} and {failure}"
         )
-    lead = margin(check_omega(omega), torch.ones(1, device="cpu"))
+    lead = needed_lead(check_omega(omega), torch.ones(1, dtype=torch.long, device="cpu"))
     if lead is None or not math.isfinite(float(lead)):
         raise ValueError(f"omega must have a finite margin, as entmax with alpha > 1 and normmax do, got {omega}")
-    needed = float(lead) / number(check_beta(beta)) / norm**2
+    needed = float(lead) / _number(check_beta(beta), "beta") / norm**2
     cosine = 1 - needed - 2 * noise / norm
     angle = math.acos(cosine) if cosine >= -1 else math.nan
     gamma = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)

@@ -1,4 +1,4 @@
-"""The dynamics that memories and layers share: one update, and updates until nothing moves."""
+"""The dynamics that memories and layers share: one update, and updates until convergence."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from fenchel.regularizers.rows import check_parameter, is_integer
 
 @dataclass(frozen=True)
 class Path:
-    """Where queries went.
+    """The states that queries reached by updates.
 
     Args:
         state: (…, E), after the last update.
-        before: (…, E), what the last update was made from: the weights of these states make ``state``.
+        before: (…, E), the states before the last update: ``state`` is the average of patterns by their weights.
         steps: (…), how many updates changed the state; 0 for a query that is a fixed point.
         converged: (…), whether the last update moved the state by no more than the tolerance.
     """
@@ -128,20 +128,19 @@ def iterate(
     tol: float | None = None,
     apart: bool = False,
 ) -> Path:
-    """Apply a step until each query stands still.
+    """Apply a step to states (…, E) until each has converged.
 
-    A query stops on its own: when an update moves it by no more than ``tol · max(1, ‖state‖)``, it is moved no more.
-    Under a sparse Ω whole patterns are reached exactly: an update then moves nothing at all. Differentiable through the
-    updates that each query made. In graphs, where values cannot be looked at, all ``max_steps`` are made, and those
-    after the stop change nothing.
+    A state is updated no more once an update has moved it by at most ``tol · max(1, ‖state‖)``. Under a sparse Ω
+    patterns are reached exactly: the next update then moves the state by 0. Differentiable through the updates of each
+    state. In graphs, where values cannot be read, all ``max_steps`` are made; updates after convergence have no effect.
 
     Args:
         step: maps states (…, E) to states.
         query: (…, E), where to begin.
         max_steps: the most updates to make.
         tol: 0 waits until states repeat to the last bit; by default eps^¾ of the dtype, 6e-6 in float32.
-        apart: ``step`` may be called with some of the queries alone, as rows (R, E): those that stand still are then
-            left out.
+        apart: ``step`` may be called with some of the states alone, as rows (R, E): those that have converged are
+            then left out.
 
     Example:
         >>> import torch, fenchel
@@ -187,7 +186,7 @@ def check_beta(beta: float | Tensor) -> float | Tensor:
 
 
 def own(value: float | Tensor) -> float | Tensor:
-    """A copy of a tensor, so that later changes of the caller's do not reach a module; parameters stay themselves."""
+    """A copy of a tensor, so that in-place changes by the caller do not reach a module; a parameter is not copied."""
     return value.clone() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value
 
 
@@ -205,7 +204,7 @@ def _at_once(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, to
         before, state = torch.where(chosen, state, before), torch.where(chosen, new, state)
         steps = steps + (moving & (gap > 0))
         converged = converged | (moving & near)
-        moving = moving & (gap > 0) & ~near  # NaN stands still too, and has not converged
+        moving = moving & (gap > 0) & ~near  # NaN is updated no more, and has not converged
     return Path(state, before, steps, converged)
 
 
@@ -231,7 +230,7 @@ def _apart(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, tol:
 
 
 def _moved(new: Tensor, old: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """How far states moved, and whether that is no more than the tolerance."""
+    """The distances between states, (…), and whether they are within the tolerance."""
     exact = torch.promote_types(new.dtype, torch.float32)
     new, old = new.detach().to(exact), old.detach().to(exact)
     gap = torch.linalg.vector_norm(new - old, dim=-1)

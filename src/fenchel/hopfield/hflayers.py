@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from fenchel.hopfield.layers import Hopfield
+from fenchel.hopfield.association import Hopfield
 
 
 def load_hflayers(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:

@@ -19,13 +19,9 @@ from fenchel.hopfield.certificates import Certificate, certify_associations, cer
 from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
 from fenchel.hopfield.softmax import Stored, softmax_average
-from fenchel.regularizers.base import Regularizer, check_omega, hold, show
-from fenchel.regularizers.capped import KSubsets
-from fenchel.regularizers.norm import Norm
+from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.rows import is_integer
-from fenchel.regularizers.total_variation import TotalVariation2d
 from fenchel.regularizers.tsallis import Tsallis
-from fenchel.structures import SparseMAP
 
 Rows = Tensor | np.ndarray[Any, Any]
 Normalize = Literal["sphere", "layer"] | None
@@ -86,12 +82,13 @@ def _in_full_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
 class Memory(nn.Module):
     r"""A Hopfield-Fenchel-Young network: an associative memory for any Ω.
 
-    .. math:: E(q) = -\beta^{-1} L_\Omega(\beta X q; 1/N) + \tfrac12\|q - \mu\|^2 + \tfrac12 (M^2 - \|\mu\|^2)
+    .. math:: E(q) = \tfrac12\|q\|^2 - \beta^{-1} \big(\Omega^*(\beta X q) - \Omega^*(0)\big) + \tfrac12 M^2
 
-    with patterns X, their mean μ and their largest norm M, is never negative; the concave-convex procedure on it is
-    :math:`q \leftarrow X^\top \operatorname{argmax}_\Omega(\beta X q)`. That is for Tsallis and norm entropies; for any
-    other Ω the energy is :math:`-\beta^{-1} \Omega^*(\beta X q) + \frac12\|q\|^2`, with the same update. Energies never
-    increase along it. A sparse Ω retrieves whole patterns exactly, and :meth:`certify` says which, and from how far.
+    with patterns X and their largest norm M, is never negative; the concave-convex procedure on it is
+    :math:`q \leftarrow X^\top \operatorname{argmax}_\Omega(\beta X q)`. That is for an Ω over distributions that is
+    zero at one-hot vectors, as Tsallis and norm entropies are; for any other Ω the two constants are left out, and the
+    update is the same. Energies never increase along it. A sparse Ω retrieves whole patterns exactly, and
+    :meth:`certify` says which, and from how far.
 
     Args:
         patterns: (N, D), finite. A tensor, which is copied: what happens to it later does not change the memory, and
@@ -215,6 +212,7 @@ class Memory(nn.Module):
     @_in_full_precision
     def energy(self, query: Tensor) -> Tensor:
         """The energy of states (…, D), one value each; not negative for Tsallis and norm entropies."""
+        omega = simplified(self.omega)
         entered = self._enter(query)
         count = len(entered)
         # In double precision: at a small β the conjugate is nearly log N, which leaves the difference no digits.
@@ -224,11 +222,13 @@ class Memory(nn.Module):
         else:
             keys = self._all(rows)  # converted once, not for each group of queries
             groups = passes.row_groups(len(rows), len(self))
-            conjugate = torch.cat([self.omega.max(self._heat(rows[here]) @ keys.T) for here in groups])
+            conjugate = torch.cat([omega.max(self._heat(rows[here]) @ keys.T) for here in groups])
         energy = rows.square().sum(-1) / 2
-        if isinstance(passes.base(self.omega), Tsallis | Norm):
-            uniform = torch.full((len(self),), 1 / len(self), dtype=torch.float64, device=rows.device)
-            energy = energy + self._largest_norm().square() / 2 - (conjugate + self.omega(uniform)) / self._beta(rows)
+        mass = omega.mass(len(self))
+        if omega.zero_at_vertices and mass == 1:
+            # max_Ω(s) − max_Ω(0) is at most the largest score, which is at most β M ‖q‖.
+            least = omega.max(torch.zeros(len(self), dtype=torch.float64, device=rows.device))
+            energy = energy + self._largest_norm().square() / 2 - (conjugate - least) / self._beta(rows)
             energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can leave it a hair below zero
         else:
             energy = energy - conjugate / self._beta(rows)
@@ -498,7 +498,6 @@ class Memory(nn.Module):
 
     def _check_fit(self, count: int) -> None:
         """Refuse an Ω that cannot choose among so many patterns."""
-        omega = passes.base(self.omega)
         for each in self.omega.modules():
             held = (*each.parameters(recurse=False), *each.buffers(recurse=False))
             if isinstance(each, Regularizer) and any(tensor.shape[:-1].numel() > 1 for tensor in held):
@@ -506,17 +505,14 @@ class Memory(nn.Module):
                     f"omega must be one for all queries, got {each!r}: its tensors may only have the dimension of the "
                     "patterns, the last"
                 )
-        if isinstance(omega, TotalVariation2d):
-            raise ValueError("omega must choose along one dimension, the patterns; TotalVariation2d takes two")
-        if isinstance(omega, SparseMAP):
-            if omega.structure.event_dim != 1:
-                raise ValueError(
-                    "omega must be a structure over one dimension, the patterns, such as Subsets(k); "
-                    f"{omega.structure} has {omega.structure.event_dim}"
-                )
-            omega.structure.check(torch.Size([count]))
-        if isinstance(omega, KSubsets) and bool(torch.as_tensor(omega.k > count, device="cpu").any()):
-            raise ValueError(f"k must be at most the number of patterns, {count}, got {show(omega.k)}")
+        omega, _ = self.omega.canonical()
+        try:
+            omega.dims(torch.empty(count, device="meta"), -1)
+        except ValueError as error:
+            raise ValueError(f"omega must choose along one dimension, the {count} patterns: {error}") from None
+        wanted, possible = omega.mass(2**40), omega.mass(count)
+        if wanted is not None and bool(torch.as_tensor(wanted != possible, device="cpu").any()):
+            raise ValueError(f"k must be at most the number of patterns, {count}, got {show(wanted)}")
 
     def _check_writable(self) -> None:
         if self.in_file:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fenchel.hopfield.arguments import activation as named_activation
 from fenchel.hopfield.arguments import check_size
-from fenchel.hopfield.layers import Hopfield, Patterns
+from fenchel.hopfield.association import Hopfield, Patterns
 from fenchel.regularizers.rows import check_share
 
 

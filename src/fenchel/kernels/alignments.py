@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import respond, smooth_three
+from fenchel.kernels.columns import KINDS, respond, smooth_three
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.pool import over_rows
 
@@ -23,13 +23,13 @@ Arrays = np.ndarray[Any, Any]
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
-def advance(costs: Tensor, lengths: Tensor, kind: int, gamma: float, keep: bool) -> tuple[Tensor, Tensor]:
+def advance(costs: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: bool) -> tuple[Tensor, Tensor]:
     """Minus the smoothed least cost of each table, in double precision, and the walk (empty if it is not to be kept).
 
     Args:
         costs: (B, N, M); +inf forbids a cell.
         lengths: (B, 2), int64: the corner where each table ends.
-        kind: of ``columns``.
+        alpha: of Tsallis's entropy, one of ``columns.KINDS``.
         gamma: the temperature.
         keep: whether the walk is wanted.
     """
@@ -39,7 +39,7 @@ def advance(costs: Tensor, lengths: Tensor, kind: int, gamma: float, keep: bool)
         (batch if keep else 0, 3 * (rows * columns + 7 * (rows + columns))), dtype=costs.dtype, device="cpu"
     )
     arrays = [_array(t) for t in (costs, lengths)]
-    over_rows(_advance, batch, 3 * costs.numel(), *arrays, np.array([gamma]), kind, value.numpy(), walk.numpy())
+    over_rows(_advance, batch, 3 * costs.numel(), *arrays, np.array([gamma]), KINDS[alpha], value.numpy(), walk.numpy())
     return value, walk
 
 
@@ -52,14 +52,14 @@ def expect(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, shape: 
 
 
 def curve(
-    weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, scores: Tensor, kind: int, gamma: float
+    weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, scores: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """Along a direction of the scores (minus costs): the change of the values, and of the weighted expected path."""
     tangent = torch.empty(len(scores), dtype=torch.float64, device="cpu")
     cells = torch.empty(scores.shape, dtype=walk.dtype, device="cpu")
     arrays = [_array(t) for t in (weight.double(), value, walk, lengths, scores.double())]
     results = (tangent.numpy(), cells.numpy())
-    over_rows(_curve, len(scores), walk.numel(), *arrays, np.array([gamma]), kind, *results)
+    over_rows(_curve, len(scores), walk.numel(), *arrays, np.array([gamma]), KINDS[alpha], *results)
     return tangent, cells
 
 

@@ -16,6 +16,9 @@ from fenchel.kernels.powers import exp2, log2
 HARD, SHANNON, GINI, HALVES = 0, 1, 2, 3
 """Which entropy smooths the maximum: none, Shannon's, Gini's, and Tsallis's with α = 1.5."""
 
+KINDS = {math.inf: HARD, 1.0: SHANNON, 2.0: GINI, 1.5: HALVES}
+"""These by the α of Tsallis's entropy."""
+
 _LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
 _NEWTON = 60  # a handful is enough
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import missing, respond, smooth
+from fenchel.kernels.columns import KINDS, missing, respond, smooth
 from fenchel.kernels.compiler import strict
 from fenchel.kernels.pool import over_rows
 
@@ -22,21 +22,21 @@ Arrays = np.ndarray[Any, Any]
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
-def advance(scores: Tensor, first: Tensor, sources: Tensor, kind: int, gamma: float) -> tuple[Tensor, Tensor]:
+def advance(scores: Tensor, first: Tensor, sources: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
     """The value at the last node, in double precision, and the walk.
 
     Args:
         scores: (E, B).
         first: (nodes + 1,), int64: the edges into node i are first[i], …, first[i + 1] − 1; none into node 0.
         sources: (E,), int64: where each edge comes from.
-        kind: of ``columns``.
+        alpha: of Tsallis's entropy, one of ``columns.KINDS``.
         gamma: the temperature.
     """
     value = torch.empty(scores.shape[1], dtype=torch.float64, device="cpu")
     walk = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
     arrays = [_array(t) for t in (scores, first, sources)]
     results = (value.numpy(), walk.numpy())
-    over_rows(_advance, len(value), scores.numel(), *arrays, np.array([gamma]), kind, *results)
+    over_rows(_advance, len(value), scores.numel(), *arrays, np.array([gamma]), KINDS[alpha], *results)
     return value, walk
 
 
@@ -55,7 +55,7 @@ def curve(
     first: Tensor,
     sources: Tensor,
     scores: Tensor,
-    kind: int,
+    alpha: float,
     gamma: float,
 ) -> tuple[Tensor, Tensor]:
     """Along a direction of the scores, (E, B): the change of the values, and of the weighted expected path."""
@@ -63,7 +63,7 @@ def curve(
     edges = torch.empty(walk.shape, dtype=walk.dtype, device="cpu")
     arrays = [_array(t) for t in (weight.double(), value, walk, first, sources, scores.double())]
     results = (tangent.numpy(), edges.numpy())
-    over_rows(_curve, len(value), walk.numel(), *arrays, np.array([gamma]), kind, *results)
+    over_rows(_curve, len(value), walk.numel(), *arrays, np.array([gamma]), KINDS[alpha], *results)
     return tangent, edges
 
 

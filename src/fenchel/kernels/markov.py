@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.columns import SHANNON, missing, respond, smooth, spoilt
+from fenchel.kernels.columns import KINDS, SHANNON, missing, respond, smooth, spoilt
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.pool import over_rows
 from fenchel.kernels.powers import exp2, log2
@@ -26,7 +26,13 @@ Arrays = np.ndarray[Any, Any]
 
 
 def advance(
-    unary: Tensor, transition: Tensor, ends: tuple[Tensor, Tensor], lengths: Tensor, kind: int, gamma: float, keep: bool
+    unary: Tensor,
+    transition: Tensor,
+    ends: tuple[Tensor, Tensor],
+    lengths: Tensor,
+    alpha: float,
+    gamma: float,
+    keep: bool,
 ) -> tuple[Tensor, Tensor]:
     """The value of each chain, in double precision, and the walk (empty if it is not to be kept).
 
@@ -35,7 +41,7 @@ def advance(
         transition: (1 or B, 1 or T−1, S, S).
         ends: what the first and the last state score, (1 or B, S) each.
         lengths: (B,), int64, from 1 to T.
-        kind: of ``columns``.
+        alpha: of Tsallis's entropy, one of ``columns.KINDS``.
         gamma: the temperature.
         keep: whether the walk is wanted.
     """
@@ -43,7 +49,9 @@ def advance(
     value = torch.empty(batch, dtype=torch.float64, device="cpu")
     walk = torch.empty((batch if keep else 0, (steps - 1) * states**2 + states), dtype=unary.dtype, device="cpu")
     arrays = [_array(t) for t in (unary, transition, *ends, lengths)]
-    over_rows(_advance, batch, unary.numel() * states, *arrays, _settings(gamma), kind, value.numpy(), walk.numpy())
+    over_rows(
+        _advance, batch, unary.numel() * states, *arrays, _settings(gamma), KINDS[alpha], value.numpy(), walk.numpy()
+    )
     return value, walk
 
 
@@ -64,7 +72,7 @@ def curve(
     lengths: Tensor,
     unary: Tensor,
     transition: Tensor,
-    kind: int,
+    alpha: float,
     gamma: float,
 ) -> tuple[Tensor, list[Tensor]]:
     """Along a direction (unary, transition): the change of the values, and that of the weighted expectations."""
@@ -73,7 +81,7 @@ def curve(
     states, steps = _room(shape, shared, walk.dtype)
     arrays = [_array(t) for t in (weight.double(), value, walk, lengths, unary.double(), transition.double())]
     results = (tangent.numpy(), states.numpy(), steps.numpy())
-    over_rows(_curve, shape[0], walk.numel(), *arrays, _settings(gamma), kind, *results)
+    over_rows(_curve, shape[0], walk.numel(), *arrays, _settings(gamma), KINDS[alpha], *results)
     return tangent, [states, steps]
 
 

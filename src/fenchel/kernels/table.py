@@ -13,6 +13,9 @@ step             call                                    result
 ``room``         ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
 ``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
                                                          failed (capped softmax)
+``chain``        ``kernel.advance(…)``, ``.expect(…)``,  max_Ω over all paths of a dynamic program, the expected path,
+``alignment``    ``.curve(…)``                           and its change along a direction: see ``markov``,
+``lattice``                                              ``alignments`` and ``lattices``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row.
@@ -44,7 +47,7 @@ _ANY: tuple[Interval, ...] = ((-math.inf, math.inf),)
 class _Row:
     """One kernel: where it is, and what it serves."""
 
-    kernel: Callable[..., Any] | str
+    kernel: Any
     device: str
     dtypes: tuple[torch.dtype, ...]
     ranges: tuple[Interval, ...]
@@ -68,7 +71,7 @@ _table: dict[tuple[str, str], list[_Row]] = {}
 def register(
     step: str,
     name: str,
-    kernel: Callable[..., Any] | str,
+    kernel: Any,
     *,
     device: str = "cpu",
     dtypes: tuple[torch.dtype, ...] = _FLOATS,
@@ -79,7 +82,8 @@ def register(
     Args:
         step: which step it computes: see the head of this file.
         name: of the map: that of its ``RowMap``, such as ``"tsallis"``.
-        kernel: called as the table says; or ``"module:name"`` inside ``fenchel.kernels``, imported when it is needed.
+        kernel: called as the table says; or ``"module:name"`` inside ``fenchel.kernels``, or a whole ``"module"``,
+            imported when it is needed.
         device: the type of device whose tensors it takes.
         dtypes: the dtypes of tensors that it takes.
         ranges: closed intervals of the first parameter that it serves; those of a tensor must all lie in one of them,
@@ -91,7 +95,7 @@ def register(
     return lambda: rows.remove(row)
 
 
-def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) -> Callable[..., Any] | None:
+def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) -> Any:
     """The kernel that serves a step of a map for these parameters and tensors, or None.
 
     Args:
@@ -115,13 +119,15 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
         else:
             if row.ranges is _ANY or row.covers(parameters[0]):
                 if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
-                    module, function = row.kernel.split(":")
-                    row.kernel = getattr(importlib.import_module(f"fenchel.kernels.{module}"), function)
-                return row.kernel  # type: ignore[return-value]
+                    module, _, function = row.kernel.partition(":")
+                    found: Any = importlib.import_module(f"fenchel.kernels.{module}")
+                    row.kernel = getattr(found, function) if function else found
+                return row.kernel
     return None
 
 
 _ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
+_PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``columns.KINDS``
 _NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
 
 register("argmax", "tsallis", "maps:entmax", ranges=_ENTMAX)
@@ -130,6 +136,9 @@ register("pull", "tsallis", "maps:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1
 register("class_loss", "tsallis", "maps:entmax_loss", ranges=_ENTMAX)
 register("attend", "tsallis", "attention:select", ranges=((1 + 1e-3, 2.0),))
 register("linear_class_loss", "tsallis", "output:linear_entmax_loss", ranges=_ENTMAX)
+register("chain", "tsallis", "markov", ranges=_PROGRAMS)
+register("alignment", "tsallis", "alignments", ranges=_PROGRAMS)
+register("lattice", "tsallis", "lattices", ranges=_PROGRAMS)
 register("argmax", "norm", "maps:normmax", ranges=_NORMMAX)
 register("product", "norm", "maps:normmax_product", ranges=_NORMMAX)
 register("class_loss", "norm", "maps:normmax_loss", ranges=_NORMMAX)

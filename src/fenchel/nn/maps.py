@@ -27,9 +27,8 @@ class Argmax(nn.Module):
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Choose; ``mask`` is True where an entry may receive mass."""
-        if isinstance(self.omega, TotalVariation2d) and self.dim == -1:  # the last dimension, or pair, as it has it
-            return self.omega.argmax(scores, mask=mask)
-        return self.omega.argmax(scores, self.dim, mask)
+        dim = self.omega.default_dim if self.dim == -1 else self.dim  # the last dimension, or pair, as Ω has it
+        return self.omega.argmax(scores, dim, mask)
 
     def extra_repr(self) -> str:
         return f"dim={self.dim}"

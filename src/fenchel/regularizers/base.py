@@ -136,9 +136,18 @@ class Regularizer(nn.Module):
         """
         return None
 
+    def dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
+        """The dimensions of scores that a choice is made over, counted from the front. Only shapes matter.
+
+        A ValueError says why scores of this shape cannot be chosen from.
+        """
+        return (check_scores(scores, dim),)
+
     def log_argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The logarithm of the choice, −inf where it is zero."""
-        return self.argmax(scores, dim, mask).log()
+        """The logarithm of the choice, −inf where it is zero, with derivatives of 0 there."""
+        p = self.argmax(scores, dim, mask)
+        some = p > 0
+        return torch.where(some, torch.where(some, p, 1.0).log(), torch.where(p == 0, -torch.inf, p))
 
     # -- what it does ----------------------------------------------------------------------------------
 
@@ -265,10 +274,6 @@ class Regularizer(nn.Module):
         assert isinstance(mass, Tensor)
         return mass.expand(count.shape).squeeze(dim)
 
-    def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
-        """The dimensions that a choice is made over, counted from the front."""
-        return (check_scores(scores, dim),)
-
 
 class _Written(RowMap):
     """The map of an Ω whose ``forward`` and ``argmax`` are written in differentiable torch operations."""
@@ -354,41 +359,41 @@ class Scaled(Regularizer):
         return self.omega.mass(count)
 
     def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
-        dims = self._dims(scores, dim)
+        dims = self.dims(scores, dim)
         with torch.no_grad():
             cooled, top = self._cool(scores, dims)
             line = self.omega.line(cooled, dim)
             return None if line is None else (self._laid_out(scores, dims) * line + top).to(scores.dtype)
 
     def log_argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        cooled, _ = self._cool(apply_mask(scores, mask), self._dims(scores, dim))
+        cooled, _ = self._cool(apply_mask(scores, mask), self.dims(scores, dim))
         return self.omega.log_argmax(cooled, self._or_default(dim)).to(scores.dtype)
 
     # -- what it does ----------------------------------------------------------------------------------
 
     def forward(self, p: Tensor, dim: Any = None) -> Tensor:
-        value: Tensor = self._each_row(p, self._dims(p, dim)) * self.omega(p, self._or_default(dim))
+        value: Tensor = self._each_row(p, self.dims(p, dim)) * self.omega(p, self._or_default(dim))
         return value.to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        cooled, _ = self._cool(apply_mask(scores, mask), self._dims(scores, dim))
+        cooled, _ = self._cool(apply_mask(scores, mask), self.dims(scores, dim))
         return self.omega.argmax(cooled, self._or_default(dim)).to(scores.dtype)
 
     def max(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        dims, dim = self._dims(scores, dim), self._or_default(dim)
+        dims, dim = self.dims(scores, dim), self._or_default(dim)
         cooled, top = self._cool(apply_mask(scores, mask), dims)
         value = times_gamma(self._each_row(scores, dims), self.omega.max(cooled, dim))
         offset = 0.0 if self.mass(1) is None else self._masses(cooled, dim, None) * top.squeeze(dims)
         return (value + offset).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        dims = self._dims(scores, dim)
+        dims = self.dims(scores, dim)
         cooled, _ = self._cool(apply_mask(scores, mask), dims)
         loss = self.omega.loss(cooled, target, self._or_default(dim))
         return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
 
     def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        kept, dims = (index >= 0).unsqueeze(dim), self._dims(scores, dim)
+        kept, dims = (index >= 0).unsqueeze(dim), self.dims(scores, dim)
         cooled, _ = self._cool(torch.where(kept, apply_mask(scores, mask), 0.0), dims)
         loss = self.omega.class_loss(cooled, index, dim)
         return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
@@ -397,7 +402,7 @@ class Scaled(Regularizer):
         """What ``solve`` of Ω gives for the scores over γ: see :meth:`fenchel.SparseMAP.solve`."""
         if not hasattr(self.omega, "solve"):
             raise TypeError(f"solve goes with SparseMAP, got {self.omega}")
-        cooled, _ = self._cool(apply_mask(scores, mask), self._dims(scores, None))
+        cooled, _ = self._cool(apply_mask(scores, mask), self.dims(scores, None))
         solve: Any = self.omega.solve
         return solve(cooled, **options).to(scores.dtype)
 
@@ -415,7 +420,7 @@ class Scaled(Regularizer):
         flat, target, row_dim, row_mask, omega = self.omega.in_rows(scores, target, dim, mask)
         if omega is self.omega:
             return flat, target, row_dim, row_mask, self
-        dims = self._dims(scores, None if dim == -1 else dim)
+        dims = self.dims(scores, None if dim == -1 else dim)
         gamma = self._laid_out(scores, dims)
         gamma = flatten(gamma, dims) if isinstance(gamma, Tensor) else gamma
         return flat, target, row_dim, row_mask, Scaled(omega, gamma)
@@ -432,8 +437,8 @@ class Scaled(Regularizer):
     def _or_default(self, dim: Any) -> Any:
         return self.default_dim if dim is None else dim
 
-    def _dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
-        return self.omega._dims(scores, self._or_default(dim))
+    def dims(self, scores: Tensor, dim: Any) -> tuple[int, ...]:
+        return self.omega.dims(scores, self._or_default(dim))
 
     def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
         return self.omega._masses(scores, dim, mask)
@@ -494,6 +499,14 @@ def show(value: float | Tensor) -> str:
     if value.numel() == 1 and not value.is_meta:
         return f"{value.item():.4g}"
     return f"tensor of shape {tuple(value.shape)}"
+
+
+def simplified(omega: Regularizer) -> Regularizer:
+    """The canonical form of an Ω as one Ω again, for engines that call its methods."""
+    base, gamma = omega.canonical()
+    if base is omega or (isinstance(omega, Scaled) and base is omega.omega):
+        return omega
+    return base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
 
 
 def check_omega(omega: Regularizer) -> Regularizer:

@@ -182,7 +182,8 @@ class RowMap(ABC):
     def _kernel(self, step: str, v: Tensor, z: Any, p: Tensor, *a: Any) -> Callable[..., Any] | None:
         if tracks(v, z, p, *a):
             return None
-        return kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
+        kernel: Callable[..., Any] | None = kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
+        return kernel
 
     # -- rules for the autograd.Functions ----------------------------------------------------------
 

@@ -187,7 +187,7 @@ class TotalVariation2d(Grouping):
 
     def _flat(self, scores: Tensor, dim: _Dims, mask: Tensor | None) -> tuple[Tensor, _Grid, tuple[int, ...]]:
         """Scores with their grids in the last dimension, masked ones at −inf; Ω of the width; and their dimensions."""
-        dims = self._dims(scores, dim)
+        dims = self.dims(scores, dim)
         strength = self.strength
         if isinstance(strength, Tensor):
             for d in dims:
@@ -196,7 +196,7 @@ class TotalVariation2d(Grouping):
         width = scores.shape[dims[-1]] if self.shape is None else self.shape[1]
         return flatten(apply_mask(scores, mask), dims), _Grid(strength, width), dims
 
-    def _dims(self, scores: Tensor, dim: _Dims) -> tuple[int, ...]:
+    def dims(self, scores: Tensor, dim: _Dims) -> tuple[int, ...]:
         """The dimensions of the grid, counted from the front."""
         dim = self.default_dim if dim is None else dim
         if is_integer(dim):

@@ -326,9 +326,9 @@ class Tsallis(Regularizer):
         if not self.associative:
             return super().log_argmax(scores, dim, mask)
         rows = to_rows(scores, dim, mask)
-        empty = (rows == -torch.inf).all(-1, keepdim=True)
-        logs = torch.log_softmax(torch.where(empty, 0.0, rows), -1)
-        return from_rows(torch.where(empty, -torch.inf, logs), scores, dim)
+        masked = rows == -torch.inf
+        logs = torch.log_softmax(torch.where(masked.all(-1, keepdim=True), 0.0, rows), -1)
+        return from_rows(torch.where(masked, -torch.inf, logs), scores, dim)
 
     @property
     def margin(self) -> float | Tensor:

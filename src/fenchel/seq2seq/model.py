@@ -231,10 +231,11 @@ def _check_numbers(description: Any) -> None:
 
 def _fused(omega: Regularizer) -> float | Tensor | None:
     """Alpha, if ``linear_entmax_loss`` knows this Ω."""
-    if not isinstance(omega, Tsallis):
+    base, gamma = omega.canonical()
+    alpha = base.parameter
+    if base.name != "tsallis" or alpha is None or isinstance(gamma, Tensor) or gamma != 1:
         return None
-    alpha = omega.alpha
     if isinstance(alpha, Tensor):
-        low, high = omega.bounds or (0.0, 0.0)
+        low, high = getattr(base, "bounds", None) or (0.0, 0.0)
         return alpha if alpha.numel() == 1 and low >= 1 and high <= 2 else None
     return alpha if 1 <= alpha <= 2 else None

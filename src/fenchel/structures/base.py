@@ -7,7 +7,10 @@ A user's structure is a subclass with one method, ``map``. What else may be over
 * ``fixed_dims``: over how many trailing dimensions all structures have equally many parts, so that an offset of these
   scores changes nothing (0 unless told otherwise);
 * ``marginals``: SparseMAP's answer, where there is a closed form;
-* ``rows``: the same structure for some rows of a batch, where its own tensors differ from row to row.
+* ``rows``: the same structure for some rows of a batch, where its own tensors differ from row to row;
+* ``transition_dims``, ``transitions`` and ``with_transitions``: the tensor behind ``higher``, if it is one; in a factor
+  graph it then gets gradients;
+* ``least``, ``key`` and ``regularizer``: what is known of all structures, of equal sets, and of an equal Ω.
 
 Whatever the batch, ``map`` is given scores (B, parts) when the library calls it; ``higher`` takes structures with any
 leading dimensions.
@@ -19,7 +22,7 @@ follows from it.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -69,6 +72,13 @@ class Structure(nn.Module):
     fixed_dims: int = 0
     """Over how many trailing dimensions all structures sum to the same, given the mask; 0 if they do not."""
 
+    transition_dims: int | None = None
+    """How many trailing dimensions of ``transitions`` belong to one row of a batch; None if ``higher`` is no function
+    of one tensor, each entry of which counts at most about once."""
+
+    least: int = 0
+    """How many parts every structure has, where so many may be chosen; 0 if that is not known."""
+
     @property
     def margin(self) -> float | None:
         """The lead over every other structure y′, in units of ½‖y − y′‖², at which SparseMAP returns y alone.
@@ -104,8 +114,24 @@ class Structure(nn.Module):
         """SparseMAP's marginals in closed form, differentiable; None if there is no such form."""
         return None
 
-    def regularizer(self) -> Regularizer | None:
-        """The Ω over vectors that SparseMAP over this structure is, if it is one; None else."""
+    def transitions(self, shape: torch.Size) -> Tensor | None:
+        """The tensor of higher-order scores, (…, own dimensions), for parts of a shape; None if they are not one."""
+        return None
+
+    def with_transitions(self, transitions: Tensor) -> Structure:
+        """The same set of structures with other higher-order scores, of a shape as ``transitions`` returns."""
+        raise NotImplementedError(f"{type(self).__name__} has no tensor of higher-order scores")
+
+    def key(self) -> Hashable | None:
+        """What tells this set of structures from others: equal keys, equal sets. None if that is not known."""
+        return None
+
+    def regularizer(self, count: int | None = None) -> Regularizer | None:
+        """The Ω over vectors that SparseMAP over this structure is; None if it is none.
+
+        Args:
+            count: how many parts may be chosen, if that is the same in all rows.
+        """
         return None
 
     def rows(self, batch: torch.Size, index: Tensor) -> Structure:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -42,6 +44,7 @@ class Chain(Searched):
 
     event_dim = 2
     fixed_dims = 1
+    transition_dims = 3
     transition: Tensor
 
     def __init__(self, transition: Tensor) -> None:
@@ -76,6 +79,15 @@ class Chain(Searched):
         # A product would make NaN of −inf and of what is not chosen.
         taken = _steps(structures, forbidden.to(structures)) > 0
         return torch.where(taken, -torch.inf, total)
+
+    def transitions(self, shape: torch.Size) -> Tensor | None:
+        return self.transition if self.transition.dim() > 2 else self.transition.unsqueeze(0)
+
+    def with_transitions(self, transitions: Tensor) -> Chain:
+        return Chain(transitions)
+
+    def key(self) -> Hashable | None:
+        return (Chain,) if type(self) is Chain else None
 
     def rows(self, batch: torch.Size, index: Tensor) -> Chain:
         t = self.transition

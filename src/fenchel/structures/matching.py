@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import torch
 
@@ -35,6 +37,9 @@ class Matching(Searched):
 
     event_dim = 2
     fixed_dims = 2
+
+    def key(self) -> Hashable | None:
+        return (Matching,) if type(self) is Matching else None
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:

@@ -411,7 +411,7 @@ class SparseMAP(Regularizer):
                 return found
             large = torch.where(open_rows, 4 * lead, large)
 
-    def _dims(self, scores: Tensor, dim: int) -> tuple[int, ...]:
+    def dims(self, scores: Tensor, dim: int) -> tuple[int, ...]:
         self._check_dim(scores, dim)
         check_shape(self.structure, scores)
         return tuple(range(scores.dim() - self.structure.event_dim, scores.dim()))

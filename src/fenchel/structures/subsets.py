@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,8 +98,28 @@ class _Sized(Searched):
         return f"k={self.k}"
 
 
+class _Exact(_Sized):
+    """Subsets of exactly k parts, or all of them where fewer are unmasked."""
+
+    fixed_dims = 1
+
+    @property
+    def least(self) -> int:  # type: ignore[override]
+        """k, unless it is a share."""
+        return 0 if isinstance(self.k, Share) else self.k
+
+    def regularizer(self, count: int | None = None) -> Regularizer | None:
+        """``KSubsets``, if there are no higher-order scores, and if k is known."""
+        if isinstance(self.k, Share):
+            return None if self.has_higher or count is None else KSubsets(self.k.size(count))
+        return None if self.has_higher else KSubsets(self.k)
+
+    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
+        return None if self.has_higher else k_subsets(scores, self.budget(scores, mask), mask=mask)
+
+
 @written_by("k")
-class Subsets(_Sized):
+class Subsets(_Exact):
     """All subsets of exactly k parts. Scores (…, N).
 
     SparseMAP over it is :func:`fenchel.k_subsets`, in closed form. Rows with fewer than k unmasked parts choose all.
@@ -113,13 +134,8 @@ class Subsets(_Sized):
         tensor([0., 0., 1., 1.])
     """
 
-    fixed_dims = 1
-
-    def regularizer(self) -> Regularizer | None:
-        return None if isinstance(self.k, Share) else KSubsets(self.k)
-
-    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        return k_subsets(scores, self.budget(scores, mask), mask=mask)
+    def key(self) -> Hashable | None:
+        return (Subsets, self.k) if type(self) is Subsets else None
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
@@ -147,6 +163,9 @@ class AtMost(_Sized):
     def __init__(self, k: int) -> None:
         super().__init__(check_size(k))
 
+    def key(self) -> Hashable | None:
+        return (AtMost, self.k) if type(self) is AtMost else None
+
     def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
         rows = to_rows(scores, -1, mask)
         allowed = rows != -torch.inf
@@ -163,7 +182,7 @@ class AtMost(_Sized):
 
 
 @written_by("k", "transition")
-class SequentialSubsets(_Sized):
+class SequentialSubsets(_Exact):
     r"""All subsets of exactly k positions of a sequence, with a score for each pair of neighbours in it.
 
     .. math:: \max_{y \in \{0,1\}^N, \sum_i y_i = k} \; \sum_i s_i y_i + \sum_i t_i y_i y_{i+1}
@@ -188,7 +207,7 @@ class SequentialSubsets(_Sized):
     References: Santos et al. (2024), section 4.2, Example 2.
     """
 
-    fixed_dims = 1
+    transition_dims = 1
     transition: float | Tensor
 
     def __init__(self, k: int | Share, transition: float | Tensor = 0.0) -> None:
@@ -211,8 +230,13 @@ class SequentialSubsets(_Sized):
                 )
             check_batch(t, 1, shape[:-1], "transition", shape)
 
-    def marginals(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        return None if self.has_higher else k_subsets(scores, self.budget(scores, mask), mask=mask)
+    def transitions(self, shape: torch.Size) -> Tensor | None:
+        t = self.transition
+        t = t if isinstance(t, Tensor) else torch.tensor(t, dtype=torch.float64, device="cpu")
+        return t.expand(*t.shape[:-1], shape[0] - 1) if t.dim() else t.expand(shape[0] - 1)
+
+    def with_transitions(self, transitions: Tensor) -> SequentialSubsets:
+        return SequentialSubsets(self.k, transitions)
 
     def higher(self, structures: Tensor) -> Tensor | None:
         both = structures[..., :-1] * structures[..., 1:]

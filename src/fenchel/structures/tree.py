@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,9 @@ class DependencyTree(Searched):
         super().__init__()
         self.projective = projective
         self.single_root = single_root
+
+    def key(self) -> Hashable | None:
+        return (DependencyTree, self.projective, self.single_root) if type(self) is DependencyTree else None
 
     def check(self, shape: torch.Size) -> None:
         if shape[-1] != shape[-2] + 1:

@@ -84,7 +84,7 @@ def reached(memory: Memory, queries: Tensor, near: float = 1e-9) -> Tensor:
     Softmax has no zeros: a query counts that ends within ``near`` of a pattern.
     """
     found = memory.retrieve(queries, max_steps=500, tol=1e-9)
-    if isinstance(memory.omega, Shannon):
+    if is_dense(memory.omega):
         mode = "donot_use_mm_for_euclid_dist"
         return torch.cdist(found.state, memory.patterns, compute_mode=mode) <= near
     whole = ((found.weights - found.weights.round()).abs() <= near).all(-1, keepdim=True)
@@ -102,9 +102,19 @@ def size_histogram(sizes: Tensor, largest: int) -> list[float]:
     return [100 * count / sizes.numel() for count in (*counts, sizes.numel() - sum(counts))]
 
 
+def is_dense(omega: Regularizer) -> bool:
+    """Whether no lead over the other scores makes their weights zero."""
+    return bool(omega.margin == math.inf)
+
+
+def chooses_several(omega: Regularizer) -> bool:
+    """Whether weights sum to more than 1."""
+    return bool(omega.mass(len(PATTERNS)) != 1)
+
+
 def threshold(omega: Regularizer) -> float:
     """From where on a weight counts: softmax has no zeros."""
-    return 0.01 if isinstance(omega, Shannon) else 0.0
+    return 0.01 if is_dense(omega) else 0.0
 
 
 def _contours() -> Figure:
@@ -139,13 +149,13 @@ def _basins() -> Figure:
     colours = np.array([to_rgb(colour) for colour in style.PALETTE])
     for axes, (name, omega) in zip(panels, MAPS.items(), strict=True):
         memory = Memory(PATTERNS, omega, BASINS_AT)
-        ends = reached(memory, grid(points), NEAR if isinstance(omega, Shannon) else 1e-9).double().numpy()
+        ends = reached(memory, grid(points), NEAR if is_dense(omega) else 1e-9).double().numpy()
         count = ends.sum(-1, keepdims=True)
         image = np.concatenate([ends @ colours / np.maximum(count, 1), 0.45 * (count > 0)], -1)
         extent = (-SIDE, SIDE, -SIDE, SIDE)
         axes.imshow(image.reshape(points, points, 4), origin="lower", extent=extent, interpolation="nearest")
         _plane(axes, name, SIDE)
-        if isinstance(omega, KSubsets):
+        if chooses_several(omega):
             continue
         for centre, radius in zip(PATTERNS.tolist(), memory.certify().radius.tolist(), strict=True):
             if 0 < radius < math.inf:
@@ -166,7 +176,7 @@ def _basins() -> Figure:
 
 
 def _side(omega: Regularizer) -> float:
-    return 1.7 * SIDE if isinstance(omega, KSubsets) else SIDE
+    return 1.7 * SIDE if chooses_several(omega) else SIDE
 
 
 def _plane(axes: Axes, name: str, side: float) -> None:
@@ -183,7 +193,7 @@ def _ends() -> Table:
             memory = Memory(PATTERNS, omega, beta)
             found = memory.retrieve(queries, max_steps=500, tol=1e-9)
             shares = size_histogram(metastable_sizes(found.weights, threshold(omega)), 4)
-            certified = "" if isinstance(omega, KSubsets) else str(int(memory.certify().stationary.sum()))
+            certified = "" if chooses_several(omega) else str(int(memory.certify().stationary.sum()))
             rows.append([name, f"{beta:g}", certified, *(f"{share:.1f}" for share in shares)])
     return Table(
         ["", "β", "stationary", "1", "2", "3", "4", "more"],

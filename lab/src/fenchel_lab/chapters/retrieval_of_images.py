@@ -190,9 +190,9 @@ def contrast(images: Images) -> float:
 
 def by_omega(omega: Regularizer, normalize: Literal["sphere", "layer"] | None = "sphere") -> Recall:
     """Retrieval by a Hopfield-Fenchel-Young network."""
-    count = int(omega.k) if isinstance(omega, KSubsets) else 1
 
     def recall(images: Images, queries: Queries, beta: float) -> Outcome:
+        count = int(omega.mass(len(images.pixels)) or 1)
         memory = Memory(images.pixels, omega, beta, values=images.pixels, normalize=normalize)
         with torch.no_grad():
             found = memory.retrieve(queries.pixels, max_steps=STEPS)

@@ -1,10 +1,10 @@
-"""Hopfield layers: association with another input, with a learned query, with a learned memory; for any Ω."""
+"""The Hopfield layer: states associated with stored patterns, in several heads, for any Ω."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -27,17 +27,17 @@ from fenchel.regularizers.base import check_omega, hold, show
 from fenchel.regularizers.rows import check_share
 
 SPREAD = 0.02
-"""Of what is learned as a pattern, at the start: small, so that the first gradients decide where it points."""
+"""Standard deviation of learned patterns at the start: small, so that the first gradients decide their direction."""
 
 MOST_STEPS = 10_000
-"""Of a state that is updated until it rests."""
+"""The most updates of a state that is updated until it rests."""
 
 Patterns = Tensor | tuple[Tensor, Tensor, Tensor]
 """One tensor in all three roles, or stored patterns, state patterns and pattern projections."""
 
 
 class Options(TypedDict, total=False):
-    """The keyword arguments that all three layers share; :class:`Hopfield` tells what they mean."""
+    """Keyword arguments that all three layers share; see :class:`Hopfield`."""
 
     normalize_stored_pattern: bool
     normalize_stored_pattern_affine: bool
@@ -81,8 +81,8 @@ class Hopfield(nn.Module):
     are those of the reference layers of Ramsauer et al. (2021), and ``omega``. Without update steps and with
     ``Shannon()`` it is multi-head attention; with a sparse Ω a pattern may be retrieved exactly.
 
-    Masks are torch's: True means *left out*. What stands at a padded position, NaN included, does not matter; a state
-    that may associate with nothing reads out zeros.
+    Masks are torch's: True means *left out*. Values at padded positions, NaN included, have no effect; the output of a
+    state that may associate with nothing is zero.
 
     Args:
         input_size: width of the state patterns, and of the other two inputs where not given otherwise.
@@ -113,7 +113,7 @@ class Hopfield(nn.Module):
         add_zero_association: append a pattern of zeros, so that a state may associate with nothing.
         disable_out_projection: return the heads side by side, (…, num_heads · pattern_size).
         omega: the regularizer; ``Tsallis(1.5)`` by default.
-        learnable_scaling: train β, one a head. It stays positive.
+        learnable_scaling: train β, one per head. It stays positive.
         bag_dropout: the share of stored patterns that is hidden in training, before the choice; a bag keeps one.
 
     Example:
@@ -287,7 +287,7 @@ class Hopfield(nn.Module):
 
     @property
     def scaling(self) -> float | Tensor:
-        """β: a number, or a tensor of one a head."""
+        """β: a number, or a tensor with one value per head."""
         return self.log_scaling.exp() if self.log_scaling is not None else self._scaling
 
     def extra_repr(self) -> str:
@@ -362,7 +362,7 @@ class Hopfield(nn.Module):
             mask = F.pad(mask, (0, appended), value=1.0 if mask.dtype == torch.bool else 0.0)
         beta = self.scaling
         beta = beta.to(query.dtype).reshape(-1, 1, 1) if isinstance(beta, Tensor) else beta
-        query = self._settle(query, key, beta, mask)
+        query = self._update(query, key, beta, mask)
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
@@ -399,8 +399,8 @@ class Hopfield(nn.Module):
         heads: Tensor = projection(x).unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
 
-    def _settle(self, state: Tensor, key: Tensor, beta: float | Tensor, mask: Tensor | None) -> Tensor:
-        """The states after their updates."""
+    def _update(self, state: Tensor, key: Tensor, beta: float | Tensor, mask: Tensor | None) -> Tensor:
+        """The states (batch, heads, L, hidden_size) after their updates."""
         steps = self.update_steps_max
         if steps == 0:
             return state
@@ -426,7 +426,7 @@ class Hopfield(nn.Module):
     def _mask(
         self, association: Tensor | None, hidden: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor | None:
-        """One mask for the scores: boolean, True = takes part, or, if a float mask was given, to be added."""
+        """One mask for the scores: boolean, True = takes part; or a float mask that is added, if one was given."""
         keep = None if hidden is None else ~hidden[:, None, None, :]
         if association is None:
             return keep
@@ -494,255 +494,14 @@ class Hopfield(nn.Module):
             hold(self, "_scaling", own(scaling))
 
 
-class HopfieldPooling(nn.Module):
-    """Pool bags of any size to one vector each, or to ``quantity``: learned queries read them out.
-
-    The state patterns are parameters; the input is what they choose from. With ``KSubsets(k)`` a query adds up the k
-    instances that it fits best, with a sparse Ω of the simplex it averages a few, with ``Shannon()`` it averages all.
-
-    Args:
-        input_size: width of the instances.
-        hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps: as in
-            :class:`Hopfield`, and so are all other keyword arguments.
-        quantity: how many learned queries; their outputs stand side by side.
-        trainable: whether the queries are trained.
-
-    Example:
-        >>> import torch, fenchel
-        >>> from fenchel.hopfield import HopfieldPooling
-        >>> _ = torch.manual_seed(0)
-        >>> layer = HopfieldPooling(16, num_heads=4, bag_dropout=0.2, omega=fenchel.KSubsets(2))
-        >>> bags = torch.randn(3, 9, 16)
-        >>> absent = torch.arange(9) >= torch.tensor([[9], [5], [2]])
-        >>> layer(bags, stored_pattern_padding_mask=absent).shape
-        torch.Size([3, 16])
-        >>> weights = layer.eval().get_association_matrix(bags, absent)
-        >>> weights.shape, round(weights.sum().item() / 12, 4)
-        (torch.Size([3, 4, 1, 9]), 2.0)
-
-    References: Ramsauer et al. (2021); Ilse, Tomczak & Welling (2018); Santos et al. (2024).
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int | None = None,
-        output_size: int | None = None,
-        pattern_size: int | None = None,
-        num_heads: int = 1,
-        scaling: float | Tensor | None = None,
-        update_steps_max: int | None = 0,
-        update_steps_eps: float = 1e-4,
-        *,
-        quantity: int = 1,
-        trainable: bool = True,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__()
-        self.quantity = check_size("quantity", quantity)
-        self.hopfield = Hopfield(
-            input_size,
-            hidden_size,
-            output_size,
-            pattern_size,
-            num_heads,
-            scaling,
-            update_steps_max,
-            update_steps_eps,
-            **options,
-        )
-        self.pooling_weights = _learned(quantity, self.hopfield.state_pattern_size, trainable, options)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the queries and all projections again."""
-        self.hopfield.reset_parameters()
-        nn.init.normal_(self.pooling_weights, std=SPREAD)
-
-    def extra_repr(self) -> str:
-        return f"quantity={self.quantity}"
-
-    def forward(
-        self,
-        input: Tensor | tuple[Tensor, Tensor],
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Pool.
-
-        Args:
-            input: instances (batch, S, width), or a pair of these and of what is read out in their place.
-            stored_pattern_padding_mask: (batch, S), boolean; True = no instance.
-            association_mask: as in :class:`Hopfield`, with L = ``quantity``.
-
-        Returns:
-            (batch, quantity · output_size).
-        """
-        roles = self._roles(input)
-        output, _ = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)
-        return output.flatten(1)
-
-    @torch.no_grad()
-    def get_association_matrix(
-        self,
-        input: Tensor | tuple[Tensor, Tensor],
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """The weights, (batch, heads, quantity, S), before dropout, without gradient."""
-        roles = self._roles(input)
-        weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
-        assert weights is not None
-        return weights
-
-    @torch.no_grad()
-    def get_projected_pattern_matrix(
-        self, input: Tensor | tuple[Tensor, Tensor], stored_pattern_padding_mask: Tensor | None = None
-    ) -> Tensor:
-        """The projected patterns, (batch, heads, S, pattern_size), without gradient."""
-        stored, _, projection = self._roles(input)
-        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
-        return self.hopfield._memory(stored, projection, padding)[1]
-
-    def _roles(self, input: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        two = (input, input) if isinstance(input, Tensor) else tuple(input)
-        if len(two) != 2:
-            raise ValueError(f"input must be one tensor, or stored patterns and pattern projections; got {len(two)}")
-        return self.hopfield._roles((two[0], self.pooling_weights, two[1]))
-
-
-class HopfieldLayer(nn.Module):
-    """Look the input up in a learned memory of ``quantity`` patterns.
-
-    The stored patterns are parameters, and so is what they are projected from if ``lookup_weights_as_separated``; the
-    input holds the states. In place of a dense layer, of learned prototypes, or of a k-nearest-neighbours look-up.
-
-    Args:
-        input_size: width of the input.
-        hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps: as in
-            :class:`Hopfield`, and so are all other keyword arguments.
-        lookup_weights_as_separated: learn what is read out apart from what is compared.
-        lookup_targets_as_trainable: whether that is trained.
-        quantity: how many patterns are stored.
-        trainable: whether they are trained.
-
-    Example:
-        >>> import torch, fenchel
-        >>> from fenchel.hopfield import HopfieldLayer
-        >>> _ = torch.manual_seed(0)
-        >>> layer = HopfieldLayer(16, output_size=5, quantity=32, scaling=2.0, omega=fenchel.Norm(5.0))
-        >>> layer(torch.randn(3, 9, 16)).shape
-        torch.Size([3, 9, 5])
-
-    References: Ramsauer et al. (2021).
-    """
-
-    def __init__(
-        self,
-        input_size: int,
-        hidden_size: int | None = None,
-        output_size: int | None = None,
-        pattern_size: int | None = None,
-        num_heads: int = 1,
-        scaling: float | Tensor | None = None,
-        update_steps_max: int | None = 0,
-        update_steps_eps: float = 1e-4,
-        lookup_weights_as_separated: bool = False,
-        lookup_targets_as_trainable: bool = True,
-        *,
-        quantity: int = 1,
-        trainable: bool = True,
-        **options: Unpack[Options],
-    ) -> None:
-        super().__init__()
-        self.quantity = check_size("quantity", quantity)
-        self.hopfield = Hopfield(
-            input_size,
-            hidden_size,
-            output_size,
-            pattern_size,
-            num_heads,
-            scaling,
-            update_steps_max,
-            update_steps_eps,
-            **options,
-        )
-        self.lookup_weights = _learned(quantity, self.hopfield.stored_pattern_size, trainable, options)
-        self.target_weights: nn.Parameter | None = None
-        if lookup_weights_as_separated:
-            width = self.hopfield.pattern_projection_size
-            self.target_weights = _learned(quantity, width, lookup_targets_as_trainable, options)
-        self.reset_parameters()
-
-    def reset_parameters(self) -> None:
-        """Draw the memory and all projections again."""
-        self.hopfield.reset_parameters()
-        nn.init.normal_(self.lookup_weights, std=SPREAD)
-        if self.target_weights is not None:
-            nn.init.normal_(self.target_weights, std=SPREAD)
-
-    def extra_repr(self) -> str:
-        return f"quantity={self.quantity}"
-
-    def forward(
-        self,
-        input: Tensor,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Look up.
-
-        Args:
-            input: the states, (batch, L, width).
-            stored_pattern_padding_mask: (1, quantity), boolean; True = not to be found.
-            association_mask: as in :class:`Hopfield`, with S = ``quantity``.
-
-        Returns:
-            (batch, L, output_size); (L, batch, output_size) if not ``batch_first``.
-        """
-        roles = self._roles(input)
-        output, _ = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)
-        return self.hopfield._batch_first(output)
-
-    @torch.no_grad()
-    def get_association_matrix(
-        self,
-        input: Tensor,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """The weights, (batch, heads, L, quantity), before dropout, without gradient."""
-        roles = self._roles(input)
-        weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
-        assert weights is not None
-        return weights
-
-    @torch.no_grad()
-    def get_projected_pattern_matrix(self, input: Tensor, stored_pattern_padding_mask: Tensor | None = None) -> Tensor:
-        """The projected patterns, (1, heads, quantity, pattern_size), without gradient."""
-        stored, _, projection = self._roles(input)
-        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
-        return self.hopfield._memory(stored, projection, padding)[1]
-
-    def _roles(self, input: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        target = self.lookup_weights if self.target_weights is None else self.target_weights
-        return self.hopfield._roles((self.lookup_weights, input, target))
-
-
 def _batch(stored: Tensor, state: Tensor) -> int:
-    """The size of the batch: one that is alone serves all."""
+    """The size of the batch: a batch of one is expanded."""
     return len(state) if len(stored) == 1 else len(stored)
 
 
 def _append(x: Tensor, last: Tensor) -> Tensor:
     """(batch, heads, S + 1, width): one more pattern for every bag."""
     return torch.cat([x, last.to(x.dtype).expand(len(x), -1, -1, -1)], -2)
-
-
-def _learned(quantity: int, width: int, trainable: bool, options: Options) -> nn.Parameter:
-    """Patterns that are parameters: a batch of one."""
-    weights = torch.empty(1, quantity, width, device=options.get("device"), dtype=options.get("dtype"))
-    return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trainable)
 
 
 def _entry(

@@ -1,0 +1,84 @@
+"""Locations (…, D) and matrices (…, D, D) of densities: checks, roots and distances."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.distributions import Distribution
+
+
+def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+    """As torch's, with its type."""
+    shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return shape
+
+
+def matrix_root(covariance: Tensor) -> Tensor:
+    """The lower triangular root of positive definite matrices; NaN where they are not."""
+    if covariance.shape[-1] == 1:
+        return covariance.sqrt()
+    root: Tensor = torch.linalg.cholesky_ex(covariance).L
+    return root
+
+
+def half_logdet(root: Tensor) -> Tensor:
+    """log det L of triangular matrices (…, D, D): half the logarithm of the determinant of L Lᵀ."""
+    return root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+
+
+def mahalanobis(root: Tensor, x: Tensor) -> Tensor:
+    """‖L⁻¹x‖² for vectors (…, D)."""
+    if root.shape[-1] == 1:
+        return (x / root.squeeze(-1)).square().sum(-1)
+    batch = broadcast_shapes(root.shape[:-2], x.shape[:-1])
+    u = torch.linalg.solve_triangular(root.expand(*batch, -1, -1), x.expand(*batch, -1).unsqueeze(-1), upper=False)
+    square: Tensor = u.square().sum((-2, -1))
+    return square
+
+
+def in_one_precision(loc: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """In the wider dtype of the two; half precision has no linear algebra."""
+    full = torch.promote_types(torch.promote_types(loc.dtype, matrix.dtype), torch.float32)
+    return loc.to(full), matrix.to(full)
+
+
+def check_value(density: Distribution, value: Tensor) -> Tensor:
+    """Check points (…, D) at which a density is asked for."""
+    if not isinstance(value, Tensor):
+        raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
+    if value.dim() == 0 or value.shape[-1:] != density.event_shape:
+        raise ValueError(f"value must have shape (…, {density.event_shape[0]}), got {tuple(value.shape)}")
+    return value
+
+
+def check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
+    """Check the types and shapes of a location (…, D) and a matrix (…, D, D) with a name."""
+    for argument, x in (("loc", loc), (name, matrix)):
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{argument} must be a torch.Tensor, got {type(x).__name__}")
+        if not x.is_floating_point():
+            raise TypeError(f"{argument} must have a floating-point dtype, got {x.dtype}")
+    if loc.dim() < 1 or loc.shape[-1] < 1:
+        raise ValueError(f"loc must have shape (…, D) with D ≥ 1, got {tuple(loc.shape)}")
+    if matrix.dim() < 2 or matrix.shape[-2:] != (loc.shape[-1],) * 2:
+        raise ValueError(f"{name} must have shape (…, {loc.shape[-1]}, {loc.shape[-1]}), got {tuple(matrix.shape)}")
+
+
+def check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
+    """Check the values of a location and a matrix: finite, and a triangular root or positive definite."""
+    if not bool(torch.isfinite(loc).all()):
+        raise ValueError("loc must be finite")
+    if name in ("scale_tril", "axes"):
+        if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
+            raise ValueError(f"{name} must be lower triangular with a positive diagonal")
+        return
+    check_positive_definite(matrix, name)
+
+
+def check_positive_definite(matrix: Tensor, name: str) -> None:
+    """Check symmetric matrices (…, D, D) of concrete values."""
+    bad = ~torch.isclose(matrix, matrix.mT, rtol=1e-4, atol=0.0).flatten(-2).all(-1)
+    bad |= torch.linalg.cholesky_ex(matrix.detach()).info != 0
+    bad |= ~torch.isfinite(matrix).flatten(-2).all(-1)
+    if bool(bad.any()):
+        raise ValueError(f"{name} must be symmetric and positive definite, got {matrix[bad][0].tolist()}")

@@ -1,0 +1,197 @@
+"""One Ω in any spelling gives the same answer in every engine that takes one."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import fenchel
+from fenchel import Capped, Custom, Fused, Gini, KSubsets, Oscar, Regularizer, SparseMAP, TotalVariation2d, Tsallis
+from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain
+from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, Memory, capacity, update
+from fenchel.seq2seq import Recurrent, Vocabulary
+from fenchel.structures import SequentialSubsets, Subsets
+
+N = 6
+
+SPELLINGS = {
+    "Tsallis": Tsallis(2.0),
+    "scaled": 1.0 * (1.0 * Gini()),
+    "Fused": Fused(0.0),
+    "Oscar": Oscar(0.0),
+    "grid": TotalVariation2d(0.0, shape=(1, N)),
+    "KSubsets": KSubsets(1),
+    "Capped": Capped(1.0),
+    "SparseMAP": SparseMAP(Subsets(1)),
+    "sequence": SparseMAP(SequentialSubsets(1)),
+}
+
+Answers = dict[str, Tensor]
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def program(d: DynamicProgram) -> Answers:
+    path = d.sample(3, torch.Generator().manual_seed(1))
+    return {
+        "value": d.value,
+        "marginals": d.marginals,
+        "map": d.map(),
+        "sample": path,
+        "log_prob": d.log_prob(path),
+        "entropy": d.entropy(),
+        "top": d.top(3).probs,
+        "loss": d.loss(path[0]),
+    }
+
+
+def chain(omega: Regularizer) -> Answers:
+    return program(LinearChain(normal(2, 4, 3), normal(3, 3, seed=1), torch.tensor([4, 3]), omega=omega))
+
+
+def alignment(omega: Regularizer) -> Answers:
+    costs = normal(2, 4, 3).square()
+    pair = (normal(2, 4, 1), normal(2, 3, 1, seed=1))
+    return {
+        **program(Alignment(costs, torch.tensor([[4, 3], [3, 3]]), omega=omega)),
+        "dtw": fenchel.dp.dtw(*pair, omega=omega),
+        "divergence": fenchel.dp.dtw_divergence(*pair, omega=omega),
+    }
+
+
+def lattice(omega: Regularizer) -> Answers:
+    sources, targets = torch.tensor([0, 0, 1, 1, 2]), torch.tensor([1, 2, 2, 3, 3])
+    return program(Lattice(sources, targets, normal(2, 5), 4, omega))
+
+
+def memory(omega: Regularizer, chunk_size: int | None = None) -> Answers:
+    patterns, queries = normal(N, 4), normal(5, 4, seed=1)
+    m = Memory(patterns, omega, 0.7, chunk_size)
+    found = m.retrieve(queries)
+    return {
+        "step": m.step(queries),
+        "weights": m.weights(queries),
+        "state": found.state,
+        "steps": found.steps,
+        "retrieved": found.weights,
+        "energy": m.energy(queries),
+    }
+
+
+def chunked(omega: Regularizer) -> Answers:
+    return memory(omega, 4)
+
+
+def certificate(omega: Regularizer) -> Answers:
+    patterns = 2 * normal(N, 4)
+    patterns[3] = patterns[1]
+    m = Memory(patterns, omega, 2.0)
+    each, sets = m.certify(), m.certify(torch.eye(N, dtype=torch.bool))
+    bound = capacity(16, 5.0, omega)
+    return {
+        **{name: getattr(each, name) for name in ("separation", "stationary", "radius", "min_beta")},
+        **{f"{name} of sets": getattr(sets, name) for name in ("separation", "stationary", "radius", "min_beta")},
+        "capacity": torch.tensor([bound.angle, bound.noise, bound.log_random], dtype=torch.float64),
+    }
+
+
+def attention(omega: Regularizer) -> Answers:
+    query, key, value = normal(2, 3, 4), normal(2, N, 4, seed=1), normal(2, N, 5, seed=2)
+    mask = torch.ones(3, N, dtype=torch.bool)
+    mask[0, 2:] = False
+    output, weights = fenchel.attention(query, key, value, omega, attn_mask=mask, return_weights=True)
+    sparse = fenchel.attention(query, key, value, omega, return_weights="sparse")[1]
+    return {
+        "plain": fenchel.attention(query, key, value, omega),
+        "masked": output,
+        "weights": weights,
+        "sparse": sparse.to_dense(),
+        "update": update(query, key, value, omega, 2.0),
+    }
+
+
+def loss(omega: Regularizer) -> Answers:
+    scores, index = normal(4, N), torch.tensor([0, 5, 2, -100])
+    probabilities = fenchel.sparsemax(normal(4, N, seed=1))
+    scores.requires_grad_()
+    total = fenchel.fy_loss(scores, index, omega)
+    return {
+        "classes": total,
+        "gradient": torch.autograd.grad(total, scores)[0],
+        "smoothed": fenchel.fy_loss(scores, index, omega, label_smoothing=0.1),
+        "probabilities": fenchel.fy_loss(scores, probabilities, omega),
+        "module": fenchel.nn.FenchelYoungLoss(omega)(scores, index),
+    }
+
+
+def layers(omega: Regularizer) -> Answers:
+    torch.manual_seed(0)
+    own = fenchel.nn.MultiheadAttention(8, 2, batch_first=True, omega=omega, dtype=torch.float64)
+    hopfield = Hopfield(input_size=8, num_heads=2, omega=omega).double()
+    pooling = HopfieldPooling(input_size=8, num_heads=2, omega=omega).double()
+    lookup = HopfieldLayer(input_size=8, num_heads=2, quantity=N, omega=omega).double()
+    x = normal(2, N, 8)
+    output, weights = own(x, x, x)
+    return {
+        "attention": output,
+        "weights": weights,
+        "without weights": own(x, x, x, need_weights=False)[0],
+        "hopfield": hopfield(x),
+        "pooling": pooling(x),
+        "lookup": lookup(x),
+        "map": fenchel.nn.Argmax(omega)(x[..., :N]),
+    }
+
+
+def model(omega: Regularizer) -> Answers:
+    torch.manual_seed(0)
+    letters = Vocabulary("abcd")
+    assert len(letters) == N
+    found = Recurrent(letters, letters, embedding=4, hidden=4, layers=1, attention=omega, output=omega).double().eval()
+    start = found.start(["abcdab"])  # as long as the grid
+    return {
+        "loss": found.loss(normal(1, 3, 4), torch.tensor([[0, 2, 1]])),
+        "step": found.step(torch.tensor([1]), start)[0],
+    }
+
+
+ENGINES: list[Callable[[Regularizer], Answers]] = [
+    chain,
+    alignment,
+    lattice,
+    memory,
+    chunked,
+    certificate,
+    attention,
+    loss,
+    layers,
+    model,
+]
+LEFT_OUT = [("chunked", name) for name in ("Fused", "Oscar", "grid", "Capped", "SparseMAP", "sequence")]
+TABLE = [(engine, name) for engine in ENGINES for name in SPELLINGS if (engine.__name__, name) not in LEFT_OUT]
+REFUSED = {"chunked": "chunk_size", "certificate": "margin"}  # what Custom cannot answer
+
+
+def shown(each: str | Callable[[Regularizer], Answers]) -> str:
+    return each if isinstance(each, str) else each.__name__
+
+
+@pytest.mark.parametrize(("engine", "name"), TABLE, ids=shown)
+def test_one_omega_in_any_spelling_has_one_answer(engine: Callable[[Regularizer], Answers], name: str) -> None:
+    for gamma in (1.0, 0.5):
+        omega, gini = (gamma * each if gamma != 1 else each for each in (SPELLINGS[name], Gini()))
+        torch.testing.assert_close(engine(omega), engine(gini), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("engine", ENGINES, ids=shown)
+def test_a_custom_gini_agrees_or_says_what_it_cannot_answer(engine: Callable[[Regularizer], Answers]) -> None:
+    omega = Custom(lambda p: (p.square().sum(-1) - 1) / 2)
+    omega.zero_at_vertices = True
+    if engine.__name__ in REFUSED:
+        with pytest.raises(ValueError, match=REFUSED[engine.__name__]):
+            engine(omega)
+    else:
+        torch.testing.assert_close(engine(omega), engine(Gini()), rtol=0, atol=1e-6)
