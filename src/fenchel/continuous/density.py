@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_number, check_shape
 from fenchel._torch import concrete, standard_gamma
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
 from fenchel.continuous.quadrature import Function, Weight, integrate
@@ -26,7 +27,6 @@ from fenchel.continuous.radial import (
     shrink,
     some,
 )
-from fenchel.regularizers.rows import broadcasting
 
 
 class BetaGaussian(Distribution):
@@ -95,12 +95,7 @@ class BetaGaussian(Distribution):
             _check_values(loc, matrix, name)
         alphas = self.alpha.shape if isinstance(self.alpha, Tensor) else torch.Size()
         shapes = loc.shape[:-1], matrix.shape[:-2], alphas
-        if not broadcasting(*shapes):
-            raise ValueError(
-                f"loc (…, D), {name} (…, D, D) and alpha (…) must have batch dimensions that broadcast, got shapes "
-                f"{tuple(loc.shape)}, {tuple(matrix.shape)} and {tuple(alphas)}"
-            )
-        batch = broadcast_shapes(*shapes)
+        batch = check_broadcast(f"the batch dimensions of loc (…, D), {name} (…, D, D) and alpha (…)", *shapes)
         if isinstance(self.alpha, Tensor):
             self.alpha = self.alpha.to(loc.device).expand(batch)
         self.loc = loc.expand(*batch, -1)
@@ -205,10 +200,8 @@ class BetaGaussian(Distribution):
     def icdf(self, value: Tensor) -> Tensor:
         """The quantile, (…, 1), for D = 1."""
         self._check_line("icdf")
-        if not isinstance(value, Tensor):
-            raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
-        if concrete(value) and not bool(((value >= 0) & (value <= 1)).all()):
-            raise ValueError("value must hold probabilities in [0, 1]")
+        check_floats(value, "value")
+        check_entries((value >= 0) & (value <= 1), value, "value", "hold probabilities in [0, 1]")
         value = value.expand(broadcast_shapes(value.shape, self.batch_shape))
         return self.loc + (self._unit * standard_icdf(value, self._law)).unsqueeze(-1)
 
@@ -256,8 +249,8 @@ class BetaGaussian(Distribution):
     def tsallis_entropy(self, index: float | None = None) -> Tensor:
         r"""−Ω of the density, :math:`(1 - \int p^q) / (q(q-1))`; q is ``index`` > 0, α if None, and 1 is Shannon's."""
         law = self._law
-        if index is not None and not index > 0:
-            raise ValueError(f"index must be greater than 0, got {index}")
+        if index is not None:
+            check_number(index, "index", 0)
         if index is None and some(law.c <= -1):
             raise ValueError("index must be greater than 0: pass one, as alpha is not")
         slope = law.each(lambda one: one.c if index is None else index - 1)
@@ -421,11 +414,12 @@ class EllipsoidPower(Distribution):
 
     def __init__(self, loc: Tensor, axes: Tensor, power: float = 0.0) -> None:
         _check_shapes(loc, axes, "axes")
-        if not power > -1:
-            raise ValueError(f"power must be greater than −1, got {power}")
+        self.power = check_number(power, "power", -1)
         loc, axes = _in_one_precision(loc, axes)
-        batch = broadcast_shapes(loc.shape[:-1], axes.shape[:-2])
-        self.loc, self.axes, self.power = loc.expand(*batch, -1), axes.expand(*batch, -1, -1), float(power)
+        batch = check_broadcast(
+            "the batch dimensions of loc (…, D) and axes (…, D, D)", loc.shape[:-1], axes.shape[:-2]
+        )
+        self.loc, self.axes = loc.expand(*batch, -1), axes.expand(*batch, -1, -1)
         super().__init__(batch, loc.shape[-1:], validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> EllipsoidPower:
@@ -586,7 +580,7 @@ def matrix_root(covariance: Tensor) -> Tensor:
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
-    """As torch's, with its type."""
+    """``torch.broadcast_shapes``, with its type."""
     shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return shape
 
@@ -594,26 +588,16 @@ def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
 def _check_value(density: Distribution, value: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
-    if value.dim() == 0 or value.shape[-1:] != density.event_shape:
-        raise ValueError(f"value must have shape (…, {density.event_shape[0]}), got {tuple(value.shape)}")
-    return value
+    return check_shape(value, "value", "…", density.event_shape[0])
 
 
 def _check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
-    for argument, x in (("loc", loc), (name, matrix)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{argument} must be a torch.Tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
-            raise TypeError(f"{argument} must have a floating-point dtype, got {x.dtype}")
-    if loc.dim() < 1 or loc.shape[-1] < 1:
-        raise ValueError(f"loc must have shape (…, D) with D ≥ 1, got {tuple(loc.shape)}")
-    if matrix.dim() < 2 or matrix.shape[-2:] != (loc.shape[-1],) * 2:
-        raise ValueError(f"{name} must have shape (…, {loc.shape[-1]}, {loc.shape[-1]}), got {tuple(matrix.shape)}")
+    check_floats(loc, "loc", "…", "D")
+    check_floats(matrix, name, "…", loc.shape[-1], loc.shape[-1])
 
 
 def _check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
-    if not bool(torch.isfinite(loc).all()):
-        raise ValueError("loc must be finite")
+    check_entries(loc.isfinite(), loc, "loc", "be finite")
     if name in ("scale_tril", "axes"):
         if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
             raise ValueError(f"{name} must be lower triangular with a positive diagonal")
