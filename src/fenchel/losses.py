@@ -7,10 +7,11 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_number, check_one_of, check_scores
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores, is_number
+from fenchel.regularizers.rows import apply_mask, autocast_dtype
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 Reduction = Literal["none", "mean", "sum"]
@@ -174,7 +175,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
     check_reduction(reduction)
     check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
-        raise TypeError(f"weight must be a tensor with one value a class, got {type(weight).__name__}")
+        raise TypeError(f"weight must be a tensor with one value per class, got {type(weight).__name__}")
     # Whether or not values are looked at: ``concrete`` raises if the memory was freed, before torch reads it.
     if weight is not None and concrete(weight) and label_smoothing and bool((weight < 0).any()):
         raise ValueError("weight must not be negative with label_smoothing: the smoothed target would not be a measure")
@@ -182,8 +183,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
 
 def check_reduction(reduction: str) -> None:
     """Check what a user passes as ``reduction``."""
-    if reduction not in ("none", "mean", "sum"):
-        raise ValueError(f"reduction must be 'none', 'mean' or 'sum', got {reduction!r}")
+    check_one_of(reduction, "reduction", "none", "mean", "sum")
 
 
 def check_distributed(**arguments: object) -> None:
@@ -205,10 +205,7 @@ def check_distributed(**arguments: object) -> None:
 
 def check_smoothing(label_smoothing: float) -> None:
     """Check what a user passes as ``label_smoothing``."""
-    if not is_number(label_smoothing):
-        raise TypeError(f"label_smoothing must be a number, got {type(label_smoothing).__name__}")
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ValueError(f"label_smoothing must be in [0, 1], got {label_smoothing}")
+    check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
 
 
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:
@@ -220,9 +217,9 @@ def is_kept(target: Tensor, ignore_index: int) -> Tensor:
 
 
 def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:
-    """One weight a class, laid out along the class dimension of the scores."""
+    """One weight per class, laid out along the class dimension of the scores."""
     if weight.shape != scores.shape[dim : dim + 1]:
-        raise ValueError(f"weight must have shape ({scores.shape[dim]},), one a class, got {tuple(weight.shape)}")
+        raise ValueError(f"weight must have shape ({scores.shape[dim]},), one per class, got {tuple(weight.shape)}")
     return weight.reshape([-1 if d == dim else 1 for d in range(scores.dim())]).expand_as(scores)
 
 

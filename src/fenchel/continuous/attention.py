@@ -11,13 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
+from fenchel._checks import check_broadcast, check_count, check_floats, check_number, check_shape
 from fenchel.continuous.basis import GaussianBasis, grid_positions
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.integrals import expectation
 from fenchel.continuous.matrices import matrix_root
-from fenchel.continuous.radial import check_number
+from fenchel.continuous.radial import check_one_alpha
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rows import broadcasting, is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -69,7 +69,7 @@ class Attended:
 class Encoder(nn.Module):
     """Makes a ``Focus`` of a query; write ``forward`` for one of your own."""
 
-    heads: int = 1
+    num_heads: int = 1
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
         """From a query, with the positions (…, L, D) of the values and which of them are there."""
@@ -85,27 +85,26 @@ class PooledEncoder(Encoder):
     Args:
         width: of the query v, (…, width).
         dim: D.
-        heads: how many densities there are a query.
-        components: how many densities a head mixes.
-        least: added to the variances.
+        num_heads: the number of heads, each with its own density.
+        components: the number of densities that are mixed in each head.
+        least: a number ≥ 0 that is added to the variances.
     """
 
-    def __init__(self, width: int, dim: int = 1, heads: int = 1, components: int = 1, least: float = 1e-6) -> None:
+    def __init__(
+        self, width: int, *, dim: int = 1, num_heads: int = 1, components: int = 1, least: float = 1e-6
+    ) -> None:
         super().__init__()
-        for name, value in (("width", width), ("dim", dim), ("heads", heads), ("components", components)):
-            if not is_integer(value) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
-        width, dim, heads, components = int(width), int(dim), int(heads), int(components)
-        self.width, self.dim, self.heads, self.components, self.least = width, dim, heads, components, least
-        each = heads * components
-        self.loc = nn.Linear(width, each * dim)
-        self.spread = nn.Linear(width, each * dim * (dim + 1) // 2)
-        self.shares = nn.Linear(width, each) if components > 1 else None
+        self.width, self.dim = check_count(width, "width"), check_count(dim, "dim")
+        self.num_heads, self.components = check_count(num_heads, "num_heads"), check_count(components, "components")
+        self.least = check_number(least, "least", 0, ends="[)")
+        each = self.num_heads * self.components
+        self.loc = nn.Linear(self.width, each * self.dim)
+        self.spread = nn.Linear(self.width, each * self.dim * (self.dim + 1) // 2)
+        self.shares = nn.Linear(self.width, each) if self.components > 1 else None
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
-        if query.dim() == 0 or query.shape[-1] != self.width:
-            raise ValueError(f"query must have shape (…, {self.width}), got {tuple(query.shape)}")
-        shape = (*query.shape[:-1], self.heads, self.components)
+        check_shape(query, "query", "…", self.width)
+        shape = (*query.shape[:-1], self.num_heads, self.components)
         loc = torch.sigmoid(self.loc(query)).reshape(*shape, self.dim)
         spread = self.spread(query).reshape(*shape, -1)
         if self.dim == 1:
@@ -130,24 +129,23 @@ class MatchedEncoder(Encoder):
 
     Args:
         omega: Ω of the discrete attention; Shannon's if None.
-        heads: how many rows of scores there are: the query is (…, heads, L), or (…, L) if it is one.
-        least: added to the variances, which are zero where p is one-hot.
-        exact: match the density's own covariance, and not Σ of its score as the paper does.
+        num_heads: the number of heads: the query is (…, num_heads, L), or (…, L) for one head.
+        least: a number ≥ 0 that is added to the variances, which are zero where p is one-hot.
+        exact: whether the density's own covariance is matched; by default it is Σ of its score, as in the paper.
     """
 
     def __init__(
-        self, omega: Regularizer | None = None, heads: int = 1, least: float = 1e-6, exact: bool = False
+        self, omega: Regularizer | None = None, *, num_heads: int = 1, least: float = 1e-6, exact: bool = False
     ) -> None:
         super().__init__()
         self.omega = Shannon() if omega is None else check_omega(omega)
-        self.heads, self.least, self.exact = heads, least, exact
+        self.num_heads, self.least = check_count(num_heads, "num_heads"), check_number(least, "least", 0, ends="[)")
+        self.exact = exact
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
-        scores = query.unsqueeze(-2) if self.heads == 1 else query
-        length = positions.shape[-2]
-        if scores.dim() < 2 or scores.shape[-2:] != (self.heads, length):
-            heads = "" if self.heads == 1 else f"{self.heads}, "
-            raise ValueError(f"query must hold scores of shape (…, {heads}{length}), got {tuple(query.shape)}")
+        sizes = (positions.shape[-2],) if self.num_heads == 1 else (self.num_heads, positions.shape[-2])
+        check_shape(query, "query (scores of the values)", "…", *sizes)
+        scores = query.unsqueeze(-2) if self.num_heads == 1 else query
         p = self.omega.argmax(scores, mask=None if mask is None else mask.unsqueeze(-2))
         # Σ stays in double precision: where p has two places it is singular but for what is added.
         loc, sigma = _moments(p.double(), positions.double())
@@ -176,7 +174,7 @@ class ContinuousAttention(nn.Module):
 
     V is the ridge regression of the values on a basis, f a quadratic score whose μ and Σ an encoder makes of the query.
     With α > 1 the density selects an interval or an ellipse. The coefficients of V are never made: the expected basis
-    functions are turned into one weight a value, and the rest costs what discrete attention costs.
+    functions are turned into one weight per value, and the rest costs what discrete attention costs.
 
     Args:
         basis: Gaussian functions of one or two dimensions.
@@ -219,10 +217,8 @@ class ContinuousAttention(nn.Module):
             raise TypeError(f"encoder must be an Encoder, such as PooledEncoder(64), got {type(encoder).__name__}")
         if combined and encoder is None:
             raise ValueError("combined=True adds the discrete attention of an encoder: pass encoder=MatchedEncoder()")
-        if not 0 < ridge < math.inf:
-            raise ValueError(f"ridge must be greater than 0, got {ridge}")
-        self.basis, self.encoder = basis, encoder
-        self.alpha, self.combined, self.ridge = check_number(alpha, basis.dim), combined, float(ridge)
+        self.basis, self.encoder, self.combined = basis, encoder, combined
+        self.alpha, self.ridge = check_one_alpha(alpha, basis.dim), check_number(ridge, "ridge", 0)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha:g}, combined={self.combined}, ridge={self.ridge:g}"
@@ -263,19 +259,14 @@ class ContinuousAttention(nn.Module):
         shape: Sequence[int] | None = None,
     ) -> Attended:
         """As ``forward``, with the weights and the densities."""
-        if values.dim() < 2 or not values.is_floating_point():
-            raise ValueError(f"values must be floating point of shape (…, L, width), got {tuple(values.shape)}")
+        check_floats(values, "values", "…", "L", "width")
         sizes = tuple(values.shape[-2:-1]) if shape is None else tuple(shape)
         if math.prod(sizes) != values.shape[-2]:
             raise ValueError(f"shape must have as many places as there are values, {values.shape[-2]}, got {sizes}")
         solver = self.basis.weights(sizes, mask, positions, self.ridge)
         focus = self._focus(query, mask, loc, sigma, self._positions(sizes, mask, positions))
-        if not broadcasting(focus.loc.shape[:-3], values.shape[:-2]):
-            given = "loc" if query is None else "query"
-            raise ValueError(
-                f"{given} must have batch dimensions that broadcast with those of values, {tuple(values.shape[:-2])}, "
-                f"got {tuple(focus.loc.shape[:-3])}"
-            )
+        given = "loc" if query is None else "query"
+        check_broadcast(f"the batch dimensions of {given} and values", focus.loc.shape[:-3], values.shape[:-2])
         heads = focus.loc.shape[-3]
         if values.shape[-1] % heads:
             raise ValueError(f"values must have a width that {heads} heads divide, got {tuple(values.shape)}")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import check_count, check_floats, check_mask, check_number, check_shape
 from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.matrices import check_positive_definite
 
@@ -60,7 +61,7 @@ class GaussianBasis(nn.Module):
     ) -> GaussianBasis:
         """``count`` functions with centres spread evenly over an interval, as many of each width."""
         _check_widths(widths)
-        if count < len(widths) or count % len(widths):
+        if check_count(count, "count") % len(widths):
             raise ValueError(f"count must be a multiple of the number of widths, {len(widths)}, got {count}")
         centers = torch.linspace(*interval, count // len(widths)).unsqueeze(-1)
         return cls._of_widths(centers, widths)
@@ -97,8 +98,7 @@ class GaussianBasis(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         """ψ(t), (…, n), at points (…, D)."""
-        if t.dim() == 0 or t.shape[-1] != self.dim:
-            raise ValueError(f"t must have shape (…, {self.dim}), got {tuple(t.shape)}")
+        check_shape(t, "t", "…", self.dim)
         root = torch.linalg.cholesky_ex(self.covariances).L
         x = (t.unsqueeze(-2) - self.centers).unsqueeze(-1)
         u = torch.linalg.solve_triangular(root, x, upper=False)
@@ -119,8 +119,8 @@ class GaussianBasis(nn.Module):
         Returns:
             (…, L, n), in the dtype of the basis; computed in double precision.
         """
-        _check_ridge(ridge)
-        _check_positions(positions, self.dim)
+        check_number(ridge, "ridge", 0)
+        check_shape(positions, "positions", "…", "L", self.dim)
         if mask is not None:
             _check_mask(mask, positions.shape[-2])
         full = self.double_copy()(positions.double())  # (…, L, n): Fᵀ
@@ -163,7 +163,7 @@ class GaussianBasis(nn.Module):
         Returns:
             (L, n) or (…, L, n).
         """
-        _check_ridge(ridge)
+        check_number(ridge, "ridge", 0)
         size = math.prod(shape)
         if size == 0:
             raise ValueError(f"the sequence must not be empty, got shape {shape}")
@@ -234,8 +234,7 @@ class GaussianBasis(nn.Module):
             shape: (h, w) for the L pixels of an image, row by row.
         """
         shape = tuple(values.shape[-2:-1]) if shape is None else shape
-        if values.dim() < 2 or values.shape[-2] != math.prod(shape):
-            raise ValueError(f"values must have shape (…, {math.prod(shape)}, width), got {tuple(values.shape)}")
+        check_floats(values, "values", "…", math.prod(shape), "width")
         solver = self.weights(shape, mask, positions, ridge).to(values.dtype)
         if mask is not None:
             values = torch.where(mask.unsqueeze(-1), values, 0.0)
@@ -273,16 +272,8 @@ def grid_positions(shape: Sequence[int], like: Tensor) -> Tensor:
 
 
 def _check_basis(centers: Tensor, covariances: Tensor) -> None:
-    for name, x in (("centers", centers), ("covariances", covariances)):
-        if not isinstance(x, Tensor) or not x.is_floating_point():
-            raise TypeError(
-                f"{name} must be a floating-point tensor, got {x.dtype if isinstance(x, Tensor) else type(x)}"
-            )
-    if centers.dim() != 2 or centers.shape[0] == 0 or centers.shape[1] == 0:
-        raise ValueError(f"centers must have shape (n, D), not empty, got {tuple(centers.shape)}")
-    n, dim = centers.shape
-    if covariances.shape != (n, dim, dim):
-        raise ValueError(f"covariances must have shape ({n}, {dim}, {dim}), got {tuple(covariances.shape)}")
+    n, dim = check_floats(centers, "centers", "n", "D").shape
+    check_floats(covariances, "covariances", n, dim, dim)
     if concrete(centers, covariances):
         check_positive_definite(covariances, "covariances")
 
@@ -290,22 +281,11 @@ def _check_basis(centers: Tensor, covariances: Tensor) -> None:
 def _check_widths(widths: Sequence[float]) -> None:
     if not isinstance(widths, Sequence):
         raise TypeError(f"widths must be a sequence of numbers, such as (0.1,), got {widths!r}")
-    if not widths or any(not 0 < w < math.inf for w in widths):
-        raise ValueError(f"widths must hold numbers greater than 0, got {list(widths)}")
+    if not widths:
+        raise ValueError("widths must hold at least one number, got none")
+    for width in widths:
+        check_number(width, "widths", 0)
 
 
 def _check_mask(mask: Tensor, size: int) -> None:
-    if mask.dtype != torch.bool or mask.dim() == 0 or mask.shape[-1] != size:
-        raise ValueError(f"mask must be boolean with shape (…, {size}), got {mask.dtype} of {tuple(mask.shape)}")
-
-
-def _check_ridge(ridge: float) -> None:
-    if not 0 < ridge < math.inf:
-        raise ValueError(f"ridge must be greater than 0, got {ridge}")
-
-
-def _check_positions(positions: Tensor, dim: int) -> None:
-    if positions.dim() < 2 or positions.shape[-1] != dim:
-        raise ValueError(f"positions must have shape (…, L, {dim}), got {tuple(positions.shape)}")
-    if positions.shape[-2] == 0:
-        raise ValueError(f"the sequence must not be empty, got positions of shape {tuple(positions.shape)}")
+    check_shape(check_mask(mask, true="there is a value"), "mask", "…", size)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_number
 from fenchel._torch import concrete
 from fenchel.continuous.ellipsoid import EllipsoidPower, Inside
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
@@ -36,7 +37,6 @@ from fenchel.continuous.radial import (
     shrink,
     some,
 )
-from fenchel.regularizers.rows import broadcasting
 
 
 class BetaGaussian(Distribution):
@@ -105,12 +105,7 @@ class BetaGaussian(Distribution):
             check_values(loc, matrix, name)
         alphas = self.alpha.shape if isinstance(self.alpha, Tensor) else torch.Size()
         shapes = loc.shape[:-1], matrix.shape[:-2], alphas
-        if not broadcasting(*shapes):
-            raise ValueError(
-                f"loc (…, D), {name} (…, D, D) and alpha (…) must have batch dimensions that broadcast, got shapes "
-                f"{tuple(loc.shape)}, {tuple(matrix.shape)} and {tuple(alphas)}"
-            )
-        batch = broadcast_shapes(*shapes)
+        batch = check_broadcast(f"the batch dimensions of loc (…, D), {name} (…, D, D) and alpha (…)", *shapes)
         if isinstance(self.alpha, Tensor):
             self.alpha = self.alpha.to(loc.device).expand(batch)
         self.loc = loc.expand(*batch, -1)
@@ -215,10 +210,8 @@ class BetaGaussian(Distribution):
     def icdf(self, value: Tensor) -> Tensor:
         """The quantile, (…, 1), for D = 1."""
         self._check_line("icdf")
-        if not isinstance(value, Tensor):
-            raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
-        if concrete(value) and not bool(((value >= 0) & (value <= 1)).all()):
-            raise ValueError("value must hold probabilities in [0, 1]")
+        check_floats(value, "value")
+        check_entries((value >= 0) & (value <= 1), value, "value", "hold probabilities in [0, 1]")
         value = value.expand(broadcast_shapes(value.shape, self.batch_shape))
         return self.loc + (self._unit * standard_icdf(value, self._law)).unsqueeze(-1)
 
@@ -266,8 +259,8 @@ class BetaGaussian(Distribution):
     def tsallis_entropy(self, index: float | None = None) -> Tensor:
         r"""−Ω of the density, :math:`(1 - \int p^q) / (q(q-1))`; q is ``index`` > 0, α if None, and 1 is Shannon's."""
         law = self._law
-        if index is not None and not index > 0:
-            raise ValueError(f"index must be greater than 0, got {index}")
+        if index is not None:
+            check_number(index, "index", 0)
         if index is None and some(law.c <= -1):
             raise ValueError("index must be greater than 0: pass one, as alpha is not")
         slope = law.each(lambda one: one.c if index is None else index - 1)

@@ -17,16 +17,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_broadcast, check_count, check_floats
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.ellipsoid import EllipsoidPower
-from fenchel.continuous.matrices import broadcast_shapes, check_positive_definite
+from fenchel.continuous.matrices import check_positive_definite
 from fenchel.continuous.radial import (
     Array,
     Radial,
     check_alpha,
-    check_number,
+    check_one_alpha,
     double_exponential,
     gauss_legendre,
     log_ball,
@@ -34,7 +35,6 @@ from fenchel.continuous.radial import (
     some,
 )
 from fenchel.kernels import usable
-from fenchel.regularizers.rows import is_integer
 
 CLOSED = 4
 """Powers up to here are integrated in closed form; the moments of higher ones would cancel."""
@@ -86,7 +86,7 @@ def expectation(
     if isinstance(alpha, Tensor):
         return _by_alpha(loc, sigma, basis, alpha, angles)
     law = _check(loc, sigma, basis, alpha, angles)
-    shape = broadcast_shapes(loc.shape[:-1], sigma.shape[:-2])
+    shape = check_broadcast("the batch dimensions of loc and sigma", loc.shape[:-1], sigma.shape[:-2])
     full = torch.promote_types(torch.promote_types(loc.dtype, sigma.dtype), torch.float32)
     if law.c != 0:
         full = torch.float64
@@ -107,23 +107,16 @@ def expectation(
 
 
 def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angles: int | None) -> Radial:
-    for name, x in (("loc", loc), ("sigma", sigma)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
-            raise TypeError(f"{name} must have a floating-point dtype, got {x.dtype}")
     if not isinstance(basis, GaussianBasis):
         raise TypeError(f"basis must be a GaussianBasis, got {type(basis).__name__}")
     dim = basis.dim
-    if loc.dim() < 1 or loc.shape[-1] != dim:
-        raise ValueError(f"loc must have shape (…, {dim}), as the basis has {dim} dimensions, got {tuple(loc.shape)}")
-    if sigma.dim() < 2 or sigma.shape[-2:] != (dim, dim):
-        raise ValueError(f"sigma must have shape (…, {dim}, {dim}), got {tuple(sigma.shape)}")
-    alpha = check_number(alpha, dim)
+    check_floats(loc, "loc", "…", dim)
+    check_floats(sigma, "sigma", "…", dim, dim)
+    alpha = check_one_alpha(alpha, dim)
     if alpha > 1 and dim > 2:
         raise ValueError(f"alpha must be at most 1 in more than two dimensions, got {alpha} for {dim}")
-    if angles is not None and (not is_integer(angles) or angles < 1):
-        raise ValueError(f"angles must be an integer of at least 1, got {angles}")
+    if angles is not None:
+        check_count(angles, "angles")
     if concrete(sigma):
         _check_sigma(sigma)
     return Radial(alpha, dim)
@@ -149,7 +142,8 @@ def _by_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, a
     """One value of α after the other, each with its entries of the batch."""
     check_alpha(alpha, basis.dim)
     _check(loc, sigma, basis, 1.0, angles)
-    shape = broadcast_shapes(loc.shape[:-1], sigma.shape[:-2], alpha.shape)
+    what = "the batch dimensions of loc and sigma, and alpha,"
+    shape = check_broadcast(what, loc.shape[:-1], sigma.shape[:-2], alpha.shape)
     flat = loc.expand(*shape, -1).reshape(-1, basis.dim), sigma.expand(*shape, -1, -1).reshape(-1, basis.dim, basis.dim)
     values, index = alpha.to(loc.device).double().unique(return_inverse=True)  # type: ignore[no-untyped-call]
     index = index.expand(shape).reshape(-1)

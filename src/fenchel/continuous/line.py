@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
-from fenchel._torch import concrete
+from fenchel._checks import check_entries
 from fenchel.continuous.incomplete import inverse
 from fenchel.continuous.radial import double_exponential
 
@@ -31,8 +31,7 @@ class _OnTheLine(Distribution):
         self.loc, self.scale = broadcast_all(loc, scale)
         if not self.loc.is_floating_point():
             raise TypeError(f"loc and scale must have a floating-point dtype, got {self.loc.dtype}")
-        if concrete(self.loc, self.scale) and not bool(((self.scale > 0) & (self.scale < math.inf)).all()):
-            raise ValueError(f"scale must be greater than 0 and finite, got {self.scale.min().item()}")
+        check_entries((self.scale > 0) & (self.scale < math.inf), self.scale, "scale", "be positive and finite")
         super().__init__(self.loc.shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -66,10 +65,6 @@ class _OnTheLine(Distribution):
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         shape = self._extended_shape(sample_shape)
         return self.icdf(torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
-
-    def _check_probabilities(self, value: Tensor) -> None:
-        if concrete(value) and not bool(((value >= 0) & (value <= 1)).all()):
-            raise ValueError("value must hold probabilities in [0, 1]")
 
 
 class Triangular(_OnTheLine):
@@ -106,7 +101,7 @@ class Triangular(_OnTheLine):
         return torch.where(x < 0, 0.5 * (1 + x).square(), 1 - 0.5 * (1 - x).square())
 
     def icdf(self, value: Tensor) -> Tensor:
-        self._check_probabilities(value)
+        check_entries((value >= 0) & (value <= 1), value, "value", "hold probabilities in [0, 1]")
         low = value < 0.5
         # Where a root would have an infinite slope the branch is not the one that counts.
         left, right = torch.where(low, value, 0.5), torch.where(low, 0.5, value)
@@ -173,7 +168,7 @@ class LocationScale(_OnTheLine):
         return self._standard_cdf((value - self.loc) / self.scale)
 
     def icdf(self, value: Tensor) -> Tensor:
-        self._check_probabilities(value)
+        check_entries((value >= 0) & (value <= 1), value, "value", "hold probabilities in [0, 1]")
         x = inverse(value, self._quantile, lambda x: self._top - self._slope(torch.where(x < 0, -x, x)))
         return self.loc + self.scale * x
 

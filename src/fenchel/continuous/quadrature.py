@@ -16,10 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count
 from fenchel._quadrature import refined
 from fenchel._torch import concrete
 from fenchel.continuous.radial import Number, gauss_legendre, log_shape
-from fenchel.regularizers.rows import is_integer
 
 Function = Callable[[Tensor], Tensor]
 
@@ -71,10 +71,8 @@ def integrate(
     """
     if loc.shape[-1] > 2:
         raise NotImplementedError(f"integrals are computed in one and two dimensions, got {loc.shape[-1]}")
-    for name, count in (("nodes", nodes), ("angles", angles)):
-        if not is_integer(count) or count < 2:
-            raise ValueError(f"{name} must be an integer of at least 2, got {count}")
-    return _Integral(function, loc, root, weight, resolve).value(int(nodes), int(angles))
+    nodes, angles = check_count(nodes, "nodes", 2), check_count(angles, "angles", 2)
+    return _Integral(function, loc, root, weight, resolve).value(nodes, angles)
 
 
 class _Integral:

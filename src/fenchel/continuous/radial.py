@@ -9,13 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from numbers import Real
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import is_number
 from fenchel._torch import concrete, standard_gamma
 
 Array = np.ndarray[Any, Any]
@@ -182,15 +182,15 @@ def check_alpha(alpha: float | Tensor, dim: int) -> float | Tensor:
     if isinstance(alpha, Tensor):
         _check_alphas(alpha, dim)
         return alpha
-    if isinstance(alpha, bool) or not isinstance(alpha, Real):
+    if not is_number(alpha):
         raise TypeError(f"alpha must be a number, such as 2.0, or a tensor; got {type(alpha).__name__}")
     if not 1 - 2 / dim < alpha < math.inf:
         raise ValueError(_not_normalised(dim, alpha))
     return float(alpha)
 
 
-def check_number(alpha: float, dim: int) -> float:
-    """As ``check_alpha``, where one α serves for all."""
+def check_one_alpha(alpha: float, dim: int) -> float:
+    """Check one α for all entries, as in ``check_alpha``; tensors are refused."""
     if isinstance(alpha, Tensor):
         raise TypeError("alpha must be a number, such as 2.0, and not learned; got Tensor")
     checked = check_alpha(alpha, dim)

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._checks import check_positive
 from fenchel.attention import attention
 from fenchel.losses import fy_loss, is_kept
 from fenchel.regularizers import Gini, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
-from fenchel.regularizers.rows import check_temperature
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel
@@ -452,7 +452,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
 
     def __init__(self, omega: Regularizer | None = None, temperature: float = 1.0) -> None:
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
-        self.temperature = check_temperature(temperature)
+        self.temperature = check_positive(temperature, "temperature")
 
     def __repr__(self) -> str:
         return f"EntmaxLogitsProcessor({self.omega!r}, temperature={self.temperature:g})"

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
+from fenchel._checks import check_broadcast, check_count, check_entries, check_mask, check_shape
 from fenchel._quadrature import line
 from fenchel._torch import forward_mode, has_tangent, is_mapped
-from fenchel.regularizers.rows import broadcasting
 
 ENUMERATED = 6
 """Up to so many vertices, sums over all faces are made face by face."""
@@ -52,17 +52,6 @@ class _ClosedSimplex(constraints.Constraint):
 
 
 closed_simplex = _ClosedSimplex()
-
-
-def broadcast(*shapes: Sequence[int]) -> torch.Size:
-    """The shape that all of these broadcast to."""
-    return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
-
-
-def check_shapes(what: str, *shapes: Sequence[int]) -> None:
-    """Raise a ValueError that names the parameters if their shapes, or their batch shapes, do not broadcast."""
-    if not broadcasting(*shapes):
-        raise ValueError(f"{what} must broadcast with each other, got {' and '.join(str(tuple(s)) for s in shapes)}")
 
 
 def faces(k: int, device: torch.device | None = None) -> Tensor:
@@ -207,7 +196,7 @@ class Mixed(Distribution):
         """
         if self._differentiable:
             return self._estimate(lambda value, _: function(value), n, generator)
-        h = function(self.sample((several(n),), generator))
+        h = function(self.sample((check_count(n, "n", 2),), generator))
         return Estimate(h.mean(0), standard_error(h))
 
     def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
@@ -260,7 +249,7 @@ class Mixed(Distribution):
         return mass(ends).sum(0) + line(edge, self._edge_breaks().detach())
 
     def _estimate(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
-        value, log_prob = self._draw(several(n), generator)
+        value, log_prob = self._draw(check_count(n, "n", 2), generator)
         return scored(function(value, log_prob), log_prob)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -286,7 +275,7 @@ class Mixed(Distribution):
         return Estimate(value.to(self._dtype), worst.to(self._dtype))
 
     def _over_drawn_faces(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
-        face = self.sample_face((several(n),), generator)
+        face = self.sample_face((check_count(n, "n", 2),), generator)
         log_prob, error = self._face_terms(face)
         mean = scored(function(face, log_prob), log_prob)
         return Estimate(mean.value.to(self._dtype), (mean.error + error.mean(0)).to(self._dtype))
@@ -311,36 +300,27 @@ class Mixed(Distribution):
 
     def _check_face(self, face: Tensor) -> Tensor:
         """A face broadcast with the batch; with ``validate_args``, errors for what is not one."""
-        if not isinstance(face, Tensor) or face.dtype != torch.bool:
-            kind = face.dtype if isinstance(face, Tensor) else type(face).__name__
-            raise TypeError(f"face must be a boolean tensor, True where an entry is positive, got {kind}")
-        if face.dim() == 0 or face.shape[-1] != self.vertices:
-            raise ValueError(
-                f"face must have {self.vertices} entries along its last dimension, got {tuple(face.shape)}"
-            )
+        check_shape(check_mask(face, "face", true="the entry is positive"), "face", "…", self.vertices)
         if self._validate_args and not bool(face.any(-1).all()):
             raise ValueError("face must have at least one True entry: no entry positive is no face of the simplex")
-        shape = broadcast(face.shape, self.batch_shape + self.event_shape)
-        return face.expand(shape)
+        return face.expand(self._batched("face", face))
 
     def _check_value(self, value: Tensor) -> Tensor:
         """A value broadcast with the batch; with ``validate_args``, torch's error for what is off the simplex."""
         if self._validate_args:
             self._validate_sample(value)
-        return value.expand(broadcast(value.shape, self.batch_shape + self.event_shape))
+        return value.expand(self._batched("value", value))
+
+    def _batched(self, name: str, value: Tensor) -> torch.Size:
+        """The shape of values or faces (…, K) once they are broadcast with the batch."""
+        what = f"the shape of {name} and that of a sample"
+        return check_broadcast(what, value.shape, self.batch_shape + self.event_shape)
 
     def _off(self, value: Tensor, log_prob: Tensor) -> Tensor:
         """Log-densities with −inf off the simplex, NaN for NaN, in the dtype of values and parameters."""
         log_prob = torch.where(closed_simplex.check(value), log_prob, -torch.inf)
         log_prob = torch.where(value.isnan().any(-1), torch.nan, log_prob)
         return log_prob.to(torch.promote_types(self._dtype, value.dtype))
-
-
-def several(n: int) -> int:
-    """Raise a ValueError unless there are enough samples to tell the error."""
-    if n < 2:
-        raise ValueError(f"n must be at least 2, to tell the error, got {n}")
-    return n
 
 
 def exactly(value: Tensor) -> Estimate:
@@ -374,28 +354,14 @@ def varied(value: Tensor) -> bool:
     return torch.is_grad_enabled() and value.requires_grad
 
 
-def positive(name: str, value: Tensor) -> None:
-    """Raise a ValueError unless all entries are positive and finite."""
-    if not bool(((value > 0) & (value < torch.inf)).all()):
-        raise ValueError(f"{name} must be positive and finite, got {value.min().item():g}…{value.max().item():g}")
+def check_positive_entries(value: Tensor, name: str) -> Tensor:
+    """Check that all entries of a tensor are positive and finite."""
+    return check_entries((value > 0) & (value < torch.inf), value, name, "be positive and finite")
 
 
-def finite(name: str, value: Tensor) -> None:
-    """Raise a ValueError unless all entries are finite."""
-    if not bool(value.isfinite().all()):
-        raise ValueError(f"{name} must be finite, got {value[~value.isfinite()][0].item()}")
-
-
-def floating(name: str, value: Any) -> Tensor:
-    """Raise a TypeError unless it is a tensor of floating-point numbers with at least one dimension."""
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
-    if value.dim() == 0 or value.shape[-1] == 0:
-        raise ValueError(
-            f"{name} must have at least one entry along its last dimension, got shape {tuple(value.shape)}"
-        )
-    return value
+def check_finite_entries(value: Tensor, name: str) -> Tensor:
+    """Check that all entries of a tensor are finite."""
+    return check_entries(value.isfinite(), value, name, "be finite")
 
 
 P = TypeVar("P", bound=Mixed)
@@ -406,7 +372,7 @@ def alike(p: P, q: Q) -> tuple[P, Q]:
     """Two distributions, broadcast to one batch."""
     if p.event_shape != q.event_shape:
         raise ValueError(f"both must have as many vertices, got {p.vertices} and {q.vertices}")
-    shape = broadcast(p.batch_shape, q.batch_shape)
+    shape = check_broadcast("the batch dimensions of both distributions", p.batch_shape, q.batch_shape)
     return p.expand(shape), q.expand(shape)
 
 

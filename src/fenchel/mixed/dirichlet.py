@@ -10,19 +10,17 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid, softplus
 
+from fenchel._checks import check_broadcast, check_count, check_floats
 from fenchel._torch import has_tangent, is_mapped, standard_gamma
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
     Mixed,
     alike,
-    check_shapes,
+    check_positive_entries,
     exactly,
     faces,
-    floating,
-    positive,
     scored,
-    several,
 )
 
 ENUMERATED = 12
@@ -67,15 +65,15 @@ class MixedDirichlet(Mixed):
     has_rsample = False
 
     def __init__(self, face_logits: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
-        floating("face_logits", face_logits)
-        floating("concentration", concentration)
-        check_shapes("the shapes of face_logits and concentration", face_logits.shape, concentration.shape)
+        check_floats(face_logits, "face_logits", "…", "K")
+        check_floats(concentration, "concentration", "…", "K")
+        check_broadcast("the shapes of face_logits and concentration", face_logits.shape, concentration.shape)
         self.face_logits, self.concentration = torch.broadcast_tensors(face_logits, concentration)  # type: ignore[no-untyped-call]
         batch, event = self.face_logits.shape[:-1], self.face_logits.shape[-1:]
         super().__init__(batch, event, validate_args=False)
         self._validate_args = Mixed._validate_args if validate_args is None else validate_args
         if self._validate_args:
-            positive("concentration", concentration)
+            check_positive_entries(concentration, "concentration")
             if not bool(((face_logits < torch.inf) & (face_logits > -torch.inf).any(-1, keepdim=True)).all()):
                 raise ValueError("face_logits must be below +inf, and in each row at least one above −inf")
         self._shared = concentration.shape[-1] == 1 or _constant(concentration)
@@ -233,7 +231,9 @@ class MixedDirichlet(Mixed):
             exact = (self._size_log_prob.exp() * values).sum(-1)
             return exactly(exact)
         enumerated = self.vertices <= ENUMERATED
-        face = faces(self.vertices, self._device) if enumerated else self.sample_face((several(n),), generator)
+        face = (
+            faces(self.vertices, self._device) if enumerated else self.sample_face((check_count(n, "n", 2),), generator)
+        )
         if enumerated:
             face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
         log_prob = self.face_log_prob(face).double()

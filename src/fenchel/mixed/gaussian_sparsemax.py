@@ -12,18 +12,16 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.special import log_ndtr, ndtr
 
+from fenchel._checks import check_broadcast, check_floats
 from fenchel._quadrature import log_concave
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
     Mixed,
     alike,
-    broadcast,
-    check_shapes,
+    check_finite_entries,
+    check_positive_entries,
     exactly,
-    finite,
-    floating,
-    positive,
 )
 from fenchel.mixed.boxes import CERTAIN, log_box
 from fenchel.regularizers import sparsemax
@@ -75,31 +73,28 @@ class GaussianSparsemax(Mixed):
         scale_tril: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        floating("loc", loc)
+        check_floats(loc, "loc", "…", "K")
         if (scale is None) == (scale_tril is None):
             raise ValueError("exactly one of scale and scale_tril must be given")
         if scale is not None:
-            floating("scale", scale)
-            check_shapes("the shapes of loc and scale", loc.shape, scale.shape)
+            check_floats(scale, "scale", "…", "K")
+            check_broadcast("the shapes of loc and scale", loc.shape, scale.shape)
             self.loc, self.scale = torch.broadcast_tensors(loc, scale)  # type: ignore[no-untyped-call]
             self.scale_tril = None
         else:
             assert scale_tril is not None
-            floating("scale_tril", scale_tril)
-            if scale_tril.dim() < 2 or scale_tril.shape[-2:] != (loc.shape[-1], loc.shape[-1]):
-                size = loc.shape[-1]
-                raise ValueError(f"scale_tril must be (…, {size}, {size}) for this loc, got {tuple(scale_tril.shape)}")
-            check_shapes("the batch dimensions of loc and scale_tril", loc.shape[:-1], scale_tril.shape[:-2])
-            batch = broadcast(loc.shape[:-1], scale_tril.shape[:-2])
+            check_floats(scale_tril, "scale_tril", "…", loc.shape[-1], loc.shape[-1])
+            what = "the batch dimensions of loc and scale_tril"
+            batch = check_broadcast(what, loc.shape[:-1], scale_tril.shape[:-2])
             self.loc = loc.expand(*batch, -1)
             self.scale_tril = scale_tril.expand(*batch, -1, -1)
             self.scale = None
         super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=False)
         self._validate_args = Mixed._validate_args if validate_args is None else validate_args
         if self._validate_args:
-            finite("loc", loc)
+            check_finite_entries(loc, "loc")
             if scale is not None:
-                positive("scale", scale)
+                check_positive_entries(scale, "scale")
             elif scale_tril is not None and not _is_factor(scale_tril):
                 raise ValueError("scale_tril must be lower triangular with a positive diagonal")
 

@@ -11,16 +11,14 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
+from fenchel._checks import check_broadcast, check_entries, check_floats
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
     Mixed,
-    broadcast,
-    check_shapes,
+    check_finite_entries,
+    check_positive_entries,
     exactly,
-    finite,
-    floating,
-    positive,
     varied,
 )
 from fenchel.regularizers import sparsemax
@@ -40,8 +38,8 @@ class HardConcrete(Mixed):
 
     Args:
         logits: z, (…, K).
-        temperature: λ > 0, a number or one a row, (…).
-        stretch: τ ≥ 1, a number or one a row, (…).
+        temperature: λ > 0, a number or one per row, (…).
+        stretch: τ ≥ 1, a number or one per row, (…).
 
     Example:
         >>> y = HardConcrete(torch.zeros(2), temperature=0.5, stretch=1.2)
@@ -64,21 +62,19 @@ class HardConcrete(Mixed):
     def __init__(
         self, logits: Tensor, temperature: float | Tensor, stretch: float | Tensor, validate_args: bool | None = None
     ) -> None:
-        floating("logits", logits)
+        check_floats(logits, "logits", "…", "K")
         temperature = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
         stretch = torch.as_tensor(stretch, dtype=logits.dtype, device=logits.device)
         shapes = logits.shape[:-1], temperature.shape, stretch.shape
-        check_shapes("the batch dimensions of logits, and temperature and stretch,", *shapes)
-        batch = broadcast(*shapes)
+        batch = check_broadcast("the batch dimensions of logits, and temperature and stretch,", *shapes)
         self.logits = logits.expand(*batch, -1)
         self.temperature, self.stretch = temperature.expand(batch), stretch.expand(batch)
         super().__init__(batch, logits.shape[-1:], validate_args=False)
         self._validate_args = Mixed._validate_args if validate_args is None else validate_args
         if self._validate_args:
-            finite("logits", logits)
-            positive("temperature", temperature)
-            if not bool(((stretch >= 1) & (stretch < torch.inf)).all()):
-                raise ValueError(f"stretch must be finite and at least 1, got {stretch.min().item():g}")
+            check_finite_entries(logits, "logits")
+            check_positive_entries(temperature, "temperature")
+            check_entries((stretch >= 1) & (stretch < torch.inf), stretch, "stretch", "be finite and at least 1")
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         return self._harden(self._log_concrete(sample_shape, generator))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
+from fenchel._checks import check_count, check_entries, check_floats
 from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly
-from fenchel.regularizers.rows import is_integer
 
 
 class MaximumEntropy(Mixed):
@@ -26,7 +26,8 @@ class MaximumEntropy(Mixed):
 
     Args:
         vertices: K.
-        precision: N, bits a coordinate; a number, or a tensor (…) for a batch. 0 is the largest direct-sum entropy.
+        precision: N, in bits per coordinate; a number, or a tensor (…) for a batch. 0 gives the largest
+            direct-sum entropy.
 
     Example:
         >>> y = MaximumEntropy(2, precision=torch.tensor([0.0, 3.0]))
@@ -40,19 +41,17 @@ class MaximumEntropy(Mixed):
     has_rsample = False
 
     def __init__(self, vertices: int, precision: float | Tensor = 0.0, validate_args: bool | None = None) -> None:
-        if not is_integer(vertices) or vertices < 1:
-            raise ValueError(f"vertices must be a positive integer, got {vertices!r}")
+        vertices = check_count(vertices, "vertices")
         self.precision = torch.as_tensor(
             precision,
             dtype=None if isinstance(precision, Tensor) else torch.get_default_dtype(),
             device=precision.device if isinstance(precision, Tensor) else None,
         )
-        if not self.precision.is_floating_point():
-            raise TypeError(f"precision must be floating-point, got {self.precision.dtype}")
-        super().__init__(self.precision.shape, torch.Size((int(vertices),)), validate_args=False)
+        check_floats(self.precision, "precision")
+        super().__init__(self.precision.shape, torch.Size((vertices,)), validate_args=False)
         self._validate_args = Mixed._validate_args if validate_args is None else validate_args
-        if self._validate_args and not bool(self.precision.isfinite().all()):
-            raise ValueError("precision must be finite")
+        if self._validate_args:
+            check_entries(self.precision.isfinite(), self.precision, "precision", "be finite")
 
     @property
     def log_partition(self) -> Tensor:
@@ -122,7 +121,7 @@ class MaximumEntropy(Mixed):
 
 
 def maximum_code_length(vertices: int, precision: float) -> float:
-    """The bits that suffice for any mixed distribution over so many vertices, at ``precision`` bits a coordinate.
+    """The bits that suffice for any mixed distribution over so many vertices, at ``precision`` bits per coordinate.
 
     Example:
         >>> round(maximum_code_length(2, precision=1), 9)  # log₂(2 + 2¹); a choice of two alone would take 1 bit

@@ -8,14 +8,13 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fenchel._torch import concrete
+from fenchel._checks import check_indices, check_positive, check_probabilities, check_scores
+from fenchel._checks import check_integers as check_integers
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
 from fenchel.regularizers.rowmap import Parameter, RowMap, finish_loss
 from fenchel.regularizers.rows import (
     apply_mask,
     beside,
-    check_parameter,
-    check_scores,
     from_rows,
     parameter_rows,
     shifted,
@@ -326,13 +325,13 @@ class Scaled(Regularizer):
     def __init__(self, omega: Regularizer, gamma: float | Tensor) -> None:
         super().__init__()
         self.omega = omega
-        hold(self, "gamma", check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf", finite=True))
+        hold(self, "gamma", check_positive(gamma, "gamma"))
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         # One number instead of two.
         if isinstance(gamma, Tensor) or isinstance(self.gamma, Tensor):
             return super().__mul__(gamma)
-        return self.omega * (self.gamma * check_parameter(gamma, "gamma", 0.0, "0 < gamma < inf", finite=True))
+        return self.omega * (self.gamma * check_positive(gamma, "gamma"))
 
     __rmul__ = __mul__
 
@@ -514,44 +513,3 @@ def check_omega(omega: Regularizer) -> Regularizer:
     if not isinstance(omega, Regularizer):
         raise TypeError(f"omega must be a Regularizer, such as fenchel.Gini(), got {type(omega).__name__}")
     return omega
-
-
-def check_integers(value: Tensor, name: str, what: str) -> None:
-    """Raise a TypeError that names the argument unless it is a tensor of integers."""
-    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
-        kind = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise TypeError(f"{name} must be a tensor of {what}, got {kind}")
-
-
-def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
-    """Class indices of the shape of scores without ``dim``, as int64."""
-    if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:
-        kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
-        raise TypeError(f"target must hold integer class indices or floating-point probabilities, got {kind}")
-    expected = scores.shape[:dim] + scores.shape[dim + 1 :]
-    if target.shape != expected:
-        raise ValueError(
-            f"target of class indices must have shape {tuple(expected)} for scores of shape "
-            f"{tuple(scores.shape)} with classes along dim {dim}, got {tuple(target.shape)}; "
-            "for torch's layout (N, C, …) pass dim=1"
-        )
-    target = target.long()  # before any comparison: eight bits would wrap around
-    classes = scores.shape[dim]
-    if concrete(target) and bool(((target < 0) | (target >= classes)).any()):
-        wrong = target[(target < 0) | (target >= classes)][0].item()
-        raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
-    return target
-
-
-def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
-    """Probabilities of the shape of scores: not negative, with sum 1 along ``dim``."""
-    if target.shape != scores.shape:
-        raise ValueError(
-            f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, got {tuple(target.shape)}"
-        )
-    if concrete(target):
-        tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
-        totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
-        if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):
-            raise ValueError(f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}")
-    return target

@@ -8,21 +8,13 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
+from fenchel._checks import check_expands, check_indices, check_parameter, check_real, check_scores
 from fenchel._torch import concrete
-from fenchel.regularizers.base import Posed, Regularizer, check_indices, check_omega, hold, show
+from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import Parameter
-from fenchel.regularizers.rows import (
-    broadcasts,
-    check_floating,
-    check_parameter,
-    check_scores,
-    from_rows,
-    on_device,
-    parameter_rows,
-    to_rows,
-)
+from fenchel.regularizers.rows import from_rows, on_device, parameter_rows, to_rows
 from fenchel.regularizers.tsallis import Gini
 
 _MEMBERS: dict[float, BoundedMap] = {1.0: BOUNDED_SHANNON, 2.0: BOUNDED_GINI}
@@ -312,7 +304,7 @@ def _line(scores: Tensor, upper: float, budget: Parameter, dim: int) -> Tensor:
 
 
 def _check_upper(upper: float | Tensor) -> float | Tensor:
-    check_floating(upper, "upper")
+    upper = check_real(upper, "upper")
     if isinstance(upper, Tensor):  # whose values matter at unmasked positions alone: _check_room looks at those
         return upper
     return check_parameter(upper, "upper", 0.0, "upper >= 0", closed=True)
@@ -326,10 +318,7 @@ def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> float | Tens
     """Bounds laid out beside ``to_rows(scores)``, in their own precision; a number stays one."""
     if not isinstance(upper, Tensor):
         return upper
-    if not broadcasts(upper.shape, scores.shape):
-        raise ValueError(
-            f"upper must broadcast to scores: upper has shape {tuple(upper.shape)}, scores {tuple(scores.shape)}"
-        )
+    check_expands(upper, "upper", scores)
     full = on_device(upper, scores).reshape((1,) * (scores.dim() - upper.dim()) + tuple(upper.shape))
     return full.movedim(dim, -1)
 

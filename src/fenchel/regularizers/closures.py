@@ -88,7 +88,7 @@ class _Watch(TorchFunctionMode):
 
 def _checked(value: Any, p: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
-        raise ValueError(f"fn must return a tensor, one value a row of p, got {type(value).__name__}")
+        raise ValueError(f"fn must return a tensor, one value per row of p, got {type(value).__name__}")
     if value.shape != p.shape[:-1]:
         raise ValueError(
             f"fn must map p of shape (…, n) to shape (…): for {tuple(p.shape)} it must return {tuple(p.shape[:-1])}, "

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count, check_number
 from fenchel._torch import apply_function, concrete, forward_mode, outside_graphs, readable
 from fenchel.regularizers.base import Posed, Regularizer
 from fenchel.regularizers.closures import Closure, hidden_leaf
 from fenchel.regularizers.rowmap import RowMap, on_support, rows_first
-from fenchel.regularizers.rows import is_integer, to_rows
+from fenchel.regularizers.rows import to_rows
 from fenchel.regularizers.solvers.interior import TINY, Solution, diagonal_product, minimize, reduce
 
 
@@ -59,13 +60,9 @@ class Custom(Regularizer):
         super().__init__()
         if not callable(fn):
             raise TypeError(f"fn must be callable, a torch function of p, got {type(fn).__name__}")
-        if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}")
-        if not is_integer(max_iter) or max_iter < 1:
-            raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
         self.fn = fn
-        self.tol = tol
-        self.max_iter = max_iter
+        self.tol = check_number(tol, "tol", 0)
+        self.max_iter = check_count(max_iter, "max_iter")
 
     @property
     def parameter_shape(self) -> torch.Size | None:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_parameter, check_real
 from fenchel._torch import below_autograd, readable
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.rowmap import Parameter, ParameterMap, argmax_operator, on_support, pack
-from fenchel.regularizers.rows import check_floating, check_parameter
 from fenchel.regularizers.solvers import groups
 from fenchel.regularizers.tsallis import Gini
 
@@ -133,5 +133,6 @@ class Grouping(Regularizer):
 
 def check_strength(strength: float | Tensor) -> float | Tensor:
     """Check the strength of a penalty: a number ≥ 0, or a tensor of such numbers."""
-    check_floating(strength, "strength")
-    return check_parameter(strength, "strength", 0.0, "0 <= strength < inf", closed=True, finite=True)
+    return check_parameter(
+        check_real(strength, "strength"), "strength", 0.0, "0 <= strength < inf", closed=True, finite=True
+    )

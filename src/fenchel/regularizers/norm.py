@@ -8,10 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_parameter
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import Parameter, ParameterMap, on_support, register_map
-from fenchel.regularizers.rows import check_parameter, from_rows, parameter_rows, to_rows
+from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
 from fenchel.regularizers.solvers import thresholds
 
 _ALLOWED = "1 < alpha <= inf"

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_like, check_scores, is_integer
 from fenchel._torch import outside_graphs
 from fenchel.regularizers.base import Posed, Regularizer, flatten
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap
-from fenchel.regularizers.rows import apply_mask, beside, check_scores, is_integer
+from fenchel.regularizers.rows import apply_mask, beside
 from fenchel.regularizers.solvers import groups
 
 _Dims = int | tuple[int, int] | None
@@ -167,12 +168,7 @@ class TotalVariation2d(Grouping):
         """The Fenchel-Young loss, one value a grid: indices of pixels, row by row, or probabilities like scores."""
         flat, omega, dims = self._flat(scores, dim, mask)
         if isinstance(target, Tensor) and target.is_floating_point():
-            if target.shape != scores.shape:
-                raise ValueError(
-                    f"target of probabilities must have the shape of scores, {tuple(scores.shape)}, "
-                    f"got {tuple(target.shape)}"
-                )
-            target = flatten(target, dims)
+            target = flatten(check_like(target, "target of probabilities", scores), dims)
         return omega.loss(flat, target)
 
     def in_rows(

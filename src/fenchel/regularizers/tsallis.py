@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import broadcasts, check_parameter
 from fenchel._torch import apply_function, concrete, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
@@ -23,13 +24,7 @@ from fenchel.regularizers.rowmap import (
     saturate,
     saturated_sum,
 )
-from fenchel.regularizers.rows import (
-    beside,
-    broadcasts,
-    check_parameter,
-    from_rows,
-    to_rows,
-)
+from fenchel.regularizers.rows import beside, from_rows, to_rows
 from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_2
 
 _ALLOWED = "0 < alpha <= inf"

@@ -10,6 +10,7 @@ from random import Random
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count
 from fenchel.seq2seq.vocabulary import STOP, Vocabulary
 
 IGNORED = -100
@@ -117,8 +118,7 @@ class Batches:
         seed: int = 0,
         parts: int = 1,
     ) -> None:
-        if size < 1:
-            raise ValueError(f"size must be at least 1, got {size}")
+        size, parts = check_count(size, "size"), check_count(parts, "parts", 0)
         if not 1 <= parts <= max(len(pairs), 1):
             raise ValueError(f"parts must be between 1 and {len(pairs)}, the number of pairs, got {parts}")
         self.pairs, self.source, self.target, self.size = pairs, source, target, size

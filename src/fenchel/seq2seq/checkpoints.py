@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
+from fenchel._checks import check_number, is_integer
 from fenchel.seq2seq.saving import (
     FLOATS,
     check_tensors,
@@ -44,12 +44,9 @@ def check_rate(rate: float) -> None:
         >>> check_rate(float("inf"))
         Traceback (most recent call last):
             ...
-        ValueError: rate must be positive and finite, got inf
+        ValueError: rate must satisfy 0 < rate < inf, got inf
     """
-    if isinstance(rate, bool) or not isinstance(rate, Real):
-        raise TypeError(f"rate must be a number, got {rate!r}")
-    if not 0 < rate < math.inf:
-        raise ValueError(f"rate must be positive and finite, got {rate}")
+    check_number(rate, "rate", 0)
 
 
 def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None) -> float:
@@ -195,7 +192,7 @@ def _parsed(file: Path, words: Mapping[str, str]) -> dict[str, Any]:
 def _check_run(run: Mapping[str, Any]) -> None:
     """Check the numbers that tell where a training stands: counts of epochs, a rate, a score."""
     for name in ("epoch", "waited"):
-        if name in run and (type(run[name]) is not int or run[name] < 0):
+        if name in run and (not is_integer(run[name]) or run[name] < 0):
             raise ValueError(f"{name} must be a whole number, got {short(run[name])}")
     if "rate" in run:
         check_rate(run["rate"])

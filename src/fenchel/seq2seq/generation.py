@@ -7,11 +7,19 @@ import math
 import torch
 from torch import Tensor
 
+from fenchel._checks import (
+    check_count,
+    check_floats,
+    check_indices,
+    check_integers,
+    check_number,
+    check_positive,
+    check_scores,
+)
 from fenchel._torch import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
-from fenchel.regularizers.base import check_indices, check_integers, check_omega
-from fenchel.regularizers.rows import check_scores, check_temperature, is_integer, is_number
+from fenchel.regularizers.base import check_omega
 
 _STEPS = 64
 """Bisections of λ in [0, 1]: more than a float64 has digits."""
@@ -62,12 +70,10 @@ def sample(
     References: Martins, Marinho & Martins (2020).
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
-    temperature = check_temperature(temperature)
+    temperature = check_positive(temperature, "temperature")
     check_scores(logits, -1)
-    if num_samples is not None and not is_integer(num_samples):
-        raise TypeError(f"num_samples must be an int or None, got {type(num_samples).__name__}")
-    if num_samples is not None and num_samples < 0:
-        raise ValueError(f"num_samples must not be negative, got {num_samples}")
+    if num_samples is not None:
+        num_samples = check_count(num_samples, "num_samples", 0)
     chooser = omega if not isinstance(temperature, Tensor) and temperature == 1.0 else temperature * omega
     rows = logits.detach()
     p = chooser.argmax(rows.to(_wide(rows.dtype)), dim=-1, mask=mask).detach()
@@ -75,7 +81,7 @@ def sample(
         raise ValueError(
             "logits must leave something to draw from in every row: one is NaN, +inf, or masked altogether"
         )
-    p = p if num_samples is None else p.expand(int(num_samples), *p.shape)
+    p = p if num_samples is None else p.expand(num_samples, *p.shape)
     # A race of exponential clocks with rates p: whose rings first is a draw from p, and a rate of zero never rings.
     time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
     return torch.where(p > 0, time, torch.inf).argmin(-1)
@@ -107,10 +113,7 @@ def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_
 
     References: Martins, Marinho & Martins (2020).
     """
-    if not is_number(epsilon):
-        raise TypeError(f"epsilon must be a number, got {type(epsilon).__name__}")
-    if not 0 <= epsilon < math.inf:
-        raise ValueError(f"epsilon must satisfy 0 <= epsilon < inf, got {epsilon}")
+    epsilon = check_number(epsilon, "epsilon", 0, ends="[)")
     probs, q, kept = _hits(probs, target, ignore_index)
     surprise = math.log1p(epsilon * probs.shape[-1]) - (q + epsilon).log()
     return _reduce(surprise, kept, "mean").exp()
@@ -187,10 +190,7 @@ def jensen_shannon(
 
     References: Martins, Marinho & Martins (2020); Lin (1991).
     """
-    if not is_number(base):
-        raise TypeError(f"base must be a number, got {type(base).__name__}")
-    if not 1 < base < math.inf:
-        raise ValueError(f"base must satisfy 1 < base < inf, got {base}")
+    base = check_number(base, "base", 1)
     check_reduction(reduction)
     _, q, kept = _hits(probs, target, ignore_index)
     # Written in what is missed, 1 − q, to keep its digits next to a perfect fit.
@@ -245,14 +245,10 @@ def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tens
 
     References: Welleck et al. (2020).
     """
-    _check_tokens(tokens)
-    if not is_integer(window):
-        raise TypeError(f"window must be an int, got {type(window).__name__}")
-    if window < 1:
-        raise ValueError(f"window must be at least 1, got {window}")
+    tokens, window = _check_tokens(tokens), check_count(window, "window")
     kept = is_kept(tokens, ignore_index)
     repeated = torch.zeros_like(kept)
-    for back in range(1, min(int(window), tokens.shape[-1] - 1) + 1):
+    for back in range(1, min(window, tokens.shape[-1] - 1) + 1):
         repeated[..., back:] |= tokens[..., back:] == tokens[..., :-back]
     return (repeated & kept).sum() / kept.sum()
 
@@ -276,14 +272,10 @@ def distinct(tokens: Tensor, n: int, *, ignore_index: int = -100) -> Tensor:
 
     References: Li et al. (2016).
     """
-    _check_tokens(tokens)
-    if not is_integer(n):
-        raise TypeError(f"n must be an int, got {type(n).__name__}")
-    if n < 1:
-        raise ValueError(f"n must be at least 1, got {n}")
+    tokens, n = _check_tokens(tokens), check_count(n, "n")
     if tokens.shape[-1] < n:
         return torch.tensor(torch.nan, device=tokens.device)
-    grams = tokens.unfold(-1, int(n), 1).reshape(-1, int(n))
+    grams = tokens.unfold(-1, n, 1).reshape(-1, n)
     grams = grams[is_kept(grams, ignore_index).all(-1)]
     different = torch.unique(grams, dim=0)
     return torch.tensor(float(len(different)), device=tokens.device) / len(grams)
@@ -295,12 +287,8 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 def _hits(probs: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
     """Checked probabilities, uniform where ignored, those of the targets, and which targets count."""
-    if not isinstance(probs, Tensor) or not probs.is_floating_point():
-        kind = probs.dtype if isinstance(probs, Tensor) else type(probs).__name__
-        raise TypeError(f"probs must be a floating-point tensor of probabilities, got {kind}")
-    if probs.dim() == 0 or probs.shape[-1] == 0:
-        raise ValueError(f"probs must have shape (…, V) with V > 0, got {tuple(probs.shape)}")
-    check_integers(target, "target", "integer class indices")
+    check_floats(probs, "probs", "…", "V")
+    target = check_integers(target, "target", "integer class indices")
     kept = is_kept(target, ignore_index)
     index = check_indices(target.masked_fill(~kept, 0), probs, probs.dim() - 1)
     tolerance = max(1e-3, 4 * torch.finfo(probs.dtype).eps)
@@ -321,7 +309,8 @@ def _reduce(values: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
     return values.sum() / kept.sum() if reduction == "mean" else values.sum()
 
 
-def _check_tokens(tokens: Tensor) -> None:
-    check_integers(tokens, "tokens", "integers")
+def _check_tokens(tokens: Tensor) -> Tensor:
+    tokens = check_integers(tokens, "tokens")
     if tokens.dim() == 0:
         raise ValueError("tokens must have shape (…, T), got a scalar")
+    return tokens

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._checks import check_count, check_share
 from fenchel.losses import Reduction, fy_loss
 from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.regularizers.configs import Config
-from fenchel.regularizers.rows import check_share
 from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
@@ -192,9 +192,8 @@ class Seq2Seq(nn.Module):
 
 def check_depth(layers: int, dropout: float) -> None:
     """Check what every subclass is made with."""
-    if layers < 1:
-        raise ValueError(f"layers must be at least 1, got {layers}")
-    check_share("dropout", dropout)
+    check_count(layers, "layers")
+    check_share(dropout, "dropout")
 
 
 def _check_output(omega: Regularizer, symbols: int) -> None:

@@ -17,6 +17,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import is_number
+
 __all__ = [
     "FORMAT",
     "SETTINGS",
@@ -212,7 +214,7 @@ def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None
     numbers = sum(tensor.numel() for tensor in tensors.values())
     for name, size in sizes.items():
         most = len(tensors) if name == "layers" else numbers
-        if isinstance(size, bool) or not isinstance(size, int | float):
+        if not is_number(size):
             raise ValueError(f"{name} must be a number, got {short(size)}")
         if not size <= most:
             raise ValueError(f"{name} is {size}, too large for what the file holds")

@@ -13,7 +13,7 @@ from typing import Any, Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
-from fenchel.regularizers.rows import is_integer
+from fenchel._checks import check_count, check_number
 from fenchel.seq2seq.vocabulary import STOP
 
 
@@ -131,14 +131,10 @@ def beam_search(
         >>> [(each.tokens, round(each.probability, 2)) for each in found.hypotheses], found.exact
         ([((1, 1), 0.75), ((1, 1, 2), 0.25)], True)
     """
-    n_best = beam if n_best is None else n_best
-    for name, value, least in (("beam", beam, 1), ("n_best", n_best, 1), ("max_length", max_length, 0)):
-        if not is_integer(value):
-            raise TypeError(f"{name} must be an int, got {type(value).__name__}")
-        if value < least:
-            raise ValueError(f"{name} must be at least {least}, got {value}")
-    if not 0 <= length_penalty < math.inf:
-        raise ValueError(f"length_penalty must satisfy 0 <= length_penalty < inf, got {length_penalty}")
+    beam = check_count(beam, "beam")
+    n_best = beam if n_best is None else check_count(n_best, "n_best")
+    max_length = check_count(max_length, "max_length", 0)
+    length_penalty = check_number(length_penalty, "length_penalty", 0, ends="[)")
     if not len(sources):
         return []
     rows = [_Row(n_best, max_length, length_penalty, keep_tree) for _ in sources]
@@ -177,8 +173,7 @@ def enumerate_support(
     A search with a beam as wide as ``most``, that returns all that ended. Where ``exact`` is False there are more
     strings, or longer ones.
     """
-    if most < 1 or max_length < 0:
-        raise ValueError(f"most must be at least 1 and max_length at least 0, got {most} and {max_length}")
+    most, max_length = check_count(most, "most"), check_count(max_length, "max_length", 0)
     rows = [_Row(most * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
     return _search(stepper, sources, most, max_length, rows) if rows else []
 

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count, check_number, check_one_of
 from fenchel.progress import Progress, bar, silent
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
 from fenchel.seq2seq.checkpoints import CHECKPOINT, Checkpoint, DivergedError, check_finite, check_rate, step
@@ -53,20 +54,14 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "parts", "batch", "patience", "every"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise TypeError(f"{name} must be an int, got {value!r}")
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-        if not 0 <= self.cooling <= self.epochs:
+            object.__setattr__(self, name, check_count(getattr(self, name), name))  # NumPy's do not go into a file
+        object.__setattr__(self, "cooling", check_count(self.cooling, "cooling", 0))
+        if self.cooling > self.epochs:
             raise ValueError(f"cooling must be between 0 and epochs, {self.epochs}, got {self.cooling}")
-        if self.optimizer not in ("adam", "adamw"):
-            raise ValueError(f"optimizer must be 'adam' or 'adamw', got {self.optimizer!r}")
+        check_one_of(self.optimizer, "optimizer", "adam", "adamw")
         check_rate(self.rate)
-        if not self.clip > 0:
-            raise ValueError(f"clip must be positive, got {self.clip}")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"weight_decay must be at least 0 and finite, got {self.weight_decay}")
+        check_number(self.clip, "clip", 0, ends="(]")
+        check_number(self.weight_decay, "weight_decay", 0, ends="[)")
 
 
 @dataclass(frozen=True)

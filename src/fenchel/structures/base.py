@@ -29,9 +29,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import broadcasts, check_floats
 from fenchel._torch import concrete, readable
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import apply_mask, broadcasts, is_integer, is_number
+from fenchel.regularizers.rows import apply_mask
 
 Array = np.ndarray[Any, Any]
 
@@ -268,10 +269,7 @@ def _tensors(value: object) -> Iterator[Tensor]:
 
 def check_shape(structure: Structure, scores: Tensor) -> None:
     """Check scores for a structure: floating point, of a shape that fits."""
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
+    check_floats(scores, "scores")
     event, name = structure.event_dim, type(structure).__name__
     if scores.dim() < event:
         raise ValueError(f"scores must have at least {event} dimensions for {name}, got shape {tuple(scores.shape)}")
@@ -302,17 +300,6 @@ def free_parts(structure: Structure, scores: Tensor, mask: Tensor | None) -> Ten
     return free if possible is None else free & possible
 
 
-def check_transition(value: float | Tensor, name: str = "transition") -> float | Tensor:
-    """Check higher-order scores: a number or a floating-point tensor."""
-    if isinstance(value, Tensor):
-        if not value.is_floating_point():
-            raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
-        return value
-    if not is_number(value):
-        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
-    return float(value)
-
-
 def check_batch(value: Tensor, trailing: int, batch: Sequence[int], name: str, shape: torch.Size) -> None:
     """Refuse a tensor whose leading dimensions do not broadcast to the batch."""
     if not broadcasts(value.shape[: value.dim() - trailing], batch):
@@ -320,15 +307,6 @@ def check_batch(value: Tensor, trailing: int, batch: Sequence[int], name: str, s
             f"{name} must have leading dimensions that broadcast to the batch of the scores, {tuple(batch)}: it has "
             f"shape {tuple(value.shape)}, the scores {tuple(shape)}"
         )
-
-
-def check_size(k: int, name: str = "k") -> int:
-    """Check how many to choose: a positive integer."""
-    if not is_integer(k):
-        raise TypeError(f"{name} must be an int, got {type(k).__name__}")
-    if k < 1:
-        raise ValueError(f"{name} must be at least 1, got {k}")
-    return int(k)
 
 
 def _check_structures(y: Tensor, theta: Tensor, structure: Structure) -> None:

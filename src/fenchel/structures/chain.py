@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_floats
 from fenchel.kernels.viterbi import viterbi
 from fenchel.regularizers.base import hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.structures.base import Array, Oracle, Searched, check_batch, check_transition
+from fenchel.structures.base import Array, Oracle, Searched, check_batch
 
 
 @written_by("transition")
@@ -49,13 +50,7 @@ class Chain(Searched):
 
     def __init__(self, transition: Tensor) -> None:
         super().__init__()
-        if not isinstance(transition, Tensor):
-            raise TypeError(f"transition must be a tensor, got {type(transition).__name__}")
-        if transition.dim() < 2 or transition.shape[-1] != transition.shape[-2]:
-            raise ValueError(
-                f"transition must have shape (S, S) or (…, T − 1 or 1, S, S), got {tuple(transition.shape)}"
-            )
-        hold(self, "transition", check_transition(transition))
+        hold(self, "transition", check_floats(transition, "transition", "…", "S", "S"))
 
     def check(self, shape: torch.Size) -> None:
         steps, states = shape[-2:]

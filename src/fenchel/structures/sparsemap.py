@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count, check_like, check_number, kind
 from fenchel._torch import concrete, outside_graphs
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.configs import written_by
@@ -110,13 +111,9 @@ class SparseMAP(Regularizer):
             raise TypeError(
                 f"structure must be a fenchel.structures.Structure, such as Matching(), got {type(structure).__name__}"
             )
-        if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}")
-        if isinstance(max_iter, bool) or not isinstance(max_iter, int) or max_iter < 1:
-            raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
         self.structure = structure
-        self.max_iter = max_iter
-        self.tol = tol
+        self.max_iter = check_count(max_iter, "max_iter")
+        self.tol = check_number(tol, "tol", 0)
 
     def canonical(self) -> tuple[Regularizer, float | Tensor]:
         """That of the Ω in closed form, for structures that have one."""
@@ -266,12 +263,8 @@ class SparseMAP(Regularizer):
         Returns it as zeros and ones, where the structure takes a shorter form.
         """
         if not isinstance(target, Tensor) or target.is_complex():
-            raise TypeError(f"target must be a tensor of zeros and ones, got {type(target).__name__}")
-        target = self.structure.expand_target(target, scores.shape)
-        if target.shape != scores.shape:
-            raise ValueError(
-                f"target must be a structure of the shape of scores, {tuple(scores.shape)}, got {tuple(target.shape)}"
-            )
+            raise TypeError(f"target must be a tensor of zeros and ones, got {kind(target)}")
+        target = check_like(self.structure.expand_target(target, scores.shape), "target", scores)
         if concrete(target, scores):
             self._check_member(target.detach().double(), free_parts(self.structure, scores, mask))
         return target

@@ -10,19 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count, check_number, check_real
 from fenchel.kernels.host import run
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.capped import KSubsets, k_subsets
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rows import to_rows
-from fenchel.structures.base import (
-    Array,
-    Oracle,
-    Searched,
-    check_batch,
-    check_size,
-    check_transition,
-)
+from fenchel.structures.base import Array, Oracle, Searched, check_batch
 
 
 @written_by("of")
@@ -46,10 +40,7 @@ class Share:
     of: float
 
     def __post_init__(self) -> None:
-        if isinstance(self.of, bool) or not isinstance(self.of, int | float):
-            raise TypeError(f"of must be a number, got {type(self.of).__name__}")
-        if not 0 < self.of <= 1:
-            raise ValueError(f"of must be above 0 and at most 1, got {self.of}")
+        check_number(self.of, "of", 0, 1, ends="(]")
 
     def size(self, count: int) -> int:
         """How many of so many parts."""
@@ -63,7 +54,7 @@ class _Sized(Searched):
 
     def __init__(self, k: int | Share) -> None:
         super().__init__()
-        self.k = k if isinstance(k, Share) else check_size(k)
+        self.k = k if isinstance(k, Share) else check_count(k, "k")
 
     def check(self, shape: torch.Size) -> None:
         if not isinstance(self.k, Share) and self.k > shape[-1]:
@@ -88,7 +79,7 @@ class _Sized(Searched):
         return sizes
 
     def budget(self, scores: Tensor, mask: Tensor | None) -> float | Tensor:
-        """The size as :func:`fenchel.k_subsets` takes it: a number, or one a row."""
+        """The size as :func:`fenchel.k_subsets` takes it: a number, or one per row."""
         if not isinstance(self.k, Share):
             return self.k
         allowed = (to_rows(scores.detach(), -1, mask) != -torch.inf).sum(-1, keepdim=True)
@@ -161,7 +152,7 @@ class AtMost(_Sized):
     k: int
 
     def __init__(self, k: int) -> None:
-        super().__init__(check_size(k))
+        super().__init__(check_count(k, "k"))
 
     def key(self) -> Hashable | None:
         return (AtMost, self.k) if type(self) is AtMost else None
@@ -189,7 +180,7 @@ class SequentialSubsets(_Exact):
 
     Positive transitions ask for runs, negative ones for gaps. Dynamic programming, O(N k). SparseMAP regularizes
     :math:`\frac12\|y\|^2`, the chosen positions alone: with transitions of zero it is :func:`fenchel.k_subsets`. (As a
-    factor graph with two states a position, both would be regularized, which is this one at half the scores.)
+    factor graph with two states per position, both would be regularized, which is this one at half the scores.)
     Masked positions are left out, and no transition crosses them; rows with fewer than k others choose all of these.
 
     Args:
@@ -212,7 +203,7 @@ class SequentialSubsets(_Exact):
 
     def __init__(self, k: int | Share, transition: float | Tensor = 0.0) -> None:
         super().__init__(k)
-        hold(self, "transition", check_transition(transition))
+        hold(self, "transition", check_real(transition, "transition"))
 
     @property
     def has_higher(self) -> bool:

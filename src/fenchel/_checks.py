@@ -1,0 +1,326 @@
+"""One check for each kind of argument. Every error names the argument, what it was and what is allowed.
+
+A value of the wrong type is a TypeError, one out of range or of the wrong shape a ValueError. Checks return the
+argument in the type that the library works with: a Python int or float, or a tensor. Checks that concern one class only
+are beside that class.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel._torch import concrete
+
+# -- questions -------------------------------------------------------------------------------------------------------
+
+
+def is_integer(value: object) -> TypeGuard[int]:
+    """Whether a value is an integer of Python or NumPy, and not a bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a real number of Python or NumPy, or a symbolic one in a graph, and not a bool."""
+    return isinstance(value, numbers.Real | torch.SymFloat) and not isinstance(value, bool)
+
+
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of ``shape`` expands to the shape ``to`` (and not the other way round)."""
+    return len(shape) <= len(to) and all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False))
+
+
+# -- numbers ---------------------------------------------------------------------------------------------------------
+
+
+def check_count(value: Any, name: str, least: int = 1) -> int:
+    """Check an integer that is at least ``least``.
+
+    Example:
+        >>> check_count(0, "window")
+        Traceback (most recent call last):
+            ...
+        ValueError: window must be at least 1, got 0
+    """
+    if not is_integer(value):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return int(value)
+
+
+def check_number(value: Any, name: str, low: float = -math.inf, high: float = math.inf, ends: str = "()") -> float:
+    """Check a number in an interval, which is the finite numbers by default.
+
+    Args:
+        value: the number.
+        name: of the argument, for errors.
+        low: the lower end of the interval.
+        high: the upper end.
+        ends: a bracket for each end: round if the end is outside, square if it belongs to the interval.
+
+    Example:
+        >>> check_number(1.5, "label_smoothing", 0, 1, ends="[]")
+        Traceback (most recent call last):
+            ...
+        ValueError: label_smoothing must satisfy 0 <= label_smoothing <= 1, got 1.5
+    """
+    if not is_number(value):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}")
+    above = value >= low if ends[0] == "[" else value > low
+    below = value <= high if ends[1] == "]" else value < high
+    if not (above and below):  # NaN is neither
+        left, right = ("<=" if bracket in "[]" else "<" for bracket in ends)
+        raise ValueError(f"{name} must satisfy {low:g} {left} {name} {right} {high:g}, got {value}")
+    return float(value)
+
+
+def check_share(value: Any, name: str) -> float:
+    """Check a share in [0, 1), such as a dropout probability."""
+    return check_number(value, name, 0, 1, ends="[)")
+
+
+# -- numbers that may be tensors -------------------------------------------------------------------------------------
+
+
+def check_real(value: float | Tensor, name: str) -> float | Tensor:
+    """Check a number or a floating-point tensor, of any value."""
+    if isinstance(value, Tensor):
+        if not value.is_floating_point():
+            raise TypeError(f"{name} must be a number or a floating-point tensor, got dtype {value.dtype}")
+        return value
+    if not is_number(value):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    return float(value)
+
+
+def check_parameter(
+    value: float | Tensor, name: str, lower: float, allowed: str, *, closed: bool = False, finite: bool = False
+) -> float | Tensor:
+    """Check that a number, or every entry of a tensor, is allowed; return a float or a floating-point tensor.
+
+    Args:
+        value: the number or the tensor; a tensor of integers is converted.
+        name: of the argument, for errors.
+        lower: the bound that values must exceed …
+        allowed: the range in words, for errors.
+        closed: … or may equal.
+        finite: whether infinity is refused.
+    """
+    if isinstance(value, Tensor):
+        value = _as_float(value, name)
+        if concrete(value):
+            fine = (value >= lower) if closed else (value > lower)
+            fine = fine & (value < torch.inf) if finite else fine
+            if not bool(fine.all()):
+                raise ValueError(f"{name} must satisfy {allowed}, got a tensor with {value[~fine].flatten()[0].item()}")
+        return value
+    if not is_number(value):
+        raise TypeError(f"{name} must be a number or a tensor, got {type(value).__name__}")
+    if not (value >= lower if closed else value > lower) or (finite and value == torch.inf):
+        raise ValueError(f"{name} must satisfy {allowed}, got {value}")
+    return float(value)
+
+
+def check_positive(value: float | Tensor, name: str) -> float | Tensor:
+    """Check a positive finite number, or a tensor of such numbers."""
+    return check_parameter(value, name, 0.0, f"0 < {name} < inf", finite=True)
+
+
+def _as_float(value: Tensor, name: str) -> Tensor:
+    """A tensor of real numbers in floating point; integers are converted."""
+    concrete(value)  # raises if the memory was freed, before torch reads it
+    if value.is_floating_point():
+        return value
+    if value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be a number or a tensor of real numbers, got dtype {value.dtype}")
+    return value.to(torch.promote_types(torch.get_default_dtype(), torch.float32))
+
+
+# -- tensors ---------------------------------------------------------------------------------------------------------
+
+
+def kind(value: object) -> str:
+    """What errors say of a value that should be another tensor: its dtype, or its type if it is no tensor."""
+    return str(value.dtype) if isinstance(value, Tensor) else type(value).__name__
+
+
+def check_floats(value: Any, name: str, *sizes: int | str) -> Tensor:
+    """Check a floating-point tensor, and its shape if one is given, as in ``check_shape``.
+
+    Example:
+        >>> check_floats(torch.tensor([1, 2]), "loc")
+        Traceback (most recent call last):
+            ...
+        TypeError: loc must be a floating-point tensor, got torch.int64; convert with loc.float()
+    """
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        hint = f"; convert with {name}.float()" if isinstance(value, Tensor) and not value.is_complex() else ""
+        raise TypeError(f"{name} must be a floating-point tensor, got {kind(value)}{hint}")
+    return check_shape(value, name, *sizes) if sizes else value
+
+
+def check_integers(value: Any, name: str, what: str = "integers") -> Tensor:
+    """Check a tensor of integers; return it as int64."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.is_complex() or value.dtype == torch.bool:
+        raise TypeError(f"{name} must be a tensor of {what}, got {kind(value)}")
+    return value.long()
+
+
+def check_mask(value: Any, name: str = "mask", true: str = "may receive mass") -> Tensor:
+    """Check a boolean tensor; ``true`` says what True means."""
+    if not isinstance(value, Tensor) or value.dtype != torch.bool:
+        raise TypeError(f"{name} must be a boolean tensor (True = {true}), got {kind(value)}")
+    concrete(value)  # raises if the memory was freed, before torch reads it
+    return value
+
+
+def check_shape(value: Tensor, name: str, *sizes: int | str) -> Tensor:
+    """Check the shape of a tensor, of which no dimension may be empty but those of "…".
+
+    Args:
+        value: the tensor.
+        name: of the argument, for errors.
+        *sizes: one per dimension: a number; or a word for any size, the same wherever the word is the same. "…" in
+            front stands for any number of dimensions.
+
+    Example:
+        >>> check_shape(torch.zeros(4, 2, 3), "transition", "…", "S", "S")
+        Traceback (most recent call last):
+            ...
+        ValueError: transition must have shape (…, S, S), got (4, 2, 3)
+    """
+    own = sizes[1:] if sizes[0] == "…" else sizes
+    shape = tuple(value.shape)
+    known: dict[str, int] = {}
+    last = shape[len(shape) - len(own) :] if len(shape) >= len(own) else ()
+    fits = len(last) == len(own) and (own is not sizes or len(shape) == len(own))
+    expected = [
+        size if isinstance(size, int) else known.setdefault(size, n) for size, n in zip(own, last, strict=False)
+    ]
+    if not fits or list(last) != expected:
+        words = ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "")
+        raise ValueError(f"{name} must have shape ({words}), got {shape}")
+    if 0 in last:
+        raise ValueError(f"{name} must not be empty, got shape {shape}")
+    return value
+
+
+def check_like(value: Tensor, name: str, other: Tensor, other_name: str = "scores") -> Tensor:
+    """Check that a tensor has the shape of another."""
+    if value.shape != other.shape:
+        raise ValueError(f"{name} must have the shape of {other_name}, {tuple(other.shape)}, got {tuple(value.shape)}")
+    return value
+
+
+def check_expands(value: Tensor, name: str, other: Tensor, other_name: str = "scores", hint: str = "") -> Tensor:
+    """Check that a tensor expands to the shape of another; ``hint`` ends the error."""
+    if not broadcasts(value.shape, other.shape):
+        raise ValueError(
+            f"{name} must broadcast to {other_name}: {name} has shape {tuple(value.shape)}, {other_name} "
+            f"{tuple(other.shape)}{hint}"
+        )
+    return value
+
+
+def check_broadcast(what: str, *shapes: Sequence[int]) -> torch.Size:
+    """Check that shapes broadcast with each other; return the shape that they broadcast to.
+
+    Example:
+        >>> check_broadcast("the batch dimensions of loc and scale", (2, 3), (2,))
+        Traceback (most recent call last):
+            ...
+        ValueError: the batch dimensions of loc and scale must broadcast with each other, got (2, 3) and (2,)
+    """
+    for one, other in combinations(shapes, 2):
+        for a, b in zip(reversed(one), reversed(other), strict=False):
+            if a != b and a != 1 and b != 1:
+                *first, last = (str(tuple(shape)) for shape in shapes)
+                raise ValueError(f"{what} must broadcast with each other, got {', '.join(first)} and {last}")
+    return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
+
+
+def check_entries(fine: Tensor, value: Tensor, name: str, allowed: str) -> Tensor:
+    """Check the values of a tensor, wherever they can be read.
+
+    Args:
+        fine: boolean, of the shape of ``value``: which entries are allowed.
+        value: the tensor.
+        name: of the argument, for errors.
+        allowed: what entries must do or be, for errors: "be finite".
+    """
+    if concrete(fine, value) and not bool(fine.all()):
+        raise ValueError(f"{name} must {allowed}, got {value[~fine][0].item():g}")
+    return value
+
+
+def check_one_of(value: Any, name: str, *choices: str) -> str:
+    """Check one of several strings.
+
+    Example:
+        >>> check_one_of("average", "reduction", "none", "mean", "sum")
+        Traceback (most recent call last):
+            ...
+        ValueError: reduction must be 'none', 'mean' or 'sum', got 'average'
+    """
+    if value not in choices:
+        *first, last = map(repr, choices)
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
+    return str(value)
+
+
+# -- scores and targets ----------------------------------------------------------------------------------------------
+
+
+def check_scores(scores: Tensor, dim: int) -> int:
+    """Check scores and the dimension to choose along; return it counted from the front."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        check_floats(scores, "scores")
+    if not is_integer(dim):
+        raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    concrete(scores)  # raises if the memory was freed, before torch reads it
+    rank = scores.dim()
+    if rank == 0:
+        raise ValueError("scores must have at least one dimension, got a scalar")
+    if not -rank <= dim < rank:
+        raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for scores of shape {tuple(scores.shape)}, got {dim}")
+    if scores.shape[dim] == 0:
+        raise ValueError(f"scores must not be empty along dim {dim}, got shape {tuple(scores.shape)}")
+    return int(dim) % rank
+
+
+def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Check class indices of the shape of scores without ``dim``; return them as int64."""
+    if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"target must hold integer class indices or floating-point probabilities, got {kind(target)}")
+    expected = scores.shape[:dim] + scores.shape[dim + 1 :]
+    if target.shape != expected:
+        raise ValueError(
+            f"target of class indices must have shape {tuple(expected)} for scores of shape "
+            f"{tuple(scores.shape)} with classes along dim {dim}, got {tuple(target.shape)}; "
+            "for torch's layout (N, C, …) pass dim=1"
+        )
+    target = target.long()  # before any comparison: eight bits would wrap around
+    classes = scores.shape[dim]
+    if concrete(target) and bool(((target < 0) | (target >= classes)).any()):
+        wrong = target[(target < 0) | (target >= classes)][0].item()
+        raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
+    return target
+
+
+def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Check probabilities of the shape of scores: not negative, with sum 1 along ``dim``."""
+    check_like(target, "target of probabilities", scores)
+    if concrete(target):
+        tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
+        totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
+        if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):
+            raise ValueError(f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}")
+    return target
