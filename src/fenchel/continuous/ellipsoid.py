@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, constraints
 
+from fenchel._checks import check_broadcast, check_number
 from fenchel._torch import standard_gamma
 from fenchel.continuous.matrices import (
-    broadcast_shapes,
     check_shapes,
     check_value,
     half_logdet,
@@ -40,11 +40,12 @@ class EllipsoidPower(Distribution):
 
     def __init__(self, loc: Tensor, axes: Tensor, power: float = 0.0) -> None:
         check_shapes(loc, axes, "axes")
-        if not power > -1:
-            raise ValueError(f"power must be greater than −1, got {power}")
+        self.power = check_number(power, "power", -1)
         loc, axes = in_one_precision(loc, axes)
-        batch = broadcast_shapes(loc.shape[:-1], axes.shape[:-2])
-        self.loc, self.axes, self.power = loc.expand(*batch, -1), axes.expand(*batch, -1, -1), float(power)
+        batch = check_broadcast(
+            "the batch dimensions of loc (…, D) and axes (…, D, D)", loc.shape[:-1], axes.shape[:-2]
+        )
+        self.loc, self.axes = loc.expand(*batch, -1), axes.expand(*batch, -1, -1)
         super().__init__(batch, loc.shape[-1:], validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> EllipsoidPower:

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from fenchel._checks import check_entries, check_floats, check_shape
+
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
     """As torch's, with its type."""
@@ -46,28 +48,18 @@ def check_value(density: Distribution, value: Tensor) -> Tensor:
     """Check points (…, D) at which a density is asked for."""
     if not isinstance(value, Tensor):
         raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
-    if value.dim() == 0 or value.shape[-1:] != density.event_shape:
-        raise ValueError(f"value must have shape (…, {density.event_shape[0]}), got {tuple(value.shape)}")
-    return value
+    return check_shape(value, "value", "…", density.event_shape[0])
 
 
 def check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
     """Check the types and shapes of a location (…, D) and a matrix (…, D, D) with a name."""
-    for argument, x in (("loc", loc), (name, matrix)):
-        if not isinstance(x, Tensor):
-            raise TypeError(f"{argument} must be a torch.Tensor, got {type(x).__name__}")
-        if not x.is_floating_point():
-            raise TypeError(f"{argument} must have a floating-point dtype, got {x.dtype}")
-    if loc.dim() < 1 or loc.shape[-1] < 1:
-        raise ValueError(f"loc must have shape (…, D) with D ≥ 1, got {tuple(loc.shape)}")
-    if matrix.dim() < 2 or matrix.shape[-2:] != (loc.shape[-1],) * 2:
-        raise ValueError(f"{name} must have shape (…, {loc.shape[-1]}, {loc.shape[-1]}), got {tuple(matrix.shape)}")
+    check_floats(loc, "loc", "…", "D")
+    check_floats(matrix, name, "…", loc.shape[-1], loc.shape[-1])
 
 
 def check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
     """Check the values of a location and a matrix: finite, and a triangular root or positive definite."""
-    if not bool(torch.isfinite(loc).all()):
-        raise ValueError("loc must be finite")
+    check_entries(loc.isfinite(), loc, "loc", "be finite")
     if name in ("scale_tril", "axes"):
         if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
             raise ValueError(f"{name} must be lower triangular with a positive diagonal")
