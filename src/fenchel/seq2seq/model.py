@@ -16,7 +16,7 @@ from fenchel._checks import check_count, check_share
 from fenchel.losses import Reduction, fy_loss
 from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
-from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.base import check_omega, simplified
 from fenchel.regularizers.configs import Config
 from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
@@ -198,8 +198,9 @@ def check_depth(layers: int, dropout: float) -> None:
 
 def _check_output(omega: Regularizer, symbols: int) -> None:
     """Refuse an Ω that chooses several symbols at once: its losses have no targets that are numbers of symbols."""
+    target, scores = torch.zeros((), dtype=torch.long, device="cpu"), torch.zeros(symbols, device="cpu")
     try:
-        omega.check_classes(torch.zeros((), dtype=torch.long, device="cpu"), torch.zeros(symbols, device="cpu"), 0)
+        simplified(omega).check_classes(target, scores, 0)
     except (TypeError, ValueError):
         raise ValueError(f"output must choose one symbol at a time, as Tsallis(1.5) does; got {omega}") from None
 
