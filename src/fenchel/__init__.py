@@ -1,10 +1,8 @@
 """Fenchel: sparse and structured, differentiable choices for PyTorch."""
 
 from fenchel import continuous, dp, hopfield, integrations, mixed, nn, seq2seq
-from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
-from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import (
     Capped,
     Custom,
@@ -31,6 +29,8 @@ from fenchel.regularizers import (
     support_size,
     tvmax2d,
 )
+from fenchel.streaming.dot_product import attention
+from fenchel.streaming.linear_loss import linear_entmax_loss
 from fenchel.structures import SparseMAP
 from fenchel.warmup import warmup
 

@@ -176,7 +176,7 @@ def test_softmax_in_chunks_trains_normalised_patterns(normalize: str | None) -> 
 
 
 def test_energy_converts_the_patterns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenchel.hopfield.passes, "HELD", 2000)
+    monkeypatch.setattr(fenchel.streaming.patterns, "HELD", 2000)
     x, queries = normal(100, 5, dtype=torch.float32), normal(200, 5, seed=1, dtype=torch.float32)
     memory = Memory(x, Tsallis(1.5), 0.5)
     with Calls() as calls:

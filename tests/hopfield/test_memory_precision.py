@@ -64,7 +64,7 @@ def test_wide_supports_have_the_values_and_gradients_of_the_whole(omega: Regular
 
 
 def test_a_wide_average_is_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenchel.hopfield.passes, "HELD", 100)
+    monkeypatch.setattr(fenchel.streaming.patterns, "HELD", 100)
     gradients = []
     for chunk_size in (None, 9):
         x, queries = normal(200, 4).requires_grad_(), 1e-3 * normal(3, 4, seed=1)

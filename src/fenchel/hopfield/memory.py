@@ -14,16 +14,16 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._torch import concrete, tracks_forward
-from fenchel.hopfield import passes
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
-from fenchel.hopfield.softmax import Stored, softmax_average
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show
 from fenchel.regularizers.capped import KSubsets
 from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming import patterns as passes
+from fenchel.streaming.running_softmax import Stored, softmax_average
 from fenchel.structures import SparseMAP
 
 Rows = Tensor | np.ndarray[Any, Any]

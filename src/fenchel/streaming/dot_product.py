@@ -16,12 +16,12 @@ from torch.nn import functional as F
 
 from fenchel import kernels
 from fenchel._torch import concrete, recomputed, tracks_forward
-from fenchel.lean import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.custom import Custom
 from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, broadcasts, parameter_rows
 from fenchel.regularizers.tsallis import TSALLIS, Tsallis
+from fenchel.streaming.supports import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
 
 LEAN = 1 << 16
 """From this many scores on, supports alone are worked on where that can be done; below, a matrix is faster."""

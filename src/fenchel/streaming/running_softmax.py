@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import apply_function, tracks_forward
-from fenchel.hopfield.passes import row_groups
+from fenchel.streaming.patterns import row_groups
 
 
 class Stored(NamedTuple):

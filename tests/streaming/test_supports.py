@@ -1,6 +1,5 @@
 """Attention over lists of supports: chunks, threads, memory, second derivatives, and what cannot be listed."""
 
-import importlib
 import math
 
 import pytest
@@ -9,9 +8,10 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-from fenchel import Gini, Norm, Shannon, Tsallis, attention, lean
+from fenchel import Gini, Norm, Shannon, Tsallis, attention
+from fenchel.streaming import dot_product as module
+from fenchel.streaming import supports as lean
 
-module = importlib.import_module("fenchel.attention")
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 
 

@@ -1,6 +1,5 @@
 """Attention: scaled_dot_product_attention for Shannon, a loop over queries for every other regularizer."""
 
-import importlib
 import math
 import warnings
 from typing import Any
@@ -16,6 +15,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, attention
+from fenchel.streaming import dot_product
 
 sdpa = F.scaled_dot_product_attention
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -26,7 +26,7 @@ every_sparse_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(
 @pytest.fixture(autouse=True, params=["dense", "lean", "parts"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything thrice: with a matrix of weights, with lists of supports where these can be used, by few queries."""
-    module = importlib.import_module("fenchel.attention")
+    module = dot_product
     monkeypatch.setattr(module, "LEAN", 0 if request.param == "lean" else 1 << 60)
     monkeypatch.setattr(module, "PART", 8 if request.param == "parts" else 1 << 60)
 
