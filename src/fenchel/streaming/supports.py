@@ -1,9 +1,9 @@
-"""Attention that never holds a matrix of queries × keys: chunks of scores in, lists of supports out.
+"""Attention by supports: blocks of scores in, lists of the entries with weight out.
 
-For entmax the weights of a query are few. Scores are made for a chunk of queries at a time, their supports kept as
-(indices, weights), and everything after, the products with the values and all of the backward pass, works on these
-lists. Where supports are not sparse, the products of a chunk are dense, and its weights are forgotten and made again
-when they are needed.
+The weights of a query are few under a sparse Ω. Scores are made for a block of queries at a time, their supports kept
+as lists of places and weights, and everything after, the products with the values and all of the backward pass, works
+on these lists. Where supports are not sparse, the products of a block are dense, and its weights are forgotten and made
+again when they are needed.
 """
 
 from __future__ import annotations
@@ -13,41 +13,52 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel._torch import apply_function
-
-CHUNK = 1 << 21
-"""Scores that are held at a time, …"""
-
-ROWS, WIDE = 128, 1 << 24
-"""… but so many rows, if they have no more scores than this: fewer take as long, to read all keys."""
-
-SPARSE = 1 / 16
-"""The share of a chunk's scores up to which it is worked on by lists, which are kept for the backward pass."""
-
-Array = np.ndarray[Any, Any]
-
-
-@dataclass
-class Lists:
-    """The supports of a chunk's rows: row r owns the entries from ``starts[r]`` to ``starts[r + 1]``."""
-
-    starts: Array
-    indices: Array
-    weights: Array
-    kept: Array
-    """What dropout makes of the weights: factors, or nothing at all."""
+from fenchel.kernels.products import scores
+from fenchel.regularizers.rowmap import RowMap
+from fenchel.streaming.plan import Plan
 
 
 @dataclass(frozen=True)
-class Chunk:
+class Supports:
+    """The supports of a block's rows: row r owns the entries from ``starts[r]`` to ``starts[r + 1]``.
+
+    Args:
+        starts: (rows + 1,), int64.
+        indices: the key of each entry, int32.
+        weights: the weight of each entry.
+        factors: what dropout multiplies the weights by; empty without dropout.
+    """
+
+    starts: Tensor
+    indices: Tensor
+    weights: Tensor
+    factors: Tensor
+
+
+@dataclass(frozen=True)
+class Block:
     """Queries ``rows`` of the heads ``heads``."""
 
     heads: range
     rows: range
+
+    @property
+    def count(self) -> int:
+        """How many rows it has."""
+        return len(self.heads) * len(self.rows)
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """What belongs to its queries, of (heads, rows, …)."""
+        return tensor[self.heads.start : self.heads.stop, self.rows.start : self.rows.stop]
+
+    def keys_of(self, tensor: Tensor) -> Tensor:
+        """What belongs to its heads' keys, of (heads, keys, …)."""
+        return tensor[self.heads.start : self.heads.stop]
 
 
 @dataclass
@@ -55,310 +66,264 @@ class Task:
     """What one call asks for.
 
     Args:
+        rule: the mathematics of Ω.
+        plan: the size of blocks, and what counts as sparse.
         length: of the queries; a head's rows are a multiple of it if several query heads share its keys.
         causal: query i sees keys 0 … i.
         mask: the rows of a head's mask, (rows, keys), boolean or to be added; None if there is none.
         dropout: the share of weights that is dropped.
-        dense: output and weights in plain differentiable operations, given what dropout makes of the weights.
-        wants_weights: hand out the weights too, as one list; ``lists`` has their places.
+        dense: output and weights in plain differentiable operations, given what dropout multiplies the weights by.
+        wants_weights: hand out the weights too, as one list; ``found`` has their places.
     """
 
+    rule: RowMap
+    plan: Plan
     length: int
     causal: bool
     mask: Callable[[int, range], Tensor] | None
     dropout: float
     dense: Callable[..., tuple[Tensor, Tensor]]
     wants_weights: bool = False
-    lists: list[Lists] = field(default_factory=list)
+    found: list[Supports] = field(default_factory=list)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> tuple[Tensor, Tensor]:
-    """entmax(query keyᵀ) value for (heads, rows, width), with a number or one alpha a row, (heads, rows).
+def attend(query: Tensor, key: Tensor, value: Tensor, parameter: float | Tensor, task: Task) -> tuple[Tensor, Tensor]:
+    """argmax_Ω(query keyᵀ) value for (heads, rows, width), with one parameter of Ω or one per row, (heads, rows).
 
-    Returns the output, and the weights that are not zero, row by row, if the task wants them. Scores that are not
-    finite: NotFiniteError.
+    Returns the output, and the weights that are not zero, row by row, if the task wants them. Raises NotListedError
+    where lists are needed, and a score is NaN or +inf.
     """
-    output, weights = apply_function(_Attend, query, key, value, alpha, task)
+    output, weights = apply_function(_Attend, query, key, value, parameter, task)
     return output, weights
 
 
-class NotFiniteError(Exception):
-    """A score is NaN or +inf: its row, and what it reaches, is NaN all over, and lists are no help."""
+class NotListedError(Exception):
+    """A score is NaN or +inf: the weights of its row are NaN, which no list of a support can hold."""
 
 
-def chunks(heads: int, rows: int, keys: int) -> Iterator[Chunk]:
-    """Rows of one head, or several heads if they have few rows, with about CHUNK scores."""
-    size = max(CHUNK // max(keys, 1), min(ROWS, WIDE // max(keys, 1)), 16) // 8 * 8
+def blocks(heads: int, rows: int, size: int) -> Iterator[Block]:
+    """Blocks of ``size`` rows of one head, or of several heads with few rows each."""
     if rows >= size:
         for head in range(heads):
             for first in range(0, rows, size):
-                yield Chunk(range(head, head + 1), range(first, min(first + size, rows)))
+                yield Block(range(head, head + 1), range(first, min(first + size, rows)))
     else:
         step = max(size // max(rows, 1), 1)
         for first in range(0, heads, step):
-            yield Chunk(range(first, min(first + step, heads)), range(rows))
+            yield Block(range(first, min(first + step, heads)), range(rows))
 
 
 class _Pass:
-    """Forward and backward over the chunks, on arrays."""
+    """Forward and backward over the blocks, without a graph."""
 
-    def __init__(self, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task) -> None:
-        from fenchel.kernels import attention, maps, pool, rows
-
-        self.loops, self.maps, self.over_rows = attention, rows, pool.over_rows
-        self.task = task
+    def __init__(self, query: Tensor, key: Tensor, value: Tensor, parameter: float | Tensor, task: Task) -> None:
+        self.task, self.rule = task, task.rule
         self.query, self.key, self.value = (t.detach().contiguous() for t in (query, key, value))
+        self.parameter = parameter.detach() if isinstance(parameter, Tensor) else parameter
         self.heads, self.rows, _ = query.shape
         self.keys = key.shape[1]
-        self.powers = maps.parameter(alpha - 1, maps.as_rows(self.key))
-        self.flat_key, self.flat_value = maps.as_rows(self.key), maps.as_rows(self.value)
-        self._room = torch.empty(0, dtype=query.dtype, device="cpu")
-        self._places: Array = np.empty(0, np.int32)
+        self._room = query.new_empty(0)
 
-    def chunks(self) -> Iterator[Chunk]:
-        return chunks(self.heads, self.rows, self.keys)
+    def blocks(self) -> Iterator[Block]:
+        return blocks(self.heads, self.rows, self.task.plan.rows)
 
-    def each(self, chunk: Chunk, array: Array) -> Array:
-        """A parameter of the rows of a chunk, if it is not one for all."""
-        if array.size == 1:
-            return array
-        rows = array.reshape(self.heads, self.rows)[chunk.heads.start : chunk.heads.stop]
-        return np.ascontiguousarray(rows[:, chunk.rows.start : chunk.rows.stop]).reshape(-1)
+    def kernel(self, step: str) -> Callable[..., Any] | None:
+        """The kernel for a step, if there is one for these tensors."""
+        return kernels.find(step, self.rule.name, (self.parameter,), self.query, self.key, self.value)
 
-    def part(self, chunk: Chunk, tensor: Tensor) -> Tensor:
-        return tensor[chunk.heads.start : chunk.heads.stop, chunk.rows.start : chunk.rows.stop]
+    def room(self, block: Block) -> Tensor:
+        """Memory for the scores of a block and as many places, used again by the next block."""
+        needed = 2 * block.count * self.keys
+        if self._room.numel() < needed:
+            self._room = self.query.new_empty(needed)
+        return self._room
 
-    def scores(self, chunk: Chunk) -> tuple[Tensor, Array]:
-        """The scores of a chunk, (heads, rows, keys that any of them sees), masked, and how many keys each row sees."""
-        limits = np.array([self.keys])
-        seen = self.keys
-        if self.task.causal:
-            limits = np.minimum(np.arange(chunk.rows.start, chunk.rows.stop) % self.task.length + 1, self.keys)
-            limits = np.tile(limits, len(chunk.heads))
-            seen = int(limits.max())
-        shape = (len(chunk.heads), len(chunk.rows), seen)
-        count = len(chunk.heads) * len(chunk.rows)
-        if self._room.numel() < count * seen:  # room for any chunk, however many keys it sees
-            self._room = torch.empty(count * self.keys, dtype=self.query.dtype, device="cpu")
-        scores = self._room[: count * seen].view(shape)
-        keys = self.key[chunk.heads.start : chunk.heads.stop, :seen]
-        queries = self.part(chunk, self.query)
-        if len(chunk.rows) == 1:  # decoding: the same numbers, read in the order of the keys
-            torch.bmm(keys, queries.transpose(1, 2), out=scores.view(len(chunk.heads), seen, 1))
-        else:
-            torch.bmm(queries, keys.transpose(1, 2), out=scores)
-        if self.task.mask is not None:
-            mask = torch.stack([self.task.mask(head, chunk.rows) for head in chunk.heads])
-            if mask.dtype == torch.bool:
-                scores.masked_fill_(~mask, -torch.inf)
-            else:
-                scores += mask
-        return scores, limits
+    def parameter_of(self, block: Block) -> float | Tensor:
+        """The parameter of Ω, (heads, rows) if it is not one for all."""
+        return block.of(self.parameter) if isinstance(self.parameter, Tensor) else self.parameter
 
-    def lists(self, chunk: Chunk, most: float = math.inf) -> Lists | None:
-        """The supports of a chunk, from its scores; None if they have more than ``most`` entries."""
-        scores, limits = self.scores(chunk)
-        count, seen = scores.shape[0] * scores.shape[1], scores.shape[2]
-        if self._places.size < count * seen:
-            self._places = np.empty(count * self.keys, np.int32)
-        x, places = scores.view(count, seen).numpy(), self._places[: count * seen].reshape(count, seen)
-        counts = np.empty(count, np.int64)
-        self.over_rows(self.loops.select, count, x.size, x, self.each(chunk, self.powers), limits, places, counts)
-        if counts.min(initial=0) < 0:
-            raise NotFiniteError
-        starts = np.concatenate([[0], np.cumsum(counts)])
-        if starts[-1] > most:
+    def mask(self, block: Block, keys: int) -> Tensor | None:
+        """The mask of a block, (heads, rows, keys)."""
+        if self.task.mask is None:
             return None
-        weights, indices = np.empty(starts[-1], x.dtype), np.empty(starts[-1], np.int32)
-        self.over_rows(self.loops.pack, count, starts[-1], x, places, starts, weights, indices)
-        kept: Array = np.empty(0, x.dtype)
-        if self.task.dropout:
-            ones = torch.ones(weights.size, dtype=self.query.dtype, device="cpu")
-            kept = torch.nn.functional.dropout(ones, self.task.dropout).numpy()
-        return Lists(starts, indices, weights, kept)
+        return torch.stack([self.task.mask(head, block.rows) for head in block.heads])[..., :keys]
 
-    def weights(self, chunk: Chunk) -> Tensor:
-        """All weights of a chunk, (heads, rows, keys that any of them sees), in place of its scores."""
-        scores, limits = self.scores(chunk)
-        if self.task.causal:
-            hidden = torch.arange(scores.shape[2], device="cpu") >= torch.from_numpy(limits).unsqueeze(-1)
-            scores.masked_fill_(hidden.view(scores.shape), -torch.inf)
-        x = scores.view(-1, scores.shape[2]).numpy()
-        self.over_rows(self.maps.entmax, len(x), x.size, x, self.each(chunk, self.powers), x)
-        return scores
+    def seen(self, block: Block) -> Tensor | None:
+        """How many keys each row of a head sees, if not all."""
+        if not self.task.causal:
+            return None
+        rows = torch.arange(block.rows.start, block.rows.stop, device=self.query.device)
+        return (rows % self.task.length + 1).clamp_max(self.keys)
 
-    def sees(self, chunk: Chunk, weights: Tensor, tensor: Tensor) -> Tensor:
-        """What belongs to the keys that a chunk has weights for."""
-        return tensor[chunk.heads.start : chunk.heads.stop, : weights.shape[2]]
-
-    def offsets(self, chunk: Chunk) -> Array:
-        """Where the keys of each row's head begin."""
-        return np.repeat(np.arange(chunk.heads.start, chunk.heads.stop) * self.keys, len(chunk.rows))
-
-    def forward(self, keep: bool) -> tuple[Tensor, list[Lists | None]]:
-        """The output, and the supports of the chunks that are sparse."""
+    def forward(self, keep: bool) -> tuple[Tensor, list[Supports | None]]:
+        """The output, and the supports of the blocks that are sparse."""
         output = self.value.new_empty(self.heads, self.rows, self.value.shape[-1])
-        found: list[Lists | None] = []
-        by_lists = self.task.wants_weights or self.task.dropout > 0
-        dense = False
-        for chunk in self.chunks():
-            most = SPARSE * len(chunk.heads) * len(chunk.rows) * self.keys
-            lists = None if dense else self.lists(chunk, math.inf if by_lists else most)
-            if lists is None:
-                weights = self.weights(chunk)
-                values = self.sees(chunk, weights, self.value)
-                self.part(chunk, output).copy_(torch.bmm(weights, values))
-                if not bool(weights.sum().isfinite()):
-                    raise NotFiniteError
-                dense = int(torch.count_nonzero(weights)) > most  # so will be the next, in all likelihood
-            else:
-                self._combine(chunk, lists, output)
-            if self.task.wants_weights and lists is not None:
-                self.task.lists.append(lists)
-            found.append(lists if keep else None)
+        found: list[Supports | None] = []
+        listed = self.task.wants_weights or self.task.dropout > 0
+        kernel = self.kernel("attend")
+        for block in self.blocks():
+            most = self.task.plan.share * block.count * self.keys
+            result = None if kernel is None else self._by_lists(kernel, block, math.inf if listed else most)
+            if result is None:
+                if listed:
+                    raise NotListedError
+                weights = self.weights(block)
+                block.of(output).copy_(torch.bmm(weights, block.keys_of(self.value)[:, : weights.shape[2]]))
+                if int(torch.count_nonzero(weights)) > most:  # so will be the next, in all likelihood
+                    kernel = None
+                found.append(None)
+                continue
+            supports = Supports(*result[1:])
+            block.of(output).copy_(result[0])
+            if self.task.wants_weights:
+                self.task.found.append(supports)
+            found.append(supports if keep else None)
         return output, found
 
-    def _combine(self, chunk: Chunk, lists: Lists, output: Tensor) -> None:
-        """The output of a chunk from its supports."""
-        out = self.part(chunk, output)
-        out = out if out.is_contiguous() else torch.empty_like(out)
-        rows = out.view(-1, out.shape[-1]).numpy()
-        used = lists.weights * lists.kept if lists.kept.size else lists.weights
-        work = max(used.size * rows.shape[1], rows.size)
-        offsets = self.offsets(chunk)
-        self.over_rows(
-            self.loops.combine, len(rows), work, lists.starts, used, lists.indices, offsets, self.flat_value, rows
+    def _by_lists(
+        self, kernel: Callable[..., Any], block: Block, most: float
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+        seen = self.seen(block)
+        keys = self.keys if seen is None else int(seen.max())
+        result: tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None = kernel(
+            block.of(self.query),
+            block.keys_of(self.key),
+            block.keys_of(self.value),
+            self.parameter_of(block),
+            mask=self.mask(block, keys),
+            seen=seen,
+            dropout=self.task.dropout,
+            most=most,
+            room=self.room(block),
         )
-        self.part(chunk, output).copy_(out)
+        return result
 
-    def _pull_back(
-        self, chunk: Chunk, grad: Tensor, to: tuple[Tensor, Tensor | None, Tensor | None, Tensor], learns: bool
-    ) -> None:
-        """``backward`` of a chunk whose supports are not sparse, by dense products."""
-        weights = self.weights(chunk)
-        to_query, to_key, to_value, to_alpha = to
-        g, q = self.part(chunk, grad), self.part(chunk, self.query)
-        keys, values = (self.sees(chunk, weights, t) for t in (self.key, self.value))
-        pulls = torch.bmm(g, values.transpose(1, 2))
-        slopes = torch.empty_like(pulls)
-        if to_value is not None:
-            self.sees(chunk, weights, to_value).add_(torch.bmm(weights.transpose(1, 2), g))
-        p, dp, ds = (t.view(-1, t.shape[2]).numpy() for t in (weights, pulls, slopes))
-        powers = self.each(chunk, self.powers)
-        if learns:
-            alphas = np.empty(len(p), p.dtype)
-            self.over_rows(self.maps.entmax_alpha, len(p), p.size, p, powers, dp, alphas)
-            self.part(chunk, to_alpha).copy_(torch.from_numpy(alphas).view(g.shape[:2]))
-        self.over_rows(self.maps.entmax_product, len(p), p.size, p, powers, dp, ds)
-        self.part(chunk, to_query).copy_(torch.bmm(slopes, keys))
-        if to_key is not None:
-            self.sees(chunk, weights, to_key).add_(torch.bmm(slopes.transpose(1, 2), q))
+    def weights(self, block: Block) -> Tensor:
+        """All weights of a block, (heads, rows, keys that any of them sees)."""
+        seen = self.seen(block)
+        keys = self.keys if seen is None else int(seen.max())
+        x = scores(block.of(self.query), block.keys_of(self.key)[:, :keys], self.mask(block, keys), self.room(block))
+        if seen is not None:
+            x.masked_fill_(torch.arange(keys, device=x.device) >= seen.unsqueeze(-1), -torch.inf)
+        return self.rule.solve_any(x, self._beside(block))
+
+    def _beside(self, block: Block) -> float | Tensor:
+        """The parameter of Ω as its rule takes it, (heads, rows, 1)."""
+        own = self.parameter_of(block)
+        return own.unsqueeze(-1) if isinstance(own, Tensor) else own
 
     def backward(
         self,
-        found: list[Lists | None],
+        found: list[Supports | None],
         grad: Tensor,
-        weight_grad: Tensor,
+        weight_grad: Tensor | None,
         learns: bool,
         needed: tuple[bool, bool] = (True, True),
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """Gradients of query, key, value and alpha from those of the output and of weights that were handed out.
+        """Gradients of query, key, value and parameter from those of the output and of weights that were handed out.
 
         Those of keys and of values, which may be a large memory, only if they are ``needed``.
         """
         to_query = torch.empty_like(self.query)
         to_key = torch.zeros_like(self.key) if needed[0] else None
         to_value = torch.zeros_like(self.value) if needed[1] else None
-        to_alpha = self.query.new_empty((self.heads, self.rows) if learns else 0)
-        for chunk, kept in zip(self.chunks(), found, strict=True):
-            if kept is None:
-                self._pull_back(chunk, grad, (to_query, to_key, to_value, to_alpha), learns)
-                continue
-            lists = kept
-            g, q = (self.part(chunk, t).reshape(-1, t.shape[-1]).contiguous().numpy() for t in (grad, self.query))
-            slopes = np.empty_like(lists.weights)
-            queries = np.empty_like(q)
-            alphas = np.empty(len(q) if learns else 0, q.dtype)
-            offsets = self.offsets(chunk)
-            direct = weight_grad[: lists.weights.size].contiguous().numpy() if weight_grad.numel() else slopes[:0]
-            weight_grad = weight_grad[lists.weights.size :]
-            work = lists.weights.size * (g.shape[1] + q.shape[1]) + q.size
-            self.over_rows(
-                self.loops.pull_back,
-                len(q),
-                work,
-                lists.starts,
-                lists.weights,
-                lists.indices,
-                lists.kept,
-                direct,
-                offsets,
-                self.each(chunk, self.powers),
-                g,
-                self.flat_key,
-                self.flat_value,
-                slopes,
-                queries,
-                alphas,
-            )
-            self.part(chunk, to_query).copy_(torch.from_numpy(queries).view(len(chunk.heads), len(chunk.rows), -1))
-            if learns:
-                self.part(chunk, to_alpha).copy_(torch.from_numpy(alphas).view(len(chunk.heads), len(chunk.rows)))
-            used = lists.weights * lists.kept if lists.kept.size else lists.weights
-            for weights, table, out in ((slopes, q, to_key), (used, g, to_value)):
-                if out is None:
-                    continue
-                parts = -(-table.shape[1] // self.loops.PART)
-                self.over_rows(
-                    self.loops.scatter,
-                    parts * len(chunk.heads),
-                    weights.size * table.shape[1] + 1,
-                    np.array([parts]),
-                    np.arange(len(chunk.heads) + 1) * len(chunk.rows),
-                    lists.starts,
-                    weights,
-                    lists.indices,
-                    offsets,
-                    table,
-                    out.view(-1, out.shape[-1]).numpy(),
+        to_parameter = self.query.new_empty((self.heads, self.rows) if learns else 0)
+        kernel = self.kernel("attend_backward")
+        for block, supports in zip(self.blocks(), found, strict=True):
+            to = tuple(None if t is None else block.keys_of(t) for t in (to_key, to_value))
+            direct = None
+            if weight_grad is not None and supports is not None:
+                direct, weight_grad = weight_grad.tensor_split([supports.weights.numel()])
+            if supports is None or kernel is None:
+                queries, own = self._densely(block, grad, supports, direct, to, learns)
+            else:
+                queries, own = kernel(
+                    block.of(grad),
+                    block.of(self.query),
+                    block.keys_of(self.key),
+                    block.keys_of(self.value),
+                    self.parameter_of(block),
+                    supports=(supports.starts, supports.indices, supports.weights, supports.factors),
+                    to_weights=direct,
+                    to_key=to[0],
+                    to_value=to[1],
+                    learns=learns,
                 )
-        return to_query, to_key, to_value, to_alpha
+            block.of(to_query).copy_(queries)
+            if own is not None:
+                block.of(to_parameter).copy_(own)
+        return to_query, to_key, to_value, to_parameter
+
+    def _densely(
+        self,
+        block: Block,
+        grad: Tensor,
+        supports: Supports | None,
+        direct: Tensor | None,
+        to: tuple[Tensor | None, ...],
+        learns: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """``backward`` of a block by dense products: its supports are not sparse, or no kernel works on them."""
+        p = self.weights(block)
+        keys = p.shape[2]
+        g, q = block.of(grad), block.of(self.query)
+        pulls = torch.bmm(g, block.keys_of(self.value)[:, :keys].transpose(1, 2))
+        used = p
+        if supports is not None:
+            at = places(supports, len(block.rows))
+            if supports.factors.numel():
+                factors = torch.zeros_like(p).index_put(at, supports.factors)
+                used, pulls = p * factors, pulls * factors
+            if direct is not None:
+                pulls = pulls.index_put(at, direct, accumulate=True)
+        if to[1] is not None:
+            to[1][:, :keys].add_(torch.bmm(used.transpose(1, 2), g))
+        a = self._beside(block)
+        own: Tensor | None = None
+        if learns:
+            kernel = kernels.find("pull", self.rule.name, (a,), pulls, p)
+            slopes, own = (self.rule.pull if kernel is None else kernel)(pulls, None, p, a)
+            own = None if own is None else own.squeeze(-1)
+        else:
+            slopes = self.rule.jacobian(pulls, None, p, a)
+        if to[0] is not None:
+            to[0][:, :keys].add_(torch.bmm(slopes.transpose(1, 2), q))
+        return torch.bmm(slopes, block.keys_of(self.key)[:, :keys]), own
 
 
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, task: Task
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, parameter: float | Tensor, task: Task
     ) -> tuple[Tensor, Tensor]:
-        ctx.task, ctx.number = task, None if isinstance(alpha, Tensor) else alpha
-        ctx.save_for_backward(query, key, value, *((alpha,) if isinstance(alpha, Tensor) else ()))
+        ctx.task, ctx.number = task, None if isinstance(parameter, Tensor) else parameter
+        ctx.save_for_backward(query, key, value, *((parameter,) if isinstance(parameter, Tensor) else ()))
         ctx.set_materialize_grads(False)
-        output, ctx.found = _Pass(query, key, value, alpha, task).forward(keep=any(ctx.needs_input_grad))
+        output, ctx.found = _Pass(query, key, value, parameter, task).forward(keep=any(ctx.needs_input_grad))
         if task.wants_weights:
-            return output, torch.from_numpy(np.concatenate([each.weights for each in task.lists]))
+            return output, torch.cat([each.weights for each in task.found])
         weights = query.new_empty(0)
         ctx.mark_non_differentiable(weights)
         return output, weights
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
-        with torch.autocast("cpu", enabled=False):
+        # In the precision of the forward pass, whatever autocast is set to when it is called.
+        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
             return _gradients(ctx, grad, weight_grad)
 
 
 def _gradients(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
-    """The backward pass: in the precision of the forward pass, whatever autocast is set to when it is called."""
     query, key, value, *rest = ctx.saved_tensors
-    alpha = rest[0] if rest else ctx.number
+    parameter = rest[0] if rest else ctx.number
     grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
     if torch.is_grad_enabled():
-        return (*_dense_gradients(ctx, (query, key, value, alpha), grad, weight_grad), None)
+        return (*_dense_gradients(ctx, (query, key, value, parameter), grad, weight_grad), None)
     _, key_learns, value_learns, learns = ctx.needs_input_grad[:4]
-    weight_grad = query.new_empty(0) if weight_grad is None else weight_grad
-    passed = _Pass(query, key, value, alpha, ctx.task)
+    passed = _Pass(query, key, value, parameter, ctx.task)
     needed = (key_learns, value_learns)
-    to_query, to_key, to_value, to_alpha = passed.backward(ctx.found, grad, weight_grad, learns, needed)
-    return to_query, to_key, to_value, to_alpha if learns else None, None
+    to_query, to_key, to_value, to_parameter = passed.backward(ctx.found, grad, weight_grad, learns, needed)
+    return to_query, to_key, to_value, to_parameter if learns else None, None
 
 
 def _dense_gradients(
@@ -366,10 +331,15 @@ def _dense_gradients(
 ) -> list[Tensor | None]:
     """The gradients by plain operations, which can be differentiated again."""
     wanted = [i for i, needed in enumerate(ctx.needs_input_grad[:4]) if needed]
-    output, weights = ctx.task.dense(*inputs, _factors(ctx, inputs[0], inputs[1]))
+    at = _all_places(ctx, inputs[0]) if ctx.task.dropout or weight_grad is not None else None
+    factors = None
+    if ctx.task.dropout and at is not None:
+        factors = inputs[0].new_zeros(*inputs[0].shape[:2], inputs[1].shape[1])
+        factors[at] = torch.cat([each.factors for each in ctx.found])
+    output, weights = ctx.task.dense(*inputs, factors)
     outputs, grads = [output], [grad]
     if weight_grad is not None:
-        outputs.append(weights[_places(ctx, inputs[0])])
+        outputs.append(weights[at])
         grads.append(weight_grad)
     found = torch.autograd.grad(outputs, [inputs[i] for i in wanted], grads, create_graph=True)
     gradients: list[Tensor | None] = [None] * 4
@@ -378,19 +348,24 @@ def _dense_gradients(
     return gradients
 
 
-def _places(ctx: Any, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Head, row and key of every entry of the lists."""
-    rows = query.shape[1]
-    counts = np.concatenate([np.diff(each.starts) for each in ctx.found])
-    row = np.repeat(np.arange(counts.size), counts)
-    indices = np.concatenate([each.indices for each in ctx.found])
-    return torch.from_numpy(row // rows), torch.from_numpy(row % rows), torch.from_numpy(indices).long()
+def places(supports: Supports, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Head, row and key of every entry, for heads with so many rows each."""
+    counts = supports.starts.diff()
+    row = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
+    return row // rows, row % rows, supports.indices.long()
 
 
-def _factors(ctx: Any, query: Tensor, key: Tensor) -> Tensor | None:
-    """What dropout made of the weights, as a matrix."""
-    if not ctx.task.dropout:
-        return None
-    factors = torch.zeros(*query.shape[:2], key.shape[1], dtype=query.dtype, device="cpu")
-    factors[_places(ctx, query)] = torch.from_numpy(np.concatenate([each.kept for each in ctx.found]))
-    return factors
+def _all_places(ctx: Any, query: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Head, row and key of every entry of all blocks, which are in the order of heads and rows."""
+    return places(joined(ctx.found), query.shape[1])
+
+
+def joined(found: list[Supports]) -> Supports:
+    """The supports of several blocks as those of one."""
+    counts = torch.cat([each.starts.diff() for each in found])
+    return Supports(
+        torch.nn.functional.pad(counts.cumsum(0), (1, 0)),
+        torch.cat([each.indices for each in found]),
+        torch.cat([each.weights for each in found]),
+        torch.cat([each.factors for each in found]),
+    )
