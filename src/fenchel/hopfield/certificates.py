@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from fenchel.hopfield.dynamics import check_beta
+from fenchel.hopfield.margins import base, margin, number, temperature
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.capped import KSubsets
-from fenchel.streaming.patterns import base, margin, number, temperature
 from fenchel.structures import SparseMAP, Subsets
 from fenchel.structures.base import best, free_parts
 

@@ -1,116 +1,111 @@
-"""One pass over stored patterns, a chunk at a time: no matrix of queries × patterns is ever held.
+"""Passes over stored patterns, a chunk at a time: no matrix of queries × patterns is ever held.
 
-A sparse Ω that works by a threshold needs no more than that. What has no weight among the patterns seen so far has none
-among all of them, for every further pattern raises the threshold: so each query keeps the support of what it has seen,
-and at the end the map is solved on that, exactly. A query whose support outgrows a chunk (that of a query of zero is
-everything) keeps nothing, and is solved on all its scores later, few such queries at a time. Softmax is summed chunk by
-chunk.
+A sparse Ω that works by a threshold needs no more than one pass. What has no weight among the patterns seen so far has
+none among all of them, for every further pattern raises the threshold: so each query keeps the support of what it has
+seen, and at the end the map is solved on that, exactly. A query whose support outgrows a chunk (that of a query of zero
+is everything) keeps nothing, and is solved on all its scores later, few such queries at a time. Where partial results
+can be merged (softmax), chunks are summed up as they come.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.checkpoint import checkpoint
 
+from fenchel._torch import recomputed, tracks_forward
 from fenchel.kernels import usable
-from fenchel.regularizers.base import Regularizer, Scaled
-from fenchel.regularizers.capped import KSubsets
-from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.tsallis import Tsallis
-
-CHUNK = 1 << 12
-"""Patterns that are read at a time, unless told otherwise."""
-
-MANY = 1 << 13
-"""Patterns from which on supports are kept, a chunk of patterns at a time: with fewer, all scores are held."""
-
-ROOM = 64
-"""Entries that lists of candidates begin with."""
-
-HELD = 1 << 22
-"""Scores, or entries of gathered patterns, that are held at a time."""
-
-CACHED = 1 << 18
-"""Scores that are held at a time where they are made, used and forgotten at once."""
-
-TILE = 8
-"""Queries come in multiples of so many. Products of matrices take other paths for fewer rows, and for the rows that are
-left over: the last digits of a row would depend on how many others there are."""
-
-Blocks = Callable[[], Iterable[tuple[int, Tensor]]]
-"""Makes a pass: the place of each chunk's first pattern, and the chunk."""
+from fenchel.regularizers.base import Regularizer
+from fenchel.streaming.plan import Plan
+from fenchel.streaming.running_softmax import Stored, softmax_average
 
 Function = Callable[[Tensor, Tensor | None, Tensor | None], Tensor]
 """Rows of a result from scores, what of them is a support, and the places of the patterns; None: of all, in order."""
 
 
-def base(omega: Regularizer) -> Regularizer:
-    """Ω of γΩ."""
-    while isinstance(omega, Scaled):
-        omega = omega.omega
-    return omega
+# -- what a memory asks for ------------------------------------------------------------------------------------------
 
 
-def number(value: float | Tensor) -> float:
-    """A parameter of Ω, which must be one for all queries, as a number."""
-    if isinstance(value, Tensor):
-        if value.numel() != 1:
-            raise ValueError(
-                f"omega of a memory must have one value for all queries, got parameters of shape {tuple(value.shape)}"
-            )
-        return float(value.detach())
-    return value
+def recall(query: Tensor, keys: Stored, values: Stored, omega: Regularizer, plan: Plan) -> Tensor:
+    """argmax_Ω(query · keys) times the values, (R, V), for queries (R, D) that are scaled by β."""
+    omega = _simplest(omega)
+    if plan.method == "parts":
+        return _softmax(query, keys, values, omega, plan)[1]
+    if plan.method == "dense":
+        return _recall_by_products(query, keys, values, omega, plan)
+
+    def average(scores: Tensor, mask: Tensor | None, place: Tensor | None) -> Tensor:
+        weights = omega.argmax(scores, mask=mask)
+        if place is None:
+            return _average_of_all(weights, values, plan)
+        return _average(weights, place, values, plan)
+
+    return _on_supports(query, keys, omega, plan, average)
 
 
-def temperature(omega: Regularizer) -> float | Tensor:
-    """γ of γΩ, as it was given; differentiable if it is a tensor."""
-    gamma: float | Tensor = 1.0
-    while isinstance(omega, Scaled):
-        omega, gamma = omega.omega, gamma * cast(Any, omega).gamma
-    return gamma
+def maximum(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tensor:
+    """max_Ω(query · keys), (R,), for queries (R, D) that are scaled by β."""
+    omega = _simplest(omega)
+    if plan.method == "parts":
+        return omega.canonical()[1] * _softmax(query, keys, None, omega, plan)[0]
+    if plan.method == "supports":
+        return _on_supports(query, keys, omega, plan, lambda scores, mask, _: omega.max(scores, mask=mask))
+    every = keys.all()  # converted once, not for each group of queries
+    return torch.cat([omega.max(query[here] @ every.T) for here in plan.groups(len(query))])
 
 
-def is_thresholded(omega: Regularizer) -> bool:
-    """Whether weights are zero below a threshold that only rises when patterns are added."""
-    omega = base(omega)
-    if isinstance(omega, Tsallis):
-        return bool(torch.as_tensor(omega.alpha > 1, device="cpu").all())
-    return isinstance(omega, Norm | KSubsets)
+def weights(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tensor:
+    """argmax_Ω(query · keys), (R, N), dense, for queries (R, D) that are scaled by β."""
+    omega = _simplest(omega)
+    if plan.method == "dense":
+        return omega.argmax(query @ keys.all().T)
+    if plan.method == "parts":
+        return omega.argmax(torch.cat([query @ block.T for _, block in keys.blocks(plan.columns)], -1))
+
+    def spread(scores: Tensor, mask: Tensor | None, place: Tensor | None) -> Tensor:
+        chosen = omega.argmax(scores, mask=mask)
+        if place is None or mask is None:
+            return chosen
+        return scores.new_zeros(len(scores), len(keys.held)).scatter_add(-1, place, torch.where(mask, chosen, 0.0))
+
+    return _on_supports(query, keys, omega, plan, spread)
 
 
-def is_softmax(omega: Regularizer) -> bool:
-    """Whether it is Shannon's."""
-    omega = base(omega)
-    return isinstance(omega, Tsallis) and not isinstance(omega.alpha, Tensor) and omega.alpha == 1
+def _simplest(omega: Regularizer) -> Regularizer:
+    """The same Ω in its simplest form."""
+    base, gamma = omega.canonical()
+    return base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
 
 
-def check_chunks(omega: Regularizer) -> None:
-    """Refuse an Ω that needs all scores at once."""
-    if not is_thresholded(omega) and not is_softmax(omega):
-        raise ValueError(
-            "chunk_size, and patterns in a file, go with entmax (alpha > 1), normmax, k_subsets and softmax, which can "
-            f"be computed in one pass; omega is {omega}: leave chunk_size out and pass the patterns as a tensor"
-        )
+def _softmax(
+    query: Tensor, keys: Stored, values: Stored | None, omega: Regularizer, plan: Plan
+) -> tuple[Tensor, Tensor]:
+    # Vectorized functions take sixteen entries at a time, and treat those that are left over in another way.
+    log, mean = softmax_average(tiled(query, 16), keys, values, omega.canonical()[1], plan)
+    return log[: len(query)], mean[: len(query)]
 
 
-def row_groups(count: int, width: int, tile: int = TILE, held: int | None = None) -> Iterator[slice]:
-    """Groups of rows with about HELD scores, ``width`` per row, in multiples of a tile; one group if there are none."""
-    size = max((HELD if held is None else held) // max(width, 1) // tile, 1) * tile
-    return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
+def _recall_by_products(query: Tensor, keys: Stored, values: Stored, omega: Regularizer, plan: Plan) -> Tensor:
+    padded = tiled(query, plan.tile)
+    every = keys.all()
+    recalled = every if values is keys else values.all()
+    chosen = []
+    for here in plan.groups(len(padded)):
+        weights = omega.argmax(products(padded[here], every.T, plan.tile))
+        chosen.append(products(weights, recalled, plan.tile))
+    return torch.cat(chosen)[: len(query)]
 
 
-def tiled(rows: Tensor, tile: int = TILE) -> Tensor:
+def tiled(rows: Tensor, tile: int) -> Tensor:
     """Rows (R, D), and copies of the last up to a multiple of a number."""
     missing = -len(rows) % tile
     return torch.cat([rows, rows[-1:].expand(missing, -1)]) if len(rows) and missing else rows
 
 
-def products(rows: Tensor, columns: Tensor, tile: int = TILE) -> Tensor:
+def products(rows: Tensor, columns: Tensor, tile: int) -> Tensor:
     """rows @ columns without derivatives, in products of one shape: rounding depends on the shape and the threads.
 
     It depends on where rows begin, too: they are moved apart to multiples of eight entries.
@@ -123,47 +118,78 @@ def products(rows: Tensor, columns: Tensor, tile: int = TILE) -> Tensor:
     return result
 
 
-def supports(query: Tensor, blocks: Blocks, omega: Regularizer) -> tuple[Tensor, Tensor]:
-    """The supports of queries (R, D) that are scaled by β: places of patterns, (R, K), and their scores.
+# -- one pass that keeps supports ------------------------------------------------------------------------------------
 
-    Filled up with places of −1 and scores of −inf. A query with a score that is NaN or +inf has the place −2, one with
-    a support that outgrew a chunk −3.
+
+@dataclass(frozen=True)
+class Candidates:
+    """The supports of queries among all patterns.
+
+    Args:
+        place: (R, K), which patterns; the first ``count`` of each row.
+        score: (R, K), their scores; −inf beyond the count.
+        count: (R,), how many there are.
+        not_finite: (R,), whether a score is NaN or +inf: nothing is kept then.
+        too_wide: (R,), whether the support has outgrown a chunk: nothing is kept then.
     """
+
+    place: Tensor
+    score: Tensor
+    count: Tensor
+    not_finite: Tensor
+    too_wide: Tensor
+
+    def of(self, rows: slice, width: int) -> Candidates:
+        """Some of the queries, with lists of this width."""
+        return Candidates(
+            _resized(self.place[rows], width, 0),
+            _resized(self.score[rows], width, -torch.inf),
+            self.count[rows],
+            self.not_finite[rows],
+            self.too_wide[rows],
+        )
+
+
+def candidates(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Candidates:
+    """The supports of queries (R, D) that are scaled by β, in one pass over the patterns."""
     with torch.no_grad():
         query = query.detach()
-        kept: list[_Kept] | None = None
-        for first, block in blocks():
-            if kept is None:
-                most = max(len(block), ROOM)
-                kept = [_Kept(query[rows], omega, most) for rows in row_groups(len(query), len(block))]
+        kept = [_Kept(query[rows], omega, plan) for rows in plan.groups(len(query))]
+        for first, block in keys.blocks(plan.columns):
             for each in kept:
                 each.absorb(first, block)
-        assert kept is not None
         found = [each.finish() for each in kept]
-        width = max(place.shape[1] for place, _ in found)
-        return (
-            torch.cat([_resized(place, width, -1) for place, _ in found]),
-            torch.cat([_resized(score, width, -torch.inf) for _, score in found]),
+        width = max(each.place.shape[1] for each in found)
+        return Candidates(
+            torch.cat([_resized(each.place, width, 0) for each in found]),
+            torch.cat([_resized(each.score, width, -torch.inf) for each in found]),
+            torch.cat([each.count for each in found]),
+            torch.cat([each.not_finite for each in found]),
+            torch.cat([each.too_wide for each in found]),
         )
 
 
 class _Kept:
     """What some queries keep of the patterns that they have seen: lists of places and scores, side by side."""
 
-    def __init__(self, query: Tensor, omega: Regularizer, most: int) -> None:
+    def __init__(self, query: Tensor, omega: Regularizer, plan: Plan) -> None:
+        self.plan, self.omega = plan, omega
+        self.most = max(plan.columns, plan.entries)
+        self.gamma = _number(omega.canonical()[1])
+        self.hard = is_hard(omega)
         self.bad = ~query.isfinite().all(-1)
-        self.wide, self.most = torch.zeros_like(self.bad), most
-        self.query, self.omega = query.masked_fill(self.bad.unsqueeze(-1), 0.0), omega
+        self.wide = torch.zeros_like(self.bad)
+        self.query = query.masked_fill(self.bad.unsqueeze(-1), 0.0)
         self.count = torch.zeros(len(query), dtype=torch.long, device=query.device)
-        self.place = torch.full((len(query), ROOM), -1, dtype=torch.long, device=query.device)
-        self.score = query.new_full((len(query), ROOM), -torch.inf)
+        self.place = torch.zeros((len(query), plan.entries), dtype=torch.long, device=query.device)
+        self.score = query.new_full((len(query), plan.entries), -torch.inf)
         self.floor = query.new_full((len(query), 1), -torch.inf)
         self.enough = 0
 
     def absorb(self, first: int, block: Tensor) -> None:
-        scores = products(self.query, block.T)
+        scores = products(self.query, block.T, self.plan.tile)
         if first == 0:
-            self._raise(_first_floor(self.omega, scores))
+            self._raise(scores)
         count = self._collect(first, scores)
         if int(count.max()) > self.place.shape[1]:  # no room for all: make some, and look again
             self._widen(int(count.max()) * 3 // 2)
@@ -202,217 +228,155 @@ class _Kept:
         wrong = score.isnan() | (score == torch.inf)
         self.bad |= wrong.any(-1)
         score = score.masked_fill(wrong, -torch.inf)
-        weights = self.omega.argmax(score)
-        self.count = _in_support(self.omega, score, weights).sum(-1)
+        self.count = self._in_support(score).sum(-1)
         self.wide |= self.count > self.most
         # Lists lie side by side, as long as the longest: what has no use for one must not make it longer.
         self.count = self.count.masked_fill(self.bad | self.wide, 0)
         width = max(int(self.count.max()), 1)
         # The support has the largest scores; what ties with its last entry ties in weight too, and is in it.
         score, chosen = score.topk(width, -1)
-        place, weights = place.gather(-1, chosen), weights.gather(-1, chosen)
         beyond = torch.arange(width, device=score.device) >= self.count.unsqueeze(-1)
-        self.place.fill_(-1)
         self.score.fill_(-torch.inf)
-        self.place[:, :width], self.score[:, :width] = (
-            place.masked_fill(beyond, -1),
-            score.masked_fill(beyond, -torch.inf),
-        )
-        self._raise(_floor(self.omega, self.score[:, :width], weights, self.count.unsqueeze(-1)))
-        self.enough = 2 * width + ROOM // 2
+        self.place[:, :width] = place.gather(-1, chosen)
+        self.score[:, :width] = score.masked_fill(beyond, -torch.inf)
+        self._raise(self.score[:, :width])
+        self.enough = 2 * width + self.plan.entries // 2
 
-    def _raise(self, floor: Tensor) -> None:
+    def _in_support(self, score: Tensor) -> Tensor:
+        """What has weight; without a margin also what ties up to rounding, which differs from chunk to chunk."""
+        if not self.hard:
+            return self.omega.argmax(score) > 0
+        top = score.amax(-1, keepdim=True)
+        return (score >= top - self._rounding(top)) & (score > -torch.inf)
+
+    def _raise(self, scores: Tensor) -> None:
+        """Set the floor from scores: a pattern with a lower score is not in a larger support either."""
+        top, line = scores.amax(-1, keepdim=True), self.omega.line(scores)
+        assert line is not None
+        floor = torch.where(top.isfinite(), line - self._rounding(top), -torch.inf)
         # Nothing is kept for what will be NaN, or is solved on its own.
         self.floor = floor.masked_fill((self.bad | self.wide).unsqueeze(-1), torch.inf)
+
+    def _rounding(self, top: Tensor) -> Tensor:
+        return 64 * torch.finfo(top.dtype).eps * (top.abs() + self.gamma)
 
     def _widen(self, width: int) -> None:
         """Room for so many entries, and what was appended beyond the count forgotten."""
         beyond = torch.arange(self.place.shape[1], device=self.place.device) >= self.count.unsqueeze(-1)
-        self.place = _resized(self.place.masked_fill(beyond, -1), width, -1)
+        self.place = _resized(self.place, width, 0)
         self.score = _resized(self.score.masked_fill(beyond, -torch.inf), width, -torch.inf)
 
-    def finish(self) -> tuple[Tensor, Tensor]:
+    def finish(self) -> Candidates:
         self._refine()
         width = max(int(self.count.max()), 1)
-        place = self.place[:, :width].masked_fill(self.wide.unsqueeze(-1), -3)
-        return place.masked_fill(self.bad.unsqueeze(-1), -2), self.score[:, :width].contiguous()
+        return Candidates(self.place[:, :width], self.score[:, :width], self.count, self.bad, self.wide)
 
 
 def is_hard(omega: Regularizer) -> bool:
     """Whether the best pattern takes all, with no margin: rounding then tells what ties."""
-    omega = base(omega)
-    return isinstance(omega, Tsallis) and math.isinf(number(omega.alpha))
+    return omega.margin is not None and _number(omega.margin) == 0
 
 
-def _in_support(omega: Regularizer, score: Tensor, weights: Tensor) -> Tensor:
-    """What has weight; without a margin also what ties up to rounding, which differs from chunk to chunk."""
-    if not is_hard(omega):
-        return weights > 0
-    top = score.amax(-1, keepdim=True)
-    return (score >= top - _rounding(top, number(temperature(omega)))) & (score > -torch.inf)
+def _number(value: float | Tensor) -> float:
+    return float(value.detach()) if isinstance(value, Tensor) else value
 
 
-def _rounding(top: Tensor, gamma: float) -> Tensor:
-    return 64 * torch.finfo(top.dtype).eps * (top.abs() + gamma)
+# -- what is computed on the supports --------------------------------------------------------------------------------
 
 
-def _first_floor(omega: Regularizer, scores: Tensor) -> Tensor:
-    """A floor for the first chunk: no entry of a support is more than the margin below the best, or the k-th best."""
-    inner, gamma = base(omega), number(temperature(omega))
-    top = scores.amax(-1, keepdim=True)
-    if isinstance(inner, KSubsets):
-        k = math.ceil(number(inner.k))
-        if k > scores.shape[1]:
-            return torch.full_like(top, -torch.inf)
-        below = scores.topk(k, -1).values[:, -1:]
-        reach = gamma
-    else:
-        below = top
-        lead = margin(omega, torch.ones(1, device="cpu"))
-        assert lead is not None
-        reach = float(lead)
-    return torch.where(top.isfinite(), below - reach - _rounding(top, gamma), -torch.inf)
+def _on_supports(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan, function: Function) -> Tensor:
+    """``function(scores, mask, places)`` of the supports of queries (R, D), some queries at a time.
 
-
-def _floor(omega: Regularizer, score: Tensor, weights: Tensor, count: Tensor) -> Tensor:
-    """The threshold of supports (R, K), rounded down: a pattern with a lower score is not in a larger support either.
-
-    At the threshold s − γ∇Ω(p) is the same for all of the support.
+    Scores are made again where derivatives are wanted, differentiably; and without a margin, where equal patterns must
+    have equal scores, to the last bit, wherever they lie.
     """
-    omega, gamma = base(omega), number(temperature(omega))
-    top, p = score[:, :1], weights[:, :1]
-    if isinstance(omega, KSubsets):
-        slack = torch.where(weights > 0, score - gamma * weights, torch.inf).amin(-1, keepdim=True)
-        floor = torch.where(count < omega.k, -torch.inf, slack)
-    elif isinstance(omega, Norm):
-        alpha = number(omega.alpha)
-        norm = torch.linalg.vector_norm(weights, alpha, dim=-1, keepdim=True)
-        floor = top - gamma * (p / norm).clamp_max(1.0).pow(alpha - 1)
-    else:
-        assert isinstance(omega, Tsallis)
-        alpha = number(omega.alpha)
-        floor = top if math.isinf(alpha) else top - gamma * p.pow(alpha - 1) / (alpha - 1)
-    return torch.where(top > -torch.inf, floor - _rounding(top, gamma), -torch.inf)
-
-
-def on_supports(
-    query: Tensor,
-    found: tuple[Tensor, Tensor],
-    blocks: Blocks,
-    pick: Callable[[Tensor], Tensor],
-    function: Function,
-    width: int,
-    learns: bool,
-    alike: bool,
-) -> Tensor:
-    """``function(scores, mask, places)`` of the supports, some queries at a time.
-
-    Args:
-        query: (R, D), scaled by β.
-        found: what ``supports`` gives.
-        blocks: makes another pass, for queries with wide supports.
-        pick: patterns (R, K, D) at places.
-        function: see ``Function``; queries that are not finite get NaN.
-        width: of a pattern.
-        learns: whether derivatives are wanted: the scores are then made again, differentiably.
-        alike: whether equal patterns must have equal scores, to the last bit, wherever they lie.
-    """
+    if not len(query):
+        scores = query.sum(-1, keepdim=True)
+        return function(scores, scores > -torch.inf, scores.long())
+    found = candidates(query, keys, omega, plan)
+    alike = is_hard(omega)
+    learns = torch.is_grad_enabled() and (query.requires_grad or keys.held.requires_grad)
+    again = alike or learns or tracks_forward()
     parts = []
-    for rows in _parts(found[0], width):
-        at = found[0][rows]
-        # In multiples of ROOM: sums are then in the same order however long the longest list is.
-        longest = -(-max(int((at >= 0).sum(-1).max()), 1) // ROOM) * ROOM
-        at, scores = _resized(at, longest, -1), _resized(found[1][rows], longest, -torch.inf)
-        mask, bad = at >= 0, at[:, 0] == -2
-        at = at.clamp_min(0)
-        if learns or alike:
-            scores = torch.where(mask, (pick(at) * query[rows].unsqueeze(-2)).sum(-1), -torch.inf)
-        result = function(scores, mask, at)
-        parts.append(torch.where(bad.reshape(-1, *(1,) * (result.dim() - 1)), torch.nan, result))
+    for rows in _parts(found.count, keys.held.shape[1], plan):
+        # In multiples: sums are then in the same order however long the longest list is.
+        width = -(-max(int(found.count[rows].max()), 1) // plan.entries) * plan.entries
+        here = found.of(rows, width)
+        mask = torch.arange(width, device=query.device) < here.count.unsqueeze(-1)
+        place, scores = here.place.masked_fill(~mask, 0), here.score
+        if again:
+            scores = torch.where(mask, (keys.at(place) * query[rows].unsqueeze(-2)).sum(-1), -torch.inf)
+        result = function(scores, mask, place)
+        spoiled = here.not_finite.reshape(-1, *(1,) * (result.dim() - 1))
+        parts.append(torch.where(spoiled, torch.nan, result))
     result = torch.cat(parts)
-    wide = (found[0][:, 0] == -3).nonzero().squeeze(-1)
-    return result.index_put((wide,), _on_all(query[wide], blocks, function, alike)) if len(wide) else result
+    wide = (found.too_wide & ~found.not_finite).nonzero().squeeze(-1)
+    return result.index_put((wide,), _on_all(query[wide], keys, plan, function, alike)) if len(wide) else result
 
 
-def _on_all(query: Tensor, blocks: Blocks, function: Function, alike: bool) -> Tensor:
-    """``function`` of all scores, as many queries in a pass as there is room for."""
+def _on_all(query: Tensor, keys: Stored, plan: Plan, function: Function, alike: bool) -> Tensor:
+    """``function`` of all scores, as many queries in a pass as a block has room for."""
 
     def score(some: Tensor, block: Tensor) -> Tensor:
         return torch.stack([(block * q).sum(-1) for q in some]) if alike else some @ block.T
 
-    count = sum(len(block) for _, block in blocks())
-    rows = tiled(query)
+    rows = tiled(query, plan.tile)
+    size = max(plan.held // len(keys.held) // plan.tile, 1) * plan.tile
     parts = []
-    for here in row_groups(len(rows), count):
-        scores = torch.cat([score(rows[here], block) for _, block in blocks()], -1)
+    for some in rows.split(size):
+        scores = torch.cat([score(some, block) for _, block in keys.blocks(plan.columns)], -1)
         parts.append(function(scores, None, None))
     return torch.cat(parts)[: len(query)]
 
 
-def average(weights: Tensor, place: Tensor, pick: Callable[[Tensor], Tensor], width: int) -> Tensor:
-    """Σ weights · pick(places), (R, V): CHUNK places at a time, of as many rows as HELD entries have room for."""
+def _average(weights: Tensor, place: Tensor, values: Stored, plan: Plan) -> Tensor:
+    """Σ weights · values at places, (R, V), of which no more are gathered at a time than a block has entries."""
 
-    def part(weights: Tensor, place: Tensor) -> Tensor:
-        return (weights.unsqueeze(-2) @ pick(place)).squeeze(-2)
+    def part(weights: Tensor, held: Tensor, place: Tensor) -> Tensor:
+        return (weights.unsqueeze(-2) @ values.ready(held[place])).squeeze(-2)
+
+    width = max(values.held.shape[1], 1)
+    most = max(plan.held // width, 1)
 
     def pieces(weights: Tensor, place: Tensor) -> Tensor:
-        pairs = list(zip(torch.split(weights, CHUNK, -1), torch.split(place, CHUNK, -1), strict=True))
+        pairs = list(zip(weights.split(most, -1), place.split(most, -1), strict=True))
         if len(pairs) == 1:
-            return part(weights, place)
-        total: Tensor = sum(_again(part, *pair) for pair in pairs)
+            return part(weights, values.held, place)
+        total: Tensor = sum(_again(part, w, values.held, p) for w, p in pairs)
         return total
 
-    size = max(HELD // max(min(place.shape[1], CHUNK) * width, 1), 1)
-    split = zip(torch.split(weights, size), torch.split(place, size), strict=True)
-    return torch.cat([pieces(*each) for each in split])
+    size = max(most // max(min(place.shape[1], most), 1), 1)
+    return torch.cat([pieces(*each) for each in zip(weights.split(size), place.split(size), strict=True)])
 
 
-def average_of_all(weights: Tensor, blocks: Blocks) -> Tensor:
-    """Weights (R, N) times all rows, (R, V), a chunk at a time."""
-    pieces = (_again(torch.matmul, weights[:, first : first + len(block)], block) for first, block in blocks())
-    total: Tensor = sum(pieces, torch.zeros((), dtype=weights.dtype, device=weights.device))
+def _average_of_all(weights: Tensor, values: Stored, plan: Plan) -> Tensor:
+    """Weights (R, N) times all values, (R, V), a chunk at a time."""
+    total = torch.zeros((), dtype=weights.dtype, device=weights.device)
+    for first in range(0, len(values.held), plan.columns):
+        here = slice(first, first + plan.columns)
+        total = total + _again(lambda w, held: w @ values.ready(held), weights[:, here], values.held[here])
     return total
 
 
-def _parts(place: Tensor, width: int) -> Iterator[slice]:
-    """Rows whose gathered patterns are about HELD entries."""
-    counts = ((place >= 0).sum(-1).clamp_min(1) * max(width, 1)).tolist()
+def _parts(count: Tensor, width: int, plan: Plan) -> Iterator[slice]:
+    """Rows whose gathered patterns have about as many entries as a block."""
+    counts = (count.clamp_min(1) * max(width, 1)).tolist()
     first, largest = 0, 0
-    for row, count in enumerate(counts):
-        largest = max(largest, count)
-        if row > first and largest * (row - first + 1) > HELD:
+    for row, size in enumerate(counts):
+        largest = max(largest, size)
+        if row > first and largest * (row - first + 1) > plan.held:
             yield slice(first, row)
-            first, largest = row, count
+            first, largest = row, size
     yield slice(first, len(counts))
 
 
 def _again(function: Callable[..., Any], *tensors: Tensor) -> Any:
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return checkpoint(function, *tensors, use_reentrant=False)
+    """``function(*tensors)``, which keeps nothing of its own for derivatives."""
+    if torch.is_grad_enabled() and not tracks_forward() and any(t.requires_grad for t in tensors):
+        return recomputed(function, *tensors)
     return function(*tensors)
 
 
 def _resized(x: Tensor, width: int, fill: float) -> Tensor:
     """The first ``width`` columns, filled up where there are fewer."""
     return torch.nn.functional.pad(x[:, :width], (0, max(width - x.shape[1], 0)), value=fill)
-
-
-def margin(omega: Regularizer, copies: Tensor) -> Tensor | None:
-    """The lead that some copies of one pattern need to share all weight, one value each; None if it is not known.
-
-    For one copy that is Ω's margin. Copies have equal scores and share evenly, at p = 1/c: the lead is γ times the
-    slope of Ω there, relative to that at 0.
-    """
-    inner, gamma = base(omega), number(temperature(omega))
-    c = copies.double()
-    if isinstance(inner, Tsallis):
-        alpha = number(inner.alpha)
-        if alpha <= 1:
-            return torch.full_like(c, math.inf)
-        return torch.zeros_like(c) if math.isinf(alpha) else gamma * c.pow(1 - alpha) / (alpha - 1)
-    if isinstance(inner, Norm):
-        alpha = number(inner.alpha)
-        return gamma / c if math.isinf(alpha) else gamma * c.pow(1 / alpha - 1)
-    if isinstance(inner, KSubsets) and number(inner.k) == 1:
-        return gamma / c
-    return None

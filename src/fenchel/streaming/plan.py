@@ -87,7 +87,8 @@ class Needs:
         lists: whether supports can be kept as lists: not if keys and values are shared by different groups of query
             heads, or weights are NaN.
         random: whether weights are dropped at random.
-        columns: patterns that may be read at a time; None: all of them.
+        by_chunks: whether patterns must be read some at a time.
+        columns: how many of them, if that is fixed.
     """
 
     step: Step
@@ -96,6 +97,7 @@ class Needs:
     causal: bool = False
     lists: bool = True
     random: bool = False
+    by_chunks: bool = False
     columns: int | None = None
 
 
@@ -186,27 +188,28 @@ def _of_tokens(shapes: Shapes) -> Plan:
     return Plan("supports", rows=max(1, min(share, shapes.rows)), share=0.15)
 
 
-def can_read_by_chunks(omega: Regularizer) -> bool:
-    """Whether one pass over patterns, a chunk at a time, is enough for this Ω."""
-    base, _ = omega.canonical()
-    return base.associative or base.line(torch.zeros(1, device="cpu")) is not None
-
-
 def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:
     """Memories: all scores of some queries; from 2¹³ patterns on, or where they are read by chunks, one pass."""
     base, _ = omega.canonical()
-    by_chunks = can_read_by_chunks(omega)
-    pass_by: Method = "parts" if base.associative else "supports"
+    one_pass: Method | None = None
+    if base.associative:
+        one_pass = "parts"
+    elif base.line(torch.zeros(1, device="cpu")) is not None:
+        one_pass = "supports"
+    if needs.by_chunks and one_pass is None:
+        raise ValueError(
+            "chunk_size, and patterns in a file, go with an Ω that can be computed in one pass, such as entmax with "
+            f"alpha > 1, normmax, k_subsets and softmax; omega is {omega}: leave chunk_size out and pass the patterns "
+            "as a tensor"
+        )
+    count, columns = shapes.columns, needs.columns
     if given is not None:
-        method = pass_by if needs.columns is not None else given.method
-        serves = method == "dense" or (method == pass_by and by_chunks)
-        return replace(given, method=method if serves else "dense", columns=needs.columns or given.columns)
-    count = shapes.columns
-    if needs.columns is not None or (
-        needs.step == "recall" and pass_by == "supports" and by_chunks and count >= 1 << 13
-    ):
-        columns = (1 << 12) if needs.columns is None else needs.columns
-        return Plan(pass_by, rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
+        method = one_pass if one_pass is not None and (needs.by_chunks or given.method == one_pass) else "dense"
+        return replace(given, method=method, columns=given.columns if columns is None else columns)
+    large = needs.step == "recall" and one_pass == "supports" and count >= 1 << 13
+    if one_pass is not None and (needs.by_chunks or large):
+        columns = (1 << 12) if columns is None else columns
+        return Plan(one_pass, rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
     if needs.step == "energy":
         return Plan("dense", rows=max((1 << 22) // count // 8, 1) * 8, columns=count)
     tile = 8 * min(max((1 << 12) // count, 1), 16)  # as large as costs little
