@@ -12,13 +12,12 @@ from fenchel import (
     progress,
     regularizers,
     seq2seq,
+    streaming,
     structures,
 )
 from fenchel._warmup import warmup
-from fenchel.attention import attention
 from fenchel.factors import FactorGraph
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
-from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import (
     Capped,
     Custom,
@@ -45,6 +44,8 @@ from fenchel.regularizers import (
     support_size,
     tvmax2d,
 )
+from fenchel.streaming.dot_product import attention
+from fenchel.streaming.linear_loss import linear_entmax_loss
 from fenchel.structures import SparseMAP
 
 __version__ = "0.1.0"
@@ -91,6 +92,7 @@ __all__ = [
     "softmax",
     "sparsemax",
     "sparsemax_loss",
+    "streaming",
     "structures",
     "support_size",
     "tvmax2d",

@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 import fenchel
 from fenchel import Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis
 from fenchel.hopfield import Hopfield, Memory
+from fenchel.streaming import Plan, using
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -175,11 +176,10 @@ def test_softmax_in_chunks_trains_normalised_patterns(normalize: str | None) -> 
 # -- what is read, converted and allocated -----------------------------------------------------------------------------
 
 
-def test_energy_converts_the_patterns_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenchel.hopfield.passes, "HELD", 2000)
+def test_energy_converts_the_patterns_once() -> None:
     x, queries = normal(100, 5, dtype=torch.float32), normal(200, 5, seed=1, dtype=torch.float32)
     memory = Memory(x, Tsallis(1.5), 0.5)
-    with Calls() as calls:
+    with Calls() as calls, using(Plan(rows=16)):
         energy = memory.energy(queries)
     converted = [each for each in calls.made if each[:2] == ("_to_copy", torch.float64) and each[2] >= x.numel()]
     assert len([each for each in converted if each[2] == x.numel()]) <= 2  # for products, and for the largest norm

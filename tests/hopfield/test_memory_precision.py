@@ -10,6 +10,7 @@ from torch import Tensor
 import fenchel
 from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis
 from fenchel.hopfield import Memory, update
+from fenchel.streaming import Plan, using
 
 
 def normal(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
@@ -64,13 +65,15 @@ def test_wide_supports_have_the_values_and_gradients_of_the_whole(omega: Regular
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_a_wide_average_is_gathered_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenchel.hopfield.passes, "HELD", 100)
+@pytest.mark.parametrize("rows", [1, 8])
+def test_a_wide_average_is_gathered_in_pieces(rows: int) -> None:
     gradients = []
     for chunk_size in (None, 9):
         x, queries = normal(200, 4).requires_grad_(), 1e-3 * normal(3, 4, seed=1)
+        queries[0] *= 300
         memory = Memory(torch.nn.Parameter(x), Gini(), 1.0, chunk_size)
-        state = memory.step(queries)
+        with using(Plan(rows=rows)):
+            state = memory.step(queries)
         gradients.append((state, torch.autograd.grad(state.square().sum(), memory.patterns)[0]))
     torch.testing.assert_close(gradients[0], gradients[1])
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._torch import concrete
-from fenchel.attention import attention
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import check_parameter, is_integer
+from fenchel.streaming.dot_product import attention
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._torch import concrete, tracks_forward
-from fenchel.hopfield import passes
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
-from fenchel.hopfield.softmax import Stored, softmax_average
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming import patterns as streams
+from fenchel.streaming.plan import Needs, Plan, Shapes, Step, plan
+from fenchel.streaming.running_softmax import Stored
 
 Rows = Tensor | np.ndarray[Any, Any]
 Normalize = Literal["sphere", "layer"] | None
@@ -151,8 +152,7 @@ class Memory(nn.Module):
             if len(values) != len(self.patterns):
                 raise ValueError(f"values must be as many as the patterns, {len(self)}, got {len(values)}")
         self._check_fit(len(self))
-        if self._chunked:
-            passes.check_chunks(self.omega)
+        self._plan("recall", self.patterns)  # refuses an Ω that needs all scores at once
 
     # -- what it holds ---------------------------------------------------------------------------------
 
@@ -216,13 +216,9 @@ class Memory(nn.Module):
         entered = self._enter(query)
         count = len(entered)
         # In double precision: at a small β the conjugate is nearly log N, which leaves the difference no digits.
-        rows = passes.tiled(entered).double()
-        if self._chunked:
-            conjugate = self._conjugate_by_chunks(rows)
-        else:
-            keys = self._all(rows)  # converted once, not for each group of queries
-            groups = passes.row_groups(len(rows), len(self))
-            conjugate = torch.cat([omega.max(self._heat(rows[here]) @ keys.T) for here in groups])
+        rows = streams.tiled(entered, Plan().tile).double()
+        chosen = self._plan("energy", rows)
+        conjugate = streams.maximum(self._scaled(rows), self._stored("patterns", rows), omega, chosen)
         energy = rows.square().sum(-1) / 2
         mass = omega.mass(len(self))
         if omega.zero_at_vertices and mass == 1:
@@ -242,11 +238,10 @@ class Memory(nn.Module):
     def weights(self, query: Tensor) -> Tensor:
         """The weights that states (…, D) give to the patterns: argmax_Ω(βXq), (…, N), dense."""
         rows = self._enter(query)
-        count, rows = len(rows), passes.tiled(rows)
-        if not self._chunked or passes.is_softmax(self.omega):
-            weights = self.omega.argmax(self._scores(rows))
-        else:
-            weights = self._spread(_exact(rows))
+        count, rows = len(rows), streams.tiled(rows, Plan().tile)
+        exact = _exact(rows)
+        chosen = self._plan("energy", exact)
+        weights = streams.weights(self._scaled(exact), self._stored("patterns", exact), self.omega, chosen)
         return weights[:count].to(rows.dtype).reshape(*query.shape[:-1], len(self))
 
     def retrieve(
@@ -307,7 +302,7 @@ class Memory(nn.Module):
                 once, or structures. Without them every pattern is certified on its own.
         """
         with torch.no_grad():
-            beta = passes.number(self.beta)
+            beta = float(self.beta)
             if associations is None:
                 return certify_patterns(self._read_on_host, len(self), self.omega, beta)
             return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)
@@ -348,26 +343,27 @@ class Memory(nn.Module):
         """Queries as rows, normalised."""
         return _normalized(self._check_query(query), self.normalize)
 
-    def _heat(self, rows: Tensor) -> Tensor:
+    def _scaled(self, rows: Tensor) -> Tensor:
         return rows * self._beta(rows)
 
     def _beta(self, rows: Tensor) -> float | Tensor:
         """β as a scalar, in the precision of rows, which it then does not change."""
         return self.beta.to(rows.dtype).reshape(()) if isinstance(self.beta, Tensor) else self.beta
 
-    def _all(self, rows: Tensor, name: str = "patterns") -> Tensor:
-        """All patterns, or values, in the precision of rows."""
-        return self._ready(getattr(self, name), name).to(rows.dtype)
+    def _plan(self, step: Step, rows: Tensor) -> Plan:
+        width = 2 * self.patterns.shape[1]
+        needs = Needs(step, rows.dtype, by_chunks=self._chunked, columns=self.chunk_size)
+        return plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
+
+    def _stored(self, name: str, rows: Tensor) -> Stored:
+        """The patterns, or values, as they are compared, in the precision of rows."""
+        return Stored(getattr(self, name), lambda held: self._ready(held, name).to(rows.dtype))
 
     def _ready(self, held: Tensor, name: str) -> Tensor:
         """Patterns as they are compared: parameters and files are not normalised where they lie."""
         held = held if held.is_floating_point() else held.to(torch.float32)
         raw = isinstance(self.patterns, nn.Parameter) or self.in_file
         return _normalized(held, self.normalize) if raw and name == "patterns" else held
-
-    def _blocks(self, rows: Tensor, name: str = "patterns") -> Iterator[tuple[int, Tensor]]:
-        for first, block in self._read(self.chunk_size or passes.CHUNK, name):
-            yield first, block.to(rows.dtype)
 
     def _read(self, size: int, name: str = "patterns") -> Iterator[tuple[int, Tensor]]:
         held = getattr(self, name)
@@ -377,25 +373,20 @@ class Memory(nn.Module):
     def _read_on_host(self, size: int) -> Iterator[tuple[int, Tensor]]:
         return ((first, block.detach().cpu()) for first, block in self._read(size))
 
-    def _scores(self, rows: Tensor) -> Tensor:
-        rows = _exact(rows)
-        if not self._chunked:
-            return self._heat(rows) @ self._all(rows).T
-        return torch.cat([self._heat(rows) @ block.T for _, block in self._blocks(rows)], -1)
-
     @_in_full_precision
     def _recall(self, query: Tensor, name: str = "values") -> Tensor:
         """argmax_Ω(βXq) times patterns, or values."""
         rows = self._enter(query)
-        count, rows = len(rows), passes.tiled(rows)
-        plain = self._plain(rows)
-        if self._chunked or (plain and len(self) >= passes.MANY and passes.is_thresholded(self.omega)):
-            recalled = self._recall_by_chunks(_exact(rows), name)
-        elif plain:
-            recalled = self._recall_by_products(_exact(rows), name)
+        count, rows = len(rows), streams.tiled(rows, Plan().tile)
+        if self._chunked or self._plain(rows):
+            exact = _exact(rows)
+            keys = self._stored("patterns", exact)
+            values = keys if name == "patterns" else self._stored(name, exact)
+            recalled = streams.recall(self._scaled(exact), keys, values, self.omega, self._plan("recall", exact))
         else:  # attention keeps little for the derivative
-            keys = self._all(rows)
-            recalled = update(rows, keys, self._values(keys, name), self.omega, self._beta(rows))
+            held = self._stored("patterns", rows).all()
+            values = held if name == "patterns" else self._stored(name, rows).all()
+            recalled = update(rows, held, values, self.omega, self._beta(rows))
         return recalled[:count].to(rows.dtype).reshape(*query.shape[:-1], getattr(self, name).shape[1])
 
     def _plain(self, rows: Tensor) -> bool:
@@ -403,86 +394,8 @@ class Memory(nn.Module):
         learns = torch.is_grad_enabled() and self._learns(rows)
         return not learns and not tracks_forward() and concrete(rows, self.patterns)
 
-    def _values(self, keys: Tensor, name: str) -> Tensor:
-        """What is recalled, in the precision of the keys."""
-        return keys if name == "patterns" else self._all(keys, name)
-
-    def _recall_by_products(self, rows: Tensor, name: str) -> Tensor:
-        tile = passes.TILE * min(max(passes.CHUNK // len(self), 1), 16)  # as large as costs little
-        keys, padded = self._all(rows), self._heat(passes.tiled(rows, tile))
-        values = self._values(keys, name)
-        chosen = []
-        for here in passes.row_groups(len(padded), len(self), tile, passes.CACHED):
-            weights = self.omega.argmax(passes.products(padded[here], keys.T, tile))
-            chosen.append(passes.products(weights, values, tile))
-        return torch.cat(chosen)[: len(rows)]
-
-    def _recall_by_chunks(self, rows: Tensor, name: str) -> Tensor:
-        if passes.is_softmax(self.omega):
-            return self._softmax_average(rows, name)[1]
-
-        def function(scores: Tensor, mask: Tensor | None, place: Tensor | None) -> Tensor:
-            weights = self.omega.argmax(scores, mask=mask)
-            if place is None:
-                return passes.average_of_all(weights, lambda: self._blocks(rows, name))
-            return passes.average(weights, place, self._pick(rows, name), getattr(self, name).shape[1])
-
-        return self._on_supports(rows, function)
-
-    def _conjugate_by_chunks(self, rows: Tensor) -> Tensor:
-        if passes.is_softmax(self.omega):
-            return passes.temperature(self.omega) * self._softmax_average(rows)[0]
-        return self._on_supports(rows, lambda scores, mask, _: self.omega.max(scores, mask=mask))
-
-    def _softmax_average(self, rows: Tensor, name: str | None = None) -> tuple[Tensor, Tensor]:
-        """log Σ exp of the scores over the temperature, and the average of the patterns or values if they are named."""
-
-        def stored(name: str) -> Stored:
-            return Stored(getattr(self, name), lambda block: self._ready(block, name).to(rows.dtype))
-
-        values = None if name is None else stored(name)
-        gamma, size = passes.temperature(self.omega), self.chunk_size or passes.CHUNK
-        # Vectorized functions take sixteen entries at a time, and treat those that are left over in another way.
-        padded = self._heat(passes.tiled(rows, 16))
-        log, mean = softmax_average(padded, stored("patterns"), values, gamma, size)
-        return log[: len(rows)], mean[: len(rows)]
-
-    def _spread(self, rows: Tensor) -> Tensor:
-        """Weights on supports, written into rows of zeros."""
-
-        def function(scores: Tensor, mask: Tensor | None, place: Tensor | None) -> Tensor:
-            weights = self.omega.argmax(scores, mask=mask)
-            if place is None or mask is None:
-                return weights
-            weights = torch.where(mask, weights, 0.0)
-            return scores.new_zeros(len(scores), len(self)).scatter_add(-1, place, weights)
-
-        return self._on_supports(rows, function)
-
-    def _on_supports(self, rows: Tensor, function: passes.Function) -> Tensor:
-        heated = self._heat(rows)
-        if not len(rows):
-            scores = heated.sum(-1, keepdim=True)
-            return function(scores, scores > -torch.inf, scores.long())
-        found = passes.supports(heated, lambda: self._blocks(rows), self.omega)
-        learns = torch.is_grad_enabled() and (heated.requires_grad or self._learns(rows))
-        return passes.on_supports(
-            heated,
-            found,
-            lambda: self._blocks(rows),
-            self._pick(rows),
-            function,
-            self.patterns.shape[1],
-            learns,
-            alike=passes.is_hard(self.omega),
-        )
-
-    def _pick(self, rows: Tensor, name: str = "patterns") -> Callable[[Tensor], Tensor]:
-        held: Tensor = getattr(self, name)
-        return lambda place: self._ready(held[place], name).to(rows.dtype)
-
     def _largest_norm(self) -> Tensor:
-        norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(passes.CHUNK)]
+        norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(Plan().columns)]
         return torch.stack(norms).amax()
 
     def _learns(self, query: Tensor) -> bool:
@@ -601,8 +514,9 @@ def _as_rows(given: Rows, name: str) -> Tensor:
 def _check_finite(held: Tensor, name: str) -> None:
     if not held.is_floating_point() or not concrete(held):
         return
-    for first in range(0, len(held), passes.CHUNK):
-        block = held.detach()[first : first + passes.CHUNK]
+    size = Plan().columns
+    for first in range(0, len(held), size):
+        block = held.detach()[first : first + size]
         if math.isfinite(block.sum().item()):  # one look at most of them: nothing that is not finite has a finite sum
             continue
         wrong = ~block.isfinite().all(-1)

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fenchel._checks import check_positive
-from fenchel.attention import attention
 from fenchel.losses import fy_loss, is_kept
 from fenchel.regularizers import Gini, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.streaming.dot_product import attention
 
 try:
     from transformers import AttentionInterface, AttentionMaskInterface, LogitsProcessor, PreTrainedModel

@@ -1,6 +1,6 @@
 """Attention by supports: scores of some queries, their sparse weights as lists, and products over the lists alone.
 
-A chunk is a matrix of scores, one row a query. ``select`` leaves the support of each row at its front, ``pack`` joins
+A block is a matrix of scores, one row per query. ``select`` leaves the support of each row at its front, ``pack`` joins
 the rows to lists; row r owns the entries from ``starts[r]`` to ``starts[r + 1]``. Keys and values are matrices with all
 heads below each other, ``heads[r]`` the first of row r's.
 """
@@ -10,14 +10,113 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from fenchel.kernels.compiler import inlined, kernel
 from fenchel.kernels.exponents import exponent
+from fenchel.kernels.maps import as_rows, parameter
+from fenchel.kernels.pool import over_rows
+from fenchel.kernels.products import scores
 from fenchel.kernels.rows import sensitivity
 from fenchel.kernels.selection import buffers, is_narrow, shift, sift, weigh
 
 PART = 32
 """How many columns of a gradient one thread takes at a time."""
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor,
+    *,
+    mask: Tensor | None,
+    seen: Tensor | None,
+    dropout: float,
+    most: float,
+    room: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
+    """entmax(query keyᵀ) value of a block by its supports: see the table of kernels."""
+    (heads, rows, _), count = query.shape, query.shape[0] * query.shape[1]
+    keys = key.shape[1] if seen is None else int(seen.max())
+    x = scores(query, key[:, :keys], mask, room).view(count, keys).numpy()
+    places = room[count * keys :].view(torch.int32)[: count * keys].view(count, keys).numpy()
+    limits = np.array([keys]) if seen is None else np.tile(seen.numpy(), heads)
+    counts = np.empty(count, np.int64)
+    over_rows(select, count, x.size, x, _powers(alpha, key), limits, places, counts)
+    starts = np.zeros(count + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    if counts.min(initial=0) < 0 or starts[-1] > most:
+        return None
+    weights, indices = query.new_empty(int(starts[-1])), torch.empty(int(starts[-1]), dtype=torch.int32, device="cpu")
+    over_rows(pack, count, weights.numel(), x, places, starts, weights.numpy(), indices.numpy())
+    factors = torch.nn.functional.dropout(torch.ones_like(weights), dropout) if dropout else weights[:0]
+    used = weights * factors if dropout else weights
+    output = value.new_empty(heads, rows, value.shape[-1])
+    work = max(weights.numel() * value.shape[-1], output.numel())
+    listed = starts, used.numpy(), indices.numpy(), _firsts(query, key)
+    over_rows(combine, count, work, *listed, as_rows(value), as_rows(output))
+    return output, torch.from_numpy(starts), indices, weights, factors
+
+
+def attend_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor,
+    *,
+    supports: tuple[Tensor, Tensor, Tensor, Tensor],
+    to_weights: Tensor | None,
+    to_key: Tensor | None,
+    to_value: Tensor | None,
+    learns: bool,
+) -> tuple[Tensor, Tensor | None]:
+    """The gradients of a block from its supports: see the table of kernels."""
+    starts, indices, weights, factors = (t.numpy() for t in supports)
+    g, q = as_rows(grad), as_rows(query)
+    slopes, queries = np.empty_like(weights), torch.empty_like(query, memory_format=torch.contiguous_format)
+    alphas = query.new_empty(query.shape[:2] if learns else 0)
+    direct = slopes[:0] if to_weights is None else to_weights.contiguous().numpy()
+    firsts = _firsts(query, key)
+    over_rows(
+        pull_back,
+        len(q),
+        weights.size * (g.shape[1] + q.shape[1]) + q.size,
+        starts,
+        weights,
+        indices,
+        factors,
+        direct,
+        firsts,
+        _powers(alpha, key),
+        g,
+        as_rows(key),
+        as_rows(value),
+        slopes,
+        as_rows(queries),
+        alphas.numpy().reshape(-1),
+    )
+    heads, rows, _ = query.shape
+    used = weights * factors if factors.size else weights
+    for entries, table, to in ((slopes, q, to_key), (used, g, to_value)):
+        if to is not None:
+            parts = -(-table.shape[1] // PART)
+            work = weights.size * table.shape[1] + 1
+            bounds = np.arange(heads + 1) * rows
+            listed = np.array([parts]), bounds, starts, entries, indices, firsts
+            over_rows(scatter, parts * heads, work, *listed, table, as_rows(to))
+    return queries, alphas if learns else None
+
+
+def _powers(alpha: float | Tensor, like: Tensor) -> Any:
+    return parameter(alpha - 1, as_rows(like))
+
+
+def _firsts(query: Tensor, key: Tensor) -> Any:
+    """Where the keys of each row's head begin."""
+    return np.repeat(np.arange(query.shape[0]) * key.shape[1], query.shape[1])
 
 
 @kernel

@@ -1,14 +1,13 @@
-"""An output layer and its entmax loss, chunk by chunk of tokens: the logits of one chunk are all that is ever held.
+"""An output layer and its entmax loss for a block of tokens, and the gradients from supports.
 
 A row of logits is read once. What is left of it afterwards, the support of rate·(p − y), takes the place of the logits:
-values from the front of the row, their classes from the back; a row with a large support holds its residual whole.
-Supports wait in a ledger until it is full; then both gradients are made of many chunks at once, so that weight and
-gradient pass through the caches as seldom as possible. A chunk with large supports goes through dense products.
+values from the front of the row, their classes from the back; a row with a large support holds its residual whole. The
+gradients are made of the supports of many tokens at once, sorted by class, so that weight and gradient pass through the
+caches as seldom as possible.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,140 +21,79 @@ from fenchel.kernels.pool import over_rows
 from fenchel.kernels.rows import attained, candidates, settle
 from fenchel.kernels.selection import BAD, buffers, is_narrow, weigh
 
-DENSE = 0.15
-"""From this share of the classes on, dense products of a chunk are faster than sparse ones."""
-
-_CLASSES = 4096  # whose logits are made at a time, while they are in the cache
 _TILE = 32  # classes that are turned together
 _STRIP = 64  # columns of the hidden states that stay together
-_LEDGER = 4  # the logits of a chunk are so many times the supports that may wait
+
+Lists = tuple[Tensor, Tensor, Tensor]
 
 
-@dataclass
-class Gradients:
-    """Where gradients are added up; None for those that nobody needs."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-
-
-def linear_entmax_loss(
+def linear_class_loss(
     hidden: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     index: Tensor,
-    c: float,
+    alpha: float,
+    *,
     rates: Tensor | None,
-    gradients: Gradients,
-    chunk: int,
-) -> Tensor:
-    """The entmax losses of tokens for c = α − 1 in (0, 1], as far as the maps are compiled; an index < 0 is left out.
-
-    With rates, one a token, the gradients of Σ rate·loss are added up in ``gradients``.
-    """
+    most: float,
+    room: Tensor,
+    turned: Tensor,
+) -> tuple[Tensor, Lists | None]:
+    """The entmax losses of tokens and the supports of their gradients: see the table of kernels."""
     tokens, classes = len(hidden), len(weight)
-    losses = hidden.new_empty(tokens)
-    room = hidden.new_empty(chunk, classes)
-    block = hidden.new_empty(min(_CLASSES, classes) * chunk)
-    rate = hidden.new_empty(0) if rates is None else rates
-    count = np.empty(chunk, np.int64)
-    ledger = None if rates is None else _Ledger(hidden, weight, gradients, room)
-    for first in range(0, tokens, chunk):
-        part = slice(first, min(first + chunk, tokens))
-        rows = part.stop - first
-        x = room[:rows]
-        _logits(hidden[part], weight, bias, x, block)
-        array = x.numpy()
-        slots, counts = array.view(np.int32), count[:rows]
-        arguments = parameter(c, array), index[part].numpy(), rate[part].numpy(), losses[part].numpy(), counts
-        over_rows(_residuals, rows, x.numel(), array, slots, *arguments)
-        if ledger is None:
-            continue
-        if counts.sum() <= DENSE * x.numel() and counts.max() < classes:
-            ledger.add(array, slots, counts)
-        else:
-            over_rows(_spread, rows, x.numel(), array, slots, counts)
-            _dense(x, hidden[part], weight, gradients, part)
-            ledger.skip(rows)
-    if ledger is not None:
-        ledger.settle()
-    return losses
+    x = room[:tokens]
+    _logits(hidden, weight, bias, x, turned)
+    array, losses, counts = x.numpy(), hidden.new_empty(tokens), np.empty(tokens, np.int64)
+    slots, rate = array.view(np.int32), np.empty(0, array.dtype) if rates is None else rates.numpy()
+    arguments = parameter(alpha - 1, array), index.numpy(), rate, losses.numpy(), counts
+    over_rows(_residuals, tokens, x.numel(), array, slots, *arguments)
+    if rates is None:
+        return losses, None
+    if counts.sum() > most or counts.max(initial=0) == classes:
+        over_rows(_spread, tokens, x.numel(), array, slots, counts)
+        return losses, None
+    starts = np.zeros(tokens + 1, np.int64)
+    np.cumsum(counts, out=starts[1:])
+    values, found = np.empty(starts[-1], array.dtype), np.empty(starts[-1], np.int32)
+    over_rows(_note, tokens, values.size, array, slots, starts, values, found)
+    return losses, (torch.from_numpy(starts), torch.from_numpy(found), torch.from_numpy(values))
+
+
+def linear_class_loss_backward(
+    hidden: Tensor,
+    weight: Tensor,
+    supports: Lists,
+    *,
+    to_hidden: Tensor | None,
+    to_weight: Tensor | None,
+    to_bias: Tensor | None,
+) -> None:
+    """Add the gradients of tokens to those of many: see the table of kernels."""
+    starts, classes, values = (t.numpy() for t in supports)
+    bounds, tokens, ordered = np.empty(len(weight) + 2, np.int64), np.empty_like(classes), np.empty_like(values)
+    _sort(starts, classes, values, bounds, tokens, ordered)
+    bounds, work = bounds[:-1], values.size * hidden.shape[1]
+    if to_hidden is not None:
+        strips = -(-hidden.shape[1] // _STRIP)
+        over_rows(_to_hidden, strips, work, bounds, tokens, ordered, weight.numpy(), to_hidden.numpy())
+    if to_weight is not None:
+        over_rows(_to_weight, len(weight), work, bounds, tokens, ordered, hidden.numpy(), to_weight.numpy())
+    if to_bias is not None:
+        over_rows(_to_bias, len(weight), values.size, bounds, ordered, to_bias.numpy())
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, block: Tensor) -> None:
     """hidden @ weight.T + bias; classes first, then turned: with few tokens BLAS is faster that way."""
     tokens, classes = out.shape
-    rows = out.numpy()
-    for first in range(0, classes, _CLASSES):
-        part = slice(first, min(first + _CLASSES, classes))
+    rows, columns, block = out.numpy(), len(block), block.view(-1)
+    for first in range(0, classes, columns):
+        part = slice(first, min(first + columns, classes))
         turned = block[: (part.stop - first) * tokens].view(-1, tokens)
         if bias is None:
             torch.mm(weight[part], hidden.t(), out=turned)
         else:
             torch.addmm(bias[part].unsqueeze(1), weight[part], hidden.t(), out=turned)
         _turn(turned.numpy(), first, rows)
-
-
-def _dense(residual: Tensor, hidden: Tensor, weight: Tensor, gradients: Gradients, part: slice) -> None:
-    if gradients.hidden is not None:
-        torch.mm(residual, weight, out=gradients.hidden[part])
-    if gradients.weight is not None:
-        gradients.weight.addmm_(residual.t(), hidden)
-    if gradients.bias is not None:
-        gradients.bias.add_(residual.sum(0))
-
-
-class _Ledger:
-    """Supports of tokens, in their order, until there are enough of them."""
-
-    def __init__(self, hidden: Tensor, weight: Tensor, gradients: Gradients, room: Tensor) -> None:
-        size = room.numel() // _LEDGER
-        self.hidden, self.weight, self.gradients = hidden, weight, gradients
-        self.values = np.empty(size, room.numpy().dtype)
-        self.classes = np.empty(size, np.int32)
-        self.ends = np.zeros(len(hidden) + 1, np.int64)
-        self.bounds = np.empty(len(weight) + 2, np.int64)
-        self.room = room.view(-1).numpy()
-        self.most = size - int(DENSE * room.numel())  # if there is more, another chunk may find no place
-        self.start, self.rows = 0, 0
-
-    def add(self, rows: Any, slots: Any, counts: Any) -> None:
-        """Write down the supports of the next tokens."""
-        ends = self.ends[self.rows : self.rows + len(counts) + 1]
-        np.cumsum(counts, out=ends[1:])
-        ends[1:] += ends[0]
-        over_rows(_note, len(counts), int(counts.sum()), rows, slots, ends, self.values, self.classes)
-        self.rows += len(counts)
-        if ends[-1] > self.most:
-            self.settle()
-
-    def skip(self, tokens: int) -> None:
-        """Leave out tokens that need no place here."""
-        self.ends[self.rows + 1 : self.rows + tokens + 1] = self.ends[self.rows]
-        self.rows += tokens
-
-    def settle(self) -> None:
-        """Add all that was written down to the gradients; sorted, it lies in the room that the logits leave free."""
-        first, last = self.start, self.start + self.rows
-        size = int(self.ends[self.rows])
-        if size:
-            half = self.room.size // 2
-            tokens, values = self.room[half:].view(np.int32)[:size], self.room[:size]
-            _sort(self.ends[: self.rows + 1], self.classes, self.values, self.bounds, tokens, values)
-            bounds = self.bounds[:-1]
-            hidden, weight, gradients = self.hidden, self.weight, self.gradients
-            work = size * hidden.shape[1]
-            if gradients.hidden is not None:
-                to = gradients.hidden[first:last].numpy()
-                strips = -(-hidden.shape[1] // _STRIP)
-                over_rows(_to_hidden, strips, work, bounds, tokens, values, weight.numpy(), to)
-            if gradients.weight is not None:
-                to = gradients.weight.numpy()
-                over_rows(_to_weight, len(weight), work, bounds, tokens, values, hidden[first:last].numpy(), to)
-            if gradients.bias is not None:
-                over_rows(_to_bias, len(weight), size, bounds, values, gradients.bias.numpy())
-        self.start, self.rows, self.ends[0] = last, 0, 0
 
 
 @kernel

@@ -19,6 +19,31 @@ step             call                                    result
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row.
+
+Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
+
+``attend``: ``kernel(query, key, value, a, mask=, seen=, dropout=, most=, room=)`` computes argmax_Ω(query keyᵀ) value,
+(heads, rows, depth), and the supports. It returns (output, starts, indices, weights, factors): row r has the entries
+``starts[r]`` to ``starts[r + 1]``, int64; ``indices`` are their keys, int32, increasing; ``factors`` is what dropout
+multiplies the weights by, empty without dropout. It returns None if there are more than ``most`` entries, or if a score
+is NaN or +inf. query is (heads, rows, width), key and value are (heads, keys, width), contiguous; a is a number or
+(heads, rows). Row r of a head sees the first ``seen[r]`` keys, all of them if ``seen`` is None. mask is boolean (True =
+takes part), to be added, or None; it is (heads, rows, keys that any row sees). ``room`` is memory to work in, 2 × heads
+× rows × keys entries.
+
+``attend_backward``: ``kernel(grad, query, key, value, a, supports=, to_weights=, to_key=, to_value=, learns=)`` returns
+the gradient of the queries, and that of a, (heads, rows), if ``learns``, else None. It adds those of keys and values to
+``to_key`` and ``to_value``, unless these are None. ``supports`` is what ``attend`` returned after the output;
+``to_weights`` is the gradient of its weights, or None.
+
+``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, most=, room=, turned=)`` returns the loss of a
+class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative. With ``rates``, one per token, it also
+returns the supports of rate·(p − y) as (starts, classes, values), else None. If these have more than ``most`` entries
+it returns None in their place, and leaves rate·(p − y) itself in the first rows of ``room``. That is memory to work in,
+(tokens or more, classes), and so is ``turned``, (some classes, tokens or more).
+
+``linear_class_loss_backward``: ``kernel(hidden, weight, supports, to_hidden=, to_weight=, to_bias=)`` adds the
+gradients for tokens with these supports to those tensors that are not None.
 """
 
 from __future__ import annotations
@@ -134,8 +159,10 @@ register("argmax", "tsallis", "maps:entmax", ranges=_ENTMAX)
 register("product", "tsallis", "maps:entmax_product", ranges=_ENTMAX)
 register("pull", "tsallis", "maps:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)))
 register("class_loss", "tsallis", "maps:entmax_loss", ranges=_ENTMAX)
-register("attend", "tsallis", "attention:select", ranges=((1 + 1e-3, 2.0),))
-register("linear_class_loss", "tsallis", "output:linear_entmax_loss", ranges=_ENTMAX)
+register("attend", "tsallis", "attention:attend", ranges=((1 + 1e-3, 2.0),))
+register("attend_backward", "tsallis", "attention:attend_backward", ranges=((1 + 1e-3, 2.0),))
+register("linear_class_loss", "tsallis", "output:linear_class_loss", ranges=_ENTMAX)
+register("linear_class_loss_backward", "tsallis", "output:linear_class_loss_backward", ranges=_ENTMAX)
 register("chain", "tsallis", "markov", ranges=_PROGRAMS)
 register("alignment", "tsallis", "alignments", ranges=_PROGRAMS)
 register("lattice", "tsallis", "lattices", ranges=_PROGRAMS)

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fenchel._torch import nested_from_mask
-from fenchel.attention import attention
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.streaming.dot_product import attention
 
 
 class MultiheadAttention(nn.MultiheadAttention):

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from fenchel.losses import Reduction
-from fenchel.output import check_alpha, linear_entmax_loss
 from fenchel.regularizers import Tsallis, entmax
+from fenchel.streaming.linear_loss import check_alpha, linear_entmax_loss
 
 
 class LinearEntmaxLoss(nn.Linear):

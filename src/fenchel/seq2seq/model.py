@@ -14,13 +14,13 @@ from torch.nn import functional as F
 
 from fenchel._checks import check_count, check_share
 from fenchel.losses import Reduction, fy_loss
-from fenchel.output import linear_entmax_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, simplified
 from fenchel.regularizers.configs import Config
 from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
+from fenchel.streaming.linear_loss import linear_entmax_loss
 
 LARGEST_NUMBER, LARGEST_SHAPE = 1e30, 1 << 24
 """What a saved regularizer may have: numbers that any dtype but the narrowest holds, entries of a learned alpha."""

@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel.attention import attention as attend
 from fenchel.nn import MultiheadAttention
 from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
 from fenchel.seq2seq.model import Seq2Seq, check_depth
 from fenchel.seq2seq.vocabulary import Vocabulary
+from fenchel.streaming.dot_product import attention as attend
 
 Seen = tuple[Tensor, Tensor]
 """Keys and values, (N, heads, length, width of a head)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,16 +17,11 @@ from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.base import check_integers
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, check_parameter
-from fenchel.regularizers.tsallis import TSALLIS
+from fenchel.regularizers.tsallis import TSALLIS, Tsallis
+from fenchel.streaming.plan import Needs, Plan, Shapes, plan
 
-SHARE = 16
-"""A chunk has this share of the tokens …"""
-
-FEWEST, MOST = 16, 512
-"""… but not fewer and not more than these: products of few tokens are slow, of many no faster …"""
-
-SMALL = 1 << 16
-"""… and at least so many logits: below that there is nothing to save."""
+Lists = tuple[Tensor, Tensor, Tensor]
+"""The supports of tokens: where each begins, classes, and values."""
 
 _ALLOWED = "1 <= alpha <= 2"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -374,6 +369,15 @@ class _Gradients:
         pairs = zip((hidden, weight, bias, alpha), needed[:4], strict=True)
         return cls(*(_zeros(t) if need and isinstance(t, Tensor) else None for t, need in pairs))
 
+    def add(self, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
+        """Add what tokens give, from rate·(p − y), (tokens, classes), by dense products."""
+        if self.hidden is not None:
+            torch.mm(residual, weight, out=self.hidden[part])
+        if self.weight is not None:
+            self.weight.addmm_(residual.t(), hidden)
+        if self.bias is not None:
+            self.bias.add_(residual.sum(0))
+
     def scale(self, grad: Tensor) -> None:
         """Multiply all by a scalar, in place."""
         if grad.device.type == "cpu" and float(grad) == 1.0:
@@ -396,7 +400,7 @@ def _zeros(like: Tensor) -> Tensor:
     return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
 
-# -- chunk by chunk --------------------------------------------------------------------------------------------------
+# -- block by block --------------------------------------------------------------------------------------------------
 
 
 def _run(
@@ -412,24 +416,20 @@ def _run(
     dtype = _wide(hidden.dtype)  # in half precision logits would overflow, and lose the order of the classes
     hidden, weight, index = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype), index.contiguous()
     bias = bias if bias is None else bias.detach().to(dtype)
-    tokens, classes = len(hidden), len(weight)
-    chunk = max(FEWEST, min(-(-tokens // SHARE), MOST), SMALL // classes)
-    chunk = max(1, min(chunk, tokens))
+    (tokens, width), classes = hidden.shape, len(weight)
+    chosen = plan(Tsallis(alpha), Shapes(tokens, classes, width), hidden.device, Needs("linear_class_loss", dtype))
     held = (hidden, weight) if bias is None else (hidden, weight, bias)
-    if isinstance(alpha, float) and kernels.find("linear_class_loss", "tsallis", (alpha,), *held) is not None:
-        from fenchel.kernels import output
-
-        targets = output.Gradients(None, None, None)
-        if gradients is not None:
-            targets = output.Gradients(gradients.hidden, gradients.weight, gradients.bias)
-        c = float(alpha) - 1
-        rates = rates if rates is None else rates.contiguous()
-        contiguous = weight.contiguous(), bias if bias is None else bias.contiguous()
-        return output.linear_entmax_loss(hidden, *contiguous, index, c, rates, targets, chunk)
+    if isinstance(alpha, float):
+        kernel = kernels.find("linear_class_loss", TSALLIS.name, (alpha,), *held)
+        finish = kernels.find("linear_class_loss_backward", TSALLIS.name, (alpha,), *held)
+        if kernel is not None and finish is not None:
+            layer = hidden, weight.contiguous(), bias if bias is None else bias.contiguous()
+            rates = rates if rates is None else rates.contiguous()
+            return _run_by_supports(kernel, finish, *layer, alpha, index, rates, gradients, chosen)
     losses = hidden.new_empty(tokens)
-    room = hidden.new_empty(chunk, classes)
-    for first in range(0, tokens, chunk):
-        part = slice(first, min(first + chunk, tokens))
+    room = hidden.new_empty(chosen.rows, classes)
+    for first in range(0, tokens, chosen.rows):
+        part = slice(first, min(first + chosen.rows, tokens))
         logits = room[: part.stop - first]
         if bias is None:
             torch.mm(hidden[part], weight.t(), out=logits)
@@ -438,15 +438,80 @@ def _run(
         if gradients is None or rates is None:
             losses[part] = TSALLIS.class_loss(logits, index[part], _as_row(alpha))
         else:
-            losses[part] = _chunk(logits, hidden[part], weight, alpha, index[part], rates[part], gradients, part)
+            losses[part] = _run_block(logits, hidden[part], weight, alpha, index[part], rates[part], gradients, part)
     return losses
+
+
+def _run_by_supports(
+    kernel: Callable[..., tuple[Tensor, Lists | None]],
+    finish: Callable[..., None],
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    alpha: float,
+    index: Tensor,
+    rates: Tensor | None,
+    gradients: _Gradients | None,
+    chosen: Plan,
+) -> Tensor:
+    """``_run`` by kernels. Supports wait until there are a quarter as many entries as a block has logits."""
+    tokens, classes = len(hidden), len(weight)
+    losses = hidden.new_empty(tokens)
+    size = min(chosen.rows, max(tokens, 1))
+    room, turned = hidden.new_empty(size, classes), hidden.new_empty(min(chosen.columns, classes), size)
+    waiting: list[tuple[int, Lists]] = []
+    for first in range(0, tokens, size):
+        part = slice(first, min(first + size, tokens))
+        count = part.stop - first
+        losses[part], supports = kernel(
+            hidden[part],
+            weight,
+            bias,
+            index[part],
+            alpha,
+            rates=None if rates is None else rates[part],
+            most=chosen.share * count * classes,
+            room=room,
+            turned=turned,
+        )
+        if gradients is None or rates is None:
+            continue
+        if supports is None:
+            gradients.add(room[:count], hidden[part], weight, part)
+            continue
+        waiting.append((first, supports))
+        if sum(lists[1].numel() for _, lists in waiting) > (1 / 4 - chosen.share) * size * classes:
+            _finish(finish, waiting, hidden, weight, gradients)
+            waiting.clear()
+    if waiting and gradients is not None:
+        _finish(finish, waiting, hidden, weight, gradients)
+    return losses
+
+
+def _finish(
+    finish: Callable[..., None],
+    waiting: list[tuple[int, Lists]],
+    hidden: Tensor,
+    weight: Tensor,
+    gradients: _Gradients,
+) -> None:
+    """Add up the gradients of the tokens whose supports wait."""
+    first, last = waiting[0][0], waiting[-1][0] + len(waiting[-1][1][0]) - 1
+    counts = torch.zeros(last - first, dtype=torch.long, device=hidden.device)  # none where a block was dense
+    for start, (starts, _, _) in waiting:
+        counts[start - first : start - first + len(starts) - 1] = starts.diff()
+    starts = F.pad(counts.cumsum(0), (1, 0))
+    classes, values = (torch.cat([lists[i] for _, lists in waiting]) for i in (1, 2))
+    to_hidden = None if gradients.hidden is None else gradients.hidden[first:last]
+    to = {"to_hidden": to_hidden, "to_weight": gradients.weight, "to_bias": gradients.bias}
+    finish(hidden[first:last], weight, (starts, classes, values), **to)
 
 
 def _as_row(alpha: float | Tensor) -> float | Tensor:
     return alpha.detach().reshape(1, 1) if isinstance(alpha, Tensor) else alpha
 
 
-def _chunk(
+def _run_block(
     logits: Tensor,
     hidden: Tensor,
     weight: Tensor,
@@ -456,7 +521,7 @@ def _chunk(
     gradients: _Gradients,
     part: slice,
 ) -> Tensor:
-    """The losses of a chunk from its logits; its gradients are added up by dense products."""
+    """The losses of a block from its logits; its gradients are added up by dense products."""
     with torch.enable_grad():
         z, a = logits.detach().requires_grad_(), _as_row(alpha)
         leaves = [z]
@@ -464,12 +529,7 @@ def _chunk(
             leaves.append(a.requires_grad_())
         losses = TSALLIS.class_loss(z, index, a)
         residual, *slope = torch.autograd.grad(losses, leaves, rates)
-    if gradients.hidden is not None:
-        gradients.hidden[part] = residual @ weight
-    if gradients.weight is not None:
-        gradients.weight.addmm_(residual.t(), hidden)
-    if gradients.bias is not None:
-        gradients.bias.add_(residual.sum(0))
+    gradients.add(residual, hidden, weight, part)
     if gradients.alpha is not None:
         gradients.alpha.add_(slope[0].reshape(gradients.alpha.shape))
     return losses.detach()

@@ -13,12 +13,13 @@ from torch.autograd import gradcheck
 from torch.func import functional_call, grad, jvp, vmap
 from torch.nn import functional as F
 from torch.testing import assert_close
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import fenchel
 import oracles
-from fenchel import kernels, linear_entmax_loss, output
+from fenchel import kernels, linear_entmax_loss
 from fenchel.kernels import output as compiled
+from fenchel.streaming import Plan, linear_loss, using
+from watch import Largest
 
 EXACT = {"atol": 1e-12, "rtol": 1e-11}
 ALPHAS = [1.0, 1.1, 1.25, 1.5, 2.0]
@@ -37,11 +38,10 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks of three tokens, blocks of a hundred classes, and a ledger that is soon full."""
-    for name, value in {"FEWEST": 3, "MOST": 3, "SMALL": 1}.items():
-        monkeypatch.setattr(output, name, value)
-    monkeypatch.setattr(compiled, "_CLASSES", 100)
+def _small_chunks() -> Iterator[None]:
+    """Blocks of three tokens, of which a hundred classes are made at a time; few supports wait."""
+    with using(Plan(rows=3, columns=100, share=0.15)):
+        yield
 
 
 def layer(
@@ -110,16 +110,19 @@ def test_chunks_do_not_show(regime: str, reduction: str) -> None:
 def test_the_regimes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "ENABLED", True)
     calls: list[str] = []
-    dense, add = compiled._dense, compiled._Ledger.add
-    monkeypatch.setattr(compiled, "_dense", lambda *args: (calls.append("dense"), dense(*args)))
-    monkeypatch.setattr(compiled._Ledger, "add", lambda *args: (calls.append("sparse"), add(*args)))
-    monkeypatch.setattr(output, "SMALL", 1)
+    finish, add = compiled.linear_class_loss_backward, linear_loss._Gradients.add
+    monkeypatch.setattr(linear_loss._Gradients, "add", lambda *args: (calls.append("dense"), add(*args)))
+    remove = kernels.register(
+        "linear_class_loss_backward", "tsallis", lambda *args, **to: (calls.append("sparse"), finish(*args, **to))
+    )
     expected = {"sparse": {"sparse"}, "dense": {"dense"}, "mixed": {"dense"}, "one flat token": {"dense", "sparse"}}
-    for regime, scales in REGIMES.items():
-        calls.clear()
-        hidden, weight, bias, target = layer(40, 2000, scales)
-        linear_entmax_loss(hidden, weight, target, bias)
-        assert set(calls) == expected[regime]
+    with using(Plan(rows=16, share=0.15)):
+        for regime, scales in REGIMES.items():
+            calls.clear()
+            hidden, weight, bias, target = layer(40, 2000, scales)
+            linear_entmax_loss(hidden, weight, target, bias)
+            assert set(calls) == expected[regime]
+    remove()
 
 
 @pytest.mark.parametrize("alpha", [1.01, 1.1, 1.3, 1.5, 2.0])
@@ -493,19 +496,6 @@ def test_class_weights_and_smoothing_in_graphs_and_in_the_module() -> None:
 # -- what is promised of speed: memory and threads ------------------------------------------------------
 
 
-class Largest(TorchDispatchMode):
-    """The largest tensor that any operation makes, in elements."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(each, Tensor):
-                self.elements = max(self.elements, each.untyped_storage().nbytes() // each.element_size())
-        return result
-
-
 @every_reduction
 @pytest.mark.parametrize("scale", [6.0, 0.01])
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
@@ -544,7 +534,7 @@ def test_results_do_not_depend_on_the_number_of_threads(scale: float, monkeypatc
     weight, bias = (torch.randint(-2, 3, shape).float().requires_grad_() for shape in ((4000, 200), (4000,)))
     target = torch.randint(4000, (300,))
     monkeypatch.setattr(kernels, "ENABLED", True)
-    monkeypatch.setattr(compiled, "_dense", None)  # BLAS again, and not exact
+    monkeypatch.setattr(linear_loss._Gradients, "add", None)  # BLAS again, and not exact
     results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)

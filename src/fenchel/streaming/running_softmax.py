@@ -13,18 +13,30 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import apply_function, tracks_forward
-from fenchel.hopfield.passes import row_groups
+from fenchel.streaming.plan import Plan
 
 
 class Stored(NamedTuple):
-    """Rows as they are stored, and what makes a chunk of them ready for products: dtype and normalization."""
+    """Rows as they are stored, and what makes some of them ready for products: dtype and normalization."""
 
     held: Tensor
     ready: Callable[[Tensor], Tensor]
 
+    def all(self) -> Tensor:
+        """All rows, ready."""
+        return self.ready(self.held)
+
+    def at(self, place: Tensor) -> Tensor:
+        """The rows at places (…), (…, D), ready."""
+        return self.ready(self.held[place])
+
+    def blocks(self, size: int) -> Iterator[tuple[int, Tensor]]:
+        """So many rows at a time, ready, and the place of the first."""
+        return ((first, self.ready(self.held[first : first + size])) for first in range(0, len(self.held), size))
+
 
 def softmax_average(
-    query: Tensor, keys: Stored, values: Stored | None, gamma: float | Tensor, size: int
+    query: Tensor, keys: Stored, values: Stored | None, gamma: float | Tensor, plan: Plan
 ) -> tuple[Tensor, Tensor]:
     """log Σ exp(s/γ), (R,), and the softmax average of the values, (R, V), for scores s = query · keys.
 
@@ -33,9 +45,9 @@ def softmax_average(
         keys: (N, D).
         values: (N, V); without them the average has width 0.
         gamma: the temperature, one number.
-        size: rows of keys and values that are read at a time.
+        plan: how many queries are worked on, and rows of keys and values are read, at a time.
     """
-    task = _Task(keys.ready, None if values is None else values.ready, size)
+    task = _Task(keys.ready, None if values is None else values.ready, plan)
     number = torch.as_tensor(gamma, dtype=query.dtype, device=query.device).reshape(())
     tensors = (query, keys.held, keys.held.new_empty(len(keys.held), 0) if values is None else values.held, number)
     if tracks_forward() or torch.compiler.is_compiling():
@@ -47,10 +59,11 @@ def softmax_average(
 class _Task(NamedTuple):
     key: Callable[[Tensor], Tensor]
     value: Callable[[Tensor], Tensor] | None
-    size: int
+    plan: Plan
 
     def chunks(self, count: int) -> Iterator[slice]:
-        return (slice(first, min(first + self.size, count)) for first in range(0, count, self.size))
+        size = self.plan.columns
+        return (slice(first, min(first + size, count)) for first in range(0, count, size))
 
     def read(self, keys: Tensor, values: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """A chunk of keys and values, ready for products."""
@@ -73,7 +86,7 @@ class _Softmax(torch.autograd.Function):
         mean = query.new_zeros(len(query), 0 if task.value is None else values.shape[1])
         for here in task.chunks(len(keys)):
             key, value = task.read(keys[here], values[here], query)
-            for rows in row_groups(len(query), len(key)):
+            for rows in task.plan.groups(len(query)):
                 scores = query[rows] @ key.T / gamma
                 p = torch.softmax(scores, -1)
                 # Of the chunk, log Σ exp: the largest weight is that of the largest score.
@@ -103,7 +116,7 @@ class _Softmax(torch.autograd.Function):
             key, value = ctx.task.read(*raw, query)
             for_key = torch.zeros_like(key) if to_keys is not None else None
             for_value = torch.zeros_like(value) if to_values is not None else None
-            for rows in row_groups(len(query), len(key)):
+            for rows in ctx.task.plan.groups(len(query)):
                 q, g = query[rows], to_mean[rows]
                 scores = q @ key.T / gamma
                 p = (scores - log[rows].unsqueeze(-1)).exp()

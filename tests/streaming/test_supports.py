@@ -1,7 +1,7 @@
 """Attention over lists of supports: chunks, threads, memory, second derivatives, and what cannot be listed."""
 
-import importlib
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -9,59 +9,59 @@ from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.testing import assert_close
 
-from fenchel import Gini, Norm, Shannon, Tsallis, attention, lean
+from fenchel import Gini, Norm, Shannon, Tsallis, attention, kernels
+from fenchel.regularizers.tsallis import TSALLIS
+from fenchel.streaming import Plan, dot_product, supports, using
+from watch import Largest
 
-module = importlib.import_module("fenchel.attention")
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 
 
 @pytest.fixture(autouse=True)
-def _lean(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LEAN", 0)
+def _by_supports() -> Iterator[None]:
+    with using(Plan("supports")):
+        yield
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(shape, dtype=dtype).requires_grad_()
 
 
-def results(monkeypatch: pytest.MonkeyPatch, least: int, inputs: tuple[Tensor, ...], **options: object) -> list[Tensor]:
-    """Output and gradients with lists from so many scores on."""
-    monkeypatch.setattr(module, "LEAN", least)
-    output = attention(*inputs, **options)
-    direction = torch.arange(output.numel(), dtype=output.dtype).reshape(output.shape).cos()
-    return [output.detach(), *torch.autograd.grad(output, inputs, direction)]
+def results(plan: Plan, inputs: tuple[Tensor, ...], **options: object) -> list[Tensor]:
+    """Output and gradients by a plan."""
+    with using(plan):
+        output = attention(*inputs, **options)
+        direction = torch.arange(output.numel(), dtype=output.dtype).reshape(output.shape).cos()
+        return [output.detach(), *torch.autograd.grad(output, inputs, direction)]
 
 
-def agree(monkeypatch: pytest.MonkeyPatch, inputs: tuple[Tensor, ...], **options: object) -> None:
-    assert_close(results(monkeypatch, 0, inputs, **options), results(monkeypatch, 1 << 60, inputs, **options), **EXACT)
+def agree(inputs: tuple[Tensor, ...], plan: Plan = Plan("supports"), **options: object) -> None:  # noqa: B008
+    assert_close(results(plan, inputs, **options), results(Plan("dense"), inputs, **options), **EXACT)
 
 
-@pytest.mark.parametrize("chunk", [1, 64, 1000, 1 << 21])
+@pytest.mark.parametrize("rows", [1, 16, 24, 1 << 16])
 @pytest.mark.parametrize("causal", [False, True])
-def test_chunks_do_not_matter(monkeypatch: pytest.MonkeyPatch, chunk: int, causal: bool) -> None:
-    monkeypatch.setattr(lean, "CHUNK", chunk)
-    monkeypatch.setattr(lean, "WIDE", chunk)
-    agree(monkeypatch, (randn(3, 40, 6), randn(3, 50, 6), randn(3, 50, 70)), is_causal=causal)
-    agree(monkeypatch, (randn(2, 4, 3, 6), randn(2, 2, 50, 6), randn(2, 2, 50, 5)), is_causal=causal)
+def test_blocks_do_not_matter(rows: int, causal: bool) -> None:
+    plan = Plan("supports", rows=rows)
+    agree((randn(3, 40, 6), randn(3, 50, 6), randn(3, 50, 70)), plan, is_causal=causal)
+    agree((randn(2, 4, 3, 6), randn(2, 2, 50, 6), randn(2, 2, 50, 5)), plan, is_causal=causal)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 1.0])
-def test_supports_that_are_not_kept_are_made_again(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    """By lists all, some chunks, and none."""
-    monkeypatch.setattr(lean, "SPARSE", share)
-    monkeypatch.setattr(lean, "CHUNK", 10 * 600)
-    monkeypatch.setattr(lean, "WIDE", 10 * 600)
+def test_supports_that_are_not_kept_are_made_again(share: float) -> None:
+    """By lists none, some blocks, and all."""
+    plan = Plan("supports", rows=16, share=share)
     query = randn(2, 30, 4)
     query = (query * torch.linspace(0.1, 5, 30, dtype=query.dtype).unsqueeze(-1)).detach().requires_grad_()
     inputs = (query, randn(2, 600, 4), randn(2, 600, 3))
-    agree(monkeypatch, inputs, omega=Tsallis(1.4))
-    agree(monkeypatch, inputs, omega=Tsallis(2.0), is_causal=True)
-    agree(monkeypatch, inputs, omega=Tsallis(1.5), attn_mask=torch.rand(30, 600) < 0.5)
+    agree(inputs, plan, omega=Tsallis(1.4))
+    agree(inputs, plan, omega=Tsallis(2.0), is_causal=True)
+    agree(inputs, plan, omega=Tsallis(1.5), attn_mask=torch.rand(30, 600) < 0.5)
 
 
-def test_flat_scores_have_wide_supports_and_stay_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flat_scores_have_wide_supports_and_stay_exact() -> None:
     query, key, value = randn(2, 9, 4), randn(2, 1500, 4), randn(2, 1500, 3)
-    agree(monkeypatch, (query, key, value), scale=1e-3)
+    agree((query, key, value), scale=1e-3)
     weights = attention(query, key, value, scale=1e-3, return_weights="sparse")[1]
     assert weights.values().numel() > 0.9 * 2 * 9 * 1500
 
@@ -82,7 +82,7 @@ def test_derivatives_of_first_and_second_order(options: dict) -> None:
     gradgradcheck(lambda *t: attention(*t, **options), inputs)
 
 
-def test_alpha_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alpha_is_learned() -> None:
     inputs = randn(2, 4, 3, 2), randn(2, 2, 5, 2), randn(2, 2, 5, 2)
     alpha = torch.tensor([1.3, 1.5, 1.8, 1.99], dtype=torch.float64).view(4, 1, 1).requires_grad_()
     call = lambda a, *t: attention(*t, Tsallis(a), is_causal=True)  # noqa: E731
@@ -114,7 +114,7 @@ def test_dropout_is_the_same_in_both_passes() -> None:
     assert_close(mean, attention(query, key, value).detach(), atol=0.1, rtol=0)
 
 
-def test_a_score_that_is_not_finite_spoils_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_score_that_is_not_finite_spoils_its_own_row() -> None:
     query, key, value = randn(3, 4), randn(5, 4), randn(5, 2)
     with torch.no_grad():
         query[1, 2] = torch.nan
@@ -123,8 +123,8 @@ def test_a_score_that_is_not_finite_spoils_its_own_row(monkeypatch: pytest.Monke
     assert not output[[0, 2]].isnan().any()
     output, weights = attention(query, key, value, return_weights="sparse")
     assert weights.to_dense()[1].isnan().all()
-    monkeypatch.setattr(module, "LEAN", 1 << 60)
-    assert_close(output, attention(query, key, value), equal_nan=True, **EXACT)
+    with using(Plan("dense")):
+        assert_close(output, attention(query, key, value), equal_nan=True, **EXACT)
 
 
 def test_forward_mode_is_right() -> None:
@@ -139,24 +139,17 @@ def test_forward_mode_is_right() -> None:
 
 @pytest.mark.parametrize("share", [0.0, 1 / 16])
 def test_no_matrix_of_queries_and_keys_is_held(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    seen = []
-    original = lean._Pass.scores
-
-    def watch(self: lean._Pass, chunk: lean.Chunk) -> object:
-        scores = original(self, chunk)
-        seen.append(self._room.numel())
-        assert len(chunk.rows) < 1000
-        return scores
-
-    monkeypatch.setattr(lean._Pass, "scores", watch)
-    monkeypatch.setattr(lean, "CHUNK", 1 << 16)
-    monkeypatch.setattr(lean, "WIDE", 1 << 16)
-    monkeypatch.setattr(lean, "SPARSE", share)
+    # Kernels may work although we look on.
+    monkeypatch.setattr("fenchel._torch._get_current_dispatch_mode", lambda: None)
     query, key, value = (torch.randn(2, 1000, 8, requires_grad=True) for _ in range(3))
-    attention(query, key, value, is_causal=True).sum().backward()
-    attention(query, key, value, attn_mask=torch.rand(1000, 1000) < 0.5).sum().backward()
-    assert seen
-    assert max(seen) <= 1 << 16
+    mask = torch.rand(1000) < 0.5
+    for options in ({"is_causal": True}, {"attn_mask": mask}):
+        with using(Plan("supports", rows=64, share=share)), Largest() as seen:
+            attention(query, key, value, **options).sum().backward()
+        assert 8000 <= seen.elements <= 2 * 64 * 1000
+        with using(Plan("dense")), Largest() as seen:
+            attention(query, key, value, **options).sum().backward()
+        assert seen.elements == 2 * 1000 * 1000
 
 
 def test_rows_are_the_same_to_the_bit_whatever_the_threads() -> None:
@@ -175,15 +168,15 @@ def test_rows_are_the_same_to_the_bit_whatever_the_threads() -> None:
 
 def _lists(inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What the loops make of given scores; the product that gives these is torch's."""
-    task = lean.Task(300, False, None, 0.0, lambda *_: (_[0], _[0]))
-    work = lean._Pass(*inputs, 1.5, task)
+    task = supports.Task(TSALLIS, Plan("supports"), 300, False, None, 0.0, lambda *_: (_[0], _[0]))
+    work = supports._Pass(*inputs, 1.5, task)
     output, found = work.forward(keep=True)
-    return [output, *work.backward(found, torch.ones_like(output), output.new_empty(0), False)[:3]]
+    return [output, *work.backward(found, torch.ones_like(output), None, False)[:3]]
 
 
-def test_keys_and_values_may_be_grouped_differently(monkeypatch: pytest.MonkeyPatch) -> None:
-    agree(monkeypatch, (randn(1, 4, 3, 8), randn(1, 2, 5, 8), randn(1, 4, 5, 8)))
-    agree(monkeypatch, (randn(1, 8, 3, 8), randn(1, 2, 5, 8), randn(1, 4, 5, 8)))
+def test_keys_and_values_may_be_grouped_differently() -> None:
+    agree((randn(1, 4, 3, 8), randn(1, 2, 5, 8), randn(1, 4, 5, 8)))
+    agree((randn(1, 8, 3, 8), randn(1, 2, 5, 8), randn(1, 4, 5, 8)))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -201,7 +194,7 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("lists")
 
-    monkeypatch.setattr(module, "attend", refuse)
+    monkeypatch.setattr(dot_product, "attend", refuse)
     query, key, value = randn(3, 4), randn(5, 4), randn(5, 2)
     for omega in (Shannon(), Norm(2.0), Tsallis(3.0), Tsallis(0.9)):
         attention(query, key, value, omega)
@@ -214,14 +207,21 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(query, key, value)
 
 
-@pytest.mark.parametrize(("heads", "queries", "keys", "listed"), [(2048, 1, 64, False), (8, 1, 32768, True)])
-def test_many_heads_of_few_scores_are_no_work_for_lists(
-    heads: int, queries: int, keys: int, listed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()  # the bounds as they are
-    seen: list[int] = []
-    attend = module.attend
-    monkeypatch.setattr(module, "attend", lambda *given: seen.append(1) or attend(*given))
-    with torch.no_grad():
-        attention(*(torch.randn(heads, length, 4) for length in (queries, keys, keys)))
-    assert bool(seen) is listed
+def test_how_many_rows_there_are_does_not_decide_how_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[int] = []
+    attend = kernels.find("attend", "tsallis", (1.5,))
+
+    def spy(*args: Tensor, **options: object) -> object:
+        called.append(1)
+        return attend(*args, **options)
+
+    remove = kernels.register("attend", "tsallis", spy)
+    try:
+        for keys, listed in ((64, False), (255, False), (256, True), (32768, True)):
+            for heads, queries in ((1, 1), (8, 1), (3, 40)):
+                called.clear()
+                with torch.no_grad(), using(None):
+                    attention(*(torch.randn(heads, length, 4) for length in (queries, keys, keys)))
+                assert bool(called) is listed
+    finally:
+        remove()

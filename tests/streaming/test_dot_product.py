@@ -1,8 +1,8 @@
 """Attention: scaled_dot_product_attention for Shannon, a loop over queries for every other regularizer."""
 
-import importlib
 import math
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, attention
+from fenchel.streaming import Plan, using
 
 sdpa = F.scaled_dot_product_attention
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -23,12 +24,14 @@ OMEGAS = [Gini(), Tsallis(1.5), Tsallis(1.2), Tsallis(3), Norm(2), 0.5 * Tsallis
 every_sparse_omega = pytest.mark.parametrize("omega", OMEGAS, ids=lambda o: str(o).replace("\n", ""))
 
 
-@pytest.fixture(autouse=True, params=["dense", "lean", "parts"])
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+PLANS = {"dense": Plan("dense"), "supports": Plan("supports"), "parts": Plan("parts", rows=8)}
+
+
+@pytest.fixture(autouse=True, params=PLANS)
+def _path(request: pytest.FixtureRequest) -> Iterator[None]:
     """Everything thrice: with a matrix of weights, with lists of supports where these can be used, by few queries."""
-    module = importlib.import_module("fenchel.attention")
-    monkeypatch.setattr(module, "LEAN", 0 if request.param == "lean" else 1 << 60)
-    monkeypatch.setattr(module, "PART", 8 if request.param == "parts" else 1 << 60)
+    with using(PLANS[request.param]):
+        yield
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -6,7 +6,8 @@ import contextlib
 import math
 import warnings
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from dataclasses import replace
+from typing import Literal, overload
 
 import numpy as np
 import torch
@@ -14,21 +15,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fenchel import kernels
 from fenchel._torch import concrete, recomputed, tracks_forward
-from fenchel.lean import ROWS, SPARSE, WIDE, NotFiniteError, Task, attend
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.custom import Custom
 from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, broadcasts, parameter_rows
-from fenchel.regularizers.tsallis import TSALLIS, Tsallis
-
-LEAN = 1 << 16
-"""From this many scores on, supports alone are worked on where that can be done; below, a matrix is faster."""
-
-
-PART = 1 << 19
-"""Scores that are held at a time where there are more than so many, and no supports to work on."""
+from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming.plan import Needs, Plan, Shapes, plan
+from fenchel.streaming.supports import NotListedError, Task, attend, joined
 
 
 @overload
@@ -84,8 +77,8 @@ def attention(
     A query whose keys are all masked gets zeros.
 
     A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
-    supports alone (on the CPU), any other Ω but ``Custom`` on some queries at a time, which are computed again in the
-    backward pass.
+    supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
+    computed again in the backward pass.
 
     Args:
         query: (…, L, E).
@@ -137,16 +130,33 @@ def attention(
             f"attn_mask must broadcast to the scores, (…, L, S): it has shape {tuple(attn_mask.shape)}, "
             f"the scores {tuple(shape)}"
         )
-    lean = _lean(query, key, value, omega, attn_mask, return_weights, shape)
-    if lean is not None:
-        with contextlib.suppress(NotFiniteError):
-            return _by_supports(query, key, value, *lean, shape, attn_mask, is_causal, scale, dropout_p, return_weights)
+    shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(batch))
+    exact = torch.promote_types(query.dtype, torch.float32)
+    needs = Needs(
+        "attend",
+        exact,
+        formula=return_weights is True
+        or 0 in (*query.shape, *key.shape, *value.shape)
+        or (attn_mask is not None and attn_mask.requires_grad)
+        or tracks_forward()
+        or not concrete(query, key, value),
+        causal=is_causal,
+        lists=_same_heads(key, value),
+        random=dropout_p > 0,
+    )
+    chosen = plan(omega, shapes, query.device, needs)
+    if chosen.method == "supports":
+        with contextlib.suppress(NotListedError):
+            return _by_supports(
+                query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p, return_weights, chosen
+            )
+        chosen = plan(omega, shapes, query.device, replace(needs, lists=False))
     key, value = _share_heads(query, key), _share_heads(query, value)
-    if not return_weights and _parted(omega, query, key, value, attn_mask, is_causal, dropout_p, shape):
-        return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape)
+    if chosen.method == "parts" and not return_weights:
+        return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
     if is_causal:
         attn_mask = _causal(range(shape[-2]), shape[-1], query)
-    output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p)
+    output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p, chosen.share)
     if not return_weights:
         return output
     if return_weights == "sparse":
@@ -164,6 +174,7 @@ def _plain(
     attn_mask: Tensor | None,
     scale: float,
     dropout_p: float,
+    share: float,
 ) -> tuple[Tensor, Tensor]:
     """Output and weights by the formula, for heads that are not shared.
 
@@ -178,59 +189,34 @@ def _plain(
         scores = scores.expand(_broadcast(scores.shape, mask.shape))
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
     weights = omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores
-    output = _combine(F.dropout(weights, dropout_p) if dropout_p else weights, value.to(exact))
+    output = _average(F.dropout(weights, dropout_p) if dropout_p else weights, value.to(exact), share)
     return output.to(query.dtype), weights.to(query.dtype)
 
 
-def _combine(weights: Tensor, value: Tensor) -> Tensor:
-    """weights @ value; by the support alone where that is small, and nothing keeps the weights for a derivative."""
+def _average(weights: Tensor, value: Tensor, share: float) -> Tensor:
+    """weights @ value; by the entries with weight alone where these are sparse and nothing is differentiated."""
     tensors = (weights, value)
-    if weights.numel() < PART or not weights.is_cpu or not concrete(*tensors) or tracks_forward():
+    keys, depth = value.shape[-2:]
+    if keys < 256 or not weights.is_cpu or weights.shape[:-2] != value.shape[:-2] or tracks_forward():
         return weights @ value
-    if math.prod(weights.shape[:-2]) != 1 or weights.shape[:-2] != value.shape[:-2]:
+    if not concrete(*tensors) or (torch.is_grad_enabled() and any(t.requires_grad for t in tensors)):
         return weights @ value
-    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+    if int(torch.count_nonzero(weights)) > share * weights.numel():
         return weights @ value
-    if weights.dtype not in (torch.float32, torch.float64) or weights.dtype != value.dtype:
-        return weights @ value
-    if int(torch.count_nonzero(weights)) > SPARSE * weights.numel():
-        return weights @ value
-    *batch, rows, keys = weights.shape
-    flat = weights.reshape(rows, keys)
+    flat = weights.reshape(-1, keys)
     row, place = flat.nonzero(as_tuple=True)
-    offsets = torch.searchsorted(row, torch.arange(rows, device=row.device))
-    chosen = value.reshape(keys, value.shape[-1])
-    output = F.embedding_bag(place, chosen, offsets, mode="sum", per_sample_weights=flat[row, place])
-    return output.reshape(*batch, rows, value.shape[-1])
+    offsets = torch.searchsorted(row, torch.arange(len(flat), device=row.device))
+    entries, table = flat[row, place], value.reshape(-1, depth)
+    if weights.dim() > 2:
+        place = place + row // weights.shape[-2] * keys
+    output = F.embedding_bag(place, table, offsets, mode="sum", per_sample_weights=entries)
+    return output.reshape(*weights.shape[:-1], depth)
 
 
 def _causal(rows: range, keys: int, like: Tensor) -> Tensor:
     """Which keys the queries of these rows may see."""
     place = torch.arange(rows.start, rows.stop, device=like.device)
     return place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
-
-
-def _parted(
-    omega: Regularizer,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    dropout_p: float,
-    shape: Sequence[int],
-) -> bool:
-    """Whether the scores are too many to be held, and can be made for some queries at a time."""
-    if math.prod(shape) <= PART or tracks_forward() or not concrete(query, key, value):
-        return False
-    if dropout_p and not query.is_cpu:
-        return False
-    held = [*omega.parameters(), *omega.buffers()]
-    if any(isinstance(each, Custom) for each in omega.modules()) or any(t.dim() > 1 and t.shape[-2] > 1 for t in held):
-        return False  # parameters of single queries would have to be parted too
-    if is_causal and any(t.dim() > 0 and t.shape[-1] > 1 for t in held):
-        return False  # and those of single keys
-    return attn_mask is None or not attn_mask.requires_grad
 
 
 def _by_parts(
@@ -243,12 +229,14 @@ def _by_parts(
     scale: float,
     dropout_p: float,
     shape: Sequence[int],
+    chosen: Plan,
 ) -> Tensor:
     """The formula for some queries at a time; what it takes to differentiate it is computed again when it is needed."""
     *batch, length, keys = shape
-    scores = max(math.prod(batch) * keys, 1)
-    # A product of few rows takes as long as to read all keys: rather hold more.
-    size = max(PART // scores, min(ROWS, WIDE // scores), 1)
+    dtype = query.dtype
+    # Before the parts: the gradients of keys and values are sums over them.
+    query, key, value = (t.to(torch.promote_types(dtype, torch.float32)) for t in (query, key, value))
+    size = max(chosen.rows // max(math.prod(batch), 1), 1)
     held = dict([*omega.named_parameters(), *omega.named_buffers()])
     learned = {name: tensor for name, tensor in held.items() if tensor.requires_grad}
     parts = []
@@ -264,10 +252,10 @@ def _by_parts(
 
         def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, mask: Tensor | None = mask) -> Tensor:
             chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
-            return _plain(q, k, v, chooser, mask, scale, dropout_p)[0]
+            return _plain(q, k, v, chooser, mask, scale, dropout_p, chosen.share)[0]
 
         parts.append(recomputed(part, *arguments, *learned.values(), random=bool(dropout_p)))
-    return torch.cat(parts, dim=-2)
+    return torch.cat(parts, dim=-2).to(dtype)
 
 
 class _With(nn.Module):
@@ -286,47 +274,24 @@ class _With(nn.Module):
         return self.omega.argmax(scores, dim=dim, mask=mask)
 
 
-def _lean(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer,
-    attn_mask: Tensor | None,
-    return_weights: bool | str,
-    shape: Sequence[int],
-) -> tuple[Parameter, float] | None:
-    """Alpha and a temperature if the supports alone can be worked on, in compiled code; else None."""
-    omega, gamma = omega.canonical()
-    if omega.name != "tsallis" or isinstance(gamma, Tensor) or return_weights is True:
-        return None
-    if gamma < 1e-4 or not _same_heads(key, value):  # scores could overflow; heads are joined by one grouping alone
-        return None
-    if math.prod(shape) < LEAN or 0 in (*query.shape, *key.shape, *value.shape) or tracks_forward():
-        return None
-    if math.prod(shape[-2:]) < LEAN // 64:  # many heads of few scores: a matrix is no larger than keys and values
-        return None
-    if not kernels.reachable(query, key, value):
-        return None
-    if attn_mask is not None and attn_mask.requires_grad:
-        return None
-    alpha: Any = omega.parameter
-    return None if kernels.find("attend", "tsallis", (alpha,)) is None else (alpha, gamma)
-
-
 def _by_supports(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    alpha: Parameter,
-    gamma: float,
+    omega: Regularizer,
     shape: Sequence[int],
     attn_mask: Tensor | None,
     is_causal: bool,
     scale: float,
     dropout_p: float,
     return_weights: bool | str,
+    chosen: Plan,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """Attention that works on supports alone: heads that share keys are joined to one with more rows."""
+    base, gamma = omega.canonical()
+    rule, parameter, name = base.rule, base.parameter, base.parameter_name
+    assert rule is not None
+    assert parameter is not None
     *batch, length, keys = shape
     dtype = query.dtype
     exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
@@ -340,21 +305,21 @@ def _by_supports(
     rows = groups * length
     q = (query.to(exact) * (scale / gamma)).expand(*batch, length, query.shape[-1]).reshape(heads, rows, -1)
     k, v = (t.to(exact).expand(*outer, *t.shape[-2:]).reshape(heads, keys, -1) for t in (key, value))
-    if isinstance(alpha, Tensor):
-        parameter_rows(alpha, "alpha", q.new_empty(()).expand(shape), -1)  # for its checks
-        alpha = alpha.to(exact).expand(*batch, length, 1).reshape(heads, rows)
+    if isinstance(parameter, Tensor):
+        parameter_rows(parameter, name, q.new_empty(()).expand(shape), -1)  # for its checks
+        parameter = parameter.to(exact).expand(*batch, length, 1).reshape(heads, rows)
 
     full: Tensor | None = None
     if attn_mask is not None:
         full = attn_mask if attn_mask.dtype == torch.bool else attn_mask.to(exact) / gamma
         full = full.expand(shape).reshape(*outer, groups, length, keys) if groups > 1 else full.expand(shape)
 
-    def mask_rows(head: int, chosen: range) -> Tensor:
+    def mask_rows(head: int, some: range) -> Tensor:
         assert full is not None
         place = [int(i) for i in np.unravel_index(head, outer)] if outer else []
         here = full[tuple(place)]
-        number = torch.arange(chosen.start, chosen.stop, device="cpu")
-        return here[number // length, number % length] if groups > 1 else here[chosen.start : chosen.stop]
+        number = torch.arange(some.start, some.stop, device=here.device)
+        return here[number // length, number % length] if groups > 1 else here[some.start : some.stop]
 
     def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-2, -1)
@@ -365,12 +330,13 @@ def _by_supports(
             stacked = full.reshape(heads, rows, keys)
             mask = stacked if stacked.dtype == torch.bool else None
             scores = scores if mask is not None else scores + stacked
-        weights = TSALLIS.choose(scores, -1, mask, "alpha", a.unsqueeze(-1) if isinstance(a, Tensor) else a)
+        weights = rule.choose(scores, -1, mask, name, a.unsqueeze(-1) if isinstance(a, Tensor) else a)
         return (weights if factors is None else weights * factors) @ v, weights
 
     sparse = return_weights == "sparse"
-    task = Task(length, is_causal, None if full is None else mask_rows, dropout_p, dense, sparse)
-    output, weights = attend(q, k, v, alpha, task)
+    mask = None if full is None else mask_rows
+    task = Task(rule, chosen, length, is_causal, mask, dropout_p, dense, sparse)
+    output, weights = attend(q, k, v, parameter, task)
     output = output.reshape(*batch, length, -1).to(dtype)
     return (output, _csr(task, weights.to(dtype), (heads * rows, keys))) if sparse else output
 
@@ -386,13 +352,10 @@ def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 def _csr(task: Task, weights: Tensor, shape: tuple[int, int]) -> Tensor:
     """The supports of all rows as one CSR matrix."""
-    starts = np.concatenate([[0], np.cumsum(np.concatenate([np.diff(each.starts) for each in task.lists]))])
-    columns = np.concatenate([each.indices for each in task.lists]).astype(np.int64)
+    supports = joined(task.found)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(
-            torch.from_numpy(starts), torch.from_numpy(columns), weights, shape, check_invariants=False
-        )
+        return torch.sparse_csr_tensor(supports.starts, supports.indices.long(), weights, shape, check_invariants=False)
 
 
 def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
@@ -440,7 +403,7 @@ def _check_parameters(omega: Regularizer, shape: Sequence[int]) -> None:
     if len(shape) < 3 or shape[-3] == 1:
         return
     for each in omega.modules():
-        if not isinstance(each, Regularizer) or isinstance(each, Custom):
+        if not isinstance(each, Regularizer) or each.parameter_shape is None:
             continue
         for name, tensor in [*each.named_parameters(recurse=False), *each.named_buffers(recurse=False)]:
             if tuple(tensor.shape) == (shape[-3], 1):

@@ -1,0 +1,216 @@
+"""The plan of an engine: its method, the size of its blocks, and up to which share of entries supports are sparse.
+
+Every engine of this room asks ``plan``, and no other file has such numbers. How many rows there are decides how many
+blocks there are; it never decides which algorithm computes a row.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fenchel import kernels
+from fenchel.regularizers.base import Regularizer
+
+Method = Literal["dense", "parts", "supports"]
+Step = Literal["attend", "linear_class_loss", "recall", "energy"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How scores are computed, block by block.
+
+    Args:
+        method: ``"dense"``: all scores are held. ``"parts"``: those of some rows at a time, or of some patterns at a
+            time where partial results can be merged; they are computed again for derivatives. ``"supports"``: those of
+            some rows at a time, of which the entries with weight are kept.
+        rows: rows of a block of scores, those of all heads counted.
+        columns: patterns or classes of a block of scores, where these are not all read at once.
+        share: the share of a block's scores up to which its supports are sparse, and are worked on as lists.
+        tile: products of matrices have multiples of so many rows. BLAS takes other paths for fewer rows, and for the
+            rows that are left over: the last digits of a row would depend on how many others there are.
+        entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
+            order however long the longest list is.
+    """
+
+    method: Method = "dense"
+    rows: int = 128
+    columns: int = 1 << 12
+    share: float = 1 / 16
+    tile: int = 8
+    entries: int = 64
+
+    @property
+    def held(self) -> int:
+        """Entries of a block."""
+        return self.rows * self.columns
+
+    def groups(self, count: int) -> Iterator[slice]:
+        """Blocks of so many rows, whole tiles; one block if there are no rows."""
+        size = max(-(-self.rows // self.tile), 1) * self.tile
+        return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The sizes of a problem.
+
+    Args:
+        rows: queries of a head, or tokens.
+        columns: keys, patterns or classes.
+        width: of queries and values together.
+        heads: how many such matrices of scores there are.
+    """
+
+    rows: int
+    columns: int
+    width: int
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What is asked of an engine.
+
+    Args:
+        step: what it computes.
+        dtype: of the scores.
+        formula: whether nothing but the plain formula will do: weights are handed out, the mask is learned, or somebody
+            looks on (forward mode, ``torch.func``, graphs).
+        causal: whether a query sees a part of the keys.
+        lists: whether supports can be kept as lists: not if keys and values are shared by different groups of query
+            heads, or weights are NaN.
+        random: whether weights are dropped at random.
+        by_chunks: whether patterns must be read some at a time.
+        columns: how many of them, if that is fixed.
+    """
+
+    step: Step
+    dtype: torch.dtype = torch.float32
+    formula: bool = False
+    causal: bool = False
+    lists: bool = True
+    random: bool = False
+    by_chunks: bool = False
+    columns: int | None = None
+
+
+_given: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", default=None)
+
+
+@contextlib.contextmanager
+def using(plan: Plan | None) -> Iterator[None]:
+    """Work by a plan of one's own, as tests do; where its method cannot serve, by the formula. None ends that.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.streaming import Plan, using
+        >>> x = torch.eye(3)
+        >>> with using(Plan("supports", rows=2)):
+        ...     fenchel.attention(x, x, x, scale=4.0)
+        tensor([[1., 0., 0.],
+                [0., 1., 0.],
+                [0., 0., 1.]])
+    """
+    token = _given.set(plan)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
+    """The plan for a problem.
+
+    Args:
+        omega: the regularizer, which is asked whether it has a level below which nothing has mass (``line``), whether
+            partial results can be merged (``associative``), and what varies from row to row (``parameter_shape``).
+        shapes: the sizes.
+        device: of the tensors.
+        needs: what is asked for.
+    """
+    if needs.formula and needs.step == "attend":
+        return Plan("dense")  # first of all: in graphs nothing else can be asked
+    given = _given.get()
+    if needs.step in ("recall", "energy"):
+        return _of_patterns(omega, shapes, needs, given)
+    if needs.step == "linear_class_loss":
+        return _of_tokens(shapes) if given is None else given
+    methods = _methods(omega, device, needs)
+    if given is not None:
+        return given if given.method in methods else replace(given, method="dense")
+    return _of_queries(shapes, methods)
+
+
+def _of_queries(shapes: Shapes, methods: set[Method]) -> Plan:
+    """Attention: supports from 256 keys on, below which a matrix is faster; else the formula."""
+    keys = max(shapes.columns, 1)
+    wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
+    if "supports" in methods and keys >= 256:
+        return Plan("supports", rows=max((1 << 21) // keys, min(128, wide), 16) // 8 * 8)
+    rows = max((1 << 19) // keys, min(128 * shapes.heads, wide))
+    # A matrix that is hardly larger than queries and outputs may as well be held.
+    if "parts" in methods and keys > shapes.width and shapes.heads * shapes.rows > rows:
+        return Plan("parts", rows=rows)
+    return Plan("dense")
+
+
+def _methods(omega: Regularizer, device: torch.device, needs: Needs) -> set[Method]:
+    """The methods by which attention can be computed."""
+    methods: set[Method] = {"dense"}
+    shape = omega.parameter_shape
+    # Parameters of single queries, or of keys that not all queries see, would have to be parted too.
+    each = shape is None or (len(shape) > 1 and shape[-2] > 1) or (needs.causal and len(shape) > 0 and shape[-1] > 1)
+    if not each and not (needs.random and device.type != "cpu"):
+        methods.add("parts")
+    base, gamma = omega.canonical()
+    cold = isinstance(gamma, Tensor) or gamma < 1e-4  # scores over the temperature could overflow
+    if base.name is not None and not cold and needs.lists:
+        like = torch.empty(0, dtype=needs.dtype, device=device)
+        if kernels.find("attend", base.name, (base.parameter,), like) is not None:
+            methods.add("supports")
+    return methods
+
+
+def _of_tokens(shapes: Shapes) -> Plan:
+    """Output layers: a sixteenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
+
+    Gradients are made of the supports of many tokens at once, sorted by class, which pays up to a larger share than
+    for attention.
+    """
+    share = max(16, min(-(-shapes.rows // 16), 512), (1 << 16) // shapes.columns)
+    return Plan("supports", rows=max(1, min(share, shapes.rows)), share=0.15)
+
+
+def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:
+    """Memories: all scores of some queries; from 2¹³ patterns on, or where they are read by chunks, one pass."""
+    base, _ = omega.canonical()
+    one_pass: Method | None = None
+    if base.associative:
+        one_pass = "parts"
+    elif base.line(torch.zeros(1, device="cpu")) is not None:
+        one_pass = "supports"
+    if needs.by_chunks and one_pass is None:
+        raise ValueError(
+            "chunk_size, and patterns in a file, go with an Ω that can be computed in one pass, such as entmax with "
+            f"alpha > 1, normmax, k_subsets and softmax; omega is {omega}: leave chunk_size out and pass the patterns "
+            "as a tensor"
+        )
+    count, columns = shapes.columns, needs.columns
+    if given is not None:
+        method = one_pass if one_pass is not None and (needs.by_chunks or given.method == one_pass) else "dense"
+        return replace(given, method=method, columns=given.columns if columns is None else columns)
+    large = needs.step == "recall" and one_pass == "supports" and count >= 1 << 13
+    if one_pass is not None and (needs.by_chunks or large):
+        columns = (1 << 12) if columns is None else columns
+        return Plan(one_pass, rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
+    if needs.step == "energy":
+        return Plan("dense", rows=max((1 << 22) // count // 8, 1) * 8, columns=count)
+    tile = 8 * min(max((1 << 12) // count, 1), 16)  # as large as costs little
+    return Plan("dense", rows=max((1 << 18) // count // tile, 1) * tile, columns=count, tile=tile)

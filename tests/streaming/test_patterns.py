@@ -1,0 +1,103 @@
+"""Passes over stored patterns: one Ω in any spelling, and one algorithm per row, whatever the plan and the batch."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import fenchel
+from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Oscar, Shannon, SparseMAP, Tsallis
+from fenchel.hopfield import Memory
+from fenchel.hopfield.margins import margin
+from fenchel.regularizers import Regularizer
+from fenchel.streaming import Plan, using
+from fenchel.structures import Subsets
+
+SPELLINGS = {
+    "Tsallis": Tsallis(2.0),
+    "scaled": 1.0 * (1.0 * Gini()),
+    "Fused": Fused(0.0),
+    "Oscar": Oscar(0.0),
+    "KSubsets": KSubsets(1),
+    "Capped": Capped(1.0),
+    "SparseMAP": SparseMAP(Subsets(1)),
+}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("chunk_size", [None, 7])
+@pytest.mark.parametrize("name", SPELLINGS)
+def test_one_omega_in_any_spelling_is_one_memory(name: str, chunk_size: int | None) -> None:
+    x, queries = normal(30, 4), normal(5, 4, seed=1)
+    memory, expected = Memory(x, SPELLINGS[name], 1.3, chunk_size), Memory(x, Gini(), 1.3)
+    for method in ("energy", "step", "weights"):
+        assert_close(getattr(memory, method)(queries), getattr(expected, method)(queries), atol=1e-12, rtol=1e-12)
+    found = memory.retrieve(queries)
+    assert_close(found.state, expected.retrieve(queries).state, atol=1e-10, rtol=1e-10)
+    assert_close(memory.certify().radius, expected.certify().radius, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", SPELLINGS)
+@pytest.mark.parametrize("method", ["dense", "parts", "supports"])
+def test_one_omega_in_any_spelling_is_one_attention(name: str, method: str) -> None:
+    query, key, value = normal(6, 4), normal(9, 4, seed=1), normal(9, 3, seed=2)
+    expected = fenchel.attention(query, key, value, Gini())
+    with using(Plan(method, rows=4)):
+        assert_close(fenchel.attention(query, key, value, SPELLINGS[name]), expected, atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("omega", [Tsallis(1.5), Norm(3.0), KSubsets(3), Capped(0.4), 0.5 * Gini(), Hard()], ids=str)
+@pytest.mark.parametrize("plan", [Plan("supports", rows=8, columns=16, entries=4), Plan("dense", rows=8)], ids=str)
+def test_a_plan_changes_nothing(omega: Regularizer, plan: Plan) -> None:
+    x, queries = normal(200, 3), normal(20, 3, seed=1)
+    queries[4], queries[9, 0] = 0.0, math.nan
+    memory = Memory(x, omega, 1.5)
+    scores = 1.5 * queries @ x.T
+    expected = omega.argmax(scores) @ x
+    with using(plan):
+        state, weights = memory.step(queries), memory.weights(queries)
+    assert_close(state, expected, atol=1e-9, rtol=1e-9, equal_nan=True)
+    assert_close(weights, omega.argmax(scores), atol=1e-9, rtol=1e-9, equal_nan=True)
+
+
+def test_forward_mode_goes_through_a_pass() -> None:
+    x, queries, direction = normal(60, 3), normal(4, 3, seed=1), normal(4, 3, seed=2)
+    for omega in (Tsallis(1.5), Norm(2.0), Shannon()):
+        memory, whole = Memory(x, omega, 1.2, chunk_size=9), lambda q, omega=omega: omega.argmax(1.2 * q @ x.T) @ x
+        _, ours = torch.func.jvp(memory.step, (queries,), (direction,))
+        _, theirs = torch.func.jvp(whole, (queries,), (direction,))
+        assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("omega", "expected"),
+    [
+        (Tsallis(1.5), lambda c: 2 * c**-0.5),
+        (0.3 * Gini(), lambda c: 0.3 / c),
+        (Norm(3.0), lambda c: c ** (1 / 3 - 1)),
+        (Norm(math.inf), lambda c: 1 / c),
+        (KSubsets(1), lambda c: 1 / c),
+        (Hard(), lambda c: 0 * c),
+        (Shannon(), lambda c: c * math.inf),
+    ],
+    ids=str,
+)
+def test_the_lead_that_copies_need(omega: Regularizer, expected) -> None:
+    copies = torch.tensor([1, 2, 2, 7])
+    found = margin(omega, copies)
+    assert_close(found, expected(copies.double()), atol=1e-12, rtol=1e-12)
+    for count, lead in zip(copies.tolist(), found.tolist(), strict=True):
+        for offset, alone in ((1e-6, True), (-1e-6, False)):
+            if 0 < lead < math.inf:
+                others = omega.argmax(torch.tensor([0.0] * count + [-lead - offset] * 3, dtype=torch.float64))[count:]
+                assert bool((others == 0).all()) is alone
+
+
+def test_the_lead_of_copies_is_not_known_for_several_choices_at_once() -> None:
+    for omega in (KSubsets(2), Fused(0.1), SparseMAP(Subsets(2))):
+        assert margin(omega, torch.ones(3)) is None
