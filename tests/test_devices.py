@@ -59,7 +59,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "output": lambda s: fenchel.linear_entmax_loss(s, ROWS, TARGET),
     "attention": lambda s: fenchel.attention(HEADS + s.sum(), HEADS, HEADS, is_causal=True),
     "attention with weights": lambda s: fenchel.attention(HEADS + s.sum(), HEADS, HEADS, return_weights=True)[0],
-    "lean attention": lambda s: fenchel.attention(LONG + s.sum(), LONG, LONG, is_causal=True),
+    "attention by supports": lambda s: fenchel.attention(LONG + s.sum(), LONG, LONG, is_causal=True),
     "chain": lambda s: LinearChain(STATES + s.sum(), STEP).marginals,
     "dtw": lambda s: dtw(SERIES + s.sum(), SERIES),
     "barycenter": lambda s: barycenter(SERIES, steps=2) + 0 * s.sum(),

@@ -1,4 +1,4 @@
-"""The table of kernels: a back end from outside the package is reached by maps and losses, and by nothing else."""
+"""The table of kernels: a back end from outside is reached by maps, losses, attention, memories and output layers."""
 
 from collections.abc import Callable, Iterator
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 import fenchel
 from fenchel import kernels
+from fenchel.streaming import Plan, using
 
 
 class Numpy:
@@ -37,13 +38,70 @@ class Numpy:
         y = torch.nn.functional.one_hot(index, z.shape[-1])
         return (p * z).sum(-1) - (p.square().sum(-1) - 1) / 2 - (y * z).sum(-1), p - y
 
+    def attend(
+        self, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, mask, seen, dropout, most, room
+    ) -> tuple[Tensor, ...] | None:
+        self.calls.append("attend")
+        keys = key.shape[1] if seen is None else int(seen.max())
+        scores = np.einsum("hre,hse->hrs", query.numpy(), key.numpy()[:, :keys])
+        if seen is not None:
+            scores[:, np.arange(keys) >= seen.numpy()[:, None]] = -np.inf
+        if mask is not None:
+            scores = np.where(mask.numpy(), scores, -np.inf)
+        weights = self.argmax(torch.from_numpy(scores), alpha).numpy()
+        assert dropout == 0
+        if np.count_nonzero(weights) > most:
+            return None
+        _, _, indices = weights.nonzero()
+        starts = np.concatenate([[0], (weights > 0).reshape(-1, keys).sum(-1).cumsum()])
+        output = np.einsum("hrs,hsd->hrd", weights, value.numpy()[:, :keys])
+        found = output, starts, indices.astype(np.int32), weights[weights > 0], np.empty(0)
+        return tuple(map(torch.from_numpy, found))
+
+    def attend_backward(
+        self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, supports, to_weights, **to
+    ) -> tuple[Tensor, None]:
+        self.calls.append("attend_backward")
+        starts, indices, weights, _ = supports
+        heads, rows, _ = query.shape
+        to_query = torch.zeros_like(query)
+        for row in range(heads * rows):
+            h, r = divmod(row, rows)
+            at = indices[starts[row] : starts[row + 1]].long()
+            p = weights[starts[row] : starts[row + 1]]
+            slope = value[h, at] @ grad[h, r]
+            slope = slope - slope.mean()
+            to_query[h, r] = slope @ key[h, at]
+            to["to_key"][h].index_add_(0, at, slope.outer(query[h, r]))
+            to["to_value"][h].index_add_(0, at, p.outer(grad[h, r]))
+        return to_query, None
+
+    def linear_class_loss(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        index: Tensor,
+        alpha: float,
+        *,
+        rates,
+        most,
+        room,
+        **_,
+    ) -> tuple[Tensor, None]:
+        self.calls.append("linear_class_loss")
+        losses, residual = self.class_loss(hidden @ weight.T + (0 if bias is None else bias), index, True, alpha)
+        if rates is not None:
+            room[: len(hidden)] = rates.unsqueeze(-1) * residual
+        return losses, None
+
 
 @pytest.fixture
 def back_end() -> Iterator[Numpy]:
     own = Numpy()
     removers = [
         kernels.register(step, "tsallis", getattr(own, step), dtypes=(torch.float64,), ranges=((2.0, 2.0),))
-        for step in ("argmax", "product", "class_loss")
+        for step in ("argmax", "product", "class_loss", "attend", "attend_backward", "linear_class_loss")
     ]
     yield own
     for remove in removers:
@@ -94,6 +152,48 @@ def test_a_back_end_serves_dynamic_programs() -> None:
     finally:
         remove()
     assert torch.equal(found, fenchel.dp.LinearChain(unary, step, omega=0.5 * fenchel.Gini()).marginals)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("share", [1.0, 0.0])
+def test_a_back_end_serves_attention(back_end: Numpy, is_causal: bool, share: float) -> None:
+    inputs = [torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (30, 40, 40)]
+    plan = Plan("supports", rows=16, share=share)
+
+    def run(plan: Plan) -> list[Tensor]:
+        with using(plan):
+            output = fenchel.attention(*inputs, fenchel.Gini(), is_causal=is_causal)
+            return [output.detach(), *torch.autograd.grad(output.sin().sum(), inputs)]
+
+    found = run(plan)
+    listed = {"attend", "attend_backward"} if share else {"attend", "product"}
+    assert listed <= set(back_end.calls)
+    back_end.calls.clear()
+    torch.testing.assert_close(found, run(Plan("dense")), atol=1e-12, rtol=1e-12)
+    assert "attend" not in back_end.calls
+
+
+def test_a_back_end_serves_modules_memories_and_output_layers(back_end: Numpy) -> None:
+    layer = fenchel.nn.MultiheadAttention(6, 2, batch_first=True, dtype=torch.float64, omega=fenchel.Gini())
+    x = torch.randn(1, 300, 6, dtype=torch.float64)
+    padding = torch.zeros(1, 300, dtype=torch.bool)
+    padding[0, -20:] = True
+    output, _ = layer(x, x, x, need_weights=False, key_padding_mask=padding, is_causal=True)
+    assert "attend" in back_end.calls
+    torch.testing.assert_close(output, layer(x, x, x, key_padding_mask=padding, is_causal=True)[0])
+    back_end.calls.clear()
+    memory = fenchel.hopfield.Memory(torch.nn.Parameter(x[0]), fenchel.Gini())
+    memory.step(x[0, :5])
+    assert "attend" in back_end.calls
+    back_end.calls.clear()
+    hidden, weight = x[0].clone().requires_grad_(), torch.randn(50, 6, dtype=torch.float64)
+    target = torch.randint(50, (300,))
+    loss = fenchel.linear_entmax_loss(hidden, weight, target, alpha=2.0)
+    assert "linear_class_loss" in back_end.calls
+    expected = fenchel.sparsemax_loss(hidden @ weight.T, target)
+    torch.testing.assert_close(loss, expected)
+    slopes = [torch.autograd.grad(each, hidden)[0] for each in (loss, expected)]
+    torch.testing.assert_close(*slopes)
 
 
 def test_a_back_end_serves_what_it_was_registered_for_and_no_more(back_end: Numpy) -> None:

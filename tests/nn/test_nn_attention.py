@@ -17,6 +17,8 @@ from torch.testing import assert_close
 import fenchel
 from fenchel import Gini, Norm, Regularizer, Shannon, Tsallis
 from fenchel.nn import MultiheadAttention
+from fenchel.streaming import Plan, using
+from watch import Largest
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 WIDTH, HEADS, BATCH, TARGETS, SOURCES = 8, 2, 3, 4, 5
@@ -493,3 +495,29 @@ def test_scores_beyond_half_precision_are_as_in_float64(omega: Regularizer, auto
     assert found.dtype == torch.float16
     assert weights.isfinite().all()
     assert_close(found.double(), expected, atol=0.5, rtol=1e-3)  # half a unit in the last place of 600
+
+
+@pytest.mark.parametrize("omega", [Tsallis(1.5), Shannon()], ids=str)
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_without_weights_no_matrix_of_them_is_made(
+    omega: Regularizer, padded: bool, is_causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = 1500
+    layer = MultiheadAttention(8, 2, batch_first=True, omega=omega)
+    x = torch.randn(1, length, 8, requires_grad=True)
+    padding = torch.zeros(1, length, dtype=torch.bool)
+    padding[0, -7:] = True
+    options = {"key_padding_mask": padding if padded else None, "is_causal": is_causal}
+    expected, weights = layer(x, x, x, average_attn_weights=False, **options)
+    slope = torch.autograd.grad(expected.sum(), x)[0]
+    assert weights.shape == (1, 2, length, length)
+    monkeypatch.setattr("fenchel._torch._get_current_dispatch_mode", lambda: None)  # kernels may work while we watch
+    plan = Plan("supports" if omega.alpha > 1 else "parts", rows=128)
+    with Largest() as seen, using(plan):
+        output, none = layer(x, x, x, need_weights=False, **options)
+        ours = torch.autograd.grad(output.sum(), x)[0]
+    assert none is None
+    assert seen.elements <= 2 * 128 * length
+    assert_close(output, expected, atol=1e-5, rtol=1e-4)
+    assert_close(ours, slope, atol=1e-5, rtol=1e-4)

@@ -39,7 +39,9 @@ from fenchel.seq2seq import (
     saving,
     train,
 )
+from fenchel.streaming import Plan, using
 from fenchel.structures import Subsets
+from watch import Largest
 
 LETTERS = Vocabulary("abcdef")
 PAIRS = [Pair(tuple("abc"), tuple("fed")), Pair(tuple("a"), tuple("bb")), Pair(tuple("fedcba"), ())]
@@ -348,3 +350,21 @@ def test_a_folder_without_a_whole_model_is_told(change: Callable[[dict[str, Any]
     (tmp_path / "model.json").write_text(json.dumps(settings), encoding="utf-8")
     with pytest.raises(ValueError, match="does not have a whole Recurrent"):
         Seq2Seq.load(tmp_path)
+
+
+def test_training_a_transformer_makes_no_matrix_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, length = transformer(), 700
+    pair = Pair(tuple("abcdef"[i % 6] for i in range(length)), tuple("abcdef"[i % 5] for i in range(length - 1)))
+    batch = collate([pair, Pair(pair.source[:80], pair.target[:500])], LETTERS, LETTERS)
+    model.eval()  # without dropout
+    with using(Plan("dense")), Largest() as seen:
+        expected = model(batch)
+    assert seen.elements >= 2 * 2 * length * length
+    monkeypatch.setattr("fenchel._torch._get_current_dispatch_mode", lambda: None)  # kernels may work while we watch
+    with using(Plan("supports", rows=64)), Largest() as seen:
+        loss = model(batch)
+        loss.backward()
+    assert seen.elements <= 2 * 64 * length
+    assert torch.allclose(loss, expected, atol=1e-5)
+    weights = model.decode(model.encode(batch.source), batch.inputs)[1]
+    assert weights.shape == (2, length, length)

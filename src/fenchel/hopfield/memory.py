@@ -385,8 +385,8 @@ class Memory(nn.Module):
             recalled = streams.recall(self._scaled(exact), keys, values, self.omega, self._plan("recall", exact))
         else:  # attention keeps little for the derivative
             held = self._stored("patterns", rows).all()
-            values = held if name == "patterns" else self._stored(name, rows).all()
-            recalled = update(rows, held, values, self.omega, self._beta(rows))
+            what = held if name == "patterns" else self._stored(name, rows).all()
+            recalled = update(rows, held, what, self.omega, self._beta(rows))
         return recalled[:count].to(rows.dtype).reshape(*query.shape[:-1], getattr(self, name).shape[1])
 
     def _plain(self, rows: Tensor) -> bool:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from fenchel._torch import nested_from_mask
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
-from fenchel.streaming.dot_product import attention
+from fenchel.streaming.dot_product import masked_attention
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -22,7 +22,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Masks are torch's: True in a boolean ``attn_mask`` or ``key_padding_mask`` means *may not attend*; a float mask is
     added. A query that may attend to nothing gets zero weights. ``is_causal`` works with and without ``attn_mask``.
-    The weights that are returned are those before dropout.
+    The weights that are returned are those before dropout; with ``need_weights=False`` no matrix of them is made, and
+    long inputs take little memory, as in :func:`fenchel.attention`.
 
     Example:
         >>> import torch, fenchel
@@ -111,26 +112,34 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif not self.batch_first:
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
 
-        mask = self._merge(query, key, attn_mask, key_padding_mask, is_causal)
+        appended = self.bias_k is not None or self.add_zero_attn
+        if is_causal and attn_mask is None and appended:  # every query sees what is appended
+            attn_mask = torch.ones(query.shape[1], key.shape[1], dtype=torch.bool, device=query.device).triu(1)
+        is_causal = is_causal and attn_mask is None
+        mask = self._merge(query, key, attn_mask, key_padding_mask)
         query, key, value = (self._split(x) for x in self._append(*self._project(query, key, value)))
-        if mask is not None:
-            mask = F.pad(mask, (0, key.shape[-2] - mask.shape[-1]))
-        output, weights = attention(
+        if mask is not None and appended:
+            mask = F.pad(mask, (0, key.shape[-2] - mask.shape[-1]), value=1.0 if mask.dtype == torch.bool else 0.0)
+        dropout = self.dropout if self.training else 0.0
+        result = masked_attention(
             query,
             key,
             value,
             self.omega,
             attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            return_weights=True,
+            is_causal=is_causal,
+            dropout_p=dropout,
+            return_weights=need_weights,
         )
+        output, weights = result if need_weights else (result, None)
         output = self.out_proj(output.transpose(1, 2).flatten(-2))
-        weights = weights.mean(1) if average_attn_weights and need_weights else weights
+        if weights is not None and average_attn_weights:
+            weights = weights.mean(1)
         if not batched:
-            output, weights = output.squeeze(0), weights.squeeze(0)
+            output, weights = output.squeeze(0), None if weights is None else weights.squeeze(0)
         elif not self.batch_first:
             output = output.transpose(0, 1)
-        return output, weights if need_weights else None
+        return output, weights
 
     def _forward_nested(
         self, query: Tensor, key: Tensor, value: Tensor, need_weights: bool, average_attn_weights: bool
@@ -171,34 +180,37 @@ class MultiheadAttention(nn.MultiheadAttention):
         """(batch, length, width) as (batch, heads, length, width of a head)."""
         return x.reshape(*x.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
 
-    def _merge(
-        self, query: Tensor, key: Tensor, attn_mask: Tensor | None, padding: Tensor | None, is_causal: bool
-    ) -> Tensor | None:
-        """One float mask, broadcasting to (batch, heads, L, S), to be added to the scores."""
+    def _merge(self, query: Tensor, key: Tensor, attn_mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+        """One mask, broadcasting to (batch, heads, L, S): boolean (True = takes part), or to be added to the scores."""
         batch, targets, sources = query.shape[0], query.shape[1], key.shape[1]
         dtype = torch.promote_types(query.dtype, torch.float32)  # that of the scores
-        if is_causal and attn_mask is None:
-            attn_mask = torch.ones(targets, sources, dtype=torch.bool, device=query.device).triu(1)
         if attn_mask is not None:
             expected = {2: (targets, sources), 3: (batch * self.num_heads, targets, sources)}
             if tuple(attn_mask.shape) != expected.get(attn_mask.dim()):
                 raise ValueError(
                     f"attn_mask must have shape {expected[2]} or {expected[3]}, got {tuple(attn_mask.shape)}"
                 )
-            attn_mask = _additive(attn_mask, dtype, "attn_mask")
+            attn_mask = _takes_part(attn_mask, dtype, "attn_mask")
             if attn_mask.dim() == 3:
                 attn_mask = attn_mask.reshape(batch, self.num_heads, targets, sources)
         if padding is None:
             return attn_mask
         if tuple(padding.shape) != (batch, sources):
             raise ValueError(f"key_padding_mask must have shape {(batch, sources)}, got {tuple(padding.shape)}")
-        padding = _additive(padding, dtype, "key_padding_mask")[:, None, None, :]
-        return padding if attn_mask is None else attn_mask + padding
+        padding = _takes_part(padding, dtype, "key_padding_mask")[:, None, None, :]
+        if attn_mask is None:
+            return padding
+        if attn_mask.dtype == padding.dtype == torch.bool:
+            return attn_mask & padding
+        if attn_mask.dtype == torch.bool:
+            attn_mask, padding = padding, attn_mask
+        return torch.where(padding, attn_mask, -torch.inf) if padding.dtype == torch.bool else attn_mask + padding
 
 
-def _additive(mask: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+def _takes_part(mask: Tensor, dtype: torch.dtype, name: str) -> Tensor:
+    """A mask of torch's layers as ``fenchel.attention`` takes it."""
     if mask.dtype == torch.bool:
-        return torch.zeros_like(mask, dtype=dtype).masked_fill(mask, -torch.inf)
+        return ~mask
     if not mask.is_floating_point():
         raise TypeError(f"{name} must be boolean (True = may not attend) or floating point, got {mask.dtype}")
     return mask.to(dtype)

@@ -78,6 +78,10 @@ class Seq2Seq(nn.Module):
         """Hidden states (B, T, width) for known inputs (B, T), and their attention (B, T, J) to the source."""
         raise NotImplementedError
 
+    def hidden_states(self, state: Any, inputs: Tensor) -> Tensor:
+        """Hidden states as ``decode`` gives them, where their attention is not needed."""
+        return self.decode(state, inputs)[0]
+
     def advance(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
         """Hidden states (N, width) after one more token (N,) each, and the states after it."""
         raise NotImplementedError
@@ -90,7 +94,7 @@ class Seq2Seq(nn.Module):
 
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch, a mean over symbols."""
-        hidden, _ = self.decode(self.encode(batch.source.to(self.device)), batch.inputs.to(self.device))
+        hidden = self.hidden_states(self.encode(batch.source.to(self.device)), batch.inputs.to(self.device))
         return self.loss(hidden, batch.targets.to(self.device))
 
     def loss(self, hidden: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:

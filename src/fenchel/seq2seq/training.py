@@ -225,7 +225,7 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
     loss, right, tokens, targets = 0.0, 0, 0, 0
     for batch in batches:
         numbers = batch.targets.to(model.device)
-        hidden, _ = model.decode(model.encode(batch.source.to(model.device)), batch.inputs.to(model.device))
+        hidden = model.hidden_states(model.encode(batch.source.to(model.device)), batch.inputs.to(model.device))
         loss += float(model.loss(hidden, numbers, "sum"))
         hit = (model.output(hidden).argmax(-1) == numbers) | (numbers == IGNORED)
         right += int(hit.all(1).sum())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
 from fenchel.seq2seq.model import Seq2Seq, check_depth
 from fenchel.seq2seq.vocabulary import Vocabulary
-from fenchel.streaming.dot_product import attention as attend
+from fenchel.streaming.dot_product import masked_attention
 
 Seen = tuple[Tensor, Tensor]
 """Keys and values, (N, heads, length, width of a head)."""
@@ -51,10 +51,15 @@ class _Attention(MultiheadAttention):
         _, key, value = self._project(x[:, :0], x, x)
         return self._split(key), self._split(value)
 
-    def look(self, x: Tensor, seen: Seen, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        """What states x attend to, and the weights, (N, heads, length of x, length of seen)."""
+    def look(
+        self, x: Tensor, seen: Seen, mask: Tensor | None, is_causal: bool = False, need_weights: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """What states x attend to, and the weights, (N, heads, length of x, length of seen), if they are needed."""
         query, _, _ = self._project(x, x[:, :0], x[:, :0])
-        output, weights = attend(self._split(query), *seen, self.omega, attn_mask=mask, return_weights=True)
+        result = masked_attention(
+            self._split(query), *seen, self.omega, attn_mask=mask, is_causal=is_causal, return_weights=need_weights
+        )
+        output, weights = result if need_weights else (result, None)
         return self.out_proj(output.transpose(1, 2).flatten(-2)), weights
 
 
@@ -70,7 +75,14 @@ class _Layer(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, before: Seen | None = None, read: Seen | None = None, bar: Any = None
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        before: Seen | None = None,
+        read: Seen | None = None,
+        read_mask: Tensor | None = None,
+        is_causal: bool = False,
+        need_weights: bool = False,
     ) -> tuple[Tensor, Seen, Tensor | None]:
         """States after the layer, keys and values of all that was written so far, and the attention to the source."""
         norms = iter(self.norms)
@@ -78,10 +90,10 @@ class _Layer(nn.Module):
         seen = self.own.see(y)
         if before is not None:
             seen = torch.cat([before[0], seen[0]], 2), torch.cat([before[1], seen[1]], 2)
-        x = x + self.dropout(self.own.look(y, seen, mask)[0])
+        x = x + self.dropout(self.own.look(y, seen, mask, is_causal)[0])
         weights = None
         if self.cross is not None and read is not None:
-            y, weights = self.cross.look(next(norms)(x), read, bar)
+            y, weights = self.cross.look(next(norms)(x), read, read_mask, need_weights=need_weights)
             x = x + self.dropout(y)
         y = self.outer(self.dropout(F.relu(self.inner(next(norms)(x)))))
         return x + self.dropout(y), seen, weights
@@ -164,10 +176,15 @@ class Transformer(Seq2Seq):
 
     def decode(self, state: State, inputs: Tensor) -> tuple[Tensor, Tensor]:
         hidden, weights, _ = self._written(inputs, state)
+        assert weights is not None
         return hidden, weights
+
+    def hidden_states(self, state: State, inputs: Tensor) -> Tensor:
+        return self._written(inputs, state, need_weights=False)[0]
 
     def advance(self, tokens: Tensor, state: State) -> tuple[Tensor, State]:
         hidden, weights, written = self._written(tokens.unsqueeze(1), state)
+        assert weights is not None
         return hidden[:, -1], State(state.mask, state.read, written, weights[:, -1])
 
     def reorder(self, state: State, index: Tensor) -> State:
@@ -178,17 +195,22 @@ class Transformer(Seq2Seq):
 
         return State(state.mask[index], chosen(state.read), chosen(state.written), state.attention[index])
 
-    def _written(self, inputs: Tensor, state: State) -> tuple[Tensor, Tensor, tuple[Seen, ...]]:
+    def _written(
+        self, inputs: Tensor, state: State, need_weights: bool = True
+    ) -> tuple[Tensor, Tensor | None, tuple[Seen, ...]]:
         """States of inputs (N, T) that follow what was written, their attention to the source, all keys and values."""
         past = state.written[0][0].shape[2]
         x = self._placed(self.target_embedding(inputs), past)
         length = inputs.shape[1]
-        causal = torch.ones(length, past + length, dtype=torch.bool, device=x.device).tril(past) if length > 1 else None
+        mask = None
+        if past and length > 1:
+            mask = torch.ones(length, past + length, dtype=torch.bool, device=x.device).tril(past)
         written = []
-        for layer, before, read in zip(self.decoder, state.written, state.read, strict=True):
-            x, seen, weights = layer(x, causal, before, read, state.mask[:, None, None, :])
+        for number, (layer, before, read) in enumerate(zip(self.decoder, state.written, state.read, strict=True), 1):
+            shown = need_weights and number == len(self.decoder)
+            x, seen, weights = layer(x, mask, before, read, state.mask[:, None, None, :], not past, shown)
             written.append(seen)
-        return self.norms[1](x), weights.mean(1), tuple(written)
+        return self.norms[1](x), None if weights is None else weights.mean(1), tuple(written)
 
     def _placed(self, embedded: Tensor, first: int) -> Tensor:
         """Embeddings and their places, by sines of many wavelengths."""

@@ -7,7 +7,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import torch
@@ -104,21 +104,51 @@ def attention(
         (torch.Size([2, 5, 8]), torch.Size([2, 5, 5]), True)
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
+    if is_causal and attn_mask is not None:
+        raise ValueError("attn_mask must be None when is_causal is True")
+    result: Tensor | tuple[Tensor, Tensor] = masked_attention(
+        query,
+        key,
+        value,
+        omega,
+        attn_mask=attn_mask,
+        is_causal=is_causal,
+        scale=scale,
+        dropout_p=dropout_p,
+        return_weights=return_weights,
+    )
+    return result
+
+
+def masked_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    omega: Regularizer,
+    *,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    return_weights: bool | Literal["sparse"] = False,
+) -> Any:
+    """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
     _check_tensors(query, key, value)
     if (half := autocast_dtype(query.device)) is not None:
+        query, key, value = (as_autocast(t, half) for t in (query, key, value))
         with torch.autocast(query.device.type, enabled=False):
-            return attention(
-                as_autocast(query, half),
-                as_autocast(key, half),
-                as_autocast(value, half),
+            return masked_attention(
+                query,
+                key,
+                value,
                 omega,
                 attn_mask=attn_mask,
                 is_causal=is_causal,
                 scale=scale,
                 dropout_p=dropout_p,
-                return_weights=return_weights,  # type: ignore[arg-type]
+                return_weights=return_weights,
             )
-    _check(query, key, value, attn_mask, is_causal, dropout_p, return_weights)
+    _check(query, key, value, attn_mask, dropout_p, return_weights)
     _check_heads(query, key, "key")
     _check_heads(query, value, "value")
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
@@ -154,8 +184,7 @@ def attention(
     key, value = _share_heads(query, key), _share_heads(query, value)
     if chosen.method == "parts" and not return_weights:
         return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
-    if is_causal:
-        attn_mask = _causal(range(shape[-2]), shape[-1], query)
+    attn_mask = _rows_of_mask(range(shape[-2]), shape[-1], attn_mask, is_causal, query)
     output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p, chosen.share)
     if not return_weights:
         return output
@@ -213,10 +242,18 @@ def _average(weights: Tensor, value: Tensor, share: float) -> Tensor:
     return output.reshape(*weights.shape[:-1], depth)
 
 
-def _causal(rows: range, keys: int, like: Tensor) -> Tensor:
-    """Which keys the queries of these rows may see."""
+def _rows_of_mask(rows: range, keys: int, mask: Tensor | None, is_causal: bool, like: Tensor) -> Tensor | None:
+    """What the queries of these rows may see of the first keys: rows of the mask, causal or not."""
+    if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
+        mask = mask[..., rows.start : rows.stop, :]
+    if not is_causal:
+        return mask
     place = torch.arange(rows.start, rows.stop, device=like.device)
-    return place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
+    seen = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
+    if mask is None:
+        return seen
+    mask = mask[..., :keys]
+    return mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, -torch.inf)
 
 
 def _by_parts(
@@ -243,11 +280,7 @@ def _by_parts(
     for first in range(0, length, size):
         rows = range(first, min(first + size, length))
         seen = min(rows.stop, keys) if is_causal else keys
-        mask = attn_mask
-        if is_causal:
-            mask = _causal(rows, seen, query)
-        elif mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
-            mask = mask[..., rows.start : rows.stop, :]
+        mask = _rows_of_mask(rows, seen, attn_mask, is_causal, query)
         arguments = (query[..., rows.start : rows.stop, :], key[..., :seen, :], value[..., :seen, :])
 
         def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, mask: Tensor | None = mask) -> Tensor:
@@ -323,13 +356,12 @@ def _by_supports(
 
     def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> tuple[Tensor, Tensor]:
         scores = q @ k.transpose(-2, -1)
-        mask = None
+        mask = None if full is None else full.reshape(heads, rows, keys)
         if is_causal:
-            mask = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril().repeat(groups, 1)
-        elif full is not None:
-            stacked = full.reshape(heads, rows, keys)
-            mask = stacked if stacked.dtype == torch.bool else None
-            scores = scores if mask is not None else scores + stacked
+            seen = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril().repeat(groups, 1)
+            scores = torch.where(seen, scores, -torch.inf)
+        if mask is not None and mask.dtype != torch.bool:
+            scores, mask = scores + mask, None
         weights = rule.choose(scores, -1, mask, name, a.unsqueeze(-1) if isinstance(a, Tensor) else a)
         return (weights if factors is None else weights * factors) @ v, weights
 
@@ -371,7 +403,6 @@ def _check(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
-    is_causal: bool,
     dropout_p: float,
     return_weights: bool | str,
 ) -> None:
@@ -384,8 +415,6 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    if is_causal and attn_mask is not None:
-        raise ValueError("attn_mask must be None when is_causal is True")
     if attn_mask is not None and not isinstance(attn_mask, Tensor):
         raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
     if attn_mask is not None:
@@ -403,10 +432,10 @@ def _check_parameters(omega: Regularizer, shape: Sequence[int]) -> None:
     if len(shape) < 3 or shape[-3] == 1:
         return
     for each in omega.modules():
-        if not isinstance(each, Regularizer) or each.parameter_shape is None:
+        if not isinstance(each, Regularizer):
             continue
         for name, tensor in [*each.named_parameters(recurse=False), *each.named_buffers(recurse=False)]:
-            if tuple(tensor.shape) == (shape[-3], 1):
+            if tuple(tensor.shape) == (shape[-3], 1) and each.parameter_shape is not None:
                 raise ValueError(
                     f"omega must have parameters that broadcast to (…, heads, L, 1): {name} of {type(each).__name__} "
                     f"has shape {tuple(tensor.shape)}, which would be one value per query; for one value per head use "

@@ -323,7 +323,7 @@ def _on_all(query: Tensor, keys: Stored, plan: Plan, function: Function, alike: 
     rows = tiled(query, plan.tile)
     size = max(plan.held // len(keys.held) // plan.tile, 1) * plan.tile
     parts = []
-    for some in rows.split(size):
+    for some in torch.split(rows, size):
         scores = torch.cat([score(some, block) for _, block in keys.blocks(plan.columns)], -1)
         parts.append(function(scores, None, None))
     return torch.cat(parts)[: len(query)]
@@ -339,14 +339,15 @@ def _average(weights: Tensor, place: Tensor, values: Stored, plan: Plan) -> Tens
     most = max(plan.held // width, 1)
 
     def pieces(weights: Tensor, place: Tensor) -> Tensor:
-        pairs = list(zip(weights.split(most, -1), place.split(most, -1), strict=True))
+        pairs = list(zip(torch.split(weights, most, -1), torch.split(place, most, -1), strict=True))
         if len(pairs) == 1:
             return part(weights, values.held, place)
         total: Tensor = sum(_again(part, w, values.held, p) for w, p in pairs)
         return total
 
     size = max(most // max(min(place.shape[1], most), 1), 1)
-    return torch.cat([pieces(*each) for each in zip(weights.split(size), place.split(size), strict=True)])
+    split = zip(torch.split(weights, size), torch.split(place, size), strict=True)
+    return torch.cat([pieces(*each) for each in split])
 
 
 def _average_of_all(weights: Tensor, values: Stored, plan: Plan) -> Tensor:

@@ -142,40 +142,40 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
         return _of_patterns(omega, shapes, needs, given)
     if needs.step == "linear_class_loss":
         return _of_tokens(shapes) if given is None else given
-    methods = _methods(omega, device, needs)
     if given is not None:
-        return given if given.method in methods else replace(given, method="dense")
-    return _of_queries(shapes, methods)
+        return given if _serves(given.method, omega, device, needs) else replace(given, method="dense")
+    return _of_queries(omega, shapes, device, needs)
 
 
-def _of_queries(shapes: Shapes, methods: set[Method]) -> Plan:
+def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
     """Attention: supports from 256 keys on, below which a matrix is faster; else the formula."""
     keys = max(shapes.columns, 1)
     wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
-    if "supports" in methods and keys >= 256:
+    if keys >= 256 and _serves("supports", omega, device, needs):
         return Plan("supports", rows=max((1 << 21) // keys, min(128, wide), 16) // 8 * 8)
     rows = max((1 << 19) // keys, min(128 * shapes.heads, wide))
     # A matrix that is hardly larger than queries and outputs may as well be held.
-    if "parts" in methods and keys > shapes.width and shapes.heads * shapes.rows > rows:
+    large = keys > shapes.width and shapes.heads * shapes.rows > rows
+    if large and _serves("parts", omega, device, needs):
         return Plan("parts", rows=rows)
     return Plan("dense")
 
 
-def _methods(omega: Regularizer, device: torch.device, needs: Needs) -> set[Method]:
-    """The methods by which attention can be computed."""
-    methods: set[Method] = {"dense"}
-    shape = omega.parameter_shape
-    # Parameters of single queries, or of keys that not all queries see, would have to be parted too.
-    each = shape is None or (len(shape) > 1 and shape[-2] > 1) or (needs.causal and len(shape) > 0 and shape[-1] > 1)
-    if not each and not (needs.random and device.type != "cpu"):
-        methods.add("parts")
-    base, gamma = omega.canonical()
-    cold = isinstance(gamma, Tensor) or gamma < 1e-4  # scores over the temperature could overflow
-    if base.name is not None and not cold and needs.lists:
+def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
+    """Whether attention can be computed by a method."""
+    if method == "supports":
+        base, gamma = omega.canonical()
+        if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
+            return False  # scores over so low a temperature could overflow
         like = torch.empty(0, dtype=needs.dtype, device=device)
-        if kernels.find("attend", base.name, (base.parameter,), like) is not None:
-            methods.add("supports")
-    return methods
+        return kernels.find("attend", base.name, (base.parameter,), like) is not None
+    if method == "parts":
+        shape = omega.parameter_shape
+        if shape is None or (needs.random and device.type != "cpu"):
+            return False
+        # Parameters of single queries, or of keys that not all queries see, would have to be parted too.
+        return not (len(shape) > 1 and shape[-2] > 1) and not (needs.causal and len(shape) > 0 and shape[-1] > 1)
+    return True
 
 
 def _of_tokens(shapes: Shapes) -> Plan:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function
+from fenchel._torch import apply_function, tracks
 from fenchel.kernels.products import scores
 from fenchel.regularizers.rowmap import RowMap
 from fenchel.streaming.plan import Plan
@@ -93,8 +93,16 @@ def attend(query: Tensor, key: Tensor, value: Tensor, parameter: float | Tensor,
     Returns the output, and the weights that are not zero, row by row, if the task wants them. Raises NotListedError
     where lists are needed, and a score is NaN or +inf.
     """
+    if not tracks(query, key, value, parameter):
+        output, _ = _Pass(query, key, value, parameter, task).forward(keep=False)
+        return output, _listed(query, task)
     output, weights = apply_function(_Attend, query, key, value, parameter, task)
     return output, weights
+
+
+def _listed(query: Tensor, task: Task) -> Tensor:
+    """The weights of all supports, if they are wanted."""
+    return torch.cat([each.weights for each in task.found]) if task.wants_weights else query.new_empty(0)
 
 
 class NotListedError(Exception):
@@ -282,8 +290,8 @@ class _Pass:
         own: Tensor | None = None
         if learns:
             kernel = kernels.find("pull", self.rule.name, (a,), pulls, p)
-            slopes, own = (self.rule.pull if kernel is None else kernel)(pulls, None, p, a)
-            own = None if own is None else own.squeeze(-1)
+            both: Any = (self.rule.pull if kernel is None else kernel)(pulls, None, p, a)
+            slopes, own = both[0], both[1].squeeze(-1)
         else:
             slopes = self.rule.jacobian(pulls, None, p, a)
         if to[0] is not None:
@@ -300,10 +308,9 @@ class _Attend(torch.autograd.Function):
         ctx.save_for_backward(query, key, value, *((parameter,) if isinstance(parameter, Tensor) else ()))
         ctx.set_materialize_grads(False)
         output, ctx.found = _Pass(query, key, value, parameter, task).forward(keep=any(ctx.needs_input_grad))
-        if task.wants_weights:
-            return output, torch.cat([each.weights for each in task.found])
-        weights = query.new_empty(0)
-        ctx.mark_non_differentiable(weights)
+        weights = _listed(query, task)
+        if not task.wants_weights:
+            ctx.mark_non_differentiable(weights)
         return output, weights
 
     @staticmethod
