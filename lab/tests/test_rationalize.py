@@ -187,7 +187,8 @@ def test_a_folder_with_another_model_or_files_of_its_user_is_left_alone_unless_f
         letters = seq2seq.Vocabulary("ab")
         pairs = [seq2seq.Pair(("a",), ("b",))]
         how = seq2seq.Training(epochs=1)
-        seq2seq.train(seq2seq.Recurrent(letters, letters, 2, 2, 1), pairs, pairs, how, out)
+        small = seq2seq.Recurrent(letters, letters, embedding=2, hidden=2, layers=1)
+        seq2seq.train(small, pairs, pairs, training=how, folder=out)
     else:
         out.mkdir()
         (out / other).write_text("mine", encoding="utf-8")

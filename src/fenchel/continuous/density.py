@@ -306,7 +306,7 @@ class BetaGaussian(Distribution):
 
         self._law.each(check)
 
-    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
+    def integrate(self, function: Callable[[Tensor], Tensor], *, nodes: int = 64, angles: int = 64) -> Tensor:
         """E_p[function(t)]: closed for a ``GaussianBasis``, by quadrature for any other function in D = 1 and 2.
 
         A rule is compared with another of half its nodes. Where they differ by more than 1e-9 (single precision: 1e-5)
@@ -468,7 +468,7 @@ class EllipsoidPower(Distribution):
     def variance(self) -> Tensor:
         return self.axes.square().sum(-1) / (2 * (self.power + 1 + self._half))
 
-    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
+    def integrate(self, function: Callable[[Tensor], Tensor], *, nodes: int = 64, angles: int = 64) -> Tensor:
         """E_p[function(t)] by quadrature, as for ``BetaGaussian``."""
         from fenchel.continuous.integrals import expected_basis
 
