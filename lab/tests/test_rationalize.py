@@ -130,7 +130,7 @@ def test_files_folders_and_options_that_do_not_fit_are_told(model: Path, tmp_pat
     assert "budget must be" in run("train", texts, *out, "--budget", "0")[1]
     assert "a whole number" in run("train", texts, *out, "--budget", "2.5")[1]
     assert "a whole number" in run("train", texts, *out, "--budget", "inf")[1]
-    assert "rate must be positive" in run("train", texts, *out, "--rate=-1")[1]
+    assert "rate must satisfy 0 < rate" in run("train", texts, *out, "--rate=-1")[1]
     (tmp_path / "blank.tsv").write_text("good\t \n", encoding="utf-8")
     assert "no text with words" in run("train", texts, *out, "--validation", str(tmp_path / "blank.tsv"))[1]
     (tmp_path / "two.tsv").write_text("good\tA film.\nbad\tA film.\n", encoding="utf-8")
@@ -237,7 +237,7 @@ def test_a_training_that_diverges_stops_and_saves_nothing(rate: str, tmp_path: P
 @pytest.mark.parametrize("rate", ["inf", "nan", "0", "-1"])
 def test_rates_that_are_none_are_refused(rate: str, tmp_path: Path) -> None:
     code, text = run("train", table(tmp_path), "--out", str(tmp_path / "model"), *SMALL, f"--rate={rate}")
-    assert (code, text) == (2, f"rate must be positive and finite, got {float(rate)}")
+    assert (code, text) == (2, f"rate must satisfy 0 < rate < inf, got {float(rate)}")
 
 
 def test_a_page_of_somebody_else_is_not_overwritten(model: Path, tmp_path: Path) -> None:

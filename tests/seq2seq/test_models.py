@@ -304,7 +304,7 @@ def test_bad_sizes_and_empty_sources_are_told() -> None:
         with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
             kind(LETTERS, LETTERS, layers=0)
         for dropout in (1.0, -0.1):
-            with pytest.raises(ValueError, match=f"dropout must be in .0, 1., got {dropout}"):
+            with pytest.raises(ValueError, match=f"dropout must satisfy 0 <= dropout < 1, got {dropout}"):
                 kind(LETTERS, LETTERS, dropout=dropout)
         for output in (KSubsets(2), 0.5 * KSubsets(2), SparseMAP(Subsets(2))):
             with pytest.raises(ValueError, match="output must choose one symbol at a time"):
