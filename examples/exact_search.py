@@ -13,8 +13,8 @@ pairs = [Pair(tuple(word), tuple(reversed(word))) for word in words]
 
 for name, omega in (("softmax", Shannon()), ("1.5-entmax", Tsallis(1.5))):
     torch.manual_seed(0)
-    model = Recurrent(letters, letters, 8, 16, 1, dropout=0.0, attention=omega, output=omega)
-    train(model, pairs, pairs, Training(epochs=12, batch=8, rate=1e-2))
+    model = Recurrent(letters, letters, embedding=8, hidden=16, layers=1, dropout=0.0, attention=omega, output=omega)
+    train(model, pairs, pairs, training=Training(epochs=12, batch=8, rate=1e-2))
     beams = beam_search(model, words)
     right = sum(model.target.decode(beam.best.tokens) == pair.target for beam, pair in zip(beams, pairs, strict=True))
     exact = sum(beam.exact for beam in beams)

@@ -106,7 +106,11 @@ ZEROS = torch.zeros(2, 3)
         (lambda: _checks.check_floats(ZEROS, "x", 2), ValueError, r"x must have shape \(2,\), got \(2, 3\)"),
         (lambda: _checks.check_floats(ZEROS, "x", "…", "S", "S"), ValueError, r"shape \(…, S, S\), got \(2, 3\)"),
         (lambda: _checks.check_floats(ZEROS[0], "x", "…", "L", 3), ValueError, r"shape \(…, L, 3\), got \(3,\)"),
-        (lambda: _checks.check_floats(ZEROS[:0], "x", "L", 3), ValueError, r"x must not be empty, got shape \(0, 3\)"),
+        (
+            lambda: _checks.check_floats(ZEROS[:0], "x", "L", 3),
+            ValueError,
+            r"shape \(L, 3\) and not be empty, got \(0, 3\)",
+        ),
         (lambda: _checks.check_integers(ZEROS, "y"), TypeError, "y must be a tensor of integers, got torch.float32"),
         (
             lambda: _checks.check_integers(ZEROS.bool(), "y"),

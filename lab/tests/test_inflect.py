@@ -144,8 +144,8 @@ def test_a_bad_table_is_refused_with_the_number_of_the_line(text: str, words: st
     ("options", "words"),
     [
         (["--hidden", "9"], "hidden must be even, got 9"),
-        (["--hidden", "10", "--kind", "transformer"], "width must be a multiple of heads, 4, got 10"),
-        (["--rate", "0"], "rate must be positive and finite, got 0.0"),
+        (["--hidden", "10", "--kind", "transformer"], "width must be a multiple of num_heads, 4, got 10"),
+        (["--rate", "0"], "rate must satisfy 0 < rate < inf, got 0.0"),
         (["--out", "taken"], "taken"),
     ],
 )
@@ -286,7 +286,7 @@ def test_a_training_that_diverges_stops_and_saves_nothing(rate: str, tmp_path: P
 def test_rates_that_are_none_are_refused(rate: str, tmp_path: Path) -> None:
     (tmp_path / "words.tsv").write_text(TABLE, encoding="utf-8")
     code, _, errors = run("train", str(tmp_path / "words.tsv"), "--out", str(tmp_path / "model"), f"--rate={rate}")
-    assert (code, errors) == (2, f"rate must be positive and finite, got {float(rate)}")
+    assert (code, errors) == (2, f"rate must satisfy 0 < rate < inf, got {float(rate)}")
 
 
 def test_a_training_that_was_interrupted_goes_on_to_the_same_model(

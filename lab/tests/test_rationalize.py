@@ -130,7 +130,7 @@ def test_files_folders_and_options_that_do_not_fit_are_told(model: Path, tmp_pat
     assert "budget must be" in run("train", texts, *out, "--budget", "0")[1]
     assert "a whole number" in run("train", texts, *out, "--budget", "2.5")[1]
     assert "a whole number" in run("train", texts, *out, "--budget", "inf")[1]
-    assert "rate must be positive" in run("train", texts, *out, "--rate=-1")[1]
+    assert "rate must satisfy 0 < rate" in run("train", texts, *out, "--rate=-1")[1]
     (tmp_path / "blank.tsv").write_text("good\t \n", encoding="utf-8")
     assert "no text with words" in run("train", texts, *out, "--validation", str(tmp_path / "blank.tsv"))[1]
     (tmp_path / "two.tsv").write_text("good\tA film.\nbad\tA film.\n", encoding="utf-8")
@@ -187,7 +187,8 @@ def test_a_folder_with_another_model_or_files_of_its_user_is_left_alone_unless_f
         letters = seq2seq.Vocabulary("ab")
         pairs = [seq2seq.Pair(("a",), ("b",))]
         how = seq2seq.Training(epochs=1)
-        seq2seq.train(seq2seq.Recurrent(letters, letters, 2, 2, 1), pairs, pairs, how, out)
+        small = seq2seq.Recurrent(letters, letters, embedding=2, hidden=2, layers=1)
+        seq2seq.train(small, pairs, pairs, training=how, folder=out)
     else:
         out.mkdir()
         (out / other).write_text("mine", encoding="utf-8")
@@ -236,7 +237,7 @@ def test_a_training_that_diverges_stops_and_saves_nothing(rate: str, tmp_path: P
 @pytest.mark.parametrize("rate", ["inf", "nan", "0", "-1"])
 def test_rates_that_are_none_are_refused(rate: str, tmp_path: Path) -> None:
     code, text = run("train", table(tmp_path), "--out", str(tmp_path / "model"), *SMALL, f"--rate={rate}")
-    assert (code, text) == (2, f"rate must be positive and finite, got {float(rate)}")
+    assert (code, text) == (2, f"rate must satisfy 0 < rate < inf, got {float(rate)}")
 
 
 def test_a_page_of_somebody_else_is_not_overwritten(model: Path, tmp_path: Path) -> None:

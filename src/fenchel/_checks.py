@@ -205,11 +205,10 @@ def check_shape(value: Tensor, name: str, *sizes: int | str) -> Tensor:
     expected = [
         size if isinstance(size, int) else known.setdefault(size, n) for size, n in zip(own, last, strict=False)
     ]
-    if not fits or list(last) != expected:
+    if not fits or list(last) != expected or 0 in last:
         words = ", ".join(map(str, sizes)) + ("," if len(sizes) == 1 else "")
-        raise ValueError(f"{name} must have shape ({words}), got {shape}")
-    if 0 in last:
-        raise ValueError(f"{name} must not be empty, got shape {shape}")
+        filled = " and not be empty" if 0 in last else ""
+        raise ValueError(f"{name} must have shape ({words}){filled}, got {shape}")
     return value
 
 

@@ -144,13 +144,13 @@ def test_bad_input_is_named() -> None:
     with pytest.raises(ValueError, match="widths"):
         GaussianBasis.line(2, widths=(0.0,))
     basis = GaussianBasis.line(4)
-    with pytest.raises(ValueError, match="must not be empty"):
+    with pytest.raises(ValueError, match="not be empty"):
         basis.fit(torch.zeros(0, 3))
-    with pytest.raises(ValueError, match="must not be empty"):
+    with pytest.raises(ValueError, match="not be empty"):
         basis.regression(torch.zeros(0, 1))
-    with pytest.raises(ValueError, match="ridge must be greater than 0"):
+    with pytest.raises(ValueError, match="ridge must satisfy 0 < ridge < inf, got 0"):
         basis.fit(torch.zeros(3, 2), ridge=0.0)
-    with pytest.raises(ValueError, match="mask must be boolean"):
+    with pytest.raises((TypeError, ValueError), match="mask must"):
         basis.fit(torch.zeros(3, 2), torch.ones(4, dtype=torch.bool))
     with pytest.raises(ValueError, match=r"t must have shape \(…, 1\)"):
         basis(torch.zeros(3, 2))
@@ -180,9 +180,9 @@ def test_copies_do_not_inherit_what_was_kept() -> None:
 
 def test_sizes_that_do_not_fit_are_named() -> None:
     basis = GaussianBasis.line(4)
-    with pytest.raises(ValueError, match=r"mask must be boolean with shape \(…, 5\)"):
+    with pytest.raises(ValueError, match=r"mask must have shape \(…, 5\), got \(4,\)"):
         basis.regression(torch.rand(5, 1), torch.ones(4, dtype=torch.bool))
-    with pytest.raises(ValueError, match="mask must be boolean"):
+    with pytest.raises((TypeError, ValueError), match="mask must"):
         basis.regression(torch.rand(5, 1), torch.ones(5))
     with pytest.raises(ValueError, match="positions must be those of 5 values"):
         basis.fit(torch.randn(5, 3), positions=torch.rand(6, 1))

@@ -24,7 +24,7 @@ D = torch.float64
 @pytest.mark.parametrize("alpha", [1.0, 1.5, 2.0])
 @pytest.mark.parametrize("dim", [1, 2])
 def test_the_context_is_the_expected_value_function(dim: int, alpha: float) -> None:
-    basis = (GaussianBasis.line(8, (0.1, 0.3)) if dim == 1 else GaussianBasis.grid(4, widths=(0.2,))).double()
+    basis = (GaussianBasis.line(8, widths=(0.1, 0.3)) if dim == 1 else GaussianBasis.grid(4, widths=(0.2,))).double()
     shape = (12,) if dim == 1 else (3, 4)
     values = torch.randn(2, 12, 5, dtype=D)
     loc = torch.rand(2, dim, dtype=D)
@@ -40,7 +40,7 @@ def test_the_context_is_the_expected_value_function(dim: int, alpha: float) -> N
 
 
 def test_a_narrow_density_over_a_smooth_signal_reads_it() -> None:
-    basis = GaussianBasis.line(40, (0.03, 0.1)).double()
+    basis = GaussianBasis.line(40, widths=(0.03, 0.1)).double()
     t = ((torch.arange(200) + 0.5) / 200).double()
     values = torch.stack([torch.sin(6 * t), t], -1)
     attention = ContinuousAttention(basis, ridge=1e-6)
@@ -59,9 +59,9 @@ def encoders() -> list[tuple[Encoder, int]]:
     torch.manual_seed(5)
     return [
         (PooledEncoder(6).double(), 0),
-        (PooledEncoder(6, heads=2, components=3).double(), 0),
+        (PooledEncoder(6, num_heads=2, components=3).double(), 0),
         (MatchedEncoder(fenchel.Gini()), 1),
-        (MatchedEncoder(heads=3), 2),
+        (MatchedEncoder(num_heads=3), 2),
         (MatchedEncoder(exact=True), 1),
     ]
 
@@ -70,8 +70,8 @@ def encoders() -> list[tuple[Encoder, int]]:
 def test_padding_and_what_stands_there_do_not_matter(number: int) -> None:
     encoder, kind = encoders()[number]
     values, mask, lengths = padded()
-    attention = ContinuousAttention(GaussianBasis.line(8, (0.1,)).double(), encoder=encoder, combined=kind > 0)
-    heads = encoder.heads
+    attention = ContinuousAttention(GaussianBasis.line(8, widths=(0.1,)).double(), encoder=encoder, combined=kind > 0)
+    heads = encoder.num_heads
     query = [torch.randn(3, 6), torch.randn(3, 9), torch.randn(3, heads, 9)][kind].double()
     spoilt = values.masked_fill(~mask.unsqueeze(-1), torch.nan)
     found = attention(spoilt, query, mask)
@@ -86,8 +86,8 @@ def test_a_row_with_nothing_gives_zeros_and_no_gradient(number: int) -> None:
     encoder, kind = encoders()[number]
     values, mask, _ = padded()
     mask[1] = False
-    attention = ContinuousAttention(GaussianBasis.line(8, (0.1,)).double(), encoder=encoder, combined=kind > 0)
-    query = [torch.randn(3, 6), torch.randn(3, 9), torch.randn(3, encoder.heads, 9)][kind].double().requires_grad_()
+    attention = ContinuousAttention(GaussianBasis.line(8, widths=(0.1,)).double(), encoder=encoder, combined=kind > 0)
+    query = [torch.randn(3, 6), torch.randn(3, 9), torch.randn(3, encoder.num_heads, 9)][kind].double().requires_grad_()
     context = attention(values.requires_grad_(), query, mask)
     assert (context[1] == 0).all()
     grads = torch.autograd.grad(context.square().sum(), (values, query))
@@ -98,7 +98,7 @@ def test_a_row_with_nothing_gives_zeros_and_no_gradient(number: int) -> None:
 def test_moments_of_discrete_attention_make_the_density() -> None:
     scores = torch.randn(4, 10, dtype=D)
     attention = ContinuousAttention(
-        GaussianBasis.line(8, (0.1,)).double(), 2.0, MatchedEncoder(fenchel.Gini(), least=1e-7)
+        GaussianBasis.line(8, widths=(0.1,)).double(), 2.0, MatchedEncoder(fenchel.Gini(), eps=1e-7)
     )
     found = attention.attend(torch.randn(4, 10, 3, dtype=D), scores)
     p = fenchel.sparsemax(scores)
@@ -108,14 +108,14 @@ def test_moments_of_discrete_attention_make_the_density() -> None:
     assert torch.allclose(found.focus.loc.flatten(), mean)
     assert torch.allclose(found.focus.sigma.flatten(), variance + 1e-7)
     assert torch.equal(found.focus.discrete.squeeze(-2), p)
-    exact = ContinuousAttention(attention.basis, 2.0, MatchedEncoder(fenchel.Gini(), least=1e-7, exact=True))
+    exact = ContinuousAttention(attention.basis, 2.0, MatchedEncoder(fenchel.Gini(), eps=1e-7, exact=True))
     density = exact.attend(torch.randn(4, 10, 3, dtype=D), scores).density
     assert torch.allclose(density.variance.flatten(), variance + 1e-7)
 
 
 def test_moments_over_an_image_are_a_covariance() -> None:
     scores = torch.randn(2, 12, dtype=D)
-    attention = ContinuousAttention(GaussianBasis.grid(4).double(), 2.0, MatchedEncoder(least=0.0))
+    attention = ContinuousAttention(GaussianBasis.grid(4).double(), 2.0, MatchedEncoder(eps=0.0))
     focus = attention.attend(torch.randn(2, 12, 3, dtype=D), scores, shape=(3, 4)).focus
     p = torch.softmax(scores, -1)
     rows = ((torch.arange(12) // 4 + 0.5) / 3).double()
@@ -129,7 +129,7 @@ def test_moments_over_an_image_are_a_covariance() -> None:
 
 def test_combined_attention_is_the_sum_of_both() -> None:
     values, scores = torch.randn(2, 10, 6, dtype=D), torch.randn(2, 10, dtype=D)
-    basis = GaussianBasis.line(8, (0.1,)).double()
+    basis = GaussianBasis.line(8, widths=(0.1,)).double()
     both = ContinuousAttention(basis, encoder=MatchedEncoder(), combined=True)(values, scores)
     alone = ContinuousAttention(basis, encoder=MatchedEncoder())(values, scores)
     assert torch.allclose(both - alone, (torch.softmax(scores, -1).unsqueeze(1) @ values).squeeze(1))
@@ -137,8 +137,8 @@ def test_combined_attention_is_the_sum_of_both() -> None:
 
 def test_heads_read_their_own_part_and_mixtures_average() -> None:
     values, query = torch.randn(2, 10, 6, dtype=D), torch.randn(2, 5, dtype=D)
-    basis = GaussianBasis.line(8, (0.1,)).double()
-    encoder = PooledEncoder(5, heads=2, components=3).double()
+    basis = GaussianBasis.line(8, widths=(0.1,)).double()
+    encoder = PooledEncoder(5, num_heads=2, components=3).double()
     found = ContinuousAttention(basis, 1.5, encoder).attend(values, query)
     single = ContinuousAttention(basis, 1.5)
     focus = found.focus
@@ -156,7 +156,7 @@ def test_heads_read_their_own_part_and_mixtures_average() -> None:
 
 
 def test_planes_from_pooled_vectors_have_positive_definite_sigma() -> None:
-    encoder = PooledEncoder(5, dim=2, heads=2).double()
+    encoder = PooledEncoder(5, dim=2, num_heads=2).double()
     attention = ContinuousAttention(GaussianBasis.grid(3).double(), 2.0, encoder)
     found = attention.attend(torch.randn(4, 12, 6, dtype=D), 5 * torch.randn(4, 5, dtype=D), shape=(4, 3))
     assert (torch.linalg.eigvalsh(found.focus.sigma) > 0).all()
@@ -169,9 +169,9 @@ def test_planes_from_pooled_vectors_have_positive_definite_sigma() -> None:
 @pytest.mark.parametrize("number", range(5))
 def test_derivatives_reach_values_query_and_parameters(number: int) -> None:
     encoder, kind = encoders()[number]
-    attention = ContinuousAttention(GaussianBasis.line(4, (0.2,)).double(), encoder=encoder, combined=kind > 0)
+    attention = ContinuousAttention(GaussianBasis.line(4, widths=(0.2,)).double(), encoder=encoder, combined=kind > 0)
     values = torch.randn(1, 5, 6, dtype=D, requires_grad=True)
-    query = [torch.randn(1, 6), torch.randn(1, 5), torch.randn(1, encoder.heads, 5)][kind].double().requires_grad_()
+    query = [torch.randn(1, 6), torch.randn(1, 5), torch.randn(1, encoder.num_heads, 5)][kind].double().requires_grad_()
     assert torch.autograd.gradcheck(attention, (values, query))
     attention(values, query).sum().backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in attention.parameters())
@@ -251,22 +251,24 @@ def test_bad_input_is_named() -> None:
         ContinuousAttention(basis, encoder=PooledEncoder(6))(values)
     with pytest.raises(ValueError, match=r"query must have shape \(…, 6\)"):
         ContinuousAttention(basis, encoder=PooledEncoder(6))(values, torch.randn(2, 5))
-    with pytest.raises(ValueError, match=r"query must hold scores of shape \(…, 10\)"):
+    with pytest.raises(ValueError, match=r"query .scores of the values. must have shape \(…, 10\)"):
         ContinuousAttention(basis, encoder=MatchedEncoder())(values, torch.randn(2, 5))
     with pytest.raises(ValueError, match="4 heads divide"):
-        ContinuousAttention(basis, encoder=PooledEncoder(6, heads=4))(values, torch.randn(2, 6))
-    with pytest.raises(ValueError, match="must not be empty"):
+        ContinuousAttention(basis, encoder=PooledEncoder(6, num_heads=4))(values, torch.randn(2, 6))
+    with pytest.raises(ValueError, match="not be empty"):
         ContinuousAttention(basis, encoder=PooledEncoder(6))(values[:, :0], torch.randn(2, 6))
     with pytest.raises(ValueError, match="as many places"):
-        ContinuousAttention(GaussianBasis.grid(3), encoder=PooledEncoder(6, 2))(values, torch.randn(2, 6), shape=(3, 4))
-    with pytest.raises(ValueError, match="heads must be an integer"):
-        PooledEncoder(6, heads=0)
+        ContinuousAttention(GaussianBasis.grid(3), encoder=PooledEncoder(6, dim=2))(
+            values, torch.randn(2, 6), shape=(3, 4)
+        )
+    with pytest.raises(ValueError, match="num_heads must be at least 1, got 0"):
+        PooledEncoder(6, num_heads=0)
 
 
 def test_a_query_of_another_batch_is_told_by_name() -> None:
     attention = ContinuousAttention(GaussianBasis.line(4), encoder=PooledEncoder(8))
-    with pytest.raises(ValueError, match=r"query must have batch .* of values, \(3,\), got \(3, 10\)"):
+    with pytest.raises(ValueError, match=r"dimensions of query and values must broadcast .* \(3, 10\) and \(3,\)"):
         attention(torch.randn(3, 10, 8), torch.randn(3, 10, 8))
     fixed = ContinuousAttention(GaussianBasis.line(4))
-    with pytest.raises(ValueError, match=r"loc must have batch .* of values, \(3,\), got \(2,\)"):
+    with pytest.raises(ValueError, match=r"dimensions of loc and values must broadcast .* \(2,\) and \(3,\)"):
         fixed(torch.randn(3, 10, 8), loc=torch.full((2, 1), 0.5), sigma=torch.full((2, 1, 1), 0.1))

@@ -293,7 +293,7 @@ def test_several_forwards_before_a_backward() -> None:
 @pytest.mark.parametrize(("dim", "alpha"), [(1, 1.0), (1, 1.5), (1, 2.0), (2, 1.0), (2, 1.5), (2, 2.0)])
 def test_kernels_and_torch_operations_agree(dim: int, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
     basis = (
-        GaussianBasis.line(24, (0.03, 0.2, 2.0)) if dim == 1 else GaussianBasis.grid(3, widths=(0.03, 0.2, 2.0))
+        GaussianBasis.line(24, widths=(0.03, 0.2, 2.0)) if dim == 1 else GaussianBasis.grid(3, widths=(0.03, 0.2, 2.0))
     ).double()
     for scale in (1e-4, 0.1, 10.0):
         loc = torch.rand(5, dim, dtype=D, requires_grad=True)
@@ -396,7 +396,7 @@ def test_bad_input_is_named() -> None:
         expectation(loc, torch.eye(3), basis)
     with pytest.raises(TypeError, match="basis must be a GaussianBasis"):
         expectation(loc, eye, "basis")
-    with pytest.raises(TypeError, match="loc must have a floating-point dtype"):
+    with pytest.raises(TypeError, match="loc must be a floating-point tensor, got"):
         expectation(torch.zeros(2, dtype=torch.long), eye, basis)
     with pytest.raises(ValueError, match="angles"):
         expectation(loc, eye, basis, angles=0)

@@ -99,12 +99,12 @@ def test_above_twelve_vertices_a_part_is_estimated_and_the_error_told() -> None:
     total, size = (face * alpha).sum(-1), face.sum(-1)
     each = (face * (alpha.lgamma() - (alpha - 1) * alpha.digamma())).sum(-1)
     exact = (prob * (each - total.lgamma() + (total - size) * total.digamma() - prob.log())).sum()
-    told = p.estimate_entropy(3000)
+    told = p.estimate_entropy(num_samples=3000)
     assert 0 < told.error < 0.1
     assert (told.value - exact).abs() < 4 * told.error
     value = p.sample((3000,))
     gain = p.log_prob(value) - q.log_prob(value)
-    divergence = p.estimate_kl(q, 3000)
+    divergence = p.estimate_kl(q, num_samples=3000)
     assert (divergence.value - gain.mean()).abs() < 4 * (divergence.error + gain.std() / math.sqrt(3000))
 
 
@@ -113,15 +113,15 @@ def test_what_is_estimated_for_others_is_known_here() -> None:
     w = torch.cat([W, double(-0.5, 0.3)]).requires_grad_()
     y, noise = MixedDirichlet(w, double([0.7])), torch.Generator().manual_seed(6)
     for told, exact, gradient_error in (
-        (Mixed.estimate_face_entropy(y, 40_000, noise), y.face_entropy(), 0.03),
-        (Mixed.estimate_mean_dimension(y, 40_000, noise), y.mean_dimension(), 0.02),
-        (Mixed.estimate_entropy(y, 40_000, noise), y.entropy(), 0.15),
+        (Mixed.estimate_face_entropy(y, num_samples=40_000, generator=noise), y.face_entropy(), 0.03),
+        (Mixed.estimate_mean_dimension(y, num_samples=40_000, generator=noise), y.mean_dimension(), 0.02),
+        (Mixed.estimate_entropy(y, num_samples=40_000, generator=noise), y.entropy(), 0.15),
     ):
         assert 0 < told.error < 0.03
         assert (told.value - exact).abs() < 4 * told.error
         estimated, known = (torch.autograd.grad(each, w, retain_graph=True)[0] for each in (told.value, exact))
         torch.testing.assert_close(estimated, known, atol=gradient_error, rtol=0)
-    told = Mixed.estimate_mean_dimension(y, 100_000, noise).value
+    told = Mixed.estimate_mean_dimension(y, num_samples=100_000, generator=noise).value
     second = []
     for each in (told, y.mean_dimension()):
         [gradient] = torch.autograd.grad(each, w, create_graph=True)
@@ -129,7 +129,7 @@ def test_what_is_estimated_for_others_is_known_here() -> None:
     torch.testing.assert_close(*second, atol=0.03, rtol=0)
     assert second[1].abs().max() > 0.05
     still = MixedDirichlet(w.detach(), double([0.7]))
-    told = Mixed.estimate_mean_dimension(still, 40_000, noise)
+    told = Mixed.estimate_mean_dimension(still, num_samples=40_000, generator=noise)
     assert (told.value - still.mean_dimension()).abs() < 4 * told.error
 
 
@@ -157,7 +157,7 @@ def test_vertices_at_minus_infinity_are_never_chosen() -> None:
     torch.testing.assert_close(kl_divergence(y, y), double(0.0))
     assert y.face_log_prob(torch.tensor([True, True, False])) == -math.inf
     gaussian = GaussianSparsemax(torch.zeros(3, dtype=torch.float64), scale=torch.ones(3, dtype=torch.float64))
-    assert gaussian.estimate_kl(y, 200).value == math.inf
+    assert gaussian.estimate_kl(y, num_samples=200).value == math.inf
 
 
 def test_on_the_interior_it_is_torchs_dirichlet() -> None:

@@ -69,7 +69,7 @@ def test_shares_have_unbiased_gradients() -> None:
     """In logits and temperature; beside finite differences with common noise."""
     leaves = [double(0.5, 0.0, -0.5).requires_grad_(), double(0.6).requires_grad_()]
     face = torch.tensor([True, True, False])
-    share = HardConcrete(*leaves, 1.4).face_probability(face, n=100_000).value
+    share = HardConcrete(*leaves, 1.4).face_probability(face, num_samples=100_000).value
     logits, temperature = torch.autograd.grad(share, leaves)
 
     def counted(first: float, temperature: float, stretch: float) -> float:
@@ -133,7 +133,9 @@ def test_gradients_through_samples_of_four_are_those_of_the_same_noise() -> None
 
 def test_the_mean_dimension_of_many_is_a_mean_with_its_error_and_gradient() -> None:
     logits = torch.linspace(-1, 1, 8, dtype=torch.float64).requires_grad_()
-    told = HardConcrete(logits, 0.6, 1.4).estimate_mean_dimension(100_000, torch.Generator().manual_seed(3))
+    told = HardConcrete(logits, 0.6, 1.4).estimate_mean_dimension(
+        num_samples=100_000, generator=torch.Generator().manual_seed(3)
+    )
     [gradient] = torch.autograd.grad(told.value, logits)
     noise = torch.empty(400_000, 8, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(4))
 
@@ -185,7 +187,9 @@ def test_shares_have_unbiased_gradients_at_low_temperatures_in_single_precision(
     """Near zero temperature a vertex is drawn by softmax of the logits, whose derivatives are known."""
     logits = torch.tensor([0.5, 0.0, -0.3], requires_grad=True)
     y = HardConcrete(logits, 0.005, 1.3)
-    share = y.face_probability(torch.tensor([True, False, False]), 100_000, torch.Generator().manual_seed(0)).value
+    share = y.face_probability(
+        torch.tensor([True, False, False]), num_samples=100_000, generator=torch.Generator().manual_seed(0)
+    ).value
     [gradient] = torch.autograd.grad(share, logits)
     p = logits.detach().softmax(-1)
     torch.testing.assert_close(gradient, p[0] * (torch.eye(3)[0] - p), atol=0.01, rtol=0)
@@ -193,18 +197,18 @@ def test_shares_have_unbiased_gradients_at_low_temperatures_in_single_precision(
 
 def test_no_derivative_in_stretch_is_passed_over_in_forward_mode() -> None:
     def share(stretch: torch.Tensor) -> torch.Tensor:
-        return HardConcrete(torch.zeros(3), 0.5, stretch).face_probability(faces(3)[:1], 10).value
+        return HardConcrete(torch.zeros(3), 0.5, stretch).face_probability(faces(3)[:1], num_samples=10).value
 
     one = torch.tensor(1.4)
     with pytest.raises(NotImplementedError, match="no gradient in stretch"):
         torch.func.jvp(share, (one,), (one,))
     y = HardConcrete(torch.zeros(3), torch.tensor(0.5), one)
     with torch.autograd.forward_ad.dual_level():
-        assert y.face_probability(faces(3), 10).value.shape == (7,)
+        assert y.face_probability(faces(3), num_samples=10).value.shape == (7,)
 
 
 def test_a_face_that_was_never_drawn_is_not_told_to_be_impossible() -> None:
-    told = HardConcrete(torch.tensor([20.0, 0.0, 0.0]), 0.5, 1.3).face_probability(faces(3), 1000)
+    told = HardConcrete(torch.tensor([20.0, 0.0, 0.0]), 0.5, 1.3).face_probability(faces(3), num_samples=1000)
     assert told.value[1] == 0
     torch.testing.assert_close(told.error[1].item(), 1e-3, rtol=0.01, atol=0)
     assert (told.error > 0).all()

@@ -17,14 +17,14 @@ def test_what_does_not_depend_tells_nothing_and_what_is_certain_all() -> None:
     same = HardConcrete(double([[0.3, 0.0]] * 4), 0.5, 1.3)
     assert mutual_information(same).value.item() == pytest.approx(0, abs=1e-9)
     apart = MixedDirichlet(60 * (2 * torch.eye(3, dtype=torch.float64) - 1), double([1.0]))
-    told = mutual_information(apart, n=200)
+    told = mutual_information(apart, num_samples=200)
     assert told.value.item() == pytest.approx(math.log(3), abs=1e-6)
 
 
 def test_it_is_the_mean_divergence_from_the_mixture() -> None:
     y = MixedDirichlet(double([[1.0, 0.0, -1.0], [-1.0, 0.5, 0.5]]), double([1.0]))
     weights = double(0.3, 0.7)
-    told = mutual_information(y, weights, n=20_000)
+    told = mutual_information(y, weights, num_samples=20_000)
     # Dirichlets on a face are the same here: all that is told is told by the face.
     pair = [MixedDirichlet(each, double([1.0])) for each in y.face_logits]
     from fenchel.mixed import faces
@@ -40,7 +40,7 @@ def test_it_is_the_mean_divergence_from_the_mixture() -> None:
 def test_what_never_comes_tells_nothing(k: int) -> None:
     logits = torch.zeros(2, k, dtype=torch.float64)
     logits[0, 1] = -math.inf  # the second has faces that the first has not
-    told = mutual_information(MixedDirichlet(logits, double([1.0])), double(1.0, 0.0), n=100)
+    told = mutual_information(MixedDirichlet(logits, double([1.0])), double(1.0, 0.0), num_samples=100)
     assert told.value.item() == pytest.approx(0, abs=1e-12)
     assert told.error.item() == pytest.approx(0, abs=1e-12)
 

@@ -70,7 +70,7 @@ def test_many_vertices_and_bits_do_not_overflow() -> None:
 
 
 def test_bad_parameters_are_told() -> None:
-    with pytest.raises(ValueError, match="vertices must be a positive integer, got 0"):
+    with pytest.raises(ValueError, match="vertices must be at least 1, got 0"):
         MaximumEntropy(0)
     with pytest.raises(ValueError, match="precision must be finite"):
         MaximumEntropy(2, math.nan)

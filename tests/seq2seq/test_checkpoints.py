@@ -15,7 +15,7 @@ from fenchel.seq2seq.checkpoints import CHECKPOINT, Checkpoint, DivergedError, c
 
 @pytest.mark.parametrize("rate", [0.0, -1e-3, float("inf"), float("nan"), -float("inf")])
 def test_a_rate_is_positive_and_finite(rate: float) -> None:
-    with pytest.raises(ValueError, match="rate must be positive and finite"):
+    with pytest.raises(ValueError, match="rate must satisfy 0 < rate < inf"):
         check_rate(rate)
 
 

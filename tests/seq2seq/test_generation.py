@@ -120,7 +120,7 @@ def test_members_of_a_chosen_set_are_drawn_alike() -> None:
         ({"temperature": 0.0}, ValueError, "temperature must satisfy 0 < temperature < inf, got 0"),
         ({"temperature": math.inf}, ValueError, "temperature must satisfy"),
         ({"temperature": torch.tensor([[1.0], [math.inf]])}, ValueError, "temperature must satisfy .* with inf"),
-        ({"num_samples": -1}, ValueError, "num_samples must not be negative, got -1"),
+        ({"num_samples": -1}, ValueError, "num_samples must be at least 0, got -1"),
         ({"num_samples": 1.5}, TypeError, "num_samples must be an int"),
         ({"omega": 1.5}, TypeError, "omega must be a Regularizer"),
     ],

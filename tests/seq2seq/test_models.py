@@ -52,7 +52,7 @@ def recurrent(layers: int = 1, **omegas: Regularizer) -> Seq2Seq:
 
 
 def transformer(layers: int = 2, **omegas: Regularizer) -> Seq2Seq:
-    return Transformer(LETTERS, LETTERS, width=8, heads=2, layers=layers, inner=12, **omegas)
+    return Transformer(LETTERS, LETTERS, width=8, num_heads=2, layers=layers, inner=12, **omegas)
 
 
 Maker = Callable[..., Seq2Seq]
@@ -88,9 +88,9 @@ def test_padding_changes_nothing(make: Maker) -> None:
         torch.testing.assert_close(hidden[row, :steps], own[0])
         torch.testing.assert_close(attention[row, :steps, :length], weights[0])
         assert not attention[row, :, length:].any()
-    together = beam_search(model, [pair.source for pair in PAIRS], 3, max_length=5)
+    together = beam_search(model, [pair.source for pair in PAIRS], beam=3, max_length=5)
     for pair, found in zip(PAIRS, together, strict=True):
-        (alone,) = beam_search(model, [pair.source], 3, max_length=5)
+        (alone,) = beam_search(model, [pair.source], beam=3, max_length=5)
         assert [each.tokens for each in alone.hypotheses] == [each.tokens for each in found.hypotheses]
         assert alone.best.probability == pytest.approx(found.best.probability)
 
@@ -154,7 +154,7 @@ def test_the_loss_is_the_mean_over_symbols_of_the_fenchel_young_loss(omega: Regu
     hidden, _ = model.decode(model.encode(batch.source), batch.inputs)
     rows = [
         fy_loss(model.output(hidden[row, step]), target, omega)
-        for row, targets in enumerate(batch.targets)
+        for row, targets in enumerate(batch.target)
         for step, target in enumerate(targets)
         if target >= 0
     ]
@@ -165,7 +165,7 @@ def test_softmax_output_is_cross_entropy() -> None:
     model = recurrent(output=Shannon()).double().eval()
     batch = collate(PAIRS, LETTERS, LETTERS)
     hidden, _ = model.decode(model.encode(batch.source), batch.inputs)
-    expected = nn.functional.cross_entropy(model.output(hidden).flatten(0, 1), batch.targets.flatten())
+    expected = nn.functional.cross_entropy(model.output(hidden).flatten(0, 1), batch.target.flatten())
     torch.testing.assert_close(model(batch), expected)
 
 
@@ -218,7 +218,7 @@ def test_every_precision_trains_searches_and_is_kept_by_a_folder(
     for own, given in zip(loaded.parameters(), model.parameters(), strict=True):
         assert own.dtype == dtype
         assert torch.equal(own, given)
-    assert beam_search(loaded, ["abc"], 2, max_length=3) == beam_search(model, ["abc"], 2, max_length=3)
+    assert beam_search(loaded, ["abc"], beam=2, max_length=3) == beam_search(model, ["abc"], beam=2, max_length=3)
 
 
 @makers
@@ -229,7 +229,7 @@ def test_what_a_file_cannot_hold_is_refused_before_anything_is_written(make: Mak
         model.save(tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
     with pytest.raises(ValueError, match="which a file cannot hold"):
-        train(model, PAIRS, PAIRS, Training(epochs=1), folder=tmp_path / "folder")
+        train(model, PAIRS, PAIRS, training=Training(epochs=1), folder=tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
@@ -300,13 +300,13 @@ def test_a_broken_file_is_told_by_its_name(name: str, content: bytes, tmp_path: 
 def test_bad_sizes_and_empty_sources_are_told() -> None:
     with pytest.raises(ValueError, match="hidden must be even"):
         Recurrent(LETTERS, LETTERS, hidden=7)
-    with pytest.raises(ValueError, match="width must be a multiple of heads, 4, got 10"):
+    with pytest.raises(ValueError, match="width must be a multiple of num_heads, 4, got 10"):
         Transformer(LETTERS, LETTERS, width=10)
     for kind in (Recurrent, Transformer):
         with pytest.raises(ValueError, match="layers must be at least 1, got 0"):
             kind(LETTERS, LETTERS, layers=0)
         for dropout in (1.0, -0.1):
-            with pytest.raises(ValueError, match=f"dropout must be in .0, 1., got {dropout}"):
+            with pytest.raises(ValueError, match=f"dropout must satisfy 0 <= dropout < 1, got {dropout}"):
                 kind(LETTERS, LETTERS, dropout=dropout)
         for output in (KSubsets(2), 0.5 * KSubsets(2), SparseMAP(Subsets(2))):
             with pytest.raises(ValueError, match="output must choose one symbol at a time"):
@@ -326,11 +326,11 @@ def test_bad_sizes_and_empty_sources_are_told() -> None:
 
 def test_batches_hold_every_pair_once_in_an_order_of_their_own() -> None:
     pairs = [Pair(tuple("a" * (1 + n % 5)), tuple("b" * (n % 7))) for n in range(50)]
-    batches = Batches(pairs, LETTERS, LETTERS, 8, seed=1)
-    epochs = [[batch.targets.tolist() for batch in batches.epoch(number)] for number in (0, 0, 1)]
+    batches = Batches(pairs, LETTERS, LETTERS, size=8, seed=1)
+    epochs = [[batch.target.tolist() for batch in batches.epoch(number)] for number in (0, 0, 1)]
     assert epochs[0] == epochs[1] != epochs[2]
     assert len(epochs[0]) == len(batches) == 7
-    for epoch in (*epochs, [batch.targets.tolist() for batch in batches]):
+    for epoch in (*epochs, [batch.target.tolist() for batch in batches]):
         rows = sorted(tuple(token for token in row if token >= 0) for batch in epoch for row in batch)
         assert rows == sorted((3,) * (n % 7) + (0,) for n in range(50))
 

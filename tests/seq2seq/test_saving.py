@@ -48,12 +48,14 @@ def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def recurrent() -> Recurrent:
-    return Recurrent(LETTERS, LETTERS, 4, 6, 1, 0.1, output=0.5 * Tsallis(1.5, learnable=True))
+    return Recurrent(
+        LETTERS, LETTERS, embedding=4, hidden=6, layers=1, dropout=0.1, output=0.5 * Tsallis(1.5, learnable=True)
+    )
 
 
 def transformer() -> Transformer:
     alpha = Tsallis(1.5, learnable=True, shape=(2, 1, 1))
-    return Transformer(LETTERS, LETTERS, width=4, heads=2, layers=1, inner=6, attention=alpha)
+    return Transformer(LETTERS, LETTERS, width=4, num_heads=2, layers=1, inner=6, attention=alpha)
 
 
 MODELS: dict[str, Callable[[], Seq2Seq]] = {"recurrent": recurrent, "transformer": transformer}
@@ -196,3 +198,13 @@ def test_sizes_that_the_file_does_not_have_take_no_memory(name: str, size: str, 
     with Largest() as largest:
         assert refused(tmp_path)
     assert 0 < largest.numbers <= 4 * numbers  # a file of float32 is read as bytes
+
+
+def test_folders_call_the_number_of_heads_heads_as_they_always_did(tmp_path: Path) -> None:
+    model = transformer().eval()
+    model.save(tmp_path)
+    written = json.loads((tmp_path / saving.SETTINGS).read_text())["sizes"]
+    assert written == {"width": 4, "heads": 2, "layers": 1, "inner": 6, "dropout": 0.1}
+    loaded = Transformer.load(tmp_path)
+    assert loaded.num_heads == 2
+    assert torch.equal(loaded.attend("ab", "ab"), model.attend("ab", "ab"))

@@ -111,7 +111,7 @@ def test_memory_certifies_a_share_as_the_number_it_is() -> None:
 
 @pytest.mark.parametrize("of", [0.0, -0.1, 1.1, float("nan")])
 def test_shares_lie_between_zero_and_one(of: float) -> None:
-    with pytest.raises(ValueError, match="of must be above 0"):
+    with pytest.raises(ValueError, match="of must satisfy 0 < of <= 1"):
         Share(of)
 
 

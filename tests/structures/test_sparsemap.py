@@ -412,8 +412,8 @@ def test_a_map_that_is_none_is_refused() -> None:
     ("call", "error", "words"),
     [
         (lambda: SparseMAP(fenchel.Gini()), TypeError, "structure must be a fenchel.structures.Structure"),
-        (lambda: SparseMAP(Matching(), tol=0.0), ValueError, "tol must be positive"),
-        (lambda: SparseMAP(Matching(), max_iter=0), ValueError, "max_iter must be a positive integer"),
+        (lambda: SparseMAP(Matching(), tol=0.0), ValueError, "tol must satisfy 0 < tol < inf"),
+        (lambda: SparseMAP(Matching(), max_iter=0), ValueError, "max_iter must be at least 1"),
         (lambda: SparseMAP(Subsets(3)).argmax(torch.zeros(2)), ValueError, "k must be at most"),
         (lambda: SparseMAP(Matching()).argmax(torch.zeros(3, 3).long()), TypeError, "floating-point"),
         (lambda: SparseMAP(Matching()).argmax(torch.zeros(3)), ValueError, "at least 2 dimensions"),

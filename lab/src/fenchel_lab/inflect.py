@@ -89,7 +89,9 @@ def train_model(
         model = _new(kind, pairs, hidden, Tsallis(attention), Tsallis(alpha), seed)
         claim_model(out, "fenchel inflect train", (Recurrent.__name__, Transformer.__name__), anew)
         with progress_bars() as bars:
-            best = follow(bars, table.name, lambda bar: train(model, pairs, held, how, out, progress=bar)).best
+            best = follow(
+                bars, table.name, lambda bar: train(model, pairs, held, training=how, folder=out, progress=bar)
+            ).best
     except DivergedError as error:
         raise failure(error) from None
     except (ValueError, OSError) as error:

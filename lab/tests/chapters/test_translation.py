@@ -107,7 +107,9 @@ def test_torchs_loss_is_that_of_softmax() -> None:
 def test_nonzeros_are_those_of_every_step_of_every_pair() -> None:
     torch.manual_seed(0)
     letters = Vocabulary("abc")
-    model = Recurrent(letters, letters, 8, 8, 1, attention=Tsallis(2.0), output=Tsallis(2.0)).eval()
+    model = Recurrent(
+        letters, letters, embedding=8, hidden=8, layers=1, attention=Tsallis(2.0), output=Tsallis(2.0)
+    ).eval()
     with torch.no_grad():
         model.output.weight *= 9
         model.key.weight *= 9
@@ -121,7 +123,9 @@ def test_nonzeros_are_those_of_every_step_of_every_pair() -> None:
 def test_greedy_decoding_takes_the_first_of_every_steps_candidates() -> None:
     torch.manual_seed(0)
     letters = Vocabulary("abc")
-    model = Recurrent(letters, letters, 8, 8, 1, attention=Tsallis(1.0), output=Tsallis(1.0)).eval()
+    model = Recurrent(
+        letters, letters, embedding=8, hidden=8, layers=1, attention=Tsallis(1.0), output=Tsallis(1.0)
+    ).eval()
     with torch.no_grad():
         model.output.weight *= 9
     sources = ["abc", "c", "bacab"]

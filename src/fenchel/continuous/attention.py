@@ -23,7 +23,7 @@ from fenchel.regularizers.tsallis import Shannon
 
 @dataclass(frozen=True)
 class Focus:
-    """Where each head looks.
+    """The densities that the heads attend with.
 
     Args:
         loc: (…, heads, K, D): the middles of K densities.
@@ -87,16 +87,14 @@ class PooledEncoder(Encoder):
         dim: D.
         num_heads: the number of heads, each with its own density.
         components: the number of densities that are mixed in each head.
-        least: a number ≥ 0 that is added to the variances.
+        eps: a number ≥ 0 that is added to the variances.
     """
 
-    def __init__(
-        self, width: int, *, dim: int = 1, num_heads: int = 1, components: int = 1, least: float = 1e-6
-    ) -> None:
+    def __init__(self, width: int, *, dim: int = 1, num_heads: int = 1, components: int = 1, eps: float = 1e-6) -> None:
         super().__init__()
         self.width, self.dim = check_count(width, "width"), check_count(dim, "dim")
         self.num_heads, self.components = check_count(num_heads, "num_heads"), check_count(components, "components")
-        self.least = check_number(least, "least", 0, ends="[)")
+        self.eps = check_number(eps, "eps", 0, ends="[)")
         each = self.num_heads * self.components
         self.loc = nn.Linear(self.width, each * self.dim)
         self.spread = nn.Linear(self.width, each * self.dim * (self.dim + 1) // 2)
@@ -119,7 +117,7 @@ class PooledEncoder(Encoder):
             root = root + below.reshape(root.shape)
             sigma = root @ root.mT
         shares = None if self.shares is None else torch.softmax(self.shares(query).reshape(shape), -1)
-        return Focus(loc, sigma + self.least * torch.eye(self.dim, dtype=sigma.dtype, device=sigma.device), shares)
+        return Focus(loc, sigma + self.eps * torch.eye(self.dim, dtype=sigma.dtype, device=sigma.device), shares)
 
 
 class MatchedEncoder(Encoder):
@@ -130,16 +128,16 @@ class MatchedEncoder(Encoder):
     Args:
         omega: Ω of the discrete attention; Shannon's if None.
         num_heads: the number of heads: the query is (…, num_heads, L), or (…, L) for one head.
-        least: a number ≥ 0 that is added to the variances, which are zero where p is one-hot.
+        eps: a number ≥ 0 that is added to the variances, which are zero where p is one-hot.
         exact: whether the density's own covariance is matched; by default it is Σ of its score, as in the paper.
     """
 
     def __init__(
-        self, omega: Regularizer | None = None, *, num_heads: int = 1, least: float = 1e-6, exact: bool = False
+        self, omega: Regularizer | None = None, *, num_heads: int = 1, eps: float = 1e-6, exact: bool = False
     ) -> None:
         super().__init__()
         self.omega = Shannon() if omega is None else check_omega(omega)
-        self.num_heads, self.least = check_count(num_heads, "num_heads"), check_number(least, "least", 0, ends="[)")
+        self.num_heads, self.eps = check_count(num_heads, "num_heads"), check_number(eps, "eps", 0, ends="[)")
         self.exact = exact
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
@@ -150,7 +148,7 @@ class MatchedEncoder(Encoder):
         # Σ stays in double precision: where p has two places it is singular but for what is added.
         loc, sigma = _moments(p.double(), positions.double())
         loc = loc.to(p.dtype)
-        sigma = sigma + self.least * torch.eye(sigma.shape[-1], dtype=sigma.dtype, device=sigma.device)
+        sigma = sigma + self.eps * torch.eye(sigma.shape[-1], dtype=sigma.dtype, device=sigma.device)
         return Focus(loc.unsqueeze(-2), sigma.unsqueeze(-3), None, p)
 
 
@@ -263,7 +261,7 @@ class ContinuousAttention(nn.Module):
         sizes = tuple(values.shape[-2:-1]) if shape is None else tuple(shape)
         if math.prod(sizes) != values.shape[-2]:
             raise ValueError(f"shape must have as many places as there are values, {values.shape[-2]}, got {sizes}")
-        solver = self.basis.weights(sizes, mask, positions, self.ridge)
+        solver = self.basis.weights(sizes, mask, positions, ridge=self.ridge)
         focus = self._focus(query, mask, loc, sigma, self._positions(sizes, mask, positions))
         given = "loc" if query is None else "query"
         check_broadcast(f"the batch dimensions of {given} and values", focus.loc.shape[:-3], values.shape[:-2])

@@ -57,7 +57,7 @@ class GaussianBasis(nn.Module):
 
     @classmethod
     def line(
-        cls, count: int, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
+        cls, count: int, *, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
     ) -> GaussianBasis:
         """``count`` functions with centres spread evenly over an interval, as many of each width."""
         _check_widths(widths)
@@ -71,6 +71,7 @@ class GaussianBasis(nn.Module):
         cls,
         rows: int,
         columns: int | None = None,
+        *,
         widths: Sequence[float] = (0.1,),
         interval: tuple[float, float] = (0.0, 1.0),
     ) -> GaussianBasis:
@@ -106,7 +107,7 @@ class GaussianBasis(nn.Module):
         value: Tensor = torch.exp(log - 0.5 * self.dim * math.log(2 * math.pi))
         return value
 
-    def regression(self, positions: Tensor, mask: Tensor | None = None, ridge: float = 0.1) -> Tensor:
+    def regression(self, positions: Tensor, mask: Tensor | None = None, *, ridge: float = 0.1) -> Tensor:
         r"""The matrix G that makes coefficients of values: B = Gᵀ H for values H (L, width).
 
         .. math:: \operatorname{argmin}_B \; \|F^\top B - H\|^2 + \lambda \|B\|^2, \qquad F_{j\ell} = \psi_j(t_\ell)
@@ -123,7 +124,7 @@ class GaussianBasis(nn.Module):
         check_shape(positions, "positions", "…", "L", self.dim)
         if mask is not None:
             _check_mask(mask, positions.shape[-2])
-        full = self.double_copy()(positions.double())  # (…, L, n): Fᵀ
+        full = self._in_double()(positions.double())  # (…, L, n): Fᵀ
         if mask is not None:
             full = torch.where(mask.unsqueeze(-1), full, 0.0)
         if full.shape[-2] < full.shape[-1]:  # the smaller of two systems
@@ -136,7 +137,7 @@ class GaussianBasis(nn.Module):
             found = torch.cholesky_solve(full.mT, torch.linalg.cholesky_ex(system).L).mT
         return found.to(self.centers.dtype)
 
-    def double_copy(self) -> GaussianBasis:
+    def _in_double(self) -> GaussianBasis:
         """The same functions in double precision; gradients reach this basis."""
         if self.centers.dtype == torch.float64 and self.covariances.dtype == torch.float64:
             return self
@@ -150,6 +151,7 @@ class GaussianBasis(nn.Module):
         shape: tuple[int, ...],
         mask: Tensor | None = None,
         positions: Tensor | None = None,
+        *,
         ridge: float = 0.1,
     ) -> Tensor:
         """``regression`` for sequences (and grids) whose positions follow from their lengths; kept for the next call.
@@ -177,7 +179,7 @@ class GaussianBasis(nn.Module):
             raise ValueError(f"positions must be those of {size} values, got {tuple(positions.shape)}")
         if positions is not None or (mask is not None and self.dim > 1):
             where = grid_positions(shape, self.centers) if positions is None else positions
-            return self.regression(where, mask, ridge)
+            return self.regression(where, mask, ridge=ridge)
         if mask is None:
             return self._kept(shape, ridge)
         return self._padded(mask, ridge)
@@ -196,7 +198,7 @@ class GaussianBasis(nn.Module):
                     table[row, :length] = self._kept((length,), ridge)
             return table[index]
         positions = (place - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
-        return self.regression(positions.unsqueeze(-1), mask, ridge)
+        return self.regression(positions.unsqueeze(-1), mask, ridge=ridge)
 
     @property
     def _trained(self) -> bool:
@@ -206,11 +208,11 @@ class GaussianBasis(nn.Module):
         tensors = self.centers, self.covariances
         # What is made under a transformation of functions belongs to that call.
         if self._trained or tracks_forward() or not concrete(*tensors) or any(t.is_inference() for t in tensors):
-            return self.regression(grid_positions(shape, self.centers), None, ridge)
+            return self.regression(grid_positions(shape, self.centers), ridge=ridge)
         key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
         if key not in self._cache:
             with torch.inference_mode(False), torch.no_grad():  # whoever asks next may want gradients
-                found = self.regression(grid_positions(shape, self.centers), None, ridge)
+                found = self.regression(grid_positions(shape, self.centers), ridge=ridge)
             if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > _CACHE_BYTES:
                 self._cache.clear()
             self._cache[key] = found, *tensors  # kept alive, so that no other tensor gets their ids
@@ -221,6 +223,7 @@ class GaussianBasis(nn.Module):
         values: Tensor,
         mask: Tensor | None = None,
         positions: Tensor | None = None,
+        *,
         ridge: float = 0.1,
         shape: tuple[int, ...] | None = None,
     ) -> ValueFunction:
@@ -235,7 +238,7 @@ class GaussianBasis(nn.Module):
         """
         shape = tuple(values.shape[-2:-1]) if shape is None else shape
         check_floats(values, "values", "…", math.prod(shape), "width")
-        solver = self.weights(shape, mask, positions, ridge).to(values.dtype)
+        solver = self.weights(shape, mask, positions, ridge=ridge).to(values.dtype)
         if mask is not None:
             values = torch.where(mask.unsqueeze(-1), values, 0.0)
         return ValueFunction(self, solver.mT @ values)

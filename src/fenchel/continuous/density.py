@@ -316,7 +316,7 @@ class BetaGaussian(Distribution):
 
         self._law.each(check)
 
-    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
+    def integrate(self, function: Callable[[Tensor], Tensor], *, nodes: int = 64, angles: int = 64) -> Tensor:
         """E_p[function(t)]: closed for a ``GaussianBasis``, by quadrature for any other function in D = 1 and 2.
 
         A rule is compared with another of half its nodes. Where they differ by more than 1e-9 (single precision: 1e-5)

@@ -24,6 +24,7 @@ def generalized_covariance(
     density: BetaGaussian,
     phi: Callable[[Tensor], Tensor],
     psi: Callable[[Tensor], Tensor],
+    *,
     beta: float | None = None,
     nodes: int = 64,
     angles: int = 64,
@@ -80,7 +81,7 @@ def _features(*functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] |
     return (torch.cat([c for c, _ in found]), torch.cat([w for _, w in found])) if found else None
 
 
-def wasserstein2(p: BetaGaussian, q: BetaGaussian, squared: bool = False) -> Tensor:
+def wasserstein2(p: BetaGaussian, q: BetaGaussian, *, squared: bool = False) -> Tensor:
     r"""The 2-Wasserstein distance of two β-Gaussians of one α, in closed form.
 
     .. math:: W_2^2 = \|\mu_p - \mu_q\|^2

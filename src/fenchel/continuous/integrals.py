@@ -171,7 +171,7 @@ def expected_basis(density: BetaGaussian | EllipsoidPower, function: Any) -> Ten
         return expectation(loc, root @ root.mT, function, density.alpha)
     if function.dim > 2 or density.power < 0:
         return None
-    axes, twin = density.axes.double(), function.double_copy()
+    axes, twin = density.axes.double(), function._in_double()
     return _compact(loc.double(), axes @ axes.mT, twin.centers, twin.covariances, density.power).to(loc.dtype)
 
 

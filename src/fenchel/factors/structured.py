@@ -123,7 +123,7 @@ class _Kept(Memory):
             self._check_gradient(omega.structure, posed.detach())
         rows, factors = rows.cpu(), theta.shape[1]
         at = (rows.unsqueeze(1) * factors + torch.arange(factors, device="cpu")).reshape(-1).numpy()
-        p, gap, doubted = omega.repeat(posed, self.sets, at)
+        p, gap, doubted = omega._repeat(posed, self.sets, at)
         self.gap[rows] = gap.cpu().reshape(-1, factors)
         self.doubt[rows] |= doubted.cpu().reshape(-1, factors)
         return p.reshape(theta.shape)

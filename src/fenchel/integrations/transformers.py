@@ -34,6 +34,8 @@ except ImportError as error:
         name="transformers",
     ) from error
 
+__all__ = ["EntmaxLogitsProcessor", "TrainerLoss", "register", "unregister"]
+
 _BUILT_IN = {"entmax15": lambda: Tsallis(1.5), "sparsemax": Gini}
 _NAME = re.compile(r"[A-Za-z]\w*")
 _MEANT_OTHERWISE = ("flash", "sdpa", "flex_attention")

@@ -133,42 +133,53 @@ class Mixed(Distribution):
         """H(F) + H(Y | F) in nats: the value of ``estimate_entropy``, which tells its error too."""
         return self.estimate_entropy().value
 
-    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
-        """The entropy: exact (error 0) for two vertices, else the mean of −log_prob over n samples."""
-        return self._mean(lambda value, log_prob: -log_prob, n, generator)
+    def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+        """The entropy: exact (error 0) for two vertices, else the mean of −log_prob over samples."""
+        return self._mean(lambda value, log_prob: -log_prob, num_samples, generator)
 
     def face_entropy(self) -> Tensor:
         """H(F) in nats, of which face it is: the value of ``estimate_face_entropy``."""
         return self.estimate_face_entropy().value
 
-    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
-        """H(F): a sum over all faces for few vertices, else a mean over n that are drawn."""
+    def estimate_face_entropy(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """H(F): a sum over all faces for few vertices, else a mean over faces that are drawn."""
 
         def surprise(face: Tensor, log_prob: Tensor) -> Tensor:
             return -log_prob
 
         few = self.vertices <= ENUMERATED
-        return self._over_faces(surprise) if few else self._over_drawn_faces(surprise, n, generator)
+        return self._over_faces(surprise) if few else self._over_drawn_faces(surprise, num_samples, generator)
 
     def mean_dimension(self) -> Tensor:
         """The expected dimension of the face, E|F| − 1: the value of ``estimate_mean_dimension``."""
         return self.estimate_mean_dimension().value
 
-    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
-        """E|F| − 1: a sum over all faces for few vertices, else a mean over n samples."""
+    def estimate_mean_dimension(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """E|F| − 1: a sum over all faces for few vertices, else a mean over samples."""
         if self.vertices <= ENUMERATED:
             return self._over_faces(lambda face, log_prob: face.sum(-1).to(log_prob.dtype) - 1)
-        return self.estimate(lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype), n, generator)
+        return self.estimate(
+            lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype),
+            num_samples=num_samples,
+            generator=generator,
+        )
 
     def code_length(self, precision: float | Tensor) -> Tensor:
         """The average bits of the best code: the face without loss, each of its coordinates with ``precision`` bits."""
         return self.estimate_code_length(precision).value
 
     def estimate_code_length(
-        self, precision: float | Tensor, n: int = SAMPLES, generator: torch.Generator | None = None
+        self, precision: float | Tensor, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """The code length, and a bound of its standard error: both parts' errors, as if they never made up."""
-        entropy, dimension = self.estimate_entropy(n, generator), self.estimate_mean_dimension(n, generator)
+        entropy, dimension = (
+            self.estimate_entropy(num_samples=num_samples, generator=generator),
+            self.estimate_mean_dimension(num_samples=num_samples, generator=generator),
+        )
         error = (
             entropy.error / math.log(2)
             + torch.as_tensor(precision, device=dimension.error.device).abs() * dimension.error
@@ -187,22 +198,28 @@ class Mixed(Distribution):
         return self._expect(lambda value, _: function(value))
 
     def estimate(
-        self, function: Callable[[Tensor], Tensor], n: int = SAMPLES, generator: torch.Generator | None = None
+        self,
+        function: Callable[[Tensor], Tensor],
+        *,
+        num_samples: int = SAMPLES,
+        generator: torch.Generator | None = None,
     ) -> Estimate:
-        """E of a function of values by n samples.
+        """E of a function of values from samples.
 
         The gradient is the score function's, because log-densities jump from face to face and a gradient through
         samples would miss that.
         """
         if self._differentiable:
-            return self._estimate(lambda value, _: function(value), n, generator)
-        h = function(self.sample((check_count(n, "n", 2),), generator))
+            return self._estimate(lambda value, _: function(value), num_samples, generator)
+        h = function(self.sample((check_count(num_samples, "num_samples", 2),), generator))
         return Estimate(h.mean(0), standard_error(h))
 
-    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
-        """KL(self ‖ other): exact (error 0) for two vertices, else a mean over n samples."""
+    def estimate_kl(
+        self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """KL(self ‖ other): exact (error 0) for two vertices, else a mean over samples."""
         p, q = alike(self, other)
-        return p._mean(lambda value, log_prob: log_prob - q.log_prob(value), n, generator)
+        return p._mean(lambda value, log_prob: log_prob - q.log_prob(value), num_samples, generator)
 
     def expand(self: Self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
         new: Self = self._get_checked_instance(type(self), _instance)  # type: ignore[no-untyped-call]
@@ -227,11 +244,11 @@ class Mixed(Distribution):
         breaks = torch.linspace(-40, 40, 17, dtype=torch.float64, device=self._device)
         return breaks.reshape(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape)
 
-    def _mean(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
+    def _mean(self, function: OfValue, num_samples: int, generator: torch.Generator | None) -> Estimate:
         if self.vertices == 2:
             exact = self._expect(function).to(self._dtype)
             return exactly(exact)
-        return self._estimate(function, n, generator)
+        return self._estimate(function, num_samples, generator)
 
     def _expect(self, function: OfValue) -> Tensor:
         ends = torch.eye(2, dtype=torch.float64, device=self._device)
@@ -248,8 +265,8 @@ class Mixed(Distribution):
 
         return mass(ends).sum(0) + line(edge, self._edge_breaks().detach())
 
-    def _estimate(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
-        value, log_prob = self._draw(check_count(n, "n", 2), generator)
+    def _estimate(self, function: OfValue, num_samples: int, generator: torch.Generator | None) -> Estimate:
+        value, log_prob = self._draw(check_count(num_samples, "num_samples", 2), generator)
         return scored(function(value, log_prob), log_prob)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
@@ -274,8 +291,8 @@ class Mixed(Distribution):
         worst = (error * (prob * (h.abs() + 1)).detach()).sum(0)
         return Estimate(value.to(self._dtype), worst.to(self._dtype))
 
-    def _over_drawn_faces(self, function: OfValue, n: int, generator: torch.Generator | None) -> Estimate:
-        face = self.sample_face((check_count(n, "n", 2),), generator)
+    def _over_drawn_faces(self, function: OfValue, num_samples: int, generator: torch.Generator | None) -> Estimate:
+        face = self.sample_face((check_count(num_samples, "num_samples", 2),), generator)
         log_prob, error = self._face_terms(face)
         mean = scored(function(face, log_prob), log_prob)
         return Estimate(mean.value.to(self._dtype), (mean.error + error.mean(0)).to(self._dtype))
@@ -382,7 +399,7 @@ def _kl(p: Mixed, q: Mixed) -> Tensor:
 
 
 def mutual_information(
-    y: Mixed, weights: Tensor | None = None, n: int = SAMPLES, generator: torch.Generator | None = None
+    y: Mixed, weights: Tensor | None = None, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
 ) -> Estimate:
     r"""How many nats a mixed random vector tells about what it depends on.
 
@@ -391,7 +408,7 @@ def mutual_information(
     Args:
         y: p(y | x), a batch (N,) of mixed distributions: one for each of N values of x.
         weights: P(x), (N,); uniform if None.
-        n: how many samples of each.
+        num_samples: how many samples of each.
         generator: where the random numbers come from; torch's own if None.
 
     Returns:
@@ -416,5 +433,5 @@ def mutual_information(
         told = log_prob - torch.logsumexp(each + weights.log(), -1)
         return torch.where(weights > 0, told, 0.0)  # what never comes tells nothing, were it infinitely much
 
-    part = y._mean(gain, n, generator)
+    part = y._mean(gain, num_samples, generator)
     return Estimate((weights * part.value).sum(-1), (weights * part.error).square().sum(-1).sqrt())

@@ -131,11 +131,15 @@ class MixedDirichlet(Mixed):
             place = torch.arange(self.vertices, device=self._device)
             return (place == first) | (later & (place > first))
 
-    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_face_entropy(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """H(F), in closed form."""
         return exactly(self._face_entropy.to(self._dtype))
 
-    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_mean_dimension(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """E|F| − 1, in closed form."""
         return exactly((self._inclusion.sum(-1) - 1).to(self._dtype))
 
@@ -188,10 +192,11 @@ class MixedDirichlet(Mixed):
     def entropy(self) -> Tensor:
         return self.estimate_entropy().value
 
-    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """The entropy; exact (error 0) for a concentration with equal entries or few vertices.
 
-        Else all is exact but for what depends on the concentration's sum over the face, which is a mean over n faces.
+        Else all is exact but for what depends on the concentration's sum over the face, which is a mean over
+        ``num_samples`` faces.
         """
         alpha = self.concentration.double()
         each = torch.lgamma(alpha) - (alpha - 1) * torch.digamma(alpha)
@@ -200,13 +205,15 @@ class MixedDirichlet(Mixed):
         def rest(total: Tensor, size: Tensor) -> Tensor:
             return (total - size) * torch.digamma(total) - torch.lgamma(total)
 
-        part = self._over_sums(lambda a, _, size: rest(a, size), self, n, generator)
+        part = self._over_sums(lambda a, _, size: rest(a, size), self, num_samples, generator)
         return Estimate((known + part.value).to(self._dtype), part.error.to(self._dtype))
 
-    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_kl(
+        self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """KL(self ‖ other): between two of this kind exact (error 0) where their entropies are."""
         if not isinstance(other, MixedDirichlet):
-            return super().estimate_kl(other, n, generator)
+            return super().estimate_kl(other, num_samples=num_samples, generator=generator)
         p, q = alike(self, other)
         alpha, beta, inclusion = p.concentration.double(), q.concentration.double(), p._inclusion
         ever = p._w > -torch.inf
@@ -218,11 +225,13 @@ class MixedDirichlet(Mixed):
         def rest(a: Tensor, b: Tensor, size: Tensor) -> Tensor:
             return torch.lgamma(a) - torch.lgamma(b) - (a - b) * torch.digamma(a)
 
-        part = p._over_sums(rest, q, n, generator)
+        part = p._over_sums(rest, q, num_samples, generator)
         value = over_faces + (inclusion * each).sum(-1) + part.value
         return Estimate(value.to(p._dtype), part.error.to(p._dtype))
 
-    def _over_sums(self, function: Any, other: MixedDirichlet, n: int, generator: torch.Generator | None) -> Estimate:
+    def _over_sums(
+        self, function: Any, other: MixedDirichlet, num_samples: int, generator: torch.Generator | None
+    ) -> Estimate:
         """E of a function of |F| and the sums over F of this concentration and another's."""
         alpha, beta = self.concentration.double(), other.concentration.double()
         if self._shared and other._shared:
@@ -231,11 +240,11 @@ class MixedDirichlet(Mixed):
             exact = (self._size_log_prob.exp() * values).sum(-1)
             return exactly(exact)
         enumerated = self.vertices <= ENUMERATED
-        face = (
-            faces(self.vertices, self._device) if enumerated else self.sample_face((check_count(n, "n", 2),), generator)
-        )
         if enumerated:
+            face = faces(self.vertices, self._device)
             face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
+        else:
+            face = self.sample_face((check_count(num_samples, "num_samples", 2),), generator)
         log_prob = self.face_log_prob(face).double()
         values = function((alpha * face).sum(-1), (beta * face).sum(-1), face.sum(-1).double())
         if enumerated:

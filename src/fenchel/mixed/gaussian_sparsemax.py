@@ -121,15 +121,17 @@ class GaussianSparsemax(Mixed):
         density, error = (each.reshape(value.shape[:-1]) for each in terms)
         return Estimate(self._off(value, density), error.to(self._dtype))
 
-    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         if self.vertices != 2:
-            return super().estimate_entropy(n, generator)
+            return super().estimate_entropy(num_samples=num_samples, generator=generator)
         edge = self._edge()
         return exactly((edge.ends * -edge.log_ends).sum(0).add(edge.surprise(edge)).to(self._dtype))
 
-    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_kl(
+        self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         if self.vertices != 2 or not isinstance(other, GaussianSparsemax):
-            return super().estimate_kl(other, n, generator)
+            return super().estimate_kl(other, num_samples=num_samples, generator=generator)
         p, q = (each._edge() for each in alike(self, other))
         ends = torch.where(p.ends > 0, p.ends * (p.log_ends - q.log_ends), 0.0).sum(0)
         return exactly((ends + p.surprise(q) - p.surprise(p)).to(self._dtype))

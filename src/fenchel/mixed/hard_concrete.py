@@ -93,9 +93,9 @@ class HardConcrete(Mixed):
         return estimate.log()
 
     def face_probability(
-        self, face: Tensor, n: int = 4 * SAMPLES, generator: torch.Generator | None = None
+        self, face: Tensor, *, num_samples: int = 4 * SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """P(F = face), exact (error 0) for two vertices, else the share of n samples, with its standard error.
+        """P(F = face), exact (error 0) for two vertices, else the share of samples, with its standard error.
 
         That error is of the share after one more hit and one more miss: no hit at all is no proof.
         """
@@ -104,7 +104,7 @@ class HardConcrete(Mixed):
             exact = self._binary_face(face).exp().to(self._dtype)
             return exactly(exact)
         with torch.no_grad():
-            logs = self._log_concrete((n,), generator)
+            logs = self._log_concrete((num_samples,), generator)
             drawn = self._harden(logs) > 0
         score = self._score(logs) if self._differentiable else None
 
@@ -117,8 +117,8 @@ class HardConcrete(Mixed):
         one_each = face.reshape(count, *self.batch_shape, self.vertices)
         value = torch.stack([share(each) for each in one_each]) if len(one_each) else one_each[..., 0].to(self._dtype)
         value = value.reshape(face.shape[:-1])
-        p = (n * value.detach() + 1) / (n + 2)
-        return Estimate(value, (p * (1 - p) / n).sqrt())
+        p = (num_samples * value.detach() + 1) / (num_samples + 2)
+        return Estimate(value, (p * (1 - p) / num_samples).sqrt())
 
     def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
         if self.vertices == 2:
@@ -149,24 +149,34 @@ class HardConcrete(Mixed):
         density = logsigmoid(u) + logsigmoid(-u) + temperature.log() - log_one - log_other - stretch.log()
         return self._off(value, torch.where(face.all(-1), density, self._binary_face(face)))
 
-    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         self._only_two("entropy")
-        return super().estimate_entropy(n, generator)
+        return super().estimate_entropy(num_samples=num_samples, generator=generator)
 
-    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_face_entropy(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         self._only_two("face_entropy")
-        return super().estimate_face_entropy(n, generator)
+        return super().estimate_face_entropy(num_samples=num_samples, generator=generator)
 
-    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
-        """E|F| − 1: exact (error 0) for two vertices, else a mean over n samples."""
+    def estimate_mean_dimension(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
+        """E|F| − 1: exact (error 0) for two vertices, else a mean over samples."""
         if self.vertices == 2:
-            return super().estimate_mean_dimension(n, generator)
-        return self.estimate(lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype), n, generator)
+            return super().estimate_mean_dimension(num_samples=num_samples, generator=generator)
+        return self.estimate(
+            lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype),
+            num_samples=num_samples,
+            generator=generator,
+        )
 
-    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_kl(
+        self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """KL(self ‖ other), for two vertices."""
         self._only_two("kl_divergence")
-        return super().estimate_kl(other, n, generator)
+        return super().estimate_kl(other, num_samples=num_samples, generator=generator)
 
     def _only_two(self, name: str) -> None:
         if self.vertices != 2:

@@ -94,23 +94,29 @@ class MaximumEntropy(Mixed):
         weights = torch.where(face, noise.clamp_min(torch.finfo(self._dtype).tiny), 0.0)
         return weights / weights.sum(-1, keepdim=True)
 
-    def estimate_face_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_face_entropy(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """H(F), in closed form."""
         rest = self._over_sizes(lambda n: torch.lgamma(n) - (n - 1) * self._nats.unsqueeze(-1))
         return exactly(rest + self.log_partition)
 
-    def estimate_mean_dimension(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_mean_dimension(
+        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """E|F| − 1, in closed form."""
         return exactly(self._over_sizes(lambda n: n - 1))
 
-    def estimate_entropy(self, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         exact = self.log_partition - self._over_sizes(lambda n: (n - 1) * self._nats.unsqueeze(-1))
         return exactly(exact)
 
-    def estimate_kl(self, other: Mixed, n: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
+    def estimate_kl(
+        self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
+    ) -> Estimate:
         """KL(self ‖ other): between two of this kind exact (error 0)."""
         if not isinstance(other, MaximumEntropy):
-            return super().estimate_kl(other, n, generator)
+            return super().estimate_kl(other, num_samples=num_samples, generator=generator)
         p, q = alike(self, other)
         nats = (p._nats - q._nats).unsqueeze(-1)
         return exactly(p._over_sizes(lambda n: (n - 1) * nats) + q.log_partition - p.log_partition)

@@ -45,6 +45,7 @@ class LinearEntmaxLoss(nn.Linear):
         in_features: int,
         out_features: int,
         bias: bool = True,
+        *,
         alpha: float | Tensor = 1.5,
         ignore_index: int = -100,
         reduction: Reduction = "mean",

@@ -47,16 +47,16 @@ class Source:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs as numbers: ``inputs`` are what a decoder reads, ``targets`` what it is to write next, both (B, T)."""
+    """Pairs as numbers: ``inputs`` are what a decoder reads, ``target`` what it is to write next, both (B, T)."""
 
     source: Source
     inputs: Tensor
-    targets: Tensor
+    target: Tensor
 
     @property
     def tokens(self) -> int:
         """How many symbols are to be written, ends included."""
-        return int((self.targets != IGNORED).sum())
+        return int((self.target != IGNORED).sum())
 
 
 def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
@@ -84,7 +84,7 @@ def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Ba
     Example:
         >>> letters = Vocabulary("ab")
         >>> batch = collate([Pair(("a",), ("a", "b")), Pair(("b",), ("b",))], letters, letters)
-        >>> batch.inputs, batch.targets
+        >>> batch.inputs, batch.target
         (tensor([[4, 2, 3],
                 [4, 3, 5]]), tensor([[   2,    3,    0],
                 [   3,    0, -100]]))
@@ -114,6 +114,7 @@ class Batches:
         pairs: Sequence[Pair],
         source: Vocabulary,
         target: Vocabulary,
+        *,
         size: int = 64,
         seed: int = 0,
         parts: int = 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, cast
 
@@ -45,6 +45,8 @@ class Seq2Seq(nn.Module):
 
     sizes: ClassVar[tuple[str, ...]] = ()
     """Names of the numbers that a subclass is made with."""
+    names_in_files: ClassVar[Mapping[str, str]] = {}
+    """Sizes that a folder calls by another name than the constructor: the argument, and the name in the folder."""
     retired: ClassVar[tuple[str, ...]] = ()
     """How names of tensors begin that older folders hold and that no part of the model has any more."""
 
@@ -53,6 +55,7 @@ class Seq2Seq(nn.Module):
         source: Vocabulary,
         target: Vocabulary,
         width: int,
+        *,
         attention: Regularizer | None = None,
         output: Regularizer | None = None,
     ) -> None:
@@ -95,15 +98,15 @@ class Seq2Seq(nn.Module):
     def forward(self, batch: Batch) -> Tensor:
         """The loss of a batch, a mean over symbols."""
         hidden = self.hidden_states(self.encode(batch.source.to(self.device)), batch.inputs.to(self.device))
-        return self.loss(hidden, batch.targets.to(self.device))
+        return self.loss(hidden, batch.target.to(self.device))
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: Reduction = "mean") -> Tensor:
+    def loss(self, hidden: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor:
         """The output layer's Fenchel-Young loss of hidden states (…, width) against numbers of symbols (…)."""
         weight, bias = self.output.weight, self.output.bias
         options: Any = {"ignore_index": IGNORED, "reduction": reduction}
         if (alpha := _fused(self.omega)) is not None:
-            return linear_entmax_loss(hidden, weight, targets, bias, alpha=alpha, **options)
-        return fy_loss(F.linear(hidden, weight, bias), targets, self.omega, **options)
+            return linear_entmax_loss(hidden, weight, target, bias, alpha=alpha, **options)
+        return fy_loss(F.linear(hidden, weight, bias), target, self.omega, **options)
 
     # -- search --------------------------------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class Seq2Seq(nn.Module):
         return {
             "format": saving.FORMAT,
             "model": type(self).__name__,
-            "sizes": {name: getattr(self, name) for name in self.sizes},
+            "sizes": {self.names_in_files.get(name, name): getattr(self, name) for name in self.sizes},
             "attention": self.attention_omega.config(),
             "output": self.omega.config(),
             "source": list(self.source.symbols),
@@ -153,10 +156,10 @@ class Seq2Seq(nn.Module):
 
         A model with a regularizer that a file cannot hold, such as ``Custom``, is refused.
         """
-        self.check_writable()
+        self._check_writable()
         saving.save(folder, self.settings(), self.state_dict())
 
-    def check_writable(self) -> None:
+    def _check_writable(self) -> None:
         """Raise a ValueError if ``save`` would: a file cannot hold a regularizer of the model."""
         for name, omega in (("attention", self.attention_omega), ("output", self.omega)):
             if omega.config() is None:
@@ -166,7 +169,9 @@ class Seq2Seq(nn.Module):
                 )
 
     @classmethod
-    def load(cls, folder: Path | str, attention: Regularizer | None = None, output: Regularizer | None = None) -> Self:
+    def load(
+        cls, folder: Path | str, *, attention: Regularizer | None = None, output: Regularizer | None = None
+    ) -> Self:
         """The model that was saved to a folder, of whichever subclass it was; in evaluation mode.
 
         Args:
@@ -180,7 +185,8 @@ class Seq2Seq(nn.Module):
         kind = kinds[settings["model"]]
         with saving.whole(folder, kind.__name__):
             tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(kind.retired)}
-            sizes = dict(settings["sizes"])
+            arguments = {written: name for name, written in kind.names_in_files.items()}
+            sizes = {arguments.get(name, name): size for name, size in settings["sizes"].items()}
             saving.check_names(kind.sizes, sizes)
             saving.check_sizes(sizes, tensors)
             source, target = (Vocabulary(saving.check_strings(settings[name], name)) for name in ("source", "target"))

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._checks import check_count
 from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
 from fenchel.seq2seq.lstm import cell, read_both_ways
@@ -75,6 +76,7 @@ class Recurrent(Seq2Seq):
         self,
         source: Vocabulary,
         target: Vocabulary,
+        *,
         embedding: int = 300,
         hidden: int = 300,
         layers: int = 2,
@@ -82,8 +84,8 @@ class Recurrent(Seq2Seq):
         attention: Regularizer | None = None,
         output: Regularizer | None = None,
     ) -> None:
-        super().__init__(source, target, hidden, attention, output)
-        if hidden % 2:
+        super().__init__(source, target, hidden, attention=attention, output=output)
+        if check_count(hidden, "hidden") % 2:
             raise ValueError(f"hidden must be even, got {hidden}")
         check_depth(layers, dropout)
         self.embedding, self.hidden, self.layers, self.dropout = embedding, hidden, layers, dropout

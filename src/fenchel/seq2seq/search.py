@@ -90,8 +90,8 @@ class Beam:
 def beam_search(
     stepper: Stepper,
     sources: Sequence[Any],
-    beam: int = 5,
     *,
+    beam: int = 5,
     n_best: int | None = None,
     max_length: int = 100,
     length_penalty: float = 0.0,
@@ -166,7 +166,7 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
 
 @torch.no_grad()
 def enumerate_support(
-    stepper: Stepper, sources: Sequence[Any], most: int = 100, *, max_length: int = 100, keep_tree: bool = False
+    stepper: Stepper, sources: Sequence[Any], *, most: int = 100, max_length: int = 100, keep_tree: bool = False
 ) -> list[Beam]:
     """Every string that a model gives any probability, most probable first, where these are few.
 
@@ -368,7 +368,7 @@ class Choice:
 
 
 @torch.no_grad()
-def force(stepper: Stepper, source: Any, tokens: Sequence[int], most: int | None = None) -> list[Choice]:
+def force(stepper: Stepper, source: Any, tokens: Sequence[int], *, most: int | None = None) -> list[Choice]:
     """A given string, and at each of its steps, and at its end, every symbol that the model holds possible.
 
     Args:

@@ -120,7 +120,8 @@ def train(
     model: Seq2Seq,
     pairs: Sequence[Pair],
     validation: Sequence[Pair],
-    how: Training | None = None,
+    *,
+    training: Training | None = None,
     folder: Path | str | None = None,
     progress: Progress | bool = False,
     watch: Callable[[Validation], None] | None = None,
@@ -137,7 +138,7 @@ def train(
         model: trained in place.
         pairs: to learn from.
         validation: to judge by.
-        how: rates, sizes, seeds.
+        training: rates, sizes and seeds; ``Training()`` by default.
         folder: where checkpoints and the model go.
         progress: called as batches pass; True shows a bar on standard error.
         watch: called after every validation, while the model is as it was validated.
@@ -145,7 +146,7 @@ def train(
     Returns:
         All validations.
     """
-    how = how or Training()
+    how = training or Training()
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
     # To train on for more epochs, or with more patience, is to go on; unless the rate knows when the end is.
@@ -153,10 +154,10 @@ def train(
     wanted = {"training": asdict(how), "model": model.settings(), "data": _digests(pairs, validation)}
     checkpoint = None if folder is None else Checkpoint(Path(folder) / CHECKPOINT, wanted, free)
     if checkpoint is not None:  # what cannot be written is known before an epoch is spent on it
-        model.check_writable()
+        model._check_writable()
         checkpoint.prepare()
-    batches = Batches(pairs, model.source, model.target, how.batch, how.seed, how.parts)
-    judged = Batches(validation, model.source, model.target, 2 * how.batch)
+    batches = Batches(pairs, model.source, model.target, size=how.batch, seed=how.seed, parts=how.parts)
+    judged = Batches(validation, model.source, model.target, size=2 * how.batch)
     kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
     optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
     devices = [model.device] if model.device.type == "cuda" else []
@@ -224,9 +225,9 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
     model.eval()
     loss, right, tokens, targets = 0.0, 0, 0, 0
     for batch in batches:
-        numbers = batch.targets.to(model.device)
+        numbers = batch.target.to(model.device)
         hidden = model.hidden_states(model.encode(batch.source.to(model.device)), batch.inputs.to(model.device))
-        loss += float(model.loss(hidden, numbers, "sum"))
+        loss += float(model.loss(hidden, numbers, reduction="sum"))
         hit = (model.output(hidden).argmax(-1) == numbers) | (numbers == IGNORED)
         right += int(hit.all(1).sum())
         tokens += batch.tokens

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._checks import check_count
 from fenchel.nn import MultiheadAttention
 from fenchel.regularizers import Regularizer
 from fenchel.seq2seq.batches import Source
@@ -102,14 +103,14 @@ class _Layer(nn.Module):
 class Transformer(Seq2Seq):
     """The encoder-decoder of Vaswani et al. (2017), with normalization before each part and any Ω in its heads.
 
-    A learnable alpha is each layer's own; give it ``shape=(heads, 1, 1)`` for one a head.
+    A learnable alpha is each layer's own; give it ``shape=(num_heads, 1, 1)`` for one per head.
     Keys and values are kept while a string is written: a step costs what is new.
 
     Args:
         source: the symbols that are read.
         target: the symbols that are written.
-        width: of states and embeddings; a multiple of ``heads``.
-        heads: of every attention.
+        width: of states and embeddings; a multiple of ``num_heads``.
+        num_heads: of every attention.
         layers: of encoder and decoder each.
         inner: width inside the linear maps.
         dropout: the share of entries that is dropped in training.
@@ -121,37 +122,39 @@ class Transformer(Seq2Seq):
         >>> from fenchel.seq2seq import Transformer, Vocabulary
         >>> letters = Vocabulary("abc")
         >>> alpha = Tsallis(1.5, learnable=True, shape=(2, 1, 1))
-        >>> model = Transformer(letters, letters, width=8, heads=2, layers=1, inner=16, attention=alpha)
+        >>> model = Transformer(letters, letters, width=8, num_heads=2, layers=1, inner=16, attention=alpha)
         >>> model.attend("ab", "abc").shape  # the last layer's, averaged over its heads
         torch.Size([4, 2])
 
     References: Vaswani et al. (2017); Correia, Niculae & Martins (2019).
     """
 
-    sizes = ("width", "heads", "layers", "inner", "dropout")
+    sizes = ("width", "num_heads", "layers", "inner", "dropout")
+    names_in_files: ClassVar[dict[str, str]] = {"num_heads": "heads"}
     retired = ("attention_omega.",)  # where training began, which no layer used
 
     def __init__(
         self,
         source: Vocabulary,
         target: Vocabulary,
+        *,
         width: int = 128,
-        heads: int = 4,
+        num_heads: int = 4,
         layers: int = 2,
         inner: int = 256,
         dropout: float = 0.1,
         attention: Regularizer | None = None,
         output: Regularizer | None = None,
     ) -> None:
-        super().__init__(source, target, width, attention, output)
-        if width % heads:
-            raise ValueError(f"width must be a multiple of heads, {heads}, got {width}")
+        super().__init__(source, target, width, attention=attention, output=output)
+        if check_count(width, "width") % check_count(num_heads, "num_heads"):
+            raise ValueError(f"width must be a multiple of num_heads, {num_heads}, got {width}")
         check_depth(layers, dropout)
-        self.width, self.heads, self.layers, self.inner, self.dropout = width, heads, layers, inner, dropout
+        self.width, self.num_heads, self.layers, self.inner, self.dropout = width, num_heads, layers, inner, dropout
         self.source_embedding = _embedding(len(source) + 2, width, source.pad)
         self.target_embedding = _embedding(len(target) + 2, width, target.pad)
         omega = cast(Regularizer, self._modules.pop("attention_omega"))  # every layer has a copy of its own
-        shape = width, heads, inner, dropout, omega
+        shape = width, num_heads, inner, dropout, omega
         self.encoder = nn.ModuleList(_Layer(*shape, reads=False) for _ in range(layers))
         self.decoder = nn.ModuleList(_Layer(*shape, reads=True) for _ in range(layers))
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
@@ -171,7 +174,7 @@ class Transformer(Seq2Seq):
             x, _, _ = layer(x, mask[:, None, None, :])
         x = self.norms[0](x)
         read = tuple(layer.cross.see(x) for layer in self.decoder)  # type: ignore[union-attr,operator]
-        empty = x.new_empty(len(x), self.heads, 0, self.width // self.heads)
+        empty = x.new_empty(len(x), self.num_heads, 0, self.width // self.num_heads)
         return State(mask, read, tuple((empty, empty) for _ in self.decoder), x.new_zeros(x.shape[:2]))
 
     def decode(self, state: State, inputs: Tensor) -> tuple[Tensor, Tensor]:

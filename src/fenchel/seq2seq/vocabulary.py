@@ -38,7 +38,7 @@ class Vocabulary:
         self._numbers = {symbol: number for number, symbol in enumerate(self.symbols, len(SPECIAL))}
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[str]], most: int | None = None, seen: int = 1) -> Vocabulary:
+    def of(cls, sequences: Iterable[Sequence[str]], *, most: int | None = None, seen: int = 1) -> Vocabulary:
         """The symbols of sequences, the most frequent first, equals by name.
 
         Args:

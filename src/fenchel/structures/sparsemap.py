@@ -217,7 +217,7 @@ class SparseMAP(Regularizer):
             return gain.clamp_min(0).to(scores.dtype)
 
     @outside_graphs("SparseMAP")
-    def solve(self, scores: Tensor, mask: Tensor | None = None, start: Mixture | Tensor | None = None) -> Mixture:
+    def solve(self, scores: Tensor, mask: Tensor | None = None, *, start: Mixture | Tensor | None = None) -> Mixture:
         """The mixture itself: marginals, structures and weights, with a certificate.
 
         Args:
@@ -242,7 +242,7 @@ class SparseMAP(Regularizer):
             answer.found.iterations.reshape(answer.batch),
         )
 
-    def repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor, Tensor]:
+    def _repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor, Tensor]:
         """The marginals of rows whose active sets are known from similar scores, and are brought up to date.
 
         For a caller that looks at the gaps, and at the rows in which the oracle was not exact, which are returned too:

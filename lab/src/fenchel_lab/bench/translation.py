@@ -61,7 +61,7 @@ def _model(alpha: float) -> tuple[Recurrent, torch.optim.Optimizer]:
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         torch.manual_seed(0)
         kind = _Softmax if alpha == 1 else Recurrent
-        model = kind(*_vocabularies(), WIDTH, WIDTH, 1, attention=omega, output=omega)
+        model = kind(*_vocabularies(), embedding=WIDTH, hidden=WIDTH, layers=1, attention=omega, output=omega)
         optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
         for step in range(WARM if alpha > 1 else 1):
             _train(model, optimizer, _batch(step + 1))
@@ -84,7 +84,7 @@ def _train(model: Recurrent, optimizer: torch.optim.Optimizer, batch: Batch) -> 
 def inputs() -> tuple[Tensor, ...]:
     """A batch that no model has seen."""
     batch = _batch(0)
-    return batch.source.numbers, batch.source.lengths, batch.inputs, batch.targets
+    return batch.source.numbers, batch.source.lengths, batch.inputs, batch.target
 
 
 def training(alpha: float) -> Callable[..., Tensor]:

@@ -83,7 +83,14 @@ def followed(corpus: Corpus, size: Size, seed: int, tell: Progress) -> list[Mome
         rights = [each.form == "".join(pair.target) for each, pair in zip(found, asked, strict=True)]
         moments.append(_moment(validation.epoch * len(corpus.train) // size.how.parts, rights, found))
 
-    train(model, corpus.train, held, size.how, progress=lambda part, note="": tell(0.97 * part, note), watch=count)
+    train(
+        model,
+        corpus.train,
+        held,
+        training=size.how,
+        progress=lambda part, note="": tell(0.97 * part, note),
+        watch=count,
+    )
     return moments
 
 

@@ -202,10 +202,10 @@ def untrained(corpus: Corpus, size: Size, seed: int, attention: Regularizer, out
     return Recurrent(
         Vocabulary.of(pair.source for pair in corpus.train),
         Vocabulary.of(pair.target for pair in corpus.train),
-        size.embedding,
-        size.hidden,
-        size.layers,
-        size.dropout,
+        embedding=size.embedding,
+        hidden=size.hidden,
+        layers=size.layers,
+        dropout=size.dropout,
         attention=attention,
         output=output,
     )
@@ -216,7 +216,7 @@ def trained(corpus: Corpus, output: float, attention: float, size: Size, seed: i
     model = untrained(corpus, size, seed, Tsallis(attention), Tsallis(output))
     held = [pair for group in corpus.validation for pair in group[: size.held]]
     parts = 1 if size.seen is None else max(round(len(corpus.train) / size.seen), 1)
-    train(model, corpus.train, held, replace(size.how, parts=parts, seed=seed), progress=tell)
+    train(model, corpus.train, held, training=replace(size.how, parts=parts, seed=seed), progress=tell)
     return model
 
 

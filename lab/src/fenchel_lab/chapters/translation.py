@@ -194,9 +194,23 @@ def trained(corpus: Corpus, size: Size, seed: int, tell: Callable[[float, str], 
         torch.manual_seed(seed)
         kind = Dense if alpha == 1 else Recurrent
         omega = Tsallis(alpha)
-        sizes = size.embedding, size.hidden, size.layers, size.dropout
-        model = kind(source, target, *sizes, attention=omega, output=omega)
-        train(model, corpus.train, corpus.validation, size.how, progress=partial(_nth, tell, number, NAMES[alpha]))
+        model = kind(
+            source,
+            target,
+            embedding=size.embedding,
+            hidden=size.hidden,
+            layers=size.layers,
+            dropout=size.dropout,
+            attention=omega,
+            output=omega,
+        )
+        train(
+            model,
+            corpus.train,
+            corpus.validation,
+            training=size.how,
+            progress=partial(_nth, tell, number, NAMES[alpha]),
+        )
         models.append(model)
     return models
 
@@ -244,7 +258,7 @@ def searched(models: Sequence[Recurrent], sources: Sequence[Sequence[str]]) -> l
         rows = order[first : first + 32]
         for number, model in enumerate(models):
             start = time.process_time()
-            beams = beam_search(model, [sources[row] for row in rows], BEAM, n_best=1, max_length=LONGEST)
+            beams = beam_search(model, [sources[row] for row in rows], beam=BEAM, n_best=1, max_length=LONGEST)
             seconds[number] += time.process_time() - start
             found[number].update(zip(rows, beams, strict=True))
     words = [sum(len(beam.best.tokens) + 1 for beam in each.values()) for each in found]
@@ -276,7 +290,7 @@ def paces(models: Sequence[Recurrent], pairs: Sequence[Pair], how: Training) -> 
     """Words a second in steps of training, by copies of trained models, in turns."""
     copies = [copy.deepcopy(model).train() for model in models]
     optimizers = [torch.optim.Adam(each.parameters(), lr=how.rate) for each in copies]
-    batches = Batches(pairs, models[0].source, models[0].target, how.batch, how.seed)
+    batches = Batches(pairs, models[0].source, models[0].target, size=how.batch, seed=how.seed)
     taken: list[list[float]] = [[] for _ in models]
     words = []
     for batch in islice(batches.epoch(how.epochs), TIMED):
@@ -292,9 +306,9 @@ def paces(models: Sequence[Recurrent], pairs: Sequence[Pair], how: Training) -> 
 def nonzeros(model: Recurrent, pairs: Sequence[Pair]) -> tuple[float, float]:
     """How many words are attended to, and how many may be written, on average over the steps of known targets."""
     attended = possible = steps = 0
-    for batch in Batches(pairs, model.source, model.target, 64):
+    for batch in Batches(pairs, model.source, model.target):
         hidden, weights = model.decode(model.encode(batch.source), batch.inputs)
-        there = batch.targets != IGNORED
+        there = batch.target != IGNORED
         attended += int((weights[there] > 0).sum())
         possible += int((model.omega.argmax(model.output(hidden[there])) > 0).sum())
         steps += batch.tokens

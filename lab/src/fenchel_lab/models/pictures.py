@@ -125,7 +125,7 @@ class Answerer(nn.Module):
         if attention.omega is None:
             basis = GaussianBasis.grid(size.functions, widths=(size.spread,))
             within = 1 / (12 * size.places**2)  # the variance of positions inside of a place
-            encoder = MatchedEncoder(Shannon(), least=within, exact=True)
+            encoder = MatchedEncoder(Shannon(), eps=within, exact=True)
             self.density = ContinuousAttention(basis, attention.alpha, encoder)
 
     def forward(self, batch: Batch) -> Tensor:
