@@ -137,7 +137,10 @@ class _Pass:
 
     def kernel(self, step: str) -> Callable[..., Any] | None:
         """The kernel for a step, if there is one for these tensors."""
-        return kernels.find(step, self.rule.name, (self.parameter,), self.query, self.key, self.value)
+        found: Callable[..., Any] | None = kernels.find(
+            step, self.rule.name, (self.parameter,), self.query, self.key, self.value
+        )
+        return found
 
     def room(self, block: Block) -> Tensor:
         """Memory for the scores of a block and as many places, used again by the next block."""
