@@ -153,7 +153,7 @@ def test_where_nothing_can_be_cached_it_says_so() -> None:
 import numba.core.caching as caching
 caching.CacheImpl._locator_classes = []
 import sys, fenchel
-from fenchel.kernels.compiler import kernel
+from fenchel.kernels.cpu.compiler import kernel
 
 def clear(x):
     x[:] = 0

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fenchel.kernels import bounded
+from fenchel.kernels.cpu.maps import bounded
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON
 from fenchel.regularizers.solvers.thresholds import capped_projection
 

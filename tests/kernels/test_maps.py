@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fenchel import Norm, Tsallis, entmax, normmax
-from fenchel.kernels import maps, pool, usable
-from fenchel.kernels.compiler import kernel
-from fenchel.kernels.powers import exp2, log2
+from fenchel.kernels import usable
+from fenchel.kernels.cpu import threads as pool
+from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.maps import simplex as maps
+from fenchel.kernels.cpu.powers import exp2, log2
 from fenchel.regularizers.solvers import thresholds
 
 TOLERANCE = {torch.float64: 1e-14, torch.float32: 1e-6}
@@ -146,7 +148,7 @@ child = os.fork()
 if child == 0:
     torch.set_num_threads(1)
     same = torch.equal(fenchel.sparsemax(scores), expected)
-    from fenchel.kernels import pool
+    from fenchel.kernels.cpu import threads as pool
     pool.torch.get_num_threads = lambda: 2
     os._exit(0 if same and torch.equal(fenchel.sparsemax(scores), expected) else 1)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -166,7 +168,7 @@ import numba.core.caching as caching
 caching.CacheImpl._locator_classes = []
 import torch, fenchel
 assert fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0])).tolist() == [0.75, 0.25, 0.0]
-from fenchel.kernels import rows
+from fenchel.kernels.cpu.maps import rows
 assert type(rows.entmax._cache).__name__ == "NullCache"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)

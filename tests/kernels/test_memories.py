@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from fenchel.kernels.memories import collect
+from fenchel.kernels.cpu.streaming.memories import collect
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -130,7 +130,7 @@ def test_a_back_end_serves_maps_derivatives_and_losses(back_end: Numpy) -> None:
 
 
 def test_a_back_end_serves_dynamic_programs() -> None:
-    from fenchel.kernels import markov
+    from fenchel.kernels.cpu.dp import markov
 
     calls: list[str] = []
 

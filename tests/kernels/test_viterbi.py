@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fenchel import kernels
-from fenchel.kernels.viterbi import viterbi
+from fenchel.kernels.cpu.structures.viterbi import viterbi
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])

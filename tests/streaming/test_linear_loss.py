@@ -17,7 +17,7 @@ from torch.testing import assert_close
 import fenchel
 import oracles
 from fenchel import kernels, linear_entmax_loss
-from fenchel.kernels import output as compiled
+from fenchel.kernels.cpu.streaming import output as compiled
 from fenchel.streaming import Plan, linear_loss, using
 from watch import Largest
 

@@ -454,7 +454,7 @@ class _Compact(torch.autograd.Function):
     def forward(
         ctx: Any, loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: int, narrow: bool
     ) -> Tensor:
-        from fenchel.kernels import continuous
+        from fenchel.kernels.cpu import continuous
 
         batch, dim, keep = loc.shape[:-1], loc.shape[-1], any(ctx.needs_input_grad)
         reach = _NARROW_REACH if narrow else _REACH

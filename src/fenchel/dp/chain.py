@@ -20,7 +20,7 @@ from fenchel.dp.program import (
     gathered,
     precise,
 )
-from fenchel.kernels.viterbi import viterbi
+from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.tsallis import Shannon
 

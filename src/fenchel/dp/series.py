@@ -233,14 +233,14 @@ def _gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 class _Distances(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        from fenchel.kernels import alignments
+        from fenchel.kernels.cpu.dp import alignments
 
         ctx.save_for_backward(x, y)
         return alignments.distances(x, y)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
-        from fenchel.kernels import alignments
+        from fenchel.kernels.cpu.dp import alignments
 
         x, y = ctx.saved_tensors
         if torch.is_grad_enabled() or not usable(weight, x, y):

@@ -211,8 +211,8 @@ class _Kept:
         return self.count + new
 
     def _collect_compiled(self, first: int, scores: Tensor) -> Tensor:
-        from fenchel.kernels.memories import collect
-        from fenchel.kernels.pool import over_rows
+        from fenchel.kernels.cpu.streaming.memories import collect
+        from fenchel.kernels.cpu.threads import over_rows
 
         count = torch.empty_like(self.count)
         arrays = (

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._torch import apply_function, tracks
-from fenchel.kernels.products import scores
+from fenchel.kernels.cpu.streaming.products import scores
 from fenchel.regularizers.rowmap import RowMap
 from fenchel.streaming.plan import Plan
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._torch import tracks_forward, transformed
-from fenchel.kernels.host import run
+from fenchel.kernels.cpu.interpreted import run
 from fenchel.structures.base import Array, Problem, Searched, Structure, check_scores, own_tensors, places
 
 _NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
@@ -105,7 +105,7 @@ def search_again(
     Also returns in which rows the oracle was seen not to be exact. The gap is 0 in rows that are solved to the
     tolerance, or to rounding. Not for transformations of functions.
     """
-    from fenchel.kernels import active
+    from fenchel.kernels.cpu.structures import active
 
     with torch.no_grad():
         solver = _Solver(Problem(structure, scores, None), options)
@@ -216,7 +216,7 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, theta: Tensor) -> Tensor:
-        from fenchel.kernels.active import add_up
+        from fenchel.kernels.cpu.structures.active import add_up
 
         ctx.save_for_backward(parts)
         ctx.size = theta.shape[1]
@@ -235,7 +235,7 @@ class _Mixture(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, weights: Tensor, size: int) -> Tensor:
-        from fenchel.kernels.active import spread
+        from fenchel.kernels.cpu.structures.active import spread
 
         ctx.save_for_backward(parts)
         result = weights.new_empty(len(parts), size)
@@ -384,7 +384,7 @@ class ActiveSets:
 
     def _widen(self, rows: Array, rooms: Array, most: int) -> None:
         """More room for some rows, and for structures with so many parts."""
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         most = max(most, self.members.shape[1])
         if rows.size == 0 and most == self.members.shape[1]:
@@ -398,7 +398,7 @@ class ActiveSets:
 
     def put(self, rows: Array, other: ActiveSets, of: Array) -> None:
         """Replace the active sets of some rows by those of rows of others."""
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         narrow = self.rooms[rows] < other.rooms[of]
         self.sizes[rows[narrow]] = 0
@@ -438,7 +438,7 @@ class _Solver(ActiveSets):
         return int(len(live) * self.theta.shape[1] + (self.sizes[live] ** 2).sum())
 
     def _advance(self, live: Array, parts: Array, bonus: Array, mode: int) -> None:
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         self._make_room(live, parts.shape[1])
         run(active.advance, len(live), self._work(live), live, parts, bonus, *self._rows(), mode, self.goal)
@@ -459,7 +459,7 @@ class _Solver(ActiveSets):
 
     def offer(self, start: Tensor) -> None:
         """Begin with structures that may be right: those that improve become members."""
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         problem = self.problem
         event = problem.structure.event_dim
@@ -487,7 +487,7 @@ class _Solver(ActiveSets):
 
     def resume(self, sets: ActiveSets, rows: Array) -> None:
         """Begin with active sets of an earlier search, whose scores may have been others."""
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         self.put(np.arange(len(rows)), sets, rows)
         self._score_members()
@@ -524,7 +524,7 @@ class _Solver(ActiveSets):
 
     def solve(self) -> None:
         """Ask for the best structure of what is left, take it in, until nothing is better."""
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         live = self._explored(self.live)
         while live.size:
@@ -543,7 +543,7 @@ class _Solver(ActiveSets):
             self._complete()
 
     def _unfinished(self, rows: Array) -> Array:
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         state = self.state[rows]
         unfinished: Array = (state == active.LIVE) | (state == active.FRESH)
@@ -555,7 +555,7 @@ class _Solver(ActiveSets):
         return going
 
     def _warn(self) -> None:
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         if self.options.quiet:
             return
@@ -584,7 +584,7 @@ class _Solver(ActiveSets):
         element of the generalized Jacobian. Otherwise the search goes on until the whole face is spanned, which is
         another: until fresh noise and its opposite find nothing.
         """
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         random = np.random.Generator(np.random.PCG64(0))
         rows = len(self.theta)
@@ -614,7 +614,7 @@ class _Solver(ActiveSets):
 
         0 if the best one lies in the hull, −1 if it does not tie: there the noise is made smaller.
         """
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         verdict = np.zeros(len(live), np.int64)
         if live.size == 0:
@@ -629,7 +629,7 @@ class _Solver(ActiveSets):
 
     def found(self) -> Found:
         """The active sets as tensors beside the scores."""
-        from fenchel.kernels import active
+        from fenchel.kernels.cpu.structures import active
 
         rows, parts = self.theta.shape
         device = self.problem.scores.device

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_floats
-from fenchel.kernels.viterbi import viterbi
+from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import hold, show
 from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched, check_batch

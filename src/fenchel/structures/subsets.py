@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_number, check_real
-from fenchel.kernels.host import run
+from fenchel.kernels.cpu.interpreted import run
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.capped import KSubsets, k_subsets
 from fenchel.regularizers.configs import written_by
@@ -259,7 +259,7 @@ class SequentialSubsets(_Exact):
         ).detach()
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
-        from fenchel.kernels.subsets import best_sequences
+        from fenchel.kernels.cpu.structures.subsets import best_sequences
 
         n, k = shape[-1], self.most(shape[-1])
         between = self._between(batch, n)
@@ -276,7 +276,7 @@ class SequentialSubsets(_Exact):
         return best
 
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
-        from fenchel.kernels.exploration import explore_sequences
+        from fenchel.kernels.cpu.structures.exploration import explore_sequences
 
         n = shape[-1]
         return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)

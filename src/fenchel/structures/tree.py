@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import concrete
-from fenchel.kernels.host import run
+from fenchel.kernels.cpu.interpreted import run
 from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched
 
@@ -85,7 +85,7 @@ class DependencyTree(Searched):
         return (target.unsqueeze(-1) == torch.arange(n + 1, device=target.device)).double()
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
-        from fenchel.kernels.trees import best_projective, best_trees
+        from fenchel.kernels.cpu.structures.trees import best_projective, best_trees
 
         n = shape[0]
         kernel = best_projective if self.projective else best_trees
@@ -99,7 +99,7 @@ class DependencyTree(Searched):
         return best
 
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
-        from fenchel.kernels.exploration import explore_trees
+        from fenchel.kernels.cpu.structures.exploration import explore_trees
 
         return None if self.projective else (explore_trees, shape[-2], self.single_root)
 

@@ -1,0 +1,1 @@
+"""Dynamic programs: chains, alignments, graphs."""

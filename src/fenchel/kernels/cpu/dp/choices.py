@@ -1,0 +1,259 @@
+"""Smoothed choices by columns: what every dynamic program does at each of its nodes, for many nodes at once.
+
+A block of ``choices`` × ``width`` numbers lies flat, row by row; each of its columns is one node, and a row holds the
+same predecessor of all of them. Loops run along the rows, so that they vectorise whatever the number of choices.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from fenchel.kernels.cpu.compiler import kernel, strict
+from fenchel.kernels.cpu.powers import exp2, log2
+
+HARD, SHANNON, GINI, HALVES = 0, 1, 2, 3
+"""Which entropy smooths the maximum: none, Shannon's, Gini's, and Tsallis's with α = 1.5."""
+
+KINDS = {math.inf: HARD, 1.0: SHANNON, 2.0: GINI, 1.5: HALVES}
+"""These by the α of Tsallis's entropy."""
+
+_LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
+_NEWTON = 60  # a handful is enough
+
+
+@strict
+def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-def]
+    """The probabilities q of the choices in each column of x, and by how much the smoothed maximum exceeds the largest.
+
+    The largest entry of a column is 0; entries of −inf cannot be chosen; a column of these alone gets zeros. ``work``
+    has room for three rows.
+    """
+    number = x.dtype.type
+    size = choices * width
+    zero, one, half = number(0), number(1), number(0.5)
+    for w in range(width):
+        rise[w] = zero
+    if kind == SHANNON:
+        # Below this lie powers that are not normal numbers.
+        lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
+        log2e, ln2 = number(_LOG2E), number(_LN2)
+        for i in range(size):
+            y = x[i] * log2e
+            e = exp2(y)
+            q[i] = e if y >= lowest else zero
+        for d in range(choices):
+            for w in range(width):
+                rise[w] += q[d * width + w]
+        for w in range(width):
+            some = rise[w] > zero
+            total = rise[w] if some else one
+            work[w] = one / total
+            rise[w] = log2(total) * ln2
+        for d in range(choices):
+            for w in range(width):
+                q[d * width + w] *= work[w]
+        return
+    if kind == HARD:
+        for d in range(choices):
+            for w in range(width):
+                best = one if x[d * width + w] == zero else zero
+                q[d * width + w] = best
+                rise[w] += best
+        for w in range(width):
+            work[w] = one / max(rise[w], one)
+            rise[w] = zero
+        for d in range(choices):
+            for w in range(width):
+                q[d * width + w] *= work[w]
+        return
+    # The threshold is approached from the left, where everything that counts is still above it.
+    for w in range(width):
+        work[w] = -one
+        work[2 * width + w] = zero
+    if kind == GINI:
+        for _ in range(choices + 1):
+            changed = 0
+            for w in range(width):
+                rise[w] = zero
+                work[width + w] = zero
+            for d in range(choices):
+                for w in range(width):
+                    v = x[d * width + w]
+                    inside = v > work[w]
+                    rise[w] += v if inside else zero
+                    work[width + w] += one if inside else zero
+            for w in range(width):
+                count = max(work[width + w], one)
+                changed += 1 if count != work[2 * width + w] else 0
+                work[2 * width + w] = count
+                work[w] = (rise[w] - one) / count
+            if changed == 0:
+                break
+        for w in range(width):
+            rise[w] = zero
+        for d in range(choices):
+            for w in range(width):
+                v = x[d * width + w]
+                p = max(v - work[w], zero)
+                q[d * width + w] = p
+                gain = p * (v - half * p)
+                rise[w] += gain if p > zero else zero
+        for w in range(width):
+            rise[w] = max(rise[w] + half, zero)
+        return
+    enough = number(1e-7 if x.itemsize == 4 else 2e-16)
+    for _ in range(_NEWTON):
+        for w in range(width):
+            rise[w] = zero
+            work[width + w] = zero
+        for d in range(choices):
+            for w in range(width):
+                r = max(half * x[d * width + w] - work[w], zero)
+                rise[w] += r * r
+                work[width + w] += r
+        going = 0
+        for w in range(width):
+            slope = work[width + w]
+            step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
+            # A column that is done stays as it is: it may not depend on the others.
+            step = max(step, zero) if work[2 * width + w] == zero else zero
+            work[w] += step
+            more = one if step > enough else zero
+            work[2 * width + w] = one - more
+            going += 1 if step > enough else 0
+        if going == 0:
+            break
+    for w in range(width):
+        work[width + w] = zero
+        rise[w] = zero
+    for d in range(choices):
+        for w in range(width):
+            v = x[d * width + w]
+            r = max(half * v - work[w], zero)
+            q[d * width + w] = r * r
+            gain = r * r * v
+            rise[w] += gain if r > zero else zero
+            work[width + w] += r * r * r
+    for w in range(width):
+        rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
+
+
+@kernel
+def smooth_three(kind, width, x, q, rise, work):  # type: ignore[no-untyped-def]
+    """``smooth`` for three choices: what alignments have at each of their cells."""
+    if kind == SHANNON:
+        _soften_three(width, x, q, rise)
+    elif kind == GINI:
+        _sparsen_three(width, x, q, rise)
+    else:
+        smooth(kind, 3, width, x, q, rise, work)
+
+
+@kernel
+def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
+    number = x.dtype.type
+    zero, one = number(0), number(1)
+    lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
+    log2e, ln2 = number(_LOG2E), number(_LN2)
+    u0, u1, u2 = x[:width], x[width : 2 * width], x[2 * width : 3 * width]
+    v0, v1, v2 = q[:width], q[width : 2 * width], q[2 * width : 3 * width]
+    for w in range(width):
+        x0, x1, x2 = u0[w], u1[w], u2[w]
+        more, less = max(x0, x1), min(x0, x1)
+        middle, least = max(less, min(more, x2)), min(less, x2)
+        # The largest counts one: two powers are enough for three.
+        y, z = middle * log2e, least * log2e
+        second, third = exp2(y), exp2(z)
+        second = second if y >= lowest else zero
+        third = third if z >= lowest else zero
+        total = one + second + third
+        share = one / total
+        second *= share
+        third *= share
+        q0 = second if x0 == middle else third
+        q1 = second if x1 == middle else third
+        q2 = second if x2 == middle else third
+        v0[w] = share if x0 == zero else q0
+        v1[w] = share if x1 == zero else q1
+        v2[w] = share if x2 == zero else q2
+        rise[w] = log2(total) * ln2
+
+
+@kernel
+def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
+    number = x.dtype.type
+    zero, one, half, third = number(0), number(1), number(0.5), number(1.0 / 3.0)
+    u0, u1, u2 = x[:width], x[width : 2 * width], x[2 * width : 3 * width]
+    v0, v1, v2 = q[:width], q[width : 2 * width], q[2 * width : 3 * width]
+    for w in range(width):
+        x0, x1, x2 = u0[w], u1[w], u2[w]
+        more, less = max(x0, x1), min(x0, x1)
+        middle, least = max(less, min(more, x2)), min(less, x2)
+        # Of the thresholds for the one, two or three largest, the right one is the highest.
+        tau = max(max(-one, (middle - one) * half), (middle + least - one) * third)
+        p0, p1, p2 = max(x0 - tau, zero), max(x1 - tau, zero), max(x2 - tau, zero)
+        v0[w] = p0
+        v1[w] = p1
+        v2[w] = p2
+        g0, g1, g2 = p0 * (x0 - half * p0), p1 * (x1 - half * p1), p2 * (x2 - half * p2)
+        g0 = g0 if p0 > zero else zero
+        g1 = g1 if p1 > zero else zero
+        g2 = g2 if p2 > zero else zero
+        rise[w] = max(half + (g0 + g1 + g2), zero)
+
+
+@strict
+def missing(q, gap):  # type: ignore[no-untyped-def]
+    """What the probabilities in each column of q (choices, width) lack to sum to 1, which rounding took.
+
+    Over thousands of steps that would multiply up: who multiplies by q multiplies by 1 + gap too, to be right to its
+    square.
+    """
+    choices, width = q.shape
+    for w in range(width):
+        gap[w] = 1.0
+    for d in range(choices):
+        for w in range(width):
+            gap[w] -= q[d, w]
+
+
+@strict
+def respond(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
+    """How probabilities q respond to a change of the scores: J v by columns. ``work`` has room for two rows.
+
+    J = diag(s) − ssᵀ/‖s‖₁ with s = q^(2−α) on the support; all in double precision but q.
+    """
+    size = choices * width
+    for i in range(size):
+        p = np.float64(q[i])
+        if kind == SHANNON:
+            response[i] = p
+        elif kind == GINI:
+            response[i] = 1.0 if p > 0.0 else 0.0
+        elif kind == HALVES:
+            response[i] = math.sqrt(p)
+        else:
+            response[i] = 0.0
+    for w in range(width):
+        work[w] = 0.0
+        work[width + w] = 0.0
+    for d in range(choices):
+        for w in range(width):
+            work[w] += response[d * width + w] * change[d * width + w]
+            work[width + w] += response[d * width + w]
+    for w in range(width):
+        work[w] = work[w] / work[width + w] if work[width + w] > 0.0 else 0.0
+    for d in range(choices):
+        for w in range(width):
+            response[d * width + w] *= change[d * width + w] - work[w]
+
+
+@kernel
+def spoilt(x):  # type: ignore[no-untyped-def]
+    """How many entries of a flat array are NaN or +inf."""
+    count = 0
+    for i in range(x.size):
+        count += 0 if x[i] < np.inf else 1
+    return count

@@ -1,0 +1,1 @@
+"""Maps of rows: entmax and normmax, bounds and budgets, groups."""

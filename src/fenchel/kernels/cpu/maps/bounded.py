@@ -1,0 +1,611 @@
+"""Bounds and budgets: rows p = min([z − τ]₊, u) with Σp = k, capped softmax, and their Jacobian products.
+
+A few passes over the row (Newton, false position or bisection, whichever gets on) close in on τ; a wide one has a first
+τ from a sample. The entries that are neither out nor at their bounds on all of what is left are collected and measured
+from the one next to τ, so that what lies near it loses nothing, and the end is exact: p is linear between breakpoints.
+Rows on which this fails, for scores of very different sizes, are solved by sorting. The capped softmax starts from the
+softmax: what exceeds a bound is handed on, until nothing does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fenchel.kernels.cpu.bits import undecided
+from fenchel.kernels.cpu.compiler import inlined, kernel
+from fenchel.kernels.cpu.maps.selection import BLOCK, listed
+from fenchel.kernels.cpu.maps.selection import top as top_of
+from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
+from fenchel.kernels.cpu.threads import over_rows
+
+_WIDE = 1024  # wider rows start from a sample:
+_SAMPLE = 64  # so many entries, or …
+_SPARSE = 16  # … every so-many-th
+_START = -0.5  # a first τ, from the top
+_PASSES = 16  # over a whole row, until …
+_FEW = 32  # … so many entries are undecided, or one of so many
+_ROUNDS = 3  # of choosing the score to measure from
+_TURNS = 100  # over what was collected; a few are enough but for made-up rows
+_VECTOR = 32  # entries that a loop takes at a time
+_CHUNK = 256  # how far a sum goes in the row's own precision before it moves to double
+
+
+# -- on tensors -------------------------------------------------------------------------------------------
+
+
+def project(z: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
+    """The nearest p to each row of z with 0 ≤ p ≤ upper and sum ``budget``."""
+    x, out = as_rows(z), like(z)
+    over_rows(_project, len(x), x.size, x, _bounds(upper, x), each(budget, len(x)), as_rows(out))
+    return out
+
+
+def cap(weights: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, Tensor]:
+    """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and in which rows that failed."""
+    x, out = as_rows(weights), like(weights)
+    failed = torch.empty(weights.shape[:-1], dtype=torch.bool, device="cpu")
+    bounds, budgets = _bounds(upper, x), each(budget, len(x))
+    over_rows(_cap, len(x), x.size, x, bounds, budgets, as_rows(out), failed.numpy().reshape(-1))
+    return out, failed
+
+
+def product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
+    """J v given the result p of the projection."""
+    return _times_jacobian(v, p, upper, False)
+
+
+def entropic_product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
+    """J v given the result p of the capped softmax."""
+    return _times_jacobian(v, p, upper, True)
+
+
+def _times_jacobian(v: Tensor, p: Tensor, upper: float | Tensor, entropic: bool) -> Tensor:
+    q, out = as_rows(p), like(p)
+    over_rows(_product, len(q), q.size, q, _bounds(upper, q), as_rows(v), as_rows(out), entropic)
+    return out
+
+
+def pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, ...]:
+    """v times the derivatives of the projection p of z in z, in its bounds and in its budget."""
+    return _times_derivatives(v, z, p, upper, False)
+
+
+def entropic_pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, ...]:
+    """v times the derivatives of the capped softmax p of z in z, in its bounds and in its budget."""
+    return _times_derivatives(v, z, p, upper, True)
+
+
+def _times_derivatives(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, entropic: bool) -> tuple[Tensor, ...]:
+    q, to_z, to_upper, to_budget = as_rows(p), like(p), like(p), like(p[..., :1])
+    arrays = (as_rows(z), q, _bounds(upper, q), as_rows(v), as_rows(to_z), as_rows(to_upper), as_rows(to_budget))
+    over_rows(_pull, len(q), q.size, *arrays, entropic)
+    return to_z, to_upper, to_budget
+
+
+def room(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
+    x = as_rows(z)
+    wrong, total = np.empty(len(x)), np.empty(len(x))
+    over_rows(_room, len(x), x.size, x, _bounds(upper, x), wrong, total)
+    return torch.from_numpy(wrong).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
+
+
+def _bounds(upper: float | Tensor, x: Any) -> Any:
+    """Bounds as rows: one for all rows if they share it."""
+    if not isinstance(upper, Tensor):
+        return np.full((1, x.shape[1]), upper, dtype=x.dtype)
+    upper = upper.detach()
+    shared = all(size == 1 or stride == 0 for size, stride in zip(upper.shape[:-1], upper.stride()[:-1], strict=True))
+    if shared and x.shape[0]:
+        upper = upper[(0,) * (upper.dim() - 1)]
+    return as_rows(upper if upper.dim() > 1 else upper.unsqueeze(0))
+
+
+# -- on arrays --------------------------------------------------------------------------------------------
+
+
+@inlined
+def _weigh(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
+    """Σ min([z − t]₊, u), how many of its terms are free, and how many are not zero."""
+    mass, size, above = 0.0, 0.0, 0.0
+    for first in range(0, n, _CHUNK):
+        last = min(first + _CHUNK, n)
+        s, k, a = _weigh_some(z[first:last], u[first:last], t)
+        mass += s
+        size += k
+        above += a
+    return mass, size, above
+
+
+@inlined
+def _weigh_some(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    # Here and below: loops over a slice of its own vectorise, loops from one index to another may not.
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    s, k, a = zero, zero, zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        on = one if d > zero else zero
+        a += on
+        k += on * (one if d < b else zero)
+        c = d if d > zero else zero
+        s += b if b < c else c
+    return s, k, a
+
+
+@inlined
+def _weigh_apart(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
+    """The same sum in two, what is free and what is at its bound: in the rounding of many bounds it would drown."""
+    free, full, size = 0.0, 0.0, 0.0
+    for first in range(0, n, _CHUNK):
+        last = min(first + _CHUNK, n)
+        s, c, k = _weigh_some_apart(z[first:last], u[first:last], t)
+        free += s
+        full += c
+        size += k
+    return free, full, size
+
+
+@inlined
+def _weigh_some_apart(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    s, c, k = zero, zero, zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        on = (one if d > zero else zero) * (one if d < b else zero)
+        k += on
+        s += d if on > zero else zero
+        c += b if d >= b else zero
+    return s, c, k
+
+
+@kernel
+def _search(
+    z: Any,
+    u: Any,
+    n: int,
+    base: float,
+    k: float,
+    t: Any,
+    low: float,
+    high: float,
+    slack: float,
+    turns: int,
+    few: int,
+) -> tuple[Any, Any, float, float, bool, float, float]:
+    """τ with base + Σ min([z − τ]₊, u) = k in a coarse and a fine part, and whether it is that.
+
+    Newton, false position or bisection, whichever gets on; until no more than ``few`` entries are undecided, or exactly
+    if that is 0. Also the slope of the mass, the mean of what is free, and the bracket.
+    """
+    kind = z.dtype.type
+    eps = 1.2e-7 if z.itemsize == 4 else 2.2e-16
+    over, under, before = 0.0, 0.0, math.inf
+    stride, method, slope, mean = 0.5, 0, 0.0, math.inf
+    above_low, full_high = float(n), 0.0
+    for _ in range(turns):
+        if few == 0:
+            mass, full, size = _weigh_apart(z, u, n, t)
+            above = 0.0
+        else:
+            mass, size, above = _weigh(z, u, n, t)
+            full = 0.0
+        excess = base + full + mass - k
+        step = excess / size if size > 0.0 else 0.0
+        mean = mass / size if size > 0.0 else math.inf
+        if excess > 0.0:
+            low, over, above_low = np.float64(t), excess, above
+        else:
+            high, under, full_high = np.float64(t), excess, above - size
+        slope = (over - under) / (high - low) if over > 0.0 and under < 0.0 else 0.0
+        if abs(excess) <= slack or (size > 0.0 and abs(step) <= eps * max(abs(t), mean)):
+            return t, kind(step), slope, mean, True, low, high
+        if few > 0 and above_low - full_high <= few:
+            return t, kind(0), slope, mean, False, low, high
+        method = 0 if abs(excess) < 0.5 * before else method + 1
+        before = abs(excess)
+        new = t + step
+        if few > 0 and 2.0 * size < slope:  # a staircase in τ, smooth from afar: both sides of the root of its chord
+            new = low + (high - low) * (over / (over - under) + (0.1 if excess > 0.0 else -0.1))
+        elif method > 0 or size == 0.0 or not low < new < high:
+            if low == -np.inf or high == np.inf:
+                new = t + (stride if excess > 0.0 else -stride)
+                stride *= 4.0
+            elif method % 2 == 1 and over > 0.0 and under < 0.0:
+                new = low + (high - low) * (over / (over - under))
+            else:
+                new = 0.5 * (low + high)
+        nearest = kind(new)
+        if not low <= nearest <= high:
+            nearest = kind(0.5 * (low + high))
+        if nearest == t:  # there is no finer τ, so what is missing has to be as small
+            return t, kind(step), slope, mean, size > 0.0 and abs(step) <= 4 * eps * max(abs(t), mean), low, high
+        t = nearest
+    return t, kind(0), slope, mean, False, low, high
+
+
+@inlined
+def _reached(z: Any, u: Any, t: Any) -> Any:
+    """The sum of the bounds that are met at t."""
+    zero = z.dtype.type(0)
+    full = zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        full += zero if d < b else b
+    return full
+
+
+@inlined
+def _padded(count: int) -> int:
+    return (count + _VECTOR - 1) // _VECTOR * _VECTOR
+
+
+@kernel
+def _collect(x: Any, z: Any, u: Any, low: Any, high: Any, index: Any, some_x: Any, some_u: Any) -> tuple[int, float]:
+    """What is neither out at ``low`` nor at its bound at ``high``: how many, and the sum of the bounds reached."""
+    n = z.size
+    count, base = 0, 0.0
+    for first in range(0, n, _CHUNK):
+        last = min(first + _CHUNK, n)
+        base += _reached(z[first:last], u[first:last], high)
+    for block in range(n // BLOCK):
+        count = listed(undecided(z, u, block * BLOCK, low, high), block * BLOCK, index, count)
+    for i in range(n // BLOCK * BLOCK, n):
+        index[count] = i
+        count += 1 if z[i] > low and z[i] - high < u[i] else 0
+    for i in range(count):
+        some_x[i], some_u[i] = x[index[i]], u[index[i]]
+    for i in range(count, _padded(count)):  # whole vectors, of entries that are out whatever τ is
+        some_x[i], some_u[i] = -np.inf, 1
+    return count, base
+
+
+@kernel
+def _ranked(keys: Any) -> Any:
+    """The order that sorts keys, by Shell's method: numpy's takes seconds to compile, and this is seldom called."""
+    order = np.arange(keys.size)
+    gap = keys.size
+    while gap > 1:
+        gap = max(1, gap * 5 // 11)
+        for i in range(gap, keys.size):
+            moved, j = order[i], i
+            while j >= gap and keys[order[j - gap]] > keys[moved]:
+                order[j] = order[j - gap]
+                j -= gap
+            order[j] = moved
+    return order
+
+
+@kernel
+def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
+    """The same by sorting: first the smallest of the support, then the bounds in the order in which they are met."""
+    n = x.size
+    order = _ranked(-x.astype(np.float64))
+    low, high = 0, n - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        pivot = x[order[middle]]
+        mass = math.inf
+        if pivot > -np.inf:
+            mass = 0.0
+            for j in range(middle):
+                mass += min(x[order[j]] - pivot, u[order[j]])
+        if mass < k:
+            low = middle
+        else:
+            high = middle - 1
+    size = low + 1
+    pivot = x[order[low]]
+    d, bound = np.empty(size), np.empty(size)
+    for j in range(size):
+        d[j], bound[j] = x[order[j]] - pivot, u[order[j]]
+    room = bound - d
+    ranks = _ranked(room)
+    low, high = -1, size - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        reached = max(room[ranks[middle]], 0.0)
+        mass = 0.0
+        for j in range(size):
+            mass += min(d[j] + reached, bound[j])
+        if mass < k:
+            low = middle
+        else:
+            high = middle - 1
+    reached = max(room[ranks[low]], 0.0) if low >= 0 else 0.0
+    free, rest = 0, k
+    for j in range(size):
+        on = room[j] > reached
+        free += 1 if on else 0
+        rest -= d[j] if on else bound[j]
+    out[:] = 0
+    for j in range(size):
+        p = d[j] + rest / free if room[j] > reached else bound[j]
+        out[order[j]] = min(max(p, 0.0), bound[j])
+
+
+@kernel
+def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple[Any, Any]:
+    """From a sample of a wide row: a score next to τ, and τ measured from it."""
+    n = source.size
+    kind = source.dtype.type
+    zero = kind(0)
+    stride = max(1, min(n // _SAMPLE, _SPARSE))
+    count = (n + stride - 1) // stride
+    for i in range(count):
+        z[i], bound[i] = source[i * stride] - top, u[i * stride]
+    share = k * count / n
+    t = _search(z, bound, count, 0.0, share, kind(_START), -np.inf, np.inf, 0.05 * share, 12, 4)[0]
+    near = zero
+    for i in range(count):
+        v = z[i]
+        near = min(near, v if v >= t else zero)
+    pivot = top
+    for i in range(count):
+        if z[i] == near:
+            pivot = source[i * stride]
+    return pivot, t - near
+
+
+@inlined
+def _total(p: Any) -> Any:
+    total = p.dtype.type(0)
+    for i in range(p.size):
+        total += p[i]
+    return total
+
+
+@kernel
+def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -> None:
+    """p = min([z − τ]₊, u) with Σp = k for each row."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    zero = kind(0)
+    eps = 1.2e-7 if x.itemsize == 4 else 2.2e-16
+    some_z, some_u = np.empty(n + _VECTOR, x.dtype), np.empty(n + _VECTOR, x.dtype)
+    index = np.empty(n + 1, np.int32)
+    few = max(_FEW, n // _FEW)
+    for row in range(first, last):
+        source, target, k = x[row], out[row], budget[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        top, bad = top_of(source)
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else zero
+            continue
+        pivot, t = top, kind(_START)
+        if n > _WIDE:
+            pivot, t = _guess(source, u, top, k, some_z, some_u)
+        for i in range(n):
+            target[i] = source[i] - pivot
+        t, fine, _, mean, found, low, high = _search(target, u, n, 0.0, k, t, -np.inf, np.inf, 0.0, _PASSES, few)
+        for _ in range(_ROUNDS):
+            if found and abs(t) <= 16.0 * mean:
+                break
+            if found:  # but too far from the score it is measured from
+                low, high = t - 64.0 * eps * abs(t), t + 64.0 * eps * abs(t)
+                for i in range(n):
+                    target[i] = source[i] - pivot
+            count, base = _collect(source, target, u, kind(low), kind(high), index, some_z, some_u)
+            near, distance = pivot, kind(np.inf)
+            for i in range(count):
+                distance = min(distance, abs(some_z[i] - pivot - t))
+            for i in range(count):
+                if abs(some_z[i] - pivot - t) == distance:
+                    near = some_z[i]
+            moved = near - pivot
+            count = _padded(count)
+            for i in range(count):
+                some_z[i] -= near
+            t -= moved
+            pivot = near
+            margin = 4.0 * eps * (abs(low) + abs(moved))
+            low, high = low - moved - margin, high - moved + margin
+            guess = t
+            t, fine, _, mean, found, _, _ = _search(some_z, some_u, count, base, k, t, low, high, 0.0, _TURNS, 0)
+            if not found:  # the bracket was not to be trusted to the last digit
+                for i in range(n):
+                    target[i] = source[i] - pivot
+                t, fine, _, mean, found, _, _ = _search(target, u, n, 0.0, k, guess, -np.inf, np.inf, 0.0, _TURNS, 0)
+            if not found:
+                break
+        if not found:
+            _sorted_projection(source, u, k, target)
+            continue
+        # The largest of each difference stands between it and the next, or the compiler would take (pivot + t) first.
+        largest = top - pivot
+        largest_yet = largest - t
+        for i in range(n):
+            d, b = source[i] - pivot, u[i]
+            d = (largest if largest < d else d) - t
+            d = (largest_yet if largest_yet < d else d) - fine
+            c = b if b < d else d
+            target[i] = c if c > zero else zero
+        mass = 0.0
+        for start in range(0, n, _CHUNK):
+            mass += _total(target[start : min(start + _CHUNK, n)])
+        if not abs(mass - k) <= (1e-4 if x.itemsize == 4 else 1e-10) * k:  # scores too far apart for one threshold
+            _sorted_projection(source, u, k, target)
+
+
+@kernel
+def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, failed: Any) -> None:
+    """p = min(λw, u) with Σp = k for each row: λ grows from k until no other entry reaches its bound."""
+    n = x.shape[1]
+    kind = x.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        w, target, k = x[row], out[row], budget[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        factor, before, rest = kind(k), -1.0, 1.0
+        while True:
+            full, rest, size = 0.0, 0.0, 0.0
+            for start in range(0, n, _CHUNK):
+                f, r, c = zero, zero, zero
+                for i in range(start, min(start + _CHUNK, n)):
+                    v, b = w[i], u[i]
+                    at = one if v * factor >= b else zero
+                    c += at
+                    f += b if at > zero else zero
+                    r += zero if at > zero else v
+                full += f
+                rest += r
+                size += c
+            if not (rest > 1e-4 and full < k):  # too little is left of what weights can tell, or the row is NaN
+                break
+            if size == before:
+                break
+            before = size
+            factor = max(factor, kind((k - full) / rest))
+        failed[row] = not (rest > 1e-4 and full < k)
+        for i in range(n):
+            v, b = w[i] * factor, u[i]
+            target[i] = b if v >= b else v
+
+
+@kernel
+def _room(first: int, last: int, x: Any, upper: Any, wrong: Any, total: Any) -> None:
+    """How many of u are not ≥ 0, and Σu, over the entries of each row that are not −inf."""
+    n = x.shape[1]
+    for row in range(first, last):
+        u = upper[row if upper.shape[0] > 1 else 0]
+        bad, mass = 0.0, 0.0
+        for start in range(0, n, _CHUNK):
+            stop = min(start + _CHUNK, n)
+            k, s = _some_room(x[row, start:stop], u[start:stop])
+            bad += k
+            mass += s
+        wrong[row] = bad
+        total[row] = mass
+
+
+@inlined
+def _some_room(x: Any, u: Any) -> tuple[Any, Any]:
+    one, zero = x.dtype.type(1), x.dtype.type(0)
+    bad, mass = zero, zero
+    for i in range(x.size):
+        v, b = x[i], u[i]
+        b = zero if v == -np.inf else b
+        bad += zero if b >= zero else one
+        mass += b
+    return bad, mass
+
+
+@kernel
+def _product(first: int, last: int, p: Any, upper: Any, v: Any, out: Any, entropic: bool) -> None:
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row, s = 1 or p on the entries strictly between 0 and their bound."""
+    n = p.shape[1]
+    kind = p.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        q, g, target = p[row], v[row], out[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        if q[0] != q[0]:
+            target[:] = np.nan
+            continue
+        total, size = _means(q, u, g, entropic)
+        mean = kind(total / size) if size > 0.0 else zero
+        for i in range(n):
+            a, b, e = q[i], u[i], g[i]
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+            target[i] = on * (e - mean) if on > zero else zero
+
+
+@inlined
+def _means(q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
+    """⟨s, v⟩ and ‖s‖₁."""
+    total, size = 0.0, 0.0
+    for start in range(0, q.size, _CHUNK):
+        stop = min(start + _CHUNK, q.size)
+        if entropic:
+            s, k = _some_weighted(q[start:stop], u[start:stop], g[start:stop])
+        else:
+            s, k = _some_free(q[start:stop], u[start:stop], g[start:stop])
+        total += s
+        size += k
+    return total, size
+
+
+@inlined
+def _some_free(q: Any, u: Any, g: Any) -> tuple[Any, Any]:
+    one, zero = q.dtype.type(1), q.dtype.type(0)
+    s, k = zero, zero
+    for i in range(q.size):
+        a, b, e = q[i], u[i], g[i]
+        on = (one if a > zero else zero) * (one if a < b else zero)
+        k += on
+        s += e if on > zero else zero
+    return s, k
+
+
+@inlined
+def _some_weighted(q: Any, u: Any, g: Any) -> tuple[Any, Any]:
+    one, zero = q.dtype.type(1), q.dtype.type(0)
+    s, k = zero, zero
+    for i in range(q.size):
+        a, b, e = q[i], u[i], g[i]
+        on = (one if a > zero else zero) * (a if a < b else zero)
+        k += on
+        s += on * e if on > zero else zero
+    return s, k
+
+
+@inlined
+def _corner(x: Any, q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
+    """The mean of v and of z − Ω′(p) over who would leave its bound first and who would come in first."""
+    leaving, entering = -1, -1
+    least, most = np.inf, -np.inf
+    for i in range(q.size):
+        if q[i] > 0 and q[i] >= u[i]:
+            level = np.float64(x[i]) - (math.log(q[i]) if entropic else q[i])
+            if level < least:
+                leaving, least = i, level
+        elif q[i] == 0 and u[i] > 0 and x[i] > most and not entropic:
+            entering, most = i, np.float64(x[i])
+    if leaving < 0 and entering < 0:
+        return 0.0, -np.inf
+    if leaving < 0 or entering < 0:
+        return np.float64(g[max(leaving, entering)]), least if entering < 0 else most
+    return 0.5 * (np.float64(g[leaving]) + g[entering]), 0.5 * (least + most)
+
+
+@kernel
+def _pull(
+    first: int, last: int, x: Any, p: Any, upper: Any, v: Any, to_z: Any, to_u: Any, to_k: Any, entropic: bool
+) -> None:
+    """The product, and the derivatives in bounds and budget, for each row."""
+    n = p.shape[1]
+    kind = p.dtype.type
+    one, zero = kind(1), kind(0)
+    for row in range(first, last):
+        source, q, g = x[row], p[row], v[row]
+        out_z, out_u = to_z[row], to_u[row]
+        u = upper[row if upper.shape[0] > 1 else 0]
+        if q[0] != q[0]:
+            out_z[:] = out_u[:] = np.nan
+            to_k[row, 0] = np.nan
+            continue
+        total, size = _means(q, u, g, entropic)
+        tau, naught = 0.0, zero
+        for i in range(n):
+            naught += one if u[i] == zero else zero
+        if size > 0.0:
+            total /= size
+            if naught > zero and not entropic:  # only such bounds ask where τ is
+                for i in range(n):
+                    if q[i] > zero and q[i] < u[i]:
+                        tau += (np.float64(source[i]) - q[i]) / size
+        else:
+            total, tau = _corner(source, q, u, g, entropic)
+        mean, line = kind(total), kind(-np.inf) if entropic else kind(tau)
+        to_k[row, 0] = mean
+        for i in range(n):
+            a, b, e, z = q[i], u[i], g[i], source[i]
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+            rising = (one if b > zero else zero) + (one if z > line else zero)
+            held = (one if a >= b else zero) * rising
+            out_z[i] = on * (e - mean) if on > zero else zero
+            out_u[i] = e - mean if held > zero else zero

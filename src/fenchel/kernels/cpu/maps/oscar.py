@@ -1,0 +1,220 @@
+"""Oscarmax of rows, and products with its Jacobian: isotonic regression of sorted scores, then sparsemax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.maps.groups import MORE, map_rows, product_of_rows, threshold, unmasked
+from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima, collect, support
+
+_FEW = 48  # so many numbers are sorted by insertion
+
+
+def oscar(z: Tensor, strength: float | Tensor) -> Tensor:
+    """Oscarmax along the last dimension; strength: a number, or one value per row."""
+    return map_rows(_oscar_rows, z, strength)
+
+
+def oscar_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
+    """J v of oscarmax given its result p for z."""
+    return product_of_rows(_oscar_product_rows, v, z, p, strength)
+
+
+@kernel
+def _sort_by_digits(bits: Any, n: int, keys: Any, spare: Any, counts: Any) -> None:
+    digit = 8 if n < 2048 else 11
+    passes = 4 if n < 2048 else 3
+    mask = np.uint32((1 << digit) - 1)
+    size = 1 << digit
+    counts[: passes * size] = 0
+    for i in range(n):
+        # The order of floats is that of their bits, backwards if negative.
+        b = bits[i]
+        key = np.uint32(b ^ (np.uint32(0xFFFFFFFF) if b >> np.uint32(31) else np.uint32(0x80000000)))
+        keys[i] = key
+        for k in range(passes):
+            counts[k * size + ((key >> np.uint32(k * digit)) & mask)] += 1
+    for k in range(passes):
+        place = 0
+        for d in range(k * size, (k + 1) * size):
+            c = counts[d]
+            counts[d] = place
+            place += c
+        for i in range(n):
+            key = keys[i]
+            d = k * size + ((key >> np.uint32(k * digit)) & mask)
+            spare[counts[d]] = key
+            counts[d] += 1
+        keys, spare = spare, keys
+    for i in range(n):
+        key = keys[i]
+        bits[i] = key ^ (np.uint32(0x80000000) if key >> np.uint32(31) else np.uint32(0xFFFFFFFF))
+
+
+@kernel
+def _sort(a: Any, n: int, keys: Any, spare: Any, counts: Any) -> None:
+    """Sort a[:n] upwards: by insertion if short, by digits in single precision, by comparison in double."""
+    if n <= _FEW:
+        for i in range(1, n):
+            v = a[i]
+            j = i
+            while j > 0 and a[j - 1] > v:
+                a[j] = a[j - 1]
+                j -= 1
+            a[j] = v
+    elif a.itemsize == 8:
+        a[:n].sort()
+    else:
+        _sort_by_digits(a.view(np.uint32), n, keys, spare, counts)
+
+
+@kernel
+def _find(edges: Any, count: int, value: Any) -> int:
+    """The first of the descending edges that value reaches; count if none."""
+    low, high = 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if value >= edges[middle]:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+@kernel
+def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
+    n = x.shape[1]
+    kind = x.dtype.type
+    maxima = np.empty(n // BLOCK + 1, x.dtype)
+    index = np.empty(n + 1, np.int32)
+    ordered = np.empty(n, x.dtype)
+    keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
+    edges = np.empty(n, x.dtype)
+    z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
+    for row in range(first, last):
+        source, target = x[row], out[row]
+        top, least, bad = block_maxima(source, maxima)
+        if bad or top == -np.inf:
+            target[:] = np.nan if bad else 0
+            continue
+        strength = strengths[row]
+        masked = least == -np.inf
+        target[:] = 0
+        kept = unmasked(source, masked)
+        if masked:
+            least = top
+            for i in range(n):
+                v = source[i]
+                least = min(least, v if v > -np.inf else top)
+        if strength > 0.0 and strength * kept >= 2.0 * (np.float64(top) - least):
+            # No group of best ones has a mean that far above the others': all are pooled.
+            share = kind(1.0 / kept)
+            for i in range(n):
+                target[i] = share if source[i] > -np.inf else target[i]
+            continue
+        # The penalty can lift an entry over the best by λ(n − 1) at most; and without those who have no mass
+        # whatever happens, it is the penalty of fewer.
+        count = collect(source, top, kind(-MORE * (1.0 + (kept - 1) * strength)), maxima, index)
+        for k in range(count):
+            ordered[k] = source[index[k]]
+        while True:
+            line = kind(-MORE * (1.0 + (count - 1) * strength))
+            fewer = 0
+            for k in range(count):
+                v = ordered[k]
+                ordered[fewer] = v
+                fewer += 1 if v - top > line else 0
+            if fewer == count:
+                break
+            count = fewer
+        _sort(ordered, count, keys, spare, counts)
+        for k in range(count):  # in a loop of its own, or the compiler would take the ranks off first
+            z[k] = np.float64(ordered[count - 1 - k]) - top
+        groups = 0
+        for k in range(count):
+            level = z[k] + strength * k
+            total, size = level, 1
+            while groups > 0 and strength > 0.0 and values[groups - 1] <= level:
+                groups -= 1
+                total += sums[groups]
+                size += sizes[groups]
+                level = total / size
+            sums[groups], sizes[groups], values[groups] = total, size, level
+            edges[groups] = ordered[count - 1 - k]
+            groups += 1
+        k = 0
+        for g in range(groups):
+            # Once more, without the ranks, which are large beside the scores and known.
+            rest, middle = 0.0, strength * (k + 0.5 * (sizes[g] - 1))
+            base = values[g] - middle
+            for j in range(k, k + sizes[g]):
+                rest += z[j] - base
+            values[g] += rest / sizes[g]
+            k += sizes[g]
+        tau = threshold(values, sizes, groups)
+        while values[groups - 1] <= tau:
+            groups -= 1
+        for g in range(groups):
+            values[g] -= tau
+        lowest = edges[groups - 1]
+        for block in range((n + BLOCK - 1) // BLOCK):
+            if maxima[block] >= lowest:
+                for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
+                    if source[i] >= lowest:
+                        target[i] = kind(values[_find(edges, groups, source[i])])
+
+
+@kernel
+def _oscar_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v: Any, out: Any) -> None:
+    n = p.shape[1]
+    kind = p.dtype.type
+    masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
+    edges = np.empty(n, p.dtype)
+    keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
+    sums, sizes = np.empty(n), np.empty(n, np.int32)
+    for row in range(first, last):
+        source, g, target = p[row], v[row], out[row]
+        count = support(source, masks, index, n)
+        target[:] = 0
+        if count == 0:
+            continue
+        if source[index[0]] != source[index[0]]:
+            target[:] = np.nan
+            continue
+        alone = strengths[row] == 0.0
+        even = not alone
+        level = source[index[0]]
+        for k in range(count):
+            even = even and source[index[k]] == level
+        if even:  # one group: its mean is that of the support
+            continue
+        total = 0.0
+        for k in range(count):
+            total += g[index[k]]
+        mean = total / count
+        if alone:
+            for k in range(count):
+                target[index[k]] = kind(g[index[k]] - mean)
+            continue
+        for k in range(count):
+            edges[k] = -source[index[k]]
+        _sort(edges, count, keys, spare, counts)
+        groups = 0
+        for k in range(count):
+            if k == 0 or edges[k] != edges[groups - 1]:
+                edges[groups] = edges[k]
+                groups += 1
+        for k in range(groups):
+            edges[k] = -edges[k]
+            sums[k], sizes[k] = 0.0, 0
+        for k in range(count):
+            i = _find(edges, groups, source[index[k]])
+            sums[i] += g[index[k]] - mean
+            sizes[i] += 1
+        for k in range(count):
+            i = _find(edges, groups, source[index[k]])
+            target[index[k]] = kind(sums[i] / sizes[i])

@@ -1,0 +1,1 @@
+"""Attention, output layers and memories: blocks of scores and supports."""

@@ -1,0 +1,1 @@
+"""Structures: their best members, and the active sets of SparseMAP."""

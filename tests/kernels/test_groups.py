@@ -1,0 +1,106 @@
+"""Kernels of the grouping maps: they agree with the torch path, whatever the threads; and the sort that they use."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from fenchel import Fused, Oscar
+from fenchel.kernels.cpu.maps import fused, grid, oscar
+
+KERNELS = {"fused": fused, "oscar": oscar, "grid": grid}
+RULES = {"fused": Fused.rule, "oscar": Oscar.rule}
+TOLERANCE = {torch.float64: 1e-14, torch.float32: 3e-7}
+every_kernel = pytest.mark.parametrize("name", RULES)
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> Tensor:
+    """Rows of any width and scale, with ties, plateaus and masked entries."""
+    width = draw(st.sampled_from([1, 2, 3, 7, 31, 32, 33, 64, 65, 200, 513]))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    scores = torch.randn(3, width, generator=generator, dtype=torch.float64)
+    kind = draw(st.sampled_from(["normal", "ties", "masked", "sparse", "walk"]))
+    if kind == "ties":
+        scores = scores.round()
+    elif kind in ("masked", "sparse"):
+        scores[scores > (0.5 if kind == "masked" else -1.0)] = -torch.inf
+    elif kind == "walk":
+        scores = 0.1 * scores.cumsum(-1)
+    scale = draw(st.sampled_from([1e-2, 0.3, 1.0, 20.0]))
+    return (scale * scores).to(draw(st.sampled_from([torch.float32, torch.float64])))
+
+
+def plain(name: str, scores: Tensor, strength: float) -> Tensor:
+    """The torch path, in double precision."""
+    top = scores.amax(-1, keepdim=True)
+    empty = top == -torch.inf
+    shifted = torch.where(empty, 0.0, scores.double() - torch.where(empty, 0.0, top))
+    return torch.where(empty, 0.0, RULES[name].solve(shifted, strength))
+
+
+@every_kernel
+@given(scores=rows(), strength=st.sampled_from([0.0, 1e-3, 0.02, 0.1, 1.0, 50.0]), seed=st.integers(0, 1000))
+def test_forward_and_product_agree_with_the_torch_path(name: str, scores: Tensor, strength: float, seed: int) -> None:
+    p = getattr(KERNELS[name], name)(scores, strength)
+    expected = plain(name, scores, strength)
+    assert p.dtype == scores.dtype
+    assert torch.allclose(p.double(), expected, atol=TOLERANCE[scores.dtype] * max(1, strength), rtol=0)
+    assert not p.signbit().any()
+    each = torch.full((3, 1), strength, dtype=torch.float64)
+    assert torch.equal(getattr(KERNELS[name], name)(scores, each), p)
+
+    v = torch.randn(p.shape, generator=torch.Generator().manual_seed(seed), dtype=p.dtype)
+    product = getattr(KERNELS[name], f"{name}_product")(v, scores, p, strength)
+    exact = RULES[name].product(v.double(), scores.double(), p.double(), strength)
+    assert torch.allclose(product.double(), exact, atol=20 * TOLERANCE[scores.dtype], rtol=0)
+    assert (product[p == 0] == 0).all()
+
+
+@pytest.mark.parametrize("name", ["fused", "oscar", "grid"])
+def test_rows_are_the_same_to_the_bit_whatever_the_threads_and_the_batch(name: str) -> None:
+    shape = (12,) if name == "grid" else ()
+    choose, product = getattr(KERNELS[name], name), getattr(KERNELS[name], f"{name}_product")
+    for strength in (0.1, 0.005):
+        scores, v = 0.5 * torch.randn(301, 144), torch.randn(301, 144)
+        results = []
+        before = torch.get_num_threads()
+        try:
+            for threads in (1, 2, 5):
+                torch.set_num_threads(threads)
+                p = getattr(KERNELS[name], name)(scores, strength, *shape)
+                results.append(
+                    torch.stack([p, getattr(KERNELS[name], f"{name}_product")(v, scores, p, strength, *shape)])
+                )
+        finally:
+            torch.set_num_threads(before)
+        assert all(torch.equal(r, results[0]) for r in results)
+        alone = torch.cat(
+            [getattr(KERNELS[name], name)(scores[i : i + 1], strength, *shape) for i in range(0, 301, 50)]
+        )
+        assert torch.equal(alone, results[0][0][::50])
+
+
+@pytest.mark.parametrize("name", ["fused", "oscar", "grid"])
+def test_what_comes_back_off_the_support_does_not_matter(name: str) -> None:
+    shape = (8,) if name == "grid" else ()
+    z = 4 * torch.randn(4, 64)
+    p = getattr(KERNELS[name], name)(z, 0.01, *shape)
+    v = torch.randn_like(p)
+    product = getattr(KERNELS[name], f"{name}_product")
+    hidden = torch.where(p == 0, torch.nan, v)
+    assert torch.equal(product(hidden, z, p, 0.01, *shape), product(v, z, p, 0.01, *shape))
+
+
+@pytest.mark.parametrize("size", [1, 2, 48, 49, 1000, 2048, 5000])
+def test_numbers_are_sorted(size: int) -> None:
+    generator = np.random.default_rng(size)
+    for dtype in (np.float32, np.float64):
+        numbers = (generator.normal(size=size) * 10.0 ** generator.integers(-30, 30, size=size)).astype(dtype)
+        numbers[generator.random(size) < 0.1] = 0
+        work = [np.empty(size, np.uint32), np.empty(size, np.uint32), np.empty(3 << 11, np.int32)]
+        found = numbers.copy()
+        oscar._sort(found, size, *work)
+        assert np.array_equal(found, np.sort(numbers))
