@@ -17,8 +17,8 @@ from fenchel._torch import concrete, tracks_forward
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
+from fenchel.hopfield.margins import number
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show
-from fenchel.regularizers.capped import KSubsets
 from fenchel.regularizers.grouping import TotalVariation2d
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
@@ -300,7 +300,7 @@ class Memory(nn.Module):
                 once, or structures. Without them every pattern is certified on its own.
         """
         with torch.no_grad():
-            beta = float(self.beta)
+            beta = number(self.beta)
             if associations is None:
                 return certify_patterns(self._read_on_host, len(self), self.omega, beta)
             return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)
@@ -426,8 +426,9 @@ class Memory(nn.Module):
                     f"{omega.structure} has {omega.structure.event_dim}"
                 )
             omega.structure.check(torch.Size([count]))
-        if isinstance(omega, KSubsets) and bool(torch.as_tensor(omega.k > count, device="cpu").any()):
-            raise ValueError(f"k must be at most the number of patterns, {count}, got {show(omega.k)}")
+        mass = omega.mass(1 << 53)  # of a choice among more than enough
+        if mass is not None and number(mass) > count:
+            raise ValueError(f"k must be at most the number of patterns, {count}, got {show(mass)}")
 
     def _check_writable(self) -> None:
         if self.in_file:
