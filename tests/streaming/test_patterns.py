@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fenchel
-from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Oscar, Shannon, SparseMAP, Tsallis
+from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Oscar, Shannon, SparseMAP, Tsallis, kernels
 from fenchel.hopfield import Memory
 from fenchel.hopfield.margins import margin
 from fenchel.regularizers import Regularizer
@@ -63,6 +63,35 @@ def test_a_plan_changes_nothing(omega: Regularizer, plan: Plan) -> None:
         state, weights = memory.step(queries), memory.weights(queries)
     assert_close(state, expected, atol=1e-9, rtol=1e-9, equal_nan=True)
     assert_close(weights, omega.argmax(scores), atol=1e-9, rtol=1e-9, equal_nan=True)
+
+
+@pytest.mark.parametrize(("count", "by_supports"), [(300, True), (60, False)])
+def test_a_retrieval_does_not_change_its_engine_as_queries_converge(count: int, by_supports: bool) -> None:
+    sizes: list[int] = []
+    attend = kernels.find("attend", "tsallis", (1.5,))
+
+    def spy(query: Tensor, *args: Tensor, **options: object) -> object:
+        sizes.append(query.shape[1])
+        return attend(query, *args, **options)
+
+    x = normal(count, 6)
+    queries = torch.cat([x[:40], x[40:44] + 0.8 * normal(4, 6, seed=1)])  # most are where they will stay
+    memory = Memory(torch.nn.Parameter(x), Tsallis(1.5), 1.5)
+    remove = kernels.register("attend", "tsallis", spy)
+    try:
+        found = memory.retrieve(queries, 8, tol=1e-9)
+    finally:
+        remove()
+    updates = int(found.steps.max()) + 1
+    assert updates > 2
+    if by_supports:
+        assert len(sizes) >= min(updates, 8)
+        assert sizes[0] > sizes[-1]
+    else:
+        assert not sizes
+    for alone in (0, 41, 43):
+        single = memory.retrieve(queries[alone], 8, tol=1e-9)
+        assert_close(single.state, found.state[alone], atol=1e-12, rtol=1e-12)
 
 
 def test_forward_mode_goes_through_a_pass() -> None:

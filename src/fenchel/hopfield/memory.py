@@ -302,7 +302,7 @@ class Memory(nn.Module):
                 once, or structures. Without them every pattern is certified on its own.
         """
         with torch.no_grad():
-            beta = float(self.beta)
+            beta = number(self.beta)
             if associations is None:
                 return certify_patterns(self._read_on_host, len(self), self.omega, beta)
             return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)

@@ -47,11 +47,6 @@ class Block:
     heads: range
     rows: range
 
-    @property
-    def count(self) -> int:
-        """How many rows it has."""
-        return len(self.heads) * len(self.rows)
-
     def of(self, tensor: Tensor) -> Tensor:
         """What belongs to its queries, of (heads, rows, …)."""
         return tensor[self.heads.start : self.heads.stop, self.rows.start : self.rows.stop]
@@ -130,21 +125,12 @@ class _Pass:
         self.parameter = parameter.detach() if isinstance(parameter, Tensor) else parameter
         self.heads, self.rows, _ = query.shape
         self.keys = key.shape[1]
+        self.blocks = list(blocks(self.heads, self.rows, task.plan.rows))
         self._room = query.new_empty(0)
-
-    def blocks(self) -> Iterator[Block]:
-        return blocks(self.heads, self.rows, self.task.plan.rows)
-
-    def kernel(self, step: str) -> Callable[..., Any] | None:
-        """The kernel for a step, if there is one for these tensors."""
-        found: Callable[..., Any] | None = kernels.find(
-            step, self.rule.name, (self.parameter,), self.query, self.key, self.value
-        )
-        return found
 
     def room(self, block: Block) -> Tensor:
         """Memory for the scores of a block and as many places, used again by the next block."""
-        needed = 2 * block.count * self.keys
+        needed = 2 * len(block.heads) * len(block.rows) * self.keys
         if self._room.numel() < needed:
             self._room = self.query.new_empty(needed)
         return self._room
@@ -171,9 +157,10 @@ class _Pass:
         output = self.value.new_empty(self.heads, self.rows, self.value.shape[-1])
         found: list[Supports | None] = []
         listed = self.task.wants_weights or self.task.dropout > 0
-        kernel = self.kernel("attend")
-        for block in self.blocks():
-            most = self.task.plan.share * block.count * self.keys
+        tensors = self.query, self.key, self.value
+        kernel = kernels.find("attend", self.rule.name, (self.parameter,), *tensors)
+        for block in self.blocks:
+            most = self.task.plan.share * len(block.heads) * len(block.rows) * self.keys
             result = None if kernel is None else self._by_lists(kernel, block, math.inf if listed else most)
             if result is None:
                 if listed:
@@ -229,7 +216,7 @@ class _Pass:
         grad: Tensor,
         weight_grad: Tensor | None,
         learns: bool,
-        needed: tuple[bool, bool] = (True, True),
+        needed: tuple[bool, ...] = (True, True),
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
         """Gradients of query, key, value and parameter from those of the output and of weights that were handed out.
 
@@ -239,8 +226,9 @@ class _Pass:
         to_key = torch.zeros_like(self.key) if needed[0] else None
         to_value = torch.zeros_like(self.value) if needed[1] else None
         to_parameter = self.query.new_empty((self.heads, self.rows) if learns else 0)
-        kernel = self.kernel("attend_backward")
-        for block, supports in zip(self.blocks(), found, strict=True):
+        tensors = self.query, self.key, self.value
+        kernel = kernels.find("attend_backward", self.rule.name, (self.parameter,), *tensors)
+        for block, supports in zip(self.blocks, found, strict=True):
             to = tuple(None if t is None else block.keys_of(t) for t in (to_key, to_value))
             direct = None
             if weight_grad is not None and supports is not None:
@@ -318,22 +306,17 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
+        query, key, value, *rest = ctx.saved_tensors
+        parameter = rest[0] if rest else ctx.number
+        grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
+        _, *needed, learns = ctx.needs_input_grad[:4]
         # In the precision of the forward pass, whatever autocast is set to when it is called.
-        with torch.autocast(ctx.saved_tensors[0].device.type, enabled=False):
-            return _gradients(ctx, grad, weight_grad)
-
-
-def _gradients(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
-    query, key, value, *rest = ctx.saved_tensors
-    parameter = rest[0] if rest else ctx.number
-    grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
-    if torch.is_grad_enabled():
-        return (*_dense_gradients(ctx, (query, key, value, parameter), grad, weight_grad), None)
-    _, key_learns, value_learns, learns = ctx.needs_input_grad[:4]
-    passed = _Pass(query, key, value, parameter, ctx.task)
-    needed = (key_learns, value_learns)
-    to_query, to_key, to_value, to_parameter = passed.backward(ctx.found, grad, weight_grad, learns, needed)
-    return to_query, to_key, to_value, to_parameter if learns else None, None
+        with torch.autocast(query.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                return (*_dense_gradients(ctx, (query, key, value, parameter), grad, weight_grad), None)
+            passed = _Pass(query, key, value, parameter, ctx.task)
+            *to, to_parameter = passed.backward(ctx.found, grad, weight_grad, learns, tuple(needed))
+        return *to, to_parameter if learns else None, None
 
 
 def _dense_gradients(

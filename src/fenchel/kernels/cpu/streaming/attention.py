@@ -44,7 +44,7 @@ def attend(
     places = room[count * keys :].view(torch.int32)[: count * keys].view(count, keys).numpy()
     limits = np.array([keys]) if seen is None else np.tile(seen.numpy(), heads)
     counts = np.empty(count, np.int64)
-    over_rows(select, count, x.size, x, _powers(alpha, key), limits, places, counts)
+    over_rows(select, count, x.size, x, parameter(alpha - 1, x), limits, places, counts)
     starts = np.zeros(count + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     if counts.min(initial=0) < 0 or starts[-1] > most:
@@ -90,7 +90,7 @@ def attend_backward(
         factors,
         direct,
         firsts,
-        _powers(alpha, key),
+        parameter(alpha - 1, q),
         g,
         as_rows(key),
         as_rows(value),
@@ -108,10 +108,6 @@ def attend_backward(
             listed = np.array([parts]), bounds, starts, entries, indices, firsts
             over_rows(scatter, parts * heads, work, *listed, table, as_rows(to))
     return queries, alphas if learns else None
-
-
-def _powers(alpha: float | Tensor, like: Tensor) -> Any:
-    return parameter(alpha - 1, as_rows(like))
 
 
 def _firsts(query: Tensor, key: Tensor) -> Any:
