@@ -39,7 +39,8 @@ def fy_loss(
     label smoothing it has cross-entropy's gradient and differs by the constant :math:`\Omega(y)`.
 
     The classes are along ``dim``, the last dimension by default, and not along dimension 1 as in torch: for scores
-    (N, C, …) pass ``dim=1``. Where sizes differ a target of the other layout is refused; for (N, C, C) nothing tells.
+    (N, C, …) pass ``dim=1``. A target of the other layout is refused where the sizes differ; for scores (N, C, C) they
+    do not.
 
     Args:
         scores: any shape, with the classes along ``dim``.
@@ -113,7 +114,7 @@ def fy_loss(
 
 
 class LossOptions(TypedDict, total=False):
-    """The keyword arguments that all losses share; :func:`fy_loss` tells what they mean."""
+    """The keyword arguments that all losses share; :func:`fy_loss` explains them."""
 
     dim: int
     mask: Tensor | None
@@ -182,7 +183,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
 
 
 def check_reduction(reduction: str) -> None:
-    """Check what a user passes as ``reduction``."""
+    """Check the argument ``reduction``."""
     check_one_of(reduction, "reduction", "none", "mean", "sum")
 
 
@@ -204,7 +205,7 @@ def check_distributed(**arguments: object) -> None:
 
 
 def check_smoothing(label_smoothing: float) -> None:
-    """Check what a user passes as ``label_smoothing``."""
+    """Check the argument ``label_smoothing``."""
     check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
 
 
@@ -232,7 +233,7 @@ def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor
 
 
 def _holds(dtype: torch.dtype, value: int) -> bool:
-    """Whether an integer dtype can hold a value at all; a comparison would let it wrap around."""
+    """Whether an integer dtype can hold a value; if not, a comparison with it would wrap around."""
     if dtype == torch.bool or dtype.is_complex:
         return False
     return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max

@@ -15,7 +15,7 @@ def test_goals_speak_of_contestants_and_cases_that_exist(workload: Workload) -> 
     labels = [each.label for each in workload.cases]
     assert len(set(names)) == len(names)
     assert len(set(labels)) == len(labels)
-    assert workload.goals or workload.name == "factors"  # rows a second alone: nothing to compare with
+    assert workload.goals or workload.name == "factors"  # rows per second alone: nothing to compare with
     for goal in workload.goals:
         assert goal.of in names
         assert set(goal.cases) <= set(labels)

@@ -96,8 +96,9 @@ def test_captions_of_a_folder_long_ones_too_if_asked(
 
 def test_torchs_loss_is_that_of_softmax() -> None:
     letters = Vocabulary("abc")
-    options = {"attention": Tsallis(1.0), "output": Tsallis(1.0)}
-    dense, model = (kind(letters, letters, 4, 4, 1, 0.0, **options) for kind in (Dense, Recurrent))
+    sizes = {"embedding": 4, "hidden": 4, "layers": 1, "dropout": 0.0}
+    options = {"attention": Tsallis(1.0), "output": Tsallis(1.0), **sizes}
+    dense, model = (kind(letters, letters, **options) for kind in (Dense, Recurrent))
     model.load_state_dict(dense.state_dict())
     hidden, targets = torch.randn(2, 3, 4), torch.tensor([[1, 2, -100], [4, 0, 3]])
     for reduction in ("mean", "sum"):

@@ -1,4 +1,4 @@
-"""Continuous attention: where to look is a density over time or over an image, and what is seen its expected value."""
+"""Continuous attention: expected values under a density over time or over an image."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Focus:
     Args:
         loc: (…, heads, K, D): the middles of K densities.
         sigma: (…, heads, K, D, D): the Σ of their scores; best in double precision, also where ``loc`` is not.
-        shares: (…, heads, K): how much each of the K counts; None if K is 1.
-        discrete: (…, heads, L): the discrete attention that it was made of, if any.
+        shares: (…, heads, K): the weights of the K densities; None if K is 1.
+        discrete: (…, heads, L): the discrete attention that the densities were made from, if any.
     """
 
     loc: Tensor
@@ -40,14 +40,14 @@ class Focus:
 
 @dataclass(frozen=True)
 class Attended:
-    """What attention found.
+    """The result of continuous attention.
 
     Args:
         context: (…, width), heads side by side.
-        weights: (…, heads, L): what each value counts. They need not be positive, nor sum to 1: they are those of the
-            smoothed signal, and of the discrete attention where both are added.
-        focus: where each head looked.
-        alpha: of the densities.
+        weights: (…, heads, L): the weight of each value in the context. They need not be positive, nor sum to 1: they
+            are those of the smoothed signal, plus the discrete attention if both are combined.
+        focus: the densities of the heads.
+        alpha: the α of the densities.
     """
 
     context: Tensor
@@ -67,12 +67,12 @@ class Attended:
 
 
 class Encoder(nn.Module):
-    """Makes a ``Focus`` of a query; write ``forward`` for one of your own."""
+    """Base class of encoders, which make a ``Focus`` from a query; subclasses define ``forward``."""
 
     num_heads: int = 1
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
-        """From a query, with the positions (…, L, D) of the values and which of them are there."""
+        """The densities for a query, positions (…, L, D) of the values, and a mask (…, L), True = there is a value."""
         raise NotImplementedError
 
 
@@ -171,8 +171,8 @@ class ContinuousAttention(nn.Module):
     .. math:: c = \mathbb{E}_p[V(t)], \qquad p = \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p)
 
     V is the ridge regression of the values on a basis, f a quadratic score whose μ and Σ an encoder makes of the query.
-    With α > 1 the density selects an interval or an ellipse. The coefficients of V are never made: the expected basis
-    functions are turned into one weight per value, and the rest costs what discrete attention costs.
+    With α > 1 the density selects an interval or an ellipse. The coefficients of V are never computed: the expected
+    basis functions are turned into one weight per value, and the rest costs what discrete attention costs.
 
     Args:
         basis: Gaussian functions of one or two dimensions.
@@ -256,7 +256,7 @@ class ContinuousAttention(nn.Module):
         positions: Tensor | None = None,
         shape: Sequence[int] | None = None,
     ) -> Attended:
-        """As ``forward``, with the weights and the densities."""
+        """The context, the weights and the densities; arguments as in ``forward``."""
         check_floats(values, "values", "…", "L", "width")
         sizes = tuple(values.shape[-2:-1]) if shape is None else tuple(shape)
         if math.prod(sizes) != values.shape[-2]:

@@ -59,7 +59,7 @@ class GaussianBasis(nn.Module):
     def line(
         cls, count: int, *, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
     ) -> GaussianBasis:
-        """``count`` functions with centres spread evenly over an interval, as many of each width."""
+        """A basis of ``count`` functions on the line, equally many of each width, with evenly spaced centres."""
         _check_widths(widths)
         if check_count(count, "count") % len(widths):
             raise ValueError(f"count must be a multiple of the number of widths, {len(widths)}, got {count}")
@@ -75,7 +75,7 @@ class GaussianBasis(nn.Module):
         widths: Sequence[float] = (0.1,),
         interval: tuple[float, float] = (0.0, 1.0),
     ) -> GaussianBasis:
-        """A grid of rows × columns round functions over a square, for each width."""
+        """A basis of rows × columns round functions per width, with centres on a grid over a square."""
         _check_widths(widths)
         lines = [torch.linspace(*interval, n) for n in (rows, rows if columns is None else columns)]
         return cls._of_widths(torch.cartesian_prod(*lines), widths)
@@ -88,7 +88,7 @@ class GaussianBasis(nn.Module):
 
     @property
     def dim(self) -> int:
-        """D."""
+        """The number of dimensions, D."""
         return int(self.centers.shape[-1])
 
     def __len__(self) -> int:
@@ -108,12 +108,12 @@ class GaussianBasis(nn.Module):
         return value
 
     def regression(self, positions: Tensor, mask: Tensor | None = None, *, ridge: float = 0.1) -> Tensor:
-        r"""The matrix G that makes coefficients of values: B = Gᵀ H for values H (L, width).
+        r"""The matrix G of ridge regression, (…, L, n): values H (L, width) have the coefficients B = Gᵀ H.
 
         .. math:: \operatorname{argmin}_B \; \|F^\top B - H\|^2 + \lambda \|B\|^2, \qquad F_{j\ell} = \psi_j(t_\ell)
 
         Args:
-            positions: where the values stand, (…, L, D), as irregular as you like.
+            positions: of the values, (…, L, D); they need not be regular.
             mask: boolean (…, L); True = there is a value. Rows of G that are masked are zero.
             ridge: λ > 0.
 
@@ -154,7 +154,7 @@ class GaussianBasis(nn.Module):
         *,
         ridge: float = 0.1,
     ) -> Tensor:
-        """``regression`` for sequences (and grids) whose positions follow from their lengths; kept for the next call.
+        """``regression`` for sequences and images with regular positions; the result is cached.
 
         Args:
             shape: (L,) words, in the middles of L cells of [0, 1]; (h, w) for the pixels of an image, row by row.
@@ -185,7 +185,7 @@ class GaussianBasis(nn.Module):
         return self._padded(mask, ridge)
 
     def _padded(self, mask: Tensor, ridge: float) -> Tensor:
-        """One matrix for every row of a padded batch: by lengths where the mask is a matter of lengths alone."""
+        """The matrices of a padded batch, cached by length where the mask only depends on lengths."""
         size = mask.shape[-1]
         place = torch.arange(1, size + 1, device=mask.device)
         lengths = (mask * place).amax(-1)
@@ -211,7 +211,7 @@ class GaussianBasis(nn.Module):
             return self.regression(grid_positions(shape, self.centers), ridge=ridge)
         key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
         if key not in self._cache:
-            with torch.inference_mode(False), torch.no_grad():  # whoever asks next may want gradients
+            with torch.inference_mode(False), torch.no_grad():  # the cached matrix may be used with gradients later
                 found = self.regression(grid_positions(shape, self.centers), ridge=ridge)
             if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > _CACHE_BYTES:
                 self._cache.clear()
@@ -227,7 +227,7 @@ class GaussianBasis(nn.Module):
         ridge: float = 0.1,
         shape: tuple[int, ...] | None = None,
     ) -> ValueFunction:
-        """The function of t nearest to values at words or pixels, by ridge regression.
+        """Fit a function of t to values at words or pixels by ridge regression.
 
         Args:
             values: (…, L, width).
@@ -246,7 +246,7 @@ class GaussianBasis(nn.Module):
 
 @dataclass(frozen=True)
 class ValueFunction:
-    """V(t) = Bᵀψ(t).
+    """The function V(t) = Bᵀψ(t).
 
     Args:
         basis: ψ.

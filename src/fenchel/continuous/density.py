@@ -1,4 +1,4 @@
-"""β-Gaussians: densities over the line, the plane and beyond that α-entmax makes of a quadratic score."""
+"""β-Gaussians: the densities that α-entmax assigns to a quadratic score, in any dimension."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class BetaGaussian(Distribution):
         scale_tril: a lower triangular root of Σ, (…, D, D), with a positive diagonal; or
         sigma: Σ itself, the matrix of the score. The density's own covariance is ``covariance_matrix``.
         alpha: a number greater than 1 − 2/D; or a tensor of them, (…), one per entry of the batch.
-        validate_args: whether to look at the values of loc and Σ; False spares the time.
+        validate_args: whether to check the values of loc and Σ.
 
     Both loc and Σ have one dtype, the wider of the two, and float32 at least.
 
@@ -117,7 +117,7 @@ class BetaGaussian(Distribution):
 
     @classmethod
     def from_moments(cls, mean: Tensor, covariance: Tensor, alpha: float | Tensor = 2.0) -> BetaGaussian:
-        """The member with this mean and this covariance of its own.
+        """The β-Gaussian with a given mean and covariance.
 
         Example:
             >>> import torch
@@ -173,7 +173,7 @@ class BetaGaussian(Distribution):
 
     @property
     def _scaled_root(self) -> Tensor:
-        """What the draws of the standard law are multiplied by: √p₀ᶜ L."""
+        """√p₀ᶜ L, by which samples of the standard law are multiplied."""
         return _matrices(torch.exp(0.5 * self._law.c * self.log_peak)) * self.scale_tril
 
     @property
@@ -217,7 +217,7 @@ class BetaGaussian(Distribution):
 
     @property
     def _unit(self) -> Tensor:
-        """In one dimension, what u/√p₀ᶜ is measured in."""
+        """The scale √p₀ᶜ L of u in one dimension."""
         return self._scaled_root[..., 0, 0]
 
     def _check_line(self, name: str) -> None:
@@ -237,7 +237,7 @@ class BetaGaussian(Distribution):
 
     @property
     def _spread(self) -> Number:
-        """As the law's; NaN where there is no mean."""
+        """``spread`` of the law; NaN where there is no mean."""
         return self._law.each(lambda one: one.spread if one.has_mean else math.nan)
 
     @property
@@ -253,7 +253,7 @@ class BetaGaussian(Distribution):
         return over(self._spread, 1) * self._scaled_root.square().sum(-1)
 
     def entropy(self) -> Tensor:
-        """Shannon's, in nats."""
+        """The differential (Shannon) entropy, in nats."""
         return self._law.log_loss - self.log_peak
 
     def tsallis_entropy(self, index: float | None = None) -> Tensor:
@@ -320,9 +320,9 @@ class BetaGaussian(Distribution):
         """E_p[function(t)]: closed for a ``GaussianBasis``, by quadrature for any other function in D = 1 and 2.
 
         A rule is compared with another of half its nodes. Where they differ by more than 1e-9 (single precision: 1e-5)
-        of E_p[|function|], the domain is divided until the parts are right. A warning tells where the estimated error
-        is still above 1e-6 (1e-3). Features narrower than a thousandth of the density can be overlooked. Derivatives
-        reach the density and what the function is made of.
+        of E_p[|function|], the domain is divided until the parts are right. A warning is given where the estimated
+        error is still above 1e-6 (1e-3). Features narrower than a thousandth of the density can be overlooked.
+        Derivatives reach the density and what the function is made of.
 
         Args:
             function: takes points (N, …, D) and returns (N, …) and any further dimensions.
@@ -351,7 +351,7 @@ class BetaGaussian(Distribution):
         return -0.5 * mahalanobis(self.scale_tril, check_value(self, value) - self.loc)
 
     def expected_score(self, target: Distribution) -> Tensor:
-        """E[f(t)] under another density: its mean and its covariance are all that counts. −inf if it has none."""
+        """E[f(t)] under another density, from its mean and covariance; −inf if it has none."""
         if isinstance(target, BetaGaussian):
             spread, root, middle = target._law.spread, target._scaled_root, target.loc
         else:
@@ -370,7 +370,7 @@ class BetaGaussian(Distribution):
         return expected + self.tsallis_entropy()
 
     def cross_entropy(self, target: Distribution) -> Tensor:
-        r"""What of the loss depends on this density, :math:`\Omega_\alpha^*(f) - \mathbb{E}_q[f]`.
+        r"""The part of the loss that depends on this density, :math:`\Omega_\alpha^*(f) - \mathbb{E}_q[f]`.
 
         For α = 1 that is −E_q[log p].
 
@@ -403,7 +403,7 @@ class BetaGaussian(Distribution):
         if not target._law.spread < math.inf:
             return self.cross_entropy(target)  # infinite: there is no E_q[f]
         value = self.cross_entropy(target) - target.tsallis_entropy(self.alpha)
-        # Rounding can leave the sum a hair below zero; the gradient is right as it is.
+        # The sum can be slightly negative by rounding; its gradient is right.
         return value + (value.clamp_min(0) - value).detach()
 
 

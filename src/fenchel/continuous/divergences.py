@@ -1,4 +1,4 @@
-"""How far β-Gaussians are from each other: Wasserstein, Kullback and Leibler, and generalized covariances."""
+"""Distances between β-Gaussians (Wasserstein, Kullback-Leibler), and generalized covariances."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
 
 
 def _expected_shape(p: BetaGaussian, q: BetaGaussian) -> Tensor:
-    """E_p[log q − log q₀] for a q with heavy tails, which can be as narrow as you like: −log(1 + ‖A u − b‖²)/|c|.
+    """E_p[log q − log q₀] for a q with heavy tails, however narrow it is: −log(1 + ‖A u − b‖²)/|c|.
 
     u has p's own law, the same in all directions, and is turned so that the columns of A are orthogonal. Along each of
     its entries the integrand is nearly singular where A u meets b; there intervals are cut, and their rule has most of

@@ -123,7 +123,7 @@ def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angle
 
 
 def _check_sigma(sigma: Tensor) -> None:
-    """Positive definite, or NaN, which stays in its row."""
+    """Check that matrices are positive definite; NaN is allowed, and makes its row NaN."""
     s = sigma.detach().double()  # the determinant of a thin matrix would drown in single precision
     if s.shape[-1] == 1:
         good = ~(s <= 0)
@@ -139,7 +139,7 @@ def _check_sigma(sigma: Tensor) -> None:
 
 
 def _by_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, angles: int | None) -> Tensor:
-    """One value of α after the other, each with its entries of the batch."""
+    """``expectation`` for a tensor of α, one call per different value."""
     check_alpha(alpha, basis.dim)
     _check(loc, sigma, basis, 1.0, angles)
     what = "the batch dimensions of loc and sigma, and alpha,"
@@ -243,7 +243,7 @@ def _support(sigma: Tensor, law: Radial) -> Tensor:
 
 
 def _power(law: Radial) -> float:
-    """k, which is an integer where α is k/(k−1) but for rounding."""
+    """k = 1/(α − 1), rounded if it is an integer up to rounding."""
     power = 1 / law.c
     return float(round(power)) if abs(power - round(power)) < 1e-12 * power else power
 
@@ -251,7 +251,7 @@ def _power(law: Radial) -> float:
 def _compact(
     loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None = None
 ) -> Tensor:
-    """In torch operations, for every device and derivatives of every order."""
+    """Expectations for compact support in torch operations, for every device and derivatives of every order."""
     if loc.shape[-1] == 1:
         return _on_line(loc, axes, centers, covariances, power)
     return _on_plane(loc, axes, centers, covariances, power, angles)
@@ -288,8 +288,8 @@ def _root(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _chords(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: float) -> Tensor:
     """∫ (1 − ‖u‖²)^k N(u; (x, y), (NᵀN)⁻¹) du over the disc, by chords along the Gaussian's long axis.
 
-    A chord at s = sin φ has half length cos φ; along it the integral is that of the line. Right for Gaussians as thin
-    as you like, with a number of nodes that does not depend on the data. No derivative needs to know where they are.
+    A chord at s = sin φ has half length cos φ; along it the integral is that of the line. Accurate for arbitrarily
+    thin Gaussians, with a number of nodes that does not depend on the data. Derivatives do not depend on the nodes.
     """
     with torch.no_grad():
         turn = 0.5 * torch.atan2(2 * n21 * n22, n11 * n11 + n21 * n21 - n22 * n22)
@@ -325,7 +325,7 @@ def _cuts(middle: Tensor, beside: Tensor, narrow: Tensor, width: Tensor, radius:
 
 
 def _rays(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: float, angles: int) -> Tensor:
-    """The same integral by so many rays from the middle of the disc."""
+    """The integral of ``_chords``, by rays from the centre of the disc."""
     m11, m12, m22 = n11 * n11 + n21 * n21, n21 * n22, n22 * n22
     with torch.no_grad():
         angle, share = _angles(x, y, n11, n21, n22, angles)
@@ -393,7 +393,7 @@ def _closed(place: Tensor, width: Tensor, start: float, power: int) -> Tensor:
 
 
 def _coefficients(start: float, power: int) -> list[float]:
-    """Of (1 − r²)^k, or r(1 − r²)^k, by rising powers of r."""
+    """Coefficients of (1 − r²)^k, or r(1 − r²)^k, by ascending powers of r."""
     found = [0.0] * (2 * power + 1)
     for i in range(power + 1):
         found[2 * i] = float((-1) ** i * math.comb(power, i))
@@ -401,7 +401,7 @@ def _coefficients(start: float, power: int) -> list[float]:
 
 
 def _quadrature(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
-    """Gauss and Legendre's, for Gaussians wider than the interval."""
+    """Gauss-Legendre quadrature, for Gaussians wider than the interval."""
     total = torch.zeros_like(place)
     for x, w in _FEW:
         r = start + (1 - start) * x
@@ -431,7 +431,7 @@ def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tenso
 
 
 def _radius(power: float) -> float:
-    """Beyond which (1 − r²)^k counts for nothing: 1, but for powers so large that it is next to a Gaussian."""
+    """The radius beyond which (1 − r²)^k is negligible: 1, or less for large powers."""
     return 1.0 if power < _NEAR else math.sqrt(-math.expm1(-_NEAR / power))
 
 
@@ -439,7 +439,7 @@ def _radius(power: float) -> float:
 
 
 def _compiled(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> bool:
-    """Whether kernels may do it: for the powers that they know, and a basis that is not trained."""
+    """Whether there is a kernel for this power, these tensors and derivatives (none in the basis)."""
     if power != round(power) or power > CLOSED or loc.numel() == 0 or tracks_forward():
         return False
     if torch.is_grad_enabled() and (centers.requires_grad or covariances.requires_grad):
@@ -448,7 +448,7 @@ def _compiled(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, p
 
 
 class _Compact(torch.autograd.Function):
-    """``_compact`` by kernels, which make the slopes together with the value."""
+    """``_compact`` by kernels, which compute the derivatives together with the values."""
 
     @staticmethod
     def forward(

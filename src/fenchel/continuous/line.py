@@ -1,4 +1,4 @@
-"""Densities on the line that sparsemax makes of other scores: the triangular one, and any convex g's."""
+"""Densities on the line that sparsemax assigns to scores that are not quadratic: triangular, and of a convex g."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from fenchel.continuous.radial import double_exponential
 
 
 class _OnTheLine(Distribution):
-    """Location and scale, broadcast; draws by the quantile function."""
+    """A location-scale family on the line, with samples by the quantile function."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
         "loc": constraints.real,
@@ -68,7 +68,8 @@ class _OnTheLine(Distribution):
 
 
 class Triangular(_OnTheLine):
-    r"""The density that maximizes an absolute score minus Gini's Ω: what the Laplace density is to softmax.
+    r"""The triangular density, which maximizes the score −|t − μ|/b minus Gini's Ω (for Shannon's: the Laplace
+    density).
 
     .. math:: \operatorname{argmax}_p \; -\mathbb{E}_p|t - \mu| / b - \Omega_2(p)
               \;=\; \bigl[b^{-1/2} - |t - \mu| / b\bigr]_+
@@ -113,7 +114,7 @@ class Triangular(_OnTheLine):
         return self.scale / 6
 
     def entropy(self) -> Tensor:
-        """Shannon's, in nats."""
+        """The differential (Shannon) entropy, in nats."""
         return 0.5 + 0.5 * self.scale.log()
 
     def tsallis_entropy(self) -> Tensor:
@@ -122,7 +123,7 @@ class Triangular(_OnTheLine):
 
 
 class LocationScale(_OnTheLine):
-    r"""The density that sparsemax makes of a score :math:`-g'(|t - \mu|/\sigma)/\sigma`, g convex.
+    r"""The density that sparsemax assigns to the score :math:`-g'(|t - \mu|/\sigma)/\sigma`, g convex.
 
     .. math:: p(t) = \tfrac1\sigma \bigl[g'(a) - g'(|t - \mu|/\sigma)\bigr]_+, \qquad a g'(a) - g(a) + g(0) = \tfrac12
 
@@ -177,7 +178,7 @@ class LocationScale(_OnTheLine):
         return self.scale.square() * self._moment(lambda s, height: s.square() * height)
 
     def entropy(self) -> Tensor:
-        """Shannon's, in nats; by quadrature."""
+        """The differential (Shannon) entropy, in nats, by quadrature."""
         return self.scale.log() - self._moment(lambda s, height: torch.xlogy(height, height))
 
     def tsallis_entropy(self) -> Tensor:

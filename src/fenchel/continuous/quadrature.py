@@ -126,7 +126,7 @@ class _Integral:
         return values if values.is_floating_point() else values.to(self.loc.dtype)
 
     def _fixed(self, nodes: int, angles: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The integral by one rule, that of the absolute values, and what of it comes from far away."""
+        """The integral by one rule, that of the absolute values, and the part of the latter far from the peak."""
         line = self.dim == 1
         radii, shares = gauss_legendre(2 * nodes if line else nodes)
         turns = 2 * np.pi * (np.arange(angles) + 0.5) / angles
@@ -187,7 +187,7 @@ class _Integral:
 
     @torch.no_grad()
     def _beyond(self, integrand: Callable[[Tensor, Tensor], Tensor], wanted: Tensor, end: Tensor) -> Tensor:
-        """About what lies beyond the last panels: their end is too near where tails are very heavy."""
+        """An estimate of the integral beyond the last panels, which matters for very heavy tails."""
         rows = wanted.nonzero().squeeze(-1)
         sides = [-1.0, 1.0] if self.dim == 1 else [2 * math.pi * (k + 0.5) / _SECTORS for k in range(_SECTORS)]
         total: Tensor | float = 0.0
@@ -200,7 +200,7 @@ class _Integral:
         return total.new_zeros(len(wanted), total.shape[-1]).index_add(0, rows, share * total)
 
     def _panels(self, wanted: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The first panels of the rows that are wanted."""
+        """The initial panels of the rows that are refined."""
         breaks = torch.minimum(end.unsqueeze(-1), end.new_tensor(_BREAKS))[wanted]
         rows = wanted.nonzero().expand(-1, len(_BREAKS) - 1)
         start, width = breaks[:, :-1], breaks.diff(dim=-1)
@@ -214,7 +214,7 @@ class _Integral:
         return start.reshape(-1, 2), width.reshape(-1, 2), rows.unsqueeze(-1).expand_as(first).reshape(-1)
 
     def _features(self) -> tuple[Tensor, ...]:
-        """Where the function changes, as y (B, n) and angles, over what distances of both, and whether inside."""
+        """Places where the function changes, y (B, n) and angles, their widths, and whether they are in the support."""
         assert self.resolve is not None
         loc, root = self.loc.detach().double(), self.root.detach().double()
         places, widths = (v.detach().double() for v in self.resolve)
@@ -235,7 +235,7 @@ class _Integral:
         return y, near, inside, torch.atan2(u[..., 1], u[..., 0]), around
 
     def _coarse(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """Which panels hold a place where the function changes, and are too wide to see it."""
+        """Which panels contain a place where the function changes, and are too wide to resolve it."""
         if self.resolve is None:
             return None
         y, near, inside, *turned = self._features()

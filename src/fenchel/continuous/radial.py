@@ -25,7 +25,7 @@ _LARGE = 24.0  # from here on the series above is right to the last digit
 
 
 class Radial:
-    """What the law of ‖u‖² comes to in numbers, for one α and one dimension D."""
+    """Constants of the law of ‖u‖² for one α and one dimension D."""
 
     def __init__(self, alpha: float, dim: int) -> None:
         self.alpha, self.dim = alpha, dim
@@ -44,7 +44,7 @@ class Radial:
 
     @property
     def spread(self) -> float:
-        """The covariance is so many times p₀ᶜ Σ; infinite if the tails are too heavy."""
+        """The factor of p₀ᶜ Σ in the covariance; infinite if the tails are too heavy."""
         return 1 / rest if (rest := 1 + self.c * (1 + self.half)) > 0 else math.inf
 
     @property
@@ -54,7 +54,7 @@ class Radial:
 
     @property
     def log_loss(self) -> float:
-        """E[log p₀ − log p(t)]: the entropy is so much above −log p₀."""
+        """E[log p₀ − log p(t)]: the entropy minus −log p₀."""
         if self.c == 0:
             return self.half
         power = 1 / abs(self.c)
@@ -137,7 +137,7 @@ Number = float | Tensor
 
 
 def over(x: Number, dims: int) -> Number:
-    """A number per batch entry, to be broadcast with so many more dimensions."""
+    """One number per batch entry, with ``dims`` more dimensions of size 1."""
     return x[(..., *(None,) * dims)] if isinstance(x, Tensor) else x
 
 
@@ -161,7 +161,7 @@ def log_shape(y: Tensor, c: Number) -> Tensor:
 
 
 def shrink(normal: Tensor, c: Number, half: float) -> Tensor:
-    """What standard normal draws (…, D) are multiplied by to be draws of u/√p₀ᶜ: a gamma variable decides."""
+    """Random factors that turn standard normal samples (…, D) into samples of u/√p₀ᶜ."""
     if not isinstance(c, Tensor):
         if c == 0:
             return torch.ones_like(normal[..., :1])

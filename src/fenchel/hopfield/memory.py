@@ -17,6 +17,7 @@ from fenchel._torch import concrete, tracks_forward
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
+from fenchel.hopfield.margins import number
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Tsallis

@@ -225,7 +225,7 @@ def _by_formula(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention whose scores are bent, or compete with a score of no key: neither is a product of queries and keys."""
+    """Attention with soft-capped scores or sinks, by the matrix of scores."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     exact = torch.promote_types(query.dtype, torch.float32)
@@ -254,9 +254,9 @@ def make_mask(
 ) -> Tensor | None:
     """The boolean mask that transformers asks for; None only where every query may attend to every key.
 
-    Where transformers would rather set a flag, a causal mask that says so: who reads it alone is right, who knows the
-    mark need not read it. A model that does not look its attention up by name would add the mask to its scores, and
-    see what it must not: an error.
+    Where transformers would set the flag ``is_causal`` instead of a mask, a causal mask is made and marked as such, so
+    that :class:`Attention` need not read it. A model that does not look its attention up by name would add the boolean
+    mask to its scores; it raises an error.
     """
     if not torch.compiler.is_compiling():
         _check_looks_up(type(options.get("config")))
@@ -270,7 +270,7 @@ def make_mask(
 
 
 def _mark_causal(mask: Tensor) -> None:
-    """Let :func:`_is_causal` know that a mask is causal, and nothing else, for as long as nobody writes to it."""
+    """Mark a mask as causal for :func:`_is_causal`; the mark is void once the mask is written to."""
     if not torch.compiler.is_compiling() and not mask.is_inference():
         setattr(mask, _CAUSAL, mask._version)
 
@@ -286,7 +286,7 @@ def _check_looks_up(config: Any) -> None:
 
 @functools.cache
 def _looks_up(config: type) -> bool:
-    """Whether the models of a configuration look their attention up by name; taken for granted of models by others."""
+    """Whether the models of a configuration look their attention up by name; assumed of models outside transformers."""
     name = config.__module__.replace("configuration_", "modeling_")
     if name not in sys.modules:
         return True
@@ -331,7 +331,7 @@ def _names(config: Any) -> str | dict[str, str] | None:
 
 @contextlib.contextmanager
 def _recorded(model: PreTrainedModel) -> Iterator[None]:
-    """Within it the configuration of a model tells its regularizers as attributes, which are written to files."""
+    """Context in which the configuration of a model has its regularizers as attributes, which are written to files."""
     names = _names(model.config)
     used = set(names.values() if isinstance(names, dict) else [names]) - {None}
     record: dict[str, dict[str, Any]] = {
@@ -361,7 +361,7 @@ def _recorded(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _prepare(config: Any) -> None:
-    """Before a model is made: register the names that its configuration was saved with; refuse a name in vain."""
+    """Before a model is made: register the names in its configuration; refuse names that it cannot use."""
     record = getattr(config, _KEY, None)
     name = str(getattr(config, "_attn_implementation", None))
     saved: Mapping[str, Any] = record.get("names", {}) if isinstance(record, Mapping) else {}

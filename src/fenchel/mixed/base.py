@@ -18,9 +18,9 @@ from fenchel._quadrature import line
 from fenchel._torch import forward_mode, has_tangent, is_mapped
 
 ENUMERATED = 6
-"""Up to so many vertices, sums over all faces are made face by face."""
+"""The largest number of vertices for which sums over all faces are computed face by face."""
 SAMPLES = 4096
-"""How many samples an estimate is made of, unless told otherwise."""
+"""The default number of samples of an estimate."""
 
 Self = TypeVar("Self", bound="Mixed")
 OfValue = Callable[[Tensor, Tensor], Tensor]
@@ -88,8 +88,8 @@ class Mixed(Distribution):
     ==========================  =====================================================================================
 
     Sampling takes a ``generator``. For two vertices everything is exact. Where a quantity has no closed form, it is
-    estimated by sampling: each has a sibling that tells the standard error too and takes a number of samples and a
-    generator: ``estimate_entropy``, ``estimate_kl`` (whose value is ``torch.distributions.kl_divergence``),
+    estimated by sampling: each has a counterpart that also returns the standard error, and takes ``num_samples`` and a
+    ``generator``: ``estimate_entropy``, ``estimate_kl`` (whose value is ``torch.distributions.kl_divergence``),
     ``estimate_face_entropy``, ``estimate_mean_dimension``, ``estimate_code_length``; for faces ``face_probability``.
     ``estimate`` does it for any function of values.
     """
@@ -130,7 +130,7 @@ class Mixed(Distribution):
         return self.face_of(self.sample(sample_shape, generator))
 
     def entropy(self) -> Tensor:
-        """H(F) + H(Y | F) in nats: the value of ``estimate_entropy``, which tells its error too."""
+        """H(F) + H(Y | F) in nats: the value of ``estimate_entropy``, which also returns the error."""
         return self.estimate_entropy().value
 
     def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
@@ -138,7 +138,7 @@ class Mixed(Distribution):
         return self._mean(lambda value, log_prob: -log_prob, num_samples, generator)
 
     def face_entropy(self) -> Tensor:
-        """H(F) in nats, of which face it is: the value of ``estimate_face_entropy``."""
+        """The entropy H(F) of the face, in nats: the value of ``estimate_face_entropy``."""
         return self.estimate_face_entropy().value
 
     def estimate_face_entropy(
@@ -175,7 +175,7 @@ class Mixed(Distribution):
     def estimate_code_length(
         self, precision: float | Tensor, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """The code length, and a bound of its standard error: both parts' errors, as if they never made up."""
+        """The code length, and an upper bound of its standard error: the sum of the errors of its two parts."""
         entropy, dimension = (
             self.estimate_entropy(num_samples=num_samples, generator=generator),
             self.estimate_mean_dimension(num_samples=num_samples, generator=generator),
@@ -240,7 +240,7 @@ class Mixed(Distribution):
     # -- for the distributions of this room --------------------------------------------------------
 
     def _edge_breaks(self) -> Tensor:
-        """Where mass on the edge of two vertices is: ascending logits (P, *batch) to integrate between."""
+        """Ascending logits (P, *batch) that divide the edge of two vertices into intervals for quadrature."""
         breaks = torch.linspace(-40, 40, 17, dtype=torch.float64, device=self._device)
         return breaks.reshape(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape)
 
@@ -316,14 +316,14 @@ class Mixed(Distribution):
         return device
 
     def _check_face(self, face: Tensor) -> Tensor:
-        """A face broadcast with the batch; with ``validate_args``, errors for what is not one."""
+        """Check a face and broadcast it with the batch."""
         check_shape(check_mask(face, "face", true="the entry is positive"), "face", "…", self.vertices)
         if self._validate_args and not bool(face.any(-1).all()):
             raise ValueError("face must have at least one True entry: no entry positive is no face of the simplex")
         return face.expand(self._batched("face", face))
 
     def _check_value(self, value: Tensor) -> Tensor:
-        """A value broadcast with the batch; with ``validate_args``, torch's error for what is off the simplex."""
+        """Check a value and broadcast it with the batch."""
         if self._validate_args:
             self._validate_sample(value)
         return value.expand(self._batched("value", value))
@@ -341,12 +341,12 @@ class Mixed(Distribution):
 
 
 def exactly(value: Tensor) -> Estimate:
-    """A number that was not estimated."""
+    """An estimate with error 0."""
     return Estimate(value, torch.zeros_like(value))
 
 
 def standard_error(h: Tensor) -> Tensor:
-    """Of the mean over the first dimension. Torch's ``std`` warns when there is nothing in the others."""
+    """The standard error of the mean over the first dimension. (``torch.std`` warns for empty tensors.)"""
     n, h = len(h), h.detach()
     return ((h - h.mean(0)).square().sum(0) / (n * (n - 1))).sqrt()
 
@@ -354,18 +354,18 @@ def standard_error(h: Tensor) -> Tensor:
 def scored(h: Tensor, log_prob: Tensor) -> Estimate:
     """The mean of values h over the first dimension, and its error; derivatives of every order are unbiased.
 
-    Each value is weighed by a ratio of probabilities that is one, but whose derivatives are the score's (Foerster et
-    al. 2018), less the mean of all others, which does not depend on it and takes most of the noise away.
+    Each value is weighted by a ratio of probabilities that is 1 but has the derivatives of the score function (Foerster
+    et al. 2018). The mean of all other values, which is independent of it, is subtracted to reduce the variance.
     """
     n, mean = len(h), h.mean(0)
     others = ((mean - h / n) * (n / (n - 1))).detach()
-    weighed = ((h - others) * (log_prob - log_prob.detach()).exp() + others).mean(0)
-    value = torch.where(mean.isfinite(), weighed, mean)
+    weighted = ((h - others) * (log_prob - log_prob.detach()).exp() + others).mean(0)
+    value = torch.where(mean.isfinite(), weighted, mean)
     return Estimate(value, standard_error(h))
 
 
 def varied(value: Tensor) -> bool:
-    """Whether a derivative in a tensor is being taken, backward or forward."""
+    """Whether derivatives with respect to a tensor are computed, in reverse or forward mode."""
     if has_tangent(value):
         return True
     return torch.is_grad_enabled() and value.requires_grad
@@ -386,7 +386,7 @@ Q = TypeVar("Q", bound=Mixed)
 
 
 def alike(p: P, q: Q) -> tuple[P, Q]:
-    """Two distributions, broadcast to one batch."""
+    """Broadcast two distributions to one batch shape."""
     if p.event_shape != q.event_shape:
         raise ValueError(f"both must have as many vertices, got {p.vertices} and {q.vertices}")
     shape = check_broadcast("the batch dimensions of both distributions", p.batch_shape, q.batch_shape)
@@ -401,7 +401,7 @@ def _kl(p: Mixed, q: Mixed) -> Tensor:
 def mutual_information(
     y: Mixed, weights: Tensor | None = None, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
 ) -> Estimate:
-    r"""How many nats a mixed random vector tells about what it depends on.
+    r"""The mutual information, in nats, of a mixed random vector and the variable that it depends on.
 
     .. math:: I(X; Y) = \sum_x P(x) \; \mathrm{KL}(p_{Y|X=x} \,\|\, p_Y), \qquad p_Y = \sum_x P(x)\, p_{Y|X=x}
 
@@ -430,8 +430,8 @@ def mutual_information(
 
     def gain(value: Tensor, log_prob: Tensor) -> Tensor:
         each = y.log_prob(value.unsqueeze(-2))  # (…, N drawn from, N)
-        told = log_prob - torch.logsumexp(each + weights.log(), -1)
-        return torch.where(weights > 0, told, 0.0)  # what never comes tells nothing, were it infinitely much
+        ratio = log_prob - torch.logsumexp(each + weights.log(), -1)
+        return torch.where(weights > 0, ratio, 0.0)  # values of probability zero do not count, even if infinite
 
     part = y._mean(gain, num_samples, generator)
     return Estimate((weights * part.value).sum(-1), (weights * part.error).square().sum(-1).sqrt())

@@ -1,4 +1,4 @@
-"""What mixed distributions are compared with: densities of the open simplex, by torch's own distributions."""
+"""Baselines for mixed distributions: densities on the open simplex, made of torch's distributions."""
 
 from __future__ import annotations
 

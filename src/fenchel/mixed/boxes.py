@@ -20,7 +20,7 @@ SMOOTH = 6
 """Up to so many dimensions integrands are made periodic; above, that would cost more than smoothness gains."""
 TOLERANCE = 1e-4
 CHUNK = 2**17
-"""Walks at a time, for the memory's sake."""
+"""The number of walks that are computed at a time, to bound the memory."""
 CERTAIN = 38.0
 """Standard deviations beyond which a Gaussian tail is nothing in double precision."""
 
@@ -144,13 +144,13 @@ def _by_lattice(mean: Tensor, tril: Tensor, bounded: Tensor) -> tuple[Tensor, Te
 
         with torch.no_grad():
             value, spread = (torch.cat(each) for each in zip(*map(log_mean, _chunks(left, rule[1])), strict=True))
-        settled = ~(spread > TOLERANCE) if points < max(LATTICES) else torch.ones_like(left, dtype=torch.bool)
-        for i in _chunks(left[settled], rule[1]) if differentiable else ():
+        precise = ~(spread > TOLERANCE) if points < max(LATTICES) else torch.ones_like(left, dtype=torch.bool)
+        for i in _chunks(left[precise], rule[1]) if differentiable else ():
             log_prob = log_prob.index_add(0, i, log_mean(i)[0])
         if not differentiable:
-            log_prob = log_prob.index_add(0, left[settled], value[settled])
-        error = error.index_add(0, left[settled], spread[settled])
-        left = left[~settled]
+            log_prob = log_prob.index_add(0, left[precise], value[precise])
+        error = error.index_add(0, left[precise], spread[precise])
+        left = left[~precise]
         if not len(left):
             break
     return log_prob, error

@@ -24,11 +24,11 @@ from fenchel.mixed.base import (
 )
 
 ENUMERATED = 12
-"""Up to so many vertices, sums over faces are made face by face when there is no closed form."""
+"""The largest number of vertices for which sums without a closed form are computed face by face."""
 
 
 class MixedDirichlet(Mixed):
-    r"""First a face, by a score for each vertex; then a Dirichlet on that face, with its part of the concentration.
+    r"""A random face, with a score for each vertex, and a Dirichlet distribution on that face.
 
     .. math::
         P_F(f) = \frac{\exp \langle w, f \rangle}{\prod_k (1 + e^{w_k}) - 1}, \qquad
@@ -37,7 +37,7 @@ class MixedDirichlet(Mixed):
     Log-probabilities, face entropy and the expected dimension are in closed form and sampling is exact for any K, in
     O(K). Entropy and KL divergence have a closed form, in O(K²), for one concentration that all vertices share: of
     size 1 along its last dimension, or constant and without a gradient. Else they are a sum over faces for K ≤ 12;
-    above that a part of them is estimated, and ``estimate_entropy`` and ``estimate_kl`` tell the error.
+    above that a part of them is estimated, and ``estimate_entropy`` and ``estimate_kl`` return the error.
 
     Args:
         face_logits: w, (…, K): real, −inf for vertices that are never in a face; not all −inf.
@@ -261,7 +261,7 @@ class MixedDirichlet(Mixed):
 
 
 def _constant(concentration: Tensor) -> bool:
-    """Whether all entries of a row are and remain the same: no derivative can tell them apart."""
+    """Whether all entries of a row are equal, and no derivatives are taken in them."""
     if concentration.requires_grad or is_mapped(concentration):
         return False
     if has_tangent(concentration):

@@ -30,17 +30,17 @@ _STEP = 0.1  # the width, in deviations of the threshold, below which an entry i
 
 
 class GaussianSparsemax(Mixed):
-    r"""Sparsemax of a Gaussian: what the Logistic-Normal is for softmax, with mass on every face.
+    r"""Sparsemax of a Gaussian vector, with mass on every face; with softmax it would be the Logistic-Normal.
 
     .. math:: Y = \operatorname{sparsemax}(Z), \qquad Z \sim \mathcal{N}(\mu, \Sigma)
 
     With two vertices it is the double-sided rectified Gaussian, in closed form. The density at a value with face f is
-    the Gaussian density of what the value tells, times the probability that the other entries stay below the
+    the Gaussian density of the entries in the face, times the probability that the other entries stay below the
     threshold: for a diagonal covariance one integral over the threshold, to some ten digits, for a full one an orthant
     probability in as many dimensions as there are zeros. Probabilities of faces are integrals in K − 1 dimensions. Up
     to two dimensions these are by adaptive quadrature; above, by quasi-Monte Carlo with fixed random shifts, so that
     results and gradients are the same in every call, and to 4 digits where it converges (as a rule in up to 6
-    dimensions): ``face_probability`` and ``estimate_log_prob`` tell the error.
+    dimensions): ``face_probability`` and ``estimate_log_prob`` return the error.
 
     Args:
         loc: μ, (…, K).

@@ -33,8 +33,8 @@ class HardConcrete(Mixed):
     The more it is stretched, the more often it lands on a small face; with a stretch of 1 it is the Concrete, which
     never does. For two vertices all is in closed form but entropy and KL divergence, which are by quadrature. For
     more, ``log_prob`` and ``entropy`` do not exist in closed form and raise a ``NotImplementedError``, and
-    probabilities of faces are shares of samples: ``face_probability`` tells the error, and takes a number of samples
-    and a generator.
+    probabilities of faces are shares of samples: ``face_probability`` returns the error, and takes ``num_samples``
+    and a ``generator``.
 
     Args:
         logits: z, (…, K).
@@ -80,7 +80,7 @@ class HardConcrete(Mixed):
         return self._harden(self._log_concrete(sample_shape, generator))
 
     def _log_concrete(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """log Y′: at low temperatures Y′ itself underflows, and would not tell the noise any more."""
+        """Samples of log Y′; at low temperatures Y′ itself underflows."""
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.empty(shape, dtype=self._dtype, device=self._device).exponential_(generator=generator)
         gumbel = -noise.clamp_min(torch.finfo(self._dtype).tiny).log()
@@ -97,7 +97,7 @@ class HardConcrete(Mixed):
     ) -> Estimate:
         """P(F = face), exact (error 0) for two vertices, else the share of samples, with its standard error.
 
-        That error is of the share after one more hit and one more miss: no hit at all is no proof.
+        The error is computed with one hit and one miss added, so that it is positive if there is no hit.
         """
         face = self._check_face(face)
         if self.vertices == 2:

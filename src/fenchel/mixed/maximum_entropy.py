@@ -15,7 +15,7 @@ from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly
 
 
 class MaximumEntropy(Mixed):
-    r"""Uniform on every face, and faces as probable as they have cells of :math:`2^{-N}`: no code needs more bits.
+    r"""The mixed distribution of largest entropy: uniform on every face, weighted by its cells of size :math:`2^{-N}`.
 
     .. math::
         P_F(f) = \frac{2^{N(|f|-1)} / (|f|-1)!}{L^{(1)}_{K-1}(-2^N)}, \qquad

@@ -1,4 +1,4 @@
-"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention; and a reader of words."""
+"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention."""
 
 from fenchel.nn.attention import MultiheadAttention
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss

@@ -10,7 +10,7 @@ from fenchel.regularizers.base import check_omega
 
 
 class FenchelYoungLoss(nn.Module):
-    """The Fenchel-Young loss of any Ω; :func:`fenchel.fy_loss` tells what the arguments mean.
+    """The Fenchel-Young loss of any Ω; :func:`fenchel.fy_loss` explains the arguments.
 
     Example:
         >>> import torch, fenchel

@@ -97,7 +97,7 @@ class Normmax(Argmax):
 
 
 class Fusedmax(Argmax):
-    """Sparse choices that fuse neighbours, in place of ``torch.nn.Softmax`` over a sequence.
+    """Fusedmax (neighbours share a probability), in place of ``torch.nn.Softmax`` over a sequence.
 
     Example:
         >>> import torch, fenchel
@@ -110,7 +110,7 @@ class Fusedmax(Argmax):
 
 
 class Oscarmax(Argmax):
-    """Sparse choices that give near equals the same, in place of ``torch.nn.Softmax``.
+    """Oscarmax (entries with similar scores share a probability), in place of ``torch.nn.Softmax``.
 
     Example:
         >>> import torch, fenchel
@@ -123,7 +123,7 @@ class Oscarmax(Argmax):
 
 
 class TVmax2d(nn.Module):
-    """Sparse choices of regions of a grid, over the last two dimensions (…, height, width).
+    """Choices of connected regions of a grid, over the last two dimensions (…, height, width).
 
     Example:
         >>> import torch, fenchel

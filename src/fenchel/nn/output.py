@@ -14,7 +14,7 @@ from fenchel.streaming.linear_loss import check_alpha, linear_entmax_loss
 class LinearEntmaxLoss(nn.Linear):
     """A linear output layer that returns its entmax loss and never holds all logits; see :func:`linear_entmax_loss`.
 
-    The ``state_dict`` is that of ``torch.nn.Linear``; an alpha that is learned joins it, and class weights do.
+    The ``state_dict`` is that of ``torch.nn.Linear``, with a learned alpha and class weights if there are any.
 
     Args:
         in_features: the width of the hidden states.
@@ -64,7 +64,7 @@ class LinearEntmaxLoss(nn.Linear):
 
     @property
     def alpha(self) -> float | Tensor:
-        """The entropic index as it stands."""
+        """The current entropic index."""
         return self.omega.alpha
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]

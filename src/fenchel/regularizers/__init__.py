@@ -1,4 +1,4 @@
-"""Ω, one file per family; the functional maps live beside their Ω."""
+"""Regularizers Ω, one file per family, with the functional maps beside them."""
 
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.capped import Capped, KSubsets, constrained_softmax, constrained_sparsemax, k_subsets

@@ -1,4 +1,4 @@
-"""Regularizer: the one abstraction. Ω goes in; a maximum, a choice, a loss and a margin come out."""
+"""Regularizer: the base class of every Ω. It defines the regularized maximum, the choice, the loss and the margin."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fenchel.regularizers.rows import (
 
 
 class Posed(NamedTuple):
-    """A problem on rows: scores with masked entries at −inf, the map, and its parameters beside the rows."""
+    """A problem on rows: scores with masked entries at −inf, the map, and its parameters laid out beside the rows."""
 
     rows: Tensor
     rule: RowMap
     parameters: tuple[Any, ...]
 
     def shifted(self) -> Posed:
-        """The same problem with largest score 0, as the maximum needs it: sums are then of small terms."""
+        """The same problem with largest score 0 in each row, so that the maximum is a sum of small terms."""
         return self._replace(rows=shifted(self.rows)[0])
 
     def argmax(self) -> Tensor:
@@ -74,7 +74,7 @@ class Regularizer(nn.Module):
     """What errors call ``parameter``."""
 
     default_dim: Any = -1
-    """The dimensions that a choice is made over unless ``dim`` tells."""
+    """The dimensions that a choice is made over if ``dim`` is not given."""
 
     # -- what an engine may ask ------------------------------------------------------------------------
 
@@ -115,15 +115,15 @@ class Regularizer(nn.Module):
         return None
 
     def mass(self, count: int | Tensor) -> float | Tensor | None:
-        """What a choice among so many unmasked entries sums to; None if that is not fixed.
+        """The sum of a choice among ``count`` unmasked entries; None if that is not fixed.
 
         Args:
-            count: a number, or a tensor with size 1 along the dimension of the choice.
+            count: the number of unmasked entries, or a tensor of them with size 1 along the dimension of the choice.
         """
         return 1.0
 
     def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
-        """The level below which no entry has mass, nor any that is added later; size 1 along ``dim``.
+        """The score below which no entry can have mass, not even if more entries are added later; size 1 along ``dim``.
 
         −inf where all scores are masked. None for an Ω without such a level. Not differentiable.
 
@@ -189,7 +189,7 @@ class Regularizer(nn.Module):
         return finish_loss(posed.max(), reached, ((y != 0) & masked).any(-1), value).to(scores.dtype)
 
     def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """``loss`` for class indices that have been checked; a row with a negative one is left out: its loss is 0."""
+        """``loss`` for class indices that have been checked; rows with a negative index have loss 0."""
         if self.zero_at_vertices:
             rows, rule, a = self._pose(scores, dim, mask)
             return rule.class_loss(rows, index, *a).to(scores.dtype)
@@ -205,10 +205,10 @@ class Regularizer(nn.Module):
     # -- files -----------------------------------------------------------------------------------------
 
     def config(self) -> Config | None:
-        """Ω as a file can hold it: dictionaries, lists, numbers and strings, as for JSON; None for one that it cannot.
+        """Describe Ω by dictionaries, lists, numbers and strings, as for JSON; None if that is not possible.
 
-        What is learned is part of it, as it stands. ``Custom``, classes of a user's own, and what is made of them
-        cannot be written.
+        Learned parameters are included with their current values. ``Custom``, classes of your own, and anything that
+        contains them cannot be described.
 
         Example:
             >>> from fenchel import Fused, Regularizer
@@ -221,7 +221,7 @@ class Regularizer(nn.Module):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        """The Ω whose :meth:`config` this is.
+        """Make the Ω that :meth:`config` described.
 
         Example:
             >>> from fenchel import Regularizer, SparseMAP
@@ -245,11 +245,11 @@ class Regularizer(nn.Module):
     def in_rows(
         self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
-        """The arguments of a loss, and Ω, such that choices are made along one dimension: unchanged if they are."""
+        """The arguments of a loss, and Ω, rearranged so that choices are along one dimension; unchanged if they are."""
         return scores, target, dim, mask, self
 
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-        """Scale a target that passed the check to the sum that a choice has, exactly."""
+        """Scale a checked target so that it sums exactly to what a choice sums to."""
         total, mass = target.sum(dim, keepdim=True), self._masses(scores, dim, mask)
         mass = mass.unsqueeze(dim).to(target.dtype) if isinstance(mass, Tensor) else mass
         return torch.where(total > 0, target * (mass / torch.where(total > 0, total, 1.0)), target)
@@ -264,7 +264,7 @@ class Regularizer(nn.Module):
         return Posed(rows, self.rule, (parameter_rows(self.parameter, self.parameter_name, scores, dim),))  # type: ignore[arg-type]
 
     def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
-        """What the choice of each row sums to: the maximum moves by so much for an offset of the scores."""
+        """The sum of the choice in each row; the maximum changes by this times an offset of the scores."""
         mass = self.mass(1)
         if not isinstance(mass, Tensor) and mass == self.mass(2):
             return mass  # type: ignore[return-value]
@@ -316,8 +316,7 @@ class _Written(RowMap):
 class Scaled(Regularizer):
     """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``.
 
-    Methods take ``dim`` as those of Ω do; None stands for its own default. What else Ω can do, such as ``solve`` of
-    ``SparseMAP``, is done for γΩ too.
+    Methods take ``dim`` as those of Ω do; None stands for the default of Ω. There is ``solve`` if Ω has it.
     """
 
     gamma: float | Tensor
@@ -360,13 +359,13 @@ class Scaled(Regularizer):
     def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
         dims = self.dims(scores, dim)
         with torch.no_grad():
-            cooled, top = self._cool(scores, dims)
-            line = self.omega.line(cooled, dim)
+            divided, top = self._divide(scores, dims)
+            line = self.omega.line(divided, dim)
             return None if line is None else (self._laid_out(scores, dims) * line + top).to(scores.dtype)
 
     def log_argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        cooled, _ = self._cool(apply_mask(scores, mask), self.dims(scores, dim))
-        return self.omega.log_argmax(cooled, self._or_default(dim)).to(scores.dtype)
+        divided, _ = self._divide(apply_mask(scores, mask), self.dims(scores, dim))
+        return self.omega.log_argmax(divided, self._or_default(dim)).to(scores.dtype)
 
     # -- what it does ----------------------------------------------------------------------------------
 
@@ -375,35 +374,35 @@ class Scaled(Regularizer):
         return value.to(p.dtype)
 
     def argmax(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
-        cooled, _ = self._cool(apply_mask(scores, mask), self.dims(scores, dim))
-        return self.omega.argmax(cooled, self._or_default(dim)).to(scores.dtype)
+        divided, _ = self._divide(apply_mask(scores, mask), self.dims(scores, dim))
+        return self.omega.argmax(divided, self._or_default(dim)).to(scores.dtype)
 
     def max(self, scores: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
         dims, dim = self.dims(scores, dim), self._or_default(dim)
-        cooled, top = self._cool(apply_mask(scores, mask), dims)
-        value = times_gamma(self._each_row(scores, dims), self.omega.max(cooled, dim))
-        offset = 0.0 if self.mass(1) is None else self._masses(cooled, dim, None) * top.squeeze(dims)
+        divided, top = self._divide(apply_mask(scores, mask), dims)
+        value = times_gamma(self._each_row(scores, dims), self.omega.max(divided, dim))
+        offset = 0.0 if self.mass(1) is None else self._masses(divided, dim, None) * top.squeeze(dims)
         return (value + offset).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: Any = None, mask: Tensor | None = None) -> Tensor:
         dims = self.dims(scores, dim)
-        cooled, _ = self._cool(apply_mask(scores, mask), dims)
-        loss = self.omega.loss(cooled, target, self._or_default(dim))
+        divided, _ = self._divide(apply_mask(scores, mask), dims)
+        loss = self.omega.loss(divided, target, self._or_default(dim))
         return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
 
     def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         kept, dims = (index >= 0).unsqueeze(dim), self.dims(scores, dim)
-        cooled, _ = self._cool(torch.where(kept, apply_mask(scores, mask), 0.0), dims)
-        loss = self.omega.class_loss(cooled, index, dim)
+        divided, _ = self._divide(torch.where(kept, apply_mask(scores, mask), 0.0), dims)
+        loss = self.omega.class_loss(divided, index, dim)
         return times_gamma(self._each_row(scores, dims), loss).to(scores.dtype)
 
     def solve(self, scores: Tensor, mask: Tensor | None = None, **options: Any) -> Any:
-        """What ``solve`` of Ω gives for the scores over γ: see :meth:`fenchel.SparseMAP.solve`."""
+        """``solve`` of Ω for the scores divided by γ; see :meth:`fenchel.SparseMAP.solve`."""
         if not hasattr(self.omega, "solve"):
             raise TypeError(f"solve goes with SparseMAP, got {self.omega}")
-        cooled, _ = self._cool(apply_mask(scores, mask), self.dims(scores, None))
+        divided, _ = self._divide(apply_mask(scores, mask), self.dims(scores, None))
         solve: Any = self.omega.solve
-        return solve(cooled, **options).to(scores.dtype)
+        return solve(divided, **options).to(scores.dtype)
 
     # -- arguments of losses ---------------------------------------------------------------------------
 
@@ -442,7 +441,7 @@ class Scaled(Regularizer):
     def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
         return self.omega._masses(scores, dim, mask)
 
-    def _cool(self, scores: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    def _divide(self, scores: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         """(s − max s) / γ, and max s; in float32 or better, double if an offset of the scores matters to Ω.
 
         Shifted first, or the division would round away what distinguishes scores with a large offset. Where an offset
@@ -472,17 +471,17 @@ class Scaled(Regularizer):
 
 
 def times_gamma(gamma: float | Tensor, value: Tensor) -> Tensor:
-    """γ times a value of each row. Infinite values do not depend on γ, and their part of its gradient is 0, not NaN."""
+    """Multiply one value per row by γ. Infinite values do not depend on γ: their gradient in γ is 0, not NaN."""
     return (torch.where(value.isinf(), gamma.detach(), gamma) if isinstance(gamma, Tensor) else gamma) * value
 
 
 def flatten(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Some dimensions made one, which is last."""
+    """Flatten one or two dimensions into one, which is last."""
     return x.movedim(dims[0], -1) if len(dims) == 1 else x.movedim(dims, (-2, -1)).flatten(-2)
 
 
 def hold(module: nn.Module, name: str, value: float | Tensor) -> None:
-    """Keep a number as it is, a parameter in the state_dict, a fixed tensor with the module but out of it."""
+    """Set an attribute: a parameter is in the state_dict, a fixed tensor is a buffer outside of it."""
     if isinstance(value, nn.Parameter):
         module.register_parameter(name, value)
     elif isinstance(value, Tensor):
@@ -492,7 +491,7 @@ def hold(module: nn.Module, name: str, value: float | Tensor) -> None:
 
 
 def show(value: float | Tensor) -> str:
-    """A parameter as a ``repr`` shows it: short numbers, long tensors by their shape."""
+    """A parameter for a ``repr``: a number, or the shape of a tensor with several entries."""
     if not isinstance(value, Tensor):
         return f"{value:g}"
     if value.numel() == 1 and not value.is_meta:

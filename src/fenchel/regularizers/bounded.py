@@ -1,13 +1,13 @@
 r"""Bounds and budgets on rows: max ⟨p, z⟩ − Ω(p) over 0 ≤ p ≤ u with Σp = k, for an Ω that is a sum over entries.
 
-Every entry is at zero, at its bound, or free. The free ones share a level μ = z − Ω′(p), and s = 1/Ω″(p) says how
-readily each of them moves. Who gives or takes when the budget moves, w = ∂p/∂k = s/‖s‖₁, says the rest:
+Every entry is at zero, at its bound, or free. The free entries share one level μ = z − Ω′(p). With s = 1/Ω″(p) on the
+free entries, and w = ∂p/∂k = s/‖s‖₁, the derivatives are:
 
 * ∂p/∂z = diag(s) − s wᵀ, which is symmetric, and ∂p/∂u = I − w1ᵀ for the entries that are held by their bound;
 * ∂max/∂z = p, ∂max/∂k = μ, and ∂max/∂u = z − Ω′(u) − μ where held, the envelope theorem.
 
-Where nothing is free p has a corner in u and k, and w is the mean of its two sides: the held entry that would give way
-first, and the zero that would come in first.
+Where no entry is free, p is not differentiable in u and k, and w is the mean of its two one-sided derivatives: one-hot
+at the entry that would leave its bound first, and at the zero that would become positive first.
 """
 
 from __future__ import annotations
@@ -89,14 +89,14 @@ class BoundedMap(RowMap):
         return _where(state.held, state.excess, p), state.mu
 
     def _moves(self, p: Tensor, upper: Parameter) -> tuple[Tensor, Tensor]:
-        """s and w; both zero where nothing is free."""
+        """s and w of the module's docstring; both are zero in rows without free entries."""
         free = (p > 0) & (p < upper)
         s = torch.where(free, self.mobility(p), 0.0)
         total = s.sum(-1, keepdim=True)
         return s, s / torch.where(total == 0, 1.0, total)
 
     def state(self, z: Tensor, p: Tensor, upper: Parameter) -> _State:
-        """What the derivatives in the bounds and the budget are made of."""
+        """The terms of the derivatives in the bounds and the budget."""
         s, w = self._moves(p, upper)
         unmasked = z > -torch.inf
         level = z - self.slope(p)
@@ -148,7 +148,7 @@ class _Quadratic(BoundedMap):
 
 
 class _Entropic(BoundedMap):
-    """Ω(p) = Σ p log p: a softmax that hands on what exceeds a bound."""
+    """Ω(p) = Σ p log p: a softmax whose mass above a bound goes to the other entries."""
 
     name = "bounded_shannon"
     alpha = 1.0

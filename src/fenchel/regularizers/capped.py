@@ -22,7 +22,7 @@ _MEMBERS: dict[float, BoundedMap] = {1.0: BOUNDED_SHANNON, 2.0: BOUNDED_GINI}
 
 @written_by("upper", "omega")
 class Capped(Regularizer):
-    r"""A base's Ω on the part of the simplex where :math:`p \le u`, entry by entry.
+    r"""The Ω of a base regularizer, restricted to distributions with :math:`p \le u`, entry by entry.
 
     Its argmax is :func:`constrained_sparsemax` for ``Gini()`` and :func:`constrained_softmax` for ``Shannon()``. Where
     every bound is 1 or more it is the base itself. ``omega(p)`` is the base's Ω, whatever the bounds; as a regularizer
@@ -59,14 +59,14 @@ class Capped(Regularizer):
         return self.omega.canonical() if free else (self, 1.0)
 
     def line(self, scores: Tensor, dim: int = -1) -> Tensor | None:
-        """The threshold where the bound is one number and the base is Gini, −inf where it has no room; else None."""
+        """The threshold for one bound and the base Gini; −inf where the bounds sum to less than 1. Else None."""
         if isinstance(self.upper, Tensor) or self.rule is BOUNDED_SHANNON:
             return None
         return _line(scores, self.upper, 1.0, dim)
 
     @property
     def margin(self) -> float | Tensor | None:
-        """The base's where every bound is 1 or more, else inf: no lead gives all to every class. None in graphs."""
+        """The margin of the base if every bound is at least 1, else inf. None where values cannot be read."""
         if isinstance(self.upper, Tensor) and not concrete(self.upper):
             return None
         enough = bool((self.upper >= 1).all()) if isinstance(self.upper, Tensor) else self.upper >= 1
@@ -204,8 +204,8 @@ def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, ma
 
     .. math:: \operatorname{argmax}_{p \in \Delta,\, p \le u} \; \langle p, s \rangle - \sum_i p_i \log p_i
 
-    A softmax that hands on what exceeds a bound: :math:`p = \min(u, e^{s - \tau})`. Softmax itself where every bound
-    is 1 or more. Exact, in O(n log n) time.
+    A softmax whose mass above a bound goes to the other entries: :math:`p = \min(u, e^{s - \tau})`. Softmax itself
+    where every bound is 1 or more. Exact, in O(n log n) time.
 
     Args:
         scores: any shape, floating point.
@@ -278,7 +278,7 @@ def k_subsets(scores: Tensor, k: float | Tensor, dim: int = -1, mask: Tensor | N
 def _posed(
     rule: BoundedMap, scores: Tensor, upper: Parameter, budget: Parameter, dim: int, mask: Tensor | None
 ) -> Posed:
-    """The problem on rows; bounds that leave no choice are refused."""
+    """The problem on rows. Bounds that no distribution satisfies are refused."""
     dim = check_scores(scores, dim)
     rows = to_rows(scores, dim, mask)
     bounds = _upper_rows(upper, scores, dim)

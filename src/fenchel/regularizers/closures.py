@@ -54,7 +54,7 @@ def _matters(t: Tensor) -> bool:
 
 
 class _Watch(TorchFunctionMode):
-    """Sees every operation of ``fn``: notes tensors that it did not make itself, replaces them, widens floats."""
+    """Intercept every operation of ``fn``: record or replace the tensors that it did not make, convert to float64."""
 
     def __init__(self, p: Tensor, replace: dict[int, Tensor]) -> None:
         super().__init__()

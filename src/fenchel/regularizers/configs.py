@@ -1,4 +1,4 @@
-"""How an Ω, and what it is made of, is written to a file: as dictionaries, lists, numbers and strings, and back."""
+"""Descriptions of Ω, and of what it is made of, by dictionaries, lists, numbers and strings, for files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Config = dict[str, Any]
 T = TypeVar("T")
 
 _DEEPEST = 16
-"""How many objects may be nested in each other."""
+"""The largest number of objects nested in each other."""
 
 
 class _UnknownError(Exception):
@@ -22,7 +22,7 @@ class _UnknownError(Exception):
 
 @dataclass(frozen=True)
 class _Kind:
-    """A class that can be written: what its objects were made with, and how to make them again."""
+    """A class whose objects can be described: the arguments they were made with, and how to make them again."""
 
     cls: type
     arguments: Callable[[Any], Config]
@@ -33,12 +33,12 @@ _kinds: dict[str, _Kind] = {}
 
 
 def register_kind(cls: type, arguments: Callable[[Any], Config], make: Callable[..., Any]) -> None:
-    """Let objects of exactly this class be written; ``make(**arguments(object))`` is to give them back."""
+    """Register a class, without its subclasses; ``make(**arguments(object))`` must return an equal object."""
     _kinds[cls.__name__] = _Kind(cls, arguments, make)
 
 
 def written_by(*names: str) -> Callable[[type[T]], type[T]]:
-    """Let objects of a class be written by these arguments of its constructor, which are attributes too."""
+    """Register a class whose objects are described by these arguments of its constructor, which are also attributes."""
 
     def register(cls: type[T]) -> type[T]:
         def make(**given: Any) -> T:
@@ -53,7 +53,7 @@ def written_by(*names: str) -> Callable[[type[T]], type[T]]:
 
 
 def to_config(given: object) -> Config | None:
-    """An object as JSON can hold it; None where it, or something in it, is not of a class that can be written."""
+    """Describe an object; None if it, or something in it, is not of a registered class."""
     try:
         written = _write(given)
     except _UnknownError:
@@ -62,7 +62,7 @@ def to_config(given: object) -> Config | None:
 
 
 def from_config(config: Mapping[str, Any], expected: type[T]) -> T:
-    """The object that was written, of an expected class; a ValueError says what is wrong with the rest."""
+    """Make the object that was described. A ValueError says what is wrong, or that it is not of the expected class."""
     found = _read(config, 0)
     if not isinstance(found, expected):
         kind = type(found).__name__

@@ -1,4 +1,4 @@
-"""Custom: any strictly convex Ω that a user writes as a torch function of p becomes a regularizer like the others."""
+"""Custom: a regularizer made of any strictly convex Ω, written as a torch function of p."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Custom(Regularizer):
     The choice, its maximum, its loss and their derivatives of every order follow, in the scores and in every tensor
     that ``fn`` reads (the parameters of a module, a tensor of the enclosing scope). Solved in double precision by
     Newton's method on the support, and where that fails by an interior-point method, until the duality gap of every
-    row certifies it. O(n) a step if Ω is a sum over entries, which is noticed; O(n³), and O(n²) memory a row, if not.
+    row certifies it. A step takes O(n) per row if Ω is a sum over entries, which is detected; else O(n³), and O(n²)
+    memory per row.
 
     ``fn`` gets p in float64, in the shape of the scores with ``dim`` last (further leading dimensions under
     ``vmap``), each row inside the simplex; masked entries are 0, or 1e-50 where it is differentiated and has infinite
@@ -97,7 +98,7 @@ class Custom(Regularizer):
 
 
 class _Problem(RowMap):
-    """One call: Ω with its captured tensors, which are the parameters, and what the solver found on the way."""
+    """The problem of one call: Ω, the tensors that ``fn`` reads as parameters, and the result of the solver."""
 
     name = "custom"
 
@@ -266,7 +267,7 @@ class _Problem(RowMap):
 
 
 def _plain(t: Tensor) -> Tensor:
-    """Without a graph, and such that one can be built on it."""
+    """Detach a tensor; inference tensors are copied, because a graph cannot be built on them."""
     return t.clone() if t.is_inference() else t.detach()
 
 

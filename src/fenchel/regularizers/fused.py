@@ -47,11 +47,11 @@ register_map(FUSED)
 class Fused(Grouping):
     r"""Gini plus total variation, :math:`\frac12(\|p\|^2 - 1) + \lambda \sum_i |p_i - p_{i+1}|`. Argmax: fusedmax.
 
-    Margin: 1 + 3·strength, which one takes who has a single entry on one side of it. Zero strength is :class:`Gini`.
-    Masked entries are taken out, and their neighbours become each other's.
+    Margin: 1 + 3·strength, which is reached by an entry with a single entry on one side of it. Strength 0 is
+    :class:`Gini`. Masked entries are left out, and the entries on their two sides become neighbours.
 
     Args:
-        strength: λ, a number ≥ 0, or a tensor with one value a row or a head (size 1 along ``dim``); differentiable.
+        strength: λ, a number ≥ 0, or a tensor with one value per row or head (size 1 along ``dim``); differentiable.
 
     Example:
         >>> import torch
@@ -66,12 +66,12 @@ class Fused(Grouping):
 
     @property
     def margin(self) -> float | Tensor:
-        """1 + 3·strength: the penalty of two neighbours, and what a lone neighbour is pulled up by."""
+        """1 + 3·strength: 2·strength for the two neighbours, and strength for a neighbour that has no other."""
         return 1 + 3 * self.strength
 
 
 def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    r"""Project scores onto the simplex with a price on every step between neighbours: contiguous segments.
+    r"""Project scores onto the simplex with a penalty on the differences between neighbours: contiguous segments.
 
     .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
               - \lambda \sum_i |p_i - p_{i+1}|
@@ -85,7 +85,7 @@ def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
             0 is sparsemax.
         dim: the dimension to choose along.
         mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too. Masked entries
-            are taken out: those beside them become neighbours.
+            are left out: the entries on their two sides become neighbours.
 
     Returns:
         Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero. Where groups are just

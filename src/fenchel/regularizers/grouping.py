@@ -95,13 +95,13 @@ class GroupingMap(ParameterMap):
         return super().solve_any(z, *a) if readable(z) else self.solve_in_trace(z, *a)
 
     def solve_in_trace(self, z: Tensor, *a: Any) -> Tensor:
-        """The rounds of the solution depend on the data: a trace holds the operator, not what it does."""
+        """Call the operator: the number of rounds depends on the data, so a trace cannot hold what it does."""
         with below_autograd():
             return argmax_operator(z, *pack(a), self.name)
 
 
 def layout_of(a: tuple[Any, ...]) -> tuple[int, ...]:
-    """What a map has to know of the rows beside their entries: parameters after the strength."""
+    """The parameters after the strength, such as the width of a grid, as integers."""
     return tuple(int(each) for each in a[1:])
 
 
@@ -110,7 +110,7 @@ def _kept(z: Tensor) -> Tensor:
 
 
 class Grouping(Regularizer):
-    """What the grouping regularizers share: a strength, masks that take entries out, Ω that is not zero at vertices."""
+    """Base class of the grouping regularizers: they have a strength, and leave masked entries out."""
 
     parameter_name = "strength"
     strength: float | Tensor

@@ -108,7 +108,7 @@ class Norm(Regularizer):
     r"""Norm negentropy, :math:`\Omega(p) = \|p\|_\alpha - 1`. Argmax: normmax. Margin: 1, whatever alpha.
 
     Args:
-        alpha: a number in (1, inf], or a tensor with one value a row or a head (size 1 along ``dim``).
+        alpha: a number in (1, inf], or a tensor with one value per row or per head (size 1 along ``dim``).
 
     Example:
         >>> import torch

@@ -1,4 +1,4 @@
-"""The sum of pairwise maxima: near equals, wherever they stand, share one probability."""
+"""The sum of pairwise maxima: entries with similar scores, wherever they are, share one probability."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Oscar(Grouping):
     :class:`Gini`.
 
     Args:
-        strength: λ, a number ≥ 0, or a tensor with one value a row or a head (size 1 along ``dim``); differentiable.
+        strength: λ, a number ≥ 0, or a tensor with one value per row or head (size 1 along ``dim``); differentiable.
 
     Example:
         >>> import torch
@@ -62,7 +62,7 @@ class Oscar(Grouping):
 
 
 def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-    r"""Project scores onto the simplex with a price on every pair: near equals, wherever they stand, become equal.
+    r"""Project scores onto the simplex with a penalty on every pair: entries with similar scores become equal.
 
     .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
               - \lambda \sum_{i<j} \max(p_i, p_j)

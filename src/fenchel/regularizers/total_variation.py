@@ -98,13 +98,13 @@ class TotalVariation2d(Grouping):
     their edges. Margin: 1 + 5·strength, for a pixel with four neighbours that have no others (1 + 4.5·strength on a
     grid without masks). Zero strength is :class:`Gini`.
 
-    Choices are made over a pair of dimensions, ``dim=(-2, -1)`` unless told. Given the ``shape`` of the grid, they are
+    Choices are made over a pair of dimensions, ``dim=(-2, -1)`` by default. Given the ``shape`` of the grid, they are
     made along one dimension that holds the pixels row by row, as in attention over image patches:
     ``fenchel.attention(query, key, value, TotalVariation2d(0.1, shape=(14, 14)))``. A class index counts pixels row by
     row in both cases.
 
     Args:
-        strength: λ, a number ≥ 0, or a tensor with one value a grid (size 1 along ``dim``); differentiable.
+        strength: λ, a number ≥ 0, or a tensor with one value per grid (size 1 along ``dim``); differentiable.
         shape: (height, width) of grids that are flattened.
 
     Example:
@@ -138,7 +138,7 @@ class TotalVariation2d(Grouping):
 
     @property
     def margin(self) -> float | Tensor:
-        """1 + 5·strength: the price of four edges, and what a lone neighbour is pulled up by."""
+        """1 + 5·strength: 4·strength for the four edges, and strength for a neighbour that has no other."""
         return 1 + 5 * self.strength
 
     @outside_graphs("tvmax2d")
@@ -165,7 +165,7 @@ class TotalVariation2d(Grouping):
 
     @outside_graphs("tvmax2d")
     def loss(self, scores: Tensor, target: Tensor, dim: _Dims = None, mask: Tensor | None = None) -> Tensor:
-        """The Fenchel-Young loss, one value a grid: indices of pixels, row by row, or probabilities like scores."""
+        """The Fenchel-Young loss, one value per grid: indices of pixels, row by row, or probabilities like scores."""
         flat, omega, dims = self._flat(scores, dim, mask)
         if isinstance(target, Tensor) and target.is_floating_point():
             target = flatten(check_like(target, "target of probabilities", scores), dims)
@@ -226,15 +226,15 @@ def _sizes(scores: Tensor, dims: tuple[int, ...]) -> tuple[int, ...]:
 
 @outside_graphs("tvmax2d")
 def tvmax2d(scores: Tensor, strength: float | Tensor = 0.1, mask: Tensor | None = None) -> Tensor:
-    r"""Project scores on a grid onto the simplex, with a price on every step between neighbours: blobs.
+    r"""Project scores on a grid onto the simplex, with a penalty on the differences between neighbours.
 
     .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - \frac12 (\|p\|^2 - 1)
               - \lambda \sum_{i \sim j} |p_i - p_j|
 
     Sparsemax of the proximal map of anisotropic total variation, found by dividing the grid along minimum cuts until no
-    part wants to be divided. It ends by itself, with an answer that is exact but for rounding (1e-13 in p), as the
-    maximum flow of the last round proves: it closes the duality gap. Pixels of a region have probabilities equal to
-    the bit. Cannot be part of a compiled, exported or traced graph.
+    part is divided any more. The result is exact up to rounding (1e-13 in p): the maximum flow of the last round closes
+    the duality gap. Pixels of a region have probabilities equal to the bit. Cannot be part of a compiled, exported or
+    traced graph.
 
     Args:
         scores: (…, height, width), floating point.

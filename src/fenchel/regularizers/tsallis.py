@@ -231,7 +231,7 @@ class Tsallis(Regularizer):
     Its argmax is α-entmax: dense for alpha ≤ 1, sparse above, with margin 1/(alpha − 1).
 
     Args:
-        alpha: a number in (0, inf], or a tensor with one value a row or a head (size 1 along ``dim``).
+        alpha: a number in (0, inf], or a tensor with one value per row or per head (size 1 along ``dim``).
             An ``nn.Parameter`` is trained as it is.
         learnable: make alpha a parameter that stays inside ``bounds``: a sigmoid of ``raw_alpha``.
         bounds: the open interval of a learnable alpha, within 1e-30 and 1e30.

@@ -1,4 +1,4 @@
-"""Batches: sequences of like length side by side, in an order that a seed and the number of the epoch decide."""
+"""Batches of sequences of similar lengths, in an order that depends on a seed and the number of the epoch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from fenchel._checks import check_count
 from fenchel.seq2seq.vocabulary import STOP, Vocabulary
 
 IGNORED = -100
-"""Stands for no target: what ``linear_entmax_loss`` leaves out."""
+"""The target of padding, which ``linear_entmax_loss`` leaves out."""
 
 POOL = 50
-"""Batches that are sorted by length at a time: few sequences are padded by much, and no two epochs are alike."""
+"""The number of batches that are sorted by length together: little padding, and epochs still differ."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A sequence of symbols and the one that is to be made of it."""
+    """A source sequence of symbols and its target sequence."""
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -30,24 +30,24 @@ class Pair:
 
 @dataclass(frozen=True)
 class Source:
-    """Sequences to be read, side by side: numbers (B, J) and lengths (B,)."""
+    """A batch of source sequences: numbers of symbols (B, J), padded, and lengths (B,)."""
 
     numbers: Tensor
     lengths: Tensor
 
     @property
     def mask(self) -> Tensor:
-        """Where there is a symbol, (B, J); with the lengths, on the host."""
+        """Where there is a symbol, boolean (B, J), on the device of the lengths."""
         return torch.arange(self.numbers.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
 
     def to(self, device: torch.device) -> Source:
-        """The same on another device; lengths stay on the host, where packing wants them."""
+        """The same on another device; lengths stay on the CPU, where packing needs them."""
         return self if self.numbers.device == device else Source(self.numbers.to(device), self.lengths)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs as numbers: ``inputs`` are what a decoder reads, ``target`` what it is to write next, both (B, T)."""
+    """A batch of pairs as numbers: a decoder reads ``inputs`` and is to write ``target``, both (B, T)."""
 
     source: Source
     inputs: Tensor
@@ -55,12 +55,12 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """How many symbols are to be written, ends included."""
+        """The number of target symbols, ends included."""
         return int((self.target != IGNORED).sum())
 
 
 def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
-    """Sequences as the numbers that an encoder reads.
+    """Encode source sequences as one padded batch.
 
     Example:
         >>> read(["ab", "b"], Vocabulary("ab")).numbers
@@ -79,7 +79,7 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
 
 
 def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Batch:
-    """Pairs as numbers.
+    """Encode pairs as one padded batch.
 
     Example:
         >>> letters = Vocabulary("ab")
@@ -104,9 +104,9 @@ class Batches:
         pairs: all of them.
         source: the vocabulary that is read.
         target: the vocabulary that is written.
-        size: pairs in a batch.
+        size: the number of pairs in a batch.
         seed: of the order.
-        parts: so many epochs go once through all pairs.
+        parts: the number of epochs in which every pair is seen once.
     """
 
     def __init__(
@@ -126,16 +126,16 @@ class Batches:
         self.seed, self.parts = seed, parts
 
     def __len__(self) -> int:
-        """The batches of an epoch; where it cannot be divided evenly, of the longest one."""
+        """The number of batches of an epoch, of the longest one if they differ."""
         return math.ceil(math.ceil(len(self.pairs) / self.parts) / self.size)
 
     def __iter__(self) -> Iterator[Batch]:
-        """In order of length: for what does not depend on the order."""
+        """All batches in order of length, for validation."""
         rows = sorted(range(len(self.pairs)), key=self._length)
         yield from map(self._batch, self._groups(rows))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """In the order of an epoch: the same at every call, so that a run that was cut short can go on."""
+        """The batches of an epoch in a random order that is the same at every call, so that a run can be resumed."""
         turn, part = divmod(number, self.parts)
         random = Random(f"{self.seed} {turn}")
         rows = list(range(len(self.pairs)))

@@ -1,4 +1,4 @@
-"""What training loops share: a checked learning rate, steps along finite losses, checkpoints to go on from."""
+"""Parts of training loops: checks of the learning rate, optimizer steps that require finite losses, checkpoints."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ __all__ = ["CHECKPOINT", "Checkpoint", "DivergedError", "check_finite", "check_r
 CHECKPOINT = "checkpoint.safetensors"
 """The name that a checkpoint has in the folder of its model."""
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
-"""What Adam and AdamW know of a parameter."""
+"""Names of the state of Adam and AdamW for a parameter."""
 
 
 class DivergedError(ValueError):
-    """A training whose loss or whose parameters are no longer finite."""
+    """Raised when the loss or the parameters of a training are no longer finite."""
 
 
 def check_rate(rate: float) -> None:
@@ -50,7 +50,7 @@ def check_rate(rate: float) -> None:
 
 
 def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = None) -> float:
-    """One step of an optimizer along the gradient of a loss, whose value is returned.
+    """Take one step of an optimizer along the gradient of a loss, and return its value.
 
     Args:
         loss: a scalar; if it is not finite, a :class:`DivergedError` is raised and no parameter changes.
@@ -87,12 +87,12 @@ def check_finite(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The file that a training goes on from after an interruption, to the same parameters, bit by bit.
+    """A file from which a training resumes after an interruption, and reaches the same parameters to the bit.
 
     Args:
-        file: written whole, or not at all.
-        what: what is trained, how, and on what data. A training goes on only from a checkpoint of the same.
-        free: names in ``what["training"]`` that may differ all the same.
+        file: the path; the file is written completely or not at all.
+        what: the model, the settings and the data. A training resumes only from a checkpoint of the same.
+        free: names in ``what["training"]`` that may differ.
     """
 
     file: Path
@@ -100,7 +100,7 @@ class Checkpoint:
     free: frozenset[str] = frozenset()
 
     def prepare(self) -> None:
-        """Make the folder: what cannot be written is known before an epoch is spent on it."""
+        """Make the folder, so that a path that cannot be written raises before the first epoch."""
         safetensors()
         self.file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -111,13 +111,13 @@ class Checkpoint:
         optimizer: torch.optim.Optimizer,
         run: Mapping[str, Any],
     ) -> None:
-        """Write all that it takes to go on.
+        """Write a checkpoint.
 
         Args:
             model: as it is now.
             best: the parameters that validated best so far.
             optimizer: of the model.
-            run: where the training stands, as JSON can hold it.
+            run: the progress of the training, as JSON can hold it.
         """
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
         # Copies: the best parameters may be those of now, and a file has no tensor twice.
@@ -134,16 +134,16 @@ class Checkpoint:
     def resume(
         self, model: nn.Module, optimizer: torch.optim.Optimizer
     ) -> tuple[dict[str, Any], dict[str, Tensor]] | None:
-        """Put model, optimizer and random numbers where the checkpoint left them.
+        """Load a checkpoint into the model, the optimizer and the random number generators.
 
         Returns:
-            Where the training stands, and the best parameters so far; None if there is no checkpoint.
+            The progress of the training, and the best parameters so far; None if there is no checkpoint.
         """
         if not self.file.exists() and not self.file.is_symlink():
             return None
         tensors, words = read_tensors(self.file, "a checkpoint")
-        told = _parsed(self.file, words)
-        self._check_same(told)
+        found = _parsed(self.file, words)
+        self._check_same(found)
 
         def part_of(prefix: str) -> dict[str, Tensor]:
             return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
@@ -153,7 +153,7 @@ class Checkpoint:
             for part in (parameters, best):
                 check_tensors(model.state_dict(), part)
             moments = _moments(part_of("optimizer."), optimizer)
-            run = dict(told["run"])
+            run = dict(found["run"])
             _check_run(run)
             model.load_state_dict(parameters)
             optimizer.load_state_dict({**optimizer.state_dict(), "state": moments})
@@ -175,7 +175,7 @@ class Checkpoint:
 
 
 def record(file: Path) -> dict[str, Any]:
-    """What a checkpoint says of its training, without its tensors: ``what`` that was given to it, and ``"run"``.
+    """Read the description of a checkpoint without its tensors: its ``what``, and ``"run"``.
 
     Args:
         file: as ``Checkpoint.keep`` wrote it.
@@ -190,7 +190,7 @@ def _parsed(file: Path, words: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _check_run(run: Mapping[str, Any]) -> None:
-    """Check the numbers that tell where a training stands: counts of epochs, a rate, a score."""
+    """Check the numbers that describe the progress of a training: counts of epochs, a rate, a score."""
     for name in ("epoch", "waited"):
         if name in run and (not is_integer(run[name]) or run[name] < 0):
             raise ValueError(f"{name} must be a whole number, got {short(run[name])}")

@@ -1,4 +1,4 @@
-"""Text generation from sparse distributions: entmax sampling, and metrics for models that give words no probability."""
+"""Text generation from sparse distributions: entmax sampling, and metrics for words of probability zero."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def sample(
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Draw words from a regularized choice among them.
+    r"""Sample words from the regularized choice of Ω among logits.
 
     .. math:: x \sim \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - T \, \Omega(p)
 
@@ -82,7 +82,7 @@ def sample(
             "logits must leave something to draw from in every row: one is NaN, +inf, or masked altogether"
         )
     p = p if num_samples is None else p.expand(num_samples, *p.shape)
-    # A race of exponential clocks with rates p: whose rings first is a draw from p, and a rate of zero never rings.
+    # The index of the smallest of exponential variables with rates p is a sample of p; a rate of 0 never wins.
     time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
     return torch.where(p > 0, time, torch.inf).argmin(-1)
 
@@ -97,7 +97,7 @@ def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_
 
     Args:
         probs: (…, V), the probabilities of each word at each place.
-        target: (…), the words that stood there.
+        target: (…), the true words.
         epsilon: ε ≥ 0; :func:`best_epsilon` finds the one with the smallest perplexity, on other data than these.
         ignore_index: a target that is left out of the mean.
 
@@ -114,7 +114,7 @@ def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_
     References: Martins, Marinho & Martins (2020).
     """
     epsilon = check_number(epsilon, "epsilon", 0, ends="[)")
-    probs, q, kept = _hits(probs, target, ignore_index)
+    probs, q, kept = _target_probabilities(probs, target, ignore_index)
     surprise = math.log1p(epsilon * probs.shape[-1]) - (q + epsilon).log()
     return _reduce(surprise, kept, "mean").exp()
 
@@ -138,7 +138,7 @@ def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> 
         >>> round(best_epsilon(p, torch.tensor([0, 1, 1, 2])), 6)  # a quarter of the words is missed
         1.0
     """
-    probs, q, kept = _hits(probs, target, ignore_index)
+    probs, q, kept = _target_probabilities(probs, target, ignore_index)
     q, even = q[kept].double(), 1 / probs.shape[-1]
     if not len(q):
         raise ValueError("target must hold a word that is not ignored, got none")
@@ -152,7 +152,7 @@ def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> 
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if rises(middle) else (low, middle)
-    # Shares that no rounding tells from one are one.
+    # Shares that cannot be distinguished from one after rounding are one.
     return high * even / (1 - high) if 1 - high > _ROUNDING else math.inf
 
 
@@ -164,7 +164,7 @@ def jensen_shannon(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""The Jensen-Shannon divergence between a distribution over words and the word that stood there.
+    r"""The Jensen-Shannon divergence between a predicted distribution and the target word.
 
     .. math:: \tfrac12 \operatorname{KL}(p \,\|\, m) + \tfrac12 \operatorname{KL}(e_x \,\|\, m), \quad
               m = \tfrac12 (p + e_x)
@@ -173,7 +173,7 @@ def jensen_shannon(
 
     Args:
         probs: (…, V), the probabilities of each word at each place.
-        target: (…), the words that stood there.
+        target: (…), the true words.
         base: of the logarithm; with 2, the divergence is between 0 and 1.
         ignore_index: a target that is left out.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
@@ -192,7 +192,7 @@ def jensen_shannon(
     """
     base = check_number(base, "base", 1)
     check_reduction(reduction)
-    _, q, kept = _hits(probs, target, ignore_index)
+    _, q, kept = _target_probabilities(probs, target, ignore_index)
     # Written in what is missed, 1 − q, to keep its digits next to a perfect fit.
     missed = 1 - q
     half = torch.log1p(-missed / 2)  # log of (1 + q)/2
@@ -203,7 +203,7 @@ def jensen_shannon(
 def sparsemax_score(
     probs: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: Reduction = "mean"
 ) -> Tensor:
-    r"""One less the smallest sparsemax loss among the scores that lead to this distribution.
+    r"""The sparsemax score of predicted distributions: one minus the smallest sparsemax loss that they can have.
 
     .. math:: 1 - \min_{\operatorname{sparsemax}(s) = p} L_{\Omega_2}(s, x) = 1 - \tfrac12 \|p - e_x\|^2
               = p(x) + \tfrac12 \big(1 - \|p\|^2\big)
@@ -222,12 +222,12 @@ def sparsemax_score(
     References: Martins, Marinho & Martins (2020).
     """
     check_reduction(reduction)
-    probs, q, kept = _hits(probs, target, ignore_index)
+    probs, q, kept = _target_probabilities(probs, target, ignore_index)
     return _reduce(q + (1 - probs.square().sum(-1)) / 2, kept, reduction)
 
 
 def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tensor:
-    r"""The share of tokens that occur among the ``window`` before them.
+    r"""The share of tokens that also occur among the ``window`` tokens before them.
 
     Args:
         tokens: (…, T), integers; each row is a text of its own.
@@ -254,7 +254,7 @@ def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tens
 
 
 def distinct(tokens: Tensor, n: int, *, ignore_index: int = -100) -> Tensor:
-    """The share of different n-grams among all n-grams of some texts: 1 where nothing is ever said twice.
+    """The share of different n-grams among all n-grams of the tokens; 1 if none occurs twice.
 
     Args:
         tokens: (…, T), integers; each row is a text of its own.
@@ -285,8 +285,12 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def _hits(probs: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Checked probabilities, uniform where ignored, those of the targets, and which targets count."""
+def _target_probabilities(probs: Tensor, target: Tensor, ignore_index: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Check probabilities and targets.
+
+    Returns the probabilities, uniform where the target is ignored; the probabilities of the targets; and which targets
+    are not ignored.
+    """
     check_floats(probs, "probs", "…", "V")
     target = check_integers(target, "target", "integer class indices")
     kept = is_kept(target, ignore_index)

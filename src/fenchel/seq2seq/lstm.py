@@ -1,4 +1,4 @@
-"""An LSTM's step, and a bidirectional LSTM over rows of different lengths that is quick on the CPU."""
+"""One step of an LSTM, and a bidirectional LSTM over rows of different lengths that is fast on the CPU."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ _SHUT = 1e4  # a gate's score at which it is open or shut to the last digit, in 
 
 
 def cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-    """An LSTM's hidden state and cell after its gates (…, 4H): enter, forget, what enters, show."""
-    enter, forget, new, show = gates.chunk(4, -1)
-    state = torch.addcmul(forget.sigmoid() * state, enter.sigmoid(), new.tanh())
-    return show.sigmoid() * state.tanh(), state
+    """The hidden state and the cell of an LSTM, (…, H), from its gates (…, 4H): input, forget, cell, output."""
+    into, forget, new, out = gates.chunk(4, -1)
+    state = torch.addcmul(forget.sigmoid() * state, into.sigmoid(), new.tanh())
+    return out.sigmoid() * state.tanh(), state
 
 
 def read_both_ways(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """What a bidirectional ``lstm`` says of rows (B, J, D) of which the first ``lengths`` (B,) entries count.
+    """Apply a bidirectional ``lstm`` to rows (B, J, D), of which the first ``lengths`` (B,) entries count.
 
-    Packed sequences say the same, but on the CPU their backward pass fills an array as long as the batch for every
-    step. There the rows stay as they are, with one more entry that tells what is behind the end: it shuts the gate by
-    which anything enters a cell, and opens the one by which the cell stays as it is.
+    Packed sequences give the same, but on the CPU their backward pass fills an array as long as the batch for every
+    step. There the rows stay padded, with one more feature that is 1 behind the end: its weights close the input gate
+    and open the forget gate, so that the cell does not change.
 
     Returns:
-        States (B, J, 2H), whatever they are behind the end; the last hidden states and cells, (layers, B, 2H).
+        States (B, J, 2H), undefined behind the end; the last hidden states and cells, (layers, B, 2H).
     """
     if x.device.type != "cpu":
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
@@ -46,7 +46,7 @@ def read_both_ways(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, T
 
 
 def _weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
-    """Of both directions of a layer, with a column for the entry that tells what is behind the end."""
+    """The weights of both directions of a layer, with a column for the feature that marks padding."""
     weights = []
     for direction in ("", "_reverse"):
         entered, *rest = (

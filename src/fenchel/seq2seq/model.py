@@ -1,4 +1,4 @@
-"""What encoder-decoders have in common: vocabularies, an output layer with its loss, steps for a search, a folder."""
+"""Seq2Seq, the base class of encoder-decoders: vocabularies, the output layer with its loss, steps, saving."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from fenchel.seq2seq.vocabulary import Vocabulary
 from fenchel.streaming.linear_loss import linear_entmax_loss
 
 LARGEST_NUMBER, LARGEST_SHAPE = 1e30, 1 << 24
-"""What a saved regularizer may have: numbers that any dtype but the narrowest holds, entries of a learned alpha."""
+"""Limits for saved regularizers: the size of a number, and the number of entries of a learned alpha."""
 
 
 class Seq2Seq(nn.Module):
-    """An encoder-decoder: reads a sequence of symbols, writes another, one symbol after the other.
+    """An encoder-decoder: reads a source sequence of symbols, and writes a target sequence symbol by symbol.
 
-    Two regularizers say how it chooses: ``attention`` among the symbols that were read, ``output`` among those that may
-    be written. With an output that is sparse, such as ``Tsallis(1.5)``, most strings have probability exactly 0.
+    Two regularizers select symbols: ``attention`` among those of the source, ``output`` among those of the target
+    vocabulary. With a sparse output, such as ``Tsallis(1.5)``, most strings have probability exactly 0.
 
-    A subclass says how it reads (``encode``), how it writes when the target is known (``decode``), and how it goes one
-    step further (``advance``, ``reorder``).
+    A subclass defines how the source is encoded (``encode``), how known targets are decoded (``decode``), and one step
+    of a search (``advance``, ``reorder``).
 
     Args:
         source: the symbols that are read.
         target: the symbols that are written.
         width: of the hidden states that the output layer sees.
         attention: a regularizer; ``Tsallis(1.5)`` by default.
-        output: a regularizer; ``Tsallis(1.5)`` by default. Trained by ``linear_entmax_loss`` where that knows it.
+        output: a regularizer; ``Tsallis(1.5)`` by default. Its loss is ``linear_entmax_loss`` where that supports it.
     """
 
     sizes: ClassVar[tuple[str, ...]] = ()
@@ -48,7 +48,7 @@ class Seq2Seq(nn.Module):
     names_in_files: ClassVar[Mapping[str, str]] = {}
     """Sizes that a folder calls by another name than the constructor: the argument, and the name in the folder."""
     retired: ClassVar[tuple[str, ...]] = ()
-    """How names of tensors begin that older folders hold and that no part of the model has any more."""
+    """Prefixes of the names of tensors in older folders that are not part of the model any more."""
 
     def __init__(
         self,
@@ -68,13 +68,13 @@ class Seq2Seq(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.output.weight.device
 
     # -- to be said by a subclass --------------------------------------------------------------------------------------
 
     def encode(self, source: Source) -> Any:
-        """What is known of the sources: a state to decode from."""
+        """Encode a batch of sources as the state to decode from."""
         raise NotImplementedError
 
     def decode(self, state: Any, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -90,13 +90,13 @@ class Seq2Seq(nn.Module):
         raise NotImplementedError
 
     def reorder(self, state: Any, index: Tensor) -> Any:
-        """The states of chosen rows; a row may be chosen several times, or not at all."""
+        """Select rows of the states by index; a row may be selected several times, or not at all."""
         raise NotImplementedError
 
     # -- training ------------------------------------------------------------------------------------------------------
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch, a mean over symbols."""
+        """The loss of a batch, averaged over its target symbols."""
         hidden = self.hidden_states(self.encode(batch.source.to(self.device)), batch.inputs.to(self.device))
         return self.loss(hidden, batch.target.to(self.device))
 
@@ -111,7 +111,7 @@ class Seq2Seq(nn.Module):
     # -- search --------------------------------------------------------------------------------------------------------
 
     def start(self, sequences: Sequence[Sequence[str]]) -> Any:
-        """A state for every sequence, before anything is written."""
+        """The states of some sources before the first step, one row per sequence."""
         if self.training:
             raise RuntimeError("the model is in training mode, where dropout is random: call model.eval() first")
         return self.encode(read(sequences, self.source).to(self.device))
@@ -128,7 +128,7 @@ class Seq2Seq(nn.Module):
 
     @torch.no_grad()
     def attend(self, source: Sequence[str], target: Sequence[str]) -> Tensor:
-        """Attention paid to the symbols of a source (columns) in writing a target and its end (rows)."""
+        """Attention weights for a target and its end (rows) over the symbols of a source (columns)."""
         training = self.training
         inputs = torch.tensor([[self.target.start, *self.target.encode(target)]], device=self.device)
         try:
@@ -140,7 +140,7 @@ class Seq2Seq(nn.Module):
     # -- folders -------------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """What the model is made of besides its parameters, as JSON can hold it."""
+        """The sizes, regularizers and vocabularies of the model, as JSON can hold them."""
         return {
             "format": saving.FORMAT,
             "model": type(self).__name__,
@@ -152,7 +152,7 @@ class Seq2Seq(nn.Module):
         }
 
     def save(self, folder: Path | str) -> None:
-        """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be.
+        """Write ``model.safetensors`` and ``model.json`` into a folder, which is created if necessary.
 
         A model with a regularizer that a file cannot hold, such as ``Custom``, is refused.
         """
@@ -172,7 +172,7 @@ class Seq2Seq(nn.Module):
     def load(
         cls, folder: Path | str, *, attention: Regularizer | None = None, output: Regularizer | None = None
     ) -> Self:
-        """The model that was saved to a folder, of whichever subclass it was; in evaluation mode.
+        """Load a model of any subclass from a folder; it is in evaluation mode.
 
         Args:
             folder: what ``save`` was given.
@@ -201,13 +201,13 @@ class Seq2Seq(nn.Module):
 
 
 def check_depth(layers: int, dropout: float) -> None:
-    """Check what every subclass is made with."""
+    """Check the number of layers and the dropout probability."""
     check_count(layers, "layers")
     check_share(dropout, "dropout")
 
 
 def _check_output(omega: Regularizer, symbols: int) -> None:
-    """Refuse an Ω that chooses several symbols at once: its losses have no targets that are numbers of symbols."""
+    """Refuse an Ω that selects several symbols at once: its loss does not take class indices."""
     target, scores = torch.zeros((), dtype=torch.long, device="cpu"), torch.zeros(symbols, device="cpu")
     try:
         simplified(omega).check_classes(target, scores, 0)
@@ -222,12 +222,12 @@ def _read(config: Config | None, name: str) -> Regularizer:
 
 
 def _own(omega: Regularizer) -> Regularizer:
-    """A copy of what is to be learned: one Ω may be given to several models, and to both places of one."""
+    """A copy of an Ω with parameters, so that models that are given the same Ω do not share them."""
     return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
 
 
 def _check_numbers(description: Any) -> None:
-    """Refuse a saved Ω with numbers that no model has, and with a learned parameter that would fill the memory."""
+    """Refuse a saved Ω with numbers or shapes that are too large to be true."""
     if isinstance(description, float | int) and not (abs(description) < LARGEST_NUMBER or description == math.inf):
         raise ValueError(f"the numbers of a regularizer must be below {LARGEST_NUMBER:g}, got {description}")
     if isinstance(description, dict):
@@ -240,7 +240,7 @@ def _check_numbers(description: Any) -> None:
 
 
 def _fused(omega: Regularizer) -> float | Tensor | None:
-    """Alpha, if ``linear_entmax_loss`` knows this Ω."""
+    """Alpha if ``linear_entmax_loss`` supports this Ω, else None."""
     base, gamma = omega.canonical()
     alpha = base.parameter
     if base.name != "tsallis" or alpha is None or isinstance(gamma, Tensor) or gamma != 1:

@@ -20,16 +20,16 @@ from fenchel.seq2seq.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class State:
-    """What a decoder knows, a row a hypothesis.
+    """The state of a decoder, one row per hypothesis.
 
     Args:
         memory: encodings of the source, (N, J, D).
-        keys: the same as the attention scores see them, (N, J, D).
+        keys: the encodings multiplied by the matrix of the attention scores, (N, J, D).
         barred: (N, J, 1), 0 where there is a symbol, −inf where there is none.
         hidden: of every layer, (N, D).
         cells: of every layer, (N, D).
         feed: the last contextual output, (N, D).
-        attention: that it paid to the source, (N, J).
+        attention: the attention weights of that output over the source, (N, J).
     """
 
     memory: Tensor
@@ -66,7 +66,7 @@ class Recurrent(Seq2Seq):
         >>> letters = Vocabulary("abc")
         >>> model = Recurrent(letters, letters, embedding=8, hidden=8)
         >>> loss = model(collate([Pair(tuple("ab"), tuple("abc"))], letters, letters))
-        >>> model.attend("ab", "abc").shape  # a row for every symbol that is written, and for the end
+        >>> model.attend("ab", "abc").shape  # one row per target symbol, and one for the end
         torch.Size([4, 2])
     """
 

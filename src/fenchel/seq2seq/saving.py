@@ -1,7 +1,7 @@
-"""Folders that models are saved to: tensors by safetensors, all else as JSON, each file whole or not there.
+"""Folders of saved models: tensors by safetensors, everything else as JSON. Files are written completely or not at all.
 
-What is read may have been cut short or tampered with: every fault is told in one line that names the folder, and
-nothing is built that is larger than what the files hold.
+Files may be truncated or tampered with: errors are one line that names the folder, and nothing is built that is larger
+than what the files hold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def safetensors() -> Any:
-    """The package's functions on torch tensors, imported where they are needed."""
+    """The module ``safetensors.torch``, imported when it is needed."""
     try:
         return importlib.import_module("safetensors.torch")
     except ModuleNotFoundError:
@@ -58,7 +58,7 @@ def safetensors() -> Any:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Have a file written beside its place, under a hidden name, and put there once it is whole."""
+    """Write a file under a hidden name in the same folder, and rename it when it is complete."""
     new = path.with_name(f".{path.name}.new")
     try:
         write(new)
@@ -71,7 +71,7 @@ def write_whole(path: Path, write: Callable[[Path], object]) -> None:
 def read_tensors(
     path: Path, what: str, names: Collection[str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors of a file, and the words that stand beside them; an error that names the file, and what it is not.
+    """Read the tensors of a file and its metadata; errors name the file and what it should be.
 
     Args:
         path: the file.
@@ -92,7 +92,7 @@ def read_tensors(
 
 
 def parse_settings(text: str, path: Path, what: str) -> dict[str, Any]:
-    """The object that a text holds as JSON; an error that names the file, and what it is not."""
+    """Parse a JSON object; errors name the file and what it should be."""
     try:
         settings = json.loads(text)
     except RecursionError:
@@ -105,11 +105,11 @@ def parse_settings(text: str, path: Path, what: str) -> dict[str, Any]:
 
 
 def save(folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write ``model.safetensors`` and ``model.json`` into a folder, made if need be.
+    """Write ``model.safetensors`` and ``model.json`` into a folder, which is created if necessary.
 
     Args:
         folder: where to.
-        settings: what the model is made of besides its tensors, as JSON can hold it; ``format`` is :data:`FORMAT`.
+        settings: everything but the tensors, as JSON can hold it; ``format`` is :data:`FORMAT`.
         tensors: of its state.
     """
     folder = Path(folder)
@@ -121,7 +121,7 @@ def save(folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, 
 
 
 def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """The settings and the tensors that were saved to a folder.
+    """Load the settings and the tensors of a folder.
 
     Args:
         folder: what ``save`` was given.
@@ -138,22 +138,22 @@ def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any
     except UnicodeDecodeError as error:
         raise ValueError(f"{file} is not {_SAVED}: {error}") from None
     settings = parse_settings(text, file, _SAVED)
-    told = settings.get("format")
-    if type(told) is not int or told != FORMAT:
-        raise ValueError(f"{folder} has a model of format {short(told)}; this version reads {FORMAT}")
+    found = settings.get("format")
+    if type(found) is not int or found != FORMAT:
+        raise ValueError(f"{folder} has a model of format {short(found)}; this version reads {FORMAT}")
     if not isinstance(settings.get("model"), str):
         raise ValueError(f"{folder} has a model of no known kind: model is {short(settings.get('model'))}")
     if kinds and settings["model"] not in kinds:
-        found = short(settings["model"]).strip("'")
-        raise ValueError(f"{folder} has a {found}, not a {' or '.join(kinds)}")
+        name = short(settings["model"]).strip("'")
+        raise ValueError(f"{folder} has a {name}, not a {' or '.join(kinds)}")
     return settings, read_tensors(folder / TENSORS, _SAVED)[0]
 
 
 @contextmanager
 def whole(place: Path | str, name: str) -> Iterator[None]:
-    """Within it an object is made of what was loaded: what is missing there, or does not fit, is told as a ValueError.
+    """Context in which an object is made of what was loaded: any error becomes a ValueError that names the place.
 
-    Files may hold anything, so any error in here is the fault of what was loaded.
+    Files may hold anything, so every error in here is caused by what was loaded.
     """
     try:
         yield
@@ -164,9 +164,9 @@ def whole(place: Path | str, name: str) -> Iterator[None]:
 
 
 def build(folder: Path | str, name: str, tensors: Mapping[str, Tensor], make: Callable[[], Model]) -> Model:
-    """A model with the tensors that were loaded, in evaluation mode.
+    """Make a model with the tensors that were loaded, in evaluation mode.
 
-    It is made without memory first, and compared with the tensors: sizes in the settings may be anything.
+    It is first made on the meta device and compared with the tensors: sizes in the settings may be anything.
 
     Args:
         folder: where it was loaded from, for errors.
@@ -204,13 +204,13 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
 
 
 def check_names(names: Collection[str], given: Mapping[str, Any]) -> None:
-    """Refuse a mapping that does not have all of some names: a default may not be what was saved."""
+    """Raise a ValueError if names are missing: the default may not be what was saved."""
     if missing := sorted(set(names) - given.keys()):
         raise ValueError(f"there is no {missing[0]}")
 
 
 def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Refuse sizes that cannot be true of the tensors: a width has a number each, a layer a tensor at least."""
+    """Raise a ValueError for sizes that are too large for the tensors: a layer has at least one tensor."""
     numbers = sum(tensor.numel() for tensor in tensors.values())
     for name, size in sizes.items():
         most = len(tensors) if name == "layers" else numbers
@@ -230,7 +230,7 @@ def check_strings(strings: object, name: str) -> list[str]:
 
 
 def short(value: object, most: int = 60) -> str:
-    """A value, or the words of an error, on one line that is not too long.
+    """A value or the message of an error, shortened to one line.
 
     Example:
         >>> short("abc"), short(ValueError("two\\n  lines")), len(short("a" * 10**6))

@@ -1,6 +1,6 @@
-"""Search in the strings of a model: beams that know whether they are exact, whole supports, and one step at a time.
+"""Search among the strings of a model: beam search, enumeration of the support, and forced decoding.
 
-What is searched is anything that has three functions, a ``Stepper``: a ``Seq2Seq``, an ``Ensemble``, a table in a test.
+A model is anything with the methods of ``Stepper``: a ``Seq2Seq``, an ``Ensemble``, or a class of your own.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from fenchel.seq2seq.vocabulary import STOP
 
 
 class Stepper(Protocol):
-    """A distribution over strings, one symbol after the other. States hold a row a hypothesis."""
+    """A distribution over strings, given symbol by symbol. States have one row per hypothesis."""
 
     @property
     def begin(self) -> int:
         """The token that is read before the first symbol."""
 
     def start(self, sequences: Any, /) -> Any:
-        """The states of some sources, a row each, before anything is read."""
+        """The states of some sources before the first step, one row per source."""
 
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Any]:
         """Probabilities (N, V) of the next symbol once tokens (N,) are read, and the states then. ``STOP`` is 0."""
 
     def reorder(self, state: Any, index: Tensor, /) -> Any:
-        """The states of chosen rows."""
+        """Select rows of the states by index."""
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A string: the numbers of its symbols, without the end, and how probable it is.
+    """A string: the numbers of its symbols, without the end, and its probability.
 
     Args:
         tokens: the symbols.
@@ -58,13 +58,13 @@ class Hypothesis:
 
 @dataclass(frozen=True)
 class Beam:
-    """What a search found.
+    """The result of a search.
 
     Args:
         hypotheses: by falling score; those of equal score in the order in which they were found. Where the search was
             not exact, strings whose end was not among the ``beam`` best continuations are left out, unless no other
             ended; so the first may score less than a string that was seen (then ``optimal`` is False).
-        exact: no string of non-zero probability was pruned, or cut: all of them were seen.
+        exact: whether all strings of non-zero probability were seen: none was pruned or cut.
         optimal: nothing that was pruned, cut or left out can have a higher score than the first hypothesis. True
             wherever ``exact`` is; it may be true of dense models too. With a length penalty that is said of strings up
             to ``max_length``: one that is longer may rank higher.
@@ -97,26 +97,28 @@ def beam_search(
     length_penalty: float = 0.0,
     keep_tree: bool = False,
 ) -> list[Beam]:
-    """The most probable strings of every source, as far as a beam sees.
+    """The most probable strings of every source, found by beam search.
 
-    In every step the ``beam`` most probable prefixes go on. If never more have any probability at all, the beam has
-    seen every string that the model can write: it is ``exact``, and the search was an enumeration. Where it is not, a
-    string ends where that is among the ``beam`` most probable things to do, so that a beam of 1 is greedy; else
-    models that hold an end possible everywhere, as softmax does, would be known by their shortest strings.
+    In every step the ``beam`` most probable prefixes are continued. If the number of prefixes with non-zero probability
+    never exceeds the beam size, every string that the model can write was seen: the search is ``exact``. Where it is
+    not, a string ends only if its end is among the ``beam`` most probable continuations, so that a beam of 1 is greedy
+    search. (Otherwise models such as softmax, which give every end some probability, would return their shortest
+    strings.)
 
-    A search ends when no prefix is left; or, once something was pruned, when none that is left can be among the best.
+    A search stops when no prefix is left; or, once something was pruned, when no prefix that is left can be among the
+    best.
 
     Args:
         stepper: the model.
-        sources: what it is given, a row each.
-        beam: prefixes that go on.
-        n_best: hypotheses that are returned; as many as the beam has by default.
-        max_length: symbols that a string may have, without its end. Prefixes that would go on are cut there.
+        sources: the sources, in the form that ``stepper.start`` takes.
+        beam: the number of prefixes that are continued.
+        n_best: the number of hypotheses that are returned; the beam size by default.
+        max_length: the largest number of symbols of a string, without its end. Longer prefixes are cut.
         length_penalty: λ in the score log p / ((5 + length) / 6)^λ of Wu et al. (2016); the length counts the end.
         keep_tree: whether to keep all prefixes, for a drawing.
 
     Returns:
-        A ``Beam`` for every source. It has a hypothesis at least: where no string ended, the best prefix that was cut.
+        A ``Beam`` for every source, with at least one hypothesis: if no string ended, the best prefix that was cut.
 
     Example:
         >>> import torch
@@ -168,7 +170,7 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
 def enumerate_support(
     stepper: Stepper, sources: Sequence[Any], *, most: int = 100, max_length: int = 100, keep_tree: bool = False
 ) -> list[Beam]:
-    """Every string that a model gives any probability, most probable first, where these are few.
+    """All strings of non-zero probability, the most probable first, for models that have few.
 
     A search with a beam as wide as ``most``, that returns all that ended. Where ``exact`` is False there are more
     strings, or longer ones.
@@ -186,20 +188,20 @@ def _step(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
 
 
 def _logs(probabilities: Tensor) -> Tensor:
-    """In float64 on the host: products of many probabilities keep their digits."""
+    """Logarithms in float64 on the CPU, so that products of many probabilities keep their precision."""
     return probabilities.to("cpu", torch.float64).log()
 
 
 @dataclass(frozen=True)
 class _Live:
-    """The prefixes that go on: of which source, their log-probability, their symbols."""
+    """The prefixes that are continued: the number of their source, log-probabilities and symbols."""
 
     rows: Tensor
     scores: Tensor
     prefixes: list[tuple[int, ...]]
 
     def cut(self, parents: Tensor, tokens: Tensor, scores: Tensor, rows: Sequence[_Row]) -> None:
-        """Tell sources which prefixes would be longer than allowed."""
+        """Record the prefixes of each source that would become longer than allowed."""
         for parent, _, score in zip(parents.tolist(), tokens.tolist(), scores.tolist(), strict=True):
             rows[int(self.rows[parent])].lose(score)
         for row, prefix, score in zip(self.rows.tolist(), self.prefixes, self.scores.tolist(), strict=True):
@@ -207,9 +209,9 @@ class _Live:
 
 
 def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuations of every source, ``beam`` at most: parents, tokens, log-probabilities, in order.
+    """The best continuations of every source, at most ``beam``: parents, tokens and log-probabilities, in order.
 
-    Tells sources which strings ended, and whether that is among the ``beam`` best of all that could come next.
+    Records which strings ended, and whether their end is among the ``beam`` best continuations.
     """
     # The end, and one more than can be kept, so that the best of what is pruned is known.
     values, tokens = probabilities.topk(min(beam + 2, probabilities.shape[1]), sorted=True)
@@ -239,7 +241,7 @@ def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Ro
 
 
 def _ranks(source: Tensor) -> Tensor:
-    """The place of each among those of its source, which stand side by side."""
+    """The rank of each entry among those of its source; entries are sorted by source."""
     if not len(source):
         return source
     counts = torch.bincount(source)
@@ -247,7 +249,7 @@ def _ranks(source: Tensor) -> Tensor:
 
 
 def _next(parents: Tensor, tokens: Tensor, scores: Tensor, live: _Live, rows: Sequence[_Row]) -> tuple[_Live, Tensor]:
-    """The prefixes that go on, without those of sources whose search is over; and which continuations these are."""
+    """The prefixes that are continued, without those of sources whose search is over, and their indices."""
     sources = live.rows[parents]
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device="cpu")
     best.scatter_reduce_(0, sources, scores, "amax")
@@ -271,28 +273,28 @@ class _Row:
         self.n_best, self.max_length, self.penalty, self.all_ends = n_best, max_length, penalty, all_ends
         self.finished: list[Hypothesis] = []
         self.aside: list[Hypothesis] = []
-        """Strings that ended where the beam had better things to do."""
+        """Strings whose end was not among the best continuations."""
         self.cut: list[tuple[float, tuple[int, ...]]] = []
         self.lost = -math.inf
         """The largest log-probability of a prefix that was pruned or cut."""
         self.tree: dict[tuple[int, ...], float] | None = {} if keep_tree else None
 
     def finish(self, prefix: tuple[int, ...], score: float, *, inside: bool) -> None:
-        """A string has ended, inside of the beam or not."""
+        """Record a string that ended; ``inside``: its end is among the best continuations."""
         where = self.finished if inside or self.all_ends else self.aside
         where.append(Hypothesis(prefix, score, self._ranked(score, len(prefix))))
 
     def lose(self, score: float) -> None:
-        """Prefixes, the best of which has this log-probability, do not go on."""
+        """Record that prefixes with at most this log-probability are not continued."""
         self.lost = max(self.lost, score)
 
     def see(self, prefix: tuple[int, ...], score: float) -> None:
-        """A prefix goes on."""
+        """Record a prefix that is continued."""
         if self.tree is not None:
             self.tree[prefix] = math.exp(score)
 
     def is_over(self, best: float) -> bool:
-        """Whether prefixes, of which the best is so probable, are worth to go on: always, while the search is exact."""
+        """Whether the search of this source is over, given the log-probability of its best prefix."""
         if self.lost == -math.inf or len(self.finished) < self.n_best:
             return False
         scores = sorted((each.score for each in self.finished), reverse=True)
@@ -302,11 +304,11 @@ class _Row:
         return score * math.pow((6 + length) / 6, -self.penalty)  # the power may vanish, not overflow
 
     def _bound(self, score: float) -> float:
-        """The highest score that a string can have whose beginning is so probable: certain, and as long as allowed."""
+        """The highest score of a string that begins with a prefix of this log-probability."""
         return self._ranked(score, self.max_length)
 
     def result(self) -> Beam:
-        """What was found."""
+        """The result."""
         exact, ended = self.lost == -math.inf, [*self.finished, *self.aside]
         ranked = sorted(ended if exact or not self.finished else self.finished, key=lambda each: -each.score)
         others = max((each.score for each in self.aside), default=-math.inf)
@@ -322,7 +324,7 @@ class _Row:
 
 
 class Ensemble:
-    """Models that write together: the probability of a symbol is the mean of theirs.
+    """An ensemble of models: the probability of a symbol is the mean of theirs.
 
     Args:
         members: steppers with the same symbols.
@@ -351,7 +353,7 @@ class Ensemble:
         return torch.stack([probabilities for probabilities, _ in steps]).mean(0), [after for _, after in steps]
 
     def reorder(self, state: list[Any], index: Tensor) -> list[Any]:
-        """Chosen rows of all members."""
+        """Select rows of the states of all members."""
         return [each.reorder(part, index) for each, part in zip(self.members, state, strict=True)]
 
 
@@ -360,7 +362,7 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class Choice:
-    """A step of a string: the symbol that was taken, and all that could have been, the most probable first."""
+    """One step of a string: its symbol, and all symbols of non-zero probability, the most probable first."""
 
     token: int
     probability: float
@@ -369,7 +371,7 @@ class Choice:
 
 @torch.no_grad()
 def force(stepper: Stepper, source: Any, tokens: Sequence[int], *, most: int | None = None) -> list[Choice]:
-    """A given string, and at each of its steps, and at its end, every symbol that the model holds possible.
+    """The probability of each symbol of a given string and of its end, with all alternatives at each step.
 
     Args:
         stepper: the model.
@@ -389,7 +391,7 @@ def force(stepper: Stepper, source: Any, tokens: Sequence[int], *, most: int | N
 
 @dataclass(frozen=True)
 class Completion:
-    """What certainly comes: symbols, whether the string ends after them, and what may come if it does not."""
+    """The certain continuation of a prefix: symbols, whether the string ends then, and else the alternatives."""
 
     tokens: tuple[int, ...]
     finished: bool
@@ -400,7 +402,7 @@ class Completion:
 def complete(
     stepper: Stepper, source: Any, prefix: Sequence[int] = (), *, max_length: int = 100, most: int | None = None
 ) -> Completion:
-    """Go on from a prefix for as long as the model holds a single continuation possible.
+    """Continue a prefix as long as a single symbol has non-zero probability.
 
     Args:
         stepper: the model.

@@ -1,4 +1,4 @@
-"""Training: a plain loop over batches that stops when it no longer helps, and goes on where it was cut short."""
+"""Training of encoder-decoders, with early stopping and checkpoints to resume from."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from fenchel.seq2seq.saving import whole
 
 @dataclass(frozen=True)
 class Training:
-    """How to train.
+    """Settings of a training.
 
     Args:
-        epochs: at most so many.
-        parts: so many epochs go once through all pairs; more than one for corpora that are large.
-        batch: pairs in a batch.
-        rate: the learning rate to begin with; halved whenever the validation loss rises.
-        cooling: so many epochs at the end begin with half the rate of the one before.
+        epochs: the largest number of epochs.
+        parts: the number of epochs in which every pair is seen once; more than one for large corpora.
+        batch: the number of pairs in a batch.
+        rate: the initial learning rate; it is halved whenever the validation loss rises.
+        cooling: the number of last epochs before each of which the rate is halved.
         optimizer: ``"adam"`` or ``"adamw"``.
         weight_decay: of AdamW, or of Adam.
         clip: the largest norm of the gradient of all parameters.
-        patience: validations in a row without a better accuracy after which it stops.
-        every: epochs between validations; the last one is always validated.
+        patience: the number of consecutive validations without a better accuracy after which training stops.
+        every: the number of epochs between validations; the last epoch is always validated.
         seed: of the order of the pairs and of dropout.
     """
 
@@ -66,10 +66,10 @@ class Training:
 
 @dataclass(frozen=True)
 class Scores:
-    """How well a model writes known targets: mean loss of a symbol, and the share of targets that greedy decoding gets.
+    """Validation scores: the mean loss per symbol, and the share of targets that greedy decoding writes exactly.
 
     Greedy decoding writes a target exactly if, fed with it, the model ranks every symbol of it first: so one pass with
-    known inputs tells the accuracy.
+    known inputs gives the accuracy.
     """
 
     loss: float
@@ -78,7 +78,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation: after which epoch, training loss since the last one, scores, learning rate, tokens a second."""
+    """A validation: epoch, training loss since the last validation, scores, learning rate, tokens per second."""
 
     epoch: int
     training_loss: float
@@ -100,7 +100,7 @@ class History:
 
 @dataclass(frozen=True)
 class _Run:
-    """Where a run stands after an epoch."""
+    """The progress of a training after an epoch."""
 
     epoch: int = 0
     rate: float = 0.0
@@ -126,7 +126,7 @@ def train(
     progress: Progress | bool = False,
     watch: Callable[[Validation], None] | None = None,
 ) -> History:
-    """Train a model; in the end it has the parameters that validated best, and is in evaluation mode.
+    """Train a model in place; afterwards it has the parameters that validated best, and is in evaluation mode.
 
     With a folder, a checkpoint is written after every epoch, and the best model so far is saved there. If the folder
     has a checkpoint of the same training, the run goes on from it, to the same parameters, bit by bit, that it would
@@ -191,7 +191,7 @@ def train(
 def _epoch(
     model: Seq2Seq, batches: Batches, optimizer: torch.optim.Optimizer, how: Training, run: _Run, tell: Progress
 ) -> tuple[float, float]:
-    """One pass over all batches: the mean loss of a symbol, and tokens a second."""
+    """One pass over all batches: the mean loss per symbol, and tokens per second."""
     model.train()
     total, tokens, start = 0.0, 0, time.perf_counter()
     for number, batch in enumerate(batches.epoch(run.epoch)):
@@ -240,7 +240,7 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
 
 
 def _digests(pairs: Sequence[Pair], validation: Sequence[Pair]) -> dict[str, str]:
-    """A short name for data, that changes with it."""
+    """Hashes of the training and validation pairs."""
     sides = {"pairs": pairs, "validation": validation}
     return {name: hashlib.sha256(repr(list(side)).encode()).hexdigest()[:16] for name, side in sides.items()}
 
@@ -252,18 +252,18 @@ def _copy(model: Seq2Seq) -> dict[str, Tensor]:
 def _resumed(
     checkpoint: Checkpoint, model: Seq2Seq, optimizer: torch.optim.Optimizer
 ) -> tuple[_Run, dict[str, Tensor]]:
-    """Where a checkpoint left a run, and the best parameters so far."""
+    """The progress and the best parameters of a checkpoint; those of the start if there is none."""
     kept = checkpoint.resume(model, optimizer)
     if kept is None:
         return _Run(rate=checkpoint.what["training"]["rate"]), _copy(model)
-    told, best = kept
+    found, best = kept
     with whole(checkpoint.file, "checkpoint"):
-        validations = tuple(Validation(**{**each, "scores": Scores(**each["scores"])}) for each in told["validations"])
-        return _Run(int(told["epoch"]), float(told["rate"]), int(told["waited"]), validations), best
+        validations = tuple(Validation(**{**each, "scores": Scores(**each["scores"])}) for each in found["validations"])
+        return _Run(int(found["epoch"]), float(found["rate"]), int(found["waited"]), validations), best
 
 
 def _listener(progress: Progress | bool) -> contextlib.AbstractContextManager[Progress]:
-    """The caller's function, a bar, or nobody."""
+    """The function of the caller, a progress bar, or a function that does nothing."""
     if progress is True:
         return bar("training")
     return contextlib.nullcontext(progress or silent)

@@ -1,4 +1,4 @@
-"""A small Transformer encoder-decoder whose every head chooses by a regularizer."""
+"""A small Transformer encoder-decoder with any regularizer in its attention heads."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ Seen = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True)
 class State:
-    """What a decoder knows, a row a hypothesis.
+    """The state of a decoder, one row per hypothesis.
 
     Args:
         mask: where the source has symbols, (N, J).
-        read: keys and values of the source, a pair a layer.
-        written: keys and values of what was written, a pair a layer.
-        attention: that the last step paid to the source, (N, J).
+        read: keys and values of the source, one pair per layer.
+        written: keys and values of the symbols written so far, one pair per layer.
+        attention: the attention weights of the last step over the source, (N, J).
     """
 
     mask: Tensor
@@ -41,7 +41,7 @@ class State:
 
 
 class _Attention(MultiheadAttention):
-    """Attention in two halves, so that keys and values are made once and kept."""
+    """Multi-head attention with keys and values computed in a separate step, so that they can be cached."""
 
     def __init__(self, width: int, heads: int, omega: Regularizer) -> None:
         # A learned alpha is every layer's own.
@@ -65,7 +65,7 @@ class _Attention(MultiheadAttention):
 
 
 class _Layer(nn.Module):
-    """Self-attention, in a decoder attention to the source, two linear maps; each normalized before, added after."""
+    """A layer with residual connections: self-attention, in a decoder cross-attention, and a feed-forward network."""
 
     def __init__(self, width: int, heads: int, inner: int, dropout: float, omega: Regularizer, reads: bool) -> None:
         super().__init__()
@@ -101,10 +101,10 @@ class _Layer(nn.Module):
 
 
 class Transformer(Seq2Seq):
-    """The encoder-decoder of Vaswani et al. (2017), with normalization before each part and any Ω in its heads.
+    """The encoder-decoder of Vaswani et al. (2017), with layer normalization first and any Ω in its heads.
 
     A learnable alpha is each layer's own; give it ``shape=(num_heads, 1, 1)`` for one per head.
-    Keys and values are kept while a string is written: a step costs what is new.
+    Keys and values are cached during a search.
 
     Args:
         source: the symbols that are read.
@@ -216,7 +216,7 @@ class Transformer(Seq2Seq):
         return self.norms[1](x), None if weights is None else weights.mean(1), tuple(written)
 
     def _placed(self, embedded: Tensor, first: int) -> Tensor:
-        """Embeddings and their places, by sines of many wavelengths."""
+        """Embeddings plus sinusoidal position encodings."""
         place = torch.arange(first, first + embedded.shape[1], device=embedded.device).unsqueeze(1)
         rates = torch.exp(torch.arange(0, self.width, 2, device=embedded.device) * (-math.log(1e4) / self.width))
         angles = place * rates

@@ -1,4 +1,4 @@
-"""Symbols as numbers: characters, words or tags, and the four that stand for none of these."""
+"""Vocabularies: numbers for symbols such as characters, words or tags, and four special numbers."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 STOP, UNKNOWN = 0, 1
-"""What a model may write besides symbols: the end, and a symbol that is not in the vocabulary."""
+"""Classes besides the symbols: the end of a sequence, and a symbol that is not in the vocabulary."""
 
 SPECIAL = ("</s>", "<unk>")
 
 
 class Vocabulary:
-    """Symbols and their numbers.
+    """A mapping between symbols and numbers.
 
     A model writes ``STOP``, ``UNKNOWN`` or a symbol: these are the ``len(vocabulary)`` classes of an output layer. What
     it only ever reads, ``start`` and ``pad``, comes after them.
@@ -39,12 +39,12 @@ class Vocabulary:
 
     @classmethod
     def of(cls, sequences: Iterable[Sequence[str]], *, most: int | None = None, seen: int = 1) -> Vocabulary:
-        """The symbols of sequences, the most frequent first, equals by name.
+        """Collect the symbols of sequences, the most frequent first, equally frequent ones by name.
 
         Args:
             sequences: of symbols.
-            most: how many symbols to keep at most.
-            seen: how often a symbol must be seen to be kept.
+            most: the largest number of symbols to keep.
+            seen: the smallest number of occurrences of a symbol that is kept.
 
         Example:
             >>> Vocabulary.of(["abba", "cab"], most=2).symbols
@@ -72,24 +72,24 @@ class Vocabulary:
 
     @property
     def start(self) -> int:
-        """Read before the first symbol of a target."""
+        """The number of the token that is read before the first symbol of a target."""
         return len(self)
 
     @property
     def pad(self) -> int:
-        """Stands after the end of the shorter sequences of a batch."""
+        """The number that pads the shorter sequences of a batch."""
         return len(self) + 1
 
     def encode(self, sequence: Sequence[str]) -> list[int]:
-        """Numbers of symbols; ``UNKNOWN`` for those that are not here."""
+        """The numbers of symbols; ``UNKNOWN`` for those that are not in the vocabulary."""
         return [self._numbers.get(symbol, UNKNOWN) for symbol in sequence]
 
     def decode(self, numbers: Iterable[int]) -> tuple[str, ...]:
-        """Symbols of numbers."""
+        """The symbols of numbers."""
         return tuple(self.name(number) for number in numbers)
 
     def name(self, number: int) -> str:
-        """One symbol, or how a special one is written."""
+        """The symbol of a number, or the name of a special one."""
         if not 0 <= number < len(self):
             raise ValueError(f"a number must be in [0, {len(self) - 1}], got {number}")
         return self._names[number]

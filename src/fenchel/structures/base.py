@@ -1,11 +1,11 @@
-"""Structure: a set of 0/1 vectors with an oracle that finds the best one. That is all SparseMAP needs.
+"""Structure: a set of 0/1 vectors with an oracle that finds the one with the highest score, for SparseMAP.
 
 A user's structure is a subclass with one method, ``map``. What else may be overridden:
 
-* ``event_dim``: how many trailing dimensions of the scores are parts (1 unless told otherwise);
+* ``event_dim``: how many trailing dimensions of the scores are parts (1 by default);
 * ``higher``: the higher-order score of structures, a differentiable function of the structure's own tensors;
 * ``fixed_dims``: over how many trailing dimensions all structures have equally many parts, so that an offset of these
-  scores changes nothing (0 unless told otherwise);
+  scores changes nothing (0 by default);
 * ``marginals``: SparseMAP's answer, where there is a closed form;
 * ``rows``: the same structure for some rows of a batch, where its own tensors differ from row to row;
 * ``transition_dims``, ``transitions`` and ``with_transitions``: the tensor behind ``higher``, if it is one; in a factor
@@ -84,8 +84,8 @@ class Structure(nn.Module):
     def margin(self) -> float | None:
         """The lead over every other structure y′, in units of ½‖y − y′‖², at which SparseMAP returns y alone.
 
-        1 where all structures have equally many parts (``fixed_dims``), None else: there the lead that is needed
-        depends on the sizes, and ``SparseMAP.violation`` tells.
+        1 where all structures have equally many parts (``fixed_dims``), else None: there the lead that is needed
+        depends on the sizes, and ``SparseMAP.violation`` computes it.
         """
         return 1.0 if self.fixed_dims else None
 
@@ -136,18 +136,18 @@ class Structure(nn.Module):
         return None
 
     def rows(self, batch: torch.Size, index: Tensor) -> Structure:
-        """This structure for some rows, by flat index, of a batch of a shape."""
+        """The same structure restricted to some rows of a batch of shape ``batch``, given by flat indices."""
         return self
 
     def check(self, shape: torch.Size) -> None:
-        """Refuse scores of a shape that does not fit: a ValueError."""
+        """Raise a ValueError if the shape of the scores does not fit."""
 
     def possible(self, shape: torch.Size, device: torch.device) -> Tensor | None:
         """Which parts can be chosen at all, boolean, whatever the mask; None if all can."""
         return None
 
     def expand_target(self, target: Tensor, shape: torch.Size) -> Tensor:
-        """A target as zeros and ones of the shape of the scores, where a structure knows a shorter form of it."""
+        """Expand a target from a shorter form, such as heads of a tree, to zeros and ones like the scores."""
         return target
 
     def broken(self) -> Tensor | None:
@@ -155,7 +155,7 @@ class Structure(nn.Module):
         return None
 
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
-        """A kernel that searches by itself, the parts of its structures, its own arguments; None if there is none."""
+        """A kernel for the whole search, the largest size of a structure, and the arguments; None if there is none."""
         return None
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
@@ -181,7 +181,7 @@ class Structure(nn.Module):
 
 
 class Searched(Structure):
-    """A structure whose oracle works on plain arrays; ``map`` follows."""
+    """A structure whose oracle works on plain arrays; ``map`` is made from it."""
 
     def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         return best(self, scores, mask)
@@ -223,7 +223,7 @@ class Problem:
         return live
 
     def check_feasible(self, rows: Array, bonus: Array) -> None:
-        """Refuse rows in which no structure is allowed: a ValueError."""
+        """Raise a ValueError if there are rows in which no structure is allowed."""
         stuck = np.flatnonzero(bonus == -np.inf)
         if stuck.size:
             at = tuple(int(i) for i in np.unravel_index(int(rows[stuck[0]]), self.batch)) if self.batch else ()
@@ -279,7 +279,7 @@ def check_shape(structure: Structure, scores: Tensor) -> None:
 
 
 def check_scores(structure: Structure, scores: Tensor) -> Tensor:
-    """Check scores for a structure, and that their values can be looked at."""
+    """Check scores for a structure, and that their values can be read."""
     check_shape(structure, scores)
     for tensor in (scores, *own_tensors(structure)):
         concrete(tensor)  # raises if its memory was freed, before torch reads it
@@ -310,7 +310,7 @@ def check_batch(value: Tensor, trailing: int, batch: Sequence[int], name: str, s
 
 
 def _check_structures(y: Tensor, theta: Tensor, structure: Structure) -> None:
-    """What a user's ``map`` returns: zeros and ones of the shape of the scores."""
+    """Check that a user's ``map`` returned zeros and ones of the shape of the scores."""
     name = type(structure).__name__
     if not isinstance(y, Tensor) or y.shape != theta.shape:
         got = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__

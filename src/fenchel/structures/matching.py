@@ -1,4 +1,4 @@
-"""Matchings: every row of a matrix goes with one column."""
+"""Matchings: every row of a matrix is paired with one column."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class SparseMAP(Regularizer):
     ``torch.export`` and ``vmap`` raise.
 
     The choice is a single structure y if and only if :math:`\langle s - y, y - y' \rangle + h(y) - h(y') \ge 0` for
-    all others, which :meth:`violation` tells from one call of the oracle.
+    all others; :meth:`violation` checks that with one call of the oracle.
 
     Args:
         structure: a :class:`~fenchel.structures.Structure`.
@@ -131,7 +131,7 @@ class SparseMAP(Regularizer):
 
     @property
     def parameter_shape(self) -> torch.Size | None:
-        """None where the structure holds tensors, whose shapes are its own."""
+        """None if the structure holds tensors: their shapes have a meaning of their own."""
         return torch.Size() if not [*self.parameters(), *self.buffers()] else None
 
     @property
@@ -140,7 +140,7 @@ class SparseMAP(Regularizer):
 
         y is the choice if and only if its score, higher-order scores included, leads that of every other y′ by
         ½‖y − y′‖² times this: by 1 for each part of y that is not in y′. For subsets of k that is a lead of 1 of the
-        k-th part over the next one. :meth:`violation` tells exactly, for any structure and scores.
+        k-th part over the next one. :meth:`violation` is exact for any structure and scores.
         """
         return self.structure.margin
 
@@ -164,7 +164,7 @@ class SparseMAP(Regularizer):
         return self._search(scores, mask).marginals.to(scores.dtype) if closed is None else closed
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The regularized maximum, one value a batch entry; −inf where nothing may be chosen."""
+        """The regularized maximum, one value per batch entry; −inf where nothing may be chosen."""
         self._check_dim(scores, dim)
         theta, offset, free = self._centered(scores, mask)
         marginals, higher = self._marginals(scores, free)
@@ -172,7 +172,7 @@ class SparseMAP(Regularizer):
         return torch.where(self._any(free), value, -torch.inf).to(scores.dtype)
 
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """The Fenchel-Young loss of a structure, one value a batch entry.
+        """The Fenchel-Young loss of a structure, one value per batch entry.
 
         Never negative, and zero exactly where ``argmax(scores)`` is the target. A target that is masked has loss +inf.
         The gradient is ``argmax(scores) - target``.
@@ -243,10 +243,9 @@ class SparseMAP(Regularizer):
         )
 
     def _repeat(self, scores: Tensor, sets: ActiveSets, rows: Array) -> tuple[Tensor, Tensor, Tensor]:
-        """The marginals of rows whose active sets are known from similar scores, and are brought up to date.
+        """The marginals of rows whose active sets are known from similar scores, which are updated.
 
-        For a caller that looks at the gaps, and at the rows in which the oracle was not exact, which are returned too:
-        there is no warning.
+        Also returns the gaps, and the rows in which the oracle was not exact. It does not warn.
 
         Args:
             scores: (…, parts).
@@ -355,7 +354,7 @@ class SparseMAP(Regularizer):
         return parts.flatten(-self.structure.event_dim).any(-1)
 
     def _check_member(self, y: Tensor, free: Tensor) -> None:
-        """Refuse what is no structure: y is one if and only if it is the best for the scores 2y − 1."""
+        """Raise a ValueError if y is not a structure: it is one if and only if it is the best for the scores 2y − 1."""
         structure = self.structure
         if not bool(((y >= 0) & (y <= 1)).all()):
             raise ValueError(f"target must hold entries in [0, 1], got one of {y[~((y >= 0) & (y <= 1))][0].item():g}")
@@ -418,7 +417,7 @@ class SparseMAP(Regularizer):
 
 
 class _Answer(NamedTuple):
-    """What a search gave, with derivatives: weights by group, marginals (…, parts), mean higher-order scores (…)."""
+    """The result of a search, differentiable: weights by group, marginals (…, parts), mean higher-order scores (…)."""
 
     found: Found
     weights: tuple[Tensor, ...]

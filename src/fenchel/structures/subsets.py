@@ -22,7 +22,7 @@ from fenchel.structures.base import Array, Oracle, Searched, check_batch
 @written_by("of")
 @dataclass(frozen=True)
 class Share:
-    """As many as a share of the parts that are not masked, rounded, and at least one: a size for each row.
+    """A size for each row: a share of its unmasked parts, rounded, and at least one.
 
     Args:
         of: the share, above 0 and at most 1.
@@ -43,7 +43,7 @@ class Share:
         check_number(self.of, "of", 0, 1, ends="(]")
 
     def size(self, count: int) -> int:
-        """How many of so many parts."""
+        """The number of parts that is the share of ``count`` parts."""
         return max(1, int(self.of * count + 0.5))
 
 
@@ -63,11 +63,11 @@ class _Sized(Searched):
             )
 
     def most(self, parts: int) -> int:
-        """The size of a row without a mask, which no row exceeds."""
+        """The largest size that a row can have: that of a row without a mask."""
         return self.k.size(parts) if isinstance(self.k, Share) else self.k
 
     def budgets(self, parts: int) -> Array:
-        """How many are chosen of 0, 1, …, parts that are allowed."""
+        """How many parts are chosen if 0, 1, …, ``parts`` are allowed."""
         allowed = np.arange(parts + 1)
         sizes = np.maximum(1, (self.k.of * allowed + 0.5).astype(np.int64)) if isinstance(self.k, Share) else self.k
         chosen: Array = np.minimum(allowed, sizes)
@@ -207,7 +207,7 @@ class SequentialSubsets(_Exact):
 
     @property
     def has_higher(self) -> bool:
-        """Whether there are transitions: a number of 0 is none."""
+        """Whether there are transitions other than the number 0."""
         return isinstance(self.transition, Tensor) or self.transition != 0
 
     def check(self, shape: torch.Size) -> None:
@@ -282,7 +282,7 @@ class SequentialSubsets(_Exact):
         return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
 
     def _between(self, batch: torch.Size, n: int) -> Array:
-        """Transitions of a row each, or of one for all."""
+        """Transitions (rows, N − 1), with one row if they are the same for all."""
         t = self._scores().cpu()
         lead = batch if t.dim() > 1 else ()
         return t.expand(*lead, n - 1).reshape(-1, n - 1).contiguous().numpy() if n > 1 else np.zeros((1, 1))

@@ -1,4 +1,4 @@
-"""Dependency trees: every word goes with a head, and all hang on the root."""
+"""Dependency trees: every word has one head, and the root has none."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class DependencyTree(Searched):
 
 
 def _packed(places: Array) -> Array:
-    """Places with those of words that are left out, −1, at the end."""
+    """Move the places of words that are left out, −1, to the end."""
     if (places >= 0).all():
         return places
     order = np.argsort(places < 0, axis=-1, kind="stable")

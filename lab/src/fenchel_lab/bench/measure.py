@@ -23,7 +23,7 @@ SLOW = 0.5
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds a call: the median and the quartiles of some runs."""
+    """Seconds per call: the median and the quartiles of some runs."""
 
     median: float
     lower: float

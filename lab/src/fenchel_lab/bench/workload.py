@@ -40,7 +40,7 @@ class Case:
         backward: measure the gradient of every floating-point input too.
         grad: whether gradients are enabled at all.
         small: makes small inputs that warm everything up; with these, peak memory is measured too.
-        rows: how many a call works on; tables then show rows a second too.
+        rows: the number that a call works on; tables then show rows per second too.
     """
 
     label: str

@@ -128,7 +128,7 @@ def compared(
     seeds: Sequence[int],
     progress: Callable[[float], None],
 ) -> Compared:
-    """Auto-encoders with one kind of bits, one a seed."""
+    """Auto-encoders with one kind of bits, one per seed."""
     outcomes: list[Outcome] = []
     models: list[AutoEncoder] = []
     for number, seed in enumerate(seeds):
@@ -163,9 +163,9 @@ def _table(found: Sequence[Compared], pixels: int) -> Table:
         rows.append([each.name, *measures, _spread(per_pixel, 4), _spread(exact, 1)])
     runs = len(found[0].outcomes)
     return Table(
-        ["", "−ELBO", "decoder's part", "KL", "KL at score 0", "−log p(image)", "bits a pixel", "exactly 0 or 1, %"],
+        ["", "−ELBO", "decoder's part", "KL", "KL at score 0", "−log p(image)", "bits per pixel", "exactly 0 or 1, %"],
         rows,
-        caption="In nats an image, on test images (lower is better): the negative ELBO and its two parts; the KL of "
+        caption="In nats per image, on test images (lower is better): the negative ELBO and its two parts; the KL of "
         "bits that tell nothing, all with score 0; the importance-weighted negative log-likelihood, also in bits a "
         "pixel; and the share of bits that are exactly 0 "
         f"or 1. {f'Means ± standard deviations over {runs} seeds.' if runs > 1 else 'One seed.'} A relaxed bit that "
@@ -182,7 +182,7 @@ def _found(found: Sequence[Compared]) -> str:
     shares = " and ".join(f"{100 * statistics.fmean(each.values('exact')):.0f} % of {each.name}" for each in mixed)
     silent = " and ".join(f"{_silent(each):.1f} nats for {each.name}" for each in mixed)
     return (
-        f"The negative ELBO of this run, from the best: {listed} nats an image. Of the mixed bits, {shares} bits are "
+        f"The negative ELBO of this run, from the best: {listed} nats per image. Of the mixed bits, {shares} bits are "
         "exactly 0 or 1. Part of this order is the priors' doing: with score 0, where they tell nothing of the image, "
         "relaxed and discrete bits are their prior and cost nothing, while mixed bits, whose noise is fixed, are not "
         f"theirs and cost an image {silent}."

@@ -41,7 +41,7 @@ def budgets(context: Context) -> Result:
 
 
 def chosen(budget: Tensor) -> Tensor:
-    """k-subsets of the scores, a row a budget."""
+    """k-subsets of the scores, one row per budget."""
     return k_subsets(THETA.expand(len(budget), -1), budget.unsqueeze(-1))
 
 

@@ -141,7 +141,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A method on a corpus: its accuracies, one a seed, what its words' share is, and the reader of the first seed."""
+    """A method on a corpus: its accuracies, one per seed, its share of words, and the reader of the first seed."""
 
     corpus: Corpus
     method: str
@@ -398,7 +398,7 @@ def _intervals(group: Sequence[Outcome]) -> Figure:
         drawing,
         caption=f"The intervals outside of which densities are zero, for {len(batch.lengths)} test reviews of "
         f"{group[0].corpus.name}, good (blue) and bad (vermilion), N = {shown[0].functions}.",
-        alt="Two panels of horizontal lines, one a review: the part of the text that attention selects.",
+        alt="Two panels of horizontal lines, one per review: the part of the text that attention selects.",
         paper="The paper draws no such picture.",
     )
 

@@ -111,7 +111,7 @@ def explanation_game(context: Context) -> Result:
                 ["explainer", "classifier's F₁", "success", "guess right", "words sent"],
                 rows,
                 caption=f"{corpus.name}: F₁ of the classifier, how often the layperson guesses its output, how often "
-                f"the guess is the review's own class, in percent, and words a message, on {len(corpus.test):,} test "
+                f"the guess is the review's own class, in percent, and words per message, on {len(corpus.test):,} test "
                 f"texts; mean{' and range' if protocol.runs > 1 else ''} over {protocol.runs} "
                 f"seed{'s' * (protocol.runs > 1)}.",
                 paper="The talk's page tells the game and the rate; its text has no figures to put beside ours.",

@@ -137,7 +137,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Models of one configuration, a seed each, and how they do."""
+    """Models of one configuration, one per seed, and how they do."""
 
     corpus: str
     output: float

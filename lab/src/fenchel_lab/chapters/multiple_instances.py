@@ -188,7 +188,7 @@ class Task:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A method on a task: its test scores, one a seed, and what was trained with the first."""
+    """A method on a task: its test scores, one per seed, and what was trained with the first."""
 
     task: str
     method: str

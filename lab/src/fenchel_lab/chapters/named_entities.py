@@ -170,7 +170,7 @@ def _scores(outcomes: Sequence[Outcome]) -> Table:
         row = [outcome.corpus.name, outcome.loss, "–" if paper is None else f"{paper:.2f}", f"{100 * outcome.f1:.2f}"]
         rows.append([*row, f"{tags:.2f} of {len(outcome.vocabulary.tags)}", f"{100 * certain:.0f} %"])
     return Table(
-        ["sentences", "loss", "paper: F1", "F1", "tags a word", "certain"],
+        ["sentences", "loss", "paper: F1", "F1", "tags per word", "certain"],
         rows,
         caption="Entity F1 on the test sentences (whole entities, as conlleval counts; seqeval); how many tags of a "
         "word have any probability, on average; and for how many sentences one sequence has all of it.",
@@ -242,7 +242,7 @@ def _figure(pair: Sequence[Outcome], sentence: Sentence) -> Figure:
         caption="Probability of each tag (columns) of each word (rows) of a test sentence, under the tagger trained "
         f"with either loss; blank is exactly zero. Of {marginals[0].numel()} entries {zeros[0]} have mass under "
         f"Shannon's, {zeros[1]} under Gini's; columns without a visible entry are left out.",
-        alt="Two tables of shades, a row a word. Left, every cell has some shade; right, most cells are blank, "
+        alt="Two tables of shades, one row per word. Left, every cell has some shade; right, most cells are blank, "
         "and the mass is on one tag for most words and on a few for the doubtful ones.",
         paper="The paper draws such soft assignments for both: dense ones of the CRF, sparse ones of the squared norm.",
     )

@@ -67,7 +67,7 @@ def paths(context: Context) -> Result:
 
 
 def path(omega: Regularizer, temperatures: Tensor) -> Tensor:
-    """argmax_Ω(θ/T), a row a temperature."""
+    """argmax_Ω(θ/T), one row per temperature."""
     return omega.argmax(THETA / temperatures.unsqueeze(-1))
 
 

@@ -381,7 +381,7 @@ def _strip(sets: Sequence[Images], found: dict[Key, Outcome], seed: int) -> Figu
         + " and ".join(f"{_drawn_at(images)} images of {images.name}" for images in sets)
         + " recall: the first images of each set, not chosen by hand. k_subsets 2 is drawn as the mean of the two it "
         "recalls; memories of ±1 recall black and white, in each colour.",
-        alt=f"Six columns of images, one row a memory. Of the six queries are retrieved: {_counted(columns, found)}.",
+        alt=f"Six columns of images, one row per memory. Of the six queries are retrieved: {_counted(columns, found)}.",
         paper="Ramsauer et al. and others draw such strips for a few images; none has these memories side by side.",
     )
 

@@ -57,7 +57,7 @@ class Protocol:
         sentences: of SST.
         runs: how many seeds, on the reviews that people marked, …
         others: … and on SST and IMDB.
-        batch: texts a step.
+        batch: texts per step.
     """
 
     size: Size
@@ -142,7 +142,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A method on a corpus: what it did to the test reviews, a seed each, and the model of the first seed."""
+    """A method on a corpus: what it did to the test reviews, one per seed, and the model of the first seed."""
 
     corpus: Corpus
     method: str

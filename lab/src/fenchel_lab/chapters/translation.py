@@ -51,7 +51,7 @@ PAPER_BLEU = {1.0: "25.70 ± 0.15", 1.5: "26.17 ± 0.13", 2.0: "24.69 ± 0.22"}
 PAPER_NONZEROS = {1.0: ("24.25", "17,993"), 1.5: ("5.55", "16.13"), 2.0: ("3.75", "7.55")}
 """Table 3: what is attended to, and what may be written, at a step."""
 PAPER_SPEED = {1.0: "14,500", 1.5: "13,000", 2.0: "–"}
-"""Target words a second in training, on a GPU; of sparsemax the text says nothing."""
+"""Target words per second in training, on a GPU; of sparsemax the text says nothing."""
 
 LONGEST = 60
 """Words that a translation may have."""
@@ -128,7 +128,7 @@ class Corpus:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Models of one α, a seed each; what the first of them does; and words a second of processor time."""
+    """Models of one α, one per seed; what the first of them does; and words per second of processor time."""
 
     alpha: float
     models: Sequence[Recurrent]
@@ -154,7 +154,7 @@ class Dense(Recurrent):
 
 
 @study(
-    "Few candidates a word: translating captions",
+    "Few candidates per word: translating captions",
     source="Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, tables 2 and 3, figures 2 and 5",
     order=86,
     data=["multi30k"],
@@ -250,7 +250,7 @@ def judged(corpus: Corpus, size: Size, runs: Sequence[Sequence[Recurrent]]) -> l
 
 
 def searched(models: Sequence[Recurrent], sources: Sequence[Sequence[str]]) -> list[tuple[list[Beam], float]]:
-    """Beams of all sources in their order, and words a second, for every model; in turns, batch by batch."""
+    """Beams of all sources in their order, and words per second, for every model; in turns, batch by batch."""
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     found: list[dict[int, Beam]] = [{} for _ in models]
     seconds = [0.0] * len(models)
@@ -287,7 +287,7 @@ def greedily(model: Recurrent, sources: Sequence[Sequence[str]]) -> list[list[in
 
 
 def paces(models: Sequence[Recurrent], pairs: Sequence[Pair], how: Training) -> list[float]:
-    """Words a second in steps of training, by copies of trained models, in turns."""
+    """Words per second in steps of training, by copies of trained models, in turns."""
     copies = [copy.deepcopy(model).train() for model in models]
     optimizers = [torch.optim.Adam(each.parameters(), lr=how.rate) for each in copies]
     batches = Batches(pairs, models[0].source, models[0].target, size=how.batch, seed=how.seed)
@@ -476,7 +476,7 @@ def _counts(outcomes: Sequence[Outcome]) -> Table:
         [*header, "paper: words/s", "words/s, training", "words/s, beam search"],
         rows,
         caption=f"Words of the source with any attention, and words of the {len(outcomes[0].models[0].target):,} that "
-        "may be written, at a step: averages over the validation sentences with known targets. Target words a second "
+        "may be written, at a step: averages over the validation sentences with known targets. Target words per second "
         "of processor time, summed over threads: in whole steps of training (loss, gradients, Adam) after the "
         f"training proper, {TIMED} batches at most, and in the beam searches of the test sentences; the three models "
         "take turns.",
@@ -508,9 +508,9 @@ def _attention(outcomes: Sequence[Outcome], pair: Pair) -> Figure:
         caption=f"Attention of the words of “{joined(pair.target)}” (rows, ▪ is the end) to those of "
         f"“{joined(pair.source)}” (columns), as each model writes the reference; what is not zero is outlined. Words "
         f"looked at for a word, on average: {', '.join(seen)}.",
-        alt=f"Three tables of shades, a row an English word, a column a German one. All {len(pair.source)} cells of a "
-        "row are outlined with softmax, a few with the others.",
-        paper="Figure 5 draws the attention of 1.5-entmax for a sentence of the talks, with few words a row.",
+        alt=f"Three tables of shades, one row per English word, one column per German word. All "
+        f"{len(pair.source)} cells of a row are outlined with softmax, a few with the others.",
+        paper="Figure 5 draws the attention of 1.5-entmax for a sentence of the talks, with few words per row.",
     )
 
 

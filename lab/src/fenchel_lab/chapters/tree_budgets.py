@@ -32,8 +32,8 @@ SUMMARY = """
 The snippet of the talk, run: `graph.add(DependencyTree(u))`, and for every word `graph.add(Budget(u[:, k], budget))`.
 The scores of the arcs are made up, and leave open who has the telescope. Without a budget the answer is SparseMAP's: a
 mixture of two whole trees, in which all that is sure is exactly 1 and all that is out of the question exactly 0, where
-softmax for each word would leave a little on every head. With two modifiers a word, *saw* has to let one go. It is the
-one that was undecided anyway: *with* moves over to *man*, and the telescope with it. It is one differentiable layer.
+softmax for each word would leave a little on every head. With two modifiers per word, *saw* has to let one go. It is
+the one that was undecided anyway: *with* moves over to *man*, and the telescope with it. All of it is one layer.
 """
 
 
@@ -43,7 +43,7 @@ one that was undecided anyway: *with* moves over to *man*, and the telescope wit
     order=22,
 )
 def tree_budgets(context: Context) -> Result:
-    """Solve the sentence without budgets and with two modifiers a word, and draw the arcs."""
+    """Solve the sentence without budgets and with two modifiers per word, and draw the arcs."""
     marginals = [parse(scores(), budget) for budget in BUDGETS]
     context.progress(0.6, "solved")
     figures = [_arcs(marginals)]
@@ -81,14 +81,14 @@ def modifiers(marginals: Tensor) -> Tensor:
 def _arcs(marginals: list[Tensor]) -> Figure:
     drawing, panels = style.panels(len(BUDGETS), 1, height=1.5, sharex=True)
     for axes, budget, mu in zip(panels, BUDGETS, marginals, strict=True):
-        axes.set_title("no budget" if budget is None else f"at most {budget} modifiers a word")
+        axes.set_title("no budget" if budget is None else f"at most {budget} modifiers per word")
         _draw(axes, mu)
     return Figure(
         drawing,
         caption="Arcs from head to modifier, as wide and dark as their marginal; numbers tell those that are not sure. "
         "The arrow from above is the root's.",
         alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from "
-        "saw, 0.3 from man. With at most two modifiers a word, she and man stay with saw, and with hangs on man.",
+        "saw, 0.3 from man. With at most two modifiers per word, she and man stay with saw, and with hangs on man.",
         paper="The talk shows the snippet alone, without a figure.",
     )
 

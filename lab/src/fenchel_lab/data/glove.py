@@ -51,7 +51,7 @@ def parse_npz(content: bytes) -> Vectors:
 
 
 def parse_text(content: bytes) -> Vectors:
-    """Vectors of a text: a word and its numbers a line."""
+    """Vectors of a text: a word and its numbers per line."""
     lines = content.decode("utf-8").split("\n")[:WORDS]
     rows = [line.split(" ") for line in lines if line]
     if any(len(row) != 1 + SIZE for row in rows):

@@ -1,4 +1,4 @@
-"""Stanford sentiment treebank, whole sentences of film reviews: two classes, or five (a label and the words a line)."""
+"""Stanford sentiment treebank, whole sentences of film reviews: two or five classes (label and words per line)."""
 
 from __future__ import annotations
 

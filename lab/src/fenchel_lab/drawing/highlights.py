@@ -82,7 +82,7 @@ class Explanation:
     Args:
         text: as it was given; words that were given one by one stand in it with blanks between.
         places: of its words.
-        weights: one a word: exactly 0 for each that was not chosen, or not read.
+        weights: one per word: exactly 0 for each that was not chosen, or not read.
         label: the class with the highest score.
         probabilities: of all classes.
         unknown: words without a vector, each once, in the order of the text. They are read as one and the same.

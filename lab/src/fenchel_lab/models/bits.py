@@ -244,7 +244,7 @@ def trained(images: Tensor, setting: Setting, kind: type[Posterior], progress: C
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an auto-encoder does on images it has not learned with; all in nats an image but the shares.
+    """What an auto-encoder does on images it has not learned with; all in nats per image but the shares.
 
     Args:
         distortion: −log p(image | bits), on average.

@@ -137,7 +137,7 @@ class Outcome:
     Args:
         success: how often the layperson guessed the classifier's output.
         right: how often the guess was the review's own class.
-        length: words a message, on average.
+        length: words per message, on average.
     """
 
     success: float

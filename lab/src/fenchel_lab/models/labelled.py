@@ -95,7 +95,7 @@ def vocabulary(texts: Sequence[Labelled], longest: int, width: int = 50, least: 
 
 
 def given_vectors(path: Path, texts: Sequence[Labelled], longest: int) -> Vocabulary:
-    """Vectors of a file: GloVe's text format, a word and its numbers a line, or an npz file with words and vecs."""
+    """Vectors of a file: GloVe's text format, a word and its numbers per line, or an npz file with words and vecs."""
     if path.suffix == ".npz":
         try:
             known = glove.parse_npz(path.read_bytes())

@@ -17,7 +17,7 @@ SEEN = 2
 """How often a word must be seen to be known: from the others it is learned what unknown words are like."""
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""From scores (B, N, N + 1), [modifier, head] with head 0 the root, and heads (B, N) to a loss a sentence (B,)."""
+"""From scores (B, N, N + 1), [modifier, head] with head 0 the root, and heads (B, N) to a loss per sentence (B,)."""
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,12 @@
-r"""Groups: who shares a value, found in plain torch for every device, in double precision where the device has it.
+r"""Groups of entries that share a value, in plain torch for every device, in double precision where it is supported.
 
-The proximal maps of the grouping penalties are solved by dividing. Give a group its mean; ask which of its members
-would rather be above that mean, and which below, a question with two answers and an exact solution; part them,
-remember the pull of the penalty between the parts, and ask again. When nobody wants to leave, every group is at its
-value. All groups of all rows are asked at once, so the number of rounds is that of the deepest row.
+The proximal maps of the grouping penalties are computed by division. Every group starts at its mean. A binary problem
+with an exact solution decides which members of a group must be above its mean and which below; the group is divided
+accordingly, and the penalty between its parts becomes linear. When no group is divided any more, every group is at its
+value. All groups of all rows are processed at once, so the number of rounds is that of the row with the most divisions.
 
-A fused group is told from its neighbours by values that are equal to the bit. Hence no row is touched after its
-groups are found but by functions of the value alone.
+Groups are later recognized by values that are equal to the bit. Hence rows are changed only by functions of the value
+once their groups are found.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fenchel._torch import readable
 from fenchel.regularizers.solvers.thresholds import entmax_up_to_2
 
 _ROUNDING = 16
-"""How many units in the last place a wish to leave a group may be, and still be taken for rounding."""
+"""Differences from the mean of a group up to so many units in the last place count as rounding."""
 
 
 def widen(z: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ def fuse(z: Tensor, strength: Tensor) -> Tensor:
 
 
 def _above(excess: Tensor, first: Tensor, strength: Tensor, slack: Tensor) -> Tensor:
-    """The x in {0, 1} that maximises Σ eᵢxᵢ − λ Σ |xᵢ − xᵢ₊₁| on every group: who wants to be above the mean.
+    """The x in {0, 1} that maximises Σ eᵢxᵢ − λ Σ |xᵢ − xᵢ₊₁| on every group: the members that are above the mean.
 
     By dynamic programming: what is gained by xᵢ = 1 over xᵢ = 0, when all before i do their best, is
     Fᵢ = eᵢ + clip(Fᵢ₋₁, −λ, λ). Beyond ±λ it decides xᵢ, between them xᵢ follows its successor.
@@ -91,7 +91,7 @@ def _clipped_walk(step: Tensor, first: Tensor, bound: Tensor) -> Tensor:
 
 
 def pool(z: Tensor, strength: Tensor) -> Tensor:
-    r"""argmin_y ½‖y − z‖² + λ Σᵢ<ⱼ max(yᵢ, yⱼ) of rows, up to a constant a row. Entries at −inf stay and do not count.
+    r"""argmin_y ½‖y − z‖² + λ Σᵢ<ⱼ max(yᵢ, yⱼ) of rows, up to a constant per row. Entries at −inf are left out.
 
     On sorted entries the penalty is the linear function λ Σₖ (n − k) y₍ₖ₎, so y is the decreasing sequence nearest
     to z₍ₖ₎ + λk: isotonic regression. The members of a group who want to be above its mean are those up to where
@@ -182,11 +182,11 @@ class _Edges:
         self.flow = torch.zeros_like(like)
 
     def ahead(self, x: Tensor) -> Tensor:
-        """What stands at the other end."""
+        """The value at the other end of each edge."""
         return x.roll(-1, self.dim)
 
     def back(self, x: Tensor) -> Tensor:
-        """What stands at an edge, told to its other end."""
+        """The value at an edge, moved to its other end."""
         return x.roll(1, self.dim)
 
     def within(self, group: Tensor) -> Tensor:
@@ -197,8 +197,9 @@ class _Edges:
 def spread(z: Tensor, strength: Tensor) -> Tensor:
     r"""argmin_y ½‖y − z‖² + λ Σ |yᵢ − yⱼ| over the edges of a grid. Entries at −inf and their edges are left out.
 
-    Who wants to be above the mean of a group is a minimum cut, found by a maximum flow: excess over the mean is sent to
-    where it is missing, at most λ along an edge. What cannot be sent stays above. The flow solves the dual problem.
+    The members above the mean of a group are one side of a minimum cut, found by a maximum flow: excess over the mean
+    is sent to entries below it, at most λ along an edge. Entries with excess that cannot be sent are above. The flow
+    solves the dual problem.
     """
     kept = z > -torch.inf
     x = torch.where(kept, z, 0.0)
@@ -235,7 +236,10 @@ def _renumber(number: Tensor) -> Tensor:
 def _route(
     excess: Tensor, group: Tensor, edges: list[_Edges], strength: Tensor, slack: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Send excess, the farthest first, to where it is missing; what is left, and who could reach a need."""
+    """Send excess along the edges to entries with a deficit, the farthest first.
+
+    Returns what is left of the excess, and which entries can reach a deficit.
+    """
     size = group.shape[-1] * group.shape[-2]
     inner = [e.within(group) for e in edges]
     while True:
@@ -261,7 +265,7 @@ def _route(
                 back = torch.where(inside & there & e.ahead(here), e.ahead(excess).clamp_min(0), 0.0)
                 back = torch.minimum(back, strength + e.flow)
                 excess = excess + back - e.back(back)
-                # Full is full: a remainder by rounding would be an open way that leads nowhere.
+                # Exactly full: a remainder from rounding would leave an edge open that carries nothing.
                 full = (ahead > 0) & (ahead == strength - e.flow)
                 empty = (back > 0) & (back == strength + e.flow)
                 flow = e.flow + ahead - back
@@ -271,7 +275,8 @@ def _route(
 def regions(p: Tensor) -> Tensor:
     """A number for each connected region of equal, positive entries of a grid, flattened: its first member's place.
 
-    Everybody takes the smallest number around, then the number of whom that belongs to, until all agree.
+    Every entry takes the smallest number of its neighbours, then the number of the entry with that number, until
+    nothing changes.
     """
     alive = p != 0
     edges = [_Edges(alive, dim, p) for dim in (-1, -2)]

@@ -68,7 +68,7 @@ class View:
         return product
 
     def hessian(self) -> Tensor:
-        """All of it, (…, n, n)."""
+        """The whole Hessian, (…, n, n)."""
         n = self._p.shape[-1]
         if not self._gradient.requires_grad:
             return self._p.new_zeros(*self._p.shape, n)
@@ -94,12 +94,12 @@ class View:
 
 
 def _uneven(like: Tensor) -> Tensor:
-    """Positive numbers, one an entry, among which nothing is equal and nothing cancels."""
+    """Positive numbers, one per entry, all different, so that no sums of products cancel."""
     return (torch.arange(1, like.shape[-1] + 1, dtype=like.dtype, device=like.device) * 2.4).sin() + 1.5
 
 
 class _Row:
-    """The problem as every step needs it."""
+    """The scores, the mask and Ω of the problem, with what every step computes from them."""
 
     def __init__(self, omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor) -> None:
         self.omega = omega
@@ -341,8 +341,8 @@ def _interior(row: _Row, p: Tensor, running: Tensor, tol: float, max_iter: int) 
         # A multiplier far from the barrier's own would only slow the next steps down.
         dual = torch.where(free, dual.clamp(1e-10 * barrier / p, 1e10 * barrier / p), 0.0)
         last, (gap, scale) = gap, row.gap(p, ascent)
-        settled = (gap <= 10 * ROUNDING * scale) | ((gap <= tol * scale) & (gap > last / 2))
-        running = running & ~(settled & ((p * dual).amax(-1, keepdim=True) <= ROUNDING**1.5 * scale))
+        done = (gap <= 10 * ROUNDING * scale) | ((gap <= tol * scale) & (gap > last / 2))
+        running = running & ~(done & ((p * dual).amax(-1, keepdim=True) <= ROUNDING**1.5 * scale))
     diagonal = curvature if row.diagonal else curvature.diagonal(dim1=-2, dim2=-1)
     return p, free & ((dual < diagonal * p) | (p == p.amax(-1, keepdim=True)))
 

@@ -1,4 +1,4 @@
-r"""Thresholds: the one number a row that a sparse map has to find, in plain torch for every device.
+r"""Thresholds: the one number per row that a sparse map has to find, in plain torch for every device.
 
 Scores are rows with largest entry 0 and masked entries at −inf. A support is found exactly, by binary search over
 the sorted scores; what is left is a smooth convex equation in one unknown, solved by Newton's method from the side
@@ -22,7 +22,7 @@ NEWTON_STEPS = 32
 class _Newton:
     """Steps of Newton's method, row by row: a row whose step is down to rounding stays as it is.
 
-    So a row does not depend on the others, and on the CPU the loop may end when all have settled (elsewhere looking
+    So a row does not depend on the others, and on the CPU the loop may end when all have converged (elsewhere looking
     would mean to wait for the device, and in a trace it cannot be done).
     """
 
@@ -40,8 +40,8 @@ class _Newton:
         return moved
 
     @property
-    def settled(self) -> bool:
-        """Whether no row moves any more, as far as that can be known."""
+    def converged(self) -> bool:
+        """Whether all rows have converged; False where values cannot be read."""
         moving = self.moving
         if moving is None or moving.device.type != "cpu" or not concrete(moving):
             return False
@@ -121,7 +121,7 @@ def entmax_up_to_2(z: Tensor, c: float | Tensor) -> Tensor:
         total = p.sum(-1, keepdim=True)
         step = -total * expm1_ratio(-total.log(), c) / _curvature(p, c).sum(-1, keepdim=True)
         offset = newton.move(offset, step, unit=1.0)
-        if newton.settled:
+        if newton.converged:
             break
     p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
     # The offset is only as fine as its own last digit; what is missing from Σp = 1 is given to p itself.
@@ -151,7 +151,7 @@ def entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
         slope = torch.where(inside & (p > 0), (w / p).pow(c - 1), 0.0).sum(-1, keepdim=True)
         excess = torch.where(inside, p, 0.0).sum(-1, keepdim=True) - 1
         w = newton.move(w, -excess / slope.clamp_min(1)).clamp_min(0)
-        if newton.settled:
+        if newton.converged:
             break
     return torch.where(inside, _hypotenuse(a, w, c), 0.0)
 
@@ -180,7 +180,7 @@ def normmax(z: Tensor, c: float | Tensor) -> Tensor:
         total = torch.where(inside, b.pow(q), 0.0).sum(-1, keepdim=True)
         slope = torch.where(inside, b.pow(q - 1), 0.0).sum(-1, keepdim=True)
         x = newton.move(x, total * torch.expm1(-total.log() / q) / slope).clamp_min(0)
-        if newton.settled:
+        if newton.converged:
             break
     b = gaps + x
     weights = torch.where(inside, (b / b.amax(-1, keepdim=True)).pow(1 / c), 0.0)
