@@ -7,7 +7,7 @@ BENCH_STAMP := $(VENV)/.installed-bench
 WARM = $(BIN)/python -c "import torch, fenchel; fenchel.warmup(dtypes=[torch.$(1)])"
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup warm demo test test-all check bench clean
+.PHONY: help setup warm demo test test-all check check-oldest bench clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -47,8 +47,16 @@ check: setup  ## lint, format, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
+# Not part of continuous integration: it installs another torch, with several gigabytes of libraries for GPUs.
+OLDEST := .venv-oldest
+check-oldest:  ## run the tests of maps, losses and attention with the oldest versions that are allowed
+	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
+		-e . pytest pytest-xdist hypothesis mpmath cvxpy
+	@$(OLDEST)/bin/python -m pytest -q -n 2 tests/test_conformance.py tests/test_losses.py tests/regularizers tests/streaming
+
 bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run, kept in report/bench
 	@$(BIN)/fenchel bench --out report/bench
 
 clean:  ## remove the environment and what was generated
-	rm -rf $(VENV) report build dist lab/build lab/dist
+	rm -rf $(VENV) $(OLDEST) report build dist lab/build lab/dist
