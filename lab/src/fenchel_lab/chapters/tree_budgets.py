@@ -33,7 +33,8 @@ The snippet of the talk, run: `graph.add(DependencyTree(u))`, and for every word
 The scores of the arcs are made up, and leave open who has the telescope. Without a budget the answer is SparseMAP's: a
 mixture of two whole trees, in which all that is sure is exactly 1 and all that is out of the question exactly 0, where
 softmax for each word would leave a little on every head. With two modifiers per word, *saw* has to let one go. It is
-the one that was undecided anyway: *with* moves over to *man*, and the telescope with it. It is one differentiable layer.
+the one that was undecided anyway: *with* moves over to *man*, and the telescope with it. All of it is one
+differentiable layer.
 """
 
 

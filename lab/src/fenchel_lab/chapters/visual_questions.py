@@ -328,7 +328,7 @@ def _accuracies(outcomes: Sequence[Outcome]) -> Figure:
     return Figure(
         drawing,
         caption="Test accuracy by what is asked for: mean and standard deviation over seeds.",
-        alt="Four rows of points, one row per kind of attention, one colour for all questions and one per kind of them.",
+        alt="Four rows of points, one per kind of attention; one colour for all questions, and one per kind of them.",
         paper="Table 2 has all models within 0.2 points of each other overall.",
     )
 
