@@ -32,8 +32,8 @@ class _Torch(Shannon):
 class _Softmax(Recurrent):
     """The same model with torch's own loss."""
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: Literal["none", "mean", "sum"] = "mean") -> Tensor:
-        return F.cross_entropy(self.output(hidden).flatten(0, -2), targets.flatten(), reduction=reduction)
+    def loss(self, hidden: Tensor, target: Tensor, *, reduction: Literal["none", "mean", "sum"] = "mean") -> Tensor:
+        return F.cross_entropy(self.output(hidden).flatten(0, -2), target.flatten(), reduction=reduction)
 
 
 def _sentences(count: int, seed: int) -> list[Pair]:

@@ -148,9 +148,9 @@ class Outcome:
 class Dense(Recurrent):
     """The same model with torch's own loss for softmax."""
 
-    def loss(self, hidden: Tensor, targets: Tensor, reduction: Literal["none", "mean", "sum"] = "mean") -> Tensor:
+    def loss(self, hidden: Tensor, target: Tensor, *, reduction: Literal["none", "mean", "sum"] = "mean") -> Tensor:
         scores = self.output(hidden).flatten(0, -2)
-        return F.cross_entropy(scores, targets.flatten(), ignore_index=IGNORED, reduction=reduction)
+        return F.cross_entropy(scores, target.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
 @study(

@@ -149,7 +149,7 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
         row.masked = TINY
         view = row.view(p)
         _check_finite(view, free)
-    # Slopes may cancel at the solution; what they are the difference of is then told by what they were at the start.
+    # Slopes may cancel at the solution; the size of their terms is then estimated from the slopes at the start.
     row.unit = 0.01 * (p * torch.where(free, view.gradient.abs(), 0.0)).sum(-1, keepdim=True)
     # Asked away from the centre, where what couples entries may cancel.
     aside = row.view(p * _uneven(p) / (p * _uneven(p)).sum(-1, keepdim=True))
