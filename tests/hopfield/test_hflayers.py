@@ -357,7 +357,7 @@ def test_gradients_reach_every_parameter_of_the_transformer_layers() -> None:
         (TypeError, "hopfield_association must be a.*got Linear", lambda: HopfieldEncoderLayer(nn.Linear(3, 3))),
         (ValueError, "output_size 3 and states of width 8", lambda: HopfieldEncoderLayer(Hopfield(8, output_size=3))),
         (ValueError, "dim_feedforward must be at least 1", lambda: HopfieldEncoderLayer(Hopfield(8), 0)),
-        (ValueError, "dropout must be in", lambda: HopfieldEncoderLayer(Hopfield(8), dropout=1.5)),
+        (ValueError, "dropout must satisfy", lambda: HopfieldEncoderLayer(Hopfield(8), dropout=1.5)),
         (ValueError, "activation must name", lambda: HopfieldEncoderLayer(Hopfield(8), activation="no such")),
         (ValueError, "states as wide as", lambda: HopfieldDecoderLayer(Hopfield(8), Hopfield(4))),
         (ValueError, "batch_first", lambda: HopfieldDecoderLayer(Hopfield(8), Hopfield(8, batch_first=False))),
