@@ -62,12 +62,12 @@ def _tensor_strength(values: Tensor, dim: int = -1, mask: Tensor | None = None) 
 class _Grids(fenchel.TotalVariation2d):
     """Rows as grids of two lines, if their width is even."""
 
-    def _dims(self, scores: Tensor, dim: int | tuple[int, int] | None) -> tuple[int, ...]:
+    def dims(self, scores: Tensor, dim: int | tuple[int, int] | None) -> tuple[int, ...]:
         place = -1 if dim is None else dim
         known = isinstance(scores, Tensor) and isinstance(place, int) and -scores.dim() <= place < scores.dim()
         size = max(scores.shape[place], 1) if known else 1
         self.shape = (2, size // 2) if size % 2 == 0 else (1, size)
-        return super()._dims(scores, dim)
+        return super().dims(scores, dim)
 
 
 class Roomy:
