@@ -53,6 +53,7 @@ def test_sizes_are_counted_and_the_rest_comes_last() -> None:
     assert size_histogram(torch.tensor([1, 2, 2, 0, 9]), 2) == pytest.approx([20.0, 40.0, 40.0])
 
 
+@pytest.mark.slow
 def test_circles_are_the_certified_balls(chapter: Callable[[str], Run]) -> None:
     result = chapter("basins").result
     assert result is not None

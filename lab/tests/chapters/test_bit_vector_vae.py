@@ -21,6 +21,7 @@ def test_the_full_protocol_is_the_authors() -> None:
     assert SCALED.setting.epochs < setting.epochs
 
 
+@pytest.mark.slow
 def test_the_chapter_adds_up(chapter: Callable[[str], Run]) -> None:
     result = chapter("bit_vector_vae").result
     assert result is not None

@@ -13,6 +13,7 @@ from fenchel_lab.chapters.densities import ellipses, over_words
 from fenchel_lab.report import Run
 
 
+@pytest.mark.slow
 def test_curves_are_the_papers(chapter: Callable[[str], Run]) -> None:
     result = chapter("densities").result
     assert result is not None

@@ -62,6 +62,7 @@ def test_a_sample_is_the_same_every_time_and_has_both_classes() -> None:
     assert len(sampled(reviews, 5000)) == 1000
 
 
+@pytest.mark.slow
 def test_all_kinds_of_attention_learn_and_sparsemax_selects(chapter: Callable[[str], Run]) -> None:
     result = chapter("document_classification").result
     assert result is not None
@@ -93,6 +94,7 @@ def csv(texts: list[Review]) -> str:
     return "text,label,source\n" + "".join(f"{' '.join(each.words)},{each.label},imdb\n" for each in texts)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_the_rows_of_real_data_are_the_papers(full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCHEL_CACHE", str(tmp_path / "cache"))

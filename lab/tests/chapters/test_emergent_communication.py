@@ -64,6 +64,7 @@ def test_the_setting_is_chosen_by_validation_games_of_the_first_seed(monkeypatch
     assert found.success == [90.0, 90.0]
 
 
+@pytest.mark.slow
 def test_the_chapter_beats_guessing_and_its_codes_are_as_sparse_as_they_should(chapter: Callable[[str], Run]) -> None:
     result = chapter("emergent_communication").result
     assert result is not None

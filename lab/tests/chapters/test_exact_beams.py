@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 
+import pytest
+
 from fenchel_lab.chapters.exact_beams import FULL, SCALED, TOY
 from fenchel_lab.report import Run
 
 
+@pytest.mark.slow
 def test_more_beams_are_exact_the_more_was_learned(chapter: Callable[[str], Run]) -> None:
     result = chapter("exact_beams").result
     assert result is not None

@@ -11,6 +11,7 @@ from fenchel_lab.drawing import hypotheses, style
 from fenchel_lab.report import Run
 
 
+@pytest.mark.slow
 def test_only_the_sparse_model_has_exact_beams(chapter: Callable[[str], Run]) -> None:
     result = chapter("inflection").result
     assert result is not None

@@ -168,6 +168,7 @@ def test_the_papers_table_is_there_to_the_last_cell() -> None:
     assert PAPER["fox", "1-entmax (softmax)"] == (66.4, 2.0)
 
 
+@pytest.mark.slow
 def test_the_right_number_of_subsets_counts_better_than_an_average_of_one(chapter: Callable[[str], Run]) -> None:
     result = chapter("multiple_instances").result
     assert result is not None
@@ -178,6 +179,7 @@ def test_the_right_number_of_subsets_counts_better_than_an_average_of_one(chapte
     assert min(found.values()) > 55
 
 
+@pytest.mark.slow
 def test_the_columns_of_real_data_are_the_papers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiple_instances, "_images", lambda folder, halved: [digits(300)] * 3)
     random = np.random.default_rng(0)

@@ -11,6 +11,7 @@ from fenchel_lab.data.ner import Sentence
 from fenchel_lab.report import Run
 
 
+@pytest.mark.slow
 def test_both_losses_tag_far_better_than_chance_and_one_is_sparse(chapter: Callable[[str], Run]) -> None:
     result = chapter("named_entities").result
     assert result is not None

@@ -26,6 +26,7 @@ def result_of(name: str, folder: Path, full: bool = False) -> Result:
     return outcome.result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_named_entities_of_both_languages(full: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for size in ("SCALED", "FULL"):

@@ -117,6 +117,7 @@ def test_contrast_makes_most_images_stationary(images: Images, monkeypatch: pyte
     assert contrast(images) == pytest.approx(2 / (1 - largest), rel=0.05)  # two digits
 
 
+@pytest.mark.slow
 def test_digits_are_harder_to_find_among_more(chapter: Callable[[str], Run]) -> None:
     result = chapter("retrieval_of_images").result
     assert result is not None
@@ -131,6 +132,7 @@ def test_digits_are_harder_to_find_among_more(chapter: Callable[[str], Run]) -> 
     assert all(shares[0] < shares[-1] for shares in more.values())
 
 
+@pytest.mark.slow
 def test_digits_and_photographs_from_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENCHEL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(retrieval_of_images, "SIZES", (4, 12))

@@ -18,6 +18,7 @@ def test_made_up_reviews_are_marked_where_they_tell_their_class() -> None:
         assert sum(word in (*GOOD, *BAD) for word in review.words) == 1
 
 
+@pytest.mark.slow
 def test_the_study_measures_every_selection_and_transitions_give_phrases() -> None:
     done = run(find("text_highlights"), Context(data=None))
     assert done.result is not None, done.error

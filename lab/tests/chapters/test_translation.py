@@ -33,6 +33,7 @@ def number(cell: object) -> float:
     return float(str(cell).rstrip(" %").replace(",", ""))
 
 
+@pytest.mark.slow
 def test_sparse_models_have_few_candidates_and_exact_beams(chapter: Callable[[str], Run]) -> None:
     result = chapter("translation").result
     assert result is not None

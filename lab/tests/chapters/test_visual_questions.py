@@ -51,6 +51,7 @@ def test_answers_tell_what_was_asked_for() -> None:
     assert [kind(answer) for answer in ("yes", "no", "gray", "triangle")] == ["yes or no"] * 2 + ["colour", "shape"]
 
 
+@pytest.mark.slow
 def test_every_attention_answers_far_better_than_chance(chapter: Callable[[str], Run]) -> None:
     result = chapter("visual_questions").result
     assert result is not None
