@@ -24,12 +24,12 @@ from fenchel._torch import concrete
 
 def is_integer(value: object) -> TypeGuard[int]:
     """Whether a value is an integer of Python or NumPy, and not a bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def is_number(value: object) -> bool:
     """Whether a value is a real number of Python or NumPy, or a symbolic one in a graph, and not a bool."""
-    return isinstance(value, numbers.Real | torch.SymFloat) and not isinstance(value, bool)
+    return isinstance(value, (numbers.Real, torch.SymFloat)) and not isinstance(value, bool)
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:

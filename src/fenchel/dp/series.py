@@ -251,7 +251,7 @@ class _Distances(torch.autograd.Function):
 
 def _times_gamma(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
     omega = check_choice(Shannon() if omega is None else omega)
-    return omega if isinstance(gamma, float | int) and gamma == 1 else gamma * omega
+    return omega if isinstance(gamma, (float, int)) and gamma == 1 else gamma * omega
 
 
 def _check_series(series: Tensor, name: str, shape: str) -> None:

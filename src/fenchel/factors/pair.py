@@ -65,7 +65,7 @@ class Pair(Factor):
 
 def _each(score: float | Tensor, variables: Variables) -> Tensor:
     """One score per pair: (…, pairs)."""
-    if isinstance(score, bool) or not isinstance(score, int | float | Tensor):
+    if isinstance(score, bool) or not isinstance(score, (int, float, Tensor)):
         raise TypeError(f"score must be a number or a tensor, got {type(score).__name__}")
     value = score if isinstance(score, Tensor) else torch.tensor(float(score), dtype=torch.float64, device="cpu")
     if not value.is_floating_point():

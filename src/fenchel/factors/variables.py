@@ -85,7 +85,7 @@ def joined(variables: Variables | Sequence[Variables], name: str = "variables") 
 def _flat(variables: object, name: str) -> Iterator[Variables]:
     if isinstance(variables, Variables):
         yield variables
-    elif isinstance(variables, list | tuple):
+    elif isinstance(variables, (list, tuple)):
         for part in variables:
             yield from _flat(part, name)
     else:

@@ -447,7 +447,7 @@ class Memory(nn.Module):
     def _joined(self, name: str, given: Rows) -> Tensor:
         """What is held and more of it."""
         held: Tensor = getattr(self, name)
-        if isinstance(given, Tensor | np.ndarray) and given.ndim == 1:
+        if isinstance(given, (Tensor, np.ndarray)) and given.ndim == 1:
             given = given[None]
         new = _as_rows(given, name).to(held)
         _check_finite(new, name)
@@ -488,7 +488,7 @@ class Memory(nn.Module):
 
 
 def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
-    number = isinstance(now[0], float | str) and now[0] == then[0]
+    number = isinstance(now[0], (float, str)) and now[0] == then[0]
     return now[1] != then[1] or not (number or now[0] is then[0])
 
 

@@ -63,7 +63,7 @@ class HopfieldEncoderLayer(nn.Module):
     def reset_parameters(self) -> None:
         """Draw all parameters again, those of the association too."""
         for module in self.children():
-            if isinstance(module, Hopfield | nn.Linear | nn.LayerNorm):
+            if isinstance(module, (Hopfield, nn.Linear, nn.LayerNorm)):
                 module.reset_parameters()
 
     @property

@@ -71,9 +71,9 @@ def from_config(config: Mapping[str, Any], expected: type[T]) -> T:
 
 
 def _write(value: Any) -> Any:
-    if value is None or isinstance(value, bool | int | float | str):
+    if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, tuple | list):
+    if isinstance(value, (tuple, list)):
         return [_write(each) for each in value]
     if isinstance(value, Tensor):
         dtype = str(value.dtype).removeprefix("torch.")

@@ -208,7 +208,7 @@ class TotalVariation2d(Grouping):
                     f"{self.shape}, got shape {tuple(scores.shape)}"
                 )
             return (d,)
-        if not isinstance(dim, tuple | list) or len(dim) != 2:
+        if not isinstance(dim, (tuple, list)) or len(dim) != 2:
             raise TypeError(f"dim must be a pair of dimensions, got {dim!r}")
         if isinstance(scores, Tensor) and scores.is_floating_point() and scores.dim() < 2:
             raise ValueError(f"scores must have at least two dimensions, got shape {tuple(scores.shape)}")

@@ -228,7 +228,7 @@ def _own(omega: Regularizer) -> Regularizer:
 
 def _check_numbers(description: Any) -> None:
     """Refuse a saved Ω with numbers or shapes that are too large to be true."""
-    if isinstance(description, float | int) and not (abs(description) < LARGEST_NUMBER or description == math.inf):
+    if isinstance(description, (float, int)) and not (abs(description) < LARGEST_NUMBER or description == math.inf):
         raise ValueError(f"the numbers of a regularizer must be below {LARGEST_NUMBER:g}, got {description}")
     if isinstance(description, dict):
         if math.prod(map(int, description.get("shape") or [])) > LARGEST_SHAPE:

@@ -262,7 +262,7 @@ def own_tensors(structure: nn.Module) -> list[Tensor]:
 def _tensors(value: object) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         yield value
-    elif isinstance(value, list | tuple | dict):
+    elif isinstance(value, (list, tuple, dict)):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _tensors(inner)
 
