@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.active import SOLVE, square, step
+from fenchel.kernels.active import SOLVE, step
 from fenchel.kernels.compiler import inlined, kernel
+from fenchel.kernels.gram import square
 from fenchel.kernels.subsets import best_sequence
 
 
