@@ -11,6 +11,7 @@ import numpy as np
 from fenchel.kernels.active import SOLVE, step
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.gram import square
+from fenchel.kernels.layers import best_path, count_layers, used_edges
 from fenchel.kernels.subsets import best_sequence
 from fenchel.kernels.trees import HEAD, best_tree, tree_workspace, words_present
 
@@ -81,6 +82,43 @@ def explore_sequences(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, bonus, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
+                SOLVE, goal, mark, u, v, r, False,
+            ):  # fmt: skip
+                break
+
+
+@kernel
+def explore_paths(  # type: ignore[no-untyped-def]
+    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    matrices, inverses, mus, residuals, gap, floor, state, goal, tried, most, parts, begin, ends, kinds, bonus, final,
+    nus, eps,
+):  # fmt: skip
+    """As ``explore_trees``, with paths through a layered graph: over the edges that are used at temperature eps[b].
+
+    ``layers.cool`` found nus[b] and eps[b].
+    """
+    room, (depth, width) = rooms.max() + 2, parts.shape
+    mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
+    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
+    chance, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
+    for i in range(first, last):
+        b = live[i]
+        scores, rest, at = thetas[b], residuals[b], starts[b]
+        own, tally, p, x = members[at:], counts[at:], weights[at:], solution[at:]
+        q, h, mixture = values[at:], extra[at:], mus[b]
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
+        link, end = bonus[b if bonus.shape[0] > 1 else 0], final[b if final.shape[0] > 1 else 0]
+        layers = count_layers(scores, parts)
+        if not used_edges(
+            scores, nus[b], eps[b], layers, parts, begin, ends, kinds, link, end, value, chance, node, used
+        ):
+            continue
+        while sizes[b] < rooms[b] and tried[b] < most:
+            score = best_path(rest, layers, parts, begin, ends, kinds, link, end, used, value, choice, y)
+            tried[b] += 1
+            if not step(
+                b, y, score, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
                 SOLVE, goal, mark, u, v, r, False,
             ):  # fmt: skip
                 break

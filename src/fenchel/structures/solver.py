@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fenchel.kernels.host import run
-from fenchel.structures.base import Array, Problem, places
+from fenchel.structures.base import Array, Layers, Problem, places
 from fenchel.structures.mixture import Found, Group
 
 _NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
 _MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
+_EASY = 64  # structures: rows that are not done then are hard
 _FAR = 1e12  # from what higher-order scores could change
 
 
@@ -139,19 +141,20 @@ class Solver(ActiveSets):
         self._make_room(live, parts.shape[1])
         run(active.advance, len(live), self._work(live), live, parts, bonus, *self._rows(), mode, self.goal)
 
-    def _explored(self, live: Array) -> Array:
+    def _explored(self, live: Array, most: int) -> Array:
         """Let the structure search by itself, where it can: the rows that are left."""
-        if self.explorer is None:
-            return live
-        kernel, most, *own = self.explorer
-        rows = live
+        if self.explorer is not None:
+            kernel, parts, *own = self.explorer
+            self._explore(live, most, kernel, parts, *own)
+        return self._going_on(live, most)
+
+    def _explore(self, rows: Array, most: int, kernel: Any, parts: int, *own: Any) -> None:
+        """Run a kernel of ``kernels.exploration`` on rows; those that run out of room get more."""
         while rows.size:
-            self._make_room(rows, most)
+            self._make_room(rows, parts)
             work = len(rows) * self.theta.shape[1] + int((self.rooms[rows] ** 2).sum())
-            limits = (self.goal, self.iterations, self.options.max_iter)
-            run(kernel, len(rows), work * _MEMBERS, rows, *self._rows(), *limits, *own)
-            rows = self._going_on(rows[self.sizes[rows] == self.rooms[rows]])
-        return self._going_on(live)
+            run(kernel, len(rows), work * _MEMBERS, rows, *self._rows(), self.goal, self.iterations, most, *own)
+            rows = self._going_on(rows[self.sizes[rows] == self.rooms[rows]], most)
 
     def offer(self, start: Tensor) -> None:
         """Begin with structures that may be right: those that improve become members."""
@@ -222,13 +225,17 @@ class Solver(ActiveSets):
         """Ask for the best structure of what is left, take it in, until nothing is better."""
         from fenchel.kernels import active
 
-        live = self._explored(self.live)
-        while live.size:
-            parts, bonus = self.oracle(self.residual, live)
-            self.problem.check_feasible(live, bonus)
-            self.iterations[live] += 1
-            self._advance(live, parts, bonus, active.SOLVE)
-            live = self._explored(self._going_on(live))
+        most = self.options.max_iter
+        problem = self.problem
+        graph = problem.structure.layers(problem.batch, problem.shape, self.theta)
+        limit = most if graph is None else min(_EASY, most)
+        live, fresh = self._search(self.live, limit), np.ones(len(self.theta), dtype=np.bool_)
+        while graph is not None and live.size and limit < most:
+            hard = live[fresh[live] & (self.iterations[live] > _EASY + 1.5 * self.sizes[live])]
+            self._restart(hard, graph)
+            fresh[hard] = False
+            limit = min(limit + _EASY, most)
+            live = self._search(live, limit)
         stopped = self.live[self._unfinished(self.live)]
         if stopped.size:
             run(active.refine, len(stopped), self._work(stopped), stopped, *self._rows())
@@ -238,6 +245,32 @@ class Solver(ActiveSets):
         if self.options.complete:
             self._complete()
 
+    def _search(self, live: Array, most: int) -> Array:
+        """Search until rows are done or have tried so many structures: those that are not done."""
+        from fenchel.kernels import active
+
+        live = self._explored(self._going_on(live, most), most)
+        while live.size:
+            parts, bonus = self.oracle(self.residual, live)
+            self.problem.check_feasible(live, bonus)
+            self.iterations[live] += 1
+            self._advance(live, parts, bonus, active.SOLVE)
+            live = self._explored(self._going_on(live, most), most)
+        return self.live[self._unfinished(self.live)]
+
+    def _restart(self, rows: Array, graph: Layers) -> None:
+        """Begin hard rows anew, with paths over those edges of a layered graph that the optimum uses."""
+        from fenchel.kernels import active, exploration, layers
+
+        nus, eps = np.empty_like(self.theta), np.zeros(len(self.theta))
+        work = len(rows) * graph.ends.size * graph.parts.size
+        run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph, nus, eps)
+        rows = rows[eps[rows] > 0]
+        self.sizes[rows] = 0
+        self.mu[rows], self.residual[rows], self.state[rows] = 0.0, self.theta[rows], active.LIVE
+        self._explore(rows, self.options.max_iter, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
+        self.state[rows] = active.LIVE
+
     def _unfinished(self, rows: Array) -> Array:
         from fenchel.kernels import active
 
@@ -245,9 +278,9 @@ class Solver(ActiveSets):
         unfinished: Array = (state == active.LIVE) | (state == active.FRESH)
         return unfinished
 
-    def _going_on(self, live: Array) -> Array:
-        """Those rows that are not done and may try more."""
-        going: Array = live[self._unfinished(live) & (self.iterations[live] < self.options.max_iter)]
+    def _going_on(self, live: Array, most: int) -> Array:
+        """Those rows that are not done and have tried fewer structures."""
+        going: Array = live[self._unfinished(live) & (self.iterations[live] < most)]
         return going
 
     def _warn(self) -> None:

@@ -1,0 +1,404 @@
+"""Structures that are paths through a layered graph, such as chains: which edges the optimal mixture uses.
+
+With small transitions very many mixtures have nearly the same marginals, and an active set that grows by one structure
+at a time needs thousands of steps to find the best. Here the program is solved at a temperature ε first, by Newton's
+method, and cooled down: the minimiser of
+
+    F(ν) = ½‖ν‖² + ε log Σ_y exp((⟨θ − ν, y⟩ + h(y)) / ε)
+
+equals the marginals of the Gibbs distribution of the scores θ − ν. As ε falls it tends to the marginals of SparseMAP,
+and the Gibbs distribution to a mixture of optimal structures: edges that no optimal structure uses lose their
+probability.
+
+The graph has T layers of W nodes. parts[t, w] is the part that node w of layer t stands for, −1 if it stands for none,
+−2 if there is no such node. The edges that leave node w lead to the nodes ends[begin[w]], …, ends[begin[w + 1] − 1] of
+the next layer. An edge of kind kinds[e] scores bonus[t, kinds[e]], or bonus[0, kinds[e]] if it is the same for all
+layers. Paths end at nodes w of the last layer with last[w]. Layers at the end without a node that may be chosen are
+left out.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fenchel.kernels.compiler import kernel
+
+WARM = 1.0
+"""The temperature to begin with."""
+
+COLD = 1e-5
+"""The temperature to end with, relative to the range of the edges' scores."""
+
+CLOSE = 1e-4
+"""Marginals that differ by less are near enough to go on to the next temperature."""
+
+UNLIKELY = 1e-14
+"""Nodes with a smaller probability are left out of Newton's equations."""
+
+USED = 1e-9
+"""Edges with a larger probability are taken to be used by optimal structures."""
+
+
+@kernel
+def count_layers(theta, parts):  # type: ignore[no-untyped-def]
+    """How many layers have a node that may be chosen, up to the first that has none."""
+    for t in range(parts.shape[0]):
+        some = False
+        for w in range(parts.shape[1]):
+            k = parts[t, w]
+            some = some or k == -1 or (k >= 0 and theta[k] > -np.inf)
+        if not some:
+            return t
+    return parts.shape[0]
+
+
+@kernel
+def _gibbs(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, step, node):  # type: ignore[no-untyped-def]
+    """The Gibbs distribution of the scores θ − ν at temperature ε, as a Markov chain. False if there is no path.
+
+    node[t, w] is the probability of a node, step[t, e] that of an edge given the node it leaves. ``value`` is room for
+    the smoothed maximum over the rest of the path, relative to the largest in the layer.
+    """
+    width = parts.shape[1]
+    for t in range(layers - 1, -1, -1):
+        link = bonus[t if bonus.shape[0] > 1 else 0]
+        top = -np.inf
+        for w in range(width):
+            value[t, w] = -np.inf
+            k = parts[t, w]
+            if k == -2:
+                continue
+            best, total = (0.0 if last[w] else -np.inf), 1.0
+            if t < layers - 1:
+                best, total = -np.inf, 0.0
+                for e in range(begin[w], begin[w + 1]):
+                    best = max(best, link[kinds[e]] + value[t + 1, ends[e]])
+                for e in range(begin[w], begin[w + 1]):
+                    step[t, e] = (
+                        0.0 if best == -np.inf else np.exp((link[kinds[e]] + value[t + 1, ends[e]] - best) / eps)
+                    )
+                    total += step[t, e]
+            if best > -np.inf:
+                if t < layers - 1:
+                    for e in range(begin[w], begin[w + 1]):
+                        step[t, e] /= total
+                value[t, w] = best + eps * np.log(total) + (theta[k] - nu[k] if k >= 0 else 0.0)
+                top = max(top, value[t, w])
+        if top == -np.inf:
+            return False
+        for w in range(width):
+            value[t, w] -= top
+    total = 0.0
+    for w in range(width):
+        node[0, w] = np.exp(value[0, w] / eps)
+        total += node[0, w]
+    for w in range(width):
+        node[0, w] /= total
+    for t in range(layers - 1):
+        node[t + 1] = 0.0
+        for w in range(width):
+            if node[t, w] > 0.0:
+                for e in range(begin[w], begin[w + 1]):
+                    node[t + 1, ends[e]] += node[t, w] * step[t, e]
+    return True
+
+
+@kernel
+def _marginals(layers, parts, node, mu):  # type: ignore[no-untyped-def]
+    """The probability of every part."""
+    mu[:] = 0.0
+    for t in range(layers):
+        for w in range(parts.shape[1]):
+            if parts[t, w] >= 0:
+                mu[parts[t, w]] += node[t, w]
+
+
+@kernel
+def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, turned):  # type: ignore[no-untyped-def]
+    """cov ← PᵀcovP + D, from the nodes of layer t − 1 to the n of layer t: P their transition matrix, D the covariance
+    of what the transition adds."""
+    before = count[t - 1]
+    for i in range(n):
+        for j in range(before):
+            room[i, j] = 0.0
+    for a in range(before):
+        w = alive[t - 1, a]
+        for e in range(begin[w], begin[w + 1]):
+            i, p = place[ends[e]], step[t - 1, e]
+            if i >= 0 and p > 0.0:
+                for j in range(before):
+                    room[i, j] += p * cov[a, j]
+    for i in range(n):
+        for j in range(before):
+            turned[j, i] = room[i, j]
+    for i in range(n):
+        for j in range(n):
+            cov[i, j] = 0.0
+    for a in range(before):
+        w = alive[t - 1, a]
+        for e in range(begin[w], begin[w + 1]):
+            i, p = place[ends[e]], step[t - 1, e]
+            if i >= 0 and p > 0.0:
+                for j in range(n):
+                    cov[i, j] += p * turned[a, j]
+                share = p * node[t - 1, w]
+                cov[i, i] += share
+                for f in range(begin[w], begin[w + 1]):
+                    j = place[ends[f]]
+                    if j >= 0:
+                        cov[i, j] -= share * step[t - 1, f]
+
+
+@kernel
+def _smooth(  # type: ignore[no-untyped-def]
+    wanted, eps, layers, parts, begin, ends, step, node, y, alive, count, place, cov, room, turned, x, moved, gain,
+    seen, surprise, spread,
+):  # fmt: skip
+    """y = C (εI + C)⁻¹ wanted, C the covariance of the parts: one Newton step, in O(T W E).
+
+    Nodes of a Markov chain are a linear system that is driven by noise: z_t = Pᵀz_{t−1} + noise. So y is the best
+    estimate of the parts from observations ``wanted`` with noise of variance ε: a Kalman filter that observes one part
+    after the other, and its backward pass. The filter leaves the estimate x and its covariance; for the i-th observed
+    part of layer t, gain[t, i] is the column of the covariance, spread[t, i] the variance of the observation,
+    surprise[t, i] what it differs by, and seen[t, i] the first node of the part.
+    """
+    width, most = parts.shape[1], gain.shape[1]
+    y[:] = 0.0
+    for t in range(layers):
+        n = 0
+        for w in range(width):
+            place[w] = -1
+            if node[t, w] > UNLIKELY:
+                alive[t, n], place[w] = w, n
+                n += 1
+        count[t] = n
+        if t == 0:
+            for i in range(n):
+                x[i] = 0.0
+                p = node[0, alive[0, i]]
+                for j in range(n):
+                    cov[i, j] = -p * node[0, alive[0, j]]
+                cov[i, i] += p
+        else:
+            for i in range(n):
+                moved[i] = 0.0
+            for a in range(count[t - 1]):
+                w = alive[t - 1, a]
+                for e in range(begin[w], begin[w + 1]):
+                    i = place[ends[e]]
+                    if i >= 0:
+                        moved[i] += step[t - 1, e] * x[a]
+            for i in range(n):
+                x[i] = moved[i]
+            _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, turned)
+        found = 0
+        for i in range(n):
+            k = parts[t, alive[t, i]]
+            known = k < 0
+            for j in range(found):
+                known = known or parts[t, alive[t, seen[t, j]]] == k
+            if known:
+                continue
+            g, total, off = gain[t, found], eps, wanted[k]
+            for j in range(n):
+                g[j] = 0.0
+            for h in range(i, n):
+                if parts[t, alive[t, h]] == k:
+                    off -= x[h]
+                    for j in range(n):
+                        g[j] += cov[h, j]
+            for h in range(i, n):
+                if parts[t, alive[t, h]] == k:
+                    total += g[h]
+            seen[t, found], spread[t, found], surprise[t, found] = i, total, off
+            found += 1
+            for j in range(n):
+                share = g[j] / total
+                x[j] += share * off
+                for h in range(n):
+                    cov[j, h] -= share * g[h]
+        if found < most:
+            seen[t, found] = -1
+    for i in range(count[layers - 1]):
+        x[i] = 0.0
+    for t in range(layers - 1, -1, -1):
+        n, found = count[t], 0
+        while found < most and seen[t, found] >= 0:
+            found += 1
+        for c in range(found - 1, -1, -1):
+            k = parts[t, alive[t, seen[t, c]]]
+            total = surprise[t, c]
+            for j in range(n):
+                total -= gain[t, c, j] * x[j]
+            total /= spread[t, c]
+            y[k] = wanted[k] - eps * total
+            for h in range(seen[t, c], n):
+                if parts[t, alive[t, h]] == k:
+                    x[h] += total
+        if t > 0:
+            for w in range(width):
+                place[w] = -1
+            for i in range(n):
+                place[alive[t, i]] = i
+            for a in range(count[t - 1]):
+                w = alive[t - 1, a]
+                total = 0.0
+                for e in range(begin[w], begin[w + 1]):
+                    i = place[ends[e]]
+                    if i >= 0:
+                        total += step[t - 1, e] * x[i]
+                moved[a] = total
+            for a in range(count[t - 1]):
+                x[a] = moved[a]
+
+
+@kernel
+def _norm(x):  # type: ignore[no-untyped-def]
+    """The Euclidean norm of a vector."""
+    total = 0.0
+    for i in range(x.size):
+        total += x[i] * x[i]
+    return np.sqrt(total)
+
+
+@kernel
+def _range(bonus):  # type: ignore[no-untyped-def]
+    """The difference between the largest and the smallest score of an edge, without those of −inf."""
+    least, most = np.inf, -np.inf
+    for t in range(bonus.shape[0]):
+        for e in range(bonus.shape[1]):
+            if bonus[t, e] > -np.inf:
+                least, most = min(least, bonus[t, e]), max(most, bonus[t, e])
+    return most - least if most > least else 0.0
+
+
+@kernel
+def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus, eps):  # type: ignore[no-untyped-def]
+    """Follow the minimisers ν of F from the temperature ``WARM`` to ``COLD``, or as far as rounding allows.
+
+    Rows b = rows[i] of thetas (R, D); of bonus (R, T − 1 or 1, C) and final (R, W) there may be one for all. nus[b] is
+    the minimiser, and eps[b] its temperature; 0 if there is no path.
+    """
+    depth, width = parts.shape
+    most = 0
+    for t in range(depth):
+        different = 0
+        for w in range(width):
+            new = parts[t, w] >= 0
+            for h in range(w):
+                new = new and parts[t, h] != parts[t, w]
+            different += new
+        most = max(most, different)
+    value, step, node = np.empty((depth, width)), np.zeros((depth, ends.size)), np.empty((depth, width))
+    alive, count, place = np.empty((depth, width), np.int64), np.empty(depth, np.int64), np.empty(width, np.int64)
+    cov, room, turned = np.empty((width, width)), np.empty((width, width)), np.empty((width, width))
+    x, moved = np.empty(width), np.empty(width)
+    gain, seen = np.empty((depth, most, width)), np.empty((depth, most), np.int64)
+    surprise, spread = np.empty((depth, most)), np.empty((depth, most))
+    size = thetas.shape[1]
+    mu, y, trial, other, older = np.empty(size), np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    for i in range(first, last):
+        b = rows[i]
+        nu = nus[b]
+        theta, link = thetas[b], bonus[b if bonus.shape[0] > 1 else 0]
+        goal = final[b if final.shape[0] > 1 else 0]
+        layers = count_layers(theta, parts)
+        end = COLD * _range(link)
+        reached, previous, at, factor = 0.0, 0.0, WARM, 4.0
+        nu[:] = 0.0
+        current = nu.copy()
+        while True:
+            if not _gibbs(theta, current, at, layers, parts, begin, ends, kinds, link, goal, value, step, node):
+                break
+            _marginals(layers, parts, node, mu)
+            off, steps, fine = _norm(current - mu), 0, True
+            while fine and np.abs(current - mu).max() > CLOSE:
+                _smooth(
+                    current - mu, at, layers, parts, begin, ends, step, node, y, alive, count, place, cov, room, turned,
+                    x, moved, gain, seen, surprise, spread,
+                )  # fmt: skip
+                steps += 1
+                length, fine = 1.0, False
+                for _ in range(30 if reached == 0.0 else 3):
+                    trial[:] = current + length * (mu + y - current)
+                    _gibbs(theta, trial, at, layers, parts, begin, ends, kinds, link, goal, value, step, node)
+                    _marginals(layers, parts, node, other)
+                    far = _norm(trial - other)
+                    if far < (1.0 - 0.1 * length) * off:
+                        fine = True
+                        break
+                    length /= 2
+                if fine:
+                    current[:] = trial
+                    mu[:] = other
+                    off = far
+                    fine = steps < (60 if reached == 0.0 else 12)
+            if fine:
+                older[:] = nu
+                nu[:] = current
+                previous, reached = reached, at
+                if at <= end:
+                    break
+                if steps <= 3:
+                    factor = min(1.5 * factor, 30.0)
+                elif steps > 6:
+                    factor = np.sqrt(factor)
+            else:
+                # Too far at once, or too cold for double precision.
+                factor = np.sqrt(factor)
+                if reached == 0.0 or factor < 1.05:
+                    break
+            at = max(reached / factor, end)
+            current[:] = nu
+            if previous > 0.0:
+                current += (nu - older) * ((at - reached) / (reached - previous))
+        eps[b] = reached
+
+
+@kernel
+def used_edges(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, step, node, used):  # type: ignore[no-untyped-def]
+    """used[t, e] is 1 where an edge has some probability at temperature ε. False if there is no path."""
+    if not _gibbs(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, step, node):
+        return False
+    for t in range(layers - 1):
+        for w in range(parts.shape[1]):
+            for e in range(begin[w], begin[w + 1]):
+                used[t, e] = node[t, w] * step[t, e] > USED
+    return True
+
+
+@kernel
+def best_path(scores, layers, parts, begin, ends, kinds, bonus, last, used, value, choice, y):  # type: ignore[no-untyped-def]
+    """The best path over the edges that are used. y are its parts, filled up with −1.
+
+    Returns the sum of its edges' scores, −inf if there is no path.
+    """
+    width = parts.shape[1]
+    for t in range(layers - 1, -1, -1):
+        link = bonus[t if bonus.shape[0] > 1 else 0]
+        for w in range(width):
+            k = parts[t, w]
+            best = 0.0 if t == layers - 1 and last[w] else -np.inf
+            if t < layers - 1:
+                for e in range(begin[w], begin[w + 1]):
+                    total = link[kinds[e]] + value[t + 1, ends[e]] if used[t, e] else -np.inf
+                    if total > best:
+                        best, choice[t, w] = total, e
+            value[t, w] = -np.inf if k == -2 else best + (scores[k] if k >= 0 else 0.0)
+    at = -1
+    for w in range(width):
+        if value[0, w] > -np.inf and (at < 0 or value[0, w] > value[0, at]):
+            at = w
+    y[:] = -1
+    if at < 0:
+        return -np.inf
+    total, count = 0.0, 0
+    for t in range(layers):
+        if parts[t, at] >= 0:
+            y[count] = parts[t, at]
+            count += 1
+        if t < layers - 1:
+            e = choice[t, at]
+            total += bonus[t if bonus.shape[0] > 1 else 0, kinds[e]]
+            at = ends[e]
+    return total
