@@ -19,6 +19,7 @@ from fenchel.kernels.compiler import kernel
 from fenchel.kernels.gram import (
     FLAT,
     WORN,
+    begin,
     insert,
     multiply,
     project,
@@ -284,8 +285,7 @@ def step(  # type: ignore[no-untyped-def]
     if size == 0:
         if mode != CERTIFY:
             keep(0, y, count, value, bonus, 1.0, own, tally, q, h, p)
-            matrix[0, 0], matrix[0, 1], matrix[1, 0], matrix[1, 1] = 0.0, 1.0, 1.0, count
-            inverse[0, 0], inverse[0, 1], inverse[1, 0], inverse[1, 1] = -count, 1.0, 1.0, 0.0
+            begin(matrix, inverse, count)
             x[0], x[1] = value - count, 1.0
             sizes[b] = 1
             _mix(theta, own, tally, p, 1, mu, residual)
@@ -355,6 +355,50 @@ def advance(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
+    """Make a candidate a member with a given weight, unless it lies in the members' affine hull: how many there are.
+
+    The weights of the other members, and the solution, are left as they are: ``reweight`` follows.
+    """
+    count = place(y, mark)
+    value = bonus
+    for j in range(count):
+        value += theta[y[j]]
+    if size == 0:
+        begin(matrix, inverse, count)
+        s = 1.0
+    else:
+        gram_column(mark, own, tally, size, u)
+        s = project(count, matrix, inverse, size, u, v, r)
+        if s > FLAT:
+            insert(matrix, inverse, size, count, u, v, s)
+    for j in range(count):
+        mark[y[j]] = 0
+    if not s > FLAT:
+        return size
+    keep(size, y, count, value, bonus, weight, own, tally, q, h, p)
+    return size + 1
+
+
+@kernel
+def reweight(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, r):  # type: ignore[no-untyped-def]
+    """Solve for the weights of the members, from positive ones; members whose weight runs out are dropped.
+
+    Returns how many are left.
+    """
+    solve_weights(matrix, inverse, size, q, x, u, r)
+    x[0] -= q[0]
+    worn = residual_of(matrix, size + 1, u, x, r) > WORN
+    x[0] += q[0]
+    if worn:
+        rebuild(matrix, size + 1, inverse)
+        solve_weights(matrix, inverse, size, q, x, u, r)
+    size, _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
+    _mix(theta, own, tally, p, size, mu, residual)
+    return size
+
+
+@kernel
 def resume(  # type: ignore[no-untyped-def]
     first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state,
@@ -380,15 +424,7 @@ def resume(  # type: ignore[no-untyped-def]
         if not allowed:
             sizes[b] = 0
             continue
-        solve_weights(matrix, inverse, size, q, x, u, r)
-        x[0] -= q[0]
-        worn = residual_of(matrix, size + 1, u, x, r) > WORN
-        x[0] += q[0]
-        if worn:
-            rebuild(matrix, size + 1, inverse)
-            solve_weights(matrix, inverse, size, q, x, u, r)
-        sizes[b], _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
-        _mix(thetas[b], own, tally, p, sizes[b], mus[b], residuals[b])
+        sizes[b] = reweight(thetas[b], own, tally, q, h, p, x, matrix, inverse, size, mus[b], residuals[b], u, r)
 
 
 @kernel

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.active import SOLVE, step
+from fenchel.kernels.active import SOLVE, include, reweight, step
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.gram import square
-from fenchel.kernels.layers import best_path, count_layers, used_edges
+from fenchel.kernels.layers import USED, best_path, count_layers, flows, widest_path
 from fenchel.kernels.subsets import best_sequence
 from fenchel.kernels.trees import HEAD, best_tree, tree_workspace, words_present
 
@@ -101,7 +101,7 @@ def explore_paths(  # type: ignore[no-untyped-def]
     mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
     u, v, r = np.empty(room), np.empty(room), np.empty(room)
     value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
-    chance, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
+    flow, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
     for i in range(first, last):
         b = live[i]
         scores, rest, at = thetas[b], residuals[b], starts[b]
@@ -110,10 +110,21 @@ def explore_paths(  # type: ignore[no-untyped-def]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         link, end = bonus[b if bonus.shape[0] > 1 else 0], final[b if final.shape[0] > 1 else 0]
         layers = count_layers(scores, parts)
-        if not used_edges(
-            scores, nus[b], eps[b], layers, parts, begin, ends, kinds, link, end, value, chance, node, used
-        ):
+        if not flows(scores, nus[b], eps[b], layers, parts, begin, ends, kinds, link, end, value, flow, node, used):
             continue
+        if sizes[b] == 0:
+            size, total, misses = 0, 0.0, 0
+            while size < rooms[b] - 1 and misses < 16:
+                amount, score = widest_path(flow, layers, parts, begin, ends, kinds, link, end, value, choice, y)
+                if amount <= USED:
+                    break
+                before = size
+                size = include(y, score, amount, scores, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r)
+                total += amount if size > before else 0.0
+                misses += size == before
+            for k in range(size):
+                p[k] /= total
+            sizes[b] = reweight(scores, own, tally, q, h, p, x, matrix, inverse, size, mixture, rest, u, r)
         while sizes[b] < rooms[b] and tried[b] < most:
             score = best_path(rest, layers, parts, begin, ends, kinds, link, end, used, value, choice, y)
             tried[b] += 1

@@ -27,8 +27,8 @@ CLOSE = 0.25
 SHAKY = 1e-10
 """Residual of two equations above which columns are refined too."""
 
-WORN = 1e-8
-"""Residual of a column of the inverse above which the inverse is computed anew."""
+WORN = 1e-6
+"""Residual of a column of the inverse above which the inverse is computed anew: a refined column has its square."""
 
 
 @kernel
@@ -133,6 +133,13 @@ def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-d
         s -= v[i] * (u[i] + r[i])
     correct(inverse, n, r, v)
     return s
+
+
+@kernel
+def begin(matrix, inverse, count):  # type: ignore[no-untyped-def]
+    """M and M⁻¹ of one member."""
+    matrix[0, 0], matrix[0, 1], matrix[1, 0], matrix[1, 1] = 0.0, 1.0, 1.0, count
+    inverse[0, 0], inverse[0, 1], inverse[1, 0], inverse[1, 1] = -count, 1.0, 1.0, 0.0
 
 
 @kernel

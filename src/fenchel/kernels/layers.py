@@ -353,18 +353,74 @@ def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus
             if previous > 0.0:
                 current += (nu - older) * ((at - reached) / (reached - previous))
         eps[b] = reached
+        if reached == 0.0:
+            continue
+        # The last minimiser as exactly as it gets.
+        _gibbs(theta, nu, reached, layers, parts, begin, ends, kinds, link, goal, value, step, node)
+        _marginals(layers, parts, node, mu)
+        off = _norm(nu - mu)
+        for _ in range(4):
+            _smooth(
+                nu - mu, reached, layers, parts, begin, ends, step, node, y, alive, count, place, cov, room, turned,
+                x, moved, gain, seen, surprise, spread,
+            )  # fmt: skip
+            trial[:] = mu + y
+            _gibbs(theta, trial, reached, layers, parts, begin, ends, kinds, link, goal, value, step, node)
+            _marginals(layers, parts, node, mu)
+            far = _norm(trial - mu)
+            if not far < off / 2:
+                break
+            nu[:] = trial
+            off = far
 
 
 @kernel
-def used_edges(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, step, node, used):  # type: ignore[no-untyped-def]
-    """used[t, e] is 1 where an edge has some probability at temperature ε. False if there is no path."""
-    if not _gibbs(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, step, node):
+def flows(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, flow, node, used):  # type: ignore[no-untyped-def]
+    """The probability of every edge at temperature ε, and used[t, e]: whether it has any. False if there is no path."""
+    if not _gibbs(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, flow, node):
         return False
     for t in range(layers - 1):
         for w in range(parts.shape[1]):
             for e in range(begin[w], begin[w + 1]):
-                used[t, e] = node[t, w] * step[t, e] > USED
+                flow[t, e] = node[t, w] * flow[t, e]
+                used[t, e] = flow[t, e] > USED
     return True
+
+
+@kernel
+def widest_path(flow, layers, parts, begin, ends, kinds, bonus, last, value, choice, y):  # type: ignore[no-untyped-def]
+    """The path whose smallest flow is largest, and the flow without it. y are its parts, filled up with −1.
+
+    Returns that smallest flow, and the sum of the edges' scores. Repeated, it decomposes a flow into paths.
+    """
+    width = parts.shape[1]
+    for t in range(layers - 1, -1, -1):
+        for w in range(width):
+            best = np.inf if t == layers - 1 and last[w] and parts[t, w] != -2 else 0.0
+            if t < layers - 1:
+                for e in range(begin[w], begin[w + 1]):
+                    through = min(flow[t, e], value[t + 1, ends[e]])
+                    if through > best:
+                        best, choice[t, w] = through, e
+            value[t, w] = best
+    at = 0
+    for w in range(width):
+        if value[0, w] > value[0, at]:
+            at = w
+    y[:] = -1
+    amount, total, count = value[0, at], 0.0, 0
+    if amount <= 0.0 or layers == 1:
+        return 0.0, 0.0
+    for t in range(layers):
+        if parts[t, at] >= 0:
+            y[count] = parts[t, at]
+            count += 1
+        if t < layers - 1:
+            e = choice[t, at]
+            flow[t, e] = max(flow[t, e] - amount, 0.0)
+            total += bonus[t if bonus.shape[0] > 1 else 0, kinds[e]]
+            at = ends[e]
+    return amount, total
 
 
 @kernel

@@ -23,7 +23,8 @@ _NOISE = 1e-9  # relative to the scores that are left: what is within it of a ti
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
 _MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
-_EASY = 64  # structures: rows that are not done then are hard
+_EASY = 64  # structures that any row may try before it counts as hard
+_HARD = 256  # structures: rows that are not done then are hard whatever their size
 _FAR = 1e12  # from what higher-order scores could change
 
 
@@ -145,16 +146,19 @@ class Solver(ActiveSets):
         """Let the structure search by itself, where it can: the rows that are left."""
         if self.explorer is not None:
             kernel, parts, *own = self.explorer
-            self._explore(live, most, kernel, parts, *own)
+            self._explore(live, self.iterations, most, kernel, parts, *own)
         return self._going_on(live, most)
 
-    def _explore(self, rows: Array, most: int, kernel: Any, parts: int, *own: Any) -> None:
-        """Run a kernel of ``kernels.exploration`` on rows; those that run out of room get more."""
+    def _explore(self, rows: Array, tried: Array, most: int, kernel: Any, parts: int, *own: Any) -> None:
+        """Run a kernel of ``kernels.exploration`` on rows; those that run out of room get more.
+
+        ``tried`` counts the structures that rows have tried, up to ``most``; ``parts`` is the size of the largest one.
+        """
         while rows.size:
             self._make_room(rows, parts)
             work = len(rows) * self.theta.shape[1] + int((self.rooms[rows] ** 2).sum())
-            run(kernel, len(rows), work * _MEMBERS, rows, *self._rows(), self.goal, self.iterations, most, *own)
-            rows = self._going_on(rows[self.sizes[rows] == self.rooms[rows]], most)
+            run(kernel, len(rows), work * _MEMBERS, rows, *self._rows(), self.goal, tried, most, *own)
+            rows = rows[(self.sizes[rows] == self.rooms[rows]) & self._unfinished(rows) & (tried[rows] < most)]
 
     def offer(self, start: Tensor) -> None:
         """Begin with structures that may be right: those that improve become members."""
@@ -231,7 +235,7 @@ class Solver(ActiveSets):
         limit = most if graph is None else min(_EASY, most)
         live, fresh = self._search(self.live, limit), np.ones(len(self.theta), dtype=np.bool_)
         while graph is not None and live.size and limit < most:
-            hard = live[fresh[live] & (self.iterations[live] > _EASY + 1.5 * self.sizes[live])]
+            hard = live[fresh[live] & (self.iterations[live] >= np.minimum(_EASY + 1.5 * self.sizes[live], _HARD))]
             self._restart(hard, graph)
             fresh[hard] = False
             limit = min(limit + _EASY, most)
@@ -267,8 +271,10 @@ class Solver(ActiveSets):
         run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph, nus, eps)
         rows = rows[eps[rows] > 0]
         self.sizes[rows] = 0
+        self._widen(rows, np.maximum(self.rooms[rows], 1 + (nus[rows] > 0).sum(1)), len(graph.parts))
         self.mu[rows], self.residual[rows], self.state[rows] = 0.0, self.theta[rows], active.LIVE
-        self._explore(rows, self.options.max_iter, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
+        tried, most = np.zeros_like(self.iterations), 4 * self.theta.shape[1]
+        self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
         self.state[rows] = active.LIVE
 
     def _unfinished(self, rows: Array) -> Array:
