@@ -358,7 +358,7 @@ def advance(  # type: ignore[no-untyped-def]
 def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
     """Make a candidate a member with a given weight, unless it lies in the members' affine hull: how many there are.
 
-    The weights of the other members, and the solution, are left as they are: ``reweight`` follows.
+    The weights of the other members, and the solution, are left as they are: ``settle`` follows.
     """
     count = place(y, mark)
     value = bonus
@@ -381,21 +381,19 @@ def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size,
 
 
 @kernel
-def reweight(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, r):  # type: ignore[no-untyped-def]
-    """Solve for the weights of the members, from positive ones; members whose weight runs out are dropped.
-
-    Returns how many are left.
-    """
-    solve_weights(matrix, inverse, size, q, x, u, r)
-    x[0] -= q[0]
-    worn = residual_of(matrix, size + 1, u, x, r) > WORN
-    x[0] += q[0]
-    if worn:
-        rebuild(matrix, size + 1, inverse)
-        solve_weights(matrix, inverse, size, q, x, u, r)
-    size, _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
+def settle(theta, own, tally, q, p, x, size, mu, residual):  # type: ignore[no-untyped-def]
+    """Take the weights of members as they are, but for a sum of 1: the mixture, and the solution that goes with it."""
+    total, level = 0.0, 0.0
+    for k in range(size):
+        total += p[k]
+    for k in range(size):
+        p[k] /= total
+        x[k + 1] = p[k]
+        level += p[k] * q[k]
     _mix(theta, own, tally, p, size, mu, residual)
-    return size
+    for j in range(mu.size):
+        level -= mu[j] * mu[j]
+    x[0] = level
 
 
 @kernel
@@ -424,7 +422,15 @@ def resume(  # type: ignore[no-untyped-def]
         if not allowed:
             sizes[b] = 0
             continue
-        sizes[b] = reweight(thetas[b], own, tally, q, h, p, x, matrix, inverse, size, mus[b], residuals[b], u, r)
+        solve_weights(matrix, inverse, size, q, x, u, r)
+        x[0] -= q[0]
+        worn = residual_of(matrix, size + 1, u, x, r) > WORN
+        x[0] += q[0]
+        if worn:
+            rebuild(matrix, size + 1, inverse)
+            solve_weights(matrix, inverse, size, q, x, u, r)
+        sizes[b], _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
+        _mix(thetas[b], own, tally, p, sizes[b], mus[b], residuals[b])
 
 
 @kernel

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.active import SOLVE, include, reweight, step
+from fenchel.kernels.active import FRESH, LIVE, SOLVE, include, settle, step
 from fenchel.kernels.compiler import kernel
 from fenchel.kernels.gram import square
-from fenchel.kernels.layers import USED, best_path, count_layers, flows, widest_path
+from fenchel.kernels.layers import best_path, count_layers, tree_flow, used_edges, widest_path
 from fenchel.kernels.subsets import best_sequence
 from fenchel.kernels.trees import HEAD, best_tree, tree_workspace, words_present
+
+NOTHING = 1e-15
+"""Flows up to this are rounding errors."""
 
 
 @kernel
@@ -88,6 +91,49 @@ def explore_sequences(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def decompose(  # type: ignore[no-untyped-def]
+    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    matrices, inverses, mus, residuals, gap, floor, state, parts, begin, ends, kinds, bonus, final, nus, limits, eps,
+):  # fmt: skip
+    """Begin rows anew with paths through a layered graph whose mixture has the marginals limits[b], as exactly as it
+    gets, if the edges that are used at temperature eps[b] have no cycles; else with nothing.
+
+    ``layers.cool`` found nus[b], limits[b] and eps[b]. A row whose active set is full is left with size 0.
+    """
+    room, (depth, width) = rooms.max() + 2, parts.shape
+    mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
+    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
+    flow, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
+    left, edges, through = np.empty((2, width), np.int64), np.empty(ends.size, np.uint8), np.empty((2, width))
+    for i in range(first, last):
+        b = live[i]
+        scores, at = thetas[b], starts[b]
+        own, tally, p, q, h = members[at:], counts[at:], weights[at:], values[at:], extra[at:]
+        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
+        link, end = bonus[b if bonus.shape[0] > 1 else 0], final[b if final.shape[0] > 1 else 0]
+        graph, layers = (parts, begin, ends, kinds, link, end), count_layers(scores, parts)
+        mus[b] = 0.0
+        residuals[b] = scores
+        sizes[b], state[b] = 0, LIVE
+        used_edges(scores, nus[b], eps[b], layers, graph, value, flow, node, used)
+        if not tree_flow(limits[b], layers, graph, used, flow, left, edges, through):
+            continue
+        size, independent = 0, True
+        while independent:
+            amount, score = widest_path(flow, layers, graph, value, choice, y)
+            if amount <= NOTHING:
+                break
+            before = size
+            if size < rooms[b]:
+                size = include(y, score, amount, scores, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r)
+            independent = size > before
+        if independent and size > 0:
+            sizes[b], state[b] = size, FRESH
+            settle(scores, own, tally, q, p, solution[at:], size, mus[b], residuals[b])
+
+
+@kernel
 def explore_paths(  # type: ignore[no-untyped-def]
     first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state, goal, tried, most, parts, begin, ends, kinds, bonus, final,
@@ -101,7 +147,7 @@ def explore_paths(  # type: ignore[no-untyped-def]
     mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
     u, v, r = np.empty(room), np.empty(room), np.empty(room)
     value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
-    flow, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
+    chance, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
     for i in range(first, last):
         b = live[i]
         scores, rest, at = thetas[b], residuals[b], starts[b]
@@ -109,24 +155,10 @@ def explore_paths(  # type: ignore[no-untyped-def]
         q, h, mixture = values[at:], extra[at:], mus[b]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         link, end = bonus[b if bonus.shape[0] > 1 else 0], final[b if final.shape[0] > 1 else 0]
-        layers = count_layers(scores, parts)
-        if not flows(scores, nus[b], eps[b], layers, parts, begin, ends, kinds, link, end, value, flow, node, used):
-            continue
-        if sizes[b] == 0:
-            size, total, misses = 0, 0.0, 0
-            while size < rooms[b] - 1 and misses < 16:
-                amount, score = widest_path(flow, layers, parts, begin, ends, kinds, link, end, value, choice, y)
-                if amount <= USED:
-                    break
-                before = size
-                size = include(y, score, amount, scores, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r)
-                total += amount if size > before else 0.0
-                misses += size == before
-            for k in range(size):
-                p[k] /= total
-            sizes[b] = reweight(scores, own, tally, q, h, p, x, matrix, inverse, size, mixture, rest, u, r)
+        graph, layers = (parts, begin, ends, kinds, link, end), count_layers(scores, parts)
+        used_edges(scores, nus[b], eps[b], layers, graph, value, chance, node, used)
         while sizes[b] < rooms[b] and tried[b] < most:
-            score = best_path(rest, layers, parts, begin, ends, kinds, link, end, used, value, choice, y)
+            score = best_path(rest, layers, graph, used, value, choice, y)
             tried[b] += 1
             if not step(
                 b, y, score, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,

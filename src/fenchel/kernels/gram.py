@@ -27,8 +27,8 @@ CLOSE = 0.25
 SHAKY = 1e-10
 """Residual of two equations above which columns are refined too."""
 
-WORN = 1e-6
-"""Residual of a column of the inverse above which the inverse is computed anew: a refined column has its square."""
+WORN = 1e-8
+"""Residual of a column of the inverse above which the inverse is computed anew."""
 
 
 @kernel

@@ -26,11 +26,14 @@ from fenchel.kernels.compiler import kernel
 WARM = 1.0
 """The temperature to begin with."""
 
-COLD = 1e-5
-"""The temperature to end with, relative to the range of the edges' scores."""
+COLD = 1e-12
+"""The temperature to end with."""
 
-CLOSE = 1e-4
-"""Marginals that differ by less are near enough to go on to the next temperature."""
+CLOSE = 0.1
+"""Newton steps of this size, relative to the temperature, are small enough to go on to the next one."""
+
+SHORT = 0.02
+"""Newton steps are not taken if they have to be shortened to less than this."""
 
 UNLIKELY = 1e-14
 """Nodes with a smaller probability are left out of Newton's equations."""
@@ -53,12 +56,13 @@ def count_layers(theta, parts):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _gibbs(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, step, node):  # type: ignore[no-untyped-def]
+def _gibbs(theta, nu, eps, layers, graph, value, step, node):  # type: ignore[no-untyped-def]
     """The Gibbs distribution of the scores θ − ν at temperature ε, as a Markov chain. False if there is no path.
 
     node[t, w] is the probability of a node, step[t, e] that of an edge given the node it leaves. ``value`` is room for
     the smoothed maximum over the rest of the path, relative to the largest in the layer.
     """
+    parts, begin, ends, kinds, bonus, last = graph
     width = parts.shape[1]
     for t in range(layers - 1, -1, -1):
         link = bonus[t if bonus.shape[0] > 1 else 0]
@@ -150,10 +154,7 @@ def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, tu
 
 
 @kernel
-def _smooth(  # type: ignore[no-untyped-def]
-    wanted, eps, layers, parts, begin, ends, step, node, y, alive, count, place, cov, room, turned, x, moved, gain,
-    seen, surprise, spread,
-):  # fmt: skip
+def _smooth(wanted, eps, layers, graph, step, node, y, alive, count, place, covariance, filtered):  # type: ignore[no-untyped-def]
     """y = C (εI + C)⁻¹ wanted, C the covariance of the parts: one Newton step, in O(T W E).
 
     Nodes of a Markov chain are a linear system that is driven by noise: z_t = Pᵀz_{t−1} + noise. So y is the best
@@ -162,6 +163,8 @@ def _smooth(  # type: ignore[no-untyped-def]
     part of layer t, gain[t, i] is the column of the covariance, spread[t, i] the variance of the observation,
     surprise[t, i] what it differs by, and seen[t, i] the first node of the part.
     """
+    parts, begin, ends, _, _, _ = graph
+    (cov, room, turned, x, moved), (gain, seen, surprise, spread) = covariance, filtered
     width, most = parts.shape[1], gain.shape[1]
     y[:] = 0.0
     for t in range(layers):
@@ -262,22 +265,49 @@ def _norm(x):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _range(bonus):  # type: ignore[no-untyped-def]
-    """The difference between the largest and the smallest score of an edge, without those of −inf."""
-    least, most = np.inf, -np.inf
-    for t in range(bonus.shape[0]):
-        for e in range(bonus.shape[1]):
-            if bonus[t, e] > -np.inf:
-                least, most = min(least, bonus[t, e]), max(most, bonus[t, e])
-    return most - least if most > least else 0.0
+def _minimise(theta, nu, eps, near, most, layers, graph, chain, newton, vectors):  # type: ignore[no-untyped-def]
+    """Newton's method for the minimiser of F at temperature ε, from ν, until a step is at most ``near`` times ε.
+
+    That is by how much the logarithm of a probability changes. The last three arguments are room to work in. Returns
+    how many steps it took; −1 if ``most`` were not enough, or if the last led no further.
+    """
+    parts = graph[0]
+    value, step, node = chain
+    alive, count, place, covariance, filtered = newton
+    mu, y, trial, other = vectors
+    if not _gibbs(theta, nu, eps, layers, graph, value, step, node):
+        return -1
+    _marginals(layers, parts, node, mu)
+    off = _norm(nu - mu)
+    for steps in range(most):
+        _smooth(nu - mu, eps, layers, graph, step, node, y, alive, count, place, covariance, filtered)
+        length, change = 1.0, np.abs(mu + y - nu).max()
+        while True:
+            trial[:] = nu + length * (mu + y - nu)
+            _gibbs(theta, trial, eps, layers, graph, value, step, node)
+            _marginals(layers, parts, node, other)
+            far = _norm(trial - other)
+            if far < (1.0 - 0.1 * length) * off:
+                break
+            if change <= near * eps:
+                return steps + 1
+            length /= 2
+            if length < SHORT:
+                return -1
+        nu[:] = trial
+        mu[:] = other
+        off = far
+        if change <= near * eps:
+            return steps + 1
+    return -1
 
 
 @kernel
-def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus, eps):  # type: ignore[no-untyped-def]
+def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus, mus, eps):  # type: ignore[no-untyped-def]
     """Follow the minimisers ν of F from the temperature ``WARM`` to ``COLD``, or as far as rounding allows.
 
     Rows b = rows[i] of thetas (R, D); of bonus (R, T − 1 or 1, C) and final (R, W) there may be one for all. nus[b] is
-    the minimiser, and eps[b] its temperature; 0 if there is no path.
+    the minimiser at the temperature eps[b], 0 if there is none, and mus[b] its limit as the temperature falls to 0.
     """
     depth, width = parts.shape
     most = 0
@@ -289,55 +319,35 @@ def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus
                 new = new and parts[t, h] != parts[t, w]
             different += new
         most = max(most, different)
-    value, step, node = np.empty((depth, width)), np.zeros((depth, ends.size)), np.empty((depth, width))
-    alive, count, place = np.empty((depth, width), np.int64), np.empty(depth, np.int64), np.empty(width, np.int64)
-    cov, room, turned = np.empty((width, width)), np.empty((width, width)), np.empty((width, width))
-    x, moved = np.empty(width), np.empty(width)
-    gain, seen = np.empty((depth, most, width)), np.empty((depth, most), np.int64)
-    surprise, spread = np.empty((depth, most)), np.empty((depth, most))
+    chain = (np.empty((depth, width)), np.zeros((depth, ends.size)), np.empty((depth, width)))
+    square = (np.empty((width, width)), np.empty((width, width)), np.empty((width, width)))
+    filtered = (
+        np.empty((depth, most, width)), np.empty((depth, most), np.int64), np.empty((depth, most)),
+        np.empty((depth, most)),
+    )  # fmt: skip
+    newton = (
+        np.empty((depth, width), np.int64), np.empty(depth, np.int64), np.empty(width, np.int64),
+        (*square, np.empty(width), np.empty(width)), filtered,
+    )  # fmt: skip
     size = thetas.shape[1]
-    mu, y, trial, other, older = np.empty(size), np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    vectors = (np.empty(size), np.empty(size), np.empty(size), np.empty(size))
+    older, current = np.empty(size), np.empty(size)
     for i in range(first, last):
         b = rows[i]
-        nu = nus[b]
-        theta, link = thetas[b], bonus[b if bonus.shape[0] > 1 else 0]
-        goal = final[b if final.shape[0] > 1 else 0]
-        layers = count_layers(theta, parts)
-        end = COLD * _range(link)
-        reached, previous, at, factor = 0.0, 0.0, WARM, 4.0
+        theta, nu, layers = thetas[b], nus[b], count_layers(thetas[b], parts)
+        link, goal = bonus[b if bonus.shape[0] > 1 else 0], final[b if final.shape[0] > 1 else 0]
+        graph = (parts, begin, ends, kinds, link, goal)
+        at, reached, previous, factor = WARM, 0.0, 0.0, 4.0
         nu[:] = 0.0
-        current = nu.copy()
+        current[:] = 0.0
         while True:
-            if not _gibbs(theta, current, at, layers, parts, begin, ends, kinds, link, goal, value, step, node):
-                break
-            _marginals(layers, parts, node, mu)
-            off, steps, fine = _norm(current - mu), 0, True
-            while fine and np.abs(current - mu).max() > CLOSE:
-                _smooth(
-                    current - mu, at, layers, parts, begin, ends, step, node, y, alive, count, place, cov, room, turned,
-                    x, moved, gain, seen, surprise, spread,
-                )  # fmt: skip
-                steps += 1
-                length, fine = 1.0, False
-                for _ in range(30 if reached == 0.0 else 3):
-                    trial[:] = current + length * (mu + y - current)
-                    _gibbs(theta, trial, at, layers, parts, begin, ends, kinds, link, goal, value, step, node)
-                    _marginals(layers, parts, node, other)
-                    far = _norm(trial - other)
-                    if far < (1.0 - 0.1 * length) * off:
-                        fine = True
-                        break
-                    length /= 2
-                if fine:
-                    current[:] = trial
-                    mu[:] = other
-                    off = far
-                    fine = steps < (60 if reached == 0.0 else 12)
-            if fine:
+            tries = 12 if reached > 0.0 else 60
+            steps = _minimise(theta, current, at, CLOSE, tries, layers, graph, chain, newton, vectors)
+            if steps >= 0:
                 older[:] = nu
                 nu[:] = current
                 previous, reached = reached, at
-                if at <= end:
+                if at <= COLD:
                     break
                 if steps <= 3:
                     factor = min(1.5 * factor, 30.0)
@@ -348,87 +358,123 @@ def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus
                 factor = np.sqrt(factor)
                 if reached == 0.0 or factor < 1.05:
                     break
-            at = max(reached / factor, end)
+            at = max(reached / factor, COLD)
             current[:] = nu
             if previous > 0.0:
                 current += (nu - older) * ((at - reached) / (reached - previous))
         eps[b] = reached
         if reached == 0.0:
             continue
-        # The last minimiser as exactly as it gets.
-        _gibbs(theta, nu, reached, layers, parts, begin, ends, kinds, link, goal, value, step, node)
-        _marginals(layers, parts, node, mu)
-        off = _norm(nu - mu)
-        for _ in range(4):
-            _smooth(
-                nu - mu, reached, layers, parts, begin, ends, step, node, y, alive, count, place, cov, room, turned,
-                x, moved, gain, seen, surprise, spread,
-            )  # fmt: skip
-            trial[:] = mu + y
-            _gibbs(theta, trial, reached, layers, parts, begin, ends, kinds, link, goal, value, step, node)
-            _marginals(layers, parts, node, mu)
-            far = _norm(trial - mu)
-            if not far < off / 2:
-                break
-            nu[:] = trial
-            off = far
+        # As exactly as they get, at two temperatures: from there to 0 minimisers change linearly.
+        _minimise(theta, nu, reached, 1e-6, 12, layers, graph, chain, newton, vectors)
+        current[:] = nu
+        if previous > 0.0:
+            current += (nu - older) * (0.25 * reached / (reached - previous))
+        _minimise(theta, current, 1.25 * reached, 1e-6, 12, layers, graph, chain, newton, vectors)
+        mus[b] = 5.0 * nu - 4.0 * current
 
 
 @kernel
-def flows(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, flow, node, used):  # type: ignore[no-untyped-def]
-    """The probability of every edge at temperature ε, and used[t, e]: whether it has any. False if there is no path."""
-    if not _gibbs(theta, nu, eps, layers, parts, begin, ends, kinds, bonus, last, value, flow, node):
-        return False
+def used_edges(theta, nu, eps, layers, graph, value, step, node, used):  # type: ignore[no-untyped-def]
+    """used[t, e] tells whether an edge has some probability at temperature ε."""
+    parts, begin = graph[0], graph[1]
+    _gibbs(theta, nu, eps, layers, graph, value, step, node)
     for t in range(layers - 1):
         for w in range(parts.shape[1]):
             for e in range(begin[w], begin[w + 1]):
-                flow[t, e] = node[t, w] * flow[t, e]
-                used[t, e] = flow[t, e] > USED
+                used[t, e] = node[t, w] * step[t, e] > USED
+
+
+@kernel
+def tree_flow(mu, layers, graph, used, flow, left, open_edges, room):  # type: ignore[no-untyped-def]
+    """The flow along the used edges with marginals μ, where these edges have no cycles. False if they have.
+
+    Only for graphs in which every node stands for a part of its own. Between two layers, an edge that is the only one
+    of a node carries all that is left there: so it goes on, until no edge is left. Room to work in: ``left`` (2, W) is
+    how many edges a node has, ``open_edges`` (E,) which these are, ``room`` (2, W) what has yet to flow through it.
+    """
+    parts, begin, ends, _, _, _ = graph
+    width = parts.shape[1]
+    for t in range(layers):
+        for w in range(width):
+            if parts[t, w] < 0:
+                return False
+            for h in range(w):
+                if parts[t, w] == parts[t, h]:
+                    return False
+    for t in range(layers - 1):
+        for w in range(width):
+            left[0, w], left[1, w] = 0, 0
+            room[0, w], room[1, w] = mu[parts[t, w]], mu[parts[t + 1, w]]
+        edges = 0
+        for w in range(width):
+            for e in range(begin[w], begin[w + 1]):
+                open_edges[e] = used[t, e]
+                flow[t, e] = 0.0
+                if used[t, e]:
+                    left[0, w] += 1
+                    left[1, ends[e]] += 1
+                    edges += 1
+        while edges:
+            before = edges
+            for w in range(width):
+                for e in range(begin[w], begin[w + 1]):
+                    v = ends[e]
+                    if open_edges[e] and (left[0, w] == 1 or left[1, v] == 1):
+                        amount = room[0, w] if left[0, w] == 1 else room[1, v]
+                        flow[t, e] = max(amount, 0.0)
+                        room[0, w] -= amount
+                        room[1, v] -= amount
+                        left[0, w] -= 1
+                        left[1, v] -= 1
+                        open_edges[e] = 0
+                        edges -= 1
+            if edges == before:
+                return False
     return True
 
 
 @kernel
-def widest_path(flow, layers, parts, begin, ends, kinds, bonus, last, value, choice, y):  # type: ignore[no-untyped-def]
-    """The path whose smallest flow is largest, and the flow without it. y are its parts, filled up with −1.
+def widest_path(flow, layers, graph, value, choice, y):  # type: ignore[no-untyped-def]
+    """The path whose smallest flow is largest, which is then taken out of the flow. y are its parts, up to −1.
 
     Returns that smallest flow, and the sum of the edges' scores. Repeated, it decomposes a flow into paths.
     """
+    parts, begin, ends, kinds, bonus, last = graph
     width = parts.shape[1]
     for t in range(layers - 1, -1, -1):
         for w in range(width):
-            best = np.inf if t == layers - 1 and last[w] and parts[t, w] != -2 else 0.0
+            best = np.inf if t == layers - 1 and last[w] else 0.0
             if t < layers - 1:
                 for e in range(begin[w], begin[w + 1]):
                     through = min(flow[t, e], value[t + 1, ends[e]])
                     if through > best:
                         best, choice[t, w] = through, e
             value[t, w] = best
-    at = 0
+    at, total = 0, 0.0
     for w in range(width):
-        if value[0, w] > value[0, at]:
-            at = w
+        at = w if value[0, w] > value[0, at] else at
+    amount = value[0, at]
     y[:] = -1
-    amount, total, count = value[0, at], 0.0, 0
-    if amount <= 0.0 or layers == 1:
+    if amount == 0.0:
         return 0.0, 0.0
     for t in range(layers):
-        if parts[t, at] >= 0:
-            y[count] = parts[t, at]
-            count += 1
+        y[t] = parts[t, at]
         if t < layers - 1:
             e = choice[t, at]
-            flow[t, e] = max(flow[t, e] - amount, 0.0)
+            flow[t, e] -= amount
             total += bonus[t if bonus.shape[0] > 1 else 0, kinds[e]]
             at = ends[e]
     return amount, total
 
 
 @kernel
-def best_path(scores, layers, parts, begin, ends, kinds, bonus, last, used, value, choice, y):  # type: ignore[no-untyped-def]
+def best_path(scores, layers, graph, used, value, choice, y):  # type: ignore[no-untyped-def]
     """The best path over the edges that are used. y are its parts, filled up with −1.
 
     Returns the sum of its edges' scores, −inf if there is no path.
     """
+    parts, begin, ends, kinds, bonus, last = graph
     width = parts.shape[1]
     for t in range(layers - 1, -1, -1):
         link = bonus[t if bonus.shape[0] > 1 else 0]
@@ -441,12 +487,11 @@ def best_path(scores, layers, parts, begin, ends, kinds, bonus, last, used, valu
                     if total > best:
                         best, choice[t, w] = total, e
             value[t, w] = -np.inf if k == -2 else best + (scores[k] if k >= 0 else 0.0)
-    at = -1
+    at = 0
     for w in range(width):
-        if value[0, w] > -np.inf and (at < 0 or value[0, w] > value[0, at]):
-            at = w
+        at = w if value[0, w] > value[0, at] else at
     y[:] = -1
-    if at < 0:
+    if value[0, at] == -np.inf:
         return -np.inf
     total, count = 0.0, 0
     for t in range(layers):

@@ -266,13 +266,13 @@ class Solver(ActiveSets):
         """Begin hard rows anew, with paths over those edges of a layered graph that the optimum uses."""
         from fenchel.kernels import active, exploration, layers
 
-        nus, eps = np.empty_like(self.theta), np.zeros(len(self.theta))
+        nus, limits, eps = np.empty_like(self.theta), np.empty_like(self.theta), np.zeros(len(self.theta))
         work = len(rows) * graph.ends.size * graph.parts.size
-        run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph, nus, eps)
+        run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph, nus, limits, eps)
         rows = rows[eps[rows] > 0]
-        self.sizes[rows] = 0
-        self._widen(rows, np.maximum(self.rooms[rows], 1 + (nus[rows] > 0).sum(1)), len(graph.parts))
-        self.mu[rows], self.residual[rows], self.state[rows] = 0.0, self.theta[rows], active.LIVE
+        self._widen(rows, np.maximum(self.rooms[rows], 1 + (limits[rows] > 0).sum(1)), len(graph.parts))
+        run(exploration.decompose, len(rows), 100 * work, rows, *self._rows(), *graph, nus, limits, eps)
+        rows = rows[self.sizes[rows] == 0]
         tried, most = np.zeros_like(self.iterations), 4 * self.theta.shape[1]
         self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
         self.state[rows] = active.LIVE
