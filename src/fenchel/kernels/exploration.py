@@ -95,17 +95,16 @@ def decompose(  # type: ignore[no-untyped-def]
     first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state, parts, begin, ends, kinds, bonus, final, nus, limits, eps,
 ):  # fmt: skip
-    """Begin rows anew with paths through a layered graph whose mixture has the marginals limits[b], as exactly as it
-    gets, if the edges that are used at temperature eps[b] have no cycles; else with nothing.
+    """Begin rows anew, with paths through a layered graph whose mixture has the marginals limits[b].
 
-    ``layers.cool`` found nus[b], limits[b] and eps[b]. A row whose active set is full is left with size 0.
+    They go along the edges that are used at temperature eps[b]: ``layers.cool`` found nus[b], limits[b] and eps[b].
+    Rows of graphs whose nodes are not parts, or with more paths than their active set has room for, begin with nothing.
     """
     room, (depth, width) = rooms.max() + 2, parts.shape
     mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
     u, v, r = np.empty(room), np.empty(room), np.empty(room)
     value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
     flow, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
-    left, edges, through = np.empty((2, width), np.int64), np.empty(ends.size, np.uint8), np.empty((2, width))
     for i in range(first, last):
         b = live[i]
         scores, at = thetas[b], starts[b]
@@ -117,7 +116,7 @@ def decompose(  # type: ignore[no-untyped-def]
         residuals[b] = scores
         sizes[b], state[b] = 0, LIVE
         used_edges(scores, nus[b], eps[b], layers, graph, value, flow, node, used)
-        if not tree_flow(limits[b], layers, graph, used, flow, left, edges, through):
+        if not tree_flow(limits[b], layers, graph, used, flow):
             continue
         size, independent = 0, True
         while independent:

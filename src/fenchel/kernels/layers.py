@@ -26,7 +26,7 @@ from fenchel.kernels.compiler import kernel
 WARM = 1.0
 """The temperature to begin with."""
 
-COLD = 1e-12
+COLD = 1e-13
 """The temperature to end with."""
 
 CLOSE = 0.1
@@ -376,24 +376,116 @@ def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus
 
 @kernel
 def used_edges(theta, nu, eps, layers, graph, value, step, node, used):  # type: ignore[no-untyped-def]
-    """used[t, e] tells whether an edge has some probability at temperature ε."""
+    """The probability of edges at temperature ε, in the place of ``step``, and whether it is more than nothing."""
     parts, begin = graph[0], graph[1]
     _gibbs(theta, nu, eps, layers, graph, value, step, node)
     for t in range(layers - 1):
         for w in range(parts.shape[1]):
             for e in range(begin[w], begin[w + 1]):
-                used[t, e] = node[t, w] * step[t, e] > USED
+                step[t, e] *= node[t, w]
+                used[t, e] = step[t, e] > USED
 
 
 @kernel
-def tree_flow(mu, layers, graph, used, flow, left, open_edges, room):  # type: ignore[no-untyped-def]
-    """The flow along the used edges with marginals μ, where these edges have no cycles. False if they have.
+def _span(flow, used, ends, source, label, chosen):  # type: ignore[no-untyped-def]
+    """Choose edges between two layers that form no cycles, and connect all that can be: those with most flow first."""
+    width = label.size // 2
+    for v in range(2 * width):
+        label[v] = v
+    chosen[:] = 0
+    for e in np.argsort(-flow):
+        if used[e] and label[source[e]] != label[width + ends[e]]:
+            old, new = label[width + ends[e]], label[source[e]]
+            for v in range(2 * width):
+                label[v] = new if label[v] == old else label[v]
+            chosen[e] = 1
 
-    Only for graphs in which every node stands for a part of its own. Between two layers, an edge that is the only one
-    of a node carries all that is left there: so it goes on, until no edge is left. Room to work in: ``left`` (2, W) is
-    how many edges a node has, ``open_edges`` (E,) which these are, ``room`` (2, W) what has yet to flow through it.
+
+@kernel
+def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no-untyped-def]
+    """Make the flow fit what has to flow through nodes, by the chosen edges: the only one of a node carries the rest.
+
+    ``room`` is what has to flow through nodes, ``degree`` and ``left`` are room to work in.
     """
-    parts, begin, ends, _, _, _ = graph
+    width = room.size // 2
+    degree[:] = 0
+    edges = 0
+    for e in range(ends.size):
+        v, w = source[e], width + ends[e]
+        left[e] = chosen[e]
+        if chosen[e]:
+            degree[v] += 1
+            degree[w] += 1
+            edges += 1
+        else:
+            room[v] -= flow[e]
+            room[w] -= flow[e]
+    while edges:
+        for e in range(ends.size):
+            v, w = source[e], width + ends[e]
+            if left[e] and (degree[v] == 1 or degree[w] == 1):
+                flow[e] = room[v] if degree[v] == 1 else room[w]
+                room[v] -= flow[e]
+                room[w] -= flow[e]
+                degree[v] -= 1
+                degree[w] -= 1
+                left[e] = 0
+                edges -= 1
+
+
+@kernel
+def _cancel(new, flow, link, kinds, ends, source, chosen, queue, by):  # type: ignore[no-untyped-def]
+    """Push flow around the cycle that an edge closes, in the direction that scores more, until an edge carries nothing.
+
+    That one is not chosen any more; the new one is, if it is another. Marginals stay what they are.
+    """
+    width = queue.size // 2
+    start, goal = source[new], width + ends[new]
+    by[:] = -1  # the edge through which a node is reached from the start
+    queue[0] = start
+    head, length = 0, 1
+    while by[goal] < 0:
+        node = queue[head]
+        head += 1
+        for e in range(ends.size):
+            if chosen[e] and (source[e] == node or width + ends[e] == node):
+                other = width + ends[e] if source[e] == node else source[e]
+                if other != start and by[other] < 0:
+                    by[other] = e
+                    queue[length] = other
+                    length += 1
+    # Along the cycle the flow rises and falls in turns.
+    gain, sign, at = link[kinds[new]], -1.0, goal
+    while at != start:
+        gain += sign * link[kinds[by[at]]]
+        sign = -sign
+        at = source[by[at]] if at >= width else width + ends[by[at]]
+    direction = 1.0 if gain >= 0.0 else -1.0
+    out, amount = new, flow[new] if direction < 0.0 else np.inf
+    sign, at = -direction, goal
+    while at != start:
+        if sign < 0.0 and flow[by[at]] < amount:
+            out, amount = by[at], flow[by[at]]
+        sign = -sign
+        at = source[by[at]] if at >= width else width + ends[by[at]]
+    flow[new] += direction * amount
+    sign, at = -direction, goal
+    while at != start:
+        flow[by[at]] += sign * amount
+        sign = -sign
+        at = source[by[at]] if at >= width else width + ends[by[at]]
+    chosen[new] = 1
+    chosen[out] = 0
+    flow[out] = 0.0
+
+
+@kernel
+def tree_flow(mu, layers, graph, used, flow):  # type: ignore[no-untyped-def]
+    """Make a flow along the used edges one that has the marginals μ, no cycles between layers, and scores no less.
+
+    Only for graphs in which every node stands for a part of its own; returns False for others.
+    """
+    parts, begin, ends, kinds, bonus, _ = graph
     width = parts.shape[1]
     for t in range(layers):
         for w in range(width):
@@ -402,35 +494,22 @@ def tree_flow(mu, layers, graph, used, flow, left, open_edges, room):  # type: i
             for h in range(w):
                 if parts[t, w] == parts[t, h]:
                     return False
+    source, chosen, left = np.empty(ends.size, np.int64), np.empty(ends.size, np.uint8), np.empty(ends.size, np.uint8)
+    label, queue, by = np.empty(2 * width, np.int64), np.empty(2 * width, np.int64), np.empty(2 * width, np.int64)
+    degree, room = np.empty(2 * width, np.int64), np.empty(2 * width)
+    for w in range(width):
+        for e in range(begin[w], begin[w + 1]):
+            source[e] = w
     for t in range(layers - 1):
         for w in range(width):
-            left[0, w], left[1, w] = 0, 0
-            room[0, w], room[1, w] = mu[parts[t, w]], mu[parts[t + 1, w]]
-        edges = 0
-        for w in range(width):
-            for e in range(begin[w], begin[w + 1]):
-                open_edges[e] = used[t, e]
-                flow[t, e] = 0.0
-                if used[t, e]:
-                    left[0, w] += 1
-                    left[1, ends[e]] += 1
-                    edges += 1
-        while edges:
-            before = edges
-            for w in range(width):
-                for e in range(begin[w], begin[w + 1]):
-                    v = ends[e]
-                    if open_edges[e] and (left[0, w] == 1 or left[1, v] == 1):
-                        amount = room[0, w] if left[0, w] == 1 else room[1, v]
-                        flow[t, e] = max(amount, 0.0)
-                        room[0, w] -= amount
-                        room[1, v] -= amount
-                        left[0, w] -= 1
-                        left[1, v] -= 1
-                        open_edges[e] = 0
-                        edges -= 1
-            if edges == before:
-                return False
+            room[w], room[width + w] = mu[parts[t, w]], mu[parts[t + 1, w]]
+        for e in range(ends.size):
+            flow[t, e] = flow[t, e] if used[t, e] else 0.0
+        _span(flow[t], used[t], ends, source, label, chosen)
+        _balance(flow[t], ends, source, chosen, room, degree, left)
+        for e in range(ends.size):
+            if used[t, e] and not chosen[e]:
+                _cancel(e, flow[t], bonus[t if bonus.shape[0] > 1 else 0], kinds, ends, source, chosen, queue, by)
     return True
 
 
