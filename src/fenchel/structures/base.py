@@ -49,6 +49,7 @@ class Layers(NamedTuple):
         kinds: (E,), int64, which of a layer's C scores an edge has.
         bonus: (R or 1, T − 1 or 1, C), float64, the scores of edges.
         final: (R or 1, W), bool, where paths may end.
+        patience: how many structures a row may try before the graph is searched as a whole, which takes about as long.
     """
 
     parts: Array
@@ -57,6 +58,12 @@ class Layers(NamedTuple):
     kinds: Array
     bonus: Array
     final: Array
+    patience: int
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All but the last."""
+        return tuple(self[:-1])
 
 
 class Structure(nn.Module):

@@ -116,6 +116,7 @@ class Chain(Searched):
             np.arange(states**2),
             self._steps(batch).flatten(2).numpy(),
             np.ones((1, states), dtype=np.bool_),
+            patience=256,
         )
 
     def _steps(self, batch: torch.Size) -> Tensor:

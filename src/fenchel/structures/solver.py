@@ -23,8 +23,6 @@ _NOISE = 1e-9  # relative to the scores that are left: what is within it of a ti
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
 _MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
-_EASY = 64  # structures that any row may try before it counts as hard
-_HARD = 256  # structures: rows that are not done then are hard whatever their size
 _FAR = 1e12  # from what higher-order scores could change
 
 
@@ -232,14 +230,10 @@ class Solver(ActiveSets):
         most = self.options.max_iter
         problem = self.problem
         graph = problem.structure.layers(problem.batch, problem.shape, self.theta)
-        limit = most if graph is None else min(_EASY, most)
-        live, fresh = self._search(self.live, limit), np.ones(len(self.theta), dtype=np.bool_)
-        while graph is not None and live.size and limit < most:
-            hard = live[fresh[live] & (self.iterations[live] >= np.minimum(_EASY + 1.5 * self.sizes[live], _HARD))]
-            self._restart(hard, graph)
-            fresh[hard] = False
-            limit = min(limit + _EASY, most)
-            live = self._search(live, limit)
+        live = self._search(self.live, most if graph is None else min(graph.patience, most))
+        if graph is not None and live.size and graph.patience < most:
+            self._restart(live, graph)
+            self._search(live, most)
         stopped = self.live[self._unfinished(self.live)]
         if stopped.size:
             run(active.refine, len(stopped), self._work(stopped), stopped, *self._rows())
@@ -268,13 +262,13 @@ class Solver(ActiveSets):
 
         nus, limits, eps = np.empty_like(self.theta), np.empty_like(self.theta), np.zeros(len(self.theta))
         work = len(rows) * graph.ends.size * graph.parts.size
-        run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph, nus, limits, eps)
+        run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph.arrays, nus, limits, eps)
         rows = rows[eps[rows] > 0]
         self._widen(rows, np.maximum(self.rooms[rows], 1 + (limits[rows] > 0).sum(1)), len(graph.parts))
-        run(exploration.decompose, len(rows), 100 * work, rows, *self._rows(), *graph, nus, limits, eps)
+        run(exploration.decompose, len(rows), 100 * work, rows, *self._rows(), *graph.arrays, nus, limits, eps)
         rows = rows[self.sizes[rows] == 0]
         tried, most = np.zeros_like(self.iterations), 4 * self.theta.shape[1]
-        self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
+        self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph.arrays, nus, eps)
         self.state[rows] = active.LIVE
 
     def _unfinished(self, rows: Array) -> Array:

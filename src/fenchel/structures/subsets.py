@@ -281,6 +281,7 @@ class SequentialSubsets(_Sized):
             linked[inside],
             np.stack([np.zeros_like(between), between], -1),
             j == self.sizes(theta)[:, None],
+            patience=512,
         )
 
     def _between(self, batch: torch.Size, n: int) -> Array:
