@@ -148,19 +148,40 @@ def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, 
 
 
 @kernel
-def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r):  # type: ignore[no-untyped-def]
-    """Solve for the weights anew, so that they are right to the last digits. Returns how many members are left, and
-    whether anything changed."""
+def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # type: ignore[no-untyped-def]
+    """r = (1, q) − M (λ, p), from the reduced scores of the members: its largest entry.
+
+    The mean residual is taken out of the sums and put back as a whole: what is left is small where members tie.
+    """
+    mean, total = 0.0, 0.0
+    for j in range(mu.size):
+        if mu[j] > 0.0:
+            mean += mu[j] * residual[j]
+            total += mu[j]
+    mean /= total
+    r[0] = 1.0
+    worst = 0.0
+    for k in range(size):
+        r[0] -= weights[k]
+        reduced = extra[k]
+        for i in range(counts[k]):
+            reduced += residual[members[k, i]] - mean
+        r[k + 1] = reduced + (mean * counts[k] - x[0])
+        worst = max(worst, abs(r[k + 1]))
+    return max(worst, abs(r[0]))
+
+
+@kernel
+def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r, careful):  # type: ignore[no-untyped-def]
+    """Solve for the weights anew, so that they are right to the last digits: how many members are left, and whether
+    anything changed.
+
+    If ``careful``, weights that would take members away stay as they are: of a mixture that is good enough.
+    """
     if size == 1:
         return size, False
     n = size + 1
-    u[0] = 1.0
-    level = values[0]
-    for k in range(size):
-        u[k + 1] = values[k] - level
-        v[k + 1] = weights[k]
-    v[0] = x[0] - level
-    if residual_of(matrix, n, u, v, r) > WORN:
+    if _unevenness(members, counts, extra, weights, x, size, mu, residual, r) > WORN:
         rebuild(matrix, n, inverse)
     multiply(inverse, n, r, u)
     largest = 0.0
@@ -168,6 +189,10 @@ def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, 
         largest = max(largest, abs(u[k + 1]))
     if largest <= STILL:
         return size, False
+    if careful:
+        for k in range(size):
+            if weights[k] + u[k + 1] <= TINY:
+                return size, False
     x[0] += u[0]
     for k in range(size):
         x[k + 1] = weights[k] + u[k + 1]
@@ -302,7 +327,11 @@ def step(  # type: ignore[no-untyped-def]
         exact = mode != SOLVE or state[b] == FRESH
         if known or mode == CERTIFY or not gain > NEAR * terms:
             if not exact:
-                size, moved = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
+                gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
+                size, moved = _polish(
+                    theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r,
+                    gain <= max(goal[0], ROUNDING * terms),
+                )  # fmt: skip
                 sizes[b] = size
                 state[b] = FRESH
                 exact = not moved
@@ -316,7 +345,9 @@ def step(  # type: ignore[no-untyped-def]
             size, refused = _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size, mark, u, v, r)
             taken = not refused
             if refused and not exact:
-                size, _ = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
+                size, _ = _polish(
+                    theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r, False
+                )  # fmt: skip
                 state[b] = FRESH
             sizes[b] = size
             _mix(theta, own, tally, p, size, mu, residual)
@@ -447,5 +478,5 @@ def refine(  # type: ignore[no-untyped-def]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         sizes[b], _ = _polish(
             thetas[b], members[at:], counts[at:], values[at:], extra[at:], weights[at:], solution[at:], matrix, inverse,
-            sizes[b], mus[b], residuals[b], u, v, r,
+            sizes[b], mus[b], residuals[b], u, v, r, False,
         )  # fmt: skip
