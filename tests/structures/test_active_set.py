@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fenchel import SparseMAP
 from fenchel.structures import Chain, DependencyTree, Matching, SequentialSubsets, Structure
-from fenchel.structures.active_set import Options, search
+from fenchel.structures.active_set import search
+from fenchel.structures.solver import Options
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

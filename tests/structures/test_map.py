@@ -76,6 +76,68 @@ def test_trees_of_four_words(projective: bool, single: bool) -> None:
         assert all((flat == y).all(-1).any() for y in best)
 
 
+def edmonds(weights: dict[tuple[int, int], float], nodes: list[int]) -> dict[int, int] | None:
+    """The best heads of nodes, 0 the root, from the weights of arcs (head, modifier): by recursion on one cycle."""
+    heads = {}
+    for v in nodes:
+        into = {h: w for (h, m), w in weights.items() if m == v}
+        if not into:
+            return None
+        heads[v] = max(into, key=lambda h: into[h])
+    for v in nodes:
+        path = [v]
+        while path[-1] in heads and heads[path[-1]] not in path:
+            path.append(heads[path[-1]])
+        if path[-1] in heads:
+            cycle = set(path[path.index(heads[path[-1]]) :])
+            break
+    else:
+        return heads
+    new = max(nodes) + 1
+    best: dict[tuple[int, int], tuple[float, int, int]] = {}
+    for (h, m), w in weights.items():
+        if h in cycle and m in cycle:
+            continue
+        arc = (new if h in cycle else h, new if m in cycle else m)
+        gain = w - weights[heads[m], m] if m in cycle else w
+        if arc not in best or gain > best[arc][0]:
+            best[arc] = (gain, h, m)
+    outer = edmonds({arc: gain for arc, (gain, _, _) in best.items()}, [v for v in nodes if v not in cycle] + [new])
+    if outer is None:
+        return None
+    result = {v: heads[v] for v in cycle}
+    for m, h in outer.items():
+        _, head, modifier = best[h, m]
+        result[modifier] = head
+    return result
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("single", [False, True])
+def test_trees_of_many_words_agree_with_a_recursion(single: bool, masked: bool) -> None:
+    for seed, n in enumerate((7, 8, 15, 16, 17, 30)):
+        generator = torch.Generator().manual_seed(seed)
+        scores = torch.randn(n, n + 1, generator=generator, dtype=torch.float64)
+        mask = torch.rand(n, n + 1, generator=generator) < (0.5 if masked else 2.0)
+        mask[:, 0] = mask[:, 0] | masked  # there always is a tree
+        mask[torch.arange(n), torch.arange(1, n + 1)] = False
+        if masked:
+            mask[n // 2] = False
+        free = mask & torch.cat([torch.tensor([True]), mask.any(-1)])  # nothing hangs on an absent word
+        words = [m + 1 for m in range(n) if free[m].any()]
+        arcs = {(h, m): float(scores[m - 1, h]) for m in words for h in range(n + 1) if free[m - 1, h]}
+        if single:  # a root that costs much is used once
+            arcs = {(h, m): w - 1e3 * (h == 0) for (h, m), w in arcs.items()}
+        wanted = edmonds(arcs, words)
+        assert wanted is not None
+        if single and sum(h == 0 for h in wanted.values()) > 1:
+            with pytest.raises(ValueError, match="infeasible"):
+                DependencyTree(single_root=True).map(scores, mask=mask)
+            continue
+        y = DependencyTree(single_root=single).map(scores, mask=mask)
+        assert {m + 1: int(y[m].argmax()) for m in range(n) if y[m].any()} == wanted
+
+
 def test_wide_trees_agree_with_a_greedy_choice_made_acyclic() -> None:
     # Heads that lead to the left, and ahead of all others by far, are the best tree whatever the rest.
     n = 60

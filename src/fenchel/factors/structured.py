@@ -11,8 +11,8 @@ from fenchel import structures
 from fenchel.factors.base import Factor, Memory
 from fenchel.factors.variables import Variables
 from fenchel.structures import Chain, SparseMAP, Structure
-from fenchel.structures.active_set import ActiveSets
 from fenchel.structures.base import best, own_tensors
+from fenchel.structures.solver import ActiveSets
 
 TOL = 1e-6
 """How exactly a structure is solved: until no structure gains more than TOL²/2, which moves marginals by about as much.

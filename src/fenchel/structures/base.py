@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,6 +42,33 @@ Oracle = Callable[[Array, Array], tuple[Array, Array]]
 Returns the places of its ones, int32 (n, L), filled up with −1, and its higher-order score, float64 (n,), which is
 −inf where no structure is allowed and NaN where it is not known what is best.
 """
+
+
+class Layers(NamedTuple):
+    """Structures as paths through a graph of T layers with W nodes each, as ``kernels.layers`` reads it.
+
+    Args:
+        parts: (T, W), int32, the part that a node stands for; −1 if none, −2 if there is no such node.
+        begin: (W + 1,), int64: the edges that leave node w are begin[w], …, begin[w + 1] − 1, in every layer.
+        ends: (E,), int64, the nodes of the next layer that edges lead to.
+        kinds: (E,), int64, which of a layer's C scores an edge has.
+        bonus: (R or 1, T − 1 or 1, C), float64, the scores of edges.
+        final: (R or 1, W), bool, where paths may end.
+        patience: how many structures a row may try before the graph is searched as a whole, which takes about as long.
+    """
+
+    parts: Array
+    begin: Array
+    ends: Array
+    kinds: Array
+    bonus: Array
+    final: Array
+    patience: int
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        """All but the last."""
+        return tuple(self[:-1])
 
 
 class Structure(nn.Module):
@@ -156,6 +183,10 @@ class Structure(nn.Module):
 
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         """A kernel for the whole search, the largest size of a structure, and the arguments; None if there is none."""
+        return None
+
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
+        """The structures of rows of scores (R, parts) as paths through a layered graph; None if they are no paths."""
         return None
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:

@@ -12,7 +12,7 @@ from fenchel._checks import check_floats
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.structures.base import Array, Oracle, Searched, check_batch
+from fenchel.structures.base import Array, Layers, Oracle, Searched, check_batch
 
 
 @written_by("transition")
@@ -95,14 +95,7 @@ class Chain(Searched):
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         steps, states = shape
-        t = self.transition.detach().double().cpu()
-        if t.dim() > 3:
-            t = t.expand(*batch, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
-        elif t.dim() == 3:
-            t = t.unsqueeze(0)
-        else:
-            t = t[None, None]
-        t = t.contiguous()
+        t = self._steps(batch)
         lengths: Array | None = None
 
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
@@ -120,6 +113,29 @@ class Chain(Searched):
             return places, np.where(stuck, -np.inf, bonus)
 
         return best
+
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
+        steps, states = shape
+        return Layers(
+            np.arange(steps * states, dtype=np.int32).reshape(shape),
+            np.arange(states + 1) * states,
+            np.tile(np.arange(states), states),
+            np.arange(states**2),
+            self._steps(batch).flatten(2).numpy(),
+            np.ones((1, states), dtype=np.bool_),
+            patience=256,
+        )
+
+    def _steps(self, batch: torch.Size) -> Tensor:
+        """Transitions (1 or R, 1 or T − 1, S, S), in double precision."""
+        t = self.transition.detach().double().cpu()
+        if t.dim() > 3:
+            t = t.expand(*batch, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
+        elif t.dim() == 3:
+            t = t.unsqueeze(0)
+        else:
+            t = t[None, None]
+        return t.contiguous()
 
     def extra_repr(self) -> str:
         return f"transition={show(self.transition)}"

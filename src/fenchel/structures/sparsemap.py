@@ -13,18 +13,10 @@ from fenchel._torch import concrete, outside_graphs
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import finish_loss
-from fenchel.structures.active_set import (
-    ActiveSets,
-    Found,
-    Options,
-    choose,
-    dense,
-    differentiated,
-    padded,
-    search,
-    search_again,
-)
+from fenchel.structures.active_set import search, search_again
 from fenchel.structures.base import Array, Structure, best, check_shape, free_parts
+from fenchel.structures.mixture import Found, choose, dense, differentiated, padded
+from fenchel.structures.solver import ActiveSets, Options
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.capped import KSubsets, k_subsets
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rows import to_rows
-from fenchel.structures.base import Array, Oracle, Searched, check_batch
+from fenchel.structures.base import Array, Layers, Oracle, Searched, check_batch
 
 
 @written_by("of")
@@ -280,6 +280,26 @@ class SequentialSubsets(_Exact):
 
         n = shape[-1]
         return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
+
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
+        n, k = shape[-1], self.most(shape[-1])
+        # Node 2j: j of the positions so far are chosen, and this one is not; node 2j + 1: j are, and this one is.
+        j, chosen = np.divmod(np.arange(2 * k + 2), 2)
+        possible = (j <= np.arange(n)[:, None] + chosen) & (j >= chosen)
+        parts = np.where(possible, np.where(chosen, np.arange(n)[:, None], -1), -2).astype(np.int32)
+        following = np.stack([2 * j, 2 * j + 3], 1)
+        linked = np.stack([np.zeros_like(chosen), chosen], 1)  # two neighbours are chosen
+        inside = following < 2 * k + 2
+        between = self._between(batch, n)
+        return Layers(
+            parts,
+            np.concatenate([[0], inside.sum(1).cumsum()]),
+            following[inside],
+            linked[inside],
+            np.stack([np.zeros_like(between), between], -1),
+            j == self.sizes(theta)[:, None],
+            patience=512,
+        )
 
     def _between(self, batch: torch.Size, n: int) -> Array:
         """Transitions (rows, N − 1), with one row if they are the same for all."""

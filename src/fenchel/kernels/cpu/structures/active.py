@@ -2,16 +2,9 @@
 
     min_p ½‖Σ_k p_k y_k‖² − Σ_k p_k q_k   over distributions p,   q_k = ⟨θ, y_k⟩ + h_k
 
-A row keeps members y_k (the places of their ones), weights p > 0, and the bordered Gram matrix with its inverse,
-
-    M = [0 1ᵀ; 1 G],   G_jk = ⟨y_j, y_k⟩.
-
-M is regular exactly if the members are affinely independent; the lower block of M⁻¹ is the Jacobian ∂p/∂q.
-M (λ, p) = (1, q) says that p solves the program on the members, and that all have the reduced score λ.
-The inverse follows by updates of rank one as members come and go: Niculae et al. (2018), appendix B. M holds integers
-and has no rounding error, so an update refines the column that it adds or takes away, where two equations of M or a
-small distance show the need: errors of the inverse then add up, but are not multiplied. Where a column is off by more
-than ``WORN`` the inverse is made anew.
+A row keeps members y_k (the places of their ones), weights p > 0, and the bordered Gram matrix M of the members with
+its inverse (``kernels.gram``). A step takes a candidate into the active set, solves for the weights, and drops members
+whose weight runs out.
 
 Rows have as much room as they need. Row b has room for rooms[b] members: their lists, weights and scores begin at
 starts[b] of the arrays ``members``, ``counts``, ``weights``, ``solution`` (λ, p), ``values`` q and ``extra`` h; its two
@@ -23,6 +16,19 @@ from __future__ import annotations
 import numpy as np
 
 from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.structures.gram import (
+    FLAT,
+    WORN,
+    begin,
+    insert,
+    multiply,
+    project,
+    rebuild,
+    remove,
+    residual_of,
+    solve_weights,
+    square,
+)
 
 SOLVE, OFFER, CERTIFY = 0, 1, 2
 """Take a candidate if it improves, else the row is done; take it or not; only measure the gap."""
@@ -30,14 +36,8 @@ SOLVE, OFFER, CERTIFY = 0, 1, 2
 LIVE, DONE, FRESH, DOUBTED = 0, 1, 2, 3
 """Going on; finished; going on, with weights as exact as they get; finished, by a candidate worse than a member."""
 
-FLAT = 1e-9
-"""Squared distance to the members' affine hull below which a candidate lies in it."""
-
 TINY = 1e-15
 """Weights up to this are none."""
-
-TIE = 1e-11
-"""Reduced scores closer than this, relative to their terms, are equal."""
 
 NEAR = 1e-7
 """Gains below this, relative to their terms, are computed with care."""
@@ -45,204 +45,17 @@ NEAR = 1e-7
 STILL = 1e-14
 """Weights that refinement would change by no more than this stay as they are."""
 
-CLOSE = 0.25
-"""Squared distance below which columns of the inverse are refined."""
-
-SHAKY = 1e-10
-"""The residual of two equations from which on they are."""
-
-WORN = 1e-8
-"""The residual of a column of the inverse from which on the inverse is made anew."""
-
-SHARP = 1e-10
-"""The same for an inverse that derivatives are made of."""
-
 ROUNDING = 8 * 2.0**-52
 
 
 @kernel
-def _place(y, mark):  # type: ignore[no-untyped-def]
+def place(y, mark):  # type: ignore[no-untyped-def]
     """Mark the parts of a candidate; count them."""
     count = 0
     while count < y.size and y[count] >= 0:
         mark[y[count]] = 1
         count += 1
     return count
-
-
-@kernel
-def square(flat, start, room):  # type: ignore[no-untyped-def]
-    """The matrix of a row."""
-    n = room + 1
-    return flat[start : start + n * n].reshape(n, n)
-
-
-@kernel
-def _residual(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
-    """r = right − M x; its largest entry relative to that of the right-hand side."""
-    worst, scale = 0.0, 1.0
-    for i in range(n):
-        total = right[i]
-        for j in range(n):
-            total -= matrix[i, j] * x[j]
-        r[i] = total
-        worst = max(worst, abs(total))
-        scale = max(scale, abs(right[i]))
-    return worst / scale
-
-
-@kernel
-def _equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
-    """A row of M times x."""
-    total = 0.0
-    for j in range(n):
-        total += matrix[row, j] * x[j]
-    return total
-
-
-@kernel
-def _times(inverse, n, u, v):  # type: ignore[no-untyped-def]
-    for i in range(n):
-        total = 0.0
-        for j in range(n):
-            total += inverse[i, j] * u[j]
-        v[i] = total
-
-
-@kernel
-def _correct(inverse, n, r, x):  # type: ignore[no-untyped-def]
-    """x + M⁻¹r: a step of iterative refinement."""
-    for i in range(n):
-        total = 0.0
-        for j in range(n):
-            total += inverse[i, j] * r[j]
-        x[i] += total
-
-
-@kernel
-def _rebuild(matrix, n, inverse):  # type: ignore[no-untyped-def]
-    """M⁻¹ from M alone: Gauss-Jordan elimination with pivots."""
-    left = np.empty((n, n))
-    for i in range(n):
-        for j in range(n):
-            left[i, j] = matrix[i, j]
-            inverse[i, j] = 1.0 if i == j else 0.0
-    for c in range(n):
-        best = c
-        for i in range(c + 1, n):
-            if abs(left[i, c]) > abs(left[best, c]):
-                best = i
-        if best != c:
-            for j in range(n):
-                left[c, j], left[best, j] = left[best, j], left[c, j]
-                inverse[c, j], inverse[best, j] = inverse[best, j], inverse[c, j]
-        pivot = left[c, c]
-        for j in range(n):
-            left[c, j] /= pivot
-            inverse[c, j] /= pivot
-        for i in range(n):
-            factor = left[i, c]
-            if i != c and factor != 0.0:
-                for j in range(n):
-                    left[i, j] -= factor * left[c, j]
-                    inverse[i, j] -= factor * inverse[c, j]
-
-
-@kernel
-def _hull(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-def]
-    """v = M⁻¹u for the Gram column u of a candidate: its projection on the members' affine hull is Σ v_k y_k.
-
-    Returns its squared distance to the hull, ⟨y, y⟩ − uᵀv − vᵀ(u − Mv), in which errors of v are squared.
-    """
-    n = size + 1
-    _times(inverse, n, u, v)
-    s = float(count)
-    for i in range(n):
-        s -= v[i] * u[i]
-    off = abs(_equation(matrix, n, 0, v) - u[0]) + abs(_equation(matrix, n, size, v) - u[size])
-    if s > CLOSE and off <= SHAKY * (1.0 + u[size]):
-        return s
-    if _residual(matrix, n, u, v, r) > WORN:
-        _rebuild(matrix, n, inverse)
-        _times(inverse, n, u, v)
-        _residual(matrix, n, u, v, r)
-    s = float(count)
-    for i in range(n):
-        s -= v[i] * (u[i] + r[i])
-    _correct(inverse, n, r, v)
-    return s
-
-
-@kernel
-def _insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-def]
-    """M and M⁻¹ with one more member: u its Gram column, v = M⁻¹u, s its squared distance."""
-    n = size + 1
-    for i in range(n):
-        factor = v[i] / s
-        for j in range(n):
-            inverse[i, j] += factor * v[j]
-        inverse[i, n] = -factor
-        inverse[n, i] = -factor
-        matrix[i, n] = u[i]
-        matrix[n, i] = u[i]
-    inverse[n, n] = 1.0 / s
-    matrix[n, n] = count
-
-
-@kernel
-def _erase(square, at, last):  # type: ignore[no-untyped-def]
-    """The last row and column take the place of another."""
-    if at != last:
-        for i in range(last + 1):
-            square[i, at] = square[i, last]
-        for i in range(last + 1):
-            square[at, i] = square[last, i]
-        square[at, at] = square[last, last]
-
-
-@kernel
-def _remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-def]
-    """M, M⁻¹ and x = M⁻¹(1, q) without the member at ``at``; the last takes its place.
-
-    ``q`` are the values of the members that are left, in their new order.
-    """
-    n, i = size + 1, at + 1
-    for a in range(n):
-        v[a] = inverse[a, i]
-    off = abs(_equation(matrix, n, 0, v)) + abs(_equation(matrix, n, i, v) - 1.0)
-    if v[i] * CLOSE > 1.0 or off > SHAKY:
-        worst = 0.0
-        for a in range(n):
-            r[a] = (1.0 if a == i else 0.0) - _equation(matrix, n, a, v)
-            worst = max(worst, abs(r[a]))
-        if worst > WORN:
-            _erase(matrix, i, n - 1)
-            _rebuild(matrix, n - 1, inverse)
-            _solution(matrix, inverse, size - 1, q, x, v, r)
-            return
-        _correct(inverse, n, r, v)
-    share = x[i] / v[i]
-    for a in range(n):
-        factor = v[a] / v[i]
-        x[a] -= v[a] * share
-        for c in range(n):
-            inverse[a, c] -= factor * v[c]
-    _erase(matrix, i, n - 1)
-    _erase(inverse, i, n - 1)
-    x[i] = x[n - 1]
-
-
-@kernel
-def _solution(matrix, inverse, size, q, x, u, r):  # type: ignore[no-untyped-def]
-    """x = (λ, p) = M⁻¹(1, q), refined. Scores are taken relative to the first: only λ depends on their level."""
-    n = size + 1
-    u[0] = 1.0
-    for k in range(size):
-        u[k + 1] = q[k] - q[0]
-    _times(inverse, n, u, x)
-    _residual(matrix, n, u, x, r)
-    _correct(inverse, n, r, x)
-    x[0] += q[0]
 
 
 @kernel
@@ -259,7 +72,7 @@ def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[
 
 
 @kernel
-def _keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: ignore[no-untyped-def]
+def keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: ignore[no-untyped-def]
     """Write a candidate in the place of a member."""
     for j in range(count):
         own[at, j] = y[j]
@@ -267,7 +80,7 @@ def _keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: ign
 
 
 @kernel
-def _column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
+def gram_column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
     """The Gram column of the marked candidate, under the 1 of the border."""
     u[0] = 1.0
     for k in range(size):
@@ -321,7 +134,7 @@ def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, 
         moved = moved or step > 0.0
         refused = refused or (at == newest and not moved)
         _forget(at, size - 1, members, counts, values, extra, weights)
-        _remove(matrix, inverse, size, at, values, x, v, r)
+        remove(matrix, inverse, size, at, values, x, v, r)
         size -= 1
         if at == newest:
             newest = -1
@@ -335,26 +148,51 @@ def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, 
 
 
 @kernel
-def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r):  # type: ignore[no-untyped-def]
-    """Solve for the weights anew, so that they are right to the last digits. Returns how many members are left, and
-    whether anything changed."""
+def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # type: ignore[no-untyped-def]
+    """r = (1, q) − M (λ, p), from the reduced scores of the members: its largest entry.
+
+    The mean residual is taken out of the sums and put back as a whole: what is left is small where members tie.
+    """
+    mean, total = 0.0, 0.0
+    for j in range(mu.size):
+        if mu[j] > 0.0:
+            mean += mu[j] * residual[j]
+            total += mu[j]
+    mean /= total
+    r[0] = 1.0
+    worst = 0.0
+    for k in range(size):
+        r[0] -= weights[k]
+        reduced = extra[k]
+        for i in range(counts[k]):
+            reduced += residual[members[k, i]] - mean
+        r[k + 1] = reduced + (mean * counts[k] - x[0])
+        worst = max(worst, abs(r[k + 1]))
+    return max(worst, abs(r[0]))
+
+
+@kernel
+def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r, careful):  # type: ignore[no-untyped-def]
+    """Solve for the weights anew, so that they are right to the last digits: how many members are left, and whether
+    anything changed.
+
+    If ``careful``, weights that would take members away stay as they are: of a mixture that is good enough.
+    """
     if size == 1:
         return size, False
     n = size + 1
-    u[0] = 1.0
-    level = values[0]
-    for k in range(size):
-        u[k + 1] = values[k] - level
-        v[k + 1] = weights[k]
-    v[0] = x[0] - level
-    if _residual(matrix, n, u, v, r) > WORN:
-        _rebuild(matrix, n, inverse)
-    _times(inverse, n, r, u)
+    if _unevenness(members, counts, extra, weights, x, size, mu, residual, r) > WORN:
+        rebuild(matrix, n, inverse)
+    multiply(inverse, n, r, u)
     largest = 0.0
     for k in range(size):
         largest = max(largest, abs(u[k + 1]))
     if largest <= STILL:
         return size, False
+    if careful:
+        for k in range(size):
+            if weights[k] + u[k + 1] <= TINY:
+                return size, False
     x[0] += u[0]
     for k in range(size):
         x[k + 1] = weights[k] + u[k + 1]
@@ -370,7 +208,7 @@ def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, 
 
 
 @kernel
-def _gain(y, count, bonus, weights, extra, size, mu, residual):  # type: ignore[no-untyped-def]
+def gain_of(y, count, bonus, weights, extra, size, mu, residual):  # type: ignore[no-untyped-def]
     """⟨θ − μ, y − μ⟩ + h(y) − Σ p h: what a structure gains on the mixture, and the size of the terms."""
     gain, terms = bonus, 1.0 + abs(bonus)
     for j in range(count):
@@ -402,14 +240,14 @@ def _doubtful(gain, least, residual):  # type: ignore[no-untyped-def]
 def _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
     """Put a candidate in the place of the member at ``at``, as the last one; solve for x. False if it cannot be."""
     _forget(at, size - 1, own, tally, q, h, p)
-    _remove(matrix, inverse, size, at, q, x, v, r)
-    _column(mark, own, tally, size - 1, u)
-    s = _hull(count, matrix, inverse, size - 1, u, v, r)
+    remove(matrix, inverse, size, at, q, x, v, r)
+    gram_column(mark, own, tally, size - 1, u)
+    s = project(count, matrix, inverse, size - 1, u, v, r)
     if not s > FLAT:
         return False
-    _insert(matrix, inverse, size - 1, count, u, v, s)
-    _keep(size - 1, y, count, value, bonus, length, own, tally, q, h, p)
-    _solution(matrix, inverse, size, q, x, u, r)
+    insert(matrix, inverse, size - 1, count, u, v, s)
+    keep(size - 1, y, count, value, bonus, length, own, tally, q, h, p)
+    solve_weights(matrix, inverse, size, q, x, u, r)
     return True
 
 
@@ -417,7 +255,7 @@ def _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, in
 def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
     """Take a candidate with Gram column u into the active set: how many members there are then, and whether it was
     refused."""
-    s = _hull(count, matrix, inverse, size, u, v, r)
+    s = project(count, matrix, inverse, size, u, v, r)
     newest = size
     if s > FLAT:
         length = value - x[0]
@@ -427,8 +265,8 @@ def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size,
         for k in range(size + 1):
             x[k] -= length * v[k]
         x[size + 1] = length
-        _insert(matrix, inverse, size, count, u, v, s)
-        _keep(size, y, count, value, bonus, 0.0, own, tally, q, h, p)
+        insert(matrix, inverse, size, count, u, v, s)
+        keep(size, y, count, value, bonus, 0.0, own, tally, q, h, p)
         size += 1
     else:
         # y = Σ c_k y_k: only higher-order scores tell it from a mixture, and it can replace a member.
@@ -462,7 +300,7 @@ def step(  # type: ignore[no-untyped-def]
     the weights are exact: then, and only then, its gain is the duality gap of these weights. Returns whether to go on.
     """
     size = sizes[b]
-    count = _place(y, mark)
+    count = place(y, mark)
     value, reduced, terms = bonus, bonus, 1.0 + abs(bonus)
     for j in range(count):
         value += theta[y[j]]
@@ -471,9 +309,8 @@ def step(  # type: ignore[no-untyped-def]
     going = True
     if size == 0:
         if mode != CERTIFY:
-            _keep(0, y, count, value, bonus, 1.0, own, tally, q, h, p)
-            matrix[0, 0], matrix[0, 1], matrix[1, 0], matrix[1, 1] = 0.0, 1.0, 1.0, count
-            inverse[0, 0], inverse[0, 1], inverse[1, 0], inverse[1, 1] = -count, 1.0, 1.0, 0.0
+            keep(0, y, count, value, bonus, 1.0, own, tally, q, h, p)
+            begin(matrix, inverse, count)
             x[0], x[1] = value - count, 1.0
             sizes[b] = 1
             _mix(theta, own, tally, p, 1, mu, residual)
@@ -481,7 +318,7 @@ def step(  # type: ignore[no-untyped-def]
         if aligned:
             _aligned_column(y, count, own, size, u)
         else:
-            _column(mark, own, tally, size, u)
+            gram_column(mark, own, tally, size, u)
         known = False
         for k in range(size):
             known = known or (u[k + 1] == count and tally[k] == count)
@@ -490,12 +327,16 @@ def step(  # type: ignore[no-untyped-def]
         exact = mode != SOLVE or state[b] == FRESH
         if known or mode == CERTIFY or not gain > NEAR * terms:
             if not exact:
-                size, moved = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
+                gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
+                size, moved = _polish(
+                    theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r,
+                    gain <= max(goal[0], ROUNDING * terms),
+                )  # fmt: skip
                 sizes[b] = size
                 state[b] = FRESH
                 exact = not moved
-                _column(mark, own, tally, size, u)
-            gain, terms = _gain(y, count, bonus, p, h, size, mu, residual)
+                gram_column(mark, own, tally, size, u)
+            gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
         least = max(goal[0], ROUNDING * terms)
         if mode != OFFER:
             gap[b], floor[b] = max(gain, 0.0), ROUNDING * terms
@@ -504,7 +345,9 @@ def step(  # type: ignore[no-untyped-def]
             size, refused = _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size, mark, u, v, r)
             taken = not refused
             if refused and not exact:
-                size, _ = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
+                size, _ = _polish(
+                    theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r, False
+                )  # fmt: skip
                 state[b] = FRESH
             sizes[b] = size
             _mix(theta, own, tally, p, size, mu, residual)
@@ -543,6 +386,48 @@ def advance(  # type: ignore[no-untyped-def]
 
 
 @kernel
+def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
+    """Make a candidate a member with a given weight, unless it lies in the members' affine hull: how many there are.
+
+    The weights of the other members, and the solution, are left as they are: ``settle`` follows.
+    """
+    count = place(y, mark)
+    value = bonus
+    for j in range(count):
+        value += theta[y[j]]
+    if size == 0:
+        begin(matrix, inverse, count)
+        s = 1.0
+    else:
+        gram_column(mark, own, tally, size, u)
+        s = project(count, matrix, inverse, size, u, v, r)
+        if s > FLAT:
+            insert(matrix, inverse, size, count, u, v, s)
+    for j in range(count):
+        mark[y[j]] = 0
+    if not s > FLAT:
+        return size
+    keep(size, y, count, value, bonus, weight, own, tally, q, h, p)
+    return size + 1
+
+
+@kernel
+def settle(theta, own, tally, q, p, x, size, mu, residual):  # type: ignore[no-untyped-def]
+    """Take the weights of members as they are, but for a sum of 1: the mixture, and the solution that goes with it."""
+    total, level = 0.0, 0.0
+    for k in range(size):
+        total += p[k]
+    for k in range(size):
+        p[k] /= total
+        x[k + 1] = p[k]
+        level += p[k] * q[k]
+    _mix(theta, own, tally, p, size, mu, residual)
+    for j in range(mu.size):
+        level -= mu[j] * mu[j]
+    x[0] = level
+
+
+@kernel
 def resume(  # type: ignore[no-untyped-def]
     first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state,
@@ -568,13 +453,13 @@ def resume(  # type: ignore[no-untyped-def]
         if not allowed:
             sizes[b] = 0
             continue
-        _solution(matrix, inverse, size, q, x, u, r)
+        solve_weights(matrix, inverse, size, q, x, u, r)
         x[0] -= q[0]
-        worn = _residual(matrix, size + 1, u, x, r) > WORN
+        worn = residual_of(matrix, size + 1, u, x, r) > WORN
         x[0] += q[0]
         if worn:
-            _rebuild(matrix, size + 1, inverse)
-            _solution(matrix, inverse, size, q, x, u, r)
+            rebuild(matrix, size + 1, inverse)
+            solve_weights(matrix, inverse, size, q, x, u, r)
         sizes[b], _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
         _mix(thetas[b], own, tally, p, sizes[b], mus[b], residuals[b])
 
@@ -593,178 +478,5 @@ def refine(  # type: ignore[no-untyped-def]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         sizes[b], _ = _polish(
             thetas[b], members[at:], counts[at:], values[at:], extra[at:], weights[at:], solution[at:], matrix, inverse,
-            sizes[b], mus[b], residuals[b], u, v, r,
+            sizes[b], mus[b], residuals[b], u, v, r, False,
         )  # fmt: skip
-
-
-@kernel
-def outward(  # type: ignore[no-untyped-def]
-    first, last, live, noise, scale, probe, thetas, starts, rooms, squares, members, counts, sizes, weights, solution,
-    values, extra, matrices, inverses, mus, residuals, gap, floor, state,
-):  # fmt: skip
-    """θ − μ plus a little noise across the members' affine hull: what ties with them outside it then comes out best."""
-    parts = thetas.shape[1]
-    room = rooms.max() + 2
-    u, v, across = np.empty(room), np.empty(room), np.empty(parts)
-    for i in range(first, last):
-        b = live[i]
-        size, n = sizes[b], sizes[b] + 1
-        own, tally = members[starts[b] :], counts[starts[b] :]
-        inverse = square(inverses, squares[b], rooms[b])
-        u[0] = 0.0
-        for k in range(size):
-            total = 0.0
-            for j in range(tally[k]):
-                total += noise[own[k, j]]
-            u[k + 1] = total
-        _times(inverse, n, u, v)
-        for j in range(parts):
-            across[j] = noise[j] if thetas[b, j] > -np.inf else 0.0
-        for k in range(size):
-            for j in range(tally[k]):
-                across[own[k, j]] -= v[k + 1]
-        largest, longest = 1.0, 1e-300
-        for j in range(parts):
-            longest = max(longest, abs(across[j]))
-            if mus[b, j] > 0.0:
-                largest = max(largest, abs(residuals[b, j]))
-        for j in range(parts):
-            probe[b, j] = residuals[b, j] + scale[b] * largest / longest * across[j]
-
-
-@kernel
-def complete(  # type: ignore[no-untyped-def]
-    first, last, live, candidates, bonus, verdict, thetas, starts, rooms, squares, members, counts, sizes, weights,
-    solution, values, extra, matrices, inverses, mus, residuals, gap, floor, state,
-):  # fmt: skip
-    """Take in candidates that tie with the members but lie outside their affine hull, with weight 0.
-
-    ``verdict`` (n,) is 1 where a candidate was taken, 0 where it lies in the hull, −1 where it does not tie.
-    """
-    room = rooms.max() + 2
-    mark = np.zeros(thetas.shape[1], np.uint8)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
-    for i in range(first, last):
-        b, y = live[i], candidates[i]
-        at, size = starts[b], sizes[b]
-        own, tally, p, q, h = members[at:], counts[at:], weights[at:], values[at:], extra[at:]
-        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
-        count = _place(y, mark)
-        _column(mark, own, tally, size, u)
-        known = False
-        for k in range(size):
-            known = known or (u[k + 1] == count and tally[k] == count)
-        verdict[i] = 0
-        if not known:
-            s = _hull(count, matrix, inverse, size, u, v, r)
-            if s > FLAT:
-                gain, terms = _gain(y, count, bonus[i], p, h, size, mus[b], residuals[b])
-                verdict[i] = 1 if gain > -TIE * terms else -1
-            if verdict[i] > 0:
-                value = bonus[i]
-                for j in range(count):
-                    value += thetas[b, y[j]]
-                _insert(matrix, inverse, size, count, u, v, s)
-                _keep(size, y, count, value, bonus[i], 0.0, own, tally, q, h, p)
-                solution[at + size + 1] = 0.0
-                sizes[b] = size + 1
-        for j in range(count):
-            mark[y[j]] = 0
-
-
-@kernel
-def sharpen(  # type: ignore[no-untyped-def]
-    first, last, live, starts, rooms, squares, sizes, matrices, inverses
-):  # fmt: skip
-    """M⁻¹ anew in rows where a trial shows that updates wore it out: derivatives are made of it."""
-    room = rooms.max() + 2
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
-    for i in range(first, last):
-        b = live[i]
-        n = sizes[b] + 1
-        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
-        for j in range(n):
-            u[j] = np.cos(j * (j + 1.0))
-        _times(inverse, n, u, v)
-        if n > 2 and _residual(matrix, n, u, v, r) > SHARP:
-            _rebuild(matrix, n, inverse)
-
-
-@kernel
-def carry(  # type: ignore[no-untyped-def]
-    first, last, sizes, old_starts, old_rooms, old_squares, old_members, old_counts, old_weights, old_solution,
-    old_values, old_extra, old_matrices, old_inverses, starts, rooms, squares, members, counts, weights, solution,
-    values, extra, matrices, inverses,
-):  # fmt: skip
-    """Rows into arrays with more room."""
-    for b in range(first, last):
-        size, old, new = sizes[b], old_starts[b], starts[b]
-        for k in range(size):
-            for j in range(old_counts[old + k]):
-                members[new + k, j] = old_members[old + k, j]
-            counts[new + k] = old_counts[old + k]
-            weights[new + k] = old_weights[old + k]
-            values[new + k] = old_values[old + k]
-            extra[new + k] = old_extra[old + k]
-        if size:
-            before, after = square(old_matrices, old_squares[b], old_rooms[b]), square(matrices, squares[b], rooms[b])
-            was, now = square(old_inverses, old_squares[b], old_rooms[b]), square(inverses, squares[b], rooms[b])
-            for i in range(size + 1):
-                solution[new + i] = old_solution[old + i]
-                for j in range(size + 1):
-                    after[i, j] = before[i, j]
-                    now[i, j] = was[i, j]
-
-
-@kernel
-def collect(  # type: ignore[no-untyped-def]
-    first, last, rows, starts, rooms, squares, members, counts, sizes, weights, extra, inverses, outside, index, w, h,
-    jacobian,
-):  # fmt: skip
-    """The active sets of some rows side by side: places filled up with ``outside``, all else with zeros."""
-    room, most = index.shape[1], index.shape[2]
-    for i in range(first, last):
-        b = rows[i]
-        size, at = sizes[b], starts[b]
-        inverse = square(inverses, squares[b], rooms[b])
-        for k in range(room):
-            count = counts[at + k] if k < size else 0
-            for j in range(count):
-                index[i, k, j] = members[at + k, j]
-            for j in range(count, most):
-                index[i, k, j] = outside
-            w[i, k] = weights[at + k] if k < size else 0.0
-            h[i, k] = extra[at + k] if k < size else 0.0
-            inside = size if k < size else 0
-            for j in range(inside):
-                jacobian[i, k, j] = inverse[k + 1, j + 1]
-            for j in range(inside, room):
-                jacobian[i, k, j] = 0.0
-
-
-@kernel
-def add_up(first, last, index, theta, q):  # type: ignore[no-untyped-def]
-    """q[b, k] is the sum of theta[b] over the places index[b, k]; beyond the last there is nothing to add."""
-    parts = theta.shape[1]
-    for b in range(first, last):
-        for k in range(index.shape[1]):
-            total = 0.0
-            for i in range(index.shape[2]):
-                at = index[b, k, i]
-                total += theta[b, at] if at < parts else 0.0
-            q[b, k] = total
-
-
-@kernel
-def spread(first, last, index, w, mu):  # type: ignore[no-untyped-def]
-    """The adjoint of ``add_up``: mu[b] gets w[b, k] at each of the places index[b, k]."""
-    parts = mu.shape[1]
-    for b in range(first, last):
-        mu[b] = 0.0
-        for k in range(index.shape[1]):
-            weight = w[b, k]
-            for i in range(index.shape[2]):
-                at = index[b, k, i]
-                if at >= parts:
-                    break
-                mu[b, at] += weight

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import inlined, kernel
+
+HEAD = 0
+"""Where the heads of words are in the integers of a workspace."""
 
 
 @kernel
-def _words(scores, present):  # type: ignore[no-untyped-def]
+def words_present(scores, present):  # type: ignore[no-untyped-def]
     """The words of a sentence: those with a head to choose. Returns how many."""
     count = 0
     for m in range(scores.shape[0]):
@@ -21,123 +24,156 @@ def _words(scores, present):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel
-def _best_head(score, d, nodes, alive, single):  # type: ignore[no-untyped-def]
-    """The best head of a node among those alive; with a single root the root only if there is no other. −1: none."""
-    best, most = -1, -np.inf
-    for i in range(nodes):
-        h = alive[i]
-        if score[d, h] > most:
-            best, most = h, score[d, h]
-    if score[d, 0] > (-np.inf if best < 0 else np.inf if single else most):
-        best = 0
-    return best
+@inlined
+def _best_head(score, v):  # type: ignore[no-untyped-def]
+    """Where the largest score of row v stands; −1 if all are −inf. Rows are four long, or a multiple: a lane each."""
+    a, b, c, d = score[v, 0], score[v, 1], score[v, 2], score[v, 3]
+    i, j, k, m = 0, 1, 2, 3
+    for h in range(4, score.shape[1], 4):
+        e, f, g, o = score[v, h], score[v, h + 1], score[v, h + 2], score[v, h + 3]
+        i = h if e > a else i
+        j = h + 1 if f > b else j
+        k = h + 2 if g > c else k
+        m = h + 3 if o > d else m
+        a = e if e > a else a
+        b = f if f > b else b
+        c = g if g > c else c
+        d = o if o > d else d
+    if b > a:
+        a, i = b, j
+    if d > c:
+        c, k = d, m
+    if c > a:
+        a, i = c, k
+    return i if a > -np.inf else -1
+
+
+@inlined
+def _join(score, worth, u, v, new):  # type: ignore[no-untyped-def]
+    """The arcs into a node made of nodes u and v: the better of each, in place of the arcs that u and v have."""
+    for h in range(score.shape[1]):
+        a, b = score[u, h] - worth[u], score[v, h] - worth[v]
+        score[new, h] = a if a > b else b
 
 
 @kernel
-def _contract(score, arc, nodes, members, size, head, rep, alive):  # type: ignore[no-untyped-def]
-    """Make one node, called ``rep``, of a cycle. Returns how many nodes are left.
+def _contract_cycles(score, worth, inside, index, words, single):  # type: ignore[no-untyped-def]
+    """Chu-Liu-Edmonds' algorithm in O(N²): follow best heads; where the path closes, the cycle becomes one node.
 
-    An arc into the cycle takes the place of the one inside it that ends at the same node; an arc out of it starts at
-    the best of its nodes. Which arc an entry stands for, in ``arc``, goes along.
+    Row v of ``score`` are the arcs into node v, by the word that is their head, 0 the root; −inf where there is none.
+    Nodes from words + 1 on are cycles that became one: of the nodes in ``cycle`` from first[v] to first[v + 1].
+    The words of node v are those ``inside`` from begin[v] to begin[v + 1]; ``within`` tells the node of a word.
+    head[w] is the best head of word w, −1 if it has no arcs at all. Returns False if there is no tree.
+
+    With a single root, each choice prefers every other head to the root. Only arcs of the root count how many roots
+    there are, so this gives the fewest roots, and the best tree among those.
     """
-    width = score.shape[1]
-    for i in range(size):
-        v = members[i]
-        lost = score[v, head[v]]
-        for h in range(width):
-            score[v, h] -= lost
-    for i in range(size):
-        v = members[i]
-        if v != rep:
-            for h in range(width):
-                better = score[v, h] > score[rep, h]
-                score[rep, h] = score[v, h] if better else score[rep, h]
-                arc[rep, h] = arc[v, h] if better else arc[rep, h]
-    left = 0
-    for i in range(nodes):
-        d = alive[i]
-        inside = False
-        for j in range(size):
-            inside = inside or members[j] == d
-        if inside and d != rep:
+    head, within, begin, first, cycle, mark, path = (
+        index[HEAD], index[1], index[2], index[3], index[4], index[5], index[6],
+    )  # fmt: skip
+    total = words + 1
+    for w in range(total):
+        within[w], begin[w], inside[w] = w, w, w
+        mark[w] = 0  # not seen; 1: on the path, 2: hangs on the root
+    mark[0] = 2
+    begin[total], first[total] = total, 0
+    for start in range(1, words + 1):
+        at, length = within[start], 0
+        if mark[at] != 0:
             continue
-        alive[left] = d
-        left += 1
-        if d == rep:
-            continue
-        for j in range(size):
-            v = members[j]
-            if score[d, v] > score[d, rep]:
-                score[d, rep], arc[d, rep] = score[d, v], arc[d, v]
-    for j in range(size):
-        score[rep, members[j]] = -np.inf
-    return left
-
-
-@kernel
-def _arborescence(score, nodes, single, arc, up, node, head, alive, mark, path, chosen, heads):  # type: ignore[no-untyped-def]
-    """Chu-Liu-Edmonds in O(n²): follow best heads; contract a cycle to one node wherever the path closes.
-
-    score[d, h] for nodes 0 (the root) to nodes − 1, −inf on the diagonal. heads[d] is the result; False if there is
-    none. Only the root's arcs count how many roots there are, so that preferring every other head before the root, in
-    each choice, gives the fewest roots, and among such trees the best.
-
-    Every contraction gets a number from ``nodes`` on; ``up`` leads from a node or contraction to the one that holds it,
-    and ``node`` from the place of a row in the matrix to what it stands for now.
-    """
-    total = nodes
-    for d in range(nodes):
-        up[d], node[d], mark[d] = -1, d, 0
-        for h in range(nodes):
-            arc[d, h] = d * nodes + h
-    left = nodes - 1
-    for i in range(left):
-        alive[i] = i + 1
-    mark[0] = 2  # 0: not seen, 1: on the path, 2: hangs on the root
-    for start in range(1, nodes):
-        if mark[start] != 0:
-            continue
-        at, length = start, 0
         while True:
             if mark[at] == 0:
-                mark[at] = 1
-                path[length] = at
-                length += 1
-                head[at] = _best_head(score, at, left, alive, single)
-                if head[at] < 0:
+                root = score[at, 0]
+                if single:  # a word hangs on it only if there is no other head
+                    score[at, 0] = -np.inf
+                h = _best_head(score, at)
+                score[at, 0] = root
+                if h < 0 and root > -np.inf:
+                    h = 0
+                head[at] = h
+                if h < 0:
+                    if at == start:
+                        break  # a word without arcs
                     return False
-                chosen[node[at]] = arc[at, head[at]]
-            following = head[at]
-            if mark[following] == 2:
+                worth[at], mark[at], path[length] = score[at, h], 1, at
+                length += 1
+            at = within[head[at]]
+            if mark[at] == 2:
                 break
-            if mark[following] == 0:
-                at = following
+            if mark[at] == 0:
                 continue
-            first = length - 1
-            while path[first] != following:
-                first -= 1
-            for i in range(first, length):
-                up[node[path[i]]] = total
-            left = _contract(score, arc, left, path[first:length], length - first, head, following, alive)
-            for i in range(first, length):
-                mark[path[i]] = 1  # never started from again
-            mark[following] = 0
-            node[following] = total
-            up[total] = -1
+            # The path closes: the cycle becomes a node.
+            room, nodes = begin[total], first[total]
+            length -= 1
+            u = v = path[length]
+            worth[total] = 0.0
+            while True:
+                cycle[nodes] = v
+                nodes += 1
+                for j in range(begin[v], begin[v + 1]):
+                    within[inside[j]] = total
+                    inside[room] = inside[j]
+                    room += 1
+                if v == at:
+                    break
+                length -= 1
+                v = path[length]
+                _join(score, worth, u, v, total)
+                u = total
+            for j in range(begin[total], room):
+                score[total, inside[j]] = -np.inf
+            at, mark[total] = total, 0
             total += 1
-            length = first
-            at = following
+            begin[total], first[total] = room, nodes
         for i in range(length):
             mark[path[i]] = 2
-    for c in range(total - 1, nodes - 1, -1):
-        at = chosen[c] // nodes
-        while up[at] != c:
-            at = up[at]
-        chosen[at] = chosen[c]
-    for d in range(1, nodes):
-        heads[d] = chosen[d] % nodes
+    for c in range(total - 1, words, -1):
+        h, entered, most = head[c], -1, -np.inf
+        for i in range(first[c], first[c + 1]):
+            v = cycle[i]
+            if score[v, h] - worth[v] > most:
+                entered, most = v, score[v, h] - worth[v]
+        head[entered] = h
     return True
+
+
+@kernel
+def tree_workspace(words):  # type: ignore[no-untyped-def]
+    """Arrays that ``best_tree`` works in, for sentences of so many words."""
+    width, nodes = words + 1, 2 * words + 2
+    score, worth = np.full((nodes, (width + 3) // 4 * 4), -np.inf), np.empty(nodes)
+    return score, worth, np.empty(nodes * width, np.int64), np.empty((7, nodes + 1), np.int64)
+
+
+@kernel
+def best_tree(scores, present, count, single, workspace):  # type: ignore[no-untyped-def]
+    """The heads of the best tree for scores (N, N + 1) over the words that are present. False if there is no tree.
+
+    Words are numbered from 1; the head of word w is left at [HEAD, w] of the workspace's integers; −1 if it is absent.
+    """
+    words, width = scores.shape
+    score, worth, inside, index = workspace
+    head = index[HEAD]
+    for m in range(words):
+        for h in range(width):
+            score[m + 1, h] = scores[m, h]
+        score[m + 1, m + 1] = -np.inf
+    if count < words:
+        following = 0
+        for m in range(words):
+            if following < count and present[following] == m:
+                following += 1
+                continue
+            for d in range(1, width):  # nothing hangs on a word that is absent
+                score[d, m + 1] = -np.inf
+    if not _contract_cycles(score, worth, inside, index, words, single):
+        return False
+    roots = 0
+    for i in range(count):
+        if head[present[i] + 1] < 0:
+            return False
+        roots += head[present[i] + 1] == 0
+    return not (single and roots > 1)
 
 
 @kernel
@@ -147,42 +183,13 @@ def best_trees(first, last, live, scores, heads, bonus, single):  # type: ignore
     heads (n, N) is −1 for words that have no head to choose, which are left out; bonus is −inf if there is no tree.
     """
     words = scores.shape[1]
-    room = 2 * words + 2
-    whole = np.empty((words + 1) * (words + 1))
-    arcs = np.empty((words + 1) * (words + 1), np.int32)
-    up, node, head, path = (
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-        np.empty(room, np.int32),
-    )
-    alive, chosen, found = np.empty(room, np.int32), np.empty(room, np.int32), np.empty(room, np.int32)
-    mark = np.empty(room, np.uint8)
-    present = np.empty(words, np.int32)
+    workspace, present = tree_workspace(words), np.empty(words, np.int32)
     for i in range(first, last):
         row = scores[live[i]]
-        count = _words(row, present)
-        heads[i] = -1
-        bonus[i] = 0.0
-        n = count + 1
-        score, arc = whole[: n * n].reshape(n, n), arcs[: n * n].reshape(n, n)
-        score[0] = -np.inf
-        for d in range(count):
-            m = present[d]
-            score[d + 1, 0] = row[m, 0]
-            for h in range(count):
-                score[d + 1, h + 1] = row[m, present[h] + 1]
-            score[d + 1, d + 1] = -np.inf
-        if not _arborescence(score, n, single, arc, up, node, head, alive, mark, path, chosen, found):
-            bonus[i] = -np.inf
-            continue
-        roots = 0
-        for d in range(count):
-            h = found[d + 1]
-            roots += h == 0
-            heads[i, present[d]] = 0 if h == 0 else present[h - 1] + 1
-        if single and roots > 1:
-            bonus[i] = -np.inf
+        found = best_tree(row, present, words_present(row, present), single, workspace)
+        bonus[i] = 0.0 if found else -np.inf
+        for m in range(words):
+            heads[i, m] = workspace[-1][HEAD, m + 1] if found else -1
 
 
 @kernel
@@ -257,7 +264,7 @@ def best_projective(first, last, live, scores, heads, bonus, single):  # type: i
     present, found = np.empty(words, np.int32), np.empty(n, np.int32)
     for i in range(first, last):
         row = scores[live[i]]
-        count = _words(row, present)
+        count = words_present(row, present)
         heads[i] = -1
         bonus[i] = 0.0
         front = 0 if single else 1  # where words begin: with a single root, the root is not a node but a choice

@@ -1,0 +1,214 @@
+"""The bordered Gram matrix of a row's members, and its inverse.
+
+    M = [0 1ᵀ; 1 G],   G_jk = ⟨y_j, y_k⟩
+
+M is regular exactly if the members y_k are affinely independent; the lower block of M⁻¹ is the Jacobian ∂p/∂q of the
+weights p, by the members' scores q. M (λ, p) = (1, q) says that p is optimal on the members, and that all of them have
+the reduced score λ.
+
+The inverse is updated as members come and go: Niculae et al. (2018), appendix B. M holds integers and has no rounding
+error, so an update refines the column that it adds or takes away, where two equations of M or a small distance show the
+need: errors of the inverse then add up, but are not multiplied. Where a column is off by more than ``WORN`` the inverse
+is computed anew.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fenchel.kernels.cpu.compiler import kernel
+
+FLAT = 1e-9
+"""Squared distance to the members' affine hull below which a candidate lies in it."""
+
+CLOSE = 0.25
+"""Squared distance below which columns of the inverse are refined."""
+
+SHAKY = 1e-10
+"""Residual of two equations above which columns are refined too."""
+
+WORN = 1e-8
+"""Residual of a column of the inverse above which the inverse is computed anew."""
+
+
+@kernel
+def square(flat, start, room):  # type: ignore[no-untyped-def]
+    """The (room + 1) × (room + 1) matrix of a row, as a view of the array of all rows."""
+    n = room + 1
+    return flat[start : start + n * n].reshape(n, n)
+
+
+@kernel
+def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
+    """r = right − M x; its largest entry relative to that of the right-hand side."""
+    worst, scale = 0.0, 1.0
+    for i in range(n):
+        total = right[i]
+        for j in range(n):
+            total -= matrix[i, j] * x[j]
+        r[i] = total
+        worst = max(worst, abs(total))
+        scale = max(scale, abs(right[i]))
+    return worst / scale
+
+
+@kernel
+def equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
+    """The product of a row of M and x."""
+    total = 0.0
+    for j in range(n):
+        total += matrix[row, j] * x[j]
+    return total
+
+
+@kernel
+def multiply(inverse, n, u, v):  # type: ignore[no-untyped-def]
+    """v = M⁻¹u."""
+    for i in range(n):
+        total = 0.0
+        for j in range(n):
+            total += inverse[i, j] * u[j]
+        v[i] = total
+
+
+@kernel
+def correct(inverse, n, r, x):  # type: ignore[no-untyped-def]
+    """x + M⁻¹r: a step of iterative refinement."""
+    for i in range(n):
+        total = 0.0
+        for j in range(n):
+            total += inverse[i, j] * r[j]
+        x[i] += total
+
+
+@kernel
+def rebuild(matrix, n, inverse):  # type: ignore[no-untyped-def]
+    """M⁻¹ from M alone: Gauss-Jordan elimination with pivots."""
+    left = np.empty((n, n))
+    for i in range(n):
+        for j in range(n):
+            left[i, j] = matrix[i, j]
+            inverse[i, j] = 1.0 if i == j else 0.0
+    for c in range(n):
+        best = c
+        for i in range(c + 1, n):
+            if abs(left[i, c]) > abs(left[best, c]):
+                best = i
+        if best != c:
+            for j in range(n):
+                left[c, j], left[best, j] = left[best, j], left[c, j]
+                inverse[c, j], inverse[best, j] = inverse[best, j], inverse[c, j]
+        pivot = left[c, c]
+        for j in range(n):
+            left[c, j] /= pivot
+            inverse[c, j] /= pivot
+        for i in range(n):
+            factor = left[i, c]
+            if i != c and factor != 0.0:
+                for j in range(n):
+                    left[i, j] -= factor * left[c, j]
+                    inverse[i, j] -= factor * inverse[c, j]
+
+
+@kernel
+def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-def]
+    """v = M⁻¹u for the Gram column u of a candidate: its projection on the members' affine hull is Σ v_k y_k.
+
+    Returns its squared distance to the hull, ⟨y, y⟩ − uᵀv − vᵀ(u − Mv), in which errors of v are squared.
+    """
+    n = size + 1
+    multiply(inverse, n, u, v)
+    s = float(count)
+    for i in range(n):
+        s -= v[i] * u[i]
+    off = abs(equation(matrix, n, 0, v) - u[0]) + abs(equation(matrix, n, size, v) - u[size])
+    if s > CLOSE and off <= SHAKY * (1.0 + u[size]):
+        return s
+    if residual_of(matrix, n, u, v, r) > WORN:
+        rebuild(matrix, n, inverse)
+        multiply(inverse, n, u, v)
+        residual_of(matrix, n, u, v, r)
+    s = float(count)
+    for i in range(n):
+        s -= v[i] * (u[i] + r[i])
+    correct(inverse, n, r, v)
+    return s
+
+
+@kernel
+def begin(matrix, inverse, count):  # type: ignore[no-untyped-def]
+    """M and M⁻¹ of one member."""
+    matrix[0, 0], matrix[0, 1], matrix[1, 0], matrix[1, 1] = 0.0, 1.0, 1.0, count
+    inverse[0, 0], inverse[0, 1], inverse[1, 0], inverse[1, 1] = -count, 1.0, 1.0, 0.0
+
+
+@kernel
+def insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-def]
+    """M and M⁻¹ with one more member: u its Gram column, v = M⁻¹u, s its squared distance."""
+    n = size + 1
+    for i in range(n):
+        factor = v[i] / s
+        for j in range(n):
+            inverse[i, j] += factor * v[j]
+        inverse[i, n] = -factor
+        inverse[n, i] = -factor
+        matrix[i, n] = u[i]
+        matrix[n, i] = u[i]
+    inverse[n, n] = 1.0 / s
+    matrix[n, n] = count
+
+
+@kernel
+def erase(square, at, last):  # type: ignore[no-untyped-def]
+    """The last row and column take the place of another."""
+    if at != last:
+        for i in range(last + 1):
+            square[i, at] = square[i, last]
+        for i in range(last + 1):
+            square[at, i] = square[last, i]
+        square[at, at] = square[last, last]
+
+
+@kernel
+def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-def]
+    """M, M⁻¹ and x = M⁻¹(1, q) without the member at ``at``; the last takes its place.
+
+    ``q`` are the values of the members that are left, in their new order.
+    """
+    n, i = size + 1, at + 1
+    for a in range(n):
+        v[a] = inverse[a, i]
+    off = abs(equation(matrix, n, 0, v)) + abs(equation(matrix, n, i, v) - 1.0)
+    if v[i] * CLOSE > 1.0 or off > SHAKY:
+        worst = 0.0
+        for a in range(n):
+            r[a] = (1.0 if a == i else 0.0) - equation(matrix, n, a, v)
+            worst = max(worst, abs(r[a]))
+        if worst > WORN:
+            erase(matrix, i, n - 1)
+            rebuild(matrix, n - 1, inverse)
+            solve_weights(matrix, inverse, size - 1, q, x, v, r)
+            return
+        correct(inverse, n, r, v)
+    share = x[i] / v[i]
+    for a in range(n):
+        factor = v[a] / v[i]
+        x[a] -= v[a] * share
+        for c in range(n):
+            inverse[a, c] -= factor * v[c]
+    erase(matrix, i, n - 1)
+    erase(inverse, i, n - 1)
+    x[i] = x[n - 1]
+
+
+@kernel
+def solve_weights(matrix, inverse, size, q, x, u, r):  # type: ignore[no-untyped-def]
+    """x = (λ, p) = M⁻¹(1, q), refined. Scores are taken relative to the first: only λ depends on their level."""
+    n = size + 1
+    u[0] = 1.0
+    for k in range(size):
+        u[k + 1] = q[k] - q[0]
+    multiply(inverse, n, u, x)
+    residual_of(matrix, n, u, x, r)
+    correct(inverse, n, r, x)
+    x[0] += q[0]
