@@ -34,7 +34,8 @@ def is_number(value: object) -> bool:
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
     """Whether a tensor of ``shape`` expands to the shape ``to`` (and not the other way round)."""
-    return len(shape) <= len(to) and all(a == 1 or a == b for a, b in zip(reversed(shape), reversed(to), strict=False))
+    skipped = len(to) - len(shape)
+    return skipped >= 0 and all(a == 1 or a == b for a, b in zip(shape, to[skipped:], strict=True))
 
 
 # -- numbers ---------------------------------------------------------------------------------------------------------
