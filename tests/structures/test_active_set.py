@@ -77,6 +77,21 @@ def test_chains_with_small_transitions(states: int, steps: int, size: float, spr
     check_certified(SparseMAP(Chain(transition)), scores, lambda left: best_sequence(left, t), higher)
 
 
+@pytest.mark.parametrize("size", [1e-3, 1e-4, 1e-6, 1e-8, 0.0])
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+def test_long_chains_with_small_transitions_are_solved_to_rounding(size: float, spread: float) -> None:
+    transition, scores = size * normal(4, 4, seed=1), spread * normal(8, 50, 4)
+    omega = SparseMAP(Chain(transition))
+    assert omega.solve(scores).gap.max() < 1e-11  # a row that is not solved would be warned of, too
+    links = transition.numpy()
+    check_certified(
+        omega,
+        scores,
+        lambda rest: best_sequence(rest, links),
+        lambda y: float((links * (y[:-1].T @ y[1:])).sum()),
+    )
+
+
 @pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-7])
 @pytest.mark.parametrize("kind", ["number", "tensor"])
 def test_sequential_subsets_with_small_transitions(kind: str, size: float) -> None:
