@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import is_integer
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, Recursion, Run
 from fenchel.dp.graph import Graph, Walk, on, remembered, walk
@@ -21,7 +22,6 @@ from fenchel.dp.program import (
     precise,
 )
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 

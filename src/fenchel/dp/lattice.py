@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import is_integer
 from fenchel._torch import concrete, without_transforms
 from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
 from fenchel.dp.graph import Graph, Indices, Walk, on, remembered, walk
 from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_count
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, Run, stays_outside
 from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Hard
 
 
@@ -99,7 +99,7 @@ class DynamicProgram(ABC):
             n: how many.
             generator: where the random numbers come from; torch's own if None.
         """
-        n = _check_count("n", n)
+        n = check_count(n, "n")
         walk = self._run.recursion.walk(self._inputs)
         return self._path(walk.sample(n, generator), walk.value > -torch.inf)
 
@@ -107,7 +107,7 @@ class DynamicProgram(ABC):
     @torch.no_grad()
     def top(self, k: int) -> Paths:
         """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
-        k = _check_count("k", k)
+        k = check_count(k, "k")
         walk = self._run.recursion.walk(self._inputs)
         edges, logs = walk.top(k)
         paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
@@ -281,11 +281,3 @@ def check_integers(tensor: Tensor, name: str) -> Tensor:
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise TypeError(f"{name} must hold integers, got {tensor.dtype}")
     return tensor.long()
-
-
-def _check_count(name: str, count: int) -> int:
-    if not is_integer(count):
-        raise TypeError(f"{name} must be an int, got {type(count).__name__}")
-    if count < 1:
-        raise ValueError(f"{name} must be at least 1, got {count}")
-    return int(count)

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from fenchel._checks import broadcasts, is_integer
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.program import check_choice, check_floats, check_integers
 from fenchel.kernels import usable
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import broadcasts, is_integer
 from fenchel.regularizers.tsallis import Shannon
 
 

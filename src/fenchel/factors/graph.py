@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import is_integer
 from fenchel._torch import outside_graphs
 from fenchel.factors.base import Factor, Memory
 from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree, consensus
 from fenchel.factors.scales import tempered
 from fenchel.factors.variables import Variables
-from fenchel.regularizers.rows import is_integer
 
 SNAP = 1e-9
 """A mean of copies this close to a bound is at it, if one of the copies is."""

@@ -8,10 +8,10 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
+from fenchel._checks import is_integer, is_number
 from fenchel.factors.base import Factor
 from fenchel.factors.projections import band, band_support, or_out, or_out_support
 from fenchel.factors.variables import Variables, joined
-from fenchel.regularizers.rows import is_integer, is_number
 
 
 class Band(Factor):

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from fenchel._checks import broadcasts, is_integer
 from fenchel.hopfield.dynamics import check_beta
-from fenchel.regularizers.rows import broadcasts, is_integer
 
 
 def default_hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:

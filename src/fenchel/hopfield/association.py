@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._checks import check_share
 from fenchel._torch import concrete
 from fenchel.hopfield.arguments import (
     activation,
@@ -24,7 +25,6 @@ from fenchel.hopfield.arguments import (
 from fenchel.hopfield.dynamics import iterate, own, update
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
-from fenchel.regularizers.rows import check_share
 
 SPREAD = 0.02
 """Standard deviation of learned patterns at the start: small, so that the first gradients decide their direction."""
@@ -187,8 +187,8 @@ class Hopfield(nn.Module):
         self.association_activation = (
             None if association_activation is None else activation("association_activation", association_activation)
         )
-        self.dropout = check_share("dropout", dropout)
-        self.bag_dropout = check_share("bag_dropout", bag_dropout)
+        self.dropout = check_share(dropout, "dropout")
+        self.bag_dropout = check_share(bag_dropout, "bag_dropout")
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         static = stored_pattern_as_static and state_pattern_as_static and pattern_projection_as_static
         as_given = static and disable_out_projection and not normalize_hopfield_space

@@ -10,9 +10,9 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
+from fenchel._checks import is_integer
 from fenchel.hopfield.dynamics import check_beta
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rows import is_integer
 from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
 

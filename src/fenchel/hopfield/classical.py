@@ -8,8 +8,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import is_number
 from fenchel.hopfield.dynamics import Path, check_steps, iterate
-from fenchel.regularizers.rows import is_number
 
 
 class _Binary(nn.Module):

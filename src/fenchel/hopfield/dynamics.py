@@ -10,9 +10,9 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import check_count, check_parameter
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.rows import check_parameter, is_integer
 from fenchel.streaming.dot_product import attention
 
 
@@ -160,11 +160,7 @@ def iterate(
 
 def check_steps(max_steps: int, least: int = 0) -> int:
     """Check a number of updates."""
-    if not is_integer(max_steps):
-        raise TypeError(f"max_steps must be an int, got {type(max_steps).__name__}")
-    if max_steps < least:
-        raise ValueError(f"max_steps must be at least {least}, got {max_steps}")
-    return int(max_steps)
+    return check_count(max_steps, "max_steps", least)
 
 
 def check_tol(tol: float | None, dtype: torch.dtype) -> float:

@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import check_count
 from fenchel._torch import concrete, tracks_forward
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
 from fenchel.hopfield.implicit import attach
 from fenchel.hopfield.margins import number
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
-from fenchel.regularizers.rows import is_integer
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
 from fenchel.streaming.plan import Needs, Plan, Shapes, Step, plan
@@ -136,7 +136,7 @@ class Memory(nn.Module):
     ) -> None:
         super().__init__()
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
-        self.chunk_size = _check_chunk(chunk_size)
+        self.chunk_size = None if chunk_size is None else check_count(chunk_size, "chunk_size")
         if normalize not in (None, "sphere", "layer"):
             raise ValueError(f"normalize must be None, 'sphere' or 'layer', got {normalize!r}")
         self.normalize = normalize
@@ -523,16 +523,6 @@ def _check_finite(held: Tensor, name: str) -> None:
         wrong = ~block.isfinite().all(-1)
         if bool(wrong.any()):
             raise ValueError(f"{name} must be finite: number {first + int(wrong.nonzero()[0])} is not")
-
-
-def _check_chunk(chunk_size: int | None) -> int | None:
-    if chunk_size is None:
-        return None
-    if not is_integer(chunk_size):
-        raise TypeError(f"chunk_size must be an int, got {type(chunk_size).__name__}")
-    if chunk_size < 1:
-        raise ValueError(f"chunk_size must be at least 1, got {chunk_size}")
-    return int(chunk_size)
 
 
 def _exact(rows: Tensor) -> Tensor:

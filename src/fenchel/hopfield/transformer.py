@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fenchel._checks import check_share
 from fenchel.hopfield.arguments import activation as named_activation
 from fenchel.hopfield.arguments import check_size
 from fenchel.hopfield.association import Hopfield, Patterns
-from fenchel.regularizers.rows import check_share
 
 
 class HopfieldEncoderLayer(nn.Module):
@@ -57,7 +57,7 @@ class HopfieldEncoderLayer(nn.Module):
         self.linear_output = nn.Linear(dim_feedforward, width, **made)
         self.norm_residual = nn.LayerNorm(width, **made)
         self.norm_output = nn.LayerNorm(width, **made)
-        self.dropout = nn.Dropout(check_share("dropout", dropout))
+        self.dropout = nn.Dropout(check_share(dropout, "dropout"))
         self.activation_residual = named_activation("activation", activation)
 
     def reset_parameters(self) -> None:
@@ -156,7 +156,7 @@ class HopfieldDecoderLayer(nn.Module):
         self.norm_residual_self = nn.LayerNorm(width, **made)
         self.norm_residual_cross = nn.LayerNorm(width, **made)
         self.norm_output = nn.LayerNorm(width, **made)
-        self.dropout = nn.Dropout(check_share("dropout", dropout))
+        self.dropout = nn.Dropout(check_share(dropout, "dropout"))
         self.activation_residual = named_activation("activation", activation)
 
     reset_parameters = HopfieldEncoderLayer.reset_parameters

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import check_indices, check_positive, check_probabilities, check_scores
-from fenchel._checks import check_integers as check_integers
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
 from fenchel.regularizers.rowmap import Parameter, RowMap, finish_loss
 from fenchel.regularizers.rows import (

@@ -5,18 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel import _checks
-from fenchel._checks import broadcasts as broadcasts
-from fenchel._checks import check_expands, check_mask, check_scores
-from fenchel._checks import check_parameter as check_parameter
-from fenchel._checks import is_integer as is_integer
-from fenchel._checks import is_number as is_number
+from fenchel._checks import broadcasts, check_expands, check_mask, check_scores
 from fenchel._torch import concrete
-
-
-def check_share(name: str, share: float) -> float:
-    """Check a share in [0, 1)."""
-    return _checks.check_share(share, name)
 
 
 def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:

@@ -15,10 +15,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fenchel._checks import broadcasts
 from fenchel._torch import concrete, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.rowmap import Parameter
-from fenchel.regularizers.rows import as_autocast, autocast_dtype, broadcasts, parameter_rows
+from fenchel.regularizers.rows import as_autocast, autocast_dtype, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
 from fenchel.streaming.supports import NotListedError, Task, attend, joined

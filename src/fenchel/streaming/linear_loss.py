@@ -13,10 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
+from fenchel._checks import check_integers, check_parameter
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
-from fenchel.regularizers.base import check_integers
-from fenchel.regularizers.rows import as_autocast, autocast_dtype, check_parameter
+from fenchel.regularizers.rows import as_autocast, autocast_dtype
 from fenchel.regularizers.tsallis import TSALLIS, Tsallis
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
 
