@@ -23,8 +23,11 @@ from torch.testing import assert_close
 import fenchel
 import oracles
 from fenchel import (
+    Capped,
+    Fused,
     Gini,
     Hard,
+    KSubsets,
     Norm,
     Regularizer,
     Shannon,
@@ -1009,3 +1012,10 @@ def test_a_plain_tensor_among_distributed_ones_is_named(mesh: Any) -> None:
         entmax_loss(there, target)
     with pytest.raises(TypeError, match="hidden and target must be DTensors"):
         linear_entmax_loss(scores, there, target)
+
+
+@pytest.mark.parametrize("omega", [Fused(0.1), KSubsets(2), 0.5 * Capped(0.7)], ids=str)
+def test_an_omega_that_distributed_tensors_do_not_know_is_named(omega: Regularizer, mesh: Any) -> None:
+    there = distribute_tensor(torch.rand(2, 3), mesh, [Replicate()])
+    with pytest.raises(TypeError, match="omega must be Tsallis or Norm for DTensors, got"):
+        fy_loss(there, there, omega)

@@ -73,7 +73,7 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
-    check_distributed(scores=scores, target=target, mask=mask, weight=weight)
+    check_distributed(omega, scores=scores, target=target, mask=mask, weight=weight)
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
@@ -187,8 +187,8 @@ def check_reduction(reduction: str) -> None:
     check_one_of(reduction, "reduction", "none", "mean", "sum")
 
 
-def check_distributed(**arguments: object) -> None:
-    """Refuse DTensors among plain tensors, which would fail in the middle of a forward or backward pass."""
+def check_distributed(omega: Regularizer | None = None, **arguments: object) -> None:
+    """Refuse DTensors among plain tensors, or for an Ω without a rule for them: they would fail in the middle."""
     for value in arguments.values():
         if isinstance(value, Tensor) and type(value) not in _PLAIN:
             break
@@ -201,6 +201,10 @@ def check_distributed(**arguments: object) -> None:
         raise TypeError(
             f"{' and '.join(plain)} must be DTensors as the other arguments are, got plain tensors; convert them by "
             "torch.distributed.tensor.distribute_tensor(…), or pass the local parts of all"
+        )
+    if "DTensor" in kinds.values() and omega is not None and omega.canonical()[0].name not in ("tsallis", "norm"):
+        raise TypeError(
+            f"omega must be Tsallis or Norm for DTensors, got {omega}; pass the local parts of all arguments"
         )
 
 
