@@ -49,7 +49,6 @@ class Layers(NamedTuple):
         kinds: (E,), int64, which of a layer's C scores an edge has.
         bonus: (R or 1, T − 1 or 1, C), float64, the scores of edges.
         final: (R or 1, W), bool, where paths may end.
-        patience: how many structures a row may try before the graph is searched as a whole, which takes about as long.
     """
 
     parts: Array
@@ -58,12 +57,6 @@ class Layers(NamedTuple):
     kinds: Array
     bonus: Array
     final: Array
-    patience: int
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """All but the last."""
-        return tuple(self[:-1])
 
 
 class Structure(nn.Module):
@@ -94,6 +87,9 @@ class Structure(nn.Module):
 
     fixed_dims: int = 0
     """Over how many trailing dimensions all structures sum to the same, given the mask; 0 if they do not."""
+
+    patience: int | None = None
+    """How many structures SparseMAP tries before it looks at all of them at once, by ``layers``; None: never."""
 
     @property
     def margin(self) -> float | None:
@@ -153,9 +149,9 @@ class Structure(nn.Module):
         """A kernel that searches by itself, the parts of its structures, its own arguments; None if there is none."""
         return None
 
-    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
-        """The structures of rows of scores (R, parts) as paths through a layered graph; None if they are no paths."""
-        return None
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
+        """The structures of rows of scores (R, parts) as paths through a layered graph, where they are such paths."""
+        raise NotImplementedError(f"the structures of {type(self).__name__} are not paths")
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         """``map`` and ``higher`` on plain arrays, for scores of shape (*batch, *shape)."""
