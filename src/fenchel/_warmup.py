@@ -128,6 +128,8 @@ def calls() -> dict[str, Call]:
         "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
         "causal attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), is_causal=True),
         "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
+        "SequentialSubsets, hard": lambda s: _mixture(_HardSubsets(2, 0.5), s[:, :8]),
+        "Chain, hard": lambda s: _mixture(_HardChain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
         "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
         "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
         "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
@@ -206,6 +208,18 @@ def _linear(alpha: float, scores: Tensor) -> Tensor:
 
 def _mixture(structure: Structure, scores: Tensor) -> Tensor:
     return fenchel.SparseMAP(structure).argmax(scores)
+
+
+class _HardChain(Chain):
+    """Chains that take the way of hard rows."""
+
+    patience = 1
+
+
+class _HardSubsets(SequentialSubsets):
+    """Sequential subsets that do."""
+
+    patience = 1
 
 
 def _graph(scores: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from certificates import best_subset, check_certified, check_chain, normal
 from torch import Tensor, nn
 
 from fenchel import SparseMAP
@@ -16,86 +17,24 @@ from fenchel.structures.active_set import search
 from fenchel.structures.solver import Options
 
 
-def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
-def best_sequence(scores: np.ndarray, transition: np.ndarray) -> float:
-    """The score of the best sequence of states, by Viterbi's recursion."""
-    value = scores[0]
-    for row in scores[1:]:
-        value = (value[:, None] + transition).max(0) + row
-    return float(value.max())
-
-
-def best_subset(scores: np.ndarray, transition: np.ndarray, k: int) -> float:
-    """The score of the best k positions with transitions between neighbours, by recursion over positions."""
-    out, on = np.full(k + 1, -np.inf), np.full(k + 1, -np.inf)
-    out[0], on[1] = 0.0, scores[0]
-    for score, link in zip(scores[1:], transition, strict=True):
-        into = np.full(k + 1, -np.inf)
-        into[1:] = np.maximum(out[:-1], on[:-1] + link) + score
-        out, on = np.maximum(out, on), into
-    return float(max(out[k], on[k]))
-
-
-def check_certified(omega: SparseMAP, scores: Tensor, best, higher, least: float = 1e-9) -> None:  # type: ignore[no-untyped-def]
-    """Weights are a distribution, and the reported gap is the true one: small, or warned of."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        mixture = omega.solve(scores)
-    weights, marginals = mixture.weights.double(), mixture.marginals.double()
-    assert (weights >= 0).all()
-    error = 1e-12 if scores.dtype == torch.float64 else 1e-6
-    assert weights.sum(-1).numpy() == pytest.approx(1.0, abs=error)
-    for row, mu, p, members, gap in zip(
-        scores.double(), marginals, weights, mixture.structures.double(), mixture.gap, strict=True
-    ):
-        assert torch.allclose((p.reshape(-1, *[1] * mu.dim()) * members).sum(0), mu, atol=error)
-        reached = sum(float(w) * higher(y.numpy()) for w, y in zip(p, members, strict=True))
-        true = best((row - mu).numpy()) - float(((row - mu) * mu).sum()) - reached
-        scale = 1 + float(row.abs().max())
-        assert gap.item() == pytest.approx(true, abs=(least if error < 1e-9 else 1e-4) * scale)
-        assert gap.item() < 1e-9 * scale or caught
-    assert not caught or (mixture.gap > 1e-13).any()
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize(
     ("states", "steps", "size", "spread"),
-    [(4, 10, 1e-4, 1e-2), (4, 20, 1e-6, 1.0), (3, 50, 1e-3, 1.0), (2, 30, 1e-8, 1e-3), (6, 15, 1e-2, 100.0)],
-)
+    [
+        (4, 10, 1e-4, 1e-2), (4, 20, 1e-6, 1.0), (3, 50, 1e-3, 1.0), (2, 30, 1e-8, 1e-3), (6, 15, 1e-2, 100.0),
+        (4, 50, 1e-4, 1.0), (4, 50, 1e-6, 1.0), (8, 30, 1e-8, 0.01), (3, 120, 1e-2, 0.1), (10, 20, 1e-5, 10.0),
+    ],
+)  # fmt: skip
 def test_chains_with_small_transitions(states: int, steps: int, size: float, spread: float, dtype: torch.dtype) -> None:
     transition = (size * normal(states, states)).to(dtype)
     scores = (spread * normal(3, steps, states, seed=1)).to(dtype)
-    t = transition.double().numpy()
-
-    def higher(y: np.ndarray) -> float:
-        path = y.argmax(-1)
-        return float(t[path[:-1], path[1:]].sum())
-
-    check_certified(SparseMAP(Chain(transition)), scores, lambda left: best_sequence(left, t), higher)
-
-
-@pytest.mark.parametrize("size", [1e-3, 1e-4, 1e-6, 1e-8, 0.0])
-@pytest.mark.parametrize("spread", [0.1, 1.0])
-def test_long_chains_with_small_transitions_are_solved_to_rounding(size: float, spread: float) -> None:
-    transition, scores = size * normal(4, 4, seed=1), spread * normal(8, 50, 4)
-    omega = SparseMAP(Chain(transition))
-    assert omega.solve(scores).gap.max() < 1e-11  # a row that is not solved would be warned of, too
-    links = transition.numpy()
-    check_certified(
-        omega,
-        scores,
-        lambda rest: best_sequence(rest, links),
-        lambda y: float((links * (y[:-1].T @ y[1:])).sum()),
-    )
+    check_chain(scores, transition, SparseMAP(Chain(transition)))
 
 
 @pytest.mark.parametrize("size", [1e-2, 1e-4, 1e-7])
 @pytest.mark.parametrize("kind", ["number", "tensor"])
 def test_sequential_subsets_with_small_transitions(kind: str, size: float) -> None:
-    scores = torch.cat([normal(4, 50, seed=8), 0.1 * normal(2, 50, seed=9)])
+    scores = torch.cat([normal(2, 50, seed=8), 0.1 * normal(2, 50, seed=9)])
     transition = size * normal(49, seed=3) if kind == "tensor" else size
     t = np.broadcast_to(np.asarray(transition), (49,))
     omega = SparseMAP(SequentialSubsets(15, transition))
@@ -104,17 +43,11 @@ def test_sequential_subsets_with_small_transitions(kind: str, size: float) -> No
 
 def test_the_gap_of_rows_that_stop_early_is_true() -> None:
     transition = 1e-3 * normal(4, 4)
-    t = transition.numpy()
-
-    def higher(y: np.ndarray) -> float:
-        path = y.argmax(-1)
-        return float(t[path[:-1], path[1:]].sum())
-
     omega = SparseMAP(Chain(transition), max_iter=40)
     scores = 0.1 * normal(3, 30, 4)
     with pytest.warns(UserWarning, match=r"3 of 3 rows are not solved to tol .* largest gap"):
         assert (omega.solve(scores).gap > 1e-6).all()
-    check_certified(omega, scores, lambda left: best_sequence(left, t), higher)
+    check_chain(scores, transition, omega, solved=False)
 
 
 @pytest.mark.parametrize("tol", [1e-7, 1e-10])

@@ -54,7 +54,6 @@ class Layers(NamedTuple):
         kinds: (E,), int64, which of a layer's C scores an edge has.
         bonus: (R or 1, T − 1 or 1, C), float64, the scores of edges.
         final: (R or 1, W), bool, where paths may end.
-        patience: how many structures a row may try before the graph is searched as a whole, which takes about as long.
     """
 
     parts: Array
@@ -63,12 +62,6 @@ class Layers(NamedTuple):
     kinds: Array
     bonus: Array
     final: Array
-    patience: int
-
-    @property
-    def arrays(self) -> tuple[Array, ...]:
-        """All but the last."""
-        return tuple(self[:-1])
 
 
 class Structure(nn.Module):
@@ -106,6 +99,9 @@ class Structure(nn.Module):
 
     least: int = 0
     """How many parts every structure has, where so many may be chosen; 0 if that is not known."""
+
+    patience: int | None = None
+    """How many structures SparseMAP tries before it looks at all of them at once, by ``layers``; None: never."""
 
     @property
     def margin(self) -> float | None:
@@ -185,9 +181,9 @@ class Structure(nn.Module):
         """A kernel for the whole search, the largest size of a structure, and the arguments; None if there is none."""
         return None
 
-    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
-        """The structures of rows of scores (R, parts) as paths through a layered graph; None if they are no paths."""
-        return None
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
+        """The structures of rows of scores (R, parts) as paths through a layered graph, where they are such paths."""
+        raise NotImplementedError(f"the structures of {type(self).__name__} are not paths")
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         """``map`` and ``higher`` on plain arrays, for scores of shape (*batch, *shape)."""

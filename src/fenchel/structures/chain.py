@@ -46,6 +46,7 @@ class Chain(Searched):
     event_dim = 2
     fixed_dims = 1
     transition_dims = 3
+    patience = 256
     transition: Tensor
 
     def __init__(self, transition: Tensor) -> None:
@@ -114,7 +115,7 @@ class Chain(Searched):
 
         return best
 
-    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         steps, states = shape
         return Layers(
             np.arange(steps * states, dtype=np.int32).reshape(shape),
@@ -123,7 +124,6 @@ class Chain(Searched):
             np.arange(states**2),
             self._steps(batch).flatten(2).numpy(),
             np.ones((1, states), dtype=np.bool_),
-            patience=256,
         )
 
     def _steps(self, batch: torch.Size) -> Tensor:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels.cpu.interpreted import run
-from fenchel.structures.base import Array, Layers, Problem, places
+from fenchel.structures.base import Array, Problem, places
 from fenchel.structures.mixture import Found, Group
 
 _NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
 _MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
 _MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
+_LARGE = 10**8  # edges times nodes: a graph of more takes longer than trying structures
 _FAR = 1e12  # from what higher-order scores could change
 
 
@@ -227,12 +228,10 @@ class Solver(ActiveSets):
         """Ask for the best structure of what is left, take it in, until nothing is better."""
         from fenchel.kernels.cpu.structures import active
 
-        most = self.options.max_iter
-        problem = self.problem
-        graph = problem.structure.layers(problem.batch, problem.shape, self.theta)
-        live = self._search(self.live, most if graph is None else min(graph.patience, most))
-        if graph is not None and live.size and graph.patience < most:
-            self._restart(live, graph)
+        most, patience = self.options.max_iter, self.problem.structure.patience
+        live = self._search(self.live, most if patience is None else min(patience, most))
+        if patience is not None and patience < most and live.size:
+            self._restart(live)
             self._search(live, most)
         stopped = self.live[self._unfinished(self.live)]
         if stopped.size:
@@ -256,19 +255,23 @@ class Solver(ActiveSets):
             live = self._explored(self._going_on(live, most), most)
         return self.live[self._unfinished(self.live)]
 
-    def _restart(self, rows: Array, graph: Layers) -> None:
+    def _restart(self, rows: Array) -> None:
         """Begin hard rows anew, with paths over those edges of a layered graph that the optimum uses."""
         from fenchel.kernels.cpu.structures import active, exploration, layers
 
+        problem = self.problem
+        graph = problem.structure.layers(problem.batch, problem.shape, self.theta)
+        work = graph.ends.size * graph.parts.size
+        if work > _LARGE:
+            return
         nus, limits, eps = np.empty_like(self.theta), np.empty_like(self.theta), np.zeros(len(self.theta))
-        work = len(rows) * graph.ends.size * graph.parts.size
-        run(layers.cool, len(rows), 100 * work, rows, self.theta, *graph.arrays, nus, limits, eps)
+        run(layers.cool, len(rows), 100 * work * len(rows), rows, self.theta, *graph, nus, limits, eps)
         rows = rows[eps[rows] > 0]
         self._widen(rows, np.maximum(self.rooms[rows], 1 + (limits[rows] > 0).sum(1)), len(graph.parts))
-        run(exploration.decompose, len(rows), 100 * work, rows, *self._rows(), *graph.arrays, nus, limits, eps)
+        run(exploration.decompose, len(rows), 100 * work * len(rows), rows, *self._rows(), *graph, nus, limits, eps)
         rows = rows[self.sizes[rows] == 0]
         tried, most = np.zeros_like(self.iterations), 4 * self.theta.shape[1]
-        self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph.arrays, nus, eps)
+        self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
         self.state[rows] = active.LIVE
 
     def _unfinished(self, rows: Array) -> Array:

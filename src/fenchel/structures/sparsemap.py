@@ -59,7 +59,9 @@ class SparseMAP(Regularizer):
 
     Solved by the active-set algorithm, exactly, in double precision: it calls the structure's oracle a few dozen
     times, each time on all rows of the batch that are not done. Closed forms are used where they exist (``Subsets``,
-    ``AtMost``). ``argmax`` gives the marginals; :meth:`solve` the structures, their weights and a certificate too.
+    ``AtMost``). Chains and sequential subsets that are not solved by a few hundred calls, such as those with tiny
+    transitions, are solved by Newton's method on a smoothed program, whose result the oracle certifies. ``argmax``
+    gives the marginals; :meth:`solve` the structures, their weights and a certificate too.
     Derivatives of every order are right in the scores and in the structure's parameters, wherever they exist. Where the
     optimum lies on the edge of the face of all structures that tie for it, such as scores at which a structure has
     exactly its margin, marginals have a kink: the derivative is then an element of the generalized Jacobian, the limit

@@ -199,6 +199,7 @@ class SequentialSubsets(_Exact):
     """
 
     transition_dims = 1
+    patience = 512
     transition: float | Tensor
 
     def __init__(self, k: int | Share, transition: float | Tensor = 0.0) -> None:
@@ -281,7 +282,7 @@ class SequentialSubsets(_Exact):
         n = shape[-1]
         return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
 
-    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers | None:
+    def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         n, k = shape[-1], self.most(shape[-1])
         # Node 2j: j of the positions so far are chosen, and this one is not; node 2j + 1: j are, and this one is.
         j, chosen = np.divmod(np.arange(2 * k + 2), 2)
@@ -298,7 +299,6 @@ class SequentialSubsets(_Exact):
             linked[inside],
             np.stack([np.zeros_like(between), between], -1),
             j == self.sizes(theta)[:, None],
-            patience=512,
         )
 
     def _between(self, batch: torch.Size, n: int) -> Array:

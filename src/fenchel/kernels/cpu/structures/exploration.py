@@ -9,9 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from fenchel.kernels.cpu.compiler import kernel
-from fenchel.kernels.cpu.structures.active import FRESH, LIVE, SOLVE, include, settle, step
+from fenchel.kernels.cpu.structures.active import LIVE, SOLVE, include, settle, step
+from fenchel.kernels.cpu.structures.flows import best_path, tree_flow, used_edges, widest_path
 from fenchel.kernels.cpu.structures.gram import square
-from fenchel.kernels.cpu.structures.layers import best_path, count_layers, tree_flow, used_edges, widest_path
+from fenchel.kernels.cpu.structures.layers import count_layers
 from fenchel.kernels.cpu.structures.subsets import best_sequence
 from fenchel.kernels.cpu.structures.trees import HEAD, best_tree, tree_workspace, words_present
 
@@ -112,11 +113,11 @@ def decompose(  # type: ignore[no-untyped-def]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         link, end = bonus[b if bonus.shape[0] > 1 else 0], final[b if final.shape[0] > 1 else 0]
         graph, layers = (parts, begin, ends, kinds, link, end), count_layers(scores, parts)
-        mus[b] = 0.0
-        residuals[b] = scores
+        for j in range(scores.size):
+            mus[b, j], residuals[b, j] = 0.0, scores[j]
         sizes[b], state[b] = 0, LIVE
         used_edges(scores, nus[b], eps[b], layers, graph, value, flow, node, used)
-        if not tree_flow(limits[b], layers, graph, used, flow):
+        if layers < 2 or not tree_flow(limits[b], layers, graph, used, flow):
             continue
         size, independent = 0, True
         while independent:
@@ -128,7 +129,7 @@ def decompose(  # type: ignore[no-untyped-def]
                 size = include(y, score, amount, scores, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r)
             independent = size > before
         if independent and size > 0:
-            sizes[b], state[b] = size, FRESH
+            sizes[b] = size
             settle(scores, own, tally, q, p, solution[at:], size, mus[b], residuals[b])
 
 
