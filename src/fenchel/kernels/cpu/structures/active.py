@@ -326,17 +326,16 @@ def step(  # type: ignore[no-untyped-def]
         gain = reduced - x[0]
         exact = mode != SOLVE or state[b] == FRESH
         if known or mode == CERTIFY or not gain > NEAR * terms:
+            gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
             if not exact:
-                gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
                 size, moved = _polish(
                     theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r,
                     gain <= max(goal[0], ROUNDING * terms),
                 )  # fmt: skip
-                sizes[b] = size
-                state[b] = FRESH
-                exact = not moved
+                sizes[b], state[b], exact = size, FRESH, not moved
                 gram_column(mark, own, tally, size, u)
-            gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
+                if moved:
+                    gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
         least = max(goal[0], ROUNDING * terms)
         if mode != OFFER:
             gap[b], floor[b] = max(gain, 0.0), ROUNDING * terms
