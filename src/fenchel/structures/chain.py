@@ -9,7 +9,7 @@ from torch import Tensor
 from fenchel.kernels.viterbi import viterbi
 from fenchel.regularizers.base import hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.structures.base import Array, Layers, Oracle, Searched, check_batch, check_transition
+from fenchel.structures.base import Array, Layers, Oracle, Searched, Sums, check_batch, check_transition
 
 
 @written_by("transition")
@@ -107,6 +107,12 @@ class Chain(Searched):
             return places, np.where(stuck, -np.inf, bonus)
 
         return best
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        t = self.transition.detach()
+        if bool((t != t[..., :1, :1]).any()):
+            return None
+        return Sums(np.arange(shape.numel()).reshape(shape), np.ones(shape[0]), exact=True)
 
     def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         steps, states = shape

@@ -19,6 +19,7 @@ from fenchel.structures.base import (
     Layers,
     Oracle,
     Searched,
+    Sums,
     check_batch,
     check_size,
     check_transition,
@@ -264,6 +265,10 @@ class SequentialSubsets(_Sized):
 
         n = shape[-1]
         return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        n = shape[-1]
+        return None if bool(self._scores().any()) else Sums(np.arange(n)[None], np.array([np.nan]), exact=True)
 
     def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         n, k = shape[-1], self.most(shape[-1])
