@@ -112,11 +112,32 @@ def indicators(n: int, m: int, columns: bool) -> list[Tensor]:
     return list(ones if columns else ones[:n])
 
 
-@pytest.mark.parametrize("n", [4, 12, 20])
-def test_a_matching_of_zeros_moves_in_all_directions(n: int) -> None:
+@pytest.mark.parametrize("spread", [0.0, 1e-4])
+@pytest.mark.parametrize("n", [4, 12, 33, 64])
+def test_a_flat_matching_moves_in_all_directions(n: int, spread: float) -> None:
     g = normal(n, n)
     wanted = g - g.mean(0) - g.mean(1, keepdim=True) + g.mean()
-    assert torch.allclose(slopes(SparseMAP(Matching()), torch.zeros(n, n).double(), g), wanted, atol=1e-10)
+    omega = SparseMAP(Matching(), tol=1e-6 if n < 64 else 1e-4)
+    assert torch.allclose(slopes(omega, spread * normal(n, n, seed=1), g), wanted, atol=1e-10)
+
+
+@pytest.mark.parametrize(("n", "m"), [(5, 9), (24, 15)])
+def test_a_matching_of_few_with_many_moves_where_it_has_room(n: int, m: int) -> None:
+    g = normal(n, m)
+    # Those on the shorter side are all in a pair, those on the longer side need not be.
+    wanted = g - g.mean(1 if n < m else 0, keepdim=True)
+    assert torch.allclose(slopes(SparseMAP(Matching()), torch.zeros(n, m).double(), g), wanted, atol=1e-10)
+
+
+def test_a_masked_matching_of_zeros_moves_within_its_mask() -> None:
+    n = 12
+    mask = (torch.arange(n)[:, None] % 3 == torch.arange(n) % 3) | torch.eye(n, dtype=torch.bool)
+    mask[:, 2], mask[5] = False, False  # one column and one row are left out
+    g = normal(n, n)
+    scores = torch.where(mask, 0.0, -torch.inf).double()
+    omega = SparseMAP(Matching())
+    wanted = projected(g, omega.argmax(scores) > 1e-9, indicators(n, n, True))
+    assert torch.allclose(slopes(omega, scores, g), wanted, atol=1e-9)
 
 
 def test_matchings_of_duplicate_rows_move_within_their_support() -> None:
@@ -128,7 +149,7 @@ def test_matchings_of_duplicate_rows_move_within_their_support() -> None:
     assert torch.allclose(slopes(omega, scores, g), wanted, atol=1e-9)
 
 
-@pytest.mark.parametrize("n", [5, 16])
+@pytest.mark.parametrize("n", [5, 16, 40])
 @pytest.mark.parametrize("raised", [False, True], ids=["single root", "raised root"])
 def test_trees_of_zeros_move_in_all_directions(n: int, raised: bool) -> None:
     scores, g = torch.zeros(n, n + 1, dtype=torch.float64), normal(n, n + 1)
@@ -149,6 +170,64 @@ def test_chains_and_sequences_of_zeros_move_in_all_directions(trained: bool) -> 
     flat = torch.zeros(40, dtype=torch.float64)
     omega = SparseMAP(SequentialSubsets(12, torch.zeros(39, dtype=torch.float64, requires_grad=trained)))
     assert torch.allclose(slopes(omega, flat, g.reshape(-1)[:40]), g.reshape(-1)[:40] - g.reshape(-1)[:40].mean())
+
+
+def test_chains_with_more_ties_than_calls() -> None:
+    g = normal(110, 10)
+    scores = torch.zeros(110, 10, dtype=torch.float64, requires_grad=True)
+    wanted = g - g.mean(-1, keepdim=True)
+    assert torch.allclose(slopes(SparseMAP(Chain(torch.zeros(10, 10))), scores, g), wanted, atol=1e-10)
+    transition = torch.zeros(10, 10, requires_grad=True)
+    with pytest.warns(UserWarning, match="derivatives of higher-order scores are incomplete in 1 of 1 rows"):
+        marginals = SparseMAP(Chain(transition), max_iter=30).argmax(scores)
+    (gradient,) = torch.autograd.grad((marginals * g).sum(), scores)
+    assert torch.allclose(gradient, wanted, atol=1e-10)
+    omega, flat = SparseMAP(SequentialSubsets(20, torch.zeros(59)), max_iter=40), torch.zeros(60, dtype=torch.float64)
+    assert torch.allclose(slopes(omega, flat, g.reshape(-1)[:60]), g.reshape(-1)[:60] - g.reshape(-1)[:60].mean())
+
+
+class Pairs(Structure):
+    """One part of each pair of neighbours, which only the oracle knows."""
+
+    fixed_dims = 1
+
+    def map(self, scores: Tensor) -> Tensor:
+        pairs = scores.reshape(len(scores), -1, 2)
+        return nn.functional.one_hot(pairs.argmax(-1), 2).to(scores).reshape(scores.shape)
+
+
+class Rows(Pairs):
+    """One part of each row of eight."""
+
+    event_dim = 2
+
+    def map(self, scores: Tensor) -> Tensor:
+        return nn.functional.one_hot(scores.argmax(-1), scores.shape[-1]).to(scores)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+def test_equations_that_do_not_tell_all_of_a_face_are_not_trusted(flat: bool) -> None:
+    g = normal(2, 160)
+    scores = torch.zeros(2, 160, dtype=torch.float64) if flat else 0.02 * normal(2, 160, seed=1)
+    pairs = g.reshape(2, 80, 2)
+    wanted = (pairs - pairs.mean(-1, keepdim=True)).reshape(2, 160)
+    assert torch.allclose(slopes(SparseMAP(Pairs()), scores, g), wanted, atol=1e-10)
+    g, scores = normal(2, 20, 8), scores.reshape(2, 20, 8)
+    assert torch.allclose(slopes(SparseMAP(Rows()), scores, g), g - g.mean(-1, keepdim=True), atol=1e-10)
+
+
+def test_derivatives_of_every_kind_where_many_tie() -> None:
+    n, omega = 10, SparseMAP(Matching())
+    scores, g = torch.zeros(2, n, n, dtype=torch.float64), normal(2, n, n)
+    scores[1] = normal(n, n, seed=3)  # a row without ties beside one with many
+    wanted = g - g.mean(-2, keepdim=True) - g.mean(-1, keepdim=True) + g.mean((-2, -1), keepdim=True)
+    with torch.no_grad():
+        _, tangent = torch.func.jvp(omega.argmax, (scores,), (g,))
+    (pulled,) = torch.func.vjp(omega.argmax, scores)[1](g)
+    for slope in (tangent, pulled, slopes(omega, scores, g)):
+        assert torch.allclose(slope[0], wanted[0], atol=1e-10)
+    assert torch.allclose(tangent[1], pulled[1], atol=1e-10)
+    assert torch.autograd.gradgradcheck(lambda s: omega.max(s).square(), scores[:1, :3, :3].clone().requires_grad_())
 
 
 @pytest.mark.parametrize(
@@ -247,9 +326,9 @@ def test_rows_with_transitions_of_their_own_may_differ_in_size(name: str) -> Non
 
 
 def test_faces_of_too_many_dimensions_are_warned_of() -> None:
-    scores = torch.zeros(6, 6, dtype=torch.float64, requires_grad=True)
+    scores = torch.zeros(7, 8, dtype=torch.float64, requires_grad=True)
     with pytest.warns(UserWarning, match="derivatives are incomplete in 1 of 1 rows"):
-        SparseMAP(Matching(), max_iter=12).argmax(scores)
+        SparseMAP(DependencyTree(), max_iter=20).argmax(scores)
 
 
 @pytest.mark.parametrize("through", ["argmax", "loss", "max"])

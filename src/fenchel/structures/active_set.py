@@ -11,7 +11,8 @@ from torch import Tensor
 
 from fenchel._torch import transformed
 from fenchel.structures.base import Array, Problem, Structure, check_scores, own_tensors
-from fenchel.structures.mixture import Found, Group
+from fenchel.structures.completion import complete
+from fenchel.structures.mixture import Faces, Found, Group
 from fenchel.structures.solver import ActiveSets, Options, Solver
 
 
@@ -48,19 +49,20 @@ def search_again(
         solver.solve()
         sets.put(rows, solver, np.arange(len(rows)))
         closed = solver.gap <= np.maximum(solver.goal, 2 * solver.floor)
-        found = solver.found()
+        found = solver.found(complete(solver))
         gap = torch.from_numpy(np.where(closed, 0.0, solver.gap)).to(found.gap.device)
         return found._replace(gap=gap), torch.from_numpy(solver.state == active.DOUBTED)
 
 
 def _flatten(found: Found) -> tuple[Tensor, ...]:
-    return found.gap, found.iterations, *(tensor for group in found.groups for tensor in group)
+    return found.gap, found.iterations, *found.faces, *(tensor for group in found.groups for tensor in group)
 
 
 def _unflatten(tensors: tuple[Tensor, ...]) -> Found:
     gap, iterations, *rest = tensors
-    size = len(Group._fields)
-    return Found(gap, iterations, tuple(Group(*rest[i : i + size]) for i in range(0, len(rest), size)))
+    start, size = len(Faces._fields), len(Group._fields)
+    groups = tuple(Group(*rest[i : i + size]) for i in range(start, len(rest), size))
+    return Found(gap, iterations, Faces(*rest[:start]), groups)
 
 
 class _Search(torch.autograd.Function):
@@ -98,4 +100,4 @@ def _search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Te
         if start is not None:
             solver.offer(start)
         solver.solve()
-        return solver.found()
+        return solver.found(complete(solver))

@@ -64,6 +64,20 @@ class Layers(NamedTuple):
     final: Array
 
 
+class Sums(NamedTuple):
+    """Sums of parts that all structures have within a bound.
+
+    Args:
+        groups: (G, L), int64, the parts of each sum, filled up with the number of parts.
+        bounds: (G,), what the sum of a group is at most, or at least; NaN if it is the same for all structures.
+        exact: whether mixtures are all that has these sums and entries between 0 and 1.
+    """
+
+    groups: Array
+    bounds: Array
+    exact: bool
+
+
 class Structure(nn.Module):
     r"""A set :math:`\mathcal{Y}` of 0/1 vectors that a batched oracle can search.
 
@@ -180,6 +194,14 @@ class Structure(nn.Module):
     def explorer(self, batch: torch.Size, shape: torch.Size) -> tuple[Any, ...] | None:
         """A kernel for the whole search, the largest size of a structure, and the arguments; None if there is none."""
         return None
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        """Sums that mixtures keep, for parts of a shape; None where higher-order scores tell mixtures apart too."""
+        if self.has_higher:
+            return None
+        length = shape[len(shape) - self.fixed_dims :].numel() if self.fixed_dims else 1
+        groups = np.arange(shape.numel() if self.fixed_dims else 0).reshape(-1, length)
+        return Sums(groups, np.full(len(groups), np.nan), exact=False)
 
     def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         """The structures of rows of scores (R, parts) as paths through a layered graph, where they are such paths."""

@@ -12,7 +12,7 @@ from fenchel._checks import check_floats
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.structures.base import Array, Layers, Oracle, Searched, check_batch
+from fenchel.structures.base import Array, Layers, Oracle, Searched, Sums, check_batch
 
 
 @written_by("transition")
@@ -114,6 +114,12 @@ class Chain(Searched):
             return places, np.where(stuck, -np.inf, bonus)
 
         return best
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        t = self.transition.detach()
+        if bool((t != t[..., :1, :1]).any()):
+            return None
+        return Sums(np.arange(shape.numel()).reshape(shape), np.ones(shape[0]), exact=True)
 
     def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         steps, states = shape

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fenchel.regularizers.configs import written_by
-from fenchel.structures.base import Array, Oracle, Searched
+from fenchel.structures.base import Array, Oracle, Searched, Sums
 
 
 @written_by()
@@ -40,6 +40,12 @@ class Matching(Searched):
 
     def key(self) -> Hashable | None:
         return (Matching,) if type(self) is Matching else None
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        n, m = shape
+        parts, longest = np.arange(n * m).reshape(n, m), max(n, m)
+        groups = [np.pad(g, ((0, 0), (0, longest - g.shape[1])), constant_values=n * m) for g in (parts, parts.T)]
+        return Sums(np.concatenate(groups), np.ones(n + m), exact=True)
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:

@@ -36,17 +36,37 @@ class Group(NamedTuple):
     jacobian: Tensor
 
 
+class Faces(NamedTuple):
+    """Faces of n rows by their equations: marginals may move wherever parts are free and some sums stay the same.
+
+    The derivative of marginals is then the projector on these directions, F − BᵀSB.
+
+    Args:
+        rows: (n,), int64, which rows.
+        free: (n, D), float64, the diagonal of F: 1 where parts may move, 0 elsewhere.
+        parts: (n, C, L), int64, the free parts of each sum, filled up with D: the ones in the rows of B.
+        inverse: (n, C, C), S, the pseudoinverse of BBᵀ.
+    """
+
+    rows: Tensor
+    free: Tensor
+    parts: Tensor
+    inverse: Tensor
+
+
 class Found(NamedTuple):
     """The active sets of R rows, those of similar size in one group.
 
     Args:
         gap: (R,), the certified duality gap; NaN in rows that hold NaN or +inf.
         iterations: (R,), structures tried.
+        faces: rows whose members do not span the face that marginals move on; others are not among them.
         groups: each row is in one of them.
     """
 
     gap: Tensor
     iterations: Tensor
+    faces: Faces
     groups: tuple[Group, ...]
 
 
@@ -69,21 +89,38 @@ def choose(structure: Structure, theta: Tensor, found: Found, batch: torch.Size,
         shape: … and that of the parts.
     """
     alone = len(found.groups) == 1
+    on_faces = torch.zeros(len(theta), 1, dtype=torch.bool, device=theta.device)
+    on_faces[found.faces.rows] = True
     weights, marginals, means = [], [], []
     for group in found.groups:
         rows = theta if alone else theta[group.rows]
         w, higher = group.weights, group.higher
+        mixed = w
         own = _own_higher(structure, group, batch, shape)
         if traced() or rows.requires_grad or (own is not None and own.requires_grad):
             higher = higher if own is None else own
-            w = w + _moved(group.jacobian, _scores_of(group.parts, rows) + higher)
+            scores = _scores_of(group.parts, rows)
+            w = mixed = group.weights + _moved(group.jacobian, scores + higher)
+            if len(found.faces.rows):
+                rest = torch.where(on_faces[group.rows], scores.detach(), scores)
+                mixed = group.weights + _moved(group.jacobian, rest + higher)
         weights.append(w)
-        marginals.append(_mixture_of(group.parts, w, theta.shape[1]))
+        marginals.append(_mixture_of(group.parts, mixed, theta.shape[1]))
         means.append((w * higher).sum(-1))
     if alone:
-        return Chosen(tuple(weights), marginals[0], means[0])
+        return Chosen(tuple(weights), _on_faces(found.faces, theta, marginals[0]), means[0])
     back = torch.argsort(torch.cat([group.rows for group in found.groups]))
-    return Chosen(tuple(weights), torch.cat(marginals)[back], torch.cat(means)[back])
+    marginal = _on_faces(found.faces, theta, torch.cat(marginals)[back])
+    return Chosen(tuple(weights), marginal, torch.cat(means)[back])
+
+
+def _on_faces(faces: Faces, theta: Tensor, marginals: Tensor) -> Tensor:
+    """Marginals (R, D), and in rows that have a face its derivative in the scores (R, D)."""
+    if not len(faces.rows) or not (traced() or theta.requires_grad):
+        return marginals
+    moved = theta[faces.rows] - theta[faces.rows].detach()
+    kept = (faces.inverse @ _scores_of(faces.parts, moved).unsqueeze(-1)).squeeze(-1)
+    return marginals.index_add(0, faces.rows, faces.free * moved - _mixture_of(faces.parts, kept, theta.shape[1]))
 
 
 def _moved(jacobian: Tensor, q: Tensor) -> Tensor:
@@ -214,15 +251,16 @@ def _own_higher(structure: Structure, group: Group, batch: torch.Size, shape: to
 
 def differentiated(structure: Structure, theta: Tensor) -> bool:
     """Whether a derivative in either mode could be asked for, of scores or of the structure's tensors."""
-    if traced():
-        return True
-    if not torch.is_grad_enabled():
+    return traced() or (torch.is_grad_enabled() and theta.requires_grad) or trained(structure)
+
+
+def trained(structure: Structure) -> bool:
+    """Whether a derivative in either mode could be asked for of higher-order scores."""
+    if not structure.has_higher or not (traced() or torch.is_grad_enabled()):
         return False
-    if theta.requires_grad:
-        return True
     # Where a user's structure keeps its tensors nobody knows.
-    own = any(t.requires_grad for t in own_tensors(structure)) if isinstance(structure, Searched) else True
-    return structure.has_higher and own
+    own = own_tensors(structure)
+    return not isinstance(structure, Searched) or any(traced() or t.requires_grad for t in own)
 
 
 def traced() -> bool:

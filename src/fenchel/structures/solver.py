@@ -17,10 +17,8 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.interpreted import run
 from fenchel.structures.base import Array, Problem, places
-from fenchel.structures.mixture import Found, Group
+from fenchel.structures.mixture import Faces, Found, Group
 
-_NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
-_MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
 _MEMBERS = 48  # there is room for, to begin with
 _SMALL = 64  # members: rows with fewer are kept side by side
 _LARGE = 10**8  # edges times nodes: a graph of more takes longer than trying structures
@@ -35,12 +33,14 @@ class Options:
         max_iter: calls of the oracle.
         tol: rows stop when marginals are known to be this close to the optimum, and the gap so below tol²/2.
         complete: also look for structures that tie with the members, without which derivatives at ties are wrong.
+        trained: whether higher-order scores may have a derivative too.
         quiet: leave it to the caller to look at what was found, and to warn.
     """
 
     max_iter: int
     tol: float
     complete: bool
+    trained: bool = False
     quiet: bool = False
 
 
@@ -75,7 +75,7 @@ class ActiveSets:
         scores = (self.weights, self.solution, self.values, self.higher)
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
 
-    def _make_room(self, rows: Array, most: int) -> None:
+    def make_room(self, rows: Array, most: int) -> None:
         """Half as much room again for rows that are full, and room for structures with so many parts."""
         full = rows[self.sizes[rows] >= self.rooms[rows]]
         self._widen(full, self.rooms[full] + np.maximum(self.rooms[full] // 2, 1), most)
@@ -125,21 +125,21 @@ class Solver(ActiveSets):
         self.live = problem.live()
         self.explorer = problem.structure.explorer(problem.batch, problem.shape)
 
-    def _rows(self) -> tuple[Array, ...]:
+    def arrays(self) -> tuple[Array, ...]:
         """What the loops know of every row."""
         places: tuple[Array, ...] = (self.starts, self.rooms, self.squares)
         members = (self.members, self.counts, self.sizes, self.weights, self.solution, self.values, self.higher)
         state = (self.mu, self.residual, self.gap, self.floor, self.state)
         return self.theta, *places, *members, self.matrix, self.inverse, *state
 
-    def _work(self, live: Array) -> int:
+    def work(self, live: Array) -> int:
         return int(len(live) * self.theta.shape[1] + (self.sizes[live] ** 2).sum())
 
     def _advance(self, live: Array, parts: Array, bonus: Array, mode: int) -> None:
         from fenchel.kernels.cpu.structures import active
 
-        self._make_room(live, parts.shape[1])
-        run(active.advance, len(live), self._work(live), live, parts, bonus, *self._rows(), mode, self.goal)
+        self.make_room(live, parts.shape[1])
+        run(active.advance, len(live), self.work(live), live, parts, bonus, *self.arrays(), mode, self.goal)
 
     def _explored(self, live: Array, most: int) -> Array:
         """Let the structure search by itself, where it can: the rows that are left."""
@@ -154,9 +154,9 @@ class Solver(ActiveSets):
         ``tried`` counts the structures that rows have tried, up to ``most``; ``parts`` is the size of the largest one.
         """
         while rows.size:
-            self._make_room(rows, parts)
+            self.make_room(rows, parts)
             work = len(rows) * self.theta.shape[1] + int((self.rooms[rows] ** 2).sum())
-            run(kernel, len(rows), work * _MEMBERS, rows, *self._rows(), self.goal, tried, most, *own)
+            run(kernel, len(rows), work * _MEMBERS, rows, *self.arrays(), self.goal, tried, most, *own)
             rows = rows[(self.sizes[rows] == self.rooms[rows]) & self._unfinished(rows) & (tried[rows] < most)]
 
     def offer(self, start: Tensor) -> None:
@@ -194,7 +194,7 @@ class Solver(ActiveSets):
         self.put(np.arange(len(rows)), sets, rows)
         self._score_members()
         held = self.live[self.sizes[self.live] > 0]
-        run(active.resume, len(held), self._work(held), held, *self._rows())
+        run(active.resume, len(held), self.work(held), held, *self.arrays())
 
     def _score_members(self) -> None:
         """The members' higher-order scores, under this problem's structure."""
@@ -235,12 +235,10 @@ class Solver(ActiveSets):
             self._search(live, most)
         stopped = self.live[self._unfinished(self.live)]
         if stopped.size:
-            run(active.refine, len(stopped), self._work(stopped), stopped, *self._rows())
+            run(active.refine, len(stopped), self.work(stopped), stopped, *self.arrays())
             parts, bonus = self.oracle(self.residual, stopped)
             self._advance(stopped, parts, bonus, active.CERTIFY)
         self._warn()
-        if self.options.complete:
-            self._complete()
 
     def _search(self, live: Array, most: int) -> Array:
         """Search until rows are done or have tried so many structures: those that are not done."""
@@ -268,7 +266,7 @@ class Solver(ActiveSets):
         run(layers.cool, len(rows), 100 * work * len(rows), rows, self.theta, *graph, nus, limits, eps)
         rows = rows[eps[rows] > 0]
         self._widen(rows, np.maximum(self.rooms[rows], 1 + (limits[rows] > 0).sum(1)), len(graph.parts))
-        run(exploration.decompose, len(rows), 100 * work * len(rows), rows, *self._rows(), *graph, nus, limits, eps)
+        run(exploration.decompose, len(rows), 100 * work * len(rows), rows, *self.arrays(), *graph, nus, limits, eps)
         rows = rows[self.sizes[rows] == 0]
         tried, most = np.zeros_like(self.iterations), 4 * self.theta.shape[1]
         self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
@@ -293,73 +291,22 @@ class Solver(ActiveSets):
             return
         open_rows = self.gap > np.maximum(self.goal, 2 * self.floor)
         if open_rows.any():
-            _say(
+            say(
                 f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
                 f"{self.options.tol:g} after at most max_iter = {self.options.max_iter} calls of the oracle; the "
-                f"largest gap is {self.gap[open_rows].max():.1e}"
+                f"largest gap is {self.gap[open_rows].max():.1e}",
+                9,
             )
         doubted = self.state == active.DOUBTED
         if doubted.any():
-            _say(
+            say(
                 f"SparseMAP: {type(self.problem.structure).__name__}.map is not exact: in {int(doubted.sum())} of "
                 f"{len(doubted)} rows it returned a structure that scores less than one it had returned before. "
-                "Marginals and gaps may be wrong there"
+                "Marginals and gaps may be wrong there",
+                9,
             )
 
-    def _complete(self) -> None:
-        """Take in, with weight 0, structures that tie with the members but lie outside their affine hull.
-
-        At a tie, such as scores that are all zero, few members can give the optimum, and marginals would seem to move
-        along these only. Where marginals have a derivative, the optimum lies inside the face of all that tie, so that
-        noise across the members' hull is higher somewhere on the face: a call of the oracle finds what is missing. If
-        the first call finds nothing, the members span the smallest face that the optimum lies in, and that is an
-        element of the generalized Jacobian. Otherwise the search goes on until the whole face is spanned, which is
-        another: until fresh noise and its opposite find nothing.
-        """
-        from fenchel.kernels.cpu.structures import completion
-
-        random = np.random.Generator(np.random.PCG64(0))
-        rows = len(self.theta)
-        live, misses, scale = self.live, np.zeros(rows, np.int64), np.full(rows, _NOISE)
-        for call in range(self.options.max_iter):
-            noise = random.uniform(-1.0, 1.0, self.theta.shape[1])
-            verdict = self._outward(live, noise, scale)
-            if call == 0:
-                live, verdict = live[verdict != 0], verdict[verdict != 0]
-            misses[live[verdict == 1]] = 0
-            missed = live[verdict < 1]
-            back = self._outward(missed, -noise, scale)
-            misses[missed] = np.where(back == 1, 0, misses[missed] + 1)
-            live = live[misses[live] < _MISSES]
-            if live.size == 0:
-                break
-        if live.size:
-            _say(
-                f"SparseMAP: derivatives are incomplete in {live.size} of {rows} rows: more structures tie there than "
-                f"max_iter = {self.options.max_iter} calls of the oracle find"
-            )
-        sets = (self.starts, self.rooms, self.squares, self.sizes, self.matrix, self.inverse)
-        run(completion.sharpen, len(self.live), self._work(self.live), self.live, *sets)
-
-    def _outward(self, live: Array, noise: Array, scale: Array) -> Array:
-        """Try to take in a structure that ties, along noise across the members' hull: 1 where there was one.
-
-        0 if the best one lies in the hull, −1 if it does not tie: there the noise is made smaller.
-        """
-        from fenchel.kernels.cpu.structures import completion
-
-        verdict = np.zeros(len(live), np.int64)
-        if live.size == 0:
-            return verdict
-        probe = np.empty_like(self.theta)
-        run(completion.outward, len(live), self._work(live), live, noise, scale, probe, *self._rows())
-        parts, bonus = self.oracle(probe, live)
-        self._make_room(live, parts.shape[1])
-        run(completion.complete, len(live), self._work(live), live, parts, bonus, verdict, *self._rows())
-        scale[live[verdict < 0]] /= 10
-        return verdict
-
-    def found(self) -> Found:
+    def found(self, faces: Faces) -> Found:
         """The active sets as tensors beside the scores."""
         from fenchel.kernels.cpu.structures import members
 
@@ -378,11 +325,12 @@ class Solver(ActiveSets):
             run(members.collect, n, work, *places, *held, parts, index, weights, higher, jacobian)
             groups.append(Group(*(torch.from_numpy(a).to(device) for a in (inside, index, weights, higher, jacobian))))
         gap, iterations = (torch.from_numpy(a).to(device) for a in (self.gap, self.iterations))
-        return Found(gap, iterations, tuple(groups))
+        return Found(gap, iterations, faces, tuple(groups))
 
 
-def _say(message: str) -> None:
-    warnings.warn(message, stacklevel=9)  # where argmax was called
+def say(message: str, depth: int) -> None:
+    """Warn, so many calls above: where argmax was called."""
+    warnings.warn(message, stacklevel=depth)
 
 
 def centered(problem: Problem) -> Array:

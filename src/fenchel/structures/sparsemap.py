@@ -15,7 +15,7 @@ from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import finish_loss
 from fenchel.structures.active_set import search, search_again
 from fenchel.structures.base import Array, Structure, best, check_shape, free_parts
-from fenchel.structures.mixture import Found, choose, dense, differentiated, padded
+from fenchel.structures.mixture import Found, choose, dense, differentiated, padded, trained
 from fenchel.structures.solver import ActiveSets, Options
 
 
@@ -59,16 +59,18 @@ class SparseMAP(Regularizer):
 
     Solved by the active-set algorithm, exactly, in double precision: it calls the structure's oracle a few dozen
     times, each time on all rows of the batch that are not done. Closed forms are used where they exist (``Subsets``,
-    ``AtMost``). Chains and sequential subsets that are not solved by a few hundred calls, such as those with tiny
-    transitions, are solved by Newton's method on a smoothed program, whose result the oracle certifies. ``argmax``
-    gives the marginals; :meth:`solve` the structures, their weights and a certificate too.
+    ``AtMost``). Chains and sequential subsets that a few hundred calls do not solve, such as those with tiny
+    transitions, are solved by Newton's method on a smoothed program; the oracle certifies the result. ``argmax`` gives
+    the marginals; :meth:`solve` the structures, their weights and a certificate too. Runs eagerly, but for closed
+    forms: ``torch.compile`` breaks its graph here, ``fullgraph=True``, ``torch.export`` and ``vmap`` raise.
+
     Derivatives of every order are right in the scores and in the structure's parameters, wherever they exist. Where the
     optimum lies on the edge of the face of all structures that tie for it, such as scores at which a structure has
     exactly its margin, marginals have a kink: the derivative is then an element of the generalized Jacobian, the limit
-    of derivatives at scores nearby. The same holds for transitions where structures with the same marginals tie. A tie
-    of very many structures takes as many calls of the oracle as the face has dimensions; beyond ``max_iter`` there is a
-    warning. Runs eagerly, but for closed forms: ``torch.compile`` breaks its graph here, ``fullgraph=True``,
-    ``torch.export`` and ``vmap`` raise.
+    of derivatives at scores nearby. The same holds for transitions where structures with the same marginals tie. Where
+    very many structures tie, as they do for scores of zeros, the derivative of marginals is a projection that keeps
+    row sums and the like; where there is no such form it takes as many calls of the oracle as the face has dimensions,
+    and there is a warning beyond ``max_iter``.
 
     The choice is a single structure y if and only if :math:`\langle s - y, y - y' \rangle + h(y) - h(y') \ge 0` for
     all others; :meth:`violation` checks that with one call of the oracle.
@@ -246,7 +248,7 @@ class SparseMAP(Regularizer):
             sets: the active sets of many rows.
             rows: which of these the scores belong to.
         """
-        options = Options(self.max_iter, self.tol, differentiated(self.structure, scores), quiet=True)
+        options = self._options(scores, quiet=True)
         found, doubted = search_again(self.structure, scores.detach(), sets, rows, options)
         return self._answer(scores, None, found).marginals, found.gap, doubted
 
@@ -294,8 +296,12 @@ class SparseMAP(Regularizer):
         if torch.compiler.is_compiling():
             raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
         check_shape(self.structure, scores)
-        options = Options(self.max_iter, self.tol, differentiated(self.structure, scores))
+        options = self._options(scores)
         return self._answer(scores, mask, search(self.structure, scores, mask, start, options))
+
+    def _options(self, scores: Tensor, quiet: bool = False) -> Options:
+        derivatives = differentiated(self.structure, scores), trained(self.structure)
+        return Options(self.max_iter, self.tol, *derivatives, quiet)
 
     def _answer(self, scores: Tensor, mask: Tensor | None, found: Found) -> _Answer:
         structure = self.structure

@@ -16,7 +16,7 @@ from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.capped import KSubsets, k_subsets
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rows import to_rows
-from fenchel.structures.base import Array, Layers, Oracle, Searched, check_batch
+from fenchel.structures.base import Array, Layers, Oracle, Searched, Sums, check_batch
 
 
 @written_by("of")
@@ -281,6 +281,10 @@ class SequentialSubsets(_Exact):
 
         n = shape[-1]
         return explore_sequences, self.most(n), self._between(batch, n), self.budgets(n)
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        n = shape[-1]
+        return None if bool(self._scores().any()) else Sums(np.arange(n)[None], np.array([np.nan]), exact=True)
 
     def layers(self, batch: torch.Size, shape: torch.Size, theta: Array) -> Layers:
         n, k = shape[-1], self.most(shape[-1])

@@ -12,7 +12,7 @@ from torch import Tensor
 from fenchel._torch import concrete
 from fenchel.kernels.cpu.interpreted import run
 from fenchel.regularizers.configs import written_by
-from fenchel.structures.base import Array, Oracle, Searched
+from fenchel.structures.base import Array, Oracle, Searched, Sums
 
 
 @written_by("projective", "single_root")
@@ -83,6 +83,12 @@ class DependencyTree(Searched):
             if bool(loops.any()):
                 raise ValueError(f"target must hold trees: word {int(target[loops][0])} is its own head in one of them")
         return (target.unsqueeze(-1) == torch.arange(n + 1, device=target.device)).double()
+
+    def sums(self, shape: torch.Size) -> Sums | None:
+        n = shape[0]
+        parts = np.arange(n * (n + 1)).reshape(shape)
+        root = np.append(parts[:, 0], n * (n + 1))
+        return Sums(np.concatenate([parts, root[None]]), np.ones(n + 1), exact=False)
 
     def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
         from fenchel.kernels.cpu.structures.trees import best_projective, best_trees

@@ -172,12 +172,9 @@ def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # t
 
 
 @kernel
-def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r, careful):  # type: ignore[no-untyped-def]
-    """Solve for the weights anew, so that they are right to the last digits: how many members are left, and whether
-    anything changed.
-
-    If ``careful``, weights that would take members away stay as they are: of a mixture that is good enough.
-    """
+def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r):  # type: ignore[no-untyped-def]
+    """Solve for the weights anew, so that they are right to the last digits. Returns how many members are left, and
+    whether anything changed."""
     if size == 1:
         return size, False
     n = size + 1
@@ -189,10 +186,6 @@ def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, 
         largest = max(largest, abs(u[k + 1]))
     if largest <= STILL:
         return size, False
-    if careful:
-        for k in range(size):
-            if weights[k] + u[k + 1] <= TINY:
-                return size, False
     x[0] += u[0]
     for k in range(size):
         x[k + 1] = weights[k] + u[k + 1]
@@ -326,16 +319,11 @@ def step(  # type: ignore[no-untyped-def]
         gain = reduced - x[0]
         exact = mode != SOLVE or state[b] == FRESH
         if known or mode == CERTIFY or not gain > NEAR * terms:
-            gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
             if not exact:
-                size, moved = _polish(
-                    theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r,
-                    gain <= max(goal[0], ROUNDING * terms),
-                )  # fmt: skip
+                size, moved = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
                 sizes[b], state[b], exact = size, FRESH, not moved
                 gram_column(mark, own, tally, size, u)
-                if moved:
-                    gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
+            gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
         least = max(goal[0], ROUNDING * terms)
         if mode != OFFER:
             gap[b], floor[b] = max(gain, 0.0), ROUNDING * terms
@@ -344,9 +332,7 @@ def step(  # type: ignore[no-untyped-def]
             size, refused = _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size, mark, u, v, r)
             taken = not refused
             if refused and not exact:
-                size, _ = _polish(
-                    theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r, False
-                )  # fmt: skip
+                size, _ = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
                 state[b] = FRESH
             sizes[b] = size
             _mix(theta, own, tally, p, size, mu, residual)
@@ -477,5 +463,5 @@ def refine(  # type: ignore[no-untyped-def]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
         sizes[b], _ = _polish(
             thetas[b], members[at:], counts[at:], values[at:], extra[at:], weights[at:], solution[at:], matrix, inverse,
-            sizes[b], mus[b], residuals[b], u, v, r, False,
+            sizes[b], mus[b], residuals[b], u, v, r,
         )  # fmt: skip

@@ -1,0 +1,184 @@
+"""What derivatives at ties need beyond the optimum: all directions in which the mixture can move.
+
+At a tie, such as scores that are all zero, few members can give the optimum, and marginals would seem to move along
+these only. They move along the smallest face of the structures' convex hull that holds them. There are two ways to know
+its directions: members that span it, with weight 0 if need be, or its equations (``Faces``), which are few where the
+face has very many dimensions.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from fenchel.kernels.cpu.interpreted import run
+from fenchel.structures.base import Array, Problem, Sums
+from fenchel.structures.mixture import Faces
+from fenchel.structures.solver import Options, Solver, say
+
+_NOISE = 1e-9  # relative to the scores that are left: what is within it of a tie competes with ties
+_MISSES = 2  # directions, both ways, in which nothing is found before a face is complete
+_NEGLIGIBLE = 1e-12  # marginals as close to 0 or 1, and sums as close to their bounds, are there
+_MANY = 64  # directions to find: more are worth a look at the face's equations
+_STEP = 0.1  # from the marginals towards the nearest bound, to see whether there are mixtures on both sides
+_OFF = 1e-3  # of that step: mixtures as close are there
+
+
+def complete(solver: Solver) -> Faces:
+    """See to it that the directions of every row are known, by its members or by its equations.
+
+    Structures that tie with the members but lie outside their affine hull are taken in with weight 0. Where marginals
+    have a derivative, the optimum lies inside the face of all that tie, so that noise across the members' hull is
+    higher somewhere on the face: a call of the oracle finds what is missing. If the first call finds nothing, the
+    members span the smallest face that the optimum lies in, and that is an element of the generalized Jacobian.
+    Otherwise the search goes on until the whole face is spanned, which is another: until fresh noise and its opposite
+    find nothing.
+
+    Returns the faces of rows that are known by their equations.
+    """
+    from fenchel.kernels.cpu.structures import completion
+
+    faces = _no_faces(solver)
+    if not solver.options.complete:
+        return faces
+    random = np.random.Generator(np.random.PCG64(0))
+    rows, most = len(solver.theta), solver.options.max_iter
+    live, misses, scale = solver.live, np.zeros(rows, np.int64), np.full(rows, _NOISE)
+    known = np.zeros(rows, dtype=np.bool_)
+    for call in range(most):
+        noise = random.uniform(-1.0, 1.0, solver.theta.shape[1])
+        verdict = _outward(solver, live, noise, scale)
+        if call == 0:
+            live, verdict = live[verdict != 0], verdict[verdict != 0]
+            faces = _faces(solver, live, random)
+            known[faces.rows.cpu().numpy()] = True
+            if not solver.options.trained:
+                live, verdict = live[~known[live]], verdict[~known[live]]
+        misses[live[verdict == 1]] = 0
+        missed = live[verdict < 1]
+        back = _outward(solver, missed, -noise, scale)
+        misses[missed] = np.where(back == 1, 0, misses[missed] + 1)
+        live = live[misses[live] < _MISSES]
+        if live.size == 0:
+            break
+    if live.size:
+        what = "of higher-order scores " if known[live].all() else ""
+        say(
+            f"SparseMAP: derivatives {what}are incomplete in {live.size} of {rows} rows: more structures tie there "
+            f"than max_iter = {most} calls of the oracle find",
+            8,
+        )
+    sets = (solver.starts, solver.rooms, solver.squares, solver.sizes, solver.matrix, solver.inverse)
+    run(completion.sharpen, len(solver.live), solver.work(solver.live), solver.live, *sets)
+    return faces
+
+
+def _outward(solver: Solver, live: Array, noise: Array, scale: Array) -> Array:
+    """Try to take in a structure that ties, along noise across the members' hull: 1 where there was one.
+
+    0 if the best one lies in the hull, −1 if it does not tie: there the noise is made smaller.
+    """
+    from fenchel.kernels.cpu.structures import completion
+
+    verdict = np.zeros(len(live), np.int64)
+    if live.size == 0:
+        return verdict
+    probe = np.empty_like(solver.theta)
+    run(completion.outward, len(live), solver.work(live), live, noise, scale, probe, *solver.arrays())
+    parts, bonus = solver.oracle(probe, live)
+    solver.make_room(live, parts.shape[1])
+    run(completion.complete, len(live), solver.work(live), live, parts, bonus, verdict, *solver.arrays())
+    scale[live[verdict < 0]] /= 10
+    return verdict
+
+
+def _no_faces(solver: Solver) -> Faces:
+    parts = solver.theta.shape[1]
+    arrays = np.empty(0, np.int64), np.empty((0, parts)), np.empty((0, 0, 1), np.int64), np.empty((0, 0, 0))
+    return Faces(*(torch.from_numpy(a).to(solver.problem.scores.device) for a in arrays))
+
+
+class _Face(NamedTuple):
+    """The face of a row by its equations, as ``Faces`` has it, and how many dimensions it has."""
+
+    free: Array
+    parts: Array
+    inverse: Array
+    dims: int
+
+    def project(self, direction: Array) -> Array:
+        """What of a direction lies in the face."""
+        size = len(direction)
+        kept = self.inverse @ np.append(direction, 0.0)[self.parts].sum(1)
+        change = np.zeros(size + 1)
+        np.add.at(change, self.parts, kept[:, None])
+        projected: Array = self.free * direction - change[:-1]
+        return projected
+
+
+def _faces(solver: Solver, rows: Array, random: np.random.Generator) -> Faces:
+    """The faces of those rows whose members span too little of them, where equations describe them."""
+    problem = solver.problem
+    sums = problem.structure.sums(problem.shape)
+    if sums is None or rows.size == 0:
+        return _no_faces(solver)
+    least = 1 if sums.exact else _MANY
+    found = {row: _face(sums, solver.mu[row]) for row in rows}
+    found = {row: face for row, face in found.items() if face.dims >= solver.sizes[row] - 1 + least}
+    if found and not sums.exact:
+        fine = _described(solver, found, random)
+        found = {row: face for (row, face), good in zip(found.items(), fine, strict=True) if good}
+    if not found:
+        return _no_faces(solver)
+    free, parts, inverse, _ = zip(*found.values(), strict=True)
+    arrays = np.array(list(found)), np.stack(free), np.stack(parts), np.stack(inverse)
+    return Faces(*(torch.from_numpy(a).to(problem.scores.device) for a in arrays))
+
+
+def _face(sums: Sums, mu: Array) -> _Face:
+    """The smallest face that holds μ, if the sums describe it.
+
+    A part that is 0 or 1 on average is so in every structure of the face, and a sum that is at its bound on average is
+    so in all of them.
+    """
+    size = len(mu)
+    free = (mu > _NEGLIGIBLE) & (mu < 1 - _NEGLIGIBLE)
+    off = np.abs(np.append(mu, 0.0)[sums.groups].sum(1) - sums.bounds)
+    still = np.isnan(sums.bounds) | (off <= _NEGLIGIBLE * sums.groups.shape[1])
+    inside = np.append(free, False)[sums.groups] & still[:, None]
+    parts = np.sort(np.where(inside, sums.groups, size).astype(np.int64), 1)  # what fills up comes last
+    ones = np.zeros((len(parts), size + 1))
+    np.put_along_axis(ones, parts, 1.0, 1)
+    values, vectors = np.linalg.eigh(ones[:, :-1] @ ones[:, :-1].T)
+    kept = values > 1e-9 * max(values.max(initial=0.0), 1.0)
+    inverse = (vectors[:, kept] / values[kept]) @ vectors[:, kept].T
+    return _Face(free.astype(np.float64), parts, inverse, int(free.sum() - kept.sum()))
+
+
+def _described(solver: Solver, faces: dict[int, _Face], random: np.random.Generator) -> Array:
+    """In which rows the sums describe the face.
+
+    If there are more equations than the sums, a random direction that keeps these leads out of the face, but with
+    probability 0: on one side of μ, or on the other, there is no mixture. That is what SparseMAP itself tells, which
+    projects on mixtures.
+    """
+    problem, rows = solver.problem, np.array(list(faces))
+    mu = solver.mu[rows]
+    free = np.stack([face.free for face in faces.values()])
+    direction = np.stack([face.project(random.normal(size=mu.shape[1])) for face in faces.values()])
+    nearest = np.where(free > 0, np.minimum(mu, 1 - mu), np.inf).min(1)
+    direction *= (_STEP * nearest / np.abs(direction).max(1))[:, None]
+    length = np.linalg.norm(direction, axis=1)
+    structure = problem.structure.rows(problem.batch, torch.from_numpy(rows).to(problem.scores.device))
+    options = Options(solver.options.max_iter, 0.1 * _OFF * float(length.min()), complete=False, quiet=True)
+    good = np.ones(len(rows), dtype=np.bool_)
+    for wanted in (mu + direction, mu - direction):
+        scores = np.where(solver.theta[rows] > -np.inf, wanted, -np.inf).reshape(-1, *problem.shape)
+        posed = Problem(structure, torch.from_numpy(scores).to(problem.scores.device), None)
+        other = Solver(posed, options)
+        other.resume(solver, rows)
+        other.solve()
+        good &= np.linalg.norm(other.mu - wanted, axis=1) <= _OFF * length
+    return good
