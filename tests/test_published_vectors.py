@@ -1,0 +1,68 @@
+"""The library against the published test vectors, by kernels and by the torch path."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import fenchel
+from fenchel import kernels
+
+FOLDER = Path(__file__).parent / "vectors"
+
+
+def _cases(name: str) -> list[Any]:
+    cases = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"]
+    return [pytest.param(case, id=f"{case['name']}, {case.get('alpha', '')}") for case in cases]
+
+
+def _row(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
+    return torch.tensor([float(v) for v in values], dtype=dtype)
+
+
+@pytest.fixture(params=["kernels", "torch path"], autouse=True)
+def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "torch path":
+        monkeypatch.setattr(kernels, "ENABLED", False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", _cases("sparsemax"))
+def test_sparsemax_gives_the_published_answer(case: Any, dtype: torch.dtype) -> None:
+    expected = _row(case["expected"], torch.float64)
+    found = fenchel.sparsemax(_row(case["scores"], dtype))
+    torch.testing.assert_close(found.double(), expected, atol=2 * torch.finfo(dtype).eps, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", _cases("entmax"))
+def test_entmax_gives_the_published_answer(case: Any, dtype: torch.dtype) -> None:
+    scores, alpha = _row(case["scores"], dtype), float(case["alpha"])
+    expected = _row(case["expected"], torch.float64)
+    for given in (alpha, torch.tensor([alpha], dtype=dtype)):
+        found = fenchel.entmax(scores, given)
+        torch.testing.assert_close(found.double(), expected, atol=8 * torch.finfo(dtype).eps, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", _cases("half_precision"))
+def test_half_precision_rounds_the_published_answer(case: Any, dtype: torch.dtype) -> None:
+    found = fenchel.entmax(_row(case["scores"], dtype), case["alpha"])
+    assert found.dtype == dtype
+    torch.testing.assert_close(found, _row(case["expected"], torch.float64).to(dtype), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("case", _cases("entmax_loss"))
+def test_the_loss_and_its_gradient_are_the_published_ones(case: Any, dtype: torch.dtype) -> None:
+    scores = _row(case["scores"], dtype).requires_grad_()
+    loss = fenchel.entmax_loss(scores, torch.tensor(case["target"]), case["alpha"])
+    loss.backward()
+    spread = max(abs(s) for s in scores.tolist() if math.isfinite(s)) + 1
+    eps = torch.finfo(dtype).eps
+    assert abs(loss.item() - case["loss"]) <= 4 * eps * max(spread, case["loss"])
+    assert scores.grad is not None
+    torch.testing.assert_close(scores.grad.double(), _row(case["gradient"], torch.float64), atol=8 * eps, rtol=0)
