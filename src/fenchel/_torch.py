@@ -28,6 +28,7 @@ __all__ = [
     "is_mapped",
     "nested_forward_mode",
     "nested_from_mask",
+    "on_cpu",
     "outside",
     "outside_graphs",
     "readable",
@@ -83,7 +84,40 @@ def readable(*tensors: Tensor) -> bool:
         return False
     if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
         return False
-    return not any(t.is_meta or is_mapped(t) or _batched(t) or hasattr(type(t), "_mode_key") for t in tensors)
+    for t in tensors:  # noqa: SIM110 (a generator would be one more call)
+        if t.is_meta or is_mapped(t) or _batched(t) or hasattr(type(t), "_mode_key"):
+            return False
+    return True
+
+
+def on_cpu(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Tensors in the CPU's memory, differentiable: those of one dtype and device are copied in one piece.
+
+    Tensors that are there already are returned as they are. Meta tensors hold no values: zeros take their place, so
+    that a result has the right shape.
+    """
+    found = list(tensors)
+    kinds = {(t.dtype, t.device) for t in tensors if not t.is_cpu}
+    for kind in kinds:
+        some = [i for i, t in enumerate(tensors) if (t.dtype, t.device) == kind]
+        flat = torch.cat([tensors[i].reshape(-1) for i in some])
+        flat = apply_function(_Zeros, flat) if flat.is_meta else flat.cpu()
+        parts = flat.split([tensors[i].numel() for i in some])
+        for i, part in zip(some, parts, strict=True):
+            found[i] = part.reshape(tensors[i].shape)
+    return tuple(found)
+
+
+class _Zeros(torch.autograd.Function):
+    """Zeros on the CPU in place of a meta tensor, which gets a gradient as if they were its copy."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return torch.zeros_like(tensor, device="cpu")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.to("meta")
 
 
 # -- derivatives and transformations ---------------------------------------------------------------------------------

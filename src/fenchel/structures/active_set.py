@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import transformed
-from fenchel.structures.base import Array, Problem, Structure, check_scores, own_tensors
+from fenchel.structures.base import Array, Problem, Structure, own_tensors
 from fenchel.structures.completion import complete
 from fenchel.structures.mixture import Faces, Found, Group
 from fenchel.structures.solver import ActiveSets, Options, Solver
@@ -27,10 +27,15 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
         options: how to search.
     """
     scores = scores.detach()
-    tensors = [t.detach() for t in own_tensors(structure)]
     if transformed():
-        return _unflatten(_Search.apply(structure, options, scores, mask, start, *tensors))  # type: ignore[no-untyped-call]
-    return _search(structure, scores, mask, start, options)
+        own = [t.detach() for t in own_tensors(structure)]
+        return _unflatten(_Search.apply(structure, options, scores, mask, start, *own))  # type: ignore[no-untyped-call]
+    with torch.no_grad():
+        solver = Solver(Problem(structure, scores, mask), options)
+        if start is not None:
+            solver.offer(start)
+        solver.solve()
+        return solver.found(complete(solver))
 
 
 def search_again(
@@ -50,19 +55,21 @@ def search_again(
         sets.put(rows, solver, np.arange(len(rows)))
         closed = solver.gap <= np.maximum(solver.goal, 2 * solver.floor)
         found = solver.found(complete(solver))
-        gap = torch.from_numpy(np.where(closed, 0.0, solver.gap)).to(found.gap.device)
+        gap = torch.from_numpy(np.where(closed, 0.0, solver.gap))
         return found._replace(gap=gap), torch.from_numpy(solver.state == active.DOUBTED)
 
 
 def _flatten(found: Found) -> tuple[Tensor, ...]:
-    return found.gap, found.iterations, *found.faces, *(tensor for group in found.groups for tensor in group)
+    faces = found.faces or ()
+    return found.gap, found.iterations, *faces, *(tensor for group in found.groups for tensor in group)
 
 
 def _unflatten(tensors: tuple[Tensor, ...]) -> Found:
     gap, iterations, *rest = tensors
-    start, size = len(Faces._fields), len(Group._fields)
+    size = len(Group._fields)
+    start = len(rest) % size  # faces have fewer tensors than a group
     groups = tuple(Group(*rest[i : i + size]) for i in range(start, len(rest), size))
-    return Found(gap, iterations, Faces(*rest[:start]), groups)
+    return Found(gap, iterations, Faces(*rest[:start]) if start else None, groups)
 
 
 class _Search(torch.autograd.Function):
@@ -74,7 +81,7 @@ class _Search(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         tensors = own_tensors(structure)
         plain = copy.deepcopy(structure, {id(old): new for old, new in zip(tensors, own, strict=True)})
-        return _flatten(_search(plain, scores, mask, start, options))
+        return _flatten(search(plain, scores, mask, start, options))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -90,14 +97,3 @@ class _Search(torch.autograd.Function):
             f"SparseMAP over {type(structure).__name__} cannot be mapped by vmap: leading dimensions are batch, "
             "so pass them at once"
         )
-
-
-def _search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Tensor | None, options: Options) -> Found:
-    check_scores(structure, scores)
-    with torch.no_grad():
-        problem = Problem(structure, scores, mask)
-        solver = Solver(problem, options)
-        if start is not None:
-            solver.offer(start)
-        solver.solve()
-        return solver.found(complete(solver))

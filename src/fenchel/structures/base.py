@@ -21,8 +21,9 @@ follows from it.
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +31,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import broadcasts, check_floats
-from fenchel._torch import concrete, readable
+from fenchel._torch import concrete, on_cpu, readable
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import apply_mask
 
@@ -207,18 +208,18 @@ class Structure(nn.Module):
         """The structures of rows of scores (R, parts) as paths through a layered graph, where they are such paths."""
         raise NotImplementedError(f"the structures of {type(self).__name__} are not paths")
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         """``map`` and ``higher`` on plain arrays, for scores of shape (*batch, *shape)."""
 
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
-            chosen = self.rows(batch, torch.from_numpy(rows).to(device))
-            theta = torch.from_numpy(scores[rows]).to(device).reshape(-1, *shape)
+            chosen = self.rows(batch, torch.from_numpy(rows))
+            theta = torch.from_numpy(scores[rows]).reshape(-1, *shape)
             allowed = theta > -torch.inf
             masked = {} if bool(allowed.all()) else {"mask": allowed}
             y = chosen.map(torch.where(allowed, theta, 0.0), **masked)
             _check_structures(y, theta, self)
             bonus = chosen.higher(y.to(theta.dtype))
-            h = np.zeros(len(rows)) if bonus is None else bonus.detach().double().cpu().expand(len(rows)).numpy().copy()
+            h = np.zeros(len(rows)) if bonus is None else bonus.detach().double().expand(len(rows)).numpy().copy()
             if bool(((y != 0) & ~allowed).any()):
                 raise ValueError(
                     f"{type(self).__name__}.map chose a part that is masked or has a score of −inf: it must respect "
@@ -237,7 +238,9 @@ class Searched(Structure):
 
 
 class Problem:
-    """Scores laid out for an oracle: rows of float64 on the host, −inf where nothing may be chosen.
+    """Scores on the CPU laid out for an oracle: rows of float64, −inf where nothing may be chosen.
+
+    ``bad`` are the rows with NaN or +inf, ``live`` those that can be solved: not bad, and with something to choose.
 
     Args:
         structure: what is searched.
@@ -246,30 +249,26 @@ class Problem:
     """
 
     def __init__(self, structure: Structure, scores: Tensor, mask: Tensor | None) -> None:
-        self.structure = structure
-        self.scores = check_scores(structure, scores)
+        check_shape(structure, scores)
+        # Raises if the memory of a tensor was freed, before torch reads it; what else it says does not matter.
+        concrete(scores, *own_tensors(structure))
+        if not readable(scores):
+            raise RuntimeError(
+                f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends "
+                "on the scores; leading dimensions are batch, so pass them at once"
+            )
+        self.structure, self.scores = structure, scores
         event = structure.event_dim
         self.batch, self.shape = scores.shape[:-event], scores.shape[-event:]
-        self.free = free_parts(structure, scores, mask)
-        kept = torch.where(self.free, scores.detach().double(), -torch.inf)
-        rows = kept.reshape(self.batch.numel(), self.shape.numel())
-        # A copy: NaN rows are emptied below, and the caller's scores must not be.
-        self.theta: Array = rows.cpu().numpy().copy()
-        self.empty: Array = (self.theta == -np.inf).all(-1)
+        kept = torch.where(free_parts(structure, scores, mask), scores.detach().double(), -torch.inf)
+        self.theta: Array = kept.reshape(self.batch.numel(), self.shape.numel()).numpy()
         self.bad: Array = np.isnan(self.theta).any(-1) | (self.theta == np.inf).any(-1)
         broken = structure.broken()
         if broken is not None:
-            self.bad = self.bad | (broken.cpu().expand(self.batch).reshape(-1).numpy() & ~self.empty)
-        self.bad &= ~self.empty
-
-    def oracle(self) -> Oracle:
-        """The structure's oracle for these rows."""
-        return self.structure.oracle(self.batch, self.shape, self.scores.device)
-
-    def live(self) -> Array:
-        """The rows that can be solved: with something to choose, and nothing NaN or +inf."""
-        live: Array = np.flatnonzero(~(self.bad | self.empty))
-        return live
+            self.bad = self.bad | broken.expand(self.batch).reshape(-1).numpy()
+        empty = (self.theta == -np.inf).all(-1)
+        self.bad &= ~empty
+        self.live: Array = np.flatnonzero(~(self.bad | empty))
 
     def check_feasible(self, rows: Array, bonus: Array) -> None:
         """Raise a ValueError if there are rows in which no structure is allowed."""
@@ -286,34 +285,44 @@ class Problem:
         y = np.zeros((self.theta.shape[0], self.theta.shape[1] + 1), dtype=np.float32)
         y[rows[:, None], parts] = 1.0  # −1 is the extra column
         y[self.bad] = np.nan
-        dense = torch.from_numpy(y[:, :-1]).reshape(self.scores.shape)
-        return dense.to(dtype=self.scores.dtype, device=self.scores.device)
+        return torch.from_numpy(y[:, :-1]).reshape(self.scores.shape).to(self.scores.dtype)
 
 
 def best(structure: Structure, scores: Tensor, mask: Tensor | None = None) -> Tensor:
     """The highest-scoring structure for any batch dimensions: NaN in rows with NaN or +inf, zero in empty ones."""
+    if isinstance(scores, Tensor) and not scores.is_cpu:
+        return best(*copied(structure, scores, mask)).to(scores.device)
     problem = Problem(structure, scores, mask)
-    live = problem.live()
+    live = problem.live
     if live.size == 0:
         return problem.dense(live, np.zeros((0, 1), np.int32))
     with torch.no_grad():
-        parts, bonus = problem.oracle()(problem.theta, live)
+        parts, bonus = structure.oracle(problem.batch, problem.shape)(problem.theta, live)
     problem.check_feasible(live, bonus)
     return problem.dense(live, parts)
 
 
+def copied(structure: Structure, scores: Tensor, mask: Tensor | None) -> tuple[Structure, Tensor, Tensor | None]:
+    """A structure, scores and a mask in the CPU's memory; gradients go back to the tensors that they are copies of."""
+    own = own_tensors(structure)
+    given, *rest = on_cpu(scores, *own, *(() if mask is None else (mask,)))
+    plain = copy.deepcopy(structure, {id(old): new for old, new in zip(own, rest, strict=False)})
+    return plain, given, None if mask is None else rest[-1]
+
+
 def own_tensors(structure: nn.Module) -> list[Tensor]:
     """Parameters, buffers and plain attributes of a structure, those in its lists, tuples and dicts too."""
-    plain = [t for module in structure.modules() for value in vars(module).values() for t in _tensors(value)]
-    return list({id(t): t for t in (*structure.parameters(), *structure.buffers(), *plain)}.values())
-
-
-def _tensors(value: object) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple, dict)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            yield from _tensors(inner)
+    found: dict[int, Tensor] = {}
+    values: list[object] = [*structure.parameters(), *structure.buffers()]
+    for module in structure.modules():
+        values += vars(module).values()
+    while values:
+        value = values.pop()
+        if isinstance(value, Tensor):
+            found[id(value)] = value
+        elif isinstance(value, (list, tuple, dict)):
+            values += value.values() if isinstance(value, dict) else value
+    return list(found.values())
 
 
 def check_shape(structure: Structure, scores: Tensor) -> None:
@@ -327,24 +336,12 @@ def check_shape(structure: Structure, scores: Tensor) -> None:
     structure.check(scores.shape)
 
 
-def check_scores(structure: Structure, scores: Tensor) -> Tensor:
-    """Check scores for a structure, and that their values can be read."""
-    check_shape(structure, scores)
-    for tensor in (scores, *own_tensors(structure)):
-        concrete(tensor)  # raises if its memory was freed, before torch reads it
-    if not readable(scores):
-        raise RuntimeError(
-            f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends on "
-            "the scores; leading dimensions are batch, so pass them at once"
-        )
-    return scores
-
-
 def free_parts(structure: Structure, scores: Tensor, mask: Tensor | None) -> Tensor:
     """Which parts may be chosen: not masked, not −inf, and possible for the structure."""
-    apply_mask(scores, mask)  # for its checks
     free = scores.detach() != -torch.inf
-    free = free if mask is None else free & mask
+    if mask is not None:
+        apply_mask(scores, mask)  # for its checks
+        free = free & mask
     possible = structure.possible(scores.shape, scores.device)
     return free if possible is None else free & possible
 
@@ -370,7 +367,7 @@ def _check_structures(y: Tensor, theta: Tensor, structure: Structure) -> None:
 
 def places(y: Tensor) -> Array:
     """Where structures (n, …) have their ones: int32 (n, L), filled up with −1."""
-    ones = (y.detach().flatten(1) == 1).cpu().numpy()
+    ones = (y.detach().flatten(1) == 1).numpy()
     counts = ones.sum(-1)
     found = np.full((len(ones), max(int(counts.max(initial=0)), 1)), -1, dtype=np.int32)
     row, part = np.nonzero(ones)

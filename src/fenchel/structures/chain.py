@@ -94,7 +94,7 @@ class Chain(Searched):
         wrong = t.isnan() | (t == torch.inf)
         return wrong.flatten(-3).any(-1) if t.dim() > 2 else wrong.any()
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         steps, states = shape
         t = self._steps(batch)
         lengths: Array | None = None
@@ -134,7 +134,7 @@ class Chain(Searched):
 
     def _steps(self, batch: torch.Size) -> Tensor:
         """Transitions (1 or R, 1 or T − 1, S, S), in double precision."""
-        t = self.transition.detach().double().cpu()
+        t = self.transition.detach().cpu().double()
         if t.dim() > 3:
             t = t.expand(*batch, *t.shape[-3:]).reshape(-1, *t.shape[-3:])
         elif t.dim() == 3:

@@ -26,7 +26,7 @@ _STEP = 0.1  # from the marginals towards the nearest bound, to see whether ther
 _OFF = 1e-3  # of that step: mixtures as close are there
 
 
-def complete(solver: Solver) -> Faces:
+def complete(solver: Solver) -> Faces | None:
     """See to it that the directions of every row are known, by its members or by its equations.
 
     Structures that tie with the members but lie outside their affine hull are taken in with weight 0. Where marginals
@@ -36,11 +36,11 @@ def complete(solver: Solver) -> Faces:
     Otherwise the search goes on until the whole face is spanned, which is another: until fresh noise and its opposite
     find nothing.
 
-    Returns the faces of rows that are known by their equations.
+    Returns the faces of rows that are known by their equations; None without any.
     """
     from fenchel.kernels.cpu.structures import completion
 
-    faces = _no_faces(solver)
+    faces: Faces | None = None
     if not solver.options.complete:
         return faces
     random = np.random.Generator(np.random.PCG64(0))
@@ -52,8 +52,9 @@ def complete(solver: Solver) -> Faces:
         verdict = _outward(solver, live, noise, scale)
         if call == 0:
             live, verdict = live[verdict != 0], verdict[verdict != 0]
-            faces = _faces(solver, live, random)
-            known[faces.rows.cpu().numpy()] = True
+            faces = _faces(solver, live, random) if live.size else None
+            if faces is not None:
+                known[faces.rows.numpy()] = True
             if not solver.options.trained:
                 live, verdict = live[~known[live]], verdict[~known[live]]
         misses[live[verdict == 1]] = 0
@@ -94,12 +95,6 @@ def _outward(solver: Solver, live: Array, noise: Array, scale: Array) -> Array:
     return verdict
 
 
-def _no_faces(solver: Solver) -> Faces:
-    parts = solver.theta.shape[1]
-    arrays = np.empty(0, np.int64), np.empty((0, parts)), np.empty((0, 0, 1), np.int64), np.empty((0, 0, 0))
-    return Faces(*(torch.from_numpy(a).to(solver.problem.scores.device) for a in arrays))
-
-
 class _Face(NamedTuple):
     """The face of a row by its equations, as ``Faces`` has it, and how many dimensions it has."""
 
@@ -118,12 +113,12 @@ class _Face(NamedTuple):
         return projected
 
 
-def _faces(solver: Solver, rows: Array, random: np.random.Generator) -> Faces:
+def _faces(solver: Solver, rows: Array, random: np.random.Generator) -> Faces | None:
     """The faces of those rows whose members span too little of them, where equations describe them."""
     problem = solver.problem
     sums = problem.structure.sums(problem.shape)
-    if sums is None or rows.size == 0:
-        return _no_faces(solver)
+    if sums is None:
+        return None
     least = 1 if sums.exact else _MANY
     found = {row: _face(sums, solver.mu[row]) for row in rows}
     found = {row: face for row, face in found.items() if face.dims >= solver.sizes[row] - 1 + least}
@@ -131,10 +126,10 @@ def _faces(solver: Solver, rows: Array, random: np.random.Generator) -> Faces:
         fine = _described(solver, found, random)
         found = {row: face for (row, face), good in zip(found.items(), fine, strict=True) if good}
     if not found:
-        return _no_faces(solver)
+        return None
     free, parts, inverse, _ = zip(*found.values(), strict=True)
     arrays = np.array(list(found)), np.stack(free), np.stack(parts), np.stack(inverse)
-    return Faces(*(torch.from_numpy(a).to(problem.scores.device) for a in arrays))
+    return Faces(*map(torch.from_numpy, arrays))
 
 
 def _face(sums: Sums, mu: Array) -> _Face:
@@ -171,12 +166,12 @@ def _described(solver: Solver, faces: dict[int, _Face], random: np.random.Genera
     nearest = np.where(free > 0, np.minimum(mu, 1 - mu), np.inf).min(1)
     direction *= (_STEP * nearest / np.abs(direction).max(1))[:, None]
     length = np.linalg.norm(direction, axis=1)
-    structure = problem.structure.rows(problem.batch, torch.from_numpy(rows).to(problem.scores.device))
+    structure = problem.structure.rows(problem.batch, torch.from_numpy(rows))
     options = Options(solver.options.max_iter, 0.1 * _OFF * float(length.min()), complete=False, quiet=True)
     good = np.ones(len(rows), dtype=np.bool_)
     for wanted in (mu + direction, mu - direction):
         scores = np.where(solver.theta[rows] > -np.inf, wanted, -np.inf).reshape(-1, *problem.shape)
-        posed = Problem(structure, torch.from_numpy(scores).to(problem.scores.device), None)
+        posed = Problem(structure, torch.from_numpy(scores), None)
         other = Solver(posed, options)
         other.resume(solver, rows)
         other.solve()

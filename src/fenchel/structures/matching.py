@@ -47,7 +47,7 @@ class Matching(Searched):
         groups = [np.pad(g, ((0, 0), (0, longest - g.shape[1])), constant_values=n * m) for g in (parts, parts.T)]
         return Sums(np.concatenate(groups), np.ones(n + m), exact=True)
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
             places, bonus = np.full((len(rows), min(shape)), -1, np.int32), np.zeros(len(rows))
             for i, row in enumerate(scores[rows].reshape(-1, *shape)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import tracks_forward
+from fenchel._torch import apply_function, tracks, tracks_forward
 from fenchel.kernels.cpu.interpreted import run
 from fenchel.structures.base import Searched, Structure, own_tensors
 
@@ -60,13 +60,13 @@ class Found(NamedTuple):
     Args:
         gap: (R,), the certified duality gap; NaN in rows that hold NaN or +inf.
         iterations: (R,), structures tried.
-        faces: rows whose members do not span the face that marginals move on; others are not among them.
+        faces: of the rows whose members do not span the face that marginals move on; None without any.
         groups: each row is in one of them.
     """
 
     gap: Tensor
     iterations: Tensor
-    faces: Faces
+    faces: Faces | None
     groups: tuple[Group, ...]
 
 
@@ -88,83 +88,72 @@ def choose(structure: Structure, theta: Tensor, found: Found, batch: torch.Size,
         batch: the shape that the rows have …
         shape: … and that of the parts.
     """
-    alone = len(found.groups) == 1
-    on_faces = torch.zeros(len(theta), 1, dtype=torch.bool, device=theta.device)
-    on_faces[found.faces.rows] = True
+    alone, faces, learns = len(found.groups) == 1, found.faces, trained(structure)
     weights, marginals, means = [], [], []
     for group in found.groups:
         rows = theta if alone else theta[group.rows]
-        w, higher = group.weights, group.higher
-        mixed = w
-        own = _own_higher(structure, group, batch, shape)
-        if traced() or rows.requires_grad or (own is not None and own.requires_grad):
-            higher = higher if own is None else own
-            scores = _scores_of(group.parts, rows)
-            w = mixed = group.weights + _moved(group.jacobian, scores + higher)
-            if len(found.faces.rows):
-                rest = torch.where(on_faces[group.rows], scores.detach(), scores)
-                mixed = group.weights + _moved(group.jacobian, rest + higher)
+        own = _own_higher(structure, group, batch, shape) if learns else None
+        higher = group.higher if own is None else own
+        w = mixed = _weights(group, rows, higher)
+        if faces is not None:  # marginals on a face move along the face, and not along the members alone
+            fixed = torch.isin(group.rows, faces.rows).unsqueeze(-1)
+            mixed = _weights(group, torch.where(fixed, rows.detach(), rows), higher)
         weights.append(w)
-        marginals.append(_mixture_of(group.parts, mixed, theta.shape[1]))
+        marginals.append(_mixture(group.parts, mixed, theta.shape[1]))
         means.append((w * higher).sum(-1))
-    if alone:
-        return Chosen(tuple(weights), _on_faces(found.faces, theta, marginals[0]), means[0])
-    back = torch.argsort(torch.cat([group.rows for group in found.groups]))
-    marginal = _on_faces(found.faces, theta, torch.cat(marginals)[back])
-    return Chosen(tuple(weights), marginal, torch.cat(means)[back])
+    marginal, mean = marginals[0], means[0]
+    if not alone:
+        back = torch.argsort(torch.cat([group.rows for group in found.groups]))
+        marginal, mean = torch.cat(marginals)[back], torch.cat(means)[back]
+    if faces is not None and tracks(theta):
+        moved = theta[faces.rows] - theta[faces.rows].detach()
+        kept = (faces.inverse @ _scores(faces.parts, moved).unsqueeze(-1)).squeeze(-1)
+        along = faces.free * moved - _mixture(faces.parts, kept, theta.shape[1])
+        marginal = marginal.index_add(0, faces.rows, along)
+    return Chosen(tuple(weights), marginal, mean)
 
 
-def _on_faces(faces: Faces, theta: Tensor, marginals: Tensor) -> Tensor:
-    """Marginals (R, D), and in rows that have a face its derivative in the scores (R, D)."""
-    if not len(faces.rows) or not (traced() or theta.requires_grad):
-        return marginals
-    moved = theta[faces.rows] - theta[faces.rows].detach()
-    kept = (faces.inverse @ _scores_of(faces.parts, moved).unsqueeze(-1)).squeeze(-1)
-    return marginals.index_add(0, faces.rows, faces.free * moved - _mixture_of(faces.parts, kept, theta.shape[1]))
+def _weights(group: Group, theta: Tensor, higher: Tensor) -> Tensor:
+    """The weights (n, K), with the derivative Q in the members' scores: those of their parts, and the higher-order."""
+    if not tracks(theta, higher):
+        return group.weights
+    if tracks_forward():
+        q = _scores(group.parts, theta) + higher
+        return group.weights + (group.jacobian @ (q - q.detach()).unsqueeze(-1)).squeeze(-1)
+    weights: Tensor = apply_function(_Weights, group, theta, higher)
+    return weights
 
 
-def _moved(jacobian: Tensor, q: Tensor) -> Tensor:
-    """Q(q − q₀), where q₀ is q without its derivative: zero, but for derivatives."""
-    if _compiled(q):
-        moved: Tensor = _Moved.apply(jacobian, q)  # type: ignore[no-untyped-call]
-        return moved
-    return (jacobian @ (q - q.detach()).unsqueeze(-1)).squeeze(-1)
+class _Weights(torch.autograd.Function):
+    """Weights that are known, with their derivative Q in the members' scores."""
+
+    @staticmethod
+    def forward(ctx: Any, group: Group, theta: Tensor, higher: Tensor) -> Tensor:
+        ctx.group, ctx.size = group, theta.shape[1]
+        return group.weights.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor | None, Tensor]:
+        moved = (ctx.group.jacobian @ grad.unsqueeze(-1)).squeeze(-1)
+        return None, _mixture(ctx.group.parts, moved, ctx.size) if ctx.needs_input_grad[1] else None, moved
 
 
-def _scores_of(parts: Tensor, theta: Tensor) -> Tensor:
+def _scores(parts: Tensor, theta: Tensor) -> Tensor:
     """Aᵀθ: the sums (R, K) of scores (R, D) over the members' parts."""
-    if _compiled(theta):
-        scores: Tensor = _Scores.apply(parts, theta)  # type: ignore[no-untyped-call]
+    if kernels.ENABLED and not tracks_forward():
+        scores: Tensor = apply_function(_Scores, parts, theta)
         return scores
     padded = torch.cat([theta, theta.new_zeros(len(theta), 1)], -1)
     return padded.gather(1, parts.flatten(1)).reshape(parts.shape).sum(-1)
 
 
-def _mixture_of(parts: Tensor, weights: Tensor, size: int) -> Tensor:
+def _mixture(parts: Tensor, weights: Tensor, size: int) -> Tensor:
     """Aw: the mixture (R, size) of members with weights (R, K)."""
-    if _compiled(weights):
-        mixture: Tensor = _Mixture.apply(parts, weights, size)  # type: ignore[no-untyped-call]
+    if kernels.ENABLED and not tracks_forward():
+        mixture: Tensor = apply_function(_Mixture, parts, weights, size)
         return mixture
     spread = weights.unsqueeze(-1).expand(parts.shape).flatten(1)
     return weights.new_zeros(len(weights), size + 1).scatter_add(1, parts.flatten(1), spread)[:, :-1]
-
-
-def _compiled(x: Tensor) -> bool:
-    return kernels.ENABLED and x.device.type == "cpu" and not traced()
-
-
-class _Moved(torch.autograd.Function):
-    """Nothing, with the derivative Q, which is symmetric."""
-
-    @staticmethod
-    def forward(ctx: Any, jacobian: Tensor, q: Tensor) -> Tensor:
-        ctx.save_for_backward(jacobian)
-        return torch.zeros_like(q)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
-        (jacobian,) = ctx.saved_tensors
-        return None, (jacobian @ grad.unsqueeze(-1)).squeeze(-1)
 
 
 class _Scores(torch.autograd.Function):
@@ -183,7 +172,7 @@ class _Scores(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
         (parts,) = ctx.saved_tensors
-        return None, _mixture_of(parts, grad, ctx.size)
+        return None, _mixture(parts, grad, ctx.size)
 
 
 class _Mixture(torch.autograd.Function):
@@ -201,7 +190,7 @@ class _Mixture(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor, None]:
         (parts,) = ctx.saved_tensors
-        return None, _scores_of(parts, grad), None
+        return None, _scores(parts, grad), None
 
 
 def dense(found: Found, shape: torch.Size) -> Tensor:
@@ -230,16 +219,7 @@ def _members(group: Group, shape: torch.Size) -> Tensor:
 
 
 def _own_higher(structure: Structure, group: Group, batch: torch.Size, shape: torch.Size) -> Tensor | None:
-    """Higher-order scores of the members (n, K), as a function of the structure's tensors; None if none can move.
-
-    Where a user's structure keeps its tensors nobody knows: only its scores tell whether they have a derivative.
-    """
-    if not structure.has_higher or not (traced() or torch.is_grad_enabled()):
-        return None
-    if isinstance(structure, Searched):
-        tensors = own_tensors(structure)
-        if not tensors or not (traced() or any(t.requires_grad for t in tensors)):
-            return None
+    """Higher-order scores of the members (n, K), as a function of the structure's tensors; None if it has none."""
     rows, members, _ = group.parts.shape
     y = _members(group, shape).transpose(0, 1)  # members in front: leading dimensions broadcast
     if rows == batch.numel():
@@ -249,20 +229,10 @@ def _own_higher(structure: Structure, group: Group, batch: torch.Size, shape: to
     return None if higher is None else higher.double().expand(leading).reshape(members, rows).transpose(0, 1)
 
 
-def differentiated(structure: Structure, theta: Tensor) -> bool:
-    """Whether a derivative in either mode could be asked for, of scores or of the structure's tensors."""
-    return traced() or (torch.is_grad_enabled() and theta.requires_grad) or trained(structure)
-
-
 def trained(structure: Structure) -> bool:
     """Whether a derivative in either mode could be asked for of higher-order scores."""
-    if not structure.has_higher or not (traced() or torch.is_grad_enabled()):
+    if not structure.has_higher or not (tracks_forward() or torch.is_grad_enabled()):
         return False
-    # Where a user's structure keeps its tensors nobody knows.
+    # It is not known where a user's structure keeps its tensors.
     own = own_tensors(structure)
-    return not isinstance(structure, Searched) or any(traced() or t.requires_grad for t in own)
-
-
-def traced() -> bool:
-    """Whether derivatives may be on their way that ``requires_grad`` does not tell of."""
-    return tracks_forward()
+    return not isinstance(structure, Searched) or (len(own) > 0 and tracks(*own))

@@ -49,13 +49,14 @@ class ActiveSets:
 
     Args:
         rows: how many.
-        room: how many members each has room for, to begin with.
+        room: how many members each has room for, to begin with …
+        most: … and how many parts these have at most.
     """
 
-    def __init__(self, rows: int, room: int = 1) -> None:
+    def __init__(self, rows: int, room: int = 1, most: int = 1) -> None:
         self.sizes = np.zeros(rows, np.int64)
         self.rooms = np.full(rows, room)
-        self._allocate(1)
+        self._allocate(most)
 
     def _allocate(self, most: int) -> None:
         """Arrays for as many members of each row as ``rooms`` says, with so many parts."""
@@ -64,7 +65,7 @@ class ActiveSets:
         total = int(slots.sum())
         self.members = np.empty((total, most), np.int32)
         self.counts = np.empty(total, np.int64)
-        self.weights, self.solution, self.values, self.higher = (np.empty(total) for _ in range(4))
+        self.weights, self.solution, self.values, self.higher = np.empty((4, total))
         # Float32 holds the integers of Gram matrices exactly.
         self.matrix, self.inverse = np.empty(int(entries.sum()), np.float32), np.empty(int(entries.sum()))
 
@@ -78,6 +79,8 @@ class ActiveSets:
     def make_room(self, rows: Array, most: int) -> None:
         """Half as much room again for rows that are full, and room for structures with so many parts."""
         full = rows[self.sizes[rows] >= self.rooms[rows]]
+        if full.size == 0 and most <= self.members.shape[1]:
+            return
         self._widen(full, self.rooms[full] + np.maximum(self.rooms[full] // 2, 1), most)
 
     def _widen(self, rows: Array, rooms: Array, most: int) -> None:
@@ -111,10 +114,11 @@ class Solver(ActiveSets):
 
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options = problem, options
-        self.oracle = problem.oracle()
+        self.oracle = problem.structure.oracle(problem.batch, problem.shape)
         self.theta = centered(problem)
         rows, parts = self.theta.shape
-        super().__init__(rows, min(_MEMBERS, parts + 1))
+        self.explorer = problem.structure.explorer(problem.batch, problem.shape)
+        super().__init__(rows, min(_MEMBERS, parts + 1), 1 if self.explorer is None else self.explorer[1])
         self.mu = np.zeros((rows, parts))
         self.residual = self.theta.copy()
         self.state = np.zeros(rows, np.int64)
@@ -122,8 +126,7 @@ class Solver(ActiveSets):
         self.floor = np.zeros(rows)
         self.iterations = np.zeros(rows, np.int64)
         self.goal = np.array([options.tol**2 / 2])
-        self.live = problem.live()
-        self.explorer = problem.structure.explorer(problem.batch, problem.shape)
+        self.live = problem.live
 
     def arrays(self) -> tuple[Array, ...]:
         """What the loops know of every row."""
@@ -141,13 +144,6 @@ class Solver(ActiveSets):
         self.make_room(live, parts.shape[1])
         run(active.advance, len(live), self.work(live), live, parts, bonus, *self.arrays(), mode, self.goal)
 
-    def _explored(self, live: Array, most: int) -> Array:
-        """Let the structure search by itself, where it can: the rows that are left."""
-        if self.explorer is not None:
-            kernel, parts, *own = self.explorer
-            self._explore(live, self.iterations, most, kernel, parts, *own)
-        return self._going_on(live, most)
-
     def _explore(self, rows: Array, tried: Array, most: int, kernel: Any, parts: int, *own: Any) -> None:
         """Run a kernel of ``kernels.exploration`` on rows; those that run out of room get more.
 
@@ -157,7 +153,7 @@ class Solver(ActiveSets):
             self.make_room(rows, parts)
             work = len(rows) * self.theta.shape[1] + int((self.rooms[rows] ** 2).sum())
             run(kernel, len(rows), work * _MEMBERS, rows, *self.arrays(), self.goal, tried, most, *own)
-            rows = rows[(self.sizes[rows] == self.rooms[rows]) & self._unfinished(rows) & (tried[rows] < most)]
+            rows = self._unfinished(rows[self.sizes[rows] == self.rooms[rows]], tried, most)
 
     def offer(self, start: Tensor) -> None:
         """Begin with structures that may be right: those that improve become members."""
@@ -177,12 +173,10 @@ class Solver(ActiveSets):
         rows = rows.reshape(len(rows), len(self.theta), problem.shape.numel())
         for y in rows:
             parts = places(y)
-            ones = (y == 1).cpu().numpy()  # a row of NaN has none
+            ones = (y == 1).numpy()  # a row of NaN has none
             allowed = ones.any(-1) & ~(ones & (self.theta == -np.inf)).any(-1)
             higher = problem.structure.higher(y.double().reshape(*problem.batch, *problem.shape))
-            bonus = (
-                np.zeros(len(y)) if higher is None else higher.cpu().expand(problem.batch).reshape(-1).numpy().copy()
-            )
+            bonus = np.zeros(len(y)) if higher is None else higher.expand(problem.batch).reshape(-1).numpy().copy()
             kept = self.live[(allowed & (bonus > -np.inf))[self.live]]
             kept = kept[self._are_structures(ones, kept)]
             self._advance(kept, parts[kept], bonus[kept], active.OFFER)
@@ -209,10 +203,10 @@ class Solver(ActiveSets):
         parts = np.arange(self.members.shape[1]) < np.where(held, self.counts[slots], 0)[..., None]
         y = np.zeros((*slots.shape, width + 1))
         np.put_along_axis(y, np.where(parts, self.members[slots], width).astype(np.int64), 1.0, -1)
-        posed = torch.from_numpy(y[..., :-1]).to(problem.scores.device).transpose(0, 1)
+        posed = torch.from_numpy(y[..., :-1]).transpose(0, 1)
         higher = structure.higher(posed.reshape(most, *problem.batch, *problem.shape))
         assert higher is not None
-        scores = higher.double().expand(most, *problem.batch).reshape(most, len(slots)).T.cpu().numpy()
+        scores = higher.double().expand(most, *problem.batch).reshape(most, len(slots)).T.numpy()
         self.higher[slots[held]] = scores[held]
 
     def _are_structures(self, ones: Array, rows: Array) -> Array:
@@ -229,11 +223,10 @@ class Solver(ActiveSets):
         from fenchel.kernels.cpu.structures import active
 
         most, patience = self.options.max_iter, self.problem.structure.patience
-        live = self._search(self.live, most if patience is None else min(patience, most))
-        if patience is not None and patience < most and live.size:
-            self._restart(live)
-            self._search(live, most)
-        stopped = self.live[self._unfinished(self.live)]
+        stopped = self._search(self.live, most if patience is None else min(patience, most))
+        if patience is not None and patience < most and stopped.size:
+            self._restart(stopped)
+            stopped = self._search(stopped, most)
         if stopped.size:
             run(active.refine, len(stopped), self.work(stopped), stopped, *self.arrays())
             parts, bonus = self.oracle(self.residual, stopped)
@@ -244,14 +237,17 @@ class Solver(ActiveSets):
         """Search until rows are done or have tried so many structures: those that are not done."""
         from fenchel.kernels.cpu.structures import active
 
-        live = self._explored(self._going_on(live, most), most)
-        while live.size:
+        while True:
+            live = self._unfinished(live, self.iterations, most)
+            if self.explorer is not None:
+                self._explore(live, self.iterations, most, *self.explorer)
+                live = self._unfinished(live, self.iterations, most)
+            if live.size == 0:
+                return self._unfinished(self.live, self.iterations, most + 1)
             parts, bonus = self.oracle(self.residual, live)
             self.problem.check_feasible(live, bonus)
             self.iterations[live] += 1
             self._advance(live, parts, bonus, active.SOLVE)
-            live = self._explored(self._going_on(live, most), most)
-        return self.live[self._unfinished(self.live)]
 
     def _restart(self, rows: Array) -> None:
         """Begin hard rows anew, with paths over those edges of a layered graph that the optimum uses."""
@@ -272,17 +268,13 @@ class Solver(ActiveSets):
         self._explore(rows, tried, most, exploration.explore_paths, len(graph.parts), *graph, nus, eps)
         self.state[rows] = active.LIVE
 
-    def _unfinished(self, rows: Array) -> Array:
+    def _unfinished(self, rows: Array, tried: Array, most: int) -> Array:
+        """Those rows that are not done and have tried fewer structures."""
         from fenchel.kernels.cpu.structures import active
 
         state = self.state[rows]
-        unfinished: Array = (state == active.LIVE) | (state == active.FRESH)
+        unfinished: Array = rows[((state == active.LIVE) | (state == active.FRESH)) & (tried[rows] < most)]
         return unfinished
-
-    def _going_on(self, live: Array, most: int) -> Array:
-        """Those rows that are not done and have tried fewer structures."""
-        going: Array = live[self._unfinished(live) & (self.iterations[live] < most)]
-        return going
 
     def _warn(self) -> None:
         from fenchel.kernels.cpu.structures import active
@@ -306,12 +298,11 @@ class Solver(ActiveSets):
                 9,
             )
 
-    def found(self, faces: Faces) -> Found:
-        """The active sets as tensors beside the scores."""
+    def found(self, faces: Faces | None) -> Found:
+        """The active sets as tensors."""
         from fenchel.kernels.cpu.structures import members
 
         rows, parts = self.theta.shape
-        device = self.problem.scores.device
         kinds = np.ceil(np.log2(np.maximum(self.sizes, _SMALL)))
         groups = []
         for kind in np.unique(kinds) if rows else (0.0,):
@@ -323,9 +314,8 @@ class Solver(ActiveSets):
             places = (inside, self.starts, self.rooms, self.squares)
             work = index.size + jacobian.size
             run(members.collect, n, work, *places, *held, parts, index, weights, higher, jacobian)
-            groups.append(Group(*(torch.from_numpy(a).to(device) for a in (inside, index, weights, higher, jacobian))))
-        gap, iterations = (torch.from_numpy(a).to(device) for a in (self.gap, self.iterations))
-        return Found(gap, iterations, faces, tuple(groups))
+            groups.append(Group(*map(torch.from_numpy, (inside, index, weights, higher, jacobian))))
+        return Found(torch.from_numpy(self.gap), torch.from_numpy(self.iterations), faces, tuple(groups))
 
 
 def say(message: str, depth: int) -> None:

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_like, check_number, kind
-from fenchel._torch import concrete, outside_graphs
+from fenchel._torch import concrete, outside_graphs, tracks
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import finish_loss
 from fenchel.structures.active_set import search, search_again
-from fenchel.structures.base import Array, Structure, best, check_shape, free_parts
-from fenchel.structures.mixture import Found, choose, dense, differentiated, padded, trained
+from fenchel.structures.base import Array, Structure, best, check_shape, copied, free_parts
+from fenchel.structures.mixture import Found, choose, dense, padded, trained
 from fenchel.structures.solver import ActiveSets, Options
 
 
@@ -155,8 +155,10 @@ class SparseMAP(Regularizer):
 
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The marginals of the mixture, of the shape of ``scores``."""
-        self._check_dim(scores, dim)
-        closed = self._closed(scores, mask)
+        if dim != -1:
+            self._check_dim(scores, dim)
+        check_shape(self.structure, scores)
+        closed = self.structure.marginals(scores, mask)
         return self._search(scores, mask).marginals.to(scores.dtype) if closed is None else closed
 
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -248,7 +250,8 @@ class SparseMAP(Regularizer):
             sets: the active sets of many rows.
             rows: which of these the scores belong to.
         """
-        options = self._options(scores, quiet=True)
+        learns = trained(self.structure)
+        options = Options(self.max_iter, self.tol, learns or tracks(scores), learns, quiet=True)
         found, doubted = search_again(self.structure, scores.detach(), sets, rows, options)
         return self._answer(scores, None, found).marginals, found.gap, doubted
 
@@ -287,21 +290,17 @@ class SparseMAP(Regularizer):
 
     # -- what they are made of ------------------------------------------------------------------------
 
-    def _closed(self, scores: Tensor, mask: Tensor | None) -> Tensor | None:
-        check_shape(self.structure, scores)
-        return self.structure.marginals(scores, mask)
-
     @outside_graphs("SparseMAP")
     def _search(self, scores: Tensor, mask: Tensor | None, start: Tensor | None = None) -> _Answer:
-        if torch.compiler.is_compiling():
-            raise RuntimeError("SparseMAP cannot be compiled or exported: how long it runs depends on the scores")
-        check_shape(self.structure, scores)
-        options = self._options(scores)
+        if not scores.is_cpu:
+            structure, given, mask = copied(self.structure, scores, mask)
+            omega = SparseMAP(structure, max_iter=self.max_iter, tol=self.tol)
+            answer = omega._search(given, mask, None if start is None else start.cpu())
+            marginals, higher = answer.marginals.to(scores.device), answer.higher.to(scores.device)
+            return answer._replace(marginals=marginals, higher=higher)
+        learns = trained(self.structure)
+        options = Options(self.max_iter, self.tol, learns or tracks(scores), learns)
         return self._answer(scores, mask, search(self.structure, scores, mask, start, options))
-
-    def _options(self, scores: Tensor, quiet: bool = False) -> Options:
-        derivatives = differentiated(self.structure, scores), trained(self.structure)
-        return Options(self.max_iter, self.tol, *derivatives, quiet)
 
     def _answer(self, scores: Tensor, mask: Tensor | None, found: Found) -> _Answer:
         structure = self.structure
@@ -316,7 +315,8 @@ class SparseMAP(Regularizer):
 
     def _marginals(self, scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor | None]:
         """μ, and the mean of higher-order scores if there are any, in double precision."""
-        closed = self._closed(scores.double(), mask)
+        check_shape(self.structure, scores)
+        closed = self.structure.marginals(scores.double(), mask)
         if closed is not None:
             return closed, None
         answer = self._search(scores, mask)

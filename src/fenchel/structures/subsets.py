@@ -128,7 +128,7 @@ class Subsets(_Exact):
     def key(self) -> Hashable | None:
         return (Subsets, self.k) if type(self) is Subsets else None
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
             places = _top(scores[rows], self.most(shape[-1]), -np.inf)
             if isinstance(self.k, Share):
@@ -168,7 +168,7 @@ class AtMost(_Sized):
         result = torch.where(full, chosen, clipped)
         return torch.where(bad, torch.nan, result).to(scores.dtype)
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         return lambda scores, rows: (_top(scores[rows], self.k, 0.0), np.zeros(len(rows)))
 
 
@@ -259,7 +259,7 @@ class SequentialSubsets(_Exact):
             self.transition, dtype=torch.float64, device=getattr(self.transition, "device", "cpu")
         ).detach()
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         from fenchel.kernels.cpu.structures.subsets import best_sequences
 
         n, k = shape[-1], self.most(shape[-1])

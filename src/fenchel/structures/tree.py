@@ -90,7 +90,7 @@ class DependencyTree(Searched):
         root = np.append(parts[:, 0], n * (n + 1))
         return Sums(np.concatenate([parts, root[None]]), np.ones(n + 1), exact=False)
 
-    def oracle(self, batch: torch.Size, shape: torch.Size, device: torch.device) -> Oracle:
+    def oracle(self, batch: torch.Size, shape: torch.Size) -> Oracle:
         from fenchel.kernels.cpu.structures.trees import best_projective, best_trees
 
         n = shape[0]
@@ -100,7 +100,11 @@ class DependencyTree(Searched):
         def best(scores: Array, rows: Array) -> tuple[Array, Array]:
             heads, bonus = np.empty((len(rows), n), np.int32), np.empty(len(rows))
             run(kernel, len(rows), 8 * scores.size, rows, scores.reshape(-1, *shape), heads, bonus, self.single_root)
-            return _packed(np.where(heads < 0, -1, heads + places)), bonus
+            absent = heads < 0
+            found = np.where(absent, -1, heads + places)
+            if absent.any():  # words that are left out come last
+                found = np.take_along_axis(found, np.argsort(absent, axis=-1, kind="stable"), -1)
+            return np.ascontiguousarray(found), bonus
 
         return best
 
@@ -111,11 +115,3 @@ class DependencyTree(Searched):
 
     def extra_repr(self) -> str:
         return f"projective={self.projective}, single_root={self.single_root}"
-
-
-def _packed(places: Array) -> Array:
-    """Move the places of words that are left out, −1, to the end."""
-    if (places >= 0).all():
-        return places
-    order = np.argsort(places < 0, axis=-1, kind="stable")
-    return np.ascontiguousarray(np.take_along_axis(places, order, -1))

@@ -22,6 +22,11 @@ def kernel(function: Callable[..., Any]) -> Any:
     return _compiled(function, OPTIONS)
 
 
+def helper(function: Callable[..., Any]) -> Any:
+    """Compile a function that other kernels call, and Python does not: it gets no wrapper and no file of its own."""
+    return numba.njit(**{**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})(function)
+
+
 def strict(function: Callable[..., Any]) -> Any:
     """Compile a loop along rows, one to a lane: what is left over after whole vectors is rounded as these are."""
     return _compiled(function, {**OPTIONS, "fastmath": False})

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.structures.gram import (
     FLAT,
     WORN,
@@ -28,6 +28,7 @@ from fenchel.kernels.cpu.structures.gram import (
     residual_of,
     solve_weights,
     square,
+    workspace,
 )
 
 SOLVE, OFFER, CERTIFY = 0, 1, 2
@@ -48,7 +49,7 @@ STILL = 1e-14
 ROUNDING = 8 * 2.0**-52
 
 
-@kernel
+@helper
 def place(y, mark):  # type: ignore[no-untyped-def]
     """Mark the parts of a candidate; count them."""
     count = 0
@@ -58,7 +59,7 @@ def place(y, mark):  # type: ignore[no-untyped-def]
     return count
 
 
-@kernel
+@helper
 def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[no-untyped-def]
     """The last member takes the place of another."""
     if at != last:
@@ -71,7 +72,7 @@ def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[
     weights[last] = 0.0
 
 
-@kernel
+@helper
 def keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: ignore[no-untyped-def]
     """Write a candidate in the place of a member."""
     for j in range(count):
@@ -79,7 +80,7 @@ def keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: igno
     tally[at], q[at], h[at], p[at] = count, value, bonus, weight
 
 
-@kernel
+@helper
 def gram_column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
     """The Gram column of the marked candidate, under the 1 of the border."""
     u[0] = 1.0
@@ -90,7 +91,7 @@ def gram_column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
         u[k + 1] = common
 
 
-@kernel
+@helper
 def _aligned_column(y, count, members, size, u):  # type: ignore[no-untyped-def]
     """The same for structures that are equal in a part only if it stands at the same place of their lists."""
     u[0] = 1.0
@@ -101,7 +102,7 @@ def _aligned_column(y, count, members, size, u):  # type: ignore[no-untyped-def]
         u[k + 1] = common
 
 
-@kernel
+@helper
 def _mix(theta, members, counts, weights, size, mu, residual):  # type: ignore[no-untyped-def]
     """μ = Σ p_k y_k, and θ − μ."""
     mu[:] = 0.0
@@ -113,21 +114,23 @@ def _mix(theta, members, counts, weights, size, mu, residual):  # type: ignore[n
         residual[j] = theta[j] - mu[j]
 
 
-@kernel
+@helper
 def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, newest, v, r):  # type: ignore[no-untyped-def]
     """Go towards x; wherever a weight runs out on the way, drop its member.
 
-    Returns how many are left, and whether the newest was refused at once, so that nothing has changed.
+    ``newest`` is the place of the newest member, ``size`` if there is none. Returns how many are left, and whether the
+    newest was refused at once, so that nothing has changed.
     """
+    none = size
     moved, refused = False, False
     while True:
-        at, step = -1, 1.0
+        at, step = none, 1.0
         for k in range(size):
             if x[k + 1] <= TINY:
                 reach = weights[k] / (weights[k] - x[k + 1]) if weights[k] > x[k + 1] else 0.0
-                if at < 0 or reach < step:
+                if at == none or reach < step:
                     at, step = k, reach
-        if at < 0 or size == 1:
+        if at == none or size == 1:
             break
         for k in range(size):
             weights[k] += step * (x[k + 1] - weights[k])
@@ -137,7 +140,7 @@ def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, 
         remove(matrix, inverse, size, at, values, x, v, r)
         size -= 1
         if at == newest:
-            newest = -1
+            newest = none
         elif newest == size:
             newest = at
     for k in range(size):
@@ -147,7 +150,7 @@ def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, 
     return size, refused
 
 
-@kernel
+@helper
 def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # type: ignore[no-untyped-def]
     """r = (1, q) − M (λ, p), from the reduced scores of the members: its largest entry.
 
@@ -171,7 +174,7 @@ def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # t
     return max(worst, abs(r[0]))
 
 
-@kernel
+@helper
 def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r):  # type: ignore[no-untyped-def]
     """Solve for the weights anew, so that they are right to the last digits. Returns how many members are left, and
     whether anything changed."""
@@ -189,7 +192,7 @@ def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, 
     x[0] += u[0]
     for k in range(size):
         x[k + 1] = weights[k] + u[k + 1]
-    size, _ = _descend(matrix, inverse, x, size, members, counts, values, extra, weights, -1, v, r)
+    size, _ = _descend(matrix, inverse, x, size, members, counts, values, extra, weights, size, v, r)
     total = 0.0
     for k in range(size):
         total += weights[k]
@@ -200,7 +203,7 @@ def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, 
     return size, True
 
 
-@kernel
+@helper
 def gain_of(y, count, bonus, weights, extra, size, mu, residual):  # type: ignore[no-untyped-def]
     """⟨θ − μ, y − μ⟩ + h(y) − Σ p h: what a structure gains on the mixture, and the size of the terms."""
     gain, terms = bonus, 1.0 + abs(bonus)
@@ -217,7 +220,7 @@ def gain_of(y, count, bonus, weights, extra, size, mu, residual):  # type: ignor
     return gain, terms
 
 
-@kernel
+@helper
 def _doubtful(gain, least, residual):  # type: ignore[no-untyped-def]
     """Whether the best structure that was found is worse than the mixture, by more than an oracle may round."""
     if gain >= -least:
@@ -229,7 +232,7 @@ def _doubtful(gain, least, residual):  # type: ignore[no-untyped-def]
     return gain < -least - 4 * ROUNDING * residual.size * largest
 
 
-@kernel
+@helper
 def _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
     """Put a candidate in the place of the member at ``at``, as the last one; solve for x. False if it cannot be."""
     _forget(at, size - 1, own, tally, q, h, p)
@@ -244,7 +247,7 @@ def _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, in
     return True
 
 
-@kernel
+@helper
 def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
     """Take a candidate with Gram column u into the active set: how many members there are then, and whether it was
     refused."""
@@ -263,7 +266,7 @@ def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size,
         size += 1
     else:
         # y = Σ c_k y_k: only higher-order scores tell it from a mixture, and it can replace a member.
-        at, length = -1, np.inf
+        at, length = size, np.inf
         for k in range(size):
             if v[k + 1] > 1e-7:
                 reach = p[k] / v[k + 1]
@@ -274,11 +277,11 @@ def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size,
         newest = size - 1
         if not _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, inverse, size, mark, u, v, r):
             size -= 1
-            newest = -1
+            newest = size
     return _descend(matrix, inverse, x, size, own, tally, q, h, p, newest, v, r)
 
 
-@kernel
+@helper
 def step(  # type: ignore[no-untyped-def]
     b, y, bonus, theta, own, tally, p, x, q, h, matrix, inverse, mu, residual, sizes, gap, floor, state, mode, goal,
     mark, u, v, r, aligned,
@@ -302,11 +305,11 @@ def step(  # type: ignore[no-untyped-def]
     going = True
     if size == 0:
         if mode != CERTIFY:
-            keep(0, y, count, value, bonus, 1.0, own, tally, q, h, p)
+            keep(size, y, count, value, bonus, 1.0, own, tally, q, h, p)
             begin(matrix, inverse, count)
             x[0], x[1] = value - count, 1.0
-            sizes[b] = 1
-            _mix(theta, own, tally, p, 1, mu, residual)
+            sizes[b] = size + 1
+            _mix(theta, own, tally, p, size + 1, mu, residual)
     else:
         if aligned:
             _aligned_column(y, count, own, size, u)
@@ -356,9 +359,7 @@ def advance(  # type: ignore[no-untyped-def]
     Rows of (R, …): theta, mu, residual = θ − μ over D parts (−inf: forbidden). ``goal[0]`` is the gap at which a row is
     done.
     """
-    room = rooms.max() + 2
-    mark = np.zeros(thetas.shape[1], np.uint8)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    mark, u, v, r = workspace(rooms, thetas.shape[1])
     for i in range(first, last):
         b = live[i]
         at = starts[b]
@@ -366,11 +367,11 @@ def advance(  # type: ignore[no-untyped-def]
         step(
             b, candidates[i], bonus[i], thetas[b], members[at:], counts[at:], weights[at:], solution[at:], values[at:],
             extra[at:], matrix, inverse, mus[b], residuals[b], sizes, gap, floor, state, mode, goal, mark, u, v, r,
-            False,
+            np.bool_(False),
         )  # fmt: skip
 
 
-@kernel
+@helper
 def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
     """Make a candidate a member with a given weight, unless it lies in the members' affine hull: how many there are.
 
@@ -396,7 +397,7 @@ def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size,
     return size + 1
 
 
-@kernel
+@helper
 def settle(theta, own, tally, q, p, x, size, mu, residual):  # type: ignore[no-untyped-def]
     """Take the weights of members as they are, but for a sum of 1: the mixture, and the solution that goes with it."""
     total, level = 0.0, 0.0
@@ -421,8 +422,7 @@ def resume(  # type: ignore[no-untyped-def]
 
     A row with a member that the scores forbid begins anew.
     """
-    room = rooms.max() + 2
-    u, r = np.empty(room), np.empty(room)
+    _, u, _, r = workspace(rooms, thetas.shape[1])
     for i in range(first, last):
         b = live[i]
         at, size = starts[b], sizes[b]
@@ -445,7 +445,7 @@ def resume(  # type: ignore[no-untyped-def]
         if worn:
             rebuild(matrix, size + 1, inverse)
             solve_weights(matrix, inverse, size, q, x, u, r)
-        sizes[b], _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, -1, u, r)
+        sizes[b], _ = _descend(matrix, inverse, x, size, own, tally, q, h, p, size, u, r)
         _mix(thetas[b], own, tally, p, sizes[b], mus[b], residuals[b])
 
 
@@ -455,8 +455,7 @@ def refine(  # type: ignore[no-untyped-def]
     matrices, inverses, mus, residuals, gap, floor, state,
 ):  # fmt: skip
     """Weights of rows that stop before they are done: as exact as they get."""
-    room = rooms.max() + 2
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    _, u, v, r = workspace(rooms, thetas.shape[1])
     for i in range(first, last):
         b = live[i]
         at = starts[b]

@@ -9,7 +9,7 @@ import numpy as np
 
 from fenchel.kernels.cpu.compiler import kernel
 from fenchel.kernels.cpu.structures.active import gain_of, gram_column, keep, place
-from fenchel.kernels.cpu.structures.gram import FLAT, insert, multiply, project, rebuild, residual_of, square
+from fenchel.kernels.cpu.structures.gram import FLAT, insert, multiply, project, rebuild, residual_of, square, workspace
 
 TIE = 1e-11
 """Reduced scores closer than this, relative to their terms, are equal."""
@@ -25,8 +25,8 @@ def outward(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """θ − μ plus a little noise across the members' affine hull: what ties with them outside it then comes out best."""
     parts = thetas.shape[1]
-    room = rooms.max() + 2
-    u, v, across = np.empty(room), np.empty(room), np.empty(parts)
+    _, u, v, _ = workspace(rooms, parts)
+    across = np.empty(parts)
     for i in range(first, last):
         b = live[i]
         size, n = sizes[b], sizes[b] + 1
@@ -62,9 +62,7 @@ def complete(  # type: ignore[no-untyped-def]
 
     ``verdict`` (n,) is 1 where a candidate was taken, 0 where it lies in the hull, −1 where it does not tie.
     """
-    room = rooms.max() + 2
-    mark = np.zeros(thetas.shape[1], np.uint8)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    mark, u, v, r = workspace(rooms, thetas.shape[1])
     for i in range(first, last):
         b, y = live[i], candidates[i]
         at, size = starts[b], sizes[b]
@@ -98,8 +96,7 @@ def sharpen(  # type: ignore[no-untyped-def]
     first, last, live, starts, rooms, squares, sizes, matrices, inverses
 ):  # fmt: skip
     """M⁻¹ anew in rows where a trial shows that updates wore it out: derivatives are made of it."""
-    room = rooms.max() + 2
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    _, u, v, r = workspace(rooms, len(live))
     for i in range(first, last):
         b = live[i]
         n = sizes[b] + 1

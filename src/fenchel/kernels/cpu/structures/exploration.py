@@ -11,7 +11,7 @@ import numpy as np
 from fenchel.kernels.cpu.compiler import kernel
 from fenchel.kernels.cpu.structures.active import LIVE, SOLVE, include, settle, step
 from fenchel.kernels.cpu.structures.flows import best_path, tree_flow, used_edges, widest_path
-from fenchel.kernels.cpu.structures.gram import square
+from fenchel.kernels.cpu.structures.gram import square, workspace
 from fenchel.kernels.cpu.structures.layers import count_layers
 from fenchel.kernels.cpu.structures.subsets import best_sequence
 from fenchel.kernels.cpu.structures.trees import HEAD, best_tree, tree_workspace, words_present
@@ -29,22 +29,20 @@ def explore_trees(  # type: ignore[no-untyped-def]
 
     Rows as ``active.advance`` has them. A row whose active set is full waits for a larger one.
     """
-    parts, room = thetas.shape[1], rooms.max() + 2
-    words = int(np.sqrt(parts))
+    words = members.shape[1]
     width = words + 1
-    mark, y = np.zeros(parts, np.uint8), np.empty(words, np.int32)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
-    workspace, present = tree_workspace(words), np.empty(words, np.int32)
+    (mark, u, v, r), y = workspace(rooms, thetas.shape[1]), np.empty(words, np.int32)
+    arrays, present = tree_workspace(words), np.empty(words, np.int32)
     for i in range(first, last):
         b = live[i]
         scores, rest, at = thetas[b], residuals[b], starts[b]
         own, tally, p, x = members[at:], counts[at:], weights[at:], solution[at:]
         q, h, mixture = values[at:], extra[at:], mus[b]
         matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
-        sentence, head = rest.reshape(words, width), workspace[-1][HEAD]
+        sentence, head = rest.reshape(words, width), arrays[-1][HEAD]
         count = words_present(scores.reshape(words, width), present)
         while sizes[b] < rooms[b] and tried[b] < most:
-            if not best_tree(sentence, present, count, single, workspace):
+            if not best_tree(sentence, present, count, single, arrays):
                 break
             y[:] = -1
             for j in range(count):
@@ -52,7 +50,7 @@ def explore_trees(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, 0.0, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
-                SOLVE, goal, mark, u, v, r, True,
+                np.int64(SOLVE), goal, mark, u, v, r, np.bool_(True),
             ):  # fmt: skip
                 break
 
@@ -63,10 +61,9 @@ def explore_sequences(  # type: ignore[no-untyped-def]
     matrices, inverses, mus, residuals, gap, floor, state, goal, tried, most, transition, budget,
 ):  # fmt: skip
     """As ``explore_trees``, with sequential subsets: of budget[n] positions in a row of which n are allowed."""
-    length, room = thetas.shape[1], rooms.max() + 2
+    length = thetas.shape[1]
     k = budget[length]
-    mark, y = np.zeros(length, np.uint8), np.empty(k, np.int32)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    (mark, u, v, r), y = workspace(rooms, length), np.empty(k, np.int32)
     off, on = np.empty((length, k + 2)), np.empty((length, k + 2))
     for i in range(first, last):
         b = live[i]
@@ -86,7 +83,7 @@ def explore_sequences(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, bonus, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
-                SOLVE, goal, mark, u, v, r, False,
+                np.int64(SOLVE), goal, mark, u, v, r, np.bool_(False),
             ):  # fmt: skip
                 break
 
@@ -101,9 +98,8 @@ def decompose(  # type: ignore[no-untyped-def]
     They go along the edges that are used at temperature eps[b]: ``layers.cool`` found nus[b], limits[b] and eps[b].
     Rows of graphs whose nodes are not parts, or with more paths than their active set has room for, begin with nothing.
     """
-    room, (depth, width) = rooms.max() + 2, parts.shape
-    mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    depth, width = parts.shape
+    (mark, u, v, r), y = workspace(rooms, thetas.shape[1]), np.empty(depth, np.int32)
     value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
     flow, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
     for i in range(first, last):
@@ -143,9 +139,8 @@ def explore_paths(  # type: ignore[no-untyped-def]
 
     ``layers.cool`` found nus[b] and eps[b].
     """
-    room, (depth, width) = rooms.max() + 2, parts.shape
-    mark, y = np.zeros(thetas.shape[1], np.uint8), np.empty(depth, np.int32)
-    u, v, r = np.empty(room), np.empty(room), np.empty(room)
+    depth, width = parts.shape
+    (mark, u, v, r), y = workspace(rooms, thetas.shape[1]), np.empty(depth, np.int32)
     value, node, choice = np.empty((depth, width)), np.empty((depth, width)), np.empty((depth, width), np.int64)
     chance, used = np.empty((depth, ends.size)), np.empty((depth, ends.size), np.uint8)
     for i in range(first, last):
@@ -162,6 +157,6 @@ def explore_paths(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, score, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
-                SOLVE, goal, mark, u, v, r, False,
+                np.int64(SOLVE), goal, mark, u, v, r, np.bool_(False),
             ):  # fmt: skip
                 break

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper
 
 FLAT = 1e-9
 """Squared distance to the members' affine hull below which a candidate lies in it."""
@@ -31,14 +31,26 @@ WORN = 1e-8
 """Residual of a column of the inverse above which the inverse is computed anew."""
 
 
-@kernel
+@helper
 def square(flat, start, room):  # type: ignore[no-untyped-def]
     """The (room + 1) × (room + 1) matrix of a row, as a view of the array of all rows."""
     n = room + 1
     return flat[start : start + n * n].reshape(n, n)
 
 
-@kernel
+@helper
+def workspace(rooms, parts):  # type: ignore[no-untyped-def]
+    """Arrays to work in, for rows with so much room and so many parts: marks of parts, all 0, and three vectors."""
+    most = 0
+    for room in rooms:
+        most = max(most, room)
+    mark = np.empty(parts, np.uint8)
+    for j in range(parts):
+        mark[j] = 0
+    return mark, np.empty(most + 2), np.empty(most + 2), np.empty(most + 2)
+
+
+@helper
 def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
     """r = right − M x; its largest entry relative to that of the right-hand side."""
     worst, scale = 0.0, 1.0
@@ -52,7 +64,7 @@ def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
     return worst / scale
 
 
-@kernel
+@helper
 def equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
     """The product of a row of M and x."""
     total = 0.0
@@ -61,7 +73,7 @@ def equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
+@helper
 def multiply(inverse, n, u, v):  # type: ignore[no-untyped-def]
     """v = M⁻¹u."""
     for i in range(n):
@@ -71,7 +83,7 @@ def multiply(inverse, n, u, v):  # type: ignore[no-untyped-def]
         v[i] = total
 
 
-@kernel
+@helper
 def correct(inverse, n, r, x):  # type: ignore[no-untyped-def]
     """x + M⁻¹r: a step of iterative refinement."""
     for i in range(n):
@@ -81,7 +93,7 @@ def correct(inverse, n, r, x):  # type: ignore[no-untyped-def]
         x[i] += total
 
 
-@kernel
+@helper
 def rebuild(matrix, n, inverse):  # type: ignore[no-untyped-def]
     """M⁻¹ from M alone: Gauss-Jordan elimination with pivots."""
     left = np.empty((n, n))
@@ -110,7 +122,7 @@ def rebuild(matrix, n, inverse):  # type: ignore[no-untyped-def]
                     inverse[i, j] -= factor * inverse[c, j]
 
 
-@kernel
+@helper
 def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-def]
     """v = M⁻¹u for the Gram column u of a candidate: its projection on the members' affine hull is Σ v_k y_k.
 
@@ -118,10 +130,11 @@ def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-d
     """
     n = size + 1
     multiply(inverse, n, u, v)
-    s = float(count)
+    s, total = float(count), -v[0]  # the first row of M is (0, 1, …, 1)
     for i in range(n):
         s -= v[i] * u[i]
-    off = abs(equation(matrix, n, 0, v) - u[0]) + abs(equation(matrix, n, size, v) - u[size])
+        total += v[i]
+    off = abs(total - u[0]) + abs(equation(matrix, n, size, v) - u[size])
     if s > CLOSE and off <= SHAKY * (1.0 + u[size]):
         return s
     if residual_of(matrix, n, u, v, r) > WORN:
@@ -135,14 +148,14 @@ def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-d
     return s
 
 
-@kernel
+@helper
 def begin(matrix, inverse, count):  # type: ignore[no-untyped-def]
     """M and M⁻¹ of one member."""
     matrix[0, 0], matrix[0, 1], matrix[1, 0], matrix[1, 1] = 0.0, 1.0, 1.0, count
     inverse[0, 0], inverse[0, 1], inverse[1, 0], inverse[1, 1] = -count, 1.0, 1.0, 0.0
 
 
-@kernel
+@helper
 def insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-def]
     """M and M⁻¹ with one more member: u its Gram column, v = M⁻¹u, s its squared distance."""
     n = size + 1
@@ -158,7 +171,7 @@ def insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-de
     matrix[n, n] = count
 
 
-@kernel
+@helper
 def erase(square, at, last):  # type: ignore[no-untyped-def]
     """The last row and column take the place of another."""
     if at != last:
@@ -169,16 +182,18 @@ def erase(square, at, last):  # type: ignore[no-untyped-def]
         square[at, at] = square[last, last]
 
 
-@kernel
+@helper
 def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-def]
     """M, M⁻¹ and x = M⁻¹(1, q) without the member at ``at``; the last takes its place.
 
     ``q`` are the values of the members that are left, in their new order.
     """
     n, i = size + 1, at + 1
+    total = -inverse[0, i]
     for a in range(n):
         v[a] = inverse[a, i]
-    off = abs(equation(matrix, n, 0, v)) + abs(equation(matrix, n, i, v) - 1.0)
+        total += v[a]
+    off = abs(total) + abs(equation(matrix, n, i, v) - 1.0)
     if v[i] * CLOSE > 1.0 or off > SHAKY:
         worst = 0.0
         for a in range(n):
@@ -201,7 +216,7 @@ def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-de
     x[i] = x[n - 1]
 
 
-@kernel
+@helper
 def solve_weights(matrix, inverse, size, q, x, u, r):  # type: ignore[no-untyped-def]
     """x = (λ, p) = M⁻¹(1, q), refined. Scores are taken relative to the first: only λ depends on their level."""
     n = size + 1

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import inlined, kernel
+from fenchel.kernels.cpu.compiler import helper, inlined, kernel
 
 HEAD = 0
 """Where the heads of words are in the integers of a workspace."""
 
 
-@kernel
+@helper
 def words_present(scores, present):  # type: ignore[no-untyped-def]
     """The words of a sentence: those with a head to choose. Returns how many."""
     count = 0
@@ -56,7 +56,7 @@ def _join(score, worth, u, v, new):  # type: ignore[no-untyped-def]
         score[new, h] = a if a > b else b
 
 
-@kernel
+@helper
 def _contract_cycles(score, worth, inside, index, words, single):  # type: ignore[no-untyped-def]
     """Chu-Liu-Edmonds' algorithm in O(N²): follow best heads; where the path closes, the cycle becomes one node.
 
@@ -137,15 +137,18 @@ def _contract_cycles(score, worth, inside, index, words, single):  # type: ignor
     return True
 
 
-@kernel
+@helper
 def tree_workspace(words):  # type: ignore[no-untyped-def]
     """Arrays that ``best_tree`` works in, for sentences of so many words."""
     width, nodes = words + 1, 2 * words + 2
-    score, worth = np.full((nodes, (width + 3) // 4 * 4), -np.inf), np.empty(nodes)
-    return score, worth, np.empty(nodes * width, np.int64), np.empty((7, nodes + 1), np.int64)
+    score = np.empty((nodes, (width + 3) // 4 * 4))
+    for v in range(nodes):
+        for h in range(width, score.shape[1]):
+            score[v, h] = -np.inf
+    return score, np.empty(nodes), np.empty(nodes * width, np.int64), np.empty((7, nodes + 1), np.int64)
 
 
-@kernel
+@helper
 def best_tree(scores, present, count, single, workspace):  # type: ignore[no-untyped-def]
     """The heads of the best tree for scores (N, N + 1) over the words that are present. False if there is no tree.
 
@@ -192,7 +195,7 @@ def best_trees(first, last, live, scores, heads, bonus, single):  # type: ignore
             heads[i, m] = workspace[-1][HEAD, m + 1] if found else -1
 
 
-@kernel
+@helper
 def _spans(score, n, closed_l, closed_r, open_l, open_r, split_l, split_r, cut):  # type: ignore[no-untyped-def]
     """Eisner's recursion over spans of nodes 0 … n−1, [d, h]: heads at the left end (…_r) or at the right end (…_l)."""
     for s in range(n):
@@ -223,7 +226,7 @@ def _spans(score, n, closed_l, closed_r, open_l, open_r, split_l, split_r, cut):
             closed_r[s, t], split_r[s, t] = best, at
 
 
-@kernel
+@helper
 def _unfold(s, t, kind, split_l, split_r, cut, stack, found):  # type: ignore[no-untyped-def]
     """Read the heads of a span off the tables. Kinds: 0 closed left, 1 closed right, 2 open left, 3 open right."""
     stack[0, 0], stack[0, 1], stack[0, 2] = s, t, kind
