@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 import fenchel
 from fenchel_lab import bench, cli, data
-from fenchel_lab.bench import Case, Contestant, Goal, Workload
+from fenchel_lab.bench import Case, Contestant, Goal, Target, Workload, targets
 from fenchel_lab.report import Context, Result, Study, Table, registry, studies
 
 runner = CliRunner()
@@ -251,6 +251,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
     }
     monkeypatch.setattr(sys.modules["fenchel_lab.bench.workloads"], "workloads", lambda: list(known.values()))
     monkeypatch.setattr(fenchel, "warmup", lambda progress: "Compiled 3 kernels [all].")
+    monkeypatch.setattr(targets, "own_target", lambda: Target("AVX2 (abacus)"))
     monkeypatch.delenv("FENCHEL_KERNELS", raising=False)
     return known
 
@@ -258,8 +259,9 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> dict[str, Workload]:
 def test_bench_shows_ratios_and_goals_and_saves_them(tiny: dict[str, Workload], tmp_path: Path) -> None:
     code, text = run("bench", "maps", "loss", "--seconds", "0.001", "--out", str(tmp_path / "out"))
     assert code == 0
-    assert "maps: maps [of rows]" in text
-    assert "loss: losses" in text
+    assert "maps: maps [of rows]; AVX2 (abacus)" in text
+    assert "loss: losses; AVX2 (abacus)" in text
+    assert "This machine has no AVX-512: figures for AVX-512 are missing." in text
     assert "✓ ours [1], geometric mean:" in text
     assert "✗ ours [1], largest:" in text
     assert "– ours [1], geometric mean: ≥ 100 × as fast as peer (not measured)" in text
@@ -304,7 +306,7 @@ def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_pat
     code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 0
     text = page.read_text(encoding="utf-8")
-    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | measured | goal | |\n")
+    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | goal | AVX2 (abacus) |\n")
     assert text.endswith(f"\n{bench.END}\nafter\n")
     assert "old" not in text
 
@@ -331,11 +333,17 @@ def test_bench_survives_a_failing_workload(tiny: dict[str, Workload], tmp_path: 
     page.write_text(f"{bench.BEGIN}{bench.END}", encoding="utf-8")
     code, text = run("bench", "broken", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 1
-    assert "broken failed" in text
+    assert "broken, AVX2 (abacus) failed" in text
     assert "RuntimeError: out of luck" in text
     record = json.loads((tmp_path / "out" / "bench.json").read_text(encoding="utf-8"))
     assert [each["name"] for each in record["workloads"]] == ["maps"]
     assert page.read_text(encoding="utf-8") == f"{bench.BEGIN}{bench.END}"  # half a table would mislead
+
+
+def test_bench_refuses_a_target_that_is_not_known(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    code, text = run("bench", "maps", "--target", "avx1", "--out", str(tmp_path / "out"))
+    assert (code, text) == (2, "--target must be both, own or avx2, got 'avx1'")
+    assert not (tmp_path / "out").exists()
 
 
 def test_warmup_tells_what_it_did(tiny: dict[str, Workload]) -> None:
@@ -415,7 +423,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_the_work(
 ) -> None:
     worked = []
     monkeypatch.setattr(cli.report, "run", lambda *_: worked.append("study"))
-    monkeypatch.setattr(cli.bench, "run", lambda *_: worked.append("bench"))
+    monkeypatch.setattr(cli.bench, "run_for", lambda *_: worked.append("bench"))
     (tmp_path / "taken").write_text("a file", encoding="utf-8")
     below = tmp_path / "taken" / "below"
     assert run(*WRITERS[writer], str(below)) == (2, f"{below} cannot be written: Not a directory")
@@ -457,14 +465,14 @@ def test_an_interrupted_tour_keeps_the_chapters_that_are_done(registered: dict[s
 def test_an_interrupted_benchmark_keeps_what_was_measured(
     tiny: dict[str, Workload], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = bench.run
+    measure = bench.run_for
 
     def interrupted(workload: Workload, *options: Any) -> Any:
         if workload.name == "loss":
             raise KeyboardInterrupt
         return measure(workload, *options)
 
-    monkeypatch.setattr(cli.bench, "run", interrupted)
+    monkeypatch.setattr(cli.bench, "run_for", interrupted)
     code, text = run("bench", "maps", "loss", "--seconds", "0", "--out", str(tmp_path))
     assert code == 130
     assert f"1 of 2 workloads are done; what was measured before is in {tmp_path}." in text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 import traceback
@@ -250,12 +251,20 @@ def run_bench(
         Path | None,
         typer.Option(help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew.", dir_okay=False),
     ] = None,
+    target: Annotated[
+        str,
+        typer.Option(
+            help="What kernels are compiled for: own is this processor's instruction set; both is that and, where it "
+            f"is AVX-512, avx2 in another process. {' | '.join(bench.CHOICES)}"
+        ),
+    ] = "both",
     only_list: Annotated[bool, typer.Option("--list", help="Show the workloads and their goals, and leave.")] = False,
     force: Force = False,
 ) -> None:
     """Measure beside torch and peers: ratios of medians in one run, and whether the goals are reached."""
     try:
         chosen = bench.find(names or [])
+        targets = bench.chosen(target)
         if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
             with readme.open("r+", encoding="utf-8") as page:
                 bench.insert(page.read(), "")
@@ -271,19 +280,20 @@ def run_bench(
     failed: dict[str, Exception] = {}
     try:
         with progress_bars(refresh_per_second=2) as bars:  # drawing takes time from what is measured
-            follow(bars, "kernels", fenchel.warmup)
-            for workload in chosen:
+            for workload, each in itertools.product(chosen, targets):
                 try:
-                    outcome = follow(bars, workload.name, partial(bench.run, workload, seconds))
+                    title = f"{workload.name}, {each.name}"
+                    outcome = follow(bars, title, partial(bench.run_for, workload, each, seconds))
                 except Exception as error:
-                    failed[workload.name] = error
+                    failed[title] = error
                     continue
                 result = replace(result, outcomes=[*result.outcomes, outcome])
                 with _refused():
                     result.save(out)  # at once: what is measured stays if the rest is interrupted
     except KeyboardInterrupt:
         kept = f"what was measured before is in {out}" if result.outcomes else "nothing was measured before"
-        raise interruption(f"{len(result.outcomes)} of {len(chosen)} workloads are done; {kept}.") from None
+        count = f"{len(result.outcomes)} of {len(chosen) * len(targets)}"
+        raise interruption(f"{count} workloads are done; {kept}.") from None
     for outcome in result.measured:
         _show(bench.sheet(outcome))
     for line in result.missing:
@@ -339,7 +349,10 @@ def _show(sheet: bench.Sheet) -> None:
         # Where a narrow terminal may break a name: torch.softmax, sparsemax_loss.
         title = re.sub(r"(?<=[a-z]\.)|(?<=[a-z])(?=_)", "\n", column) if len(column) > 10 else column
         side: Literal["left", "right"] = "right" if figures else "left"
-        table.add_column(escape(title), justify=side, overflow="fold", no_wrap=not figures)
+        whole = not figures and all(
+            len(row[number]) <= 40 for row in sheet.rows
+        )  # long labels leave no room for figures
+        table.add_column(escape(title), justify=side, overflow="fold", no_wrap=whole)
     for row in sheet.rows:
         table.add_row(*map(escape, row))
     console.print()

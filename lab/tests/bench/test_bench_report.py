@@ -23,6 +23,7 @@ from fenchel_lab.bench.report import show_bytes, show_ratio, show_seconds
 
 MACHINE = Machine(
     cpu="Abacus 9",
+    target="AVX2 (abacus)",
     cores=2,
     torch_threads=1,
     kernels="on",
@@ -58,7 +59,7 @@ def outcome() -> Outcome:
         Measured("narrow", {"torch": timing(2e-3), "ours": timing(1e-3)}, {}),
         Measured("wide", {"torch": timing(0.5), "ours": timing(1.0)}, {"torch": 6_000_000, "ours": 512_000_000}),
     ]
-    return Outcome(Workload("maps", "what is done", contestants, [], goals), measured)
+    return Outcome(Workload("maps", "what is done", contestants, [], goals), measured, "AVX2 (abacus)")
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def report(outcome: Outcome) -> Report:
 
 def test_the_table_shows_ratios_to_the_first_and_memory(outcome: Outcome) -> None:
     table = sheet(outcome)
-    assert table.title == "maps: what is done"
+    assert table.title == "maps: what is done; AVX2 (abacus)"
     assert table.header == ["", "torch", "ours", "memory: torch", "memory: ours"]
     assert table.rows == [
         ["narrow", "2.00 ms", "0.50 ×", "", ""],
@@ -106,21 +107,47 @@ def test_markdown_holds_the_summary_the_machine_and_every_table(report: Report) 
     text = report.markdown()
     summary, rest = text.split("\n\nRatios of medians")
     assert summary.splitlines() == [
-        "| | against | measured | goal | |",
-        "| --- | --- | ---: | ---: | ---: |",
-        "| maps: ours, geometric mean | torch | 1.00 × | ≤ 1 × | ✓ |",
-        "| maps: ours, largest | torch | 2.00 × | ≤ 1.5 × | ✗ |",
-        "| maps: ours, narrow | torch | 0.50 × | ≤ 0.6 × | ✓ |",
-        "| maps: ours, geometric mean | peer | not measured | ≥ 30 × as fast | – |",
-        "| maps: ours, wide, peak memory | – | 512 MB | ≤ 300 MB | ✗ |",
+        "| | against | goal | AVX2 (abacus) |",
+        "| --- | --- | ---: | ---: |",
+        "| maps: ours, geometric mean | torch | ≤ 1 × | 1.00 × ✓ |",
+        "| maps: ours, largest | torch | ≤ 1.5 × | 2.00 × ✗ |",
+        "| maps: ours, narrow | torch | ≤ 0.6 × | 0.50 × ✓ |",
+        "| maps: ours, geometric mean | peer | ≥ 30 × as fast | not measured – |",
+        "| maps: ours, wide, peak memory | – | ≤ 300 MB | 512 MB ✗ |",
     ]
-    assert "Abacus 9, 2 cores, 1 torch thread; fenchel 0.1.0, torch 2.13.0, numba 0.68.1, python 3.11.7; Linux" in rest
+    assert "Abacus 9, AVX2 (abacus), 2 cores, 1 torch thread; fenchel 0.1.0, torch 2.13.0, numba 0.68.1, " in rest
+    assert "python 3.11.7; Linux" in rest
     assert "2026-01-02." in rest
     assert "Kernels are off" not in rest
     assert rest.count("peer is not installed: pip install peer") == 1
-    assert "### maps: what is done\n\n| | torch | ours | memory: torch | memory: ours |\n| --- | ---: |" in rest
+    assert (
+        "### maps: what is done; AVX2 (abacus)\n\n| | torch | ours | memory: torch | memory: ours |\n| --- | ---: |"
+        in rest
+    )
     assert "| narrow | 2.00 ms | 0.50 × | | |\n" in rest
     assert "- ✓ ours, geometric mean: 1.00 × torch (goal: ≤ 1 ×)\n" in rest
+
+
+def test_every_instruction_set_has_a_column_of_its_own(report: Report, outcome: Outcome) -> None:
+    other = dataclasses.replace(outcome, measured=outcome.measured[:1], target="AVX-512 (abacus)")
+    both = dataclasses.replace(
+        report, machine=dataclasses.replace(MACHINE, target="AVX-512 (abacus)"), outcomes=[other, *report.outcomes]
+    )
+    assert both.summary.header == ["", "against", "goal", "AVX-512 (abacus)", "AVX2 (abacus)"]
+    assert both.summary.rows[0] == ["maps: ours, geometric mean", "torch", "≤ 1 ×", "0.50 × ✓", "1.00 × ✓"]
+    assert len(both.summary.rows) == 5
+    assert "are missing" not in both.digest()
+    assert "This machine has no AVX-512: figures for AVX-512 are missing." in report.digest()
+    assert [each["target"] for each in both.record()["workloads"]] == ["AVX-512 (abacus)", "AVX2 (abacus)"]
+
+
+def test_seconds_are_shown_as_such(outcome: Outcome) -> None:
+    workload = dataclasses.replace(
+        outcome.workload, goals=[Goal("ours", 0.9, statistic="seconds"), Goal("torch", 2.0, statistic="seconds")]
+    )
+    cold = dataclasses.replace(outcome, workload=dataclasses.replace(workload, stopwatch=True))
+    assert sheet(cold).rows[1] == ["wide", "500 ms", "1.00 s", "6.0 MB", "512 MB"]
+    assert sheet(cold).notes == ["✗ ours, largest: 1.00 s (goal: ≤ 0.9 s)", "✓ torch, largest: 500 ms (goal: ≤ 2 s)"]
 
 
 def test_kernels_that_are_off_are_noted(report: Report) -> None:

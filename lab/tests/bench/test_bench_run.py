@@ -51,7 +51,7 @@ def test_forward_and_backward_are_timed_along_one_direction(clock: Any) -> None:
     outcome = run(Workload("w", "", spies(clock), [Case("c", ones)], goals), 0.0, clock=clock)
     (measured,) = outcome.measured
     assert measured.timings == {"first": timing(11.0), "second": timing(22.0)}
-    assert len(Spy.seen) == 2 * 4
+    assert len(Spy.seen) == 2 * 5
     assert all(torch.equal(each, Spy.seen[0]) for each in Spy.seen)
     assert Spy.seen[0].std() > 0
     assert [verdict.value for verdict in outcome.verdicts] == [2.0, None, None]
@@ -73,6 +73,16 @@ def test_forward_only_is_that_with_gradients_on_or_off(clock: Any, grad: bool) -
     assert Spy.seen == []
     assert set(modes) == {(grad, False)}
     assert torch.is_grad_enabled()
+
+
+def test_a_contestant_with_a_stopwatch_is_called_once_and_believed(clock: Any) -> None:
+    contestants = [Contestant("a", lambda: torch.tensor(0.5)), Contestant("b", lambda: torch.tensor(4.0))]
+    goals = [Goal("b", 3.0, statistic="seconds"), Goal("a", 0.5, statistic="seconds")]
+    case = Case("c", tuple, backward=False)
+    outcome = run(Workload("w", "", contestants, [case], goals, stopwatch=True), 1.0, clock=clock)
+    assert outcome.measured[0].timings == {"a": Timing(0.5, 0.5, 0.5, 1), "b": Timing(4.0, 4.0, 4.0, 1)}
+    assert [verdict.value for verdict in outcome.verdicts] == [4.0, 0.5]
+    assert [verdict.holds for verdict in outcome.verdicts] == [False, True]
 
 
 def test_a_scalar_needs_no_direction(clock: Any) -> None:

@@ -1,4 +1,4 @@
-"""Where the figures come from: the processor, the threads, the versions, the day."""
+"""Where the figures come from: the processor and its instruction set, the threads, the versions, the day."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from pathlib import Path
 
 import torch
 
+from fenchel_lab.bench import targets
+
 
 @dataclass(frozen=True)
 class Machine:
     """What a reader needs to place the figures of a benchmark."""
 
     cpu: str
+    target: str
     cores: int
     torch_threads: int
     kernels: str
@@ -32,7 +35,7 @@ class Machine:
     def __str__(self) -> str:
         versions = [f"{name} {getattr(self, name)}" for name in ("fenchel", "torch", "numba", "python", "entmax")]
         return (
-            f"{self.cpu}, {_count(self.cores, 'core')}, {_count(self.torch_threads, 'torch thread')}; "
+            f"{self.cpu}, {self.target}, {_count(self.cores, 'core')}, {_count(self.torch_threads, 'torch thread')}; "
             f"{', '.join(versions if self.entmax else versions[:-1])}; {self.system}; {self.date[:10]}"
         )
 
@@ -41,6 +44,7 @@ def machine() -> Machine:
     """This machine, now."""
     return Machine(
         cpu=cpu_model(),
+        target=targets.own_target().name,
         cores=os.cpu_count() or 1,
         torch_threads=torch.get_num_threads(),
         kernels="off" if os.environ.get("FENCHEL_KERNELS") == "off" else "on",

@@ -17,9 +17,6 @@ LEAST_RUNS = 3
 LEAST_SECONDS = 2e-4
 """A shorter call is repeated to this length for one reading of the clock."""
 
-SLOW = 0.5
-"""A call of so many seconds is warm after one."""
-
 
 @dataclass(frozen=True)
 class Timing:
@@ -42,6 +39,19 @@ class Timing:
             return cls(seconds[0], seconds[0], seconds[0], 1)
         lower, median, upper = statistics.quantiles(seconds, n=4, method="inclusive")
         return cls(median, lower, upper, len(seconds))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one case gave: times, and bytes of memory where these were measured, by contestant."""
+
+    case: str
+    timings: dict[str, Timing]
+    memory: dict[str, int]
+
+    def ratio(self, of: str, against: str) -> float:
+        """The ratio of two medians."""
+        return self.timings[of].median / self.timings[against].median
 
 
 def take_turns(
@@ -82,10 +92,9 @@ def _share(spent: float, seconds: float, runs: int) -> float:
 
 
 def _warm(call: Call, clock: Callable[[], float]) -> int:
-    """Call once or twice, off the record, and tell how many calls make one reading."""
+    """Call twice without counting, and return how many calls make one reading; the first may compile kernels."""
+    _time(call, 1, clock)
     used = _time(call, 1, clock)
-    if used < SLOW:
-        used = _time(call, 1, clock)
     return max(1, math.ceil(LEAST_SECONDS / used)) if used > 0 else 1
 
 

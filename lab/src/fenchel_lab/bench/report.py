@@ -1,4 +1,4 @@
-"""What a benchmark hands back: a table a workload, the goals judged, as text for a terminal, Markdown and JSON."""
+"""What a benchmark returns: one table per workload, the goals judged, as text for a terminal, Markdown and JSON."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 
 from fenchel_lab.bench.machine import Machine
 from fenchel_lab.bench.run import Outcome, Verdict
+from fenchel_lab.bench.targets import NO_WIDE, WIDE
 from fenchel_lab.bench.workload import Goal
 from fenchel_lab.outputs import Output
 
@@ -56,13 +57,17 @@ def sheet(outcome: Outcome) -> Sheet:
     """A workload's table: the first contestant's time, the ratios of the others to it, and memory."""
     names = [each.name for each in outcome.workload.present]
     first, *others = names
+    absolute = outcome.workload.stopwatch
     weighed = [name for name in names if any(name in each.memory for each in outcome.measured)]
     counted = names if any(each.rows for each in outcome.workload.cases) else []
     rows = [
         [
             each.case,
             show_seconds(each.timings[first].median),
-            *(show_ratio(each.ratio(name, first)) for name in others),
+            *(
+                show_seconds(each.timings[name].median) if absolute else show_ratio(each.ratio(name, first))
+                for name in others
+            ),
             *(show_bytes(each.memory[name]) if name in each.memory else "" for name in weighed),
             *(f"{outcome.workload.case(each.case).rows / each.timings[name].median:.3g}" for name in counted),
         ]
@@ -72,7 +77,7 @@ def sheet(outcome: Outcome) -> Sheet:
         means = [statistics.geometric_mean([each.ratio(name, first) for each in outcome.measured]) for name in others]
         rows.append(["geometric mean", "", *map(show_ratio, means), *[""] * len(weighed + counted)])
     return Sheet(
-        title=f"{outcome.workload.name}: {outcome.workload.title}",
+        title=f"{outcome.workload.name}: {outcome.workload.title}" + (f"; {outcome.target}" if outcome.target else ""),
         header=["", first, *others, *(f"memory: {n}" for n in weighed), *(f"rows/s: {n}" for n in counted)],
         rows=rows,
         notes=[f"{MARKS[each.holds]} {describe(each)}" for each in outcome.verdicts],
@@ -104,7 +109,7 @@ def describe(verdict: Verdict) -> str:
 
 def subject(goal: Goal) -> str:
     """Of what a goal speaks."""
-    kind = "peak memory" if goal.statistic == "memory" else goal.statistic
+    kind = {"memory": "peak memory", "seconds": "largest"}.get(goal.statistic, goal.statistic)
     where = "; ".join(goal.cases)
     return f"{goal.of}, {where}, {kind}" if where and goal.statistic == "memory" else f"{goal.of}, {where or kind}"
 
@@ -113,6 +118,8 @@ def wants(goal: Goal) -> str:
     """What a goal asks for."""
     if goal.statistic == "memory":
         return f"≤ {show_bytes(goal.at_most)}"
+    if goal.statistic == "seconds":
+        return f"≤ {goal.at_most:g} s"
     return f"≥ {1 / goal.at_most:.4g} × as fast" if _is_speedup(goal) else f"≤ {goal.at_most:g} ×"
 
 
@@ -122,6 +129,8 @@ def reached(verdict: Verdict) -> str:
         return "not measured"
     if verdict.goal.statistic == "memory":
         return show_bytes(verdict.value)
+    if verdict.goal.statistic == "seconds":
+        return show_seconds(verdict.value)
     return f"{1 / verdict.value:.3g} × as fast" if _is_speedup(verdict.goal) else show_ratio(verdict.value)
 
 
@@ -135,20 +144,40 @@ class Report:
 
     @property
     def summary(self) -> Sheet:
-        """One line a goal."""
-        rows = [
-            [f"{each.workload.name}: {subject(goal)}", goal.against or "–", reached(v), wants(goal), MARKS[v.holds]]
-            for each in self.outcomes
-            for v in each.verdicts
-            for goal in [v.goal]
-        ]
-        return Sheet("", ["", "against", "measured", "goal", ""], rows, names=2)
+        """One line per goal, one column per target."""
+        rows: dict[tuple[str, Goal], dict[str, Verdict]] = {}
+        for each in self.outcomes:
+            for verdict in each.verdicts:
+                rows.setdefault((each.workload.name, verdict.goal), {})[each.target] = verdict
+        return Sheet(
+            "",
+            ["", "against", "goal", *(target or "measured" for target in self.targets)],
+            [
+                [
+                    f"{name}: {subject(goal)}",
+                    goal.against or "–",
+                    wants(goal),
+                    *(
+                        f"{reached(verdicts[target])} {MARKS[verdicts[target].holds]}" if target in verdicts else ""
+                        for target in self.targets
+                    ),
+                ]
+                for (name, goal), verdicts in rows.items()
+            ],
+            names=2,
+        )
+
+    @property
+    def targets(self) -> list[str]:
+        """The instruction sets that it was measured with, in their order."""
+        return list(dict.fromkeys(each.target for each in self.outcomes))
 
     @property
     def source(self) -> str:
         """How and where it was measured."""
         off = " Kernels are off (FENCHEL_KERNELS=off)." if self.machine.kernels == "off" else ""
-        return f"Ratios of medians, contestants taking turns in one process, float32. {self.machine}.{off}"
+        wide = "" if self.machine.target.startswith(WIDE) else f" {NO_WIDE}"
+        return f"Ratios of medians, contestants taking turns in one process, float32. {self.machine}.{off}{wide}"
 
     @property
     def missing(self) -> list[str]:
@@ -156,7 +185,7 @@ class Report:
         return list(dict.fromkeys(line for each in self.outcomes for line in each.missing))
 
     def digest(self) -> str:
-        """The machine and one line a goal, as Markdown."""
+        """The machine and one line per goal, as Markdown."""
         return "\n\n".join([self.summary.markdown(), self.source, *self.missing]) + "\n"
 
     def markdown(self) -> str:
@@ -251,7 +280,7 @@ def _digits(number: float) -> str:
 
 def _is_speedup(goal: Goal) -> bool:
     """A ratio so small reads better upside down."""
-    return goal.statistic != "memory" and goal.at_most < 0.1
+    return bool(goal.against) and goal.at_most < 0.1
 
 
 def _against(goal: Goal) -> str:
@@ -267,6 +296,7 @@ def _record(outcome: Outcome) -> dict[str, Any]:
     return {
         "name": outcome.workload.name,
         "title": outcome.workload.title,
+        "target": outcome.target,
         "first": first,
         "missing": outcome.missing,
         "cases": [

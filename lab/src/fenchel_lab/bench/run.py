@@ -4,28 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from fenchel.progress import Progress
-from fenchel_lab.bench import memory
-from fenchel_lab.bench.measure import Call, Timing, take_turns
+from fenchel_lab.bench import apart, memory
+from fenchel_lab.bench.measure import Call, Measured, Timing, take_turns
+from fenchel_lab.bench.targets import Target
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
-
-
-@dataclass(frozen=True)
-class Measured:
-    """What one case gave: times, and bytes of memory where these were measured, by contestant."""
-
-    case: str
-    timings: dict[str, Timing]
-    memory: dict[str, int]
-
-    def ratio(self, of: str, against: str) -> float:
-        """The ratio of two medians."""
-        return self.timings[of].median / self.timings[against].median
 
 
 @dataclass(frozen=True)
@@ -43,10 +31,11 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A workload and all that was measured of it."""
+    """A workload, all that was measured of it, and the instruction set that it ran with."""
 
     workload: Workload
     measured: Sequence[Measured]
+    target: str = ""
 
     @property
     def missing(self) -> list[str]:
@@ -63,11 +52,21 @@ class Outcome:
         for each in self.measured:
             if not goal.covers(each.case):
                 continue
-            if goal.statistic == "memory" and goal.of in each.memory:
-                values.append(each.memory[goal.of])
-            elif goal.statistic != "memory" and {goal.of, goal.against} <= each.timings.keys():
+            if goal.statistic == "memory":
+                values += [each.memory[goal.of]] if goal.of in each.memory else []
+            elif goal.statistic == "seconds":
+                values += [each.timings[goal.of].median] if goal.of in each.timings else []
+            elif {goal.of, goal.against} <= each.timings.keys():
                 values.append(each.ratio(goal.of, goal.against))
         return goal.reduce(values) if values else None
+
+
+def run_for(workload: Workload, target: Target, seconds: float = 1.0, progress: Progress | None = None) -> Outcome:
+    """Measure every case of a workload with one instruction set, in a process of its own where it needs one."""
+    environment = {**target.environment, **workload.environment}
+    if apart.holds(environment):
+        return replace(run(workload, seconds, progress), target=target.name)
+    return Outcome(workload, apart.measure(workload, seconds, progress, environment), target.name)
 
 
 def run(
@@ -100,7 +99,10 @@ def run(
         inputs = prepare(case)
         with torch.set_grad_enabled(case.grad):
             calls = {each.name: call(each, contestants[0], case, inputs) for each in contestants}
-            timings = take_turns(calls, seconds, clock, tell)
+            if workload.stopwatch:
+                timings = {name: Timing.of([float(torch.as_tensor(once()))]) for name, once in calls.items()}
+            else:
+                timings = take_turns(calls, seconds, clock, tell)
         weights = [(each.name, weigh(workload, case, each)) for each in contestants] if case.small is not None else []
         measured.append(Measured(case.label, timings, {name: size for name, size in weights if size is not None}))
     if progress is not None:

@@ -1,7 +1,7 @@
 """What is measured: inputs, contestants and the goals that they must reach.
 
 A workload is data. Its first contestant is what all are compared with; a case gives the inputs that every contestant is
-called with; a goal bounds a ratio, or the memory, of one contestant.
+called with; a goal bounds a ratio, the memory or the seconds of one contestant.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ class Case:
     rows: int = 0
 
 
-Statistic = Literal["geometric mean", "largest", "memory"]
+Statistic = Literal["geometric mean", "largest", "memory", "seconds"]
 
 
 @dataclass(frozen=True)
 class Goal:
-    """A bound: on a ratio of medians between two contestants, or on bytes of memory.
+    """A bound: on a ratio of medians between two contestants, on bytes of memory, or on seconds.
 
     Args:
         of: the contestant that must reach it.
-        at_most: the bound, a ratio or bytes.
-        against: the contestant that it is compared with; none for memory.
-        statistic: of the ratios, or of the memory, of all cases.
+        at_most: the bound, a ratio, bytes or seconds.
+        against: the contestant that it is compared with; none for memory and seconds.
+        statistic: of the ratios, the memory or the seconds of all cases.
         cases: the labels of the cases that count; all if not given.
     """
 
@@ -84,13 +84,25 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """Contestants, what they are given, and what must come out."""
+    """Contestants, what they are given, and what must come out.
+
+    Args:
+        name: as a user types it.
+        title: as tables show it.
+        contestants: the first is what all are compared with.
+        cases: what they are called with.
+        goals: what must be reached.
+        environment: variables that the process must be started with; it runs in one of its own if they differ.
+        stopwatch: contestants are called once and return their seconds; tables show these, not ratios.
+    """
 
     name: str
     title: str
     contestants: Sequence[Contestant]
     cases: Sequence[Case]
     goals: Sequence[Goal]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    stopwatch: bool = False
 
     @property
     def present(self) -> list[Contestant]:

@@ -5,10 +5,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
-from fenchel_lab.bench.rooms import attention, continuous, dynamic, losses, maps, memories, sequences, structures
+from fenchel_lab.bench.rooms import (
+    attention,
+    cliffs,
+    cold,
+    continuous,
+    dynamic,
+    losses,
+    maps,
+    memories,
+    sequences,
+    structures,
+)
 from fenchel_lab.bench.workload import Workload
 
-ROOMS = (maps, losses, attention, memories, structures, dynamic, continuous, sequences)
+ROOMS = (maps, losses, attention, memories, structures, dynamic, continuous, sequences, cliffs, cold)
 
 
 class UnknownWorkloadError(LookupError):

@@ -1,1 +1,1 @@
-"""The workloads of every room of the library, a file each."""
+"""The workloads of every room of the library, one file each."""

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 import fenchel
-from fenchel_lab.bench.inputs import CLASSES, SPREADS, bounds, class_numbers, entmax_peer, normal, row_scores
+from fenchel_lab.bench.inputs import CLASSES, SPREADS, class_numbers, entmax_peer, normal, row_scores
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
 
 
@@ -18,9 +18,17 @@ def workloads() -> list[Workload]:
 
 
 def _loss() -> Workload:
+    cases = {
+        bound: [
+            Case(f"{rows} × {classes}, σ = {sigma:g}", partial(row_scores, rows, classes, sigma, numbers))
+            for sigma in SPREADS
+        ]
+        for bound, rows, classes in ((0.5, 128, CLASSES), (1.2, 8192, 21))
+        for numbers in [class_numbers(rows, classes)]
+    }
     return Workload(
         "loss",
-        f"losses of 128 rows of {CLASSES} classes, forward and backward",
+        "losses of rows × classes, forward and backward",
         [
             Contestant("cross_entropy", F.cross_entropy),
             Contestant("entmax_loss 1.5", fenchel.entmax_loss),
@@ -28,11 +36,12 @@ def _loss() -> Workload:
             entmax_peer("entmax15_loss", lambda f, s, y: f(s, y).mean()),
             entmax_peer("sparsemax_loss", lambda f, s, y: f(s, y).mean()),
         ],
+        [case for group in cases.values() for case in group],
         [
-            Case(f"σ = {sigma:g}", partial(row_scores, 128, CLASSES, sigma, class_numbers(128, CLASSES)))
-            for sigma in SPREADS
+            Goal(name, bound, "cross_entropy", "largest", tuple(each.label for each in group))
+            for bound, group in cases.items()
+            for name in ("entmax_loss 1.5", "sparsemax_loss")
         ],
-        bounds(["entmax_loss 1.5", "sparsemax_loss"], 1.0, "cross_entropy", "largest"),
     )
 
 
@@ -58,8 +67,8 @@ def _linear() -> Workload:
         ],
         [case(peaked, 3.4), case(flat, 0.1)],
         [
-            Goal(ours, 0.6, torchs, "largest", (peaked,)),
-            Goal(ours, 1.2, torchs, "largest", (flat,)),
+            Goal(ours, 0.5, torchs, "largest", (peaked,)),
+            Goal(ours, 1.0, torchs, "largest", (flat,)),
             Goal(ours, tokens * CLASSES * 4 / 8, statistic="memory"),  # an eighth of the logits
         ],
     )
