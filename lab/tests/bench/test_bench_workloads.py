@@ -23,6 +23,8 @@ def test_goals_speak_of_contestants_and_cases_that_exist(workload: Workload) -> 
         if goal.statistic == "memory":
             weighed = [each.label for each in workload.cases if each.small is not None]
             assert set(goal.cases or labels) <= set(weighed)
+        elif goal.statistic == "seconds":
+            assert workload.stopwatch
         else:
             assert goal.against in names
     assert workload.contestants[0].function is not None
