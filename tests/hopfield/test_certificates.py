@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.spatial.distance import pdist
 from torch import Tensor
+from torch.testing import assert_close
 
-from fenchel import Capped, Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis
+from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis
 from fenchel.hopfield import Memory, capacity
 from fenchel.hopfield import certificates as module
+from fenchel.hopfield.certificates import needed_lead
 from fenchel.structures import AtMost, SequentialSubsets, Share, Structure, Subsets
 
 MARGINS = [
@@ -333,3 +336,33 @@ def test_capacity_at_its_ends() -> None:
     for bad in ({"dim": 1}, {"beta": 0.0}, {"omega": Shannon()}, {"noise": -1.0}, {"failure": 0.0}, {"norm": 0.0}):
         with pytest.raises(ValueError, match=r"must"):
             capacity(**{"dim": 5, "beta": 1.0, "omega": Gini(), **bad})
+
+
+@pytest.mark.parametrize(
+    ("omega", "expected"),
+    [
+        (Tsallis(1.5), lambda c: 2 * c**-0.5),
+        (0.3 * Gini(), lambda c: 0.3 / c),
+        (Norm(3.0), lambda c: c ** (1 / 3 - 1)),
+        (Norm(math.inf), lambda c: 1 / c),
+        (KSubsets(1), lambda c: 1 / c),
+        (Hard(), lambda c: 0 * c),
+        (Shannon(), lambda c: c * math.inf),
+    ],
+    ids=lambda each: str(each) if isinstance(each, Regularizer) else "expected",
+)
+def test_the_lead_that_copies_need(omega: Regularizer, expected: Callable[[Tensor], Tensor]) -> None:
+    copies = torch.tensor([1, 2, 2, 7])
+    found = needed_lead(omega, copies)
+    assert found is not None
+    assert_close(found, expected(copies.double()), atol=1e-12, rtol=1e-12)
+    for count, lead in zip(copies.tolist(), found.tolist(), strict=True):
+        for offset, alone in ((1e-6, True), (-1e-6, False)):
+            if 0 < lead < math.inf:
+                others = omega.argmax(torch.tensor([0.0] * count + [-lead - offset] * 3, dtype=torch.float64))[count:]
+                assert bool((others == 0).all()) is alone
+
+
+def test_the_lead_of_copies_is_not_known_for_several_choices_at_once() -> None:
+    for omega in (KSubsets(2), Fused(0.1), SparseMAP(Subsets(2))):
+        assert needed_lead(omega, torch.tensor([1, 2])) is None

@@ -117,7 +117,7 @@ def test_wide_states_do_not_overflow() -> None:
         (ValueError, "query must hold ±1", lambda: ClassicalMemory(torch.ones(2, 3)).step(torch.zeros(3))),
         (ValueError, "width, 3", lambda: ClassicalMemory(torch.ones(2, 3)).step(torch.ones(4))),
         (ValueError, r"shape \(N, D\)", lambda: DenseMemory(torch.ones(3))),
-        (ValueError, "degree must be at least 2", lambda: DenseMemory(torch.ones(2, 3), 1)),
+        (ValueError, "degree must satisfy 2 <= degree", lambda: DenseMemory(torch.ones(2, 3), 1)),
         (TypeError, "degree must be a number", lambda: DenseMemory(torch.ones(2, 3), "exp")),
     ],
 )

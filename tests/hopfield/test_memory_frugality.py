@@ -148,7 +148,7 @@ def test_softmax_in_chunks_has_the_derivatives_of_the_formula() -> None:
 
     def memory(x: Tensor, values: Tensor, q: Tensor, gamma: Tensor, beta: Tensor) -> Tensor:
         held = Memory(x, gamma * Shannon(), beta, 4, values=values)
-        return torch.cat([held._recall(q), held.energy(q).unsqueeze(-1)], -1)
+        return torch.cat([held._recall(q, "values"), held.energy(q).unsqueeze(-1)], -1)
 
     inputs = [t.requires_grad_() for t in (x, values, q, gamma, beta)]
     torch.testing.assert_close(memory(*inputs), formula(*inputs))

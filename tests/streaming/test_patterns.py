@@ -10,7 +10,6 @@ from torch.testing import assert_close
 import fenchel
 from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Oscar, Shannon, SparseMAP, Tsallis, kernels
 from fenchel.hopfield import Memory
-from fenchel.hopfield.margins import margin
 from fenchel.regularizers import Regularizer
 from fenchel.streaming import Plan, using
 from fenchel.structures import Subsets
@@ -101,32 +100,3 @@ def test_forward_mode_goes_through_a_pass() -> None:
         _, ours = torch.func.jvp(memory.step, (queries,), (direction,))
         _, theirs = torch.func.jvp(whole, (queries,), (direction,))
         assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize(
-    ("omega", "expected"),
-    [
-        (Tsallis(1.5), lambda c: 2 * c**-0.5),
-        (0.3 * Gini(), lambda c: 0.3 / c),
-        (Norm(3.0), lambda c: c ** (1 / 3 - 1)),
-        (Norm(math.inf), lambda c: 1 / c),
-        (KSubsets(1), lambda c: 1 / c),
-        (Hard(), lambda c: 0 * c),
-        (Shannon(), lambda c: c * math.inf),
-    ],
-    ids=lambda each: str(each) if isinstance(each, Regularizer) else "expected",
-)
-def test_the_lead_that_copies_need(omega: Regularizer, expected) -> None:
-    copies = torch.tensor([1, 2, 2, 7])
-    found = margin(omega, copies)
-    assert_close(found, expected(copies.double()), atol=1e-12, rtol=1e-12)
-    for count, lead in zip(copies.tolist(), found.tolist(), strict=True):
-        for offset, alone in ((1e-6, True), (-1e-6, False)):
-            if 0 < lead < math.inf:
-                others = omega.argmax(torch.tensor([0.0] * count + [-lead - offset] * 3, dtype=torch.float64))[count:]
-                assert bool((others == 0).all()) is alone
-
-
-def test_the_lead_of_copies_is_not_known_for_several_choices_at_once() -> None:
-    for omega in (KSubsets(2), Fused(0.1), SparseMAP(Subsets(2))):
-        assert margin(omega, torch.ones(3)) is None

@@ -8,17 +8,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fenchel._checks import broadcasts, is_integer
-from fenchel.hopfield.dynamics import check_beta
+from fenchel._checks import broadcasts, check_count, check_floats, check_positive, kind
 
 
 def default_hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:
     """The width of the association space of each head, as given or input_size // num_heads."""
     if hidden_size is not None:
-        return check_size("hidden_size", hidden_size)
+        return check_count(hidden_size, "hidden_size")
     if input_size is None:
         raise ValueError("hidden_size must be given where input_size is not")
-    if check_size("input_size", input_size) % num_heads:
+    if check_count(input_size, "input_size") % num_heads:
         raise ValueError(
             f"input_size must be a multiple of num_heads where hidden_size is not given, got {input_size} and "
             f"{num_heads}"
@@ -26,37 +25,9 @@ def default_hidden_size(input_size: int | None, hidden_size: int | None, num_hea
     return int(input_size) // int(num_heads)
 
 
-def check_size(name: str, size: int) -> int:
-    """Check a width or a number of things."""
-    if not is_integer(size):
-        raise TypeError(f"{name} must be an integer, got {type(size).__name__}")
-    if size < 1:
-        raise ValueError(f"{name} must be at least 1, got {size}")
-    return int(size)
-
-
-def check_update_steps(steps: int | None) -> int | None:
-    """Check a number of updates; None: no limit."""
-    if steps is not None and not is_integer(steps):
-        raise TypeError(f"update_steps_max must be an integer or None, got {type(steps).__name__}")
-    if steps is not None and steps < 0:
-        raise ValueError(f"update_steps_max must not be negative, got {steps}")
-    return None if steps is None else int(steps)
-
-
-def check_eps(eps: float) -> float:
-    """Check the tolerance of updates."""
-    if not eps >= 0:
-        raise ValueError(f"update_steps_eps must not be negative, got {eps}")
-    return float(eps)
-
-
 def check_scaling(scaling: float | Tensor, num_heads: int) -> float | Tensor:
-    """Check β: one number, or one for each head."""
-    try:
-        scaling = check_beta(scaling)
-    except (TypeError, ValueError) as error:
-        raise type(error)(str(error).replace("beta", "scaling")) from None
+    """Check β: one number, or one per head."""
+    scaling = check_positive(scaling, "scaling")
     if isinstance(scaling, Tensor) and scaling.shape not in ((), (1,), (num_heads,)):
         raise ValueError(f"scaling must have one entry per head, {num_heads}, got shape {tuple(scaling.shape)}")
     return scaling
@@ -74,9 +45,7 @@ def activation(name: str, given: str | Callable[[Tensor], Tensor]) -> Callable[[
 
 def check_input(name: str, x: Tensor, width: int) -> None:
     """Check one of the three inputs: (batch, length, width), or (length, batch, width)."""
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        kind = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"input: the {name} must be a floating-point tensor, got {kind}")
+    check_floats(x, f"input: the {name}")
     if x.dim() != 3:
         raise ValueError(f"input: the {name} must have 3 dimensions, batch, length and width, got {tuple(x.shape)}")
     if x.shape[-1] != width:
@@ -86,8 +55,7 @@ def check_input(name: str, x: Tensor, width: int) -> None:
 def check_association(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
     """An association mask that broadcasts to (batch, heads, L, S)."""
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
-        kind = mask.dtype if isinstance(mask, Tensor) else type(mask).__name__
-        raise TypeError(f"association_mask must be boolean (True = may not be associated) or added, got {kind}")
+        raise TypeError(f"association_mask must be boolean (True = may not be associated) or added, got {kind(mask)}")
     batch, heads, states, stored = shape
     if mask.dim() == 3 and mask.shape == (batch * heads, states, stored):
         return mask.reshape(shape)

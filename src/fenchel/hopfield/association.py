@@ -10,16 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel._checks import check_share
+from fenchel._checks import check_count, check_mask, check_number, check_share
 from fenchel._torch import concrete
 from fenchel.hopfield.arguments import (
     activation,
     check_association,
-    check_eps,
     check_input,
     check_scaling,
-    check_size,
-    check_update_steps,
     default_hidden_size,
 )
 from fenchel.hopfield.dynamics import iterate, own, update
@@ -177,13 +174,14 @@ class Hopfield(nn.Module):
     ) -> None:
         super().__init__()
         made: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.num_heads = check_size("num_heads", num_heads)
+        self.num_heads = check_count(num_heads, "num_heads")
         self.hidden_size = default_hidden_size(input_size, hidden_size, self.num_heads)
-        self.pattern_size = check_size("pattern_size", self.hidden_size if pattern_size is None else pattern_size)
+        self.pattern_size = check_count(self.hidden_size if pattern_size is None else pattern_size, "pattern_size")
         self.batch_first = batch_first
         self.add_zero_association = add_zero_association
-        self.update_steps_max = check_update_steps(update_steps_max)
-        self.update_steps_eps = check_eps(update_steps_eps)
+        steps = update_steps_max
+        self.update_steps_max = None if steps is None else check_count(steps, "update_steps_max", 0)
+        self.update_steps_eps = check_number(update_steps_eps, "update_steps_eps", 0, ends="[]")
         self.association_activation = (
             None if association_activation is None else activation("association_activation", association_activation)
         )
@@ -468,9 +466,7 @@ class Hopfield(nn.Module):
     def _check_padding(self, padding: Tensor | None, stored: Tensor) -> Tensor | None:
         if padding is None:
             return None
-        if not isinstance(padding, Tensor) or padding.dtype != torch.bool:
-            kind = padding.dtype if isinstance(padding, Tensor) else type(padding).__name__
-            raise TypeError(f"stored_pattern_padding_mask must be a boolean tensor (True = no pattern), got {kind}")
+        check_mask(padding, "stored_pattern_padding_mask", "no pattern")
         if padding.shape != stored.shape[:2]:
             raise ValueError(
                 f"stored_pattern_padding_mask must have shape {tuple(stored.shape[:2])}, (batch, stored patterns), got "
@@ -512,7 +508,7 @@ def _entry(
         return own, None
     if size is None:
         raise ValueError(f"{name} must be given unless its patterns are static")
-    return check_size(name, size), nn.Linear(size, width, bias, **made)
+    return check_count(size, name), nn.Linear(size, width, bias, **made)
 
 
 def _exit(
@@ -520,7 +516,7 @@ def _exit(
 ) -> tuple[int, nn.Linear | None]:
     """The width of the output, and its projection."""
     if not disabled:
-        size = check_size("output_size", (input_size or width) if output_size is None else output_size)
+        size = check_count((input_size or width) if output_size is None else output_size, "output_size")
         return size, nn.Linear(width, size, bias, **made)
     if output_size not in (None, width):
         raise ValueError(

@@ -10,8 +10,7 @@ from hashlib import blake2b
 import torch
 from torch import Tensor
 
-from fenchel._checks import is_integer
-from fenchel.hopfield.dynamics import check_beta
+from fenchel._checks import check_count, check_mask, check_number, check_positive
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
@@ -162,7 +161,9 @@ class _Least:
 
 def certify_associations(read: Read, count: int, omega: Regularizer, beta: float, associations: Tensor) -> Certificate:
     """Certify sets of patterns, boolean (A, N)."""
-    chosen = _check_associations(associations, count)
+    chosen = check_mask(associations, "associations", "in the set").cpu()
+    if chosen.dim() != 2 or chosen.shape[1] != count:
+        raise ValueError(f"associations must have shape (A, {count}), one row per set, got {tuple(chosen.shape)}")
     simple, gamma = omega.canonical()
     factor = _number(gamma, "the temperature of omega")
     if isinstance(simple, SparseMAP):  # only structures have an oracle, which their certificate calls
@@ -282,15 +283,6 @@ def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], le
         if bool(done.all()):
             break
     return least, done
-
-
-def _check_associations(associations: Tensor, count: int) -> Tensor:
-    if not isinstance(associations, Tensor) or associations.dtype != torch.bool:
-        kind = associations.dtype if isinstance(associations, Tensor) else type(associations).__name__
-        raise TypeError(f"associations must be a boolean tensor (A, N), got {kind}")
-    if associations.dim() != 2 or associations.shape[1] != count:
-        raise ValueError(f"associations must have shape (A, {count}), a row each, got {tuple(associations.shape)}")
-    return associations.cpu()
 
 
 def needed_lead(omega: Regularizer, copies: Tensor) -> Tensor | None:
@@ -434,17 +426,14 @@ def capacity(
 
     References: Santos et al. (2024), Proposition 3; Brauchart et al. (2018) for patterns at random.
     """
-    if not is_integer(dim) or dim < 2:
-        raise ValueError(f"dim must be an int of at least 2, got {dim}")
-    dim = int(dim)
-    if not norm > 0 or not noise >= 0 or not 0 < failure < 1:
-        raise ValueError(
-            f"norm must be positive, noise not negative and failure in (0, 1), got {norm}, {noise} and {failure}"
-        )
+    dim = check_count(dim, "dim", 2)
+    norm = check_number(norm, "norm", 0)
+    noise = check_number(noise, "noise", 0, ends="[)")
+    failure = check_number(failure, "failure", 0, 1)
     lead = needed_lead(check_omega(omega), torch.ones(1, dtype=torch.long, device="cpu"))
     if lead is None or not math.isfinite(float(lead)):
         raise ValueError(f"omega must have a finite margin, as entmax with alpha > 1 and normmax do, got {omega}")
-    needed = float(lead) / _number(check_beta(beta), "beta") / norm**2
+    needed = float(lead) / _number(check_positive(beta, "beta"), "beta") / norm**2
     cosine = 1 - needed - 2 * noise / norm
     angle = math.acos(cosine) if cosine >= -1 else math.nan
     gamma = math.lgamma(dim / 2) - math.lgamma((dim - 1) / 2)

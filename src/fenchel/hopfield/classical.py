@@ -8,8 +8,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import is_number
-from fenchel.hopfield.dynamics import Path, check_steps, iterate
+from fenchel._checks import check_count, check_number
+from fenchel.hopfield.dynamics import Path, iterate
 
 
 class _Binary(nn.Module):
@@ -60,7 +60,7 @@ class _Binary(nn.Module):
         generator: torch.Generator | None = None,
     ) -> Path:
         """Update states until nothing changes: ``.state``, ``.steps`` (of all neurons) and ``.converged``."""
-        check_steps(max_steps, 1)
+        check_count(max_steps, "max_steps")
 
         def step(states: Tensor) -> Tensor:
             return self.step(states, asynchronous=asynchronous, generator=generator)
@@ -182,11 +182,7 @@ class DenseMemory(_Binary):
 
     def __init__(self, patterns: Tensor, degree: float = 3) -> None:
         super().__init__(patterns)
-        if not is_number(degree):
-            raise TypeError(f"degree must be a number, got {type(degree).__name__}")
-        if not degree >= 2:
-            raise ValueError(f"degree must be at least 2, or math.inf for the exponential, got {degree}")
-        self.degree = float(degree)
+        self.degree = check_number(degree, "degree", 2, ends="[]")
 
     def energy(self, query: Tensor) -> Tensor:
         """−Σ F(xᵢᵀq), one value a state, in double precision; −inf where that overflows (exp beyond D ≈ 700)."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, overload
@@ -10,7 +9,7 @@ from typing import Literal, overload
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_parameter
+from fenchel._checks import check_count
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer
 from fenchel.streaming.dot_product import attention
@@ -153,81 +152,35 @@ def iterate(
         >>> path.steps, path.converged
         (tensor([1, 0]), tensor([True, True]))
     """
-    check_steps(max_steps)
-    tol = check_tol(tol, query.dtype)
-    return _apart(step, query, max_steps, tol) if apart and concrete(query) else _at_once(step, query, max_steps, tol)
-
-
-def check_steps(max_steps: int, least: int = 0) -> int:
-    """Check a number of updates."""
-    return check_count(max_steps, "max_steps", least)
-
-
-def check_tol(tol: float | None, dtype: torch.dtype) -> float:
-    """Check a tolerance, and fill in the default of a dtype."""
+    check_count(max_steps, "max_steps", 0)
     if tol is None:
-        return float(torch.finfo(dtype).eps ** 0.75)
-    if not tol >= 0:
+        tol = torch.finfo(query.dtype).eps ** 0.75
+    elif not tol >= 0:
         raise ValueError(f"tol must not be negative, got {tol}")
-    return float(tol)
-
-
-def check_beta(beta: float | Tensor) -> float | Tensor:
-    """Check an inverse temperature: positive, finite."""
-    beta = check_parameter(beta, "beta", 0.0, "0 < beta < inf")
-    infinite = bool((beta == math.inf).any()) if isinstance(beta, Tensor) and concrete(beta) else beta == math.inf
-    if not isinstance(infinite, Tensor) and infinite:
-        raise ValueError("beta must satisfy 0 < beta < inf, got inf; for hard retrieval use omega=Hard()")
-    return beta
+    state = before = query
+    steps = torch.zeros(query.shape[:-1], dtype=torch.long, device=query.device)
+    converged = torch.zeros_like(steps, dtype=torch.bool)
+    moving = ~converged
+    for _ in range(max_steps):
+        readable = concrete(state, moving)
+        if readable and not bool(moving.any()):
+            break
+        old, chosen = state, moving.unsqueeze(-1)
+        if apart and readable and not bool(moving.all()):
+            state = old.index_put((moving,), step(old[moving]))
+        else:
+            state = torch.where(chosen, step(old), old)
+        before = torch.where(chosen, old, before)
+        exact = torch.promote_types(state.dtype, torch.float32)
+        new = state.detach().to(exact)
+        gap = torch.linalg.vector_norm(new - old.detach().to(exact), dim=-1)
+        near = gap <= tol * torch.linalg.vector_norm(new, dim=-1).clamp_min(1.0)
+        steps = steps + (moving & (gap > 0))
+        converged = converged | (moving & near)
+        moving = moving & (gap > 0) & ~near  # a state that is NaN is not updated again, and has not converged
+    return Path(state, before, steps, converged)
 
 
 def own(value: float | Tensor) -> float | Tensor:
     """A copy of a tensor, so that in-place changes by the caller do not reach a module; a parameter is not copied."""
     return value.clone() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value
-
-
-def _at_once(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, tol: float) -> Path:
-    state = before = query
-    steps = torch.zeros(query.shape[:-1], dtype=torch.long, device=query.device)
-    moving = torch.ones_like(steps, dtype=torch.bool)
-    converged = torch.zeros_like(moving)
-    for _ in range(max_steps):
-        if concrete(moving) and not bool(moving.any()):
-            break
-        new = step(state)
-        gap, near = _moved(new, state, tol)
-        chosen = moving.unsqueeze(-1)
-        before, state = torch.where(chosen, state, before), torch.where(chosen, new, state)
-        steps = steps + (moving & (gap > 0))
-        converged = converged | (moving & near)
-        moving = moving & (gap > 0) & ~near  # NaN is updated no more, and has not converged
-    return Path(state, before, steps, converged)
-
-
-def _apart(step: Callable[[Tensor], Tensor], query: Tensor, max_steps: int, tol: float) -> Path:
-    state = before = query.reshape(-1, query.shape[-1])
-    steps = torch.zeros(len(state), dtype=torch.long, device=query.device)
-    converged = torch.zeros_like(steps, dtype=torch.bool)
-    rows = torch.arange(len(state), device=query.device)
-    for _ in range(max_steps):
-        if not len(rows):
-            break
-        every = len(rows) == len(state)
-        old = state if every else state[rows]
-        new = step(old)
-        gap, near = _moved(new, old, tol)
-        before = old if every else before.index_put((rows,), old)
-        state = new if every else state.index_put((rows,), new)
-        steps[rows] += gap > 0
-        converged[rows] = near
-        rows = rows[(gap > 0) & ~near]
-    batch = query.shape[:-1]
-    return Path(state.reshape(query.shape), before.reshape(query.shape), steps.reshape(batch), converged.reshape(batch))
-
-
-def _moved(new: Tensor, old: Tensor, tol: float) -> tuple[Tensor, Tensor]:
-    """The distances between states, (…), and whether they are within the tolerance."""
-    exact = torch.promote_types(new.dtype, torch.float32)
-    new, old = new.detach().to(exact), old.detach().to(exact)
-    gap = torch.linalg.vector_norm(new - old, dim=-1)
-    return gap, gap <= tol * torch.linalg.vector_norm(new, dim=-1).clamp_min(1.0)

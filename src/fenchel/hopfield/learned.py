@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fenchel.hopfield.arguments import check_size
+from fenchel._checks import check_count
 from fenchel.hopfield.association import SPREAD, Hopfield, Options
 
 Roles = tuple[Tensor, Tensor, Tensor]
@@ -19,7 +19,7 @@ class _WithLearnedPatterns(nn.Module):
 
     def __init__(self, quantity: int, sizes: tuple[Any, ...], options: Options) -> None:
         super().__init__()
-        self.quantity = check_size("quantity", quantity)
+        self.quantity = check_count(quantity, "quantity")
         self.hopfield = Hopfield(*sizes, **options)
 
     def extra_repr(self) -> str:

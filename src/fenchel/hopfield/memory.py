@@ -1,4 +1,4 @@
-"""Memory: patterns, an Ω and a temperature; what it does with a query follows from its energy."""
+"""Memory: an associative memory of patterns, for any Ω and inverse temperature β."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count
-from fenchel._torch import concrete, tracks_forward
+from fenchel._checks import check_count, check_floats, check_parameter
+from fenchel._torch import concrete, tracks
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
-from fenchel.hopfield.dynamics import check_beta, check_steps, check_tol, iterate, own, update
+from fenchel.hopfield.dynamics import iterate, own, update
 from fenchel.hopfield.implicit import attach
-from fenchel.hopfield.margins import number
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
@@ -31,10 +30,10 @@ Normalize = Literal["sphere", "layer"] | None
 
 @dataclass(frozen=True)
 class Retrieval:
-    """What a memory recalled, as ``Memory.retrieve`` returns it. Leading dimensions are the queries'.
+    """The result of ``Memory.retrieve``; (…) are the leading dimensions of the queries.
 
     Args:
-        state: (…, D), where each query ended: its ``weights`` times the patterns.
+        state: (…, D), the final state of each query: its ``weights`` times the patterns.
         steps: (…), how many updates changed the state; 0 for a query that is a fixed point.
         converged: (…), whether the last update moved the state by no more than the tolerance.
     """
@@ -48,27 +47,28 @@ class Retrieval:
 
     @cached_property
     def weights(self) -> Tensor:
-        """(…, N), the weights of the patterns in ``state``, differentiable. Computed when they are first asked for."""
+        """The weights of the patterns in ``state``, (…, N), differentiable; computed at the first access."""
         return self._source().weights(self._before)
 
     @cached_property
     def value(self) -> Tensor:
-        """(…, V), the weights times the values: what is recalled if the memory has values, else the state."""
-        memory = self._source()
-        return self.state if memory.values is None else memory._recall(self._before)
+        """The weights times the values, (…, V); the state if the memory has no values."""
+        memory, before = self._source(), self._before
+        if memory.values is None:
+            return self.state
+        recalled = memory._recall(before.reshape(-1, before.shape[-1]), "values")
+        return recalled.reshape(*before.shape[:-1], recalled.shape[-1])
 
     def _source(self) -> Memory:
         now = self._memory._stamp()
         same = len(now) == len(self._stamp)
         if not same or any(_differ(*pair) for pair in zip(now, self._stamp, strict=True)):
-            raise RuntimeError(
-                "the memory has changed since this was retrieved: ask for weights and value before it changes"
-            )
+            raise RuntimeError("the memory has changed since this was retrieved: read weights and value before it does")
         return self._memory
 
 
 def _in_full_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """A method without autocast: scores in half precision would lose the order of the patterns."""
+    """The method with autocast turned off: scores in half precision would lose the order of the patterns."""
 
     @wraps(method)
     def call(self: Memory, *args: Any) -> Tensor:
@@ -86,24 +86,25 @@ class Memory(nn.Module):
 
     .. math:: E(q) = \tfrac12\|q\|^2 - \beta^{-1} \big(\Omega^*(\beta X q) - \Omega^*(0)\big) + \tfrac12 M^2
 
-    with patterns X and their largest norm M, is never negative; the concave-convex procedure on it is
-    :math:`q \leftarrow X^\top \operatorname{argmax}_\Omega(\beta X q)`. That is for an Ω over distributions that is
-    zero at one-hot vectors, as Tsallis and norm entropies are; for any other Ω the two constants are left out, and the
-    update is the same. Energies never increase along it. A sparse Ω retrieves whole patterns exactly, and
-    :meth:`certify` says which, and from how far.
+    The energy E of a state q, with patterns X and their largest norm M, is never negative. An update,
+    :math:`q \leftarrow X^\top \operatorname{argmax}_\Omega(\beta X q)`, is one step of the concave-convex procedure
+    on E and never increases it. The formula is for an Ω over distributions that is zero at one-hot vectors, as Tsallis
+    and norm entropies are. For any other Ω the two constants are left out, and the update is the same. A sparse Ω can
+    retrieve patterns exactly; :meth:`certify` computes which ones, and from how far.
 
     Args:
-        patterns: (N, D), finite. A tensor, which is copied: what happens to it later does not change the memory, and
-            gradients reach it through the copy. An ``nn.Parameter`` is kept itself, and trained if it requires a
-            gradient. A numpy array is copied, unless it is a ``memmap``: that is read a chunk at a time, never copied,
-            left out of the ``state_dict`` and not written to.
-        omega: the regularizer; ``Tsallis(1.5)`` by default. Of one value for all queries, along the N patterns.
-        beta: inverse temperature, a positive number or a tensor with one value, copied; an ``nn.Parameter`` is trained.
-        chunk_size: patterns to work on at a time, so that no matrix of queries × patterns is held. Exact all the same,
-            in one pass a step, for entmax, normmax, k_subsets and softmax.
-        values: (N, V), what is recalled in place of the patterns (hetero-association); of the kinds of ``patterns``.
+        patterns: (N, D), finite. A tensor is copied: later changes to it do not change the memory, and gradients reach
+            it through the copy. An ``nn.Parameter`` is not copied, and is trained if it requires a gradient. A NumPy
+            array is copied, except a ``memmap``, which is read in chunks, never written to, and not in the
+            ``state_dict``.
+        omega: the regularizer; ``Tsallis(1.5)`` by default. Its parameters must be the same for all queries.
+        beta: inverse temperature, a positive number or a tensor with one entry. A tensor is copied; an
+            ``nn.Parameter`` is trained.
+        chunk_size: how many patterns are read at a time, so that no matrix of queries × patterns is held. The results
+            are exact, with one pass per step. For entmax with alpha > 1, normmax, k_subsets and softmax.
+        values: (N, V), recalled in place of the patterns (hetero-association); the same kinds as ``patterns``.
         normalize: ``"sphere"`` scales patterns, and states before they are compared with them, to norm 1; ``"layer"``
-            to mean 0 and variance 1. The energy, as a function of the scaled state, does not increase then either.
+            to mean 0 and variance 1. The energy as a function of the scaled state never increases either.
 
     Example:
         >>> import torch, fenchel
@@ -140,7 +141,7 @@ class Memory(nn.Module):
         if normalize not in (None, "sphere", "layer"):
             raise ValueError(f"normalize must be None, 'sphere' or 'layer', got {normalize!r}")
         self.normalize = normalize
-        beta = check_beta(beta)
+        beta = check_parameter(beta, "beta", 0.0, "0 < beta < inf", finite=True)
         if isinstance(beta, Tensor) and beta.numel() != 1:
             raise ValueError(f"beta must be one number for the whole memory, got shape {tuple(beta.shape)}")
         hold(self, "beta", own(beta))
@@ -153,23 +154,23 @@ class Memory(nn.Module):
             if len(values) != len(self.patterns):
                 raise ValueError(f"values must be as many as the patterns, {len(self)}, got {len(values)}")
         self._check_fit(len(self))
-        self._plan("recall", self.patterns)  # refuses an Ω that needs all scores at once
+        self._plan("recall", self.patterns)  # raises if patterns are read in chunks and Ω needs all scores at once
 
-    # -- what it holds ---------------------------------------------------------------------------------
+    # -- stored patterns -------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        """How many patterns are stored."""
+        """The number of stored patterns."""
         return self.patterns.shape[0]
 
     @property
     def dtype(self) -> torch.dtype:
-        """What states are computed in, unless a query is more precise."""
+        """The dtype that states are computed in, unless that of a query is more precise."""
         return self.patterns.dtype if self.patterns.is_floating_point() else torch.float32
 
     def add(self, patterns: Rows, values: Rows | None = None) -> None:
-        """Store more patterns, (M, D) or one of (D,), behind those there are; with their values if it has values.
+        """Append patterns, (M, D) or one of shape (D,), and their values if the memory has values.
 
-        Patterns that are a parameter become a new one, which an optimizer has to be told of.
+        Patterns that are a parameter become a new parameter, which must be given to the optimizer again.
         """
         self._check_writable()
         if (values is None) != (self.values is None):
@@ -183,11 +184,11 @@ class Memory(nn.Module):
             self._replace(name, held)
 
     def remove(self, which: int | Sequence[int] | Tensor) -> None:
-        """Forget patterns: by their places, or by a boolean mask (N,), True = forget."""
+        """Remove patterns, given by their indices or by a boolean mask (N,), True = remove."""
         self._check_writable()
         index = torch.as_tensor(which, device=self.patterns.device)
         if isinstance(which, Sequence) and not len(which):
-            index = index.long()  # no places: of no dtype either
+            index = index.long()  # torch makes floats of an empty list
         kept = torch.ones(len(self), dtype=torch.bool, device=self.patterns.device)
         if index.dtype == torch.bool:
             if index.shape != kept.shape:
@@ -195,7 +196,7 @@ class Memory(nn.Module):
             kept &= ~index
         else:
             if index.is_floating_point() or index.is_complex():
-                raise TypeError(f"what to remove must be places or a boolean mask, got {index.dtype}")
+                raise TypeError(f"what to remove must be indices or a boolean mask, got {index.dtype}")
             wrong = index[(index < -len(self)) | (index >= len(self))]
             if wrong.numel():
                 raise IndexError(f"there are {len(self)} patterns: cannot remove number {int(wrong.reshape(-1)[0])}")
@@ -208,56 +209,55 @@ class Memory(nn.Module):
             if held is not None:
                 self._replace(name, held.detach()[kept] if isinstance(held, nn.Parameter) else held[kept])
 
-    # -- what it does ----------------------------------------------------------------------------------
+    # -- energy, updates and retrieval -----------------------------------------------------------------
 
     @_in_full_precision
     def energy(self, query: Tensor) -> Tensor:
-        """The energy of states (…, D), one value each; not negative for Tsallis and norm entropies."""
+        """The energy of states (…, D), one value per state, (…); not negative for Tsallis and norm entropies."""
         omega = simplified(self.omega)
-        entered = self._enter(query)
-        count = len(entered)
+        given = self._check_query(query)
         # In double precision: at a small β the conjugate is nearly log N, which leaves the difference no digits.
-        rows = streams.tiled(entered, Plan().tile).double()
-        chosen = self._plan("energy", rows)
-        conjugate = streams.maximum(self._scaled(rows), self._stored("patterns", rows), omega, chosen)
+        rows = streams.tiled(_normalized(given, self.normalize), Plan().tile).double()
+        beta = self._beta(rows)
+        keys = self._stored("patterns", rows.dtype)
+        conjugate = streams.maximum(rows * beta, keys, omega, self._plan("energy", rows))
         energy = rows.square().sum(-1) / 2
-        mass = omega.mass(len(self))
-        if omega.zero_at_vertices and mass == 1:
+        if omega.zero_at_vertices and omega.mass(len(self)) == 1:
             # max_Ω(s) − max_Ω(0) is at most the largest score, which is at most β M ‖q‖.
             least = omega.max(torch.zeros(len(self), dtype=torch.float64, device=rows.device))
-            energy = energy + self._largest_norm().square() / 2 - (conjugate - least) / self._beta(rows)
-            energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can leave it a hair below zero
+            energy = energy + self._largest_norm().square() / 2 - (conjugate - least) / beta
+            energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can make it slightly negative
         else:
-            energy = energy - conjugate / self._beta(rows)
-        return energy[:count].to(entered.dtype).reshape(query.shape[:-1])
+            energy = energy - conjugate / beta
+        return energy[: len(given)].to(given.dtype).reshape(query.shape[:-1])
 
     def step(self, query: Tensor) -> Tensor:
         """One update of states (…, D): Xᵀ argmax_Ω(βXq)."""
-        return self._recall(query, "patterns")
+        return self._recall(self._check_query(query)).reshape(query.shape)
 
     @_in_full_precision
     def weights(self, query: Tensor) -> Tensor:
-        """The weights that states (…, D) give to the patterns: argmax_Ω(βXq), (…, N), dense."""
-        rows = self._enter(query)
-        count, rows = len(rows), streams.tiled(rows, Plan().tile)
-        exact = _exact(rows)
-        chosen = self._plan("energy", exact)
-        weights = streams.weights(self._scaled(exact), self._stored("patterns", exact), self.omega, chosen)
-        return weights[:count].to(rows.dtype).reshape(*query.shape[:-1], len(self))
+        """The weights of the patterns for states (…, D): argmax_Ω(βXq), (…, N), dense."""
+        given = self._check_query(query)
+        rows = streams.tiled(_normalized(given, self.normalize), Plan().tile)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        keys = self._stored("patterns", rows.dtype)
+        weights = streams.weights(rows * self._beta(rows), keys, self.omega, self._plan("energy", rows))
+        return weights[: len(given)].to(given.dtype).reshape(*query.shape[:-1], len(self))
 
     def retrieve(
         self, query: Tensor, max_steps: int = 100, tol: float | None = None, *, implicit: bool = False
     ) -> Retrieval:
-        """Update states until each of them stands still.
+        """Update states (…, D) until each of them has converged.
 
-        A query stops when an update moves it by no more than ``tol · max(1, ‖state‖)``, and is left alone from then on.
-        Patterns are reached exactly under a sparse Ω: an update then moves nothing at all. A query takes the
-        same path alone and in a batch: without derivatives all products have one shape, so that no more than the last
-        bit of a state can differ, and mostly none does; with derivatives states agree up to rounding.
+        A state has converged when an update moves it by at most ``tol · max(1, ‖state‖)``, and is not updated again.
+        Under a sparse Ω patterns are reached exactly: the next update then moves the state by 0. A query takes the same
+        path alone and in a batch: without derivatives all matrix products have one shape, so that states differ in the
+        last bit at most; with derivatives they agree up to rounding.
 
-        Differentiable through the updates; with ``implicit=True`` through the fixed point alone, by one linear system,
-        in constant memory: right in the patterns, beta and the parameters of Ω, and zero in the query, which does not
-        matter to where it ends. Queries that did not converge have no such derivative: an error. First order only.
+        Differentiable through the updates. With ``implicit=True`` the derivative is that of the fixed point, by one
+        linear system per query and in constant memory: it is exact for the patterns, beta and the parameters of Ω, and
+        zero for the query. It is of first order only, and an error if a query has not converged.
 
         Args:
             query: (…, D).
@@ -269,22 +269,18 @@ class Memory(nn.Module):
             ``.state``, ``.weights``, ``.value``, ``.steps`` and ``.converged``, for each query.
         """
         rows = self._check_query(query)
-        check_steps(max_steps, 1)
-        tol = check_tol(tol, rows.dtype)
-
-        def step(states: Tensor) -> Tensor:
-            return self._recall(states, "patterns")
-
+        check_count(max_steps, "max_steps")
         with torch.set_grad_enabled(torch.is_grad_enabled() and not implicit):
-            path = iterate(step, rows, max_steps=max_steps, tol=tol, apart=True)
+            path = iterate(self._recall, rows, max_steps=max_steps, tol=tol, apart=True)
         state, before = path.state, path.before
-        if implicit and torch.is_grad_enabled() and self._learns(query):
+        held = (query, *self.parameters(), *self.buffers()) if implicit and torch.is_grad_enabled() else ()
+        if any(t.requires_grad for t in held):
             if not bool(path.converged.all()):
                 raise RuntimeError(
                     f"{int((~path.converged).sum())} of {len(rows)} queries have not converged after max_steps = "
                     f"{max_steps}: they have no implicit derivative; allow more steps, or pass implicit=False"
                 )
-            state = before = attach(step, state, rows)
+            state = before = attach(self._recall, state, rows)
         batch = query.shape[:-1]
         return Retrieval(
             state.reshape(query.shape),
@@ -296,14 +292,14 @@ class Memory(nn.Module):
         )
 
     def certify(self, associations: Tensor | None = None) -> Certificate:
-        """What is retrieved exactly, and from how far: see :class:`Certificate`.
+        """Certify which patterns are retrieved exactly, and from how far: see :class:`Certificate`.
 
         Args:
-            associations: boolean (A, N), sets of patterns that are to be recalled together, for an Ω that chooses k at
-                once, or structures. Without them every pattern is certified on its own.
+            associations: boolean (A, N), sets of patterns that are recalled together, for an Ω that chooses k patterns
+                at once, or structures. Without them every pattern is certified on its own.
         """
         with torch.no_grad():
-            beta = number(self.beta)
+            beta = float(self.beta)
             if associations is None:
                 return certify_patterns(self._read_on_host, len(self), self.omega, beta)
             return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)
@@ -319,7 +315,7 @@ class Memory(nn.Module):
         shown += [f"{n}={v!r}" for n in ("chunk_size", "normalize") if (v := getattr(self, n)) is not None]
         return ", ".join(shown)
 
-    # -- what they are made of -------------------------------------------------------------------------
+    # -- parts of these --------------------------------------------------------------------------------
 
     @property
     def _chunked(self) -> bool:
@@ -327,10 +323,7 @@ class Memory(nn.Module):
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
-        if not isinstance(query, Tensor):
-            raise TypeError(f"query must be a torch.Tensor, got {type(query).__name__}")
-        if not query.is_floating_point():
-            raise TypeError(f"query must have a floating-point dtype, got {query.dtype}; convert with query.float()")
+        check_floats(query, "query")
         width = self.patterns.shape[1]
         if query.dim() == 0 or query.shape[-1] != width:
             raise ValueError(
@@ -340,15 +333,8 @@ class Memory(nn.Module):
         self._check_fit(len(self))
         return query.reshape(-1, width).to(torch.promote_types(query.dtype, self.dtype))
 
-    def _enter(self, query: Tensor) -> Tensor:
-        """Queries as rows, normalised."""
-        return _normalized(self._check_query(query), self.normalize)
-
-    def _scaled(self, rows: Tensor) -> Tensor:
-        return rows * self._beta(rows)
-
     def _beta(self, rows: Tensor) -> float | Tensor:
-        """β as a scalar, in the precision of rows, which it then does not change."""
+        """β as a number, or as a scalar tensor with the dtype of the rows, which it then does not change."""
         return self.beta.to(rows.dtype).reshape(()) if isinstance(self.beta, Tensor) else self.beta
 
     def _plan(self, step: Step, rows: Tensor) -> Plan:
@@ -356,13 +342,14 @@ class Memory(nn.Module):
         needs = Needs(step, rows.dtype, by_chunks=self._chunked, columns=self.chunk_size)
         return plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
 
-    def _stored(self, name: str, rows: Tensor) -> Stored:
-        """The patterns, or values, as they are compared, in the precision of rows."""
-        return Stored(getattr(self, name), lambda held: self._ready(held, name).to(rows.dtype))
+    def _stored(self, name: str, dtype: torch.dtype) -> Stored:
+        """The patterns or values, with a function that normalizes and converts some of their rows."""
+        return Stored(getattr(self, name), partial(self._ready, name=name, dtype=dtype))
 
-    def _ready(self, held: Tensor, name: str) -> Tensor:
-        """Patterns as they are compared: parameters and files are not normalised where they lie."""
-        held = held if held.is_floating_point() else held.to(torch.float32)
+    def _ready(self, held: Tensor, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """Rows of the patterns, normalized, or of the values, in a dtype; by default their own, or float32."""
+        held = held.to(dtype or (held.dtype if held.is_floating_point() else torch.float32))
+        # Only parameters and patterns in a file are not stored in normalized form.
         raw = isinstance(self.patterns, nn.Parameter) or self.in_file
         return _normalized(held, self.normalize) if raw and name == "patterns" else held
 
@@ -375,50 +362,41 @@ class Memory(nn.Module):
         return ((first, block.detach().cpu()) for first, block in self._read(size))
 
     @_in_full_precision
-    def _recall(self, query: Tensor, name: str = "values") -> Tensor:
-        """argmax_Ω(βXq) times patterns, or values."""
-        rows = self._enter(query)
-        count, rows = len(rows), streams.tiled(rows, Plan().tile)
-        if self._chunked or self._plain(rows):
-            exact = _exact(rows)
-            keys = self._stored("patterns", exact)
-            values = keys if name == "patterns" else self._stored(name, exact)
-            recalled = streams.recall(self._scaled(exact), keys, values, self.omega, self._plan("recall", exact))
+    def _recall(self, states: Tensor, name: str = "patterns") -> Tensor:
+        """argmax_Ω(βXq) times the patterns, (R, D), or the values, (R, V), for checked states (R, D)."""
+        rows = streams.tiled(_normalized(states, self.normalize), Plan().tile)
+        learns = tracks(rows, *self.parameters(), *self.buffers())
+        if self._chunked or (not learns and concrete(rows, self.patterns)):
+            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+            keys = self._stored("patterns", rows.dtype)
+            values = keys if name == "patterns" else self._stored(name, rows.dtype)
+            chosen = self._plan("recall", rows)
+            recalled = streams.recall(rows * self._beta(rows), keys, values, self.omega, chosen)
         else:  # attention keeps little for the derivative
-            held = self._stored("patterns", rows).all()
-            what = held if name == "patterns" else self._stored(name, rows).all()
+            held = self._stored("patterns", rows.dtype).all()
+            what = held if name == "patterns" else self._stored(name, rows.dtype).all()
             recalled = update(rows, held, what, self.omega, self._beta(rows))
-        return recalled[:count].to(rows.dtype).reshape(*query.shape[:-1], getattr(self, name).shape[1])
-
-    def _plain(self, rows: Tensor) -> bool:
-        """Whether no derivative is asked for: a query is then computed in one way, whatever the others are."""
-        learns = torch.is_grad_enabled() and self._learns(rows)
-        return not learns and not tracks_forward() and concrete(rows, self.patterns)
+        return recalled[: len(states)].to(states.dtype)
 
     def _largest_norm(self) -> Tensor:
         norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(Plan().columns)]
         return torch.stack(norms).amax()
 
-    def _learns(self, query: Tensor) -> bool:
-        held = [*self.parameters(), *self.buffers()]
-        return query.requires_grad or any(t.requires_grad for t in held)
-
     def _stamp(self) -> list[tuple[Any, int]]:
-        """What weights depend on, and which version of it: settings, and tensors."""
-        held = [*self.parameters(), *self.buffers()]
-        numbers = [] if isinstance(self.beta, Tensor) else [self.beta]
-        settings = [(each, 0) for each in (self.omega, self.normalize, *numbers)]
-        return [*settings, *((t, 0 if t.is_inference() else t._version) for t in held)]
+        """The settings and tensors that weights depend on, and the version of each tensor."""
+        stamp: list[tuple[Any, int]] = [(self.omega, 0), (self.normalize, 0), (self.beta, 0)]
+        for t in (*self.parameters(), *self.buffers()):
+            stamp.append((t, 0 if t.is_inference() else t._version))
+        return stamp
 
     def _check_fit(self, count: int) -> None:
-        """Refuse an Ω that cannot choose among so many patterns."""
-        for each in self.omega.modules():
-            held = (*each.parameters(recurse=False), *each.buffers(recurse=False))
-            if isinstance(each, Regularizer) and any(tensor.shape[:-1].numel() > 1 for tensor in held):
-                raise ValueError(
-                    f"omega must be one for all queries, got {each!r}: its tensors may only have the dimension of the "
-                    "patterns, the last"
-                )
+        """Raise an error if Ω cannot choose among ``count`` patterns, or varies from query to query."""
+        shape = self.omega.parameter_shape
+        if shape is not None and shape[:-1].numel() > 1:
+            raise ValueError(
+                f"omega must be one for all queries, got {self.omega!r}: its tensors may only have the dimension of "
+                "the patterns, the last"
+            )
         omega, _ = self.omega.canonical()
         try:
             omega.dims(torch.empty(count, device="meta"), -1)
@@ -430,11 +408,10 @@ class Memory(nn.Module):
 
     def _check_writable(self) -> None:
         if self.in_file:
-            raise TypeError("patterns lie in a file, which is not written to: change it and build the memory anew")
+            raise TypeError("patterns in a file are not changed: change the file and make a new memory")
 
     def _keep(self, name: str, given: Rows) -> None:
-        held = _as_rows(given, name)
-        _check_finite(held, name)
+        held = _check_rows(given, name)
         if isinstance(held, nn.Parameter):
             self.register_parameter(name, held)
         elif isinstance(given, np.memmap):
@@ -445,12 +422,11 @@ class Memory(nn.Module):
             self.register_buffer(name, held.clone() if held is given else held)
 
     def _joined(self, name: str, given: Rows) -> Tensor:
-        """What is held and more of it."""
+        """The stored rows, followed by the given ones."""
         held: Tensor = getattr(self, name)
         if isinstance(given, (Tensor, np.ndarray)) and given.ndim == 1:
             given = given[None]
-        new = _as_rows(given, name).to(held)
-        _check_finite(new, name)
+        new = _check_rows(given, name).to(held)
         if new.shape[1] != held.shape[1]:
             raise ValueError(f"{name} must have width {held.shape[1]}, got shape {tuple(new.shape)}")
         if isinstance(held, nn.Parameter):
@@ -472,7 +448,7 @@ class Memory(nn.Module):
                 f"values must be as many as the patterns: with this state_dict there would be {counts[0]} patterns and "
                 f"{counts[1]} values"
             )
-        # As many patterns as were saved: room is made for them first.
+        # The number of patterns may differ: make tensors of the saved size first.
         for name in ("patterns", "values"):
             held, saved = getattr(self, name), state_dict.get(prefix + name)
             if self.in_file or not isinstance(held, Tensor) or not isinstance(saved, Tensor):
@@ -481,7 +457,7 @@ class Memory(nn.Module):
                 self._replace(name, held.detach().new_empty(saved.shape))
         super()._load_from_state_dict(state_dict, prefix, *args)
         if self.normalize is not None and not self.in_file and not isinstance(self.patterns, nn.Parameter):
-            # What was saved normalised stays as it is, to the last bit.
+            # Patterns that were saved normalized are not scaled again, so that they keep every bit.
             scaled, eps = _normalized(self.patterns, self.normalize), torch.finfo(self.patterns.dtype).eps
             if not torch.allclose(scaled, self.patterns, rtol=64 * eps, atol=64 * eps):
                 self.patterns = scaled
@@ -492,7 +468,8 @@ def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
     return now[1] != then[1] or not (number or now[0] is then[0])
 
 
-def _as_rows(given: Rows, name: str) -> Tensor:
+def _check_rows(given: Rows, name: str) -> Tensor:
+    """Check patterns or values, (N, D), finite; a NumPy array becomes a tensor."""
     if isinstance(given, np.ndarray):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -500,38 +477,27 @@ def _as_rows(given: Rows, name: str) -> Tensor:
         if not isinstance(given, np.memmap):
             held = held.clone()
     elif isinstance(given, Tensor):
-        held = given
-        if not held.is_floating_point():
-            raise TypeError(f"{name} must have a floating-point dtype, got {held.dtype}; convert with {name}.float()")
+        held = check_floats(given, name)
     else:
-        raise TypeError(f"{name} must be a tensor or a numpy array, got {type(given).__name__}")
+        raise TypeError(f"{name} must be a tensor or a NumPy array, got {type(given).__name__}")
     if held.is_complex():
         raise TypeError(f"{name} must be real, got {held.dtype}")
     if held.dim() != 2 or 0 in held.shape:
         raise ValueError(f"{name} must have shape (N, D), neither of them 0, got {tuple(held.shape)}")
-    return held
-
-
-def _check_finite(held: Tensor, name: str) -> None:
     if not held.is_floating_point() or not concrete(held):
-        return
-    size = Plan().columns
-    for first in range(0, len(held), size):
-        block = held.detach()[first : first + size]
-        if math.isfinite(block.sum().item()):  # one look at most of them: nothing that is not finite has a finite sum
+        return held
+    for first in range(0, len(held), Plan().columns):
+        block = held.detach()[first : first + Plan().columns]
+        if math.isfinite(block.sum().item()):  # the fast test: a sum with an entry that is not finite is not finite
             continue
         wrong = ~block.isfinite().all(-1)
         if bool(wrong.any()):
             raise ValueError(f"{name} must be finite: number {first + int(wrong.nonzero()[0])} is not")
-
-
-def _exact(rows: Tensor) -> Tensor:
-    """In float32 or better: scores in half precision would lose the order of the patterns."""
-    return rows.to(torch.promote_types(rows.dtype, torch.float32))
+    return held
 
 
 def _normalized(rows: Tensor, how: Normalize) -> Tensor:
-    """Rows on the unit sphere, or with mean 0 and variance 1; what has no direction stays zero."""
+    """Rows scaled to norm 1 (sphere), or to mean 0 and variance 1 (layer); rows without a direction become zero."""
     if how is None:
         return rows
     if how == "layer":

@@ -9,13 +9,38 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_share
+from fenchel._checks import check_count, check_share
 from fenchel.hopfield.arguments import activation as named_activation
-from fenchel.hopfield.arguments import check_size
 from fenchel.hopfield.association import Hopfield, Patterns
 
 
-class HopfieldEncoderLayer(nn.Module):
+class _TransformerLayer(nn.Module):
+    """The feed-forward network that ends an encoder layer and a decoder layer."""
+
+    def _add_feed_forward(
+        self, like: Hopfield, dim_feedforward: int, dropout: float, activation: str | Callable[[Tensor], Tensor]
+    ) -> None:
+        """Add the network, with the width, device and dtype of an association."""
+        width, made = like.state_pattern_size, _place(like)
+        self.linear_residual = nn.Linear(width, check_count(dim_feedforward, "dim_feedforward"), **made)
+        self.linear_output = nn.Linear(dim_feedforward, width, **made)
+        self.norm_output = nn.LayerNorm(width, **made)
+        self.dropout = nn.Dropout(check_share(dropout, "dropout"))
+        self.activation_residual = named_activation("activation", activation)
+
+    def _feed_forward(self, x: Tensor) -> Tensor:
+        inner = self.activation_residual(self.linear_residual(x))
+        fed: Tensor = self.norm_output(x + self.dropout(self.linear_output(self.dropout(inner))))
+        return fed
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters again, those of the associations too."""
+        for module in self.children():
+            if isinstance(module, (Hopfield, nn.Linear, nn.LayerNorm)):
+                module.reset_parameters()
+
+
+class HopfieldEncoderLayer(_TransformerLayer):
     r"""A transformer's encoder layer: self-association, then a feed-forward network, each added and normalised.
 
     .. math:: y = \operatorname{norm}(x + \operatorname{Hopfield}(x)), \qquad
@@ -51,20 +76,9 @@ class HopfieldEncoderLayer(nn.Module):
     ) -> None:
         super().__init__()
         width = _check_association("hopfield_association", hopfield_association)
-        made = _place(hopfield_association)
         self.hopfield_association = deepcopy(hopfield_association)
-        self.linear_residual = nn.Linear(width, check_size("dim_feedforward", dim_feedforward), **made)
-        self.linear_output = nn.Linear(dim_feedforward, width, **made)
-        self.norm_residual = nn.LayerNorm(width, **made)
-        self.norm_output = nn.LayerNorm(width, **made)
-        self.dropout = nn.Dropout(check_share(dropout, "dropout"))
-        self.activation_residual = named_activation("activation", activation)
-
-    def reset_parameters(self) -> None:
-        """Draw all parameters again, those of the association too."""
-        for module in self.children():
-            if isinstance(module, (Hopfield, nn.Linear, nn.LayerNorm)):
-                module.reset_parameters()
+        self.norm_residual = nn.LayerNorm(width, **_place(hopfield_association))
+        self._add_feed_forward(hopfield_association, dim_feedforward, dropout, activation)
 
     @property
     def batch_first(self) -> bool:
@@ -96,9 +110,7 @@ class HopfieldEncoderLayer(nn.Module):
         """
         mask = _causal(src, self.batch_first) if is_causal and src_mask is None else src_mask
         associated = self.hopfield_association(src, _boolean("src_key_padding_mask", src_key_padding_mask), mask)
-        src = self.norm_residual(src + self.dropout(associated))
-        fed: Tensor = self.norm_output(src + self.dropout(_feed_forward(self, src)))
-        return fed
+        return self._feed_forward(self.norm_residual(src + self.dropout(associated)))
 
     def get_association_matrix(
         self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
@@ -107,7 +119,7 @@ class HopfieldEncoderLayer(nn.Module):
         return self.hopfield_association.get_association_matrix(input, stored_pattern_padding_mask, association_mask)
 
 
-class HopfieldDecoderLayer(nn.Module):
+class HopfieldDecoderLayer(_TransformerLayer):
     """A transformer's decoder layer: self-association, association with a memory, and a feed-forward network.
 
     Each of the three is added to its input and normalised, as in :class:`HopfieldEncoderLayer`. It goes into
@@ -151,15 +163,9 @@ class HopfieldDecoderLayer(nn.Module):
         made = _place(hopfield_association_self)
         self.hopfield_association_self = deepcopy(hopfield_association_self)
         self.hopfield_association_cross = deepcopy(hopfield_association_cross)
-        self.linear_residual = nn.Linear(width, check_size("dim_feedforward", dim_feedforward), **made)
-        self.linear_output = nn.Linear(dim_feedforward, width, **made)
         self.norm_residual_self = nn.LayerNorm(width, **made)
         self.norm_residual_cross = nn.LayerNorm(width, **made)
-        self.norm_output = nn.LayerNorm(width, **made)
-        self.dropout = nn.Dropout(check_share(dropout, "dropout"))
-        self.activation_residual = named_activation("activation", activation)
-
-    reset_parameters = HopfieldEncoderLayer.reset_parameters
+        self._add_feed_forward(hopfield_association_self, dim_feedforward, dropout, activation)
 
     @property
     def batch_first(self) -> bool:
@@ -205,9 +211,7 @@ class HopfieldDecoderLayer(nn.Module):
             cross = _causal(tgt, self.batch_first, memory)
         padding = _boolean("memory_key_padding_mask", memory_key_padding_mask)
         associated = self.hopfield_association_cross((memory, tgt, memory), padding, cross)
-        tgt = self.norm_residual_cross(tgt + self.dropout(associated))
-        fed: Tensor = self.norm_output(tgt + self.dropout(_feed_forward(self, tgt)))
-        return fed
+        return self._feed_forward(self.norm_residual_cross(tgt + self.dropout(associated)))
 
     def get_association_matrix_self(
         self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
@@ -222,12 +226,6 @@ class HopfieldDecoderLayer(nn.Module):
         """The weights of the association with the memory, (batch, heads, L, S), before dropout, without gradient."""
         layer = self.hopfield_association_cross
         return layer.get_association_matrix(input, stored_pattern_padding_mask, association_mask)
-
-
-def _feed_forward(layer: HopfieldEncoderLayer | HopfieldDecoderLayer, x: Tensor) -> Tensor:
-    inner = layer.activation_residual(layer.linear_residual(x))
-    fed: Tensor = layer.linear_output(layer.dropout(inner))
-    return fed
 
 
 def _check_association(name: str, layer: Hopfield) -> int:
