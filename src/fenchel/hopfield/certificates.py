@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 import torch
@@ -75,23 +76,13 @@ def certify_patterns(
         )
     wanted = torch.ones(count, dtype=torch.bool, device="cpu") if wanted is None else wanted
     needed = lead / beta
-    gap, radius = (
-        torch.full((count,), math.nan, device="cpu").double(),
-        torch.full((count,), math.nan, device="cpu").double(),
-    )
+    gap, radius = torch.full((2, count), math.nan, dtype=torch.float64, device="cpu")
     mean = torch.stack([block.double().sum(0) for _, block in read(BLOCK)]).sum(0) / count
     for i, patterns in _gathered(read, wanted):
-        here = _Centered(patterns, mean, count)
-        nearest, tightest = _Least(here.patterns), _Least(here.patterns)
-        for other_start, block in read(BLOCK):
-            other = _Centered(block, mean, count)
-            same = group[i].unsqueeze(-1) == group[other_start : other_start + len(block)]
-            leads, distance = here.compare(other, same)
-            nearest.see(leads.masked_fill(same, math.inf), other.patterns)
-            tightest.see(((leads - needed[i, None]) / distance).masked_fill(same, math.inf), other.patterns)
-        gap[i], _ = nearest.pair()
-        there, apart = tightest.pair()
-        radius[i] = torch.where(there < math.inf, (there - needed[i]) / apart, math.inf)
+        exact = count * count * patterns.shape[1] <= EXACT
+        dtype = torch.float64 if exact else torch.promote_types(patterns.dtype, torch.float32)
+        here = _Centered(patterns, mean, dtype)
+        gap[i], radius[i] = _least_leads(read, here, needed[i], partial(_same_group, group[i], group))
     separation = torch.where(copies > 1, gap.clamp_max(0.0), gap)
     found = (separation, _enough(gap, needed), radius, _least_beta(lead, gap))
     return Certificate(*(each[wanted] for each in found))
@@ -114,37 +105,51 @@ def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Centered:
-    """Patterns minus the mean of all: with a large offset, products would round away their differences."""
+    """Patterns (R, D), of which every k form a set, minus a mean (D,).
 
-    def __init__(self, patterns: Tensor, mean: Tensor, count: int) -> None:
-        self.patterns = patterns.double()
+    With a large offset, products of the patterns themselves would round away their differences.
+    """
+
+    def __init__(self, patterns: Tensor, mean: Tensor, dtype: torch.dtype, k: int = 1) -> None:
+        self.patterns, self.mean, self.k = patterns.double(), mean, k
+        self.state = self._sums(self.patterns)
         rest = self.patterns - mean
         self.along = rest @ mean
-        exact = count * count * patterns.shape[1] <= EXACT
-        self.rest = rest if exact else rest.to(torch.promote_types(patterns.dtype, torch.float32))
-        self.square = self.rest.double().square().sum(-1)
+        self.rest = rest.to(dtype)
+        rest = self.rest.double()
+        self.square = rest.square().sum(-1)
+        self.own = (rest * self._sums(rest)).sum(-1)
+
+    def _sums(self, rows: Tensor) -> Tensor:
+        """The sum of each set, for every row of the set."""
+        if self.k == 1:
+            return rows
+        return rows.reshape(-1, self.k, rows.shape[1]).sum(1).repeat_interleave(self.k, 0)
 
     def compare(self, other: _Centered, same: Tensor) -> tuple[Tensor, Tensor]:
-        """⟨x, x − x′⟩ and ‖x − x′‖ for all pairs; from differences where these are small and products imprecise."""
+        """⟨q, x − x′⟩ and ‖x − x′‖ for patterns x of this and x′ of the other, where q is the sum of the set of x.
+
+        Computed from differences where these are small, and products of the patterns would be imprecise.
+        """
         products = (self.rest @ other.rest.T).double()
-        leads = self.square.unsqueeze(-1) - products + (self.along.unsqueeze(-1) - other.along)
+        leads = self.own.unsqueeze(-1) - self._sums(products) + self.k * (self.along.unsqueeze(-1) - other.along)
         both = self.square.unsqueeze(-1) + other.square
         squared = both - 2 * products
         near = (squared < torch.finfo(self.rest.dtype).eps ** 0.375 * both) & ~same
         for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
             i, j = pairs.unbind(-1)
             apart = self.patterns[i] - other.patterns[j]
-            leads[i, j], squared[i, j] = (self.patterns[i] * apart).sum(-1), apart.square().sum(-1)
+            leads[i, j], squared[i, j] = (self.state[i] * apart).sum(-1), apart.square().sum(-1)
         return leads, squared.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
 
 
 class _Least:
     """For each of some patterns the other pattern with the least value, among all blocks seen so far."""
 
-    def __init__(self, here: Tensor) -> None:
+    def __init__(self, here: _Centered) -> None:
         self.here = here
-        self.least = here.new_full((len(here),), math.inf)
-        self.other = torch.zeros_like(here)
+        self.least = here.patterns.new_full((len(here.patterns),), math.inf)
+        self.other = torch.zeros_like(here.patterns)
 
     def see(self, values: Tensor, other: Tensor) -> None:
         least, index = values.min(-1)
@@ -153,10 +158,35 @@ class _Least:
         self.other[closer] = other[index[closer]]
 
     def pair(self) -> tuple[Tensor, Tensor]:
-        """⟨x, x − x′⟩, inf where there is none, and ‖x − x′‖: differences first, in double precision."""
-        apart = self.here - self.other
-        lead = (self.here * apart).sum(-1)
+        """⟨q, x − x′⟩, inf where there is no x′, and ‖x − x′‖, from differences in double precision."""
+        apart = self.here.patterns - self.other
+        lead = (self.here.state * apart).sum(-1)
         return torch.where(self.least == math.inf, math.inf, lead), torch.linalg.vector_norm(apart, dim=-1)
+
+
+def _least_leads(
+    read: Read, here: _Centered, needed: Tensor, excluded: Callable[[slice], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The least lead of each pattern over all others, (R,), and the radius of its ball, (R,), in one pass.
+
+    Args:
+        read: reads all patterns.
+        here: R patterns, of which every k form a set.
+        needed: (R,), the lead that each needs.
+        excluded: returns for a range of n patterns which of them are not compared, boolean (R, n).
+    """
+    nearest, tightest = _Least(here), _Least(here)
+    for start, block in read(BLOCK):
+        other = _Centered(block, here.mean, here.rest.dtype)
+        same = excluded(slice(start, start + len(block)))
+        leads, distance = here.compare(other, same)
+        nearest.see(leads.masked_fill(same, math.inf), other.patterns)
+        tightest.see(((leads - needed.unsqueeze(-1)) / distance).masked_fill(same, math.inf), other.patterns)
+    gap, _ = nearest.pair()
+    lead, distance = tightest.pair()
+    # Of two copies one cannot lead the other, wherever the query is.
+    ratio = torch.where(distance > 0, (lead - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
+    return gap, torch.where(lead < math.inf, ratio, math.inf)
 
 
 def certify_associations(read: Read, count: int, omega: Regularizer, beta: float, associations: Tensor) -> Certificate:
@@ -185,36 +215,36 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
         each = certify_patterns(read, count, factor * simple, beta, wanted)
         at = (wanted.cumsum(0) - 1)[place]
         return Certificate(each.separation[at], each.stationary[at], each.radius[at], each.min_beta[at])
-    gap, radius = _least_leads(read, chosen, int(k), lead / beta)
+    gap, radius = _certify_sets(read, chosen, int(k), lead / beta)
     lead_each = torch.full_like(gap, lead)
     return Certificate(gap, _enough(gap, lead_each / beta), radius, _least_beta(lead_each, gap))
 
 
-def _least_leads(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Tensor, Tensor]:
+def _certify_sets(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Tensor, Tensor]:
     """For sets of k patterns, boolean (A, N): the least lead of a member over another pattern, and the ball's radius.
 
-    In two passes over the patterns, however many sets there are: one gathers the members, one compares.
+    One pass over the patterns gathers the members of all sets. Then there is one pass for every BLOCK members.
     """
-    members = chosen.nonzero()[:, 1].reshape(-1, k)
-    used_at, at = torch.unique(members, return_inverse=True)
+    used_at, at = torch.unique(chosen.nonzero()[:, 1].reshape(-1, k), return_inverse=True)
     used = torch.zeros(chosen.shape[1], dtype=torch.bool, device="cpu").index_fill(0, used_at, True)
-    rows = torch.cat([block[used[start : start + len(block)]] for start, block in read(BLOCK)]).double()
-    gap = torch.full((len(chosen),), math.inf, dtype=torch.float64, device="cpu")
-    radius = gap.clone()
-    for start, block in read(BLOCK):
-        others = block.double()
-        for place, inside in enumerate(rows[each] for each in at):
-            outside = others[~chosen[place, start : start + len(block)]]
-            if not len(outside):
-                continue
-            q, mean = inside.sum(0), inside.mean(0)
-            leads = ((inside - mean) @ q).unsqueeze(-1) - (outside - mean) @ q
-            distance = torch.cdist(inside, outside, compute_mode="donot_use_mm_for_euclid_dist")
-            # Of two copies one cannot lead the other, wherever the query is.
-            ratio = torch.where(distance > 0, (leads - needed) / torch.where(distance > 0, distance, 1.0), -math.inf)
-            gap[place] = torch.minimum(gap[place], leads.min())
-            radius[place] = torch.minimum(radius[place], ratio.min())
+    found = [(block[used[start : start + len(block)]], block.double().sum(0)) for start, block in read(BLOCK)]
+    rows, mean = torch.cat([part for part, _ in found]), torch.stack([total for _, total in found]).sum(0) / len(used)
+    gap, radius = torch.empty((2, len(chosen)), dtype=torch.float64, device="cpu")
+    for sets in torch.split(torch.arange(len(chosen), device="cpu"), max(BLOCK // k, 1)):
+        here = _Centered(rows[at[sets].flatten()], mean, torch.float64, k)
+        members = chosen[sets].repeat_interleave(k, 0)
+        lead = torch.full((len(members),), needed, dtype=torch.float64, device="cpu")
+        least = _least_leads(read, here, lead, partial(_columns, members))
+        gap[sets], radius[sets] = (each.reshape(-1, k).amin(1) for each in least)
     return gap, radius
+
+
+def _columns(members: Tensor, block: slice) -> Tensor:
+    return members[:, block]
+
+
+def _same_group(groups: Tensor, others: Tensor, block: slice) -> Tensor:
+    return groups.unsqueeze(-1) == others[block]
 
 
 def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float, chosen: Tensor) -> Certificate:
