@@ -7,10 +7,10 @@ BENCH_STAMP := $(VENV)/.installed-bench
 WARM = $(BIN)/python -c "import torch, fenchel; fenchel.warmup(dtypes=[torch.$(1)])"
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup warm demo test test-all check check-oldest bench clean
+.PHONY: help setup warm demo test test-all check check-targets check-oldest check-newest bench clean
 
 help:  ## list the commands
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
 
 setup: $(STAMP)  ## build .venv with everything
 
@@ -47,16 +47,29 @@ check: setup  ## lint, format, types, layers
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# Not part of continuous integration: it installs another torch, with several gigabytes of libraries for GPUs.
+# Kernels are tested as the machine compiles them; on a machine with AVX-512 this tests them as a machine without it would.
+AS_AVX2 := import sys; from fenchel_lab.bench import targets; sys.exit(targets.run_as_avx2(sys.argv[1:]))
+check-targets: setup  ## run the tests of maps and losses compiled for AVX2, on a machine with AVX-512
+	@$(BIN)/python -c "$(AS_AVX2)" $(BIN)/python -m pytest -q -n 2 -m "not slow" \
+		tests/kernels tests/test_conformance.py tests/test_losses.py tests/regularizers
+
+# Not part of continuous integration: each installs another torch, with several gigabytes of libraries for GPUs.
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
+VERSIONS := tests/test_conformance.py tests/test_losses.py tests/regularizers tests/streaming
+define TRY
+	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e . pytest pytest-xdist hypothesis mpmath cvxpy
+	@$(1)/bin/python -m pytest -q -n 2 $(VERSIONS)
+endef
 check-oldest:  ## run the tests of maps, losses and attention with the oldest versions that are allowed
-	@test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints-oldest.txt \
-		-e . pytest pytest-xdist hypothesis mpmath cvxpy
-	@$(OLDEST)/bin/python -m pytest -q -n 2 tests/test_conformance.py tests/test_losses.py tests/regularizers tests/streaming
+	$(call TRY,$(OLDEST),-c constraints-oldest.txt)
+
+check-newest:  ## the same with the newest versions that can be had
+	$(call TRY,$(NEWEST),--upgrade --upgrade-strategy eager)
 
 bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run, kept in report/bench
 	@$(BIN)/fenchel bench --out report/bench
 
 clean:  ## remove the environment and what was generated
-	rm -rf $(VENV) $(OLDEST) report build dist lab/build lab/dist
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) report build dist lab/build lab/dist

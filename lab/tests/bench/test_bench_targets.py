@@ -1,6 +1,7 @@
 """Instruction sets: named by what a process compiles for; a workload with other variables has its own process."""
 
 import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,16 @@ def test_a_processor_without_avx512_is_measured_as_it_is(processor: Any) -> None
 def test_the_processor_that_numba_was_told_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NUMBA_CPU_NAME", "haswell")
     assert chosen("both") == chosen("avx2") == [Target("AVX2 (haswell)")]
+
+
+def test_a_command_runs_as_avx2_where_that_is_another_target(processor: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    command = [sys.executable, "-c", "import os, sys; print(os.environ['NUMBA_CPU_NAME']); sys.exit(3)"]
+    processor("znver4", "+avx2,+avx512f")
+    assert targets.run_as_avx2(command) == 3
+    assert capfd.readouterr().out == "haswell\n"
+    processor("znver3", "+avx2")
+    assert targets.run_as_avx2(command) == 0
+    assert capfd.readouterr().out.startswith("This machine has no AVX-512: AVX2 (znver3) is its only target")
 
 
 def apart_from(monkeypatch: pytest.MonkeyPatch, value: str) -> Any:
