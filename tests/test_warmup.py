@@ -1,12 +1,15 @@
 """Warming up: afterwards the public interface has nothing left to compile, and it says what it did."""
 
+import runpy
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 import fenchel
+from fenchel import kernels
 from fenchel import warmup as function
 from fenchel._warmup import Warmth, calls, compiled_functions
 
@@ -172,3 +175,14 @@ assert warmth.loaded == 0 and warmth.cache is None
 assert fenchel.warmup().compiled == 0
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
+
+
+@pytest.mark.parametrize(("value", "enabled", "warned"), [("wait", True, 0), ("off", False, 0), ("maybe", True, 1)])
+def test_the_variable_is_on_wait_or_off(
+    monkeypatch: pytest.MonkeyPatch, value: str, enabled: bool, warned: int
+) -> None:
+    monkeypatch.setenv("FENCHEL_KERNELS", value)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert runpy.run_path(kernels.__file__)["ENABLED"] is enabled
+    assert sum("FENCHEL_KERNELS" in str(each.message) for each in seen) == warned

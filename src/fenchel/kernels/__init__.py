@@ -3,7 +3,8 @@
 Nothing here knows of Ω, autograd or modules. A kernel is looked up by ``find``; ``register`` adds one.
 
 ``import fenchel`` compiles nothing and does not import Numba; the first call that can use a kernel does, and the result
-is cached on disk. ``FENCHEL_KERNELS=off`` keeps everything on the torch path.
+is cached on disk. ``FENCHEL_KERNELS=off`` keeps everything on the torch path; ``on`` and ``wait`` compile within that
+call.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from torch import Tensor
 from fenchel._torch import concrete
 
 _ASKED = os.environ.get("FENCHEL_KERNELS", "on")
-if _ASKED not in ("on", "off"):
-    warnings.warn(f"FENCHEL_KERNELS must be 'on' or 'off', got {_ASKED!r}: taken as 'on'", stacklevel=2)
+if _ASKED not in ("on", "wait", "off"):
+    warnings.warn(f"FENCHEL_KERNELS must be 'on', 'wait' or 'off', got {_ASKED!r}: taken as 'on'", stacklevel=2)
 
 ENABLED = _ASKED != "off"
 """Whether kernels may be used at all."""
