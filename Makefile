@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
-WARM = $(BIN)/python -c "import torch, fenchel; fenchel.warmup(dtypes=[torch.$(1)])"
+WARM = $(BIN)/python -m fenchel warmup --dtype $(1)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup warm demo test test-all check check-targets check-oldest check-newest bench clean

@@ -1,5 +1,6 @@
 """Warming up: afterwards the public interface has nothing left to compile, and it says what it did."""
 
+import itertools
 import runpy
 import subprocess
 import sys
@@ -10,7 +11,6 @@ import pytest
 
 import fenchel
 from fenchel import kernels
-from fenchel import warmup as function
 from fenchel._warmup import Warmth, calls, compiled_functions
 
 CALLS = """
@@ -111,17 +111,16 @@ def test_it_tells_what_it_did() -> None:
 
 def test_progress_grows_to_one_and_names_every_call() -> None:
     seen: list[tuple[float, str]] = []
-    fenchel.warmup(lambda fraction, note="": seen.append((fraction, note)))
+    fenchel.warmup(progress=lambda fraction, note="": seen.append((fraction, note)))
     fractions = [fraction for fraction, _ in seen]
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
-    for name in calls():
+    for name in itertools.chain(*calls().values()):
         assert {f"{name}, float32", f"{name}, float64"} <= {note for _, note in seen}
 
 
 def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenchel.kernels.ENABLED", False)
-    monkeypatch.setattr(sys.modules[function.__module__], "calls", None)
     warmth = fenchel.warmup()
     assert (warmth.compiled, warmth.loaded, warmth.seconds, warmth.cache) == (0, 0, 0.0, None)
 
@@ -142,7 +141,7 @@ for name in ("typer", "rich", "matplotlib", "sklearn", "jinja2", "joblib", "safe
     sys.modules[name] = None
 sys.argv = ["fenchel", "warmup"]
 import fenchel._warmup
-fenchel._warmup.calls = lambda: {"tiny": lambda scores: scores * 2}
+fenchel._warmup.calls = lambda: {"tiny": {"twice": lambda scores: scores * 2}}
 runpy.run_module("fenchel", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
@@ -168,7 +167,7 @@ def call(scores):
     tiny(scores.detach().numpy())
     return scores
 
-sys.modules["fenchel._warmup"].calls = lambda: {"tiny": call}
+sys.modules["fenchel._warmup"].calls = lambda: {"tiny": {"clear": call}}
 warmth = fenchel.warmup()
 assert warmth.compiled == 2, warmth  # float32 and float64
 assert warmth.loaded == 0 and warmth.cache is None

@@ -5,6 +5,7 @@ Whoever adds a kernel adds a call here that reaches it; the tests hold that noth
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,6 +20,7 @@ from torch import Tensor
 import fenchel
 from fenchel import kernels
 from fenchel.continuous import GaussianBasis, expectation
+from fenchel.kernels import compilation, store
 from fenchel.progress import Progress
 from fenchel.regularizers import Gini
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
@@ -28,6 +30,15 @@ Call = Callable[[Tensor], Tensor]
 
 DTYPES = (torch.float32, torch.float64)
 """What kernels are compiled for; narrower ones are computed in float32."""
+
+ROOMS = {
+    "maps": ("entmax", "normmax", "bounded", "grouping"),
+    "losses": ("entmax", "normmax"),
+    "dp": ("chains", "alignments", "lattices"),
+    "factors": ("structures",),
+    "hopfield": ("entmax", "memories"),
+}
+"""Rooms of the library, and the parts of ``calls`` that compile their kernels."""
 
 NARROW, WIDE = 8, 8192
 """Widths on both sides of what kernels treat differently."""
@@ -56,12 +67,16 @@ class Warmth:
         return f"Compiled {self.compiled} kernels and loaded {self.loaded} in {self.seconds:.1f} s. {kept}"
 
 
-def warmup(progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTYPES) -> Warmth:
-    """Compile every kernel for float32 and float64, or load it from the cache on disk.
+def warmup(*rooms: str, progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTYPES) -> Warmth:
+    """Compile the kernels of some rooms, or of all, for float32 and float64; load those that are in the cache on disk.
 
-    Without it a kernel is compiled by the first call that needs it. Does nothing under ``FENCHEL_KERNELS=off``.
+    Without it, a child process compiles kernels when they could first be used, and torch operations compute until they
+    are compiled. Does nothing under ``FENCHEL_KERNELS=off``.
 
     Args:
+        rooms: what to compile: ``"maps"`` (with losses), ``"attention"``, ``"output"`` (``linear_entmax_loss``),
+            ``"dp"``, ``"structures"`` (with factor graphs), ``"continuous"``, ``"memories"``, or one of the parts that
+            an error lists; everything if none is named.
         progress: called with the fraction done and the name of the call that comes next.
         dtypes: the precisions to compile for. Two processes with one each take about half the time.
 
@@ -70,83 +85,142 @@ def warmup(progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTY
 
     Example:
         >>> import fenchel
-        >>> warmth = fenchel.warmup()
-        >>> fenchel.warmup().compiled  # a second time there is nothing to do
+        >>> warmth = fenchel.warmup("maps")
+        >>> fenchel.warmup("maps").compiled  # a second time there is nothing to do
         0
     """
     start = time.perf_counter()
+    parts = _parts(rooms)
     if not kernels.ENABLED:
         return Warmth(0, 0, 0.0, None)
     before = _counts()
-    steps = [(name, call, dtype) for name, call in calls().items() for dtype in dtypes]
+    every = calls()
+    steps = [(part, dtype) for part in parts for dtype in dtypes]
     if list(dtypes) == [torch.float64]:
         steps.reverse()  # beside a process for float32, each finds in the cache what the other has compiled
-    for done, (name, call, dtype) in enumerate(steps):
-        if progress is not None:
-            progress(done / len(steps), f"{name}, {str(dtype).removeprefix('torch.')}")
-        _exercise(call, dtype)
+    total, done = sum(len(every[part]) for part, _ in steps), 0
+    with kernels.waiting():
+        for part, dtype in steps:
+            for name, call in every[part].items():
+                if progress is not None:
+                    progress(done / total, f"{name}, {str(dtype).removeprefix('torch.')}")
+                _exercise(call, dtype)
+                done += 1
+            _mark(part, dtype)
     if progress is not None:
         progress(1.0)
     after = _counts()
-    folders = [each.stats.cache_path for each in compiled_functions() if each.stats.cache_path]
     return Warmth(
         compiled=after[0] - before[0],
         loaded=after[1] - before[1],
         seconds=time.perf_counter() - start,
-        cache=Path(folders[0]) if folders else None,
+        cache=_folder(),
     )
 
 
-def calls() -> dict[str, Call]:
-    """One call for every kernel and every kind of argument that it is compiled for."""
-    found: dict[str, Call] = {
-        "sparsemax": fenchel.sparsemax,
-        "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
-        "entmax": lambda s: fenchel.entmax(s, 1.33),
-        "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
-        "entmax, a learned alpha": lambda s: fenchel.entmax(s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)),
-        "normmax 2": fenchel.normmax,
-        "normmax": lambda s: fenchel.normmax(s, 3.0),
-        "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
-        "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
-        "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
-        "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
-        "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
-        "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
-        "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
-        "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
-        "k_subsets": lambda s: fenchel.k_subsets(s, 2),
-        "k_subsets, one k a row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
-        "fusedmax": fenchel.fusedmax,
-        "fusedmax, one strength a row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
-        "oscarmax": fenchel.oscarmax,
-        "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
-        "attention": lambda s: fenchel.attention(*_heads(s)),
-        "attention, sparse": lambda s: fenchel.attention(*_heads(s), scale=1e3),
-        "attention, any alpha, sparse": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), scale=1e3),
-        "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
-        "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
-        "causal attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), is_causal=True),
-        "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
-        "SequentialSubsets, hard": lambda s: _mixture(_HardSubsets(2, 0.5), s[:, :8]),
-        "Chain, hard": lambda s: _mixture(_HardChain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
-        "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
-        "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
-        "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
-        "FactorGraph": _graph,
-        "chains, one set of steps": lambda s: _chains(s, True),
-        "chains": lambda s: _chains(s, False),
-        "alignments": _alignments,
-        "densities of the line": lambda s: _densities(s, 1),
-        "densities of the plane": lambda s: _densities(s, 2),
-        "lattices": _lattices,
-        "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
-        "decoding, any alpha": lambda s: fenchel.attention(
-            _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
-        ),
-        "memories in chunks": _memories,
+def _parts(rooms: Sequence[str]) -> list[str]:
+    """The parts that rooms consist of, in the order of ``calls``."""
+    known = list(calls())
+    for room in rooms:
+        if room not in (*known, *ROOMS):
+            raise ValueError(f"a room must be one of {', '.join((*ROOMS, *known))}, got {room!r}")
+    wanted = {part for room in rooms for part in ROOMS.get(room, (room,))}
+    return [part for part in known if part in wanted or not rooms]
+
+
+def _folder() -> Path | None:
+    """The folder where Numba keeps compiled kernels, if it found one."""
+    folders = [each.stats.cache_path for each in compiled_functions() if each.stats.cache_path]
+    return Path(folders[0]) if folders else None
+
+
+def _mark(part: str, dtype: torch.dtype) -> None:
+    """Say on disk that a part is compiled for a dtype, and for all of them once it is."""
+    done = [store.mark(compilation.name_of(part, each)) for each in (dtype, *DTYPES)]
+    for mark in (done[0], store.mark(part) if all(each and each.exists() for each in done[1:]) else None):
+        if mark is not None:
+            with contextlib.suppress(OSError):  # a full disk: the next process looks into the cache again
+                mark.touch()
+
+
+def calls() -> dict[str, dict[str, Call]]:
+    """For every part, one call for each of its kernels and for each kind of argument that it is compiled for."""
+    return {
+        "entmax": {
+            "sparsemax": fenchel.sparsemax,
+            "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
+            "entmax": lambda s: fenchel.entmax(s, 1.33),
+            "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
+            "entmax, a learned alpha": lambda s: fenchel.entmax(
+                s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)
+            ),
+            "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
+            "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
+            "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
+        },
+        "normmax": {
+            "normmax 2": fenchel.normmax,
+            "normmax": lambda s: fenchel.normmax(s, 3.0),
+            "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
+            "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
+            "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
+        },
+        "bounded": {
+            "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
+            "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
+            "k_subsets": lambda s: fenchel.k_subsets(s, 2),
+            "k_subsets, one k a row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
+        },
+        "grouping": {
+            "fusedmax": fenchel.fusedmax,
+            "fusedmax, one strength a row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
+            "oscarmax": fenchel.oscarmax,
+            "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
+        },
+        "attention": {
+            "attention": lambda s: fenchel.attention(*_heads(s)),
+            "attention, sparse": lambda s: fenchel.attention(*_heads(s), scale=1e3),
+            "attention, any alpha, sparse": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), scale=1e3),
+            "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+            "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
+            "causal attention, any alpha": lambda s: fenchel.attention(
+                *_heads(s), fenchel.Tsallis(1.33), is_causal=True
+            ),
+            "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
+            "decoding, any alpha": lambda s: fenchel.attention(
+                _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
+            ),
+        },
+        "output": {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)},
+        "chains": {
+            "chains, one set of steps": lambda s: _chains(s, True),
+            "chains": lambda s: _chains(s, False),
+        },
+        "alignments": {
+            "alignments": _alignments,
+        },
+        "lattices": {
+            "lattices": _lattices,
+        },
+        "structures": {
+            "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
+            "SequentialSubsets, hard": lambda s: _mixture(_HardSubsets(2, 0.5), s[:, :8]),
+            "Chain, hard": lambda s: _mixture(_HardChain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
+            "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
+            "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
+            "DependencyTree, projective": lambda s: _mixture(
+                DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)
+            ),
+            "FactorGraph": _graph,
+        },
+        "continuous": {
+            "densities of the line": lambda s: _densities(s, 1),
+            "densities of the plane": lambda s: _densities(s, 2),
+        },
+        "memories": {
+            "memories in chunks": _memories,
+        },
     }
-    return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
 
 
 def compiled_functions() -> Iterator[Any]:

@@ -148,6 +148,7 @@ def test_without_a_folder_kernels_are_compiled_in_memory(tmp_path: Path, monkeyp
         monkeypatch.setenv(name, str(tmp_path / "file" / "cache"))
     monkeypatch.setattr(store, "_HERE", tmp_path / "file")
     monkeypatch.setattr(store, "_lock_file", store._lock_file.__wrapped__)
+    monkeypatch.setattr(store, "folder", store.folder.__wrapped__)
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
     assert store._lock_file() is None
     script = load(tmp_path)

@@ -312,10 +312,12 @@ def run_bench(
 
 
 @app.command("warmup")
-def run_warmup() -> None:
-    """Compile every kernel now, so that no first call has to wait for it."""
-    with progress_bars() as bars:
-        warmth = follow(bars, "kernels", fenchel.warmup)
+def run_warmup(
+    rooms: Annotated[list[str] | None, typer.Argument(help="Such as maps or dp; all if none is named.")] = None,
+) -> None:
+    """Compile kernels now, so that the first calls already use them."""
+    with _refused(), progress_bars() as bars:
+        warmth = follow(bars, "kernels", lambda bar: fenchel.warmup(*(rooms or ()), progress=bar))
     console.print(str(warmth), markup=False, highlight=False, soft_wrap=True)
 
 

@@ -444,7 +444,7 @@ def _compiled(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, p
         return False
     if torch.is_grad_enabled() and (centers.requires_grad or covariances.requires_grad):
         return False
-    return usable(loc, axes, centers, covariances)
+    return usable("continuous", loc, axes, centers, covariances)
 
 
 class _Compact(torch.autograd.Function):

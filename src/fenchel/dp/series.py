@@ -215,7 +215,7 @@ def _cut(series: Tensor, lengths: Tensor) -> Tensor:
 
 def _distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances between all points, (B, N, M)."""
-    if x.dtype == y.dtype and usable(x, y) and not tracks_forward():
+    if x.dtype == y.dtype and usable("alignments", x, y) and not tracks_forward():
         distances: Tensor = apply_function(_Distances, x, y)
         return distances
     finite, gaps = _gaps(x, y)  # not by products, which cancel where series meet
@@ -243,7 +243,7 @@ class _Distances(torch.autograd.Function):
         from fenchel.kernels.cpu.dp import alignments
 
         x, y = ctx.saved_tensors
-        if torch.is_grad_enabled() or not usable(weight, x, y):
+        if torch.is_grad_enabled() or not usable("alignments", weight, x, y):
             each = 2.0 * weight.unsqueeze(-1) * _gaps(x, y)[1]
             return each.sum(2), -each.sum(1)
         return alignments.pull(weight, x, y)

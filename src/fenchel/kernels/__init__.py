@@ -2,9 +2,11 @@
 
 Nothing here knows of Ω, autograd or modules. A kernel is looked up by ``find``; ``register`` adds one.
 
-``import fenchel`` compiles nothing and does not import Numba; the first call that can use a kernel does, and the result
-is cached on disk. ``FENCHEL_KERNELS=off`` keeps everything on the torch path; ``on`` and ``wait`` compile within that
-call.
+``import fenchel`` compiles nothing and does not import Numba. ``FENCHEL_KERNELS`` says what the first calls do:
+
+* ``on``, the default: a child process compiles kernels into the cache on disk; torch operations compute meanwhile;
+* ``wait``: kernels are compiled within the call;
+* ``off``: there are none, and torch operations compute always.
 """
 
 from __future__ import annotations
@@ -24,27 +26,23 @@ if _ASKED not in ("on", "wait", "off"):
 ENABLED = _ASKED != "off"
 """Whether kernels may be used at all."""
 
+WAIT = _ASKED == "wait"
+"""Whether a call waits for its kernels to be compiled."""
+
 _FLOATS = (torch.float32, torch.float64)
 
 
-def usable(*tensors: Tensor) -> bool:
-    """Whether compiled kernels may work on these tensors: concrete float32 or float64 data on the CPU."""
-    for t in tensors:
-        if t.dtype not in _FLOATS:
-            return False
-    return reachable(*tensors)
-
-
-def reachable(*tensors: Tensor) -> bool:
-    """Whether kernels may work on what these tensors hold, once it is in a precision of theirs."""
+def usable(room: str, *tensors: Tensor) -> bool:
+    """Whether kernels of a room may work on these tensors: concrete float32 or float64 data on the CPU."""
     if not ENABLED:
         return False
     for t in tensors:
-        if not t.is_cpu:
+        if t.dtype not in _FLOATS or not t.is_cpu:
             return False
-    return concrete(*tensors)
+    return concrete(*tensors) and ready(room, tensors[0].dtype)
 
 
-from fenchel.kernels.table import find, register  # noqa: E402 (the table asks whether kernels are enabled)
+from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
+from fenchel.kernels.table import find, register  # noqa: E402
 
-__all__ = ["ENABLED", "find", "reachable", "register", "usable"]
+__all__ = ["ENABLED", "WAIT", "find", "ready", "register", "usable", "waiting"]

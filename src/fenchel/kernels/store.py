@@ -1,4 +1,4 @@
-"""Locks among processes that compile kernels, and the line that says that kernels are being compiled."""
+"""The folder of compiled kernels: locks among processes, marks of what is complete, and the line that says so."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 
 try:
@@ -36,34 +37,93 @@ def locked(name: str) -> Iterator[None]:
 
     The lock is that of POSIX: it ends with its process, and a forked process does not inherit it.
     """
-    file = _lock_file()
+    file, byte = _lock_file(), _byte(name)
     if file is None:
         yield
         return
-    offset = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
     with contextlib.suppress(OSError):  # the file system has no locks
-        fcntl.lockf(file, fcntl.LOCK_EX, 1, offset)
+        fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
     try:
         yield
     finally:
         with contextlib.suppress(OSError):
-            fcntl.lockf(file, fcntl.LOCK_UN, 1, offset)
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+@contextlib.contextmanager
+def claimed(name: str) -> Iterator[bool]:
+    """Hold the lock of this name if no other process does: whether this one has it. True where there are no locks."""
+    file, byte = _lock_file(), _byte(name)
+    if file is None:
+        yield True
+        return
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+    except BlockingIOError:
+        yield False
+        return
+    except OSError:  # the file system has no locks
+        yield True
+        return
+    try:
+        yield True
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.lockf(file, fcntl.LOCK_UN, 1, byte)
+
+
+def mark(name: str) -> Path | None:
+    """The file that says that all kernels of this name are in the cache; None if there is no folder for it.
+
+    Its name holds what compiled code depends on: the sources, the versions and the processor.
+    """
+    place = folder()
+    return None if place is None else place / f"{name}-{_stamp()}.complete"
 
 
 @cache
-def _lock_file() -> int | None:
-    """A descriptor of the file of locks, as a rule beside the compiled kernels; None if no folder can be written.
-
-    It stays open: a process that closes any descriptor of a file gives up all its locks there.
-    """
-    if fcntl is None:
-        return None
+def folder() -> Path | None:
+    """The first folder that can be written: ``NUMBA_CACHE_DIR``, the one beside the kernels, the user's cache."""
     asked, home = os.environ.get("NUMBA_CACHE_DIR"), os.environ.get("XDG_CACHE_HOME")
     choices = [Path(asked)] if asked else []
     with contextlib.suppress(RuntimeError):  # there is no home folder
         choices += [_HERE / "cpu" / "__pycache__", (Path(home) if home else Path.home() / ".cache") / "fenchel"]
-    for folder in choices:
+    for choice in choices:
         with contextlib.suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            return os.open(folder / "fenchel.lock", os.O_RDWR | os.O_CREAT)
+            choice.mkdir(parents=True, exist_ok=True)
+            if os.access(choice, os.W_OK):
+                return choice
     return None
+
+
+def _byte(name: str) -> int:
+    """The byte of the file of locks that stands for a name."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 2
+
+
+@cache
+def _stamp() -> str:
+    from llvmlite import binding
+
+    digest = hashlib.sha256()
+    for path in sorted((_HERE / "cpu").rglob("*.py")):
+        digest.update(path.read_bytes())
+    name = os.environ.get("NUMBA_CPU_NAME") or binding.get_host_cpu_name()
+    features = os.environ.get("NUMBA_CPU_FEATURES", binding.get_host_cpu_features().flatten())
+    digest.update(repr((name, features, sys.version_info[:2], version("numba"), version("llvmlite"))).encode())
+    return digest.hexdigest()[:16]
+
+
+@cache
+def _lock_file() -> int | None:
+    """A descriptor of the file of locks; None if there is no folder to write to.
+
+    It stays open: a process that closes any descriptor of a file gives up all its locks there.
+    """
+    place = folder()
+    if fcntl is None or place is None:
+        return None
+    try:
+        return os.open(place / "fenchel.lock", os.O_RDWR | os.O_CREAT)
+    except OSError:
+        return None

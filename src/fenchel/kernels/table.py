@@ -51,7 +51,7 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
 
@@ -76,6 +76,8 @@ class _Row:
     device: str
     dtypes: tuple[torch.dtype, ...]
     ranges: tuple[Interval, ...]
+    room: str | None
+    ready: set[torch.dtype] = field(default_factory=set)
 
     def covers(self, parameter: Parameter) -> bool:
         """Whether the first parameter is in range."""
@@ -101,6 +103,7 @@ def register(
     device: str = "cpu",
     dtypes: tuple[torch.dtype, ...] = _FLOATS,
     ranges: tuple[Interval, ...] = _ANY,
+    room: str | None = None,
 ) -> Callable[[], None]:
     """Add a kernel to the table, before those that are there; return a function that takes it out again.
 
@@ -113,8 +116,9 @@ def register(
         dtypes: the dtypes of tensors that it takes.
         ranges: closed intervals of the first parameter that it serves; those of a tensor must all lie in one of them,
             unless it is on a device that one would have to wait for.
+        room: the kernels that ``fenchel.warmup`` compiles together with it; None for one that need not be compiled.
     """
-    row = _Row(kernel, device, dtypes, ranges)
+    row = _Row(kernel, device, dtypes, ranges, room)
     rows = _table.setdefault((step, name), [])
     rows.insert(0, row)
     return lambda: rows.remove(row)
@@ -143,6 +147,11 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                 break
         else:
             if row.ranges is _ANY or row.covers(parameters[0]):
+                dtype = tensors[0].dtype
+                if row.room is not None and dtype not in row.ready:  # asked here: most calls are not the first
+                    if not kernels.ready(row.room, dtype):
+                        return None
+                    row.ready.add(dtype)
                 if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
                     module, _, function = row.kernel.partition(":")
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
@@ -155,27 +164,35 @@ _ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies roun
 _PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``columns.KINDS``
 _NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
 
-register("argmax", "tsallis", "cpu.maps.simplex:entmax", ranges=_ENTMAX)
-register("product", "tsallis", "cpu.maps.simplex:entmax_product", ranges=_ENTMAX)
-register("pull", "tsallis", "cpu.maps.simplex:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)))
-register("class_loss", "tsallis", "cpu.maps.simplex:entmax_loss", ranges=_ENTMAX)
-register("attend", "tsallis", "cpu.streaming.attention:attend", ranges=((1 + 1e-3, 2.0),))
-register("attend_backward", "tsallis", "cpu.streaming.attention:attend_backward", ranges=((1 + 1e-3, 2.0),))
-register("linear_class_loss", "tsallis", "cpu.streaming.output:linear_class_loss", ranges=_ENTMAX)
-register("linear_class_loss_backward", "tsallis", "cpu.streaming.output:linear_class_loss_backward", ranges=_ENTMAX)
-register("chain", "tsallis", "cpu.dp.markov", ranges=_PROGRAMS)
-register("alignment", "tsallis", "cpu.dp.alignments", ranges=_PROGRAMS)
-register("lattice", "tsallis", "cpu.dp.lattices", ranges=_PROGRAMS)
-register("argmax", "norm", "cpu.maps.simplex:normmax", ranges=_NORMMAX)
-register("product", "norm", "cpu.maps.simplex:normmax_product", ranges=_NORMMAX)
-register("class_loss", "norm", "cpu.maps.simplex:normmax_loss", ranges=_NORMMAX)
-register("argmax", "bounded_gini", "cpu.maps.bounded:project")
-register("cap", "bounded_shannon", "cpu.maps.bounded:cap")
-register("room", "bounded", "cpu.maps.bounded:room")
-register("product", "bounded_gini", "cpu.maps.bounded:product")
-register("pull", "bounded_gini", "cpu.maps.bounded:pull")
-register("product", "bounded_shannon", "cpu.maps.bounded:entropic_product")
-register("pull", "bounded_shannon", "cpu.maps.bounded:entropic_pull")
+register("argmax", "tsallis", "cpu.maps.simplex:entmax", ranges=_ENTMAX, room="entmax")
+register("product", "tsallis", "cpu.maps.simplex:entmax_product", ranges=_ENTMAX, room="entmax")
+register("pull", "tsallis", "cpu.maps.simplex:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)), room="entmax")
+register("class_loss", "tsallis", "cpu.maps.simplex:entmax_loss", ranges=_ENTMAX, room="entmax")
+register("attend", "tsallis", "cpu.streaming.attention:attend", ranges=((1 + 1e-3, 2.0),), room="attention")
+register(
+    "attend_backward", "tsallis", "cpu.streaming.attention:attend_backward", ranges=((1 + 1e-3, 2.0),), room="attention"
+)
+register("linear_class_loss", "tsallis", "cpu.streaming.output:linear_class_loss", ranges=_ENTMAX, room="output")
+register(
+    "linear_class_loss_backward",
+    "tsallis",
+    "cpu.streaming.output:linear_class_loss_backward",
+    ranges=_ENTMAX,
+    room="output",
+)
+register("chain", "tsallis", "cpu.dp.markov", ranges=_PROGRAMS, room="chains")
+register("alignment", "tsallis", "cpu.dp.alignments", ranges=_PROGRAMS, room="alignments")
+register("lattice", "tsallis", "cpu.dp.lattices", ranges=_PROGRAMS, room="lattices")
+register("argmax", "norm", "cpu.maps.simplex:normmax", ranges=_NORMMAX, room="normmax")
+register("product", "norm", "cpu.maps.simplex:normmax_product", ranges=_NORMMAX, room="normmax")
+register("class_loss", "norm", "cpu.maps.simplex:normmax_loss", ranges=_NORMMAX, room="normmax")
+register("argmax", "bounded_gini", "cpu.maps.bounded:project", room="bounded")
+register("cap", "bounded_shannon", "cpu.maps.bounded:cap", room="bounded")
+register("room", "bounded", "cpu.maps.bounded:room", room="bounded")
+register("product", "bounded_gini", "cpu.maps.bounded:product", room="bounded")
+register("pull", "bounded_gini", "cpu.maps.bounded:pull", room="bounded")
+register("product", "bounded_shannon", "cpu.maps.bounded:entropic_product", room="bounded")
+register("pull", "bounded_shannon", "cpu.maps.bounded:entropic_pull", room="bounded")
 for _name in ("fused", "oscar", "grid"):
-    register("argmax", _name, f"cpu.maps.{_name}:{_name}")
-    register("product", _name, f"cpu.maps.{_name}:{_name}_product")
+    register("argmax", _name, f"cpu.maps.{_name}:{_name}", room="grouping")
+    register("product", _name, f"cpu.maps.{_name}:{_name}_product", room="grouping")

@@ -14,6 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel._checks import check_count, check_number, check_one_of
 from fenchel.progress import Progress, bar, silent
 from fenchel.seq2seq.batches import IGNORED, Batches, Pair
@@ -116,6 +117,7 @@ class _Run:
         return max(((each.scores.accuracy, -each.scores.loss) for each in self.validations), default=(-1.0, 0.0))
 
 
+@kernels.waiting()
 def train(
     model: Seq2Seq,
     pairs: Sequence[Pair],

@@ -200,7 +200,7 @@ class _Kept:
 
     def _collect(self, first: int, scores: Tensor) -> Tensor:
         """Append what is not below the floor; how many entries each list would have if there were room for all."""
-        if usable(scores):
+        if usable("memories", scores):
             return self._collect_compiled(first, scores)
         row, column = (~(scores < self.floor)).nonzero(as_tuple=True)
         new = torch.bincount(row, minlength=len(scores))

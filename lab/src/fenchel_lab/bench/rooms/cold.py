@@ -108,7 +108,7 @@ def _seconds(label: str) -> dict[str, float]:
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder, "FENCHEL_QUIET": "1"}
         if environment.get("FENCHEL_KERNELS") != "off":
-            environment.pop("FENCHEL_KERNELS", None)  # as a user calls it, not waiting for kernels
+            environment["FENCHEL_KERNELS"] = "on"  # as a user calls it, not waiting for kernels
         command = [sys.executable, "-c", _CHILD, label]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -34,7 +34,7 @@ def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
         return torch.full(unary.shape[:2], -1, dtype=torch.long, device=unary.device)
     if unary.shape[1] == 1 and transition.shape[1] == 0:
         transition = unary.new_zeros(1, 1, unary.shape[2], unary.shape[2])
-    if not usable(unary, transition):
+    if not usable("chains", unary, transition):
         return _by_steps(unary, transition, lengths)
     from fenchel.kernels.cpu.structures.chains import best_paths
     from fenchel.kernels.cpu.threads import over_rows
