@@ -276,6 +276,22 @@ def check_one_of(value: Any, name: str, *choices: str) -> str:
     return str(value)
 
 
+def check_one_given(**arguments: object) -> None:
+    """Check that exactly one of several arguments is given, and the others are None.
+
+    Example:
+        >>> check_one_given(scale=None, scale_tril=None)
+        Traceback (most recent call last):
+            ...
+        ValueError: exactly one of scale and scale_tril must be given, got none
+    """
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) != 1:
+        *first, last = arguments
+        names = f"{', '.join(first)} and {last}"
+        raise ValueError(f"exactly one of {names} must be given, got {' and '.join(given) or 'none'}")
+
+
 # -- scores and targets ----------------------------------------------------------------------------------------------
 
 

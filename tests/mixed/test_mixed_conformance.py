@@ -374,7 +374,7 @@ def test_what_cannot_be_reparametrised_says_so() -> None:
 
 
 def test_different_numbers_of_vertices_do_not_compare() -> None:
-    with pytest.raises(ValueError, match="as many vertices"):
+    with pytest.raises(ValueError, match="the same number of vertices"):
         kl_divergence(MEMBERS[0](), HardConcrete(torch.zeros(3), 1.0, 1.2))
 
 
