@@ -261,6 +261,14 @@ def check_entries(fine: Tensor, value: Tensor, name: str, allowed: str) -> Tenso
     return value
 
 
+def check_tril(value: Tensor, name: str) -> Tensor:
+    """Check that matrices (…, D, D) are finite and lower triangular with a positive diagonal, if values can be read."""
+    fine = value.isfinite() & (value == value.tril())
+    if concrete(fine, value) and not bool(fine.all() & (value.diagonal(dim1=-2, dim2=-1) > 0).all()):
+        raise ValueError(f"{name} must be lower triangular with a positive diagonal, and finite")
+    return value
+
+
 def check_one_of(value: Any, name: str, *choices: str) -> str:
     """Check one of several strings.
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +20,7 @@ MAX_PANELS = 200
 DROP = 40.0
 """Nats below the peak at which a log-concave integrand is cut off: a relative error below e⁻⁴⁰."""
 
+Array = np.ndarray[Any, Any]
 Function = Callable[[Tensor, Tensor], Tensor]
 """f(x, row): values (Q,) at points x (Q,), each of the integrand with the index row (Q,)."""
 
@@ -63,10 +66,11 @@ class Rule:
         return Rule(moved.reshape(-1), stretched.reshape(-1), self.rows, self.error)
 
 
-def gauss_legendre(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=128)
+def gauss_legendre(n: int) -> tuple[Array, Array]:
     """Nodes and weights of Gauss-Legendre quadrature on [0, 1], (n,) each."""
     x, w = np.polynomial.legendre.leggauss(n)
-    return like.new_tensor((x + 1) / 2), like.new_tensor(w / 2)
+    return (x + 1) / 2, w / 2
 
 
 def gauss_lobatto(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
@@ -254,8 +258,7 @@ def line(function: Callable[[Tensor], Tensor], breaks: Tensor) -> Tensor:
 
 def _composite(function: Callable[[Tensor], Tensor], breaks: Tensor) -> Tensor:
     """Integrals by Gauss-Legendre quadrature between neighbouring breaks."""
-    x, w = gauss_legendre(POINTS, breaks)
-    x, w = (each.reshape(-1, *[1] * breaks.dim()) for each in (x, w))
+    x, w = (breaks.new_tensor(each).reshape(-1, *[1] * breaks.dim()) for each in gauss_legendre(POINTS))
     width = breaks.diff(dim=0)
     nodes, weights = breaks[:-1] + width * x, width * w
     return (function(nodes.flatten(0, 1)) * weights.flatten(0, 1)).sum(0)

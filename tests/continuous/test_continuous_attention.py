@@ -257,7 +257,7 @@ def test_bad_input_is_named() -> None:
         ContinuousAttention(basis, encoder=PooledEncoder(6, num_heads=4))(values, torch.randn(2, 6))
     with pytest.raises(ValueError, match="not be empty"):
         ContinuousAttention(basis, encoder=PooledEncoder(6))(values[:, :0], torch.randn(2, 6))
-    with pytest.raises(ValueError, match="as many places"):
+    with pytest.raises(ValueError, match="product of shape must be the number of values, 10"):
         ContinuousAttention(GaussianBasis.grid(3), encoder=PooledEncoder(6, dim=2))(
             values, torch.randn(2, 6), shape=(3, 4)
         )

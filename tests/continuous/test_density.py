@@ -556,7 +556,7 @@ def test_bad_input_is_named() -> None:
         BetaGaussian(loc, sigma=torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
     with pytest.raises(ValueError, match="scale_tril must be lower triangular"):
         BetaGaussian(loc, scale_tril=torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
-    with pytest.raises(ValueError, match="either scale_tril or sigma"):
+    with pytest.raises(ValueError, match="exactly one of scale_tril and sigma"):
         BetaGaussian(loc, scale_tril=eye, sigma=eye)
     with pytest.raises(ValueError, match=r"alpha > 0 in 2 dimensions.*got 0"):
         BetaGaussian(loc, sigma=eye, alpha=0.0)

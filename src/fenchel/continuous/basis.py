@@ -130,15 +130,11 @@ class GaussianBasis(nn.Module):
         full = self._in_double()(positions.double())  # (…, L, n): Fᵀ
         if mask is not None:
             full = torch.where(mask.unsqueeze(-1), full, 0.0)
-        if full.shape[-2] < full.shape[-1]:  # both branches give the same matrix; the smaller system is solved
-            system = full @ full.mT
-            system = system + ridge * torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
-            found = torch.cholesky_solve(full, torch.linalg.cholesky_ex(system).L)
-        else:
-            system = full.mT @ full
-            system = system + ridge * torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
-            found = torch.cholesky_solve(full.mT, torch.linalg.cholesky_ex(system).L).mT
-        return found.to(self.centers.dtype)
+        few = full.shape[-2] < full.shape[-1]  # of two systems with the same solution the smaller one is solved
+        rows = full if few else full.mT
+        system = rows @ rows.mT + ridge * torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+        found = torch.cholesky_solve(rows, torch.linalg.cholesky_ex(system).L)
+        return (found if few else found.mT).to(self.centers.dtype)
 
     def _in_double(self) -> GaussianBasis:
         """The same functions in double precision; gradients reach this basis."""

@@ -140,11 +140,6 @@ def _rotated_distance(a: Tensor, b: Tensor) -> Tensor:
 # -- divergences -----------------------------------------------------------------------------------------------------
 
 
-@register_kl(BetaGaussian, BetaGaussian)  # type: ignore[no-untyped-call, untyped-decorator]
-def _kl_beta_gaussian(p: BetaGaussian, q: BetaGaussian) -> Tensor:
-    return _kl(p, q)
-
-
 def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     r"""KL(p ‖ q), (…): closed for a Gaussian q, else by quadrature; +inf if p has mass outside of q's support."""
     if p.event_shape != q.event_shape:
@@ -259,6 +254,9 @@ def _directions(middle: Tensor, shape: Tensor) -> Tensor:
         second = turned.square().sum(-1) - ((middle + w) * w).sum(-1)
         angle = angle - torch.where(second < 0, first / second, 0.0).clamp(-0.1, 0.1)
     return torch.cat([even, torch.stack([angle.cos(), angle.sin()], -1)], -2)
+
+
+register_kl(BetaGaussian, BetaGaussian)(_kl)  # type: ignore[no-untyped-call]
 
 
 @register_kl(BetaGaussian, MultivariateNormal)  # type: ignore[no-untyped-call, untyped-decorator]

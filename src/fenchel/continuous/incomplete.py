@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.continuous.radial import Array, Law, Number, log_shape
+from fenchel._quadrature import Array
+from fenchel.continuous.radial import Law, Number, log_shape
 
 Function = Callable[[Tensor], Tensor]
 

@@ -19,19 +19,18 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_broadcast, check_count, check_floats
+from fenchel._quadrature import Array, gauss_legendre
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.ellipsoid import EllipsoidPower
 from fenchel.continuous.matrices import check_positive_definite
 from fenchel.continuous.radial import (
-    Array,
     Radial,
     any_entry,
     check_alpha,
     check_one_alpha,
     double_exponential,
-    gauss_legendre,
     log_ball,
     log_gamma_peak,
 )

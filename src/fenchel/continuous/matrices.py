@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from fenchel._checks import check_entries, check_floats, check_shape
+from fenchel._checks import check_entries, check_floats, check_shape, check_tril
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
@@ -58,13 +58,12 @@ def check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
 
 
 def check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
-    """Check that a location is finite, and a matrix a root (``scale_tril``, ``axes``) or positive definite."""
+    """Check that a location is finite, and a matrix lower triangular (``scale_tril``) or positive definite."""
     check_entries(loc.isfinite(), loc, "loc", "be finite")
-    if name in ("scale_tril", "axes"):
-        if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
-            raise ValueError(f"{name} must be lower triangular with a positive diagonal")
-        return
-    check_positive_definite(matrix, name)
+    if name == "scale_tril":
+        check_tril(matrix, name)
+    else:
+        check_positive_definite(matrix, name)
 
 
 def check_positive_definite(matrix: Tensor, name: str) -> None:

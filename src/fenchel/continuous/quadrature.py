@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count
-from fenchel._quadrature import refined
+from fenchel._quadrature import gauss_legendre, refined
 from fenchel._torch import concrete
-from fenchel.continuous.radial import Number, gauss_legendre, log_shape
+from fenchel.continuous.radial import Number, log_shape
 
 Function = Callable[[Tensor], Tensor]
 

@@ -9,16 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fenchel._checks import check_real
+from fenchel._quadrature import Array, gauss_legendre
 from fenchel._torch import concrete, standard_gamma
-
-Array = np.ndarray[Any, Any]
 
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
 _LARGE = 24.0  # above this, Stirling's series has full precision
@@ -261,13 +259,6 @@ def _digammas(z: float, step: float) -> float:
 
 
 # -- quadrature ------------------------------------------------------------------------------------------------------
-
-
-@lru_cache(maxsize=128)
-def gauss_legendre(count: int) -> tuple[Array, Array]:
-    """Nodes and weights of Gauss-Legendre quadrature on (0, 1), as arrays."""
-    x, w = np.polynomial.legendre.leggauss(count)
-    return (1 + x) / 2, w / 2
 
 
 @lru_cache(maxsize=32)

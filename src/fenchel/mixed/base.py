@@ -17,8 +17,6 @@ from fenchel._checks import check_broadcast, check_count, check_mask, check_shap
 from fenchel._quadrature import line
 from fenchel._torch import forward_mode, has_tangent, is_mapped
 
-MAX_ENUMERATED = 6
-"""The largest number of vertices for which sums over all faces are computed face by face."""
 SAMPLES = 4096
 """The default number of samples of an estimate."""
 
@@ -115,6 +113,12 @@ class Mixed(Distribution):
     _validate_args = True  # torch.compile switches off torch's default for all distributions
     _parameters: ClassVar[dict[str, int]]
     """The names of the parameters, and the number of dimensions of each that are not batch dimensions."""
+    _max_enumerated = 6
+    """The largest number of vertices for which sums over faces are computed face by face, and not estimated."""
+
+    def __init__(self, batch_shape: torch.Size, event_shape: torch.Size, validate_args: bool | None = None) -> None:
+        super().__init__(batch_shape, event_shape, validate_args=False)
+        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
 
     @abstractmethod
     def face_log_prob(self, face: Tensor) -> Tensor:
@@ -163,7 +167,7 @@ class Mixed(Distribution):
     ) -> Estimate:
         """H(F): a sum over all faces for few vertices, else a mean over sampled faces."""
 
-        if self.vertices <= MAX_ENUMERATED:
+        if self.vertices <= self._max_enumerated:
             return self._over_faces(lambda face, log_prob: -log_prob)
         return self._over_drawn_faces(lambda face, log_prob: -log_prob, num_samples, generator)
 
@@ -175,7 +179,7 @@ class Mixed(Distribution):
         self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """E|F| − 1: a sum over all faces for few vertices, else a mean over samples."""
-        if self.vertices <= MAX_ENUMERATED:
+        if self.vertices <= self._max_enumerated:
             return self._over_faces(lambda face, log_prob: face.sum(-1).to(log_prob.dtype) - 1)
         return self.estimate(
             lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype),

@@ -22,9 +22,6 @@ from fenchel.mixed.base import (
     score_estimate,
 )
 
-MAX_ENUMERATED = 12
-"""The largest number of vertices for which sums without a closed form are computed face by face."""
-
 
 class MixedDirichlet(Mixed):
     r"""A random face with one score per vertex, and a Dirichlet distribution on that face.
@@ -61,6 +58,7 @@ class MixedDirichlet(Mixed):
         "concentration": constraints.independent(constraints.positive, 1),  # type: ignore[no-untyped-call]
     }
     _parameters: ClassVar[dict[str, int]] = {"face_logits": 1, "concentration": 1}
+    _max_enumerated = 12
     has_rsample = False
 
     def __init__(self, face_logits: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
@@ -69,8 +67,7 @@ class MixedDirichlet(Mixed):
         check_broadcast("the shapes of face_logits and concentration", face_logits.shape, concentration.shape)
         self.face_logits, self.concentration = torch.broadcast_tensors(face_logits, concentration)  # type: ignore[no-untyped-call]
         batch, event = self.face_logits.shape[:-1], self.face_logits.shape[-1:]
-        super().__init__(batch, event, validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(batch, event, validate_args)
         if self._validate_args:
             check_positive(concentration, "concentration")
             if not bool(((face_logits < torch.inf) & (face_logits > -torch.inf).any(-1, keepdim=True)).all()):
@@ -234,7 +231,7 @@ class MixedDirichlet(Mixed):
             size = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
             values = function(alpha[..., :1] * size, beta[..., :1] * size, size)
             return exact_estimate((self._size_log_prob.exp() * values).sum(-1))
-        enumerated = self.vertices <= MAX_ENUMERATED
+        enumerated = self.vertices <= self._max_enumerated
         if enumerated:
             face = faces(self.vertices, device=self._device)
             face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)

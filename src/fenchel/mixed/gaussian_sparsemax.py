@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.special import log_ndtr, ndtr
 
-from fenchel._checks import check_broadcast, check_entries, check_floats, check_one_given, check_positive
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_one_given, check_positive, check_tril
 from fenchel._quadrature import log_concave
 from fenchel.mixed.base import (
     SAMPLES,
@@ -87,14 +87,13 @@ class GaussianSparsemax(Mixed):
             self.loc = loc.expand(*batch, -1)
             self.scale_tril = scale_tril.expand(*batch, -1, -1)
             self.scale = None
-        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args)
         if self._validate_args:
             check_entries(loc.isfinite(), loc, "loc", "be finite")
             if scale is not None:
                 check_positive(scale, "scale")
-            elif scale_tril is not None and not _is_factor(scale_tril):
-                raise ValueError("scale_tril must be lower triangular with a positive diagonal")
+            elif scale_tril is not None:
+                check_tril(scale_tril, "scale_tril")
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
@@ -416,11 +415,6 @@ def _moved_with_entries(x: Tensor, place: Tensor, width: Tensor) -> Tensor:
 
 def _normal(z: Tensor) -> Tensor:
     return (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
-
-
-def _is_factor(scale_tril: Tensor) -> bool:
-    positive_diagonal = (scale_tril.diagonal(dim1=-2, dim2=-1) > 0).all()
-    return bool(scale_tril.isfinite().all() & (scale_tril.tril() == scale_tril).all() & positive_diagonal)
 
 
 def _order(face: Tensor, loc: Tensor) -> Tensor:

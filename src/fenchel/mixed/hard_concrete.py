@@ -55,6 +55,7 @@ class HardConcrete(Mixed):
         "stretch": constraints.greater_than_eq(1),  # type: ignore[no-untyped-call]
     }
     _parameters: ClassVar[dict[str, int]] = {"logits": 1, "temperature": 0, "stretch": 0}
+    _max_enumerated = 2
     has_rsample = True
 
     def __init__(
@@ -67,8 +68,7 @@ class HardConcrete(Mixed):
         batch = check_broadcast("the batch dimensions of logits, and temperature and stretch,", *shapes)
         self.logits = logits.expand(*batch, -1)
         self.temperature, self.stretch = temperature.expand(batch), stretch.expand(batch)
-        super().__init__(batch, logits.shape[-1:], validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(batch, logits.shape[-1:], validate_args)
         if self._validate_args:
             check_entries(logits.isfinite(), logits, "logits", "be finite")
             check_positive(temperature, "temperature")
@@ -155,18 +155,6 @@ class HardConcrete(Mixed):
     ) -> Estimate:
         self._only_two("face_entropy")
         return super().estimate_face_entropy(num_samples=num_samples, generator=generator)
-
-    def estimate_mean_dimension(
-        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
-    ) -> Estimate:
-        """E|F| − 1: exact (error 0) for two vertices, else a mean over samples."""
-        if self.vertices == 2:
-            return super().estimate_mean_dimension(num_samples=num_samples, generator=generator)
-        return self.estimate(
-            lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype),
-            num_samples=num_samples,
-            generator=generator,
-        )
 
     def estimate_kl(
         self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None

@@ -48,8 +48,7 @@ class MaximumEntropy(Mixed):
             device=precision.device if isinstance(precision, Tensor) else None,
         )
         check_floats(self.precision, "precision")
-        super().__init__(self.precision.shape, torch.Size((vertices,)), validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(self.precision.shape, torch.Size((vertices,)), validate_args)
         if self._validate_args:
             check_entries(self.precision.isfinite(), self.precision, "precision", "be finite")
 
