@@ -244,13 +244,11 @@ class FactorGraph:
 
         Example:
             >>> import torch, fenchel
-            >>> from fenchel.factors import Xor
             >>> graph = fenchel.FactorGraph()
-            >>> u = graph.variables(torch.tensor([1.0, 0.6, -1.0]))
-            >>> graph.add(Xor(u))
-            >>> solution = graph.map()
-            >>> u.value
-            tensor([1., 0., 0.])
+            >>> u = graph.variables(torch.tensor([[1.0, 0.6], [0.9, 0.4]]))
+            >>> graph.add(fenchel.factors.Structured(u, fenchel.structures.Matching()))
+            >>> bool(graph.map().converged), u.value.tolist()  # scores 0.6 + 0.9 and 1.0 + 0.4
+            (True, [[0.0, 1.0], [1.0, 0.0]])
         """
         theta, groups, invalid = self._prepare(tol, max_iter)
         if not groups or theta.shape[0] == 0:

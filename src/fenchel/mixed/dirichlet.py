@@ -23,6 +23,10 @@ from fenchel.mixed.base import (
 )
 
 
+MAX_ENUMERATED = 12
+"""The largest number of vertices for which sums without a closed form are computed face by face."""
+
+
 class MixedDirichlet(Mixed):
     r"""A random face with one score per vertex, and a Dirichlet distribution on that face.
 
@@ -58,7 +62,6 @@ class MixedDirichlet(Mixed):
         "concentration": constraints.independent(constraints.positive, 1),  # type: ignore[no-untyped-call]
     }
     _parameters: ClassVar[dict[str, int]] = {"face_logits": 1, "concentration": 1}
-    _max_enumerated = 12
     has_rsample = False
 
     def __init__(self, face_logits: Tensor, concentration: Tensor, validate_args: bool | None = None) -> None:
@@ -231,7 +234,7 @@ class MixedDirichlet(Mixed):
             size = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
             values = function(alpha[..., :1] * size, beta[..., :1] * size, size)
             return exact_estimate((self._size_log_prob.exp() * values).sum(-1))
-        enumerated = self.vertices <= self._max_enumerated
+        enumerated = self.vertices <= MAX_ENUMERATED
         if enumerated:
             face = faces(self.vertices, device=self._device)
             face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)

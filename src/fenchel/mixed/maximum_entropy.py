@@ -125,7 +125,7 @@ class MaximumEntropy(Mixed):
 
 
 def maximum_code_length(vertices: int, precision: float) -> float:
-    """The largest code length, in bits, of a mixed distribution with so many vertices and ``precision`` bits.
+    """The largest code length, in bits, of a mixed distribution with K vertices and ``precision`` bits per coordinate.
 
     Example:
         >>> round(maximum_code_length(2, precision=1), 9)  # log₂(2 + 2¹)

@@ -86,7 +86,7 @@ def read_tensors(
         what: a description of the file, for errors.
         names: the tensors to read; all by default.
     """
-    safetensors()  # says what to install
+    safetensors()  # its error names the package to install
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
