@@ -22,7 +22,6 @@ from fenchel.mixed.base import (
     score_estimate,
 )
 
-
 MAX_ENUMERATED = 12
 """The largest number of vertices for which sums without a closed form are computed face by face."""
 
