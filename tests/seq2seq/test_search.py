@@ -246,7 +246,7 @@ def test_an_ensemble_averages_probabilities_step_by_step(seed: int) -> None:
 def test_members_of_an_ensemble_must_write_the_same_symbols() -> None:
     with pytest.raises(ValueError, match="equal target vocabularies"):
         Ensemble([Table(0, 3), Table(0, 4)])
-    with pytest.raises(ValueError, match="a member"):
+    with pytest.raises(ValueError, match="members must not be empty"):
         Ensemble([])
 
 

@@ -86,12 +86,9 @@ class Group:
         """Solutions of the factors for scores v, (rows, factors · size), for some rows of the batch."""
         literals = self.flip(v.reshape(-1, *self.index.shape))
         tensors = (*scores, *self.constants)
-        answer = (
-            self.factor.qp(literals, *tensors)
-            if self.warm_start is None
-            else self.warm_start.qp(rows, literals, *tensors)
-        )
-        return self.flip(answer).reshape(v.shape)
+        start = self.warm_start
+        found = self.factor.qp(literals, *tensors) if start is None else start.qp(rows, literals, *tensors)
+        return self.flip(found).reshape(v.shape)
 
     def support(self, y: Tensor, scores: tuple[Tensor, ...], free: Tensor) -> Tensor:
         """An upper bound of ⟨y, p⟩ over the polytopes of the factors, (batch,)."""
@@ -477,13 +474,7 @@ def agree(problem: Problem, start: State, tol: float, max_iter: int) -> Agreemen
             _store(final, state, live, done)
             residual[live[done]], iterations[live[done]] = off[done], k
             keep = ~done
-            live, state, after, gap, off = (
-                live[keep],
-                state.take(keep),
-                after.take(keep),
-                gap[keep],
-                off[keep],
-            )
+            live, state, after, gap, off = live[keep], state.take(keep), after.take(keep), gap[keep], off[keep]
             if live.numel() == 0:
                 break
         previous, state = state, after
