@@ -84,7 +84,11 @@ def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = No
 
 
 def check_finite(model: nn.Module) -> None:
-    """Raise a :class:`DivergedError` if a parameter of a model is not finite."""
+    """Raise a :class:`DivergedError` if a parameter of a model is not finite.
+
+    Example:
+        >>> check_finite(nn.Linear(2, 1))
+    """
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise DivergedError(f"{name} is no longer finite, so training stopped: try a lower rate")
@@ -98,6 +102,18 @@ class Checkpoint:
         file: the path; the file is written atomically.
         what: a description of the model, the settings and the data. A training resumes only if it is equal.
         free: names in ``what["training"]`` that may differ.
+
+    Example:
+        >>> import tempfile
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoint = Checkpoint(Path(folder) / CHECKPOINT, {"training": {"rate": 0.1}})
+        ...     checkpoint.keep(model, model.state_dict(), optimizer, {"epoch": 3})
+        ...     run, best = checkpoint.resume(model, optimizer)
+        ...     found = record(checkpoint.file)
+        >>> run["epoch"], sorted(best), found["training"]
+        (3, ['bias', 'weight'], {'rate': 0.1})
     """
 
     file: Path

@@ -119,6 +119,14 @@ def save(folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, 
         folder: the path of the folder.
         settings: everything but the tensors, for JSON; ``format`` is :data:`FORMAT`.
         tensors: the state dict.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(folder, {"format": FORMAT, "model": "Linear"}, {"weight": torch.ones(2)})
+        ...     settings, tensors = load(folder)
+        >>> settings["model"], tensors["weight"]
+        ('Linear', tensor([1., 1.]))
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -134,6 +142,12 @@ def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any
     Args:
         folder: the folder that was given to ``save``.
         kinds: the allowed values of ``settings["model"]``; any by default.
+
+    Example:
+        >>> load("no such folder")
+        Traceback (most recent call last):
+            ...
+        FileNotFoundError: no such folder has no model.json: it is not the folder of a saved model
     """
     folder = Path(folder)
     file = folder / SETTINGS
@@ -186,6 +200,10 @@ def build(folder: Path | str, name: str, tensors: Mapping[str, Tensor], make: Ca
         name: of the class, for errors.
         tensors: the state dict.
         make: a function that builds the model, with any parameters.
+
+    Example:
+        >>> build("folder", "Linear", {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, lambda: nn.Linear(2, 1))
+        Linear(in_features=2, out_features=1, bias=True)
     """
     with whole(folder, name):
         with torch.device("meta"):
@@ -217,7 +235,14 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
 
 
 def check_names(names: Collection[str], given: Mapping[str, Any]) -> None:
-    """Raise a ValueError if names are missing."""
+    """Raise a ValueError if names are missing.
+
+    Example:
+        >>> check_names(["hidden", "layers"], {"hidden": 8})
+        Traceback (most recent call last):
+            ...
+        ValueError: there is no layers
+    """
     if missing := sorted(set(names) - given.keys()):
         raise ValueError(f"there is no {missing[0]}")
 
@@ -236,7 +261,12 @@ def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None
 
 
 def check_strings(strings: object, name: str) -> list[str]:
-    """Check that a loaded object is a list of strings."""
+    """Check that a loaded object is a list of strings.
+
+    Example:
+        >>> check_strings(["a", "b"], "symbols")
+        ['a', 'b']
+    """
     if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
         raise ValueError(f"{name} must be a list of strings, got {short(strings)}")
     return strings
