@@ -302,7 +302,7 @@ def test_models_write_the_same_strings_whatever_the_default_device(kind: Any) ->
     pairs = [Pair(tuple("abc"), tuple("cab")), Pair(tuple("d"), ("a",))]
 
     def everything() -> list[Any]:
-        found = beam_search(model, [pair.source for pair in pairs], beam=3, max_length=4)
+        found = beam_search(model, [pair.source for pair in pairs], beam_size=3, max_length=4)
         choices = force(model, pairs[0].source, letters.encode("cab"))
         rest = complete(model, pairs[0].source, letters.encode("c"), max_length=3)
         return [found, choices, rest, model(collate(pairs, letters, letters)).item()]

@@ -261,6 +261,14 @@ def check_entries(fine: Tensor, value: Tensor, name: str, allowed: str) -> Tenso
     return value
 
 
+def check_tril(value: Tensor, name: str) -> Tensor:
+    """Check that matrices (…, D, D) are finite and lower triangular with a positive diagonal, if values can be read."""
+    fine = value.isfinite() & (value == value.tril())
+    if concrete(fine, value) and not bool(fine.all() & (value.diagonal(dim1=-2, dim2=-1) > 0).all()):
+        raise ValueError(f"{name} must be lower triangular with a positive diagonal, and finite")
+    return value
+
+
 def check_one_of(value: Any, name: str, *choices: str) -> str:
     """Check one of several strings.
 
@@ -274,6 +282,22 @@ def check_one_of(value: Any, name: str, *choices: str) -> str:
         *first, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
     return str(value)
+
+
+def check_one_given(**arguments: object) -> None:
+    """Check that exactly one of several arguments is given, and the others are None.
+
+    Example:
+        >>> check_one_given(scale=None, scale_tril=None)
+        Traceback (most recent call last):
+            ...
+        ValueError: exactly one of scale and scale_tril must be given, got none
+    """
+    given = [name for name, value in arguments.items() if value is not None]
+    if len(given) != 1:
+        *first, last = arguments
+        names = f"{', '.join(first)} and {last}"
+        raise ValueError(f"exactly one of {names} must be given, got {' and '.join(given) or 'none'}")
 
 
 # -- scores and targets ----------------------------------------------------------------------------------------------

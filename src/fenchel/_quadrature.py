@@ -1,9 +1,11 @@
-"""Integrals over the line, many at once, with error control and with derivatives of every order."""
+"""Adaptive quadrature of many integrands at once, with error estimates and derivatives of every order."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,25 +13,26 @@ from torch import Tensor
 
 POINTS = 16
 TOLERANCE = 1e-11
-DEEPEST = 40
-"""How often a panel is halved at most."""
-CROWDED = 200
-"""How many panels an integrand may have in the making."""
+MAX_DEPTH = 40
+"""The largest number of times that a panel is halved."""
+MAX_PANELS = 200
+"""The number of unfinished panels of an integrand above which no more panels are halved."""
 DROP = 40.0
-"""Nats below the peak at which a log-concave integrand is cut off: the rest is less than e⁻⁴⁰ of the whole."""
+"""Nats below the peak at which a log-concave integrand is cut off: a relative error below e⁻⁴⁰."""
 
+Array = np.ndarray[Any, Any]
 Function = Callable[[Tensor, Tensor], Tensor]
-"""Values at points x (Q,), each of an integrand of its own: row (Q,) tells which."""
+"""f(x, row): values (Q,) at points x (Q,), each of the integrand with the index row (Q,)."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Nodes and weights that resolve each of ``count`` integrands.
+    """Nodes and weights of ``count`` integrals.
 
     Args:
         nodes: (Q,), or (Q, d).
         weights: (Q,).
-        rows: (Q,), the integrand that a node is for.
+        rows: (Q,), the index of the integrand of each node.
         error: (count, …), the estimated error of each integral.
     """
 
@@ -39,20 +42,20 @@ class Rule:
     error: Tensor
 
     def log_integral(self, log_values: Tensor) -> Tensor:
-        """log ∫ exp, one value a row. Nodes are fixed, so that its derivatives are the integral's own."""
+        """log ∫ exp(f) for values of f at the nodes (Q,), one number per integrand; differentiable in these values."""
         top = torch.full_like(self.error, -torch.inf).scatter_reduce(0, self.rows, log_values.detach(), "amax")
         top = torch.where(top.isfinite(), top, 0.0)
         scaled = (log_values - top[self.rows]).exp() * self.weights
         return torch.zeros_like(self.error).index_add(0, self.rows, scaled).log() + top
 
     def moved(self, ends: Function) -> Rule:
-        """The same rule on panels of the line whose ends are functions of parameters; the nodes move with them.
+        """The same rule with derivatives of the nodes in parameters that the ends of the panels depend on.
 
-        The integral does not depend on where panels end, nor do its derivatives. Ends that move with a steep part of
-        the integrand leave less to cancel.
+        The integral and its derivatives do not depend on where panels end. If ends move with a steep part of the
+        integrand, smaller terms cancel in the derivatives.
 
         Args:
-            ends: ends (P,) and rows (P,) to the same ends, with derivatives.
+            ends: a function of ends (P,) and rows (P,) that returns the same ends, with derivatives.
         """
         nodes, weights = self.nodes.reshape(-1, POINTS), self.weights.reshape(-1, POINTS)
         row, first, last = self.rows[::POINTS], nodes[:, :1], nodes[:, -1:]
@@ -63,14 +66,15 @@ class Rule:
         return Rule(moved.reshape(-1), stretched.reshape(-1), self.rows, self.error)
 
 
-def gauss_legendre(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1]."""
+@lru_cache(maxsize=128)
+def gauss_legendre(n: int) -> tuple[Array, Array]:
+    """Nodes and weights of Gauss-Legendre quadrature on [0, 1], (n,) each."""
     x, w = np.polynomial.legendre.leggauss(n)
-    return like.new_tensor((x + 1) / 2), like.new_tensor(w / 2)
+    return (x + 1) / 2, w / 2
 
 
 def gauss_lobatto(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Nodes and weights on [0, 1], both ends among the nodes."""
+    """Nodes and weights of Gauss-Lobatto quadrature on [0, 1], (n,) each; both ends are nodes."""
     legendre = np.polynomial.Legendre.basis(n - 1)
     slope = legendre.deriv()
     x = np.sort(slope.roots().real)
@@ -81,11 +85,11 @@ def gauss_lobatto(n: int, like: Tensor) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def adapted(function: Function, breaks: Tensor) -> Rule:
-    """A rule for functions of the line, by ``refined``.
+    """A rule for functions of one variable, by ``refined``.
 
     Args:
-        function: values, of the order of one at their largest.
-        breaks: (count, P) ascending ends of the first panels.
+        function: the integrands, with largest values of about 1.
+        breaks: (count, P), ascending ends of the first panels.
     """
     count = len(breaks)
     rows = torch.arange(count, device=breaks.device).unsqueeze(-1).expand(-1, breaks.shape[1] - 1).reshape(-1)
@@ -103,30 +107,30 @@ def refined(
     count: int,
     points: int = POINTS,
     tolerance: float = TOLERANCE,
-    crowded: int = CROWDED,
+    max_panels: int = MAX_PANELS,
     coarse: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
 ) -> Rule:
-    """Halve panels in every direction until the parts agree with their whole.
+    """A rule for functions of d variables: panels are halved in every direction until the sum of the parts is stable.
 
-    Ends are nodes, so that a steep fall right beside the end of a wide panel is not overlooked.
+    The ends of panels are nodes, so that a steep fall near the end of a wide panel is noticed.
 
     Args:
-        function: values (Q, …) at points (Q, d), of rows (Q,). Several values of one point share their panels.
+        function: values (Q, …) at points (Q, d), of rows (Q,). Several values per point use the same panels.
         start: (P, d), the lower corners of the first panels.
-        width: (P, d), their sizes; those without volume are left out.
-        rows: (P,), the integrand that a panel is for.
-        count: how many integrands there are.
-        points: how many nodes a panel has in each direction.
+        width: (P, d), their sizes; panels without volume are left out.
+        rows: (P,), the index of the integrand of each panel.
+        count: the number of integrands.
+        points: the number of nodes of a panel in each direction.
         tolerance: of the difference, relative to the sum of the absolute integrals of all panels.
-        crowded: how many panels an integrand may have in the making.
-        coarse: which panels (start, width, rows) are to be split in any case.
+        max_panels: the number of unfinished panels of an integrand above which no more panels are halved.
+        coarse: a function of (start, width, rows) that tells which panels must be halved in any case.
     """
     dim = start.shape[-1]
     x, w = gauss_lobatto(points, start)
     x = torch.cartesian_prod(*[x] * dim).reshape(-1, dim)
     w = torch.cartesian_prod(*[w] * dim).reshape(-1, dim).prod(-1)
     corner = torch.cartesian_prod(*[start.new_tensor([0.0, 0.5])] * dim).reshape(-1, dim)
-    kept = ~(width <= 0).any(-1)  # NaN remains, and its integral is NaN
+    kept = ~(width <= 0).any(-1)  # panels with NaN remain, so that their integral is NaN
     start, width, rows = start[kept], width[kept], rows[kept]
 
     def panels(start: Tensor, width: Tensor, rows: Tensor) -> Tensor:
@@ -143,7 +147,7 @@ def refined(
     whole = panels(start, width, rows)
     done = torch.zeros(count, *whole.shape[1:], dtype=whole.dtype, device=whole.device)
     error, kept_panels = torch.zeros_like(done), []
-    for depth in range(DEEPEST):
+    for depth in range(MAX_DEPTH):
         parts = children(start, width, rows)
         each = panels(*parts)
         each = each.reshape(len(rows), len(corner), *each.shape[1:])
@@ -152,8 +156,8 @@ def refined(
         split = (difference > tolerance * total).reshape(len(rows), difference[:1].numel()).any(-1)
         if coarse is not None:
             split |= coarse(start, width, rows)
-        # Rounding is not mended by halving: the error tells.
-        split &= (torch.bincount(rows, minlength=count)[rows] <= crowded) & (depth < DEEPEST - 1)
+        # Halving does not reduce rounding errors; they stay in the estimated error.
+        split &= (torch.bincount(rows, minlength=count)[rows] <= max_panels) & (depth < MAX_DEPTH - 1)
         over = ~split
         done = done.index_add(0, rows[over], size[over])
         error = error.index_add(0, rows[over], difference[over])
@@ -177,8 +181,7 @@ def _volume(width: Tensor, dims: int) -> Tensor:
 def log_concave(log_function: Function, lower: Tensor, upper: Tensor, marks: Tensor | None = None) -> Rule:
     """A rule for exp of concave functions on [lower, upper], (count,) each.
 
-    Narrow peaks in wide intervals are found, whatever the scales: concavity leads there. At ``marks`` (count, M) panels
-    end too.
+    The peak is found by a search that uses concavity, however narrow it is. Panels also end at ``marks`` (count, M).
     """
     peak, highest = _peak(log_function, lower, upper)
     left = _cut(log_function, lower, peak, highest)
@@ -194,6 +197,7 @@ def log_concave(log_function: Function, lower: Tensor, upper: Tensor, marks: Ten
 
 
 def _grid(function: Function, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Evenly spaced points from a to b, and the values there, (count, POINTS + 1) each."""
     t = torch.linspace(0, 1, POINTS + 1, dtype=a.dtype, device=a.device)
     x = a.unsqueeze(-1) * (1 - t) + b.unsqueeze(-1) * t
     rows = torch.arange(len(a), device=a.device).repeat_interleave(POINTS + 1)
@@ -201,8 +205,8 @@ def _grid(function: Function, a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _peak(function: Function, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """A point within a nat or so of the highest, and the value there."""
-    for _ in range(2 * DEEPEST):
+    """A point whose value is within about one nat of the maximum, and that value, (count,) each."""
+    for _ in range(2 * MAX_DEPTH):
         x, values = _grid(function, lower, upper)
         best = values.argmax(-1, keepdim=True)
         low, high = (best - 1).clamp_min(0), (best + 1).clamp_max(POINTS)
@@ -215,9 +219,9 @@ def _peak(function: Function, lower: Tensor, upper: Tensor) -> tuple[Tensor, Ten
 
 
 def _cut(function: Function, end: Tensor, peak: Tensor, highest: Tensor) -> Tensor:
-    """The end, or a place on the way to it, at most twice as far from the peak as where 40 nats are lost."""
+    """The end of the interval, or a nearer point beyond which the function is at least ``DROP`` below its peak."""
     inner, outer = peak, end
-    for _ in range(2 * DEEPEST):
+    for _ in range(2 * MAX_DEPTH):
         x, values = _grid(function, inner, outer)
         dropped = (highest.unsqueeze(-1) - values) >= DROP
         first = dropped.to(torch.int8).argmax(-1, keepdim=True)
@@ -225,34 +229,36 @@ def _cut(function: Function, end: Tensor, peak: Tensor, highest: Tensor) -> Tens
         drop_there = highest - values.gather(-1, first).squeeze(-1)
         outer = torch.where(any_dropped, x.gather(-1, first).squeeze(-1), outer)
         inner = torch.where(any_dropped, x.gather(-1, (first - 1).clamp_min(0)).squeeze(-1), inner)
-        near = (outer - inner).abs() <= (inner - peak).abs()  # at most half of what is left has dropped
+        near = (outer - inner).abs() <= (inner - peak).abs()  # at most half of the rest is beyond the cut
         if bool((~any_dropped | (drop_there < 2 * DROP) | drop_there.isnan() | near).all()):
             break
     return outer
 
 
 def line(function: Callable[[Tensor], Tensor], breaks: Tensor) -> Tensor:
-    """∫ of a batch of functions between the first and the last of their breaks (P, *batch), by panels in step.
+    """Integrals (*batch) of functions between the first and the last of their breaks (P, *batch).
+
+    All panels of all functions are halved together.
 
     Args:
         function: values (N, *batch) at points (N, *batch).
-        breaks: ascending, where to put the first panels.
+        breaks: ascending ends of the first panels.
     """
     with torch.no_grad():
         coarse = _composite(function, breaks)
         for _ in range(7):
             breaks = torch.cat([breaks[:1], torch.stack([(breaks[1:] + breaks[:-1]) / 2, breaks[1:]], 1).flatten(0, 1)])
             fine = _composite(function, breaks)
-            settled = (fine - coarse).abs() <= TOLERANCE * (1 + fine.abs())
-            if bool((settled | ~fine.isfinite()).all()):
+            converged = (fine - coarse).abs() <= TOLERANCE * (1 + fine.abs())
+            if bool((converged | ~fine.isfinite()).all()):
                 break
             coarse = fine
     return _composite(function, breaks)
 
 
 def _composite(function: Callable[[Tensor], Tensor], breaks: Tensor) -> Tensor:
-    x, w = gauss_legendre(POINTS, breaks)
-    x, w = (each.reshape(-1, *[1] * breaks.dim()) for each in (x, w))
+    """Integrals by Gauss-Legendre quadrature between neighbouring breaks."""
+    x, w = (breaks.new_tensor(each).reshape(-1, *[1] * breaks.dim()) for each in gauss_legendre(POINTS))
     width = breaks.diff(dim=0)
     nodes, weights = breaks[:-1] + width * x, width * w
     return (function(nodes.flatten(0, 1)) * weights.flatten(0, 1)).sum(0)

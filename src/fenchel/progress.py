@@ -1,4 +1,4 @@
-"""Progress of long work: the function that it calls, and a bar for a terminal."""
+"""Progress of long computations: the type of the function that they call, and a progress bar for a terminal."""
 
 from __future__ import annotations
 
@@ -12,22 +12,35 @@ from typing import Protocol, TextIO
 __all__ = ["Progress", "bar", "silent"]
 
 WIDTH = 20
-"""Characters of a bar."""
+"""The width of a bar, in characters."""
 
 
 class Progress(Protocol):
-    """Told how far a work is: a fraction in [0, 1], and what it is doing, or how it goes."""
+    """A function that is called with the finished fraction, in [0, 1], and a note about what is being done.
+
+    Example:
+        >>> def progress(fraction, note=""):
+        ...     print(f"{fraction:.0%} {note}")
+        >>> def work(progress: Progress = silent) -> None:
+        ...     progress(0.5, "epoch 1")
+        >>> work(progress)
+        50% epoch 1
+    """
 
     def __call__(self, fraction: float, note: str = "") -> None: ...
 
 
 def silent(fraction: float, note: str = "") -> None:
-    """Nobody listens."""
+    """Do nothing: the default where progress is not shown.
+
+    Example:
+        >>> silent(0.5, "epoch 1")
+    """
 
 
 @contextmanager
 def bar(title: str = "", stream: TextIO | None = None) -> Iterator[Progress]:
-    """A function that draws progress on one line of a terminal; elsewhere it writes one line per tenth of the work.
+    """A context whose function draws progress on one line of a terminal, and elsewhere prints one line per 10 %.
 
     Args:
         title: written before the bar.

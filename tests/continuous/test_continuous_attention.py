@@ -239,7 +239,7 @@ def test_bad_input_is_named() -> None:
         ContinuousAttention(basis, encoder=torch.nn.Linear(1, 1))
     with pytest.raises(ValueError, match="combined=True"):
         ContinuousAttention(basis, combined=True)
-    with pytest.raises(ValueError, match="combined=True wants an encoder"):
+    with pytest.raises(ValueError, match="combined=True needs an encoder"):
         ContinuousAttention(basis, encoder=PooledEncoder(6), combined=True)(values, torch.randn(2, 6))
     with pytest.raises(ValueError, match="alpha"):
         ContinuousAttention(basis, alpha=-2.0)
@@ -257,7 +257,7 @@ def test_bad_input_is_named() -> None:
         ContinuousAttention(basis, encoder=PooledEncoder(6, num_heads=4))(values, torch.randn(2, 6))
     with pytest.raises(ValueError, match="not be empty"):
         ContinuousAttention(basis, encoder=PooledEncoder(6))(values[:, :0], torch.randn(2, 6))
-    with pytest.raises(ValueError, match="as many places"):
+    with pytest.raises(ValueError, match="product of shape must be the number of values, 10"):
         ContinuousAttention(GaussianBasis.grid(3), encoder=PooledEncoder(6, dim=2))(
             values, torch.randn(2, 6), shape=(3, 4)
         )

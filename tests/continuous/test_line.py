@@ -106,7 +106,7 @@ def test_batches_and_errors() -> None:
     assert p.batch_shape == (3, 2)
     assert p.expand((4, 3, 2)).rsample().shape == (4, 3, 2)
     assert Triangular(0.0, 1.0).expand((5,)).log_prob(torch.zeros(5)).shape == (5,)
-    with pytest.raises(ValueError, match="scale must be positive and finite, got"):
+    with pytest.raises(ValueError, match="scale must satisfy 0 < scale < inf, got"):
         Triangular(torch.zeros(2), torch.tensor([1.0, 0.0]))
     with pytest.raises(ValueError, match="g must be convex"):
         LocationScale(torch.zeros(2), torch.ones(2), lambda s: s)

@@ -212,7 +212,7 @@ def test_a_variable_without_a_factor_is_clipped() -> None:
 def mixed(scores: torch.Tensor, attraction: torch.Tensor, batch_dims: int = 0) -> torch.Tensor:
     """One graph with every kind of factor, overlapping, on a 3 × 4 array of variables."""
     graph = FactorGraph()
-    u = graph.variables(scores, batch_dims)
+    u = graph.variables(scores, batch_dims=batch_dims)
     for row in u:
         graph.add(AtMostOne(row))
     graph.add(Budget(u[:, 0], 2))
@@ -412,7 +412,7 @@ class Segment(Factor):
     """p₁ = p₂, written by a user as a quadratic program with a score of its own for both."""
 
     def __init__(self, a: Variables, b: Variables, score: torch.Tensor) -> None:
-        super().__init__([a, b], [score], [0])
+        super().__init__([a, b], scores=[score], event_dims=[0])
 
     def qp(self, theta: torch.Tensor, *tensors: torch.Tensor) -> torch.Tensor:
         mean = (theta.sum(-1) + tensors[0]) / 2
@@ -446,17 +446,17 @@ def test_a_users_quadratic_program_is_a_factor() -> None:
 
 
 @pytest.mark.parametrize(("call", "error", "message"), [
-    (lambda g: g.variables([1.0]), TypeError, "scores must be a torch.Tensor"),
-    (lambda g: g.variables(torch.arange(3)), TypeError, "floating-point dtype"),
+    (lambda g: g.variables([1.0]), TypeError, "scores must be a floating-point tensor, got list"),
+    (lambda g: g.variables(torch.arange(3)), TypeError, "floating-point tensor, got torch.int64"),
     (lambda g: g.variables(torch.zeros(3), batch_dims=2), ValueError, r"batch_dims must be in \[0, 1\]"),
     (lambda g: g.variables(torch.zeros(3), batch_dims=True), TypeError, "batch_dims must be an int"),
     (lambda g: g.variables(torch.zeros(3, 0)), ValueError, "at least one variable"),
-    (lambda g: (g.variables(torch.zeros(2, 3), 1), g.variables(torch.zeros(3, 3), 1)), ValueError, "batch dimensions"),
+    (lambda g: [g.variables(torch.zeros(n, 3), batch_dims=1) for n in (2, 3)], ValueError, "batch dimensions"),
     (lambda g: g.add("Xor"), TypeError, "factor must be a Factor"),
     (lambda g: g.add(Xor(FactorGraph().variables(torch.zeros(3)))), ValueError, "variables of this graph"),
     (lambda g: g.solve(), ValueError, "no variables"),
     (lambda g: g.variables(torch.zeros(3)).value, RuntimeError, "call graph.solve"),
-    (lambda g: (g.variables(torch.zeros(3)), g.solve(tol=0)), ValueError, "tol must be positive"),
+    (lambda g: (g.variables(torch.zeros(3)), g.solve(tol=0)), ValueError, "tol must satisfy 0 < tol"),
     (lambda g: (g.variables(torch.zeros(3)), g.solve(max_iter=0)), ValueError, "max_iter must be"),
     (lambda g: Pair(g.variables(torch.zeros(3)), g.variables(torch.zeros(2)), 1.0), ValueError, "one shape"),
     (lambda g: Pair(g.variables(torch.zeros(3)), 1, 1.0), TypeError, "second must be variables"),

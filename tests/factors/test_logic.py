@@ -144,13 +144,13 @@ def test_a_wide_knapsack_is_the_quadratic_program_of_cvxpy() -> None:
 
 
 @pytest.mark.parametrize(("make", "error", "message"), [
-    (lambda u: Exactly(u, 5), ValueError, "count must be at most the number of variables, 4"),
-    (lambda u: Exactly(u, -1), ValueError, "count must not be negative"),
-    (lambda u: Budget(u, -1), ValueError, "budget must not be negative"),
-    (lambda u: Budget(u, 1.5), TypeError, "budget must be an int"),
-    (lambda u: Knapsack(u, [1.0], 1.0), ValueError, "costs must have one entry a variable"),
+    (lambda u: Exactly(u, 5), ValueError, "k must be at most the number of variables, 4"),
+    (lambda u: Exactly(u, -1), ValueError, "k must be at least 0, got -1"),
+    (lambda u: Budget(u, -1), ValueError, "k must be at least 0, got -1"),
+    (lambda u: Budget(u, 1.5), TypeError, "k must be an int"),
+    (lambda u: Knapsack(u, [1.0], 1.0), ValueError, "costs must have one entry per variable"),
     (lambda u: Knapsack(u, [1.0, 1.0, -1.0, 1.0], 1.0), ValueError, "costs must be finite and not negative"),
-    (lambda u: Knapsack(u, [1.0] * 4, -1.0), ValueError, "budget must not be negative"),
+    (lambda u: Knapsack(u, [1.0] * 4, -1.0), ValueError, "budget must satisfy 0 <= budget"),
     (lambda u: Knapsack(u, torch.ones(4, requires_grad=True), 1.0), ValueError, "costs must not require grad"),
     (lambda u: Knapsack(u, [1.0] * 4, True), TypeError, "budget must be a number"),
     (lambda u: Xor(), ValueError, "at least one variable"),

@@ -49,7 +49,7 @@ def budgeted(arc_scores: torch.Tensor, budget: int, single_root: bool = False) -
     u = fg.variables(arc_scores, batch_dims=arc_scores.dim() - 2)
     fg.add(DependencyTree(u, single_root=single_root))
     for k in range(1, u.shape[1]):
-        fg.add(Budget(u[:, k], budget=budget))
+        fg.add(Budget(u[:, k], budget))
     fg.solve()
     return u.value
 
@@ -61,7 +61,7 @@ def test_the_papers_snippet_runs_as_it_is_written() -> None:
     u = fg.variables(arc_scores)
     fg.add(DependencyTree(u))
     for k in range(n):
-        fg.add(Budget(u[:, k], budget=5))
+        fg.add(Budget(u[:, k], 5))
     fg.solve()
     alone = fenchel.SparseMAP(structures.DependencyTree()).argmax(arc_scores)
     torch.testing.assert_close(u.value, alone, rtol=0, atol=1e-6)  # no head can have more than five
@@ -137,7 +137,7 @@ def test_batches_with_their_own_transitions_are_loops() -> None:
 
     def call(s: torch.Tensor, t: torch.Tensor, batch_dims: int) -> torch.Tensor:
         graph = FactorGraph()
-        u = graph.variables(s, batch_dims)
+        u = graph.variables(s, batch_dims=batch_dims)
         graph.add(Sequence(u, t))
         graph.add(Budget(u[:, 0], 1))
         graph.solve()
@@ -168,7 +168,7 @@ def test_map_of_a_tree_with_budgets_is_the_best_that_is_allowed() -> None:
     u = fg.variables(theta)
     fg.add(DependencyTree(u))
     for k in range(1, 5):
-        fg.add(Budget(u[:, k], budget=1))
+        fg.add(Budget(u[:, k], 1))
     assert bool(fg.map().converged)
     local = Local(20, [Part(range(20), trees(4))])
     for k in range(1, 5):
@@ -215,7 +215,7 @@ def test_impossible_trees_are_infeasible() -> None:
     fg = FactorGraph()
     u = fg.variables(torch.randn(3, 4))
     fg.add(DependencyTree(u))
-    fg.add(Budget(u[:, 0], budget=0))  # nothing on the root
+    fg.add(Budget(u[:, 0], 0))  # nothing on the root
     with pytest.raises(ValueError, match="infeasible"):
         fg.solve()
 
@@ -247,7 +247,7 @@ def test_a_masked_arc_makes_a_tree_with_budgets_infeasible() -> None:
         graph = FactorGraph()
         u = graph.variables(scores)
         graph.add(DependencyTree(u))
-        graph.add(Budget(u[0], budget=0))  # … and it must not hang at all
+        graph.add(Budget(u[0], 0))  # … and it must not hang at all
         with pytest.raises(ValueError, match="infeasible"):
             getattr(graph, method)()
 
@@ -360,7 +360,7 @@ def test_budgets_of_flat_trees_are_kept_and_their_prices_explain_the_trees() -> 
     scores = 0.2 * torch.randn(4, 12, 13, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mu = budgeted(scores, budget=1)
+        mu = budgeted(scores, 1)
     load = mu.sum(-2)[:, 1:]
     assert float((load - 1).max()) < 1e-8
     torch.testing.assert_close(mu.sum(-1), torch.ones(4, 12, dtype=torch.float64), rtol=0, atol=1e-8)
@@ -388,7 +388,7 @@ def test_huge_scores_of_trees_with_budgets_choose_the_linear_programs_vertex(sca
     expected, _ = local.solve(scores.reshape(-1).numpy(), quadratic=False)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        mu = budgeted(scale * scores, budget=1)
+        mu = budgeted(scale * scores, 1)
     np.testing.assert_allclose(mu.reshape(-1).numpy(), expected, atol=1e-6)
 
 

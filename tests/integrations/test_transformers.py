@@ -373,7 +373,7 @@ def test_queries_with_nothing_to_attend_to_get_zeros() -> None:
         ({"indices": torch.zeros(1)}, NotImplementedError, "an index chooses"),
         ({"attention_mask": torch.ones(1, 5)}, ValueError, r"attention_mask must have shape .* got \(1, 5\)"),
         ({"sliding_window": 3}, ValueError, "window of 3 of 5 keys"),
-        ({"is_causal": True, "queries": 3}, ValueError, "which of 5 keys 3 queries may each see"),
+        ({"is_causal": True, "queries": 3}, ValueError, "attention_mask must be given for 3 queries and 5 keys"),
     ],
 )
 def test_what_would_be_overlooked_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -620,8 +620,8 @@ def test_a_name_can_be_given_another_omega() -> None:
         (("sdpa", Gini()), ValueError, "transformers gives a meaning"),
         (("my_flash_attention", Gini()), ValueError, "transformers gives a meaning"),
         (("user/kernel", Gini()), ValueError, "letters, digits and underscores"),
-        (("mine", None), ValueError, "name goes with an omega"),
-        ((None, Gini()), ValueError, "omega needs a name"),
+        (("mine", None), ValueError, "name needs an omega"),
+        ((None, Gini()), ValueError, "omega must be registered under a name"),
         (("mine", 1.5), TypeError, "omega must be a Regularizer"),
         ((1.5, Gini()), TypeError, "name must be a string"),
     ],

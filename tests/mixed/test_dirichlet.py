@@ -91,7 +91,7 @@ def test_a_thousand_vertices() -> None:
     assert y.entropy().item() == pytest.approx(surprise.mean().item(), abs=5 * surprise.std().item() / 44)
 
 
-def test_above_twelve_vertices_a_part_is_estimated_and_the_error_told() -> None:
+def test_above_twelve_vertices_a_part_is_estimated_and_the_error_reported() -> None:
     torch.manual_seed(4)
     w, alpha = torch.randn(14, dtype=torch.float64), torch.rand(14, dtype=torch.float64) + 0.5
     p, q = MixedDirichlet(w, alpha), MixedDirichlet(w + 0.3, alpha * 1.5)
@@ -187,13 +187,13 @@ def test_tiny_concentrations_stay_on_their_face() -> None:
 @pytest.mark.parametrize(
     ("w", "alpha", "message"),
     [
-        (torch.zeros(3), torch.zeros(3), "concentration must be positive"),
+        (torch.zeros(3), torch.zeros(3), "concentration must satisfy 0 < concentration < inf"),
         (torch.full((3,), -math.inf), torch.ones(3), "at least one above −inf"),
         (torch.tensor([math.inf, 0.0]), torch.ones(2), r"below \+inf"),
         (torch.tensor([math.nan, 0.0]), torch.ones(2), "face_logits"),
     ],
 )
-def test_bad_parameters_are_told(w: Tensor, alpha: Tensor, message: str) -> None:
+def test_bad_parameters_are_reported(w: Tensor, alpha: Tensor, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         MixedDirichlet(w, alpha)
 

@@ -218,14 +218,14 @@ def test_gradients_through_samples_reach_a_full_covariance() -> None:
     [
         ({"loc": torch.zeros(3)}, "exactly one"),
         ({"loc": torch.zeros(3), "scale": torch.ones(3), "scale_tril": torch.eye(3)}, "exactly one"),
-        ({"loc": torch.zeros(3), "scale": torch.zeros(3)}, "scale must be positive"),
+        ({"loc": torch.zeros(3), "scale": torch.zeros(3)}, "scale must satisfy 0 < scale < inf"),
         ({"loc": torch.full((3,), math.inf), "scale": torch.ones(3)}, "loc must be finite"),
         ({"loc": torch.zeros(3), "scale_tril": torch.ones(3, 3)}, "lower triangular"),
         ({"loc": torch.zeros(3), "scale_tril": torch.eye(2)}, r"scale_tril must have shape \(…, 3, 3\)"),
         ({"loc": torch.zeros(0), "scale": torch.ones(0)}, "loc must have shape .* and not be empty"),
     ],
 )
-def test_bad_parameters_are_told(arguments: dict[str, torch.Tensor], message: str) -> None:
+def test_bad_parameters_are_reported(arguments: dict[str, torch.Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GaussianSparsemax(**arguments)
 

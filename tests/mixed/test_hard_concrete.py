@@ -173,12 +173,12 @@ def test_batches_of_many_vertices_are_their_elements() -> None:
 @pytest.mark.parametrize(
     ("temperature", "stretch", "message"),
     [
-        (0.0, 1.2, "temperature must be positive"),
+        (0.0, 1.2, "temperature must satisfy 0 < temperature < inf"),
         (0.5, 0.9, "stretch must be finite and at least 1"),
         (0.5, math.inf, "stretch"),
     ],
 )
-def test_bad_parameters_are_told(temperature: float, stretch: float, message: str) -> None:
+def test_bad_parameters_are_reported(temperature: float, stretch: float, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         HardConcrete(torch.zeros(3), temperature, stretch)
 

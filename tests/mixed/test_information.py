@@ -56,7 +56,7 @@ def test_two_gaussians_share_at_most_one_bit() -> None:
     assert told.value <= both.mean() + 1e-12  # the mixture is the nearest of all
 
 
-def test_bad_arguments_are_told() -> None:
+def test_bad_arguments_are_reported() -> None:
     y = HardConcrete(torch.zeros(2), 0.5, 1.2)
     with pytest.raises(ValueError, match="one batch dimension"):
         mutual_information(y)

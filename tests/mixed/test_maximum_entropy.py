@@ -69,7 +69,7 @@ def test_many_vertices_and_bits_do_not_overflow() -> None:
     assert y.sample().sum().item() == pytest.approx(1, abs=1e-4)
 
 
-def test_bad_parameters_are_told() -> None:
+def test_bad_parameters_are_reported() -> None:
     with pytest.raises(ValueError, match="vertices must be at least 1, got 0"):
         MaximumEntropy(0)
     with pytest.raises(ValueError, match="precision must be finite"):

@@ -112,9 +112,9 @@ def test_members_of_a_chosen_set_are_drawn_alike() -> None:
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"logits": torch.tensor([0.0, torch.nan])}, ValueError, "something to draw from"),
-        ({"logits": torch.tensor([0.0, torch.inf])}, ValueError, "something to draw from"),
-        ({"logits": torch.full((2, 3), -torch.inf)}, ValueError, "something to draw from"),
+        ({"logits": torch.tensor([0.0, torch.nan])}, ValueError, "unmasked, finite entry"),
+        ({"logits": torch.tensor([0.0, torch.inf])}, ValueError, "unmasked, finite entry"),
+        ({"logits": torch.full((2, 3), -torch.inf)}, ValueError, "unmasked, finite entry"),
         ({"logits": torch.tensor([1, 2])}, TypeError, "floating-point"),
         ({"logits": torch.zeros(2, 0)}, ValueError, "must not be empty"),
         ({"temperature": 0.0}, ValueError, "temperature must satisfy 0 < temperature < inf, got 0"),

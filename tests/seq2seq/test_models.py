@@ -88,9 +88,9 @@ def test_padding_changes_nothing(make: Maker) -> None:
         torch.testing.assert_close(hidden[row, :steps], own[0])
         torch.testing.assert_close(attention[row, :steps, :length], weights[0])
         assert not attention[row, :, length:].any()
-    together = beam_search(model, [pair.source for pair in PAIRS], beam=3, max_length=5)
+    together = beam_search(model, [pair.source for pair in PAIRS], beam_size=3, max_length=5)
     for pair, found in zip(PAIRS, together, strict=True):
-        (alone,) = beam_search(model, [pair.source], beam=3, max_length=5)
+        (alone,) = beam_search(model, [pair.source], beam_size=3, max_length=5)
         assert [each.tokens for each in alone.hypotheses] == [each.tokens for each in found.hypotheses]
         assert alone.best.probability == pytest.approx(found.best.probability)
 
@@ -218,7 +218,9 @@ def test_every_precision_trains_searches_and_is_kept_by_a_folder(
     for own, given in zip(loaded.parameters(), model.parameters(), strict=True):
         assert own.dtype == dtype
         assert torch.equal(own, given)
-    assert beam_search(loaded, ["abc"], beam=2, max_length=3) == beam_search(model, ["abc"], beam=2, max_length=3)
+    assert beam_search(loaded, ["abc"], beam_size=2, max_length=3) == beam_search(
+        model, ["abc"], beam_size=2, max_length=3
+    )
 
 
 @makers
@@ -263,7 +265,7 @@ def test_the_attention_of_a_transformer_is_the_one_that_is_trained() -> None:
     assert not any(name.startswith("attention_omega") for name in model.state_dict())
 
 
-def test_a_folder_without_a_model_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_model_is_reported(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no model\.json"):
         Seq2Seq.load(tmp_path)
     recurrent().save(tmp_path)
@@ -293,11 +295,11 @@ def test_a_model_that_is_being_saved_is_whole_or_the_one_before(
 def test_a_broken_file_is_told_by_its_name(name: str, content: bytes, tmp_path: Path) -> None:
     recurrent().save(tmp_path)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(ValueError, match=f"{name} is not what a model was saved to"):
+    with pytest.raises(ValueError, match=f"{name} is not a file of a saved model"):
         Seq2Seq.load(tmp_path)
 
 
-def test_bad_sizes_and_empty_sources_are_told() -> None:
+def test_bad_sizes_and_empty_sources_are_reported() -> None:
     with pytest.raises(ValueError, match="hidden must be even"):
         Recurrent(LETTERS, LETTERS, hidden=7)
     with pytest.raises(ValueError, match="width must be a multiple of num_heads, 4, got 10"):
@@ -309,16 +311,16 @@ def test_bad_sizes_and_empty_sources_are_told() -> None:
             with pytest.raises(ValueError, match=f"dropout must satisfy 0 <= dropout < 1, got {dropout}"):
                 kind(LETTERS, LETTERS, dropout=dropout)
         for output in (KSubsets(2), 0.5 * KSubsets(2), SparseMAP(Subsets(2))):
-            with pytest.raises(ValueError, match="output must choose one symbol at a time"):
+            with pytest.raises(ValueError, match="output must be a choice of one symbol"):
                 kind(LETTERS, LETTERS, output=output)
-    with pytest.raises(TypeError, match=r"sources must be a list of them, such as \['ab'\]"):
+    with pytest.raises(TypeError, match=r"sources must be a list of sequences, such as \['ab'\]"):
         read("ab", LETTERS)
     with pytest.raises(ValueError, match="at least one symbol; number 1"):
         read(["a", ""], LETTERS)
     for make in (read, lambda rows, letters: collate(rows, letters, letters)):
         with pytest.raises(ValueError, match="a batch must have at least one"):
             make([], LETTERS)
-    with pytest.raises(ValueError, match="'a' comes twice"):
+    with pytest.raises(ValueError, match="'a' occurs twice"):
         Vocabulary("aba")
     with pytest.raises(ValueError, match=r"\[0, 7\], got 8"):
         LETTERS.name(8)
@@ -337,13 +339,13 @@ def test_batches_hold_every_pair_once_in_an_order_of_their_own() -> None:
 
 def test_a_vocabulary_keeps_the_most_frequent() -> None:
     words = [["the", "dog"], ["the", "cat"], ["a", "dog"]]
-    assert Vocabulary.of(words, seen=2).symbols == ("dog", "the")
-    assert Vocabulary.of(words, most=3).symbols == ("dog", "the", "a")
+    assert Vocabulary.of(words, min_count=2).symbols == ("dog", "the")
+    assert Vocabulary.of(words, max_size=3).symbols == ("dog", "the", "a")
     assert "cat" in Vocabulary.of(words)
 
 
 @pytest.mark.parametrize("change", [lambda s: s.pop("source"), lambda s: s["sizes"].update(hidden=32)])
-def test_a_folder_without_a_whole_model_is_told(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+def test_a_folder_without_a_whole_model_is_reported(change: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
     recurrent().save(tmp_path)
     settings = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
     change(settings)

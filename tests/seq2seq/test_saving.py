@@ -38,7 +38,7 @@ def test_a_folder_without_a_model_or_of_another_format_is_refused(tmp_path: Path
         saving.load(tmp_path)
 
 
-def test_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_to_install_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "safetensors.torch", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'fenchel\[seq2seq\]'"):
         saving.save(tmp_path, {"format": saving.FORMAT}, {"a": torch.zeros(1)})

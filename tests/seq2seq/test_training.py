@@ -121,7 +121,7 @@ def test_it_learns_to_reverse_and_tells_how_it_goes() -> None:
     assert history.best.scores.accuracy > 0.9
     scores = validate(model, Batches(PAIRS, LETTERS, LETTERS))
     assert scores.accuracy == history.best.scores.accuracy  # the best parameters are back
-    found = beam_search(model, [pair.source for pair in PAIRS], beam=1, max_length=60)
+    found = beam_search(model, [pair.source for pair in PAIRS], beam_size=1, max_length=60)
     written = [LETTERS.decode(each.best.tokens) == pair.target for each, pair in zip(found, PAIRS, strict=True)]
     assert sum(written) / len(written) == pytest.approx(scores.accuracy)  # greedy decoding, told by one pass
     assert "tokens/s" in notes[-1]
@@ -152,7 +152,7 @@ def test_the_global_generator_is_left_alone() -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
-def test_bad_settings_are_told() -> None:
+def test_bad_settings_are_reported() -> None:
     with pytest.raises(ValueError, match="epochs must be at least 1, got 0"):
         Training(epochs=0)
     with pytest.raises(ValueError, match="optimizer must be"):

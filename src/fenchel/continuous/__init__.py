@@ -1,4 +1,4 @@
-"""Densities over the line and the plane, and attention with them: to an interval of time, or an ellipse of an image."""
+"""Densities over the line and the plane, and attention with them: over intervals of time and ellipses of images."""
 
 from fenchel.continuous.attention import Attended, ContinuousAttention, Encoder, Focus, MatchedEncoder, PooledEncoder
 from fenchel.continuous.basis import GaussianBasis, ValueFunction

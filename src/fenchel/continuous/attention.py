@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypedDict, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,20 @@ from fenchel.regularizers.tsallis import Shannon
 
 @dataclass(frozen=True)
 class Focus:
-    """The densities that the heads attend with.
+    """The parameters of the attention densities of all heads.
 
     Args:
-        loc: (…, heads, K, D): the middles of K densities.
-        sigma: (…, heads, K, D, D): the Σ of their scores; best in double precision, also where ``loc`` is not.
-        shares: (…, heads, K): the weights of the K densities; None if K is 1.
-        discrete: (…, heads, L): the discrete attention that the densities were made from, if any.
+        loc: (…, heads, K, D): the centres μ of K densities.
+        sigma: (…, heads, K, D, D): the Σ of their scores; double precision is best, even if ``loc`` has less.
+        shares: (…, heads, K): the mixture weights of the K densities; None if K is 1.
+        discrete: (…, heads, L): the discrete attention that the densities were matched to, if any.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import Focus
+        >>> focus = Focus(torch.tensor([[[0.5]]]), torch.tensor([[[[0.01]]]]))  # one head, one density on the line
+        >>> focus.loc.shape, focus.sigma.shape
+        (torch.Size([1, 1, 1]), torch.Size([1, 1, 1, 1]))
     """
 
     loc: Tensor
@@ -43,11 +51,19 @@ class Attended:
     """The result of continuous attention.
 
     Args:
-        context: (…, width), heads side by side.
-        weights: (…, heads, L): the weight of each value in the context. They need not be positive, nor sum to 1: they
-            are those of the smoothed signal, plus the discrete attention if both are combined.
-        focus: the densities of the heads.
+        context: (…, width), the heads concatenated.
+        weights: (…, heads, L): the weight of each value in the context. They may be negative and need not sum to 1:
+            values are smoothed by the regression. With ``combined=True`` the discrete attention is added.
+        focus: the parameters of the densities.
         alpha: the α of the densities.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import ContinuousAttention, GaussianBasis
+        >>> attention = ContinuousAttention(GaussianBasis.line(32), alpha=2.0)
+        >>> found = attention.attend(torch.randn(50, 16), loc=torch.tensor([0.5]), sigma=torch.tensor([[0.01]]))
+        >>> found.context.shape, found.weights.shape, found.density.support_radius.shape
+        (torch.Size([16]), torch.Size([1, 50]), torch.Size([1]))
     """
 
     context: Tensor
@@ -57,7 +73,7 @@ class Attended:
 
     @property
     def density(self) -> Distribution:
-        """The density of each head, with batch shape (…, heads): a mixture if there are several."""
+        """The density of each head, with batch shape (…, heads); a mixture if K > 1."""
         loc = self.focus.loc.to(torch.promote_types(self.focus.loc.dtype, torch.float32))
         root = matrix_root(self.focus.sigma.double()).to(loc.dtype)
         if self.focus.shares is None:
@@ -67,27 +83,44 @@ class Attended:
 
 
 class Encoder(nn.Module):
-    """Base class of encoders, which make a ``Focus`` from a query; subclasses define ``forward``."""
+    """Base class of modules that compute a ``Focus`` from a query; subclasses define ``forward``.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import ContinuousAttention, Encoder, Focus, GaussianBasis
+        >>> class Middle(Encoder):  # the query (…, 1) is a time
+        ...     def forward(self, query, positions, mask):
+        ...         return Focus(query[..., None, None, :], torch.full((*query.shape[:-1], 1, 1, 1, 1), 0.01))
+        >>> attention = ContinuousAttention(GaussianBasis.line(32), encoder=Middle())
+        >>> attention(torch.randn(2, 50, 16), torch.rand(2, 1)).shape
+        torch.Size([2, 16])
+    """
 
     num_heads: int = 1
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus:
-        """The densities for a query, positions (…, L, D) of the values, and a mask (…, L), True = there is a value."""
+        """The densities for a query, positions (…, L, D) of the values, and a mask (…, L), True for values."""
         raise NotImplementedError
 
 
 class PooledEncoder(Encoder):
-    r"""Density parameters from one vector, such as a pooled document: :math:`\mu = \mathrm{sigmoid}(W_1 v)`.
+    r"""Densities computed from a vector (…, width), such as a pooled document: :math:`\mu = \mathrm{sigmoid}(W_1 v)`.
 
     On the line :math:`\sigma^2 = \mathrm{softplus}(w_2^\top v)`. In more dimensions Σ = L Lᵀ with a lower triangular L
-    whose diagonal is a softplus. Several components make attention multimodal: their shares are a softmax.
+    whose diagonal is a softplus. With several components attention is multimodal; their weights are a softmax.
 
     Args:
         width: of the query v, (…, width).
         dim: D.
         num_heads: the number of heads, each with its own density.
-        components: the number of densities that are mixed in each head.
+        components: the number of densities in the mixture of each head.
         eps: a number ≥ 0 that is added to the variances.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import PooledEncoder
+        >>> PooledEncoder(16, num_heads=2)(torch.randn(3, 16), torch.rand(3, 50, 1), None).loc.shape
+        torch.Size([3, 2, 1, 1])
     """
 
     def __init__(self, width: int, *, dim: int = 1, num_heads: int = 1, components: int = 1, eps: float = 1e-6) -> None:
@@ -109,7 +142,7 @@ class PooledEncoder(Encoder):
             sigma = F.softplus(spread).unsqueeze(-1)
         else:
             rows, columns = torch.tril_indices(self.dim, self.dim, -1, device=query.device)
-            # In double precision: the product of a thin root would not be positive definite in less.
+            # In double precision, because the product of a thin root may not be positive definite in less.
             spread = spread.double()
             root = torch.diag_embed(F.softplus(spread[..., : self.dim]))
             below = torch.zeros_like(root).flatten(-2)
@@ -121,15 +154,22 @@ class PooledEncoder(Encoder):
 
 
 class MatchedEncoder(Encoder):
-    r"""Density parameters from discrete attention, by its moments: :math:`\mu = \mathbb{E}_p[t]`, Σ = Cov_p[t].
+    r"""Densities matched to discrete attention p by its moments: :math:`\mu = \mathbb{E}_p[t]`, Σ = Cov_p[t].
 
-    It has no parameters. p is the choice that Ω makes of the query's scores.
+    p is argmax_Ω of the query, which holds one score per value. The encoder has no parameters but those of Ω.
 
     Args:
         omega: Ω of the discrete attention; Shannon's if None.
         num_heads: the number of heads: the query is (…, num_heads, L), or (…, L) for one head.
         eps: a number ≥ 0 that is added to the variances, which are zero where p is one-hot.
-        exact: whether the density's own covariance is matched; by default it is Σ of its score, as in the paper.
+        exact: whether the covariance of the density is matched; by default it is Σ of its score, as in the paper.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import MatchedEncoder
+        >>> positions = torch.tensor([[0.25], [0.75]])
+        >>> MatchedEncoder()(torch.zeros(2), positions, None).loc.flatten()
+        tensor([0.5000])
     """
 
     def __init__(
@@ -145,7 +185,7 @@ class MatchedEncoder(Encoder):
         check_shape(query, "query (scores of the values)", "…", *sizes)
         scores = query.unsqueeze(-2) if self.num_heads == 1 else query
         p = self.omega.argmax(scores, mask=None if mask is None else mask.unsqueeze(-2))
-        # Σ stays in double precision: where p has two places it is singular but for what is added.
+        # Σ stays in double precision: if p has few non-zero entries, it is singular before eps is added.
         loc, sigma = _moments(p.double(), positions.double())
         loc = loc.to(p.dtype)
         sigma = sigma + self.eps * torch.eye(sigma.shape[-1], dtype=sigma.dtype, device=sigma.device)
@@ -153,9 +193,9 @@ class MatchedEncoder(Encoder):
 
 
 def _moments(p: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Means (…, heads, D) and covariances of positions (…, L, D) under weights (…, heads, L), in one product."""
+    """Means (…, heads, D) and covariances (…, heads, D, D) of positions (…, L, D) under weights (…, heads, L)."""
     dim = positions.shape[-1]
-    t = positions - 0.5  # the middle of [0, 1]: in double precision nothing is lost by subtracting squares then
+    t = positions - 0.5  # centred at the middle of [0, 1], so that the difference of squares keeps its precision
     squares = (t.unsqueeze(-1) * t.unsqueeze(-2)).flatten(-2)
     found = p @ torch.cat([torch.ones_like(t[..., :1]), t, squares], -1)
     mass = found[..., :1]
@@ -165,21 +205,30 @@ def _moments(p: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     return mean + 0.5, second - mean.unsqueeze(-1) * mean.unsqueeze(-2)
 
 
+class Where(TypedDict, total=False):
+    """The keyword arguments of ``ContinuousAttention.attend``."""
+
+    loc: Tensor | None
+    sigma: Tensor | None
+    positions: Tensor | None
+    shape: Sequence[int] | None
+
+
 class ContinuousAttention(nn.Module):
-    r"""Attend with a density: the context is the expectation of a value function of continuous time or space.
+    r"""Attention with a density: the context (…, width) is the expectation of a value function of time or space.
 
     .. math:: c = \mathbb{E}_p[V(t)], \qquad p = \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p)
 
-    V is the ridge regression of the values on a basis, f a quadratic score whose μ and Σ an encoder makes of the query.
-    With α > 1 the density selects an interval or an ellipse. The coefficients of V are never computed: the expected
-    basis functions are turned into one weight per value, and the rest costs what discrete attention costs.
+    V is the ridge regression of the values on a basis, f a quadratic score whose μ and Σ an encoder computes from the
+    query. With α > 1 the density selects an interval or an ellipse. The coefficients of V are never computed: one
+    weight per value is computed from the expected basis functions, and the rest costs as much as discrete attention.
 
     Args:
         basis: Gaussian functions of one or two dimensions.
         alpha: 1 for Gaussians, more for compact support.
-        encoder: ``PooledEncoder(width)``, ``MatchedEncoder(omega)``, or one of your own; None if you pass ``loc`` and
-            ``sigma`` to each call.
-        combined: add the context of the discrete attention that the encoder matched.
+        encoder: ``PooledEncoder(width)``, ``MatchedEncoder(omega)``, or another ``Encoder``; None if ``loc`` and
+            ``sigma`` are passed to each call.
+        combined: whether to add the context of the discrete attention that the encoder matched.
         ridge: λ of the regression.
 
     Example:
@@ -222,28 +271,10 @@ class ContinuousAttention(nn.Module):
         return f"alpha={self.alpha:g}, combined={self.combined}, ridge={self.ridge:g}"
 
     def forward(
-        self,
-        values: Tensor,
-        query: Tensor | None = None,
-        mask: Tensor | None = None,
-        *,
-        loc: Tensor | None = None,
-        sigma: Tensor | None = None,
-        positions: Tensor | None = None,
-        shape: Sequence[int] | None = None,
+        self, values: Tensor, query: Tensor | None = None, mask: Tensor | None = None, **where: Unpack[Where]
     ) -> Tensor:
-        """The context, (…, width).
-
-        Args:
-            values: (…, L, width); heads take equal parts of the width.
-            query: what the encoder takes.
-            mask: boolean (…, L); True = there is a value. A row with none gives zeros.
-            loc: μ, (…, D), in place of an encoder: one head, one density.
-            sigma: Σ, (…, D, D), with it.
-            positions: (…, L, D), where the values stand; the middles of L cells of [0, 1] if None.
-            shape: (h, w) for the L pixels of an image, row by row.
-        """
-        return self.attend(values, query, mask, loc=loc, sigma=sigma, positions=positions, shape=shape).context
+        """The context (…, width); arguments as in ``attend``."""
+        return self.attend(values, query, mask, **where).context
 
     def attend(
         self,
@@ -256,11 +287,21 @@ class ContinuousAttention(nn.Module):
         positions: Tensor | None = None,
         shape: Sequence[int] | None = None,
     ) -> Attended:
-        """The context, the weights and the densities; arguments as in ``forward``."""
+        """The context, the weights and the densities.
+
+        Args:
+            values: (…, L, width); heads take equal parts of the width.
+            query: the argument of the encoder.
+            mask: boolean (…, L); True = there is a value. A row without values gives zeros.
+            loc: μ, (…, D), in place of an encoder: one head, one density.
+            sigma: Σ, (…, D, D), with ``loc``.
+            positions: (…, L, D), the positions of the values; the middles of L cells of [0, 1] if None.
+            shape: (h, w) for the L pixels of an image, row by row.
+        """
         check_floats(values, "values", "…", "L", "width")
         sizes = tuple(values.shape[-2:-1]) if shape is None else tuple(shape)
         if math.prod(sizes) != values.shape[-2]:
-            raise ValueError(f"shape must have as many places as there are values, {values.shape[-2]}, got {sizes}")
+            raise ValueError(f"the product of shape must be the number of values, {values.shape[-2]}, got {sizes}")
         solver = self.basis.weights(sizes, mask, positions, ridge=self.ridge)
         focus = self._focus(query, mask, loc, sigma, self._positions(sizes, mask, positions))
         given = "loc" if query is None else "query"
@@ -277,7 +318,7 @@ class ContinuousAttention(nn.Module):
         if self.combined:
             if focus.discrete is None:
                 raise ValueError(
-                    "combined=True wants an encoder that makes discrete attention, such as MatchedEncoder()"
+                    "combined=True needs an encoder that computes discrete attention, such as MatchedEncoder()"
                 )
             weights = weights + focus.discrete.to(weights.dtype)
         if mask is not None:

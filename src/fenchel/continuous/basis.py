@@ -1,4 +1,4 @@
-"""Gaussian basis functions, and values at words or pixels turned into functions of continuous time and space."""
+"""Gaussian basis functions, and ridge regression of values at words or pixels on them."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fenchel._checks import check_count, check_floats, check_mask, check_number,
 from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.matrices import check_positive_definite
 
-_CACHE_BYTES = 2**25  # of the matrices that a basis keeps
+_CACHE_BYTES = 2**25  # the largest size of the matrices that a basis caches
 
 
 class GaussianBasis(nn.Module):
-    r"""Gaussian functions of the line, the plane or more: :math:`\psi_j(t) = \mathcal{N}(t; \mu_j, \Sigma_j)`.
+    r"""n Gaussian functions of D dimensions: :math:`\psi_j(t) = \mathcal{N}(t; \mu_j, \Sigma_j)`.
 
     Args:
         centers: μ, (n, D).
-        covariances: Σ, (n, D, D). Both move with the module; an ``nn.Parameter`` is trained.
+        covariances: Σ, (n, D, D). Both are buffers of the module, or parameters if given as ``nn.Parameter``.
 
     Example:
         >>> import torch
@@ -44,7 +44,10 @@ class GaussianBasis(nn.Module):
 
     def __init__(self, centers: Tensor, covariances: Tensor) -> None:
         super().__init__()
-        _check_basis(centers, covariances)
+        n, dim = check_floats(centers, "centers", "n", "D").shape
+        check_floats(covariances, "covariances", n, dim, dim)
+        if concrete(centers, covariances):
+            check_positive_definite(covariances, "covariances")
         for name, value in (("centers", centers), ("covariances", covariances)):
             if isinstance(value, nn.Parameter):
                 self.register_parameter(name, value)
@@ -57,13 +60,13 @@ class GaussianBasis(nn.Module):
 
     @classmethod
     def line(
-        cls, count: int, *, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
+        cls, n: int, *, widths: Sequence[float] = (0.1, 0.5), interval: tuple[float, float] = (0.0, 1.0)
     ) -> GaussianBasis:
-        """A basis of ``count`` functions on the line, equally many of each width, with evenly spaced centres."""
+        """A basis of ``n`` functions on the line, equally many of each width, with evenly spaced centres."""
         _check_widths(widths)
-        if check_count(count, "count") % len(widths):
-            raise ValueError(f"count must be a multiple of the number of widths, {len(widths)}, got {count}")
-        centers = torch.linspace(*interval, count // len(widths)).unsqueeze(-1)
+        if check_count(n, "n") % len(widths):
+            raise ValueError(f"n must be a multiple of the number of widths, {len(widths)}, got {n}")
+        centers = torch.linspace(*interval, n // len(widths)).unsqueeze(-1)
         return cls._of_widths(centers, widths)
 
     @classmethod
@@ -75,7 +78,7 @@ class GaussianBasis(nn.Module):
         widths: Sequence[float] = (0.1,),
         interval: tuple[float, float] = (0.0, 1.0),
     ) -> GaussianBasis:
-        """A basis of rows × columns round functions per width, with centres on a grid over a square."""
+        """A basis of rows × columns isotropic functions per width, with centres on a grid over a square."""
         _check_widths(widths)
         lines = [torch.linspace(*interval, n) for n in (rows, rows if columns is None else columns)]
         return cls._of_widths(torch.cartesian_prod(*lines), widths)
@@ -98,7 +101,7 @@ class GaussianBasis(nn.Module):
         return f"GaussianBasis({len(self)} functions of {self.dim} dimension{'s' * (self.dim > 1)})"
 
     def forward(self, t: Tensor) -> Tensor:
-        """ψ(t), (…, n), at points (…, D)."""
+        """The values ψ(t), (…, n), at points (…, D)."""
         check_shape(t, "t", "…", self.dim)
         root = torch.linalg.cholesky_ex(self.covariances).L
         x = (t.unsqueeze(-2) - self.centers).unsqueeze(-1)
@@ -127,15 +130,11 @@ class GaussianBasis(nn.Module):
         full = self._in_double()(positions.double())  # (…, L, n): Fᵀ
         if mask is not None:
             full = torch.where(mask.unsqueeze(-1), full, 0.0)
-        if full.shape[-2] < full.shape[-1]:  # the smaller of two systems
-            system = full @ full.mT
-            system = system + ridge * torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
-            found = torch.cholesky_solve(full, torch.linalg.cholesky_ex(system).L)
-        else:
-            system = full.mT @ full
-            system = system + ridge * torch.eye(system.shape[-1], dtype=system.dtype, device=system.device)
-            found = torch.cholesky_solve(full.mT, torch.linalg.cholesky_ex(system).L).mT
-        return found.to(self.centers.dtype)
+        few = full.shape[-2] < full.shape[-1]  # of two systems with the same solution the smaller one is solved
+        rows = full if few else full.mT
+        system = rows @ rows.mT + ridge * torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+        found = torch.cholesky_solve(rows, torch.linalg.cholesky_ex(system).L)
+        return (found if few else found.mT).to(self.centers.dtype)
 
     def _in_double(self) -> GaussianBasis:
         """The same functions in double precision; gradients reach this basis."""
@@ -158,8 +157,8 @@ class GaussianBasis(nn.Module):
 
         Args:
             shape: (L,) words, in the middles of L cells of [0, 1]; (h, w) for the pixels of an image, row by row.
-            mask: boolean (…, L); True = there is a value. A sequence ends with its last one, and fills [0, 1].
-            positions: (…, L, D), to be used instead.
+            mask: boolean (…, L); True = there is a value. Positions are spread over [0, 1] up to the last value.
+            positions: (…, L, D), in place of regular ones.
             ridge: λ > 0.
 
         Returns:
@@ -181,7 +180,7 @@ class GaussianBasis(nn.Module):
             where = grid_positions(shape, self.centers) if positions is None else positions
             return self.regression(where, mask, ridge=ridge)
         if mask is None:
-            return self._kept(shape, ridge)
+            return self._cached(shape, ridge)
         return self._padded(mask, ridge)
 
     def _padded(self, mask: Tensor, ridge: float) -> Tensor:
@@ -193,9 +192,9 @@ class GaussianBasis(nn.Module):
         if full_prefix and not self._trained:
             unique, index = lengths.unique(return_inverse=True)  # type: ignore[no-untyped-call]
             table = self.centers.new_zeros(len(unique), size, len(self))
-            for row, length in enumerate(unique.tolist()):  # lengths, not rows of the batch
+            for row, length in enumerate(unique.tolist()):
                 if length:
-                    table[row, :length] = self._kept((length,), ridge)
+                    table[row, :length] = self._cached((length,), ridge)
             return table[index]
         positions = (place - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
         return self.regression(positions.unsqueeze(-1), mask, ridge=ridge)
@@ -204,9 +203,9 @@ class GaussianBasis(nn.Module):
     def _trained(self) -> bool:
         return self.centers.requires_grad or self.covariances.requires_grad
 
-    def _kept(self, shape: tuple[int, ...], ridge: float) -> Tensor:
+    def _cached(self, shape: tuple[int, ...], ridge: float) -> Tensor:
         tensors = self.centers, self.covariances
-        # What is made under a transformation of functions belongs to that call.
+        # Tensors that are made inside torch.func transforms must not be used outside.
         if self._trained or tracks_forward() or not concrete(*tensors) or any(t.is_inference() for t in tensors):
             return self.regression(grid_positions(shape, self.centers), ridge=ridge)
         key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
@@ -215,7 +214,7 @@ class GaussianBasis(nn.Module):
                 found = self.regression(grid_positions(shape, self.centers), ridge=ridge)
             if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > _CACHE_BYTES:
                 self._cache.clear()
-            self._cache[key] = found, *tensors  # kept alive, so that no other tensor gets their ids
+            self._cache[key] = found, *tensors  # with the tensors, so that their ids are not reused
         return self._cache[key][0]
 
     def fit(
@@ -231,7 +230,7 @@ class GaussianBasis(nn.Module):
 
         Args:
             values: (…, L, width).
-            mask: boolean (…, L); True = there is a value. What stands at a masked position does not matter.
+            mask: boolean (…, L); True = there is a value. Values at other positions are ignored.
             positions: (…, L, D); the middles of L cells of [0, 1] if None.
             ridge: λ > 0.
             shape: (h, w) for the L pixels of an image, row by row.
@@ -246,11 +245,19 @@ class GaussianBasis(nn.Module):
 
 @dataclass(frozen=True)
 class ValueFunction:
-    """The function V(t) = Bᵀψ(t).
+    """The function V(t) = Bᵀψ(t) of points (…, D), with values (…, width).
 
     Args:
         basis: ψ.
         coefficients: B, (…, n, width).
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import GaussianBasis, ValueFunction
+        >>> function = ValueFunction(GaussianBasis(torch.zeros(1, 1), torch.ones(1, 1, 1)), torch.ones(1, 2))
+        >>> function(torch.tensor([[0.0], [1.0]]))
+        tensor([[0.3989, 0.3989],
+                [0.2420, 0.2420]])
     """
 
     basis: GaussianBasis
@@ -263,7 +270,7 @@ class ValueFunction:
 
 
 def grid_positions(shape: Sequence[int], like: Tensor) -> Tensor:
-    """The middles of the cells that [0, 1]^D is cut into, (∏ shape, D), row by row; in double precision.
+    """The middles of a grid of cells of [0, 1]^D, (∏ shape, D), row by row, in double precision.
 
     Example:
         >>> import torch
@@ -272,13 +279,6 @@ def grid_positions(shape: Sequence[int], like: Tensor) -> Tensor:
     """
     lines = [(torch.arange(n, dtype=torch.float64, device=like.device) + 0.5) / n for n in shape]
     return lines[0].unsqueeze(-1) if len(lines) == 1 else torch.cartesian_prod(*lines)
-
-
-def _check_basis(centers: Tensor, covariances: Tensor) -> None:
-    n, dim = check_floats(centers, "centers", "n", "D").shape
-    check_floats(covariances, "covariances", n, dim, dim)
-    if concrete(centers, covariances):
-        check_positive_definite(covariances, "covariances")
 
 
 def _check_widths(widths: Sequence[float]) -> None:

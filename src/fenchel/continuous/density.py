@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
-from fenchel._checks import check_broadcast, check_entries, check_floats, check_number
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_number, check_one_given
 from fenchel._torch import concrete
 from fenchel.continuous.ellipsoid import EllipsoidPower, Inside
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
@@ -31,40 +31,38 @@ from fenchel.continuous.radial import (
     Number,
     Radial,
     Radials,
+    any_entry,
     check_alpha,
     log_shape,
     over,
-    shrink,
-    some,
+    radial_factors,
 )
 
 
 class BetaGaussian(Distribution):
-    r"""The density that maximizes a quadratic score plus Tsallis's entropy.
+    r"""The density (…) over ℝᴰ that maximizes the expectation of a quadratic score minus Tsallis's Ω.
 
     .. math:: \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p), \qquad
               f(t) = -\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)
 
-    Its value is :math:`[(\alpha-1)(f(t) - \tau)]_+^{1/(\alpha-1)}`, with the τ that makes the integral 1. For α > 1 the
+    It is :math:`[(\alpha-1)(f(t) - \tau)]_+^{1/(\alpha-1)}`, with the τ for which it integrates to 1. For α > 1 the
     support is an ellipsoid; α = 4/3 is the triweight, 3/2 the biweight and 2 the truncated parabola (Epanechnikov's
-    kernel) or paraboloid. α = 1 is the Gaussian. Below, down to 1 − 2/D, the tails are heavy: Student's, and
-    Cauchy's for α = 0 on the line.
+    kernel) or paraboloid. α = 1 is the Gaussian. For 1 − 2/D < α < 1 it is Student's density, with heavy tails; on the
+    line α = 0 is Cauchy's.
 
     Args:
         loc: μ, (…, D).
-        scale_tril: a lower triangular root of Σ, (…, D, D), with a positive diagonal; or
-        sigma: Σ itself, the matrix of the score. The density's own covariance is ``covariance_matrix``.
-        alpha: a number greater than 1 − 2/D; or a tensor of them, (…), one per entry of the batch.
+        scale_tril: a lower triangular root of Σ, (…, D, D), with a positive diagonal; either this or ``sigma``.
+        sigma: Σ, the matrix of the score, (…, D, D). The covariance of the density is ``covariance_matrix``.
+        alpha: a number greater than 1 − 2/D, or a tensor (…) with one such number per batch entry.
         validate_args: whether to check the values of loc and Σ.
 
-    Both loc and Σ have one dtype, the wider of the two, and float32 at least.
+    Both loc and Σ are converted to the wider of their dtypes, float32 at least.
 
-    Every method takes a tensor ``alpha``, whatever the mixture of values below, at and above 1, and each entry of the
-    batch gets what it would get alone. There is no gradient in ``alpha``: a tensor that requires one is refused. Where
-    the α of a batch leave no common answer (``escort`` for 2 − α above 0 and at most 0), a ValueError says so.
+    The α of a batch may lie on both sides of 1. There is no gradient in ``alpha``: a tensor that requires one is
+    refused. ``escort`` raises a ValueError if 2 − α is positive for some entries of a batch and not for others.
 
-    Points outside of the support have ``log_prob`` −inf. ``rsample`` has gradients in ``loc`` and Σ: the ellipsoid
-    moves and stretches with them.
+    Points outside of the support have ``log_prob`` −inf. ``rsample`` has gradients in ``loc`` and Σ.
 
     Example:
         >>> import torch
@@ -93,8 +91,7 @@ class BetaGaussian(Distribution):
         alpha: float | Tensor = 2.0,
         validate_args: bool | None = None,
     ) -> None:
-        if (scale_tril is None) == (sigma is None):
-            raise ValueError("give either scale_tril or sigma, and not both")
+        check_one_given(scale_tril=scale_tril, sigma=sigma)
         name, matrix = ("sigma", sigma) if scale_tril is None else ("scale_tril", scale_tril)
         assert matrix is not None
         check_shapes(loc, matrix, name)
@@ -117,7 +114,7 @@ class BetaGaussian(Distribution):
 
     @classmethod
     def from_moments(cls, mean: Tensor, covariance: Tensor, alpha: float | Tensor = 2.0) -> BetaGaussian:
-        """The β-Gaussian with a given mean and covariance.
+        """The β-Gaussian with a given mean (…, D) and covariance (…, D, D).
 
         Example:
             >>> import torch
@@ -129,14 +126,14 @@ class BetaGaussian(Distribution):
         mean, covariance = in_one_precision(mean, covariance)
         alpha = check_alpha(alpha, mean.shape[-1])
         law = law_of(alpha, mean)
-        check_spread(law, "a covariance")
+        check_covariance(law, "a covariance")
         if concrete(covariance):
             check_values(mean, covariance, "covariance")
         # Cov = spread p₀ᶜ Σ, and p₀ depends on det Σ: the determinant first, then the matrix.
         root = matrix_root(covariance)
-        rest = 1 + law.c * law.half
+        rest = 1 + law.c * law.half_dim
         log_spread = law.each(lambda one: math.log(one.spread))
-        logdet = rest * (half_logdet(root) - law.half * log_spread) + law.half * law.c * law.log_constant
+        logdet = rest * (half_logdet(root) - law.half_dim * log_spread) + law.half_dim * law.c * law.log_constant
         scale = torch.exp(-0.5 * (law.c * law.log_peak(logdet) + log_spread))
         return cls(mean, scale_tril=root * scale[..., None, None], alpha=alpha)
 
@@ -163,7 +160,7 @@ class BetaGaussian(Distribution):
 
     @lazy_property
     def sigma(self) -> Tensor:
-        """Σ of the score."""
+        """The matrix Σ of the score, (…, D, D)."""
         return self.scale_tril @ self.scale_tril.mT
 
     @property
@@ -173,7 +170,7 @@ class BetaGaussian(Distribution):
 
     @property
     def _scaled_root(self) -> Tensor:
-        """√p₀ᶜ L, by which samples of the standard law are multiplied."""
+        """√p₀ᶜ L, the matrix that maps samples of u/√p₀ᶜ to samples of t − μ, (…, D, D)."""
         return _matrices(torch.exp(0.5 * self._law.c * self.log_peak)) * self.scale_tril
 
     @property
@@ -185,7 +182,7 @@ class BetaGaussian(Distribution):
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
     def support(self) -> constraints.Constraint:
-        return Inside(self) if some(self._law.is_compact) else constraints.real_vector
+        return Inside(self) if any_entry(self._law.is_compact) else constraints.real_vector
 
     # -- density -----------------------------------------------------------------------------------------------------
 
@@ -198,17 +195,17 @@ class BetaGaussian(Distribution):
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         law = self._law
         normal = torch.randn(self._extended_shape(sample_shape), dtype=self.loc.dtype, device=self.loc.device)
-        u = normal * shrink(normal, law.c, law.half)
+        u = normal * radial_factors(normal, law.c, law.half_dim)
         return self.loc + (self._scaled_root @ u.unsqueeze(-1)).squeeze(-1)
 
     def cdf(self, value: Tensor) -> Tensor:
-        """The probability of (−∞, value], for D = 1; without the event's dimension."""
+        """The probability (…) of the interval up to value (…, 1), for D = 1."""
         self._check_line("cdf")
         x = (check_value(self, value) - self.loc).squeeze(-1) / self._unit
         return standard_cdf(x, self._law)
 
     def icdf(self, value: Tensor) -> Tensor:
-        """The quantile, (…, 1), for D = 1."""
+        """The quantiles (…, 1) of probabilities (…), for D = 1."""
         self._check_line("icdf")
         check_floats(value, "value")
         check_entries((value >= 0) & (value <= 1), value, "value", "hold probabilities in [0, 1]")
@@ -217,12 +214,12 @@ class BetaGaussian(Distribution):
 
     @property
     def _unit(self) -> Tensor:
-        """The scale √p₀ᶜ L of u in one dimension."""
+        """√p₀ᶜ L for D = 1, (…)."""
         return self._scaled_root[..., 0, 0]
 
     def _check_line(self, name: str) -> None:
         if self.event_shape[0] != 1:
-            raise NotImplementedError(f"{name} exists on the line: for D = 1, got D = {self.event_shape[0]}")
+            raise NotImplementedError(f"{name} exists for D = 1 only, got D = {self.event_shape[0]}")
 
     # -- moments and entropies ---------------------------------------------------------------------------------------
 
@@ -237,12 +234,12 @@ class BetaGaussian(Distribution):
 
     @property
     def _spread(self) -> Number:
-        """``spread`` of the law; NaN where there is no mean."""
+        """The covariance divided by p₀ᶜ Σ; NaN where there is no mean."""
         return self._law.each(lambda one: one.spread if one.has_mean else math.nan)
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """The density's own covariance: not Σ, but a multiple of it; inf if there is a mean alone, else NaN."""
+        """The covariance of the density, a multiple of Σ; inf if it diverges, NaN if there is no mean either."""
         root = self._scaled_root
         spread = _matrices(torch.as_tensor(self._spread, dtype=root.dtype, device=root.device))
         finite = torch.where(spread.isfinite(), spread, 0.0) * (root @ root.mT)
@@ -254,14 +251,14 @@ class BetaGaussian(Distribution):
 
     def entropy(self) -> Tensor:
         """The differential (Shannon) entropy, in nats."""
-        return self._law.log_loss - self.log_peak
+        return self._law.mean_log_drop - self.log_peak
 
     def tsallis_entropy(self, index: float | None = None) -> Tensor:
-        r"""−Ω of the density, :math:`(1 - \int p^q) / (q(q-1))`; q is ``index`` > 0, α if None, and 1 is Shannon's."""
+        r"""−Ω of the density, :math:`(1 - \int p^q) / (q(q-1))`, q = ``index`` > 0, by default α; Shannon's for 1."""
         law = self._law
         if index is not None:
             check_number(index, "index", 0)
-        if index is None and some(law.c <= -1):
+        if index is None and any_entry(law.c <= -1):
             raise ValueError("index must be greater than 0: pass one, as alpha is not")
         slope = law.each(lambda one: one.c if index is None else index - 1)
         power = slope * self.log_peak + law.each(lambda one: one.log_power(one.alpha if index is None else index))
@@ -275,7 +272,7 @@ class BetaGaussian(Distribution):
         return self._log_power(index)
 
     def _log_power(self, index: float | None) -> Tensor:
-        """As ``log_power``; with 2 − α for q if None."""
+        """``log_power``, with q = 2 − α if the index is None."""
         law = self._law
         slope = law.each(lambda one: _escort(one, index) - 1)
         return slope * self.log_peak + law.each(lambda one: one.log_power(_escort(one, index)))
@@ -283,21 +280,28 @@ class BetaGaussian(Distribution):
     def escort(self, beta: float | None = None) -> BetaGaussian | EllipsoidPower:
         r"""The escort distribution :math:`p^\beta / \int p^\beta`, with β = 2 − α if none is given.
 
-        It has the same support. For β > 0 it is a β-Gaussian of another α, 1 + (α−1)/β; for β = 0 uniform.
+        It has the same support. For β > 0 it is a β-Gaussian with 1 + (α−1)/β in place of α; for β = 0 it is uniform.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.continuous import BetaGaussian
+            >>> p = BetaGaussian(torch.zeros(1), sigma=torch.tensor([[2 / 3]]), alpha=2.0)  # support [−1, 1]
+            >>> p.escort().log_prob(torch.tensor([[0.5]])).exp()  # uniform
+            tensor([0.5000])
         """
         law = self._law
         self._check_escort(beta)
         power = law.each(lambda one: _escort(one, beta))
         positive = torch.as_tensor(power, device=self.loc.device) > 0
         if bool(positive.all()):
-            # [1 + c f/p₀ᶜ]^(β/c) once more in the family's form: c/β in place of c, and Σ scaled to keep the support.
+            # [1 + c f/p₀ᶜ]^(β/c) is a β-Gaussian with c/β in place of c, and Σ scaled so that the support is the same.
             c = law.c / power
             scale = torch.exp(0.5 * c * self._log_power(beta)) * law.each(lambda one: _escort(one, beta) ** -0.5)
             alpha = law.each(lambda one: 1 + one.c / _escort(one, beta))
             root = self.scale_tril * _matrices(scale)
             return BetaGaussian(self.loc, scale_tril=root, alpha=alpha, validate_args=False)
         if bool(positive.any()):
-            raise ValueError("beta must be greater than 0 for all entries, or for none: they have no common family")
+            raise ValueError("beta must be greater than 0 for all entries of the batch, or for none")
         ratio = law.each(lambda one: _escort(one, beta) / one.c)
         if isinstance(ratio, Tensor):
             if bool((ratio != ratio.flatten()[0]).any()):
@@ -306,28 +310,30 @@ class BetaGaussian(Distribution):
         return EllipsoidPower(self.loc, self.scale_tril * _matrices(self.support_radius), ratio)
 
     def _check_escort(self, beta: float | None) -> None:
-        def check(law: Radial) -> float:
+        for law in self._law.laws:
             power = _escort(law, beta)
             if not math.isfinite(law.log_power(power)):
-                raise ValueError(
-                    f"beta must leave p^beta with a finite integral, for alpha = {law.alpha:g}; got {power}"
-                )
-            return 0.0
-
-        self._law.each(check)
+                raise ValueError(f"beta must give p^beta a finite integral, for alpha = {law.alpha:g}; got {power}")
 
     def integrate(self, function: Callable[[Tensor], Tensor], *, nodes: int = 64, angles: int = 64) -> Tensor:
-        """E_p[function(t)]: closed for a ``GaussianBasis``, by quadrature for any other function in D = 1 and 2.
+        """E_p[function(t)]: in closed form for a ``GaussianBasis``, by quadrature for any function in D = 1 and 2.
 
         A rule is compared with another of half its nodes. Where they differ by more than 1e-9 (single precision: 1e-5)
-        of E_p[|function|], the domain is divided until the parts are right. A warning is given where the estimated
-        error is still above 1e-6 (1e-3). Features narrower than a thousandth of the density can be overlooked.
-        Derivatives reach the density and what the function is made of.
+        of E_p[|function|], the domain is divided until the sum of the parts is stable. A warning is given where the
+        estimated error is above 1e-6 (1e-3). Features narrower than a thousandth of the density can be overlooked.
+        The result is differentiable in the parameters of the density and of the function.
 
         Args:
             function: takes points (N, …, D) and returns (N, …) and any further dimensions.
-            nodes: how many radii the first rule has.
-            angles: how many directions, for D = 2.
+            nodes: the number of radii of the first rule.
+            angles: the number of directions, for D = 2.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.continuous import BetaGaussian
+            >>> p = BetaGaussian(torch.zeros(1), sigma=torch.tensor([[2 / 3]]), alpha=2.0)
+            >>> p.integrate(lambda t: t.square().squeeze(-1)), p.variance
+            (tensor(0.2000), tensor([0.2000]))
         """
         from fenchel.continuous.integrals import expected_basis
 
@@ -335,7 +341,7 @@ class BetaGaussian(Distribution):
         return self._average(function, 1.0, nodes, angles) if closed is None else closed
 
     def _average(self, function: Function, beta: float | None, nodes: int, angles: int, *narrow: Any) -> Tensor:
-        """E under the escort distribution of β, 2 − α if None, by quadrature."""
+        """The expectation under the escort distribution of β, by default 2 − α, by quadrature."""
         law = self._law
         weight = Weight(
             law.c,
@@ -347,11 +353,11 @@ class BetaGaussian(Distribution):
     # -- losses ------------------------------------------------------------------------------------------------------
 
     def score(self, value: Tensor) -> Tensor:
-        """f(t) = −½ (t−μ)ᵀ Σ⁻¹ (t−μ)."""
+        """The score f(t) = −½ (t−μ)ᵀ Σ⁻¹ (t−μ), (…), of points (…, D)."""
         return -0.5 * mahalanobis(self.scale_tril, check_value(self, value) - self.loc)
 
     def expected_score(self, target: Distribution) -> Tensor:
-        """E[f(t)] under another density, from its mean and covariance; −inf if it has none."""
+        """E[f(t)] under another density, from its mean and covariance; −inf if it has no covariance."""
         if isinstance(target, BetaGaussian):
             spread, root, middle = target._law.spread, target._scaled_root, target.loc
         else:
@@ -365,7 +371,7 @@ class BetaGaussian(Distribution):
     def conjugate(self) -> Tensor:
         r"""Ω*(f): the value of the maximum that this density attains, :math:`\mathbb{E}_p[f] - \Omega_\alpha(p)`."""
         law = self._law
-        check_spread(law, "a maximum that is finite")
+        check_covariance(law, "a finite maximum")
         expected = -0.5 * law.spread * law.dim * torch.exp(law.c * self.log_peak)
         return expected + self.tsallis_entropy()
 
@@ -384,9 +390,9 @@ class BetaGaussian(Distribution):
 
         .. math:: L_\Omega(f, q) = \Omega_\alpha^*(f) + \Omega_\alpha(q) - \mathbb{E}_q[f]
 
-        Never negative, and zero exactly where q is this density. Where this density's support holds that of q it is the
-        Bregman divergence of Ω from this density to q; elsewhere it is larger, and still finite. For α = 1: KL(q ‖ p).
-        Infinite if q has no covariance.
+        It is ≥ 0, and zero exactly if q is this density. If the support of this density contains that of q, it is the
+        Bregman divergence of Ω from this density to q; otherwise it is larger, and still finite. For α = 1 it is
+        KL(q ‖ p). It is infinite if q has no covariance.
 
         Args:
             target: q, a β-Gaussian of any α.
@@ -399,27 +405,29 @@ class BetaGaussian(Distribution):
             tensor([0.0000, 0.5000])
         """
         if isinstance(self.alpha, Tensor) or isinstance(target.alpha, Tensor):
-            return by_alphas(self, target, BetaGaussian.loss)
+            return per_pair_of_alphas(self, target, BetaGaussian.loss)
         if not target._law.spread < math.inf:
             return self.cross_entropy(target)  # infinite: there is no E_q[f]
         value = self.cross_entropy(target) - target.tsallis_entropy(self.alpha)
-        # The sum can be slightly negative by rounding; its gradient is right.
+        # Clamped, because rounding can make the sum negative; the gradient is that of the sum.
         return value + (value.clamp_min(0) - value).detach()
 
 
-# -- what they are made of -------------------------------------------------------------------------------------------
+# -- helpers ---------------------------------------------------------------------------------------------------------
 
 
 def law_of(alpha: float | Tensor, loc: Tensor) -> Law:
-    """The law of one α, or of one per batch entry, in the dimension and the dtype of ``loc``."""
+    """The distribution of the radius for an α, or for one per batch entry, in the dimension and dtype of ``loc``."""
     dim = loc.shape[-1]
     return Radials(alpha, dim, loc.dtype) if isinstance(alpha, Tensor) else Radial(alpha, dim)
 
 
-def by_alphas(p: BetaGaussian, q: BetaGaussian, function: Callable[[BetaGaussian, BetaGaussian], Tensor]) -> Tensor:
-    """A function of pairs, one value per batch entry, where α differs: called once for each pair of values of α."""
+def per_pair_of_alphas(
+    p: BetaGaussian, q: BetaGaussian, function: Callable[[BetaGaussian, BetaGaussian], Tensor]
+) -> Tensor:
+    """A function of two densities whose α differ between batch entries, (…): one call per different pair of α."""
     batch = broadcast_shapes(p.batch_shape, q.batch_shape)
-    flat = [_flat(d, batch) for d in (p, q)]
+    flat = [_flattened(d, batch) for d in (p, q)]
     alphas = torch.stack(
         [torch.as_tensor(d.alpha, dtype=torch.float64, device=d.loc.device).expand(batch) for d in (p, q)], -1
     )
@@ -427,40 +435,36 @@ def by_alphas(p: BetaGaussian, q: BetaGaussian, function: Callable[[BetaGaussian
     found: Tensor | None = None
     for number, pair in enumerate(values.tolist()):
         rows = (index == number).nonzero().squeeze(-1)
-        part = function(*(_chosen(*d, rows, a) for d, a in zip(flat, pair, strict=True)))
+        part = function(*(_selected(*d, rows, a) for d, a in zip(flat, pair, strict=True)))
         found = torch.zeros(len(index), dtype=part.dtype, device=part.device) if found is None else found
         found = found.index_put((rows,), part)
     return p.loc.new_zeros(batch) if found is None else found.reshape(batch)
 
 
-def _flat(density: BetaGaussian, batch: torch.Size) -> tuple[Tensor, Tensor]:
+def _flattened(density: BetaGaussian, batch: torch.Size) -> tuple[Tensor, Tensor]:
     new = density.expand(batch)
     return new.loc.reshape(-1, new.loc.shape[-1]), new.scale_tril.reshape(-1, *new.scale_tril.shape[-2:])
 
 
-def _chosen(loc: Tensor, root: Tensor, rows: Tensor, alpha: float) -> BetaGaussian:
+def _selected(loc: Tensor, root: Tensor, rows: Tensor, alpha: float) -> BetaGaussian:
     return BetaGaussian(loc[rows], scale_tril=root[rows], alpha=alpha, validate_args=False)
 
 
 def _escort(law: Radial, beta: float | None) -> float:
-    """β of the escort distribution, 2 − α if None."""
+    """The power β of the escort distribution, by default 2 − α."""
     return 1 - law.c if beta is None else float(beta)
 
 
-def check_spread(law: Law, what: str) -> None:
+def check_covariance(law: Law, what: str) -> None:
     """Raise a ValueError unless the densities have a covariance."""
-
-    def check(one: Radial) -> float:
+    for one in law.laws:
         if not math.isfinite(one.spread):
             lower = 1 - 2 / (one.dim + 2)
             raise ValueError(
                 f"alpha must be greater than {lower:g} in {one.dim} dimensions for {what}, got {one.alpha:g}"
             )
-        return 0.0
-
-    law.each(check)
 
 
 def _matrices(x: Tensor) -> Tensor:
-    """One number per entry, to be multiplied with matrices."""
+    """One number per batch entry as (…, 1, 1), to be multiplied with matrices."""
     return x[..., None, None]

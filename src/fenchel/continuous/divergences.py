@@ -1,4 +1,4 @@
-"""Distances between β-Gaussians (Wasserstein, Kullback-Leibler), and generalized covariances."""
+"""Wasserstein distance and Kullback-Leibler divergence between β-Gaussians, and generalized covariances."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
-from fenchel.continuous.density import BetaGaussian, by_alphas, check_spread
+from fenchel.continuous.density import BetaGaussian, check_covariance, per_pair_of_alphas
 from fenchel.continuous.matrices import broadcast_shapes
-from fenchel.continuous.quadrature import decline
+from fenchel.continuous.quadrature import expm1_ratio
 from fenchel.continuous.radial import double_exponential, log_shape, over
 
-_ANGLES = 256  # of rays in the plane, for KL between compact densities
-_NODES = {1: 401, 2: 141}  # on each side of a cut, by dimension, for KL to densities with heavy tails
-_LAST = 40.0  # nats below the peak, where the rule for these ends
+_ANGLES = 256  # the number of rays in the plane, for KL between compact densities
+_NODES = {1: 401, 2: 141}  # nodes on each side of a cut, by dimension, for KL to densities with heavy tails
+_LAST = 40.0  # nats below the peak at which that rule ends
 
 
 def generalized_covariance(
@@ -29,23 +29,32 @@ def generalized_covariance(
     nodes: int = 64,
     angles: int = 64,
 ) -> Tensor:
-    r"""The β-covariance of two statistics, by quadrature for D = 1 and 2.
+    r"""The β-covariance (…, M, n) of two statistics under a density, by quadrature for D = 1 and 2.
 
     .. math:: \Bigl(\int p^\beta\Bigr) \bigl(\mathbb{E}[\phi \psi^\top] - \mathbb{E}[\phi]\, \mathbb{E}[\psi]^\top\bigr)
 
-    with expectations under the escort distribution p^β/∫p^β. With β = 2 − α (if None) and φ the statistics of a score
-    θᵀφ(t) it is the Jacobian of E_p[ψ] in θ.
+    with expectations under the escort distribution p^β/∫p^β. For β = 2 − α and a score θᵀφ(t) it is the Jacobian of
+    E_p[ψ] in θ.
 
     Args:
         density: p.
         phi: takes points (N, …, D), returns (N, …, M).
         psi: takes points (N, …, D), returns (N, …, n).
         beta: 2 − α if None.
-        nodes: how many radii the quadrature has.
-        angles: how many directions, for D = 2.
+        nodes: the number of radii of the first rule.
+        angles: the number of directions, for D = 2.
 
     Returns:
         (…, M, n).
+
+    Example:
+        For α = 1 it is the covariance:
+
+        >>> import torch
+        >>> from fenchel.continuous import BetaGaussian, generalized_covariance
+        >>> p = BetaGaussian(torch.zeros(1), sigma=torch.tensor([[0.25]]), alpha=1.0)
+        >>> generalized_covariance(p, lambda t: t, lambda t: t)
+        tensor([[0.2500]])
 
     References: Martins et al. (2020), equation 17 and Proposition 3.
     """
@@ -58,8 +67,8 @@ def generalized_covariance(
     first, second = average(phi), average(psi)
 
     def joint(t: Tensor) -> Tensor:
-        # Centred before they are multiplied: narrow densities far from zero would lose everything. The statistic itself
-        # comes along: panels that are right for it see what is narrow in the product.
+        # Statistics are centred before they are multiplied, because the difference of the moments of narrow densities
+        # would cancel. They are integrated too, so that panels resolve what is narrow in the product.
         x, y = phi(t), psi(t)
         both = ((x - first).unsqueeze(-1) * (y - second).unsqueeze(-2)).flatten(-2)
         return torch.cat([both, x.to(both.dtype), y.to(both.dtype)], -1)
@@ -71,7 +80,7 @@ def generalized_covariance(
 
 
 def _features(*functions: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
-    """Centres (n, D) and least widths (n,) of the Gaussians that functions are made of, where that is known."""
+    """Centres (n, D) and smallest widths (n,) of the Gaussians of basis functions; None for other functions."""
     bases = [f.basis if isinstance(f, ValueFunction) else f for f in functions]
     found = [
         (basis.centers, torch.linalg.eigvalsh(basis.covariances).amin(-1).sqrt())
@@ -87,25 +96,32 @@ def wasserstein2(p: BetaGaussian, q: BetaGaussian, *, squared: bool = False) -> 
     .. math:: W_2^2 = \|\mu_p - \mu_q\|^2
               + \operatorname{tr}\bigl(C_p + C_q - 2 (C_p^{1/2} C_q C_p^{1/2})^{1/2}\bigr)
 
-    C are the densities' own covariances: between members of one elliptical family the best transport is linear.
+    C are the covariances of the densities. Within an elliptical family the optimal transport is linear.
 
     Args:
         p: a density with a finite covariance.
-        q: another, of the same alpha.
-        squared: return W₂², which is differentiable where p = q too.
+        q: another density, of the same alpha.
+        squared: whether to return W₂², which is differentiable where p = q too.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import BetaGaussian, wasserstein2
+        >>> p = BetaGaussian(torch.zeros(1), sigma=torch.eye(1))
+        >>> wasserstein2(p, BetaGaussian(torch.tensor([2.0]), sigma=torch.eye(1)))
+        tensor(2.)
 
     References: Gelbrich (1990).
     """
     alphas = [torch.as_tensor(d.alpha, dtype=torch.float64, device=d.loc.device) for d in (p, q)]
     if bool((alphas[0] != alphas[1]).any()):
         raise ValueError(f"q must have p's alpha, {p.alpha}: there is no closed form otherwise; got {q.alpha}")
-    check_spread(p._law, "a covariance")
+    check_covariance(p._law, "a covariance")
     roots = [over(d._law.each(lambda one: math.sqrt(one.spread)), 2) * d._scaled_root for d in (p, q)]
-    value = (p.loc - q.loc).square().sum(-1) + _turned_distance(*roots)
+    value = (p.loc - q.loc).square().sum(-1) + _rotated_distance(*roots)
     return value if squared else value.sqrt()
 
 
-def _turned_distance(a: Tensor, b: Tensor) -> Tensor:
+def _rotated_distance(a: Tensor, b: Tensor) -> Tensor:
     """min ‖A − B R‖² over rotations R, for triangular roots with a positive diagonal: tr(AAᵀ + BBᵀ) − 2‖BᵀA‖₊."""
     if a.shape[-1] == 1:
         return (a - b).square().sum((-2, -1))
@@ -115,7 +131,7 @@ def _turned_distance(a: Tensor, b: Tensor) -> Tensor:
         turn = torch.stack([cos, -sin, sin, cos], -1) / torch.hypot(cos, sin).unsqueeze(-1)
         return (a - b @ turn.reshape(k.shape)).square().sum((-2, -1))
     value: Tensor = a.square().sum((-2, -1)) + b.square().sum((-2, -1)) - 2 * torch.linalg.svdvals(k).sum(-1)
-    with torch.no_grad():  # the same without cancellation; its derivatives would lack those of R
+    with torch.no_grad():  # the same value without cancellation; the derivatives are those of the formula above
         left, _, right = torch.linalg.svd(k)
         exact: Tensor = (a - b @ (left @ right)).square().sum((-2, -1))
     return value + (exact - value).detach()
@@ -124,17 +140,12 @@ def _turned_distance(a: Tensor, b: Tensor) -> Tensor:
 # -- divergences -----------------------------------------------------------------------------------------------------
 
 
-@register_kl(BetaGaussian, BetaGaussian)  # type: ignore[no-untyped-call, untyped-decorator]
-def _kl_beta_gaussian(p: BetaGaussian, q: BetaGaussian) -> Tensor:
-    return _kl(p, q)
-
-
 def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
-    r"""KL(p ‖ q): closed for a Gaussian q, quadrature else; +inf where p has mass outside of q's support."""
+    r"""KL(p ‖ q), (…): closed for a Gaussian q, else by quadrature; +inf if p has mass outside of q's support."""
     if p.event_shape != q.event_shape:
         raise ValueError(f"p and q must have one dimension, got {p.event_shape[0]} and {q.event_shape[0]}")
     if isinstance(p.alpha, Tensor) or isinstance(q.alpha, Tensor):
-        return by_alphas(p, q, _kl)
+        return per_pair_of_alphas(p, q, _kl)
     if q.alpha == 1 and not p._law.spread < math.inf:
         return -q.expected_score(p)  # infinite
     if q.alpha == 1:
@@ -149,10 +160,10 @@ def _kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
 
 
 def _expected_shape(p: BetaGaussian, q: BetaGaussian) -> Tensor:
-    """E_p[log q − log q₀] for a q with heavy tails, however narrow it is: −log(1 + ‖A u − b‖²)/|c|.
+    """E_p[log q − log q₀] for a q with heavy tails: the expectation of −log(1 + ‖A u − b‖²)/|c|, for q of any width.
 
-    u has p's own law, the same in all directions, and is turned so that the columns of A are orthogonal. Along each of
-    its entries the integrand is nearly singular where A u meets b; there intervals are cut, and their rule has most of
+    u has the standard law of p, which is isotropic, and is rotated so that the columns of A are orthogonal. In each
+    entry of u the integrand is nearly singular where A u is near b. Intervals are cut there, and their rule has most of
     its nodes next to the cut.
     """
     c, dim = p._law.c, p.event_shape[0]
@@ -167,15 +178,15 @@ def _expected_shape(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     shape, middle = (shape @ turn)[..., None, :, :], middle.mT  # (…, 1, D, D) and (…, 1, D)
     with torch.no_grad():
         nearest = (shape * middle.unsqueeze(-1)).sum(-2) / shape.square().sum(-2)  # (…, 1, D)
-        u, weights = _cut_rule(nearest.squeeze(-2), c)
+        u, weights = _rule_with_cut(nearest.squeeze(-2), c)
     square = ((shape @ u.unsqueeze(-1)).squeeze(-1) - middle).square().sum(-1)
     return (weights * torch.log1p(square)).sum(-1) / q._law.c
 
 
-def _cut_rule(place: Tensor, c: float) -> tuple[Tensor, Tensor]:
-    """Nodes u (…, N, D) and weights (…, N) of the standard law of c, cut at a place (…, D), D ≤ 2.
+def _rule_with_cut(place: Tensor, c: float) -> tuple[Tensor, Tensor]:
+    """Nodes u (…, N, D) and weights (…, N) of the standard law of c, with intervals cut at a place (…, D), D ≤ 2.
 
-    With z as in ``fenchel.continuous.quadrature``, u₁ is that of z₁, and u₂ that of z₂ times exp(−½ c z₁²).
+    With z as in ``fenchel.continuous.quadrature``, u₁ belongs to z₁, and u₂ is exp(−½ c z₁²) times what belongs to z₂.
     """
     dim = place.shape[-1]
     x, _, w = (torch.as_tensor(v, dtype=place.dtype, device=place.device) for v in double_exponential(_NODES[dim]))
@@ -187,7 +198,7 @@ def _cut_rule(place: Tensor, c: float) -> tuple[Tensor, Tensor]:
         cut = (-log_shape(0.5 * place.square(), c)).sqrt().clamp_max(end) * place.sign()
         low, high = (cut + end).unsqueeze(-1), (end - cut).unsqueeze(-1)
         z = torch.cat([cut.unsqueeze(-1) - low * x, cut.unsqueeze(-1) + high * x], -1)
-        ratio = decline(c * z.square())
+        ratio = expm1_ratio(c * z.square())
         slope = torch.exp(-(1 + c) * z.square()) * (2 / ratio).sqrt()
         return z, z * (2 * ratio).sqrt(), torch.cat([low * w, high * w], -1) * slope
 
@@ -202,6 +213,7 @@ def _cut_rule(place: Tensor, c: float) -> tuple[Tensor, Tensor]:
 
 
 def _nested_kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
+    """KL(p ‖ q) for a q with compact support; finite only if the support of p lies inside."""
     batch = broadcast_shapes(p.batch_shape, q.batch_shape)
     if not p._law.is_compact:
         return torch.full(batch, math.inf, dtype=p.loc.dtype, device=p.loc.device)
@@ -218,7 +230,7 @@ def _nested_kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
     gap = 1 - (middle + ways @ shape.mT).square().sum(-1)
     nested = gap.amin(-1) >= -8 * torch.finfo(gap.dtype).eps
     gap = gap[..., : rays.shape[-2]].clamp_min(0)
-    # 1 − ‖b + r w‖² from what is left at the surface, so that nothing cancels there.
+    # 1 − ‖b + r w‖² is computed from its value at the surface of p's support, without cancellation.
     x, rest, weights = (torch.as_tensor(v, dtype=gap.dtype, device=gap.device) for v in double_exponential(121))
     weights = weights * (rest * (1 + x)) ** (1 / p._law.c) * x ** (dim - 1)
     slope, square = 2 * (middle * rays).sum(-1, keepdim=True), rays.square().sum(-1, keepdim=True)
@@ -229,7 +241,7 @@ def _nested_kl(p: BetaGaussian, q: BetaGaussian) -> Tensor:
 
 
 def _directions(middle: Tensor, shape: Tensor) -> Tensor:
-    """Directions (…, N, D): all around, evenly; in the plane then those in which ‖b + B e‖ is largest, by Newton."""
+    """Directions e (…, N, D): evenly spaced; in the plane also those that maximize ‖b + B e‖, by Newton's method."""
     if middle.shape[-1] == 1:
         return middle.new_tensor([[-1.0], [1.0]]).expand(*middle.shape[:-2], -1, -1)
     angle = torch.arange(_ANGLES, dtype=middle.dtype, device=middle.device) * (2 * math.pi / _ANGLES)
@@ -242,6 +254,9 @@ def _directions(middle: Tensor, shape: Tensor) -> Tensor:
         second = turned.square().sum(-1) - ((middle + w) * w).sum(-1)
         angle = angle - torch.where(second < 0, first / second, 0.0).clamp(-0.1, 0.1)
     return torch.cat([even, torch.stack([angle.cos(), angle.sin()], -1)], -2)
+
+
+register_kl(BetaGaussian, BetaGaussian)(_kl)  # type: ignore[no-untyped-call]
 
 
 @register_kl(BetaGaussian, MultivariateNormal)  # type: ignore[no-untyped-call, untyped-decorator]

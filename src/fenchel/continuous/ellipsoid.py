@@ -1,4 +1,4 @@
-"""Densities on an ellipsoid that are powers of the distance to its surface."""
+"""Densities on an ellipsoid: powers of one minus the squared relative distance from its centre."""
 
 from __future__ import annotations
 
@@ -30,6 +30,13 @@ class EllipsoidPower(Distribution):
         loc: the centre, (…, D).
         axes: A, (…, D, D), lower triangular: it maps the unit ball to the ellipsoid.
         power: k > −1; below 0 the density grows without bound towards the surface.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import EllipsoidPower
+        >>> p = EllipsoidPower(torch.zeros(1), 2 * torch.eye(1))  # uniform on [−2, 2]
+        >>> p.log_prob(torch.tensor([[0.0], [1.9], [2.1]])).exp()
+        tensor([0.2500, 0.2500, 0.0000])
     """
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
@@ -57,7 +64,7 @@ class EllipsoidPower(Distribution):
         return new
 
     @property
-    def _half(self) -> float:
+    def _half_dim(self) -> float:
         return self.event_shape[0] / 2
 
     @constraints.dependent_property(is_discrete=False, event_dim=1)
@@ -67,7 +74,7 @@ class EllipsoidPower(Distribution):
     @property
     def log_peak(self) -> Tensor:
         """The logarithm of the density at ``loc``."""
-        return -log_ball(self.power, self._half) - half_logdet(self.axes)
+        return -log_ball(self.power, self._half_dim) - half_logdet(self.axes)
 
     def log_prob(self, value: Tensor) -> Tensor:
         square = mahalanobis(self.axes, check_value(self, value) - self.loc)
@@ -87,26 +94,26 @@ class EllipsoidPower(Distribution):
 
     @property
     def covariance_matrix(self) -> Tensor:
-        """The second moment about the centre."""
-        return self.axes @ self.axes.mT / (2 * (self.power + 1 + self._half))
+        """The covariance, (…, D, D)."""
+        return self.axes @ self.axes.mT / (2 * (self.power + 1 + self._half_dim))
 
     @property
     def variance(self) -> Tensor:
-        return self.axes.square().sum(-1) / (2 * (self.power + 1 + self._half))
+        return self.axes.square().sum(-1) / (2 * (self.power + 1 + self._half_dim))
 
-    def integrate(self, function: Callable[[Tensor], Tensor], nodes: int = 64, angles: int = 64) -> Tensor:
-        """E_p[function(t)] by quadrature, as for ``BetaGaussian``."""
+    def integrate(self, function: Callable[[Tensor], Tensor], *, nodes: int = 64, angles: int = 64) -> Tensor:
+        """E_p[function(t)], as ``BetaGaussian.integrate``."""
         from fenchel.continuous.integrals import expected_basis
 
         closed = expected_basis(self, function)
         if closed is not None:
             return closed
-        weight = Weight(2.0, 2 * self.power, log_ball(self.power, self._half))
+        weight = Weight(2.0, 2 * self.power, log_ball(self.power, self._half_dim))
         return integrate(function, self.loc, self.axes, weight, nodes, angles)
 
 
 class Inside(constraints.Constraint):
-    """Points where a density is positive."""
+    """The constraint of points (…, D) at which a density is positive."""
 
     event_dim = 1
 

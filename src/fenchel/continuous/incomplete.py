@@ -1,4 +1,4 @@
-"""Distribution functions on the line: incomplete beta functions, which torch does not have, with their derivatives."""
+"""Distribution and quantile functions of β-Gaussians on the line, by SciPy's incomplete beta functions."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.continuous.radial import Array, Law, Number, log_shape
+from fenchel._quadrature import Array
+from fenchel.continuous.radial import Law, Number, log_shape
 
 Function = Callable[[Tensor], Tensor]
 
 
 def standard_cdf(x: Tensor, law: Law) -> Tensor:
-    """P(X ≤ x) for X = u/√p₀ᶜ in one dimension."""
+    """P(X ≤ x), of the shape of x, for X = u/√p₀ᶜ in one dimension."""
     if not isinstance(law.c, Tensor) and law.c == 0:
         return 0.5 * torch.erfc(x * -math.sqrt(0.5))
     result: Tensor = _Cdf.apply(x, law)  # type: ignore[no-untyped-call]
@@ -28,17 +29,17 @@ def standard_icdf(q: Tensor, law: Law) -> Tensor:
     if not isinstance(law.c, Tensor) and law.c == 0:
         x: Tensor = torch.special.ndtri(q)
         return x
-    return inverse(q, lambda q: _on_host(q, law.c, _icdf), lambda x: standard_density(x, law))
+    return inverse(q, lambda q: _with_scipy(q, law.c, _icdf), lambda x: standard_density(x, law))
 
 
 def inverse(q: Tensor, quantile: Function, density: Function) -> Tensor:
-    """The quantiles of probabilities, with derivatives of every order: the first is 1/density."""
+    """The quantiles of probabilities q, differentiable: the derivative is 1/density."""
     result: Tensor = _Inverse.apply(q, quantile, density)  # type: ignore[no-untyped-call]
     return result
 
 
 def standard_density(x: Tensor, law: Law) -> Tensor:
-    """The derivative of ``standard_cdf``."""
+    """The density of X: the derivative of ``standard_cdf``."""
     return torch.exp(log_shape(0.5 * x.square(), law.c) - law.log_constant)
 
 
@@ -47,7 +48,7 @@ class _Cdf(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, law: Law) -> Tensor:
         ctx.law = law
         ctx.save_for_backward(x)
-        return _on_host(x, law.c, _cdf)
+        return _with_scipy(x, law.c, _cdf)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
@@ -69,24 +70,25 @@ class _Inverse(torch.autograd.Function):
         return grad / ctx.density(x), None, None
 
 
-def _on_host(x: Tensor, c: Number, function: Callable[[Array, Array], Array]) -> Tensor:
-    bends = c.double().cpu().numpy() if isinstance(c, Tensor) else np.float64(c)
-    values = function(*np.broadcast_arrays(x.detach().double().cpu().numpy(), bends))
+def _with_scipy(x: Tensor, c: Number, function: Callable[[Array, Array], Array]) -> Tensor:
+    """Apply a function of NumPy arrays to a tensor and c, in double precision on the CPU."""
+    exponents = c.double().cpu().numpy() if isinstance(c, Tensor) else np.float64(c)
+    values = function(*np.broadcast_arrays(x.detach().double().cpu().numpy(), exponents))
     return torch.as_tensor(values, device=x.device).to(x.dtype)
 
 
 # For c ≠ 0 and y = ½|c| x² the share b = y (c > 0) or y/(1 + y) (c < 0) is a Beta(½, B) variable, with B = 1/c + 1 or
-# −1/c − ½. Where the rest 1 − b is tiny its power law is used: the argument itself would underflow.
+# −1/c − ½. If the rest 1 − b is tiny, the power law of its distribution is used, because the rest would underflow.
 
 
 def _second(c: Array) -> Array:
-    """B."""
+    """The parameter B of the beta distribution."""
     power = 1 / np.abs(c)
     return np.where(c > 0, power + 1, power - 0.5)
 
 
 def _log_edge(b: Array) -> Array:
-    """log of what P(1 − share ≤ r) is next to r = 0, less B log r."""
+    """log P(1 − share ≤ r) − B log r in the limit r → 0."""
     from scipy import special
 
     return np.asarray(-np.log(b) - special.betaln(b, 0.5))
@@ -95,28 +97,28 @@ def _log_edge(b: Array) -> Array:
 def _cdf(x: Array, c: Array) -> Array:
     from scipy import special
 
-    flat, c = c == 0, np.where(c == 0, 1.0, c)
+    is_gaussian, c = c == 0, np.where(c == 0, 1.0, c)
     second = _second(c)
     with np.errstate(all="ignore"):
         y = np.abs(x) * np.sqrt(0.5 * np.abs(c))
         inner = np.minimum(y, 1.0)
         share = np.where(c > 0, inner * inner, np.where(y > 1, 1 / (1 + (1 / y) ** 2), y * y / (1 + y * y)))
         rest = np.where(c > 0, (1 - inner) * (1 + inner), 1 / (1 + y * y))
-        # From the share or from its rest, whichever is small and so known well.
+        # From the share or the rest, whichever is smaller and therefore more precise.
         tail = np.where(share < 0.5, special.betaincc(0.5, second, share), special.betainc(second, 0.5, rest))
         far = (c < 0) & (y > 1e9)
         tail = np.where(far, np.exp(_log_edge(second) - 2 * second * np.log(y)), tail)
-        tail = np.where(flat, special.erfc(np.abs(x) * math.sqrt(0.5)), tail)
+        tail = np.where(is_gaussian, special.erfc(np.abs(x) * math.sqrt(0.5)), tail)
     return np.asarray(np.where(x < 0, 0.5 * tail, 1 - 0.5 * tail))
 
 
 def _icdf(q: Array, c: Array) -> Array:
     from scipy import special
 
-    flat, c = c == 0, np.where(c == 0, 1.0, c)
+    is_gaussian, c = c == 0, np.where(c == 0, 1.0, c)
     second = _second(c)
     with np.errstate(all="ignore"):
-        # Towards the ends twice the tail is known better than the middle, 1 minus it.
+        # Near the ends the tail is more precise than the middle, which is 1 minus twice the tail.
         tail, middle = 2 * np.minimum(q, 1 - q), np.abs(2 * q - 1)
         near = middle < 0.5
         share = np.where(near, special.betaincinv(0.5, second, middle), special.betainccinv(0.5, second, tail))
@@ -125,4 +127,4 @@ def _icdf(q: Array, c: Array) -> Array:
         square = np.where(c > 0, share, share / rest)
         size = np.where((c < 0) & (log_rest < -40), np.exp(-0.5 * log_rest), np.sqrt(square))
         x = size * np.sqrt(2 / np.abs(c)) * np.sign(q - 0.5)
-    return np.asarray(np.where(flat, special.ndtri(q), x))
+    return np.asarray(np.where(is_gaussian, special.ndtri(q), x))

@@ -1,10 +1,11 @@
-"""Expectations of Gaussian basis functions under β-Gaussians: what continuous attention computes.
+"""Expectations of Gaussian basis functions under β-Gaussians, which continuous attention needs.
 
-For α ≤ 1 the density is a Gaussian, or a mixture of Gaussians, and so is the answer. For α > 1 its support is mapped to
-the unit interval or the unit disc: E = C ∫ (1 − ‖u‖²)^k N(A u; d, Σ_j) du, k = 1/(α−1), where d = μ_j − μ and A Aᵀ is
-the support's own ellipse. Everything is centred, and nothing is a difference of large moments. Along the line, and
-along every ray and every chord of the disc, the integral is closed for small integers k. Over the rays the integrand is
-periodic and entire, and the trapezoid rule converges geometrically; chords along a thin Gaussian need few nodes too.
+For α ≤ 1 the density is a Gaussian or a mixture of Gaussians, and so is the expectation. For α > 1 the support is
+mapped to the unit interval or the unit disc: E = C ∫ (1 − ‖u‖²)^k N(A u; d, Σ_j) du, k = 1/(α−1), with d = μ_j − μ and
+the ellipse A Aᵀ of the support. All quantities are centred, so that no large moments are subtracted. On the line, and
+along every ray and chord of the disc, the integral has a closed form for small integers k. Over the angles of rays the
+integrand is periodic and entire, so that the trapezoid rule converges geometrically; chords along the long axis of a
+thin Gaussian need few nodes too.
 """
 
 from __future__ import annotations
@@ -18,58 +19,58 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_broadcast, check_count, check_floats
+from fenchel._quadrature import Array, gauss_legendre
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.ellipsoid import EllipsoidPower
 from fenchel.continuous.matrices import check_positive_definite
 from fenchel.continuous.radial import (
-    Array,
     Radial,
+    any_entry,
     check_alpha,
     check_one_alpha,
     double_exponential,
-    gauss_legendre,
     log_ball,
     log_gamma_peak,
-    some,
 )
 from fenchel.kernels import usable
 
 CLOSED = 4
-"""Powers up to here are integrated in closed form; the moments of higher ones would cancel."""
+"""The largest power that is integrated in closed form; the moments of higher powers would cancel."""
 
-_REACH = 8.4  # standard deviations, beyond which a Gaussian counts for nothing in double precision
-_NARROW_REACH = 5.7  # the same in single precision
-_FEW = tuple(zip(*(v.tolist() for v in gauss_legendre(24)), strict=True))
-_NODES = 48  # of Gauss and Legendre's rule over a Gaussian, as far as it counts
-_MANY = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(_NODES)), strict=True))
+_DEVIATIONS = 8.4  # standard deviations beyond which a Gaussian is negligible in double precision
+_DEVIATIONS_SINGLE = 5.7  # the same in single precision
+_WIDE_RULE = tuple(zip(*(v.tolist() for v in gauss_legendre(24)), strict=True))
+_NODES = 48  # nodes of the Gauss-Legendre rule over that part of a Gaussian
+_SMOOTH_RULE = tuple((x, 1 - x, w) for x, w in zip(*(v.tolist() for v in gauss_legendre(_NODES)), strict=True))
 _CHORDS = [v.tolist() for v in gauss_legendre(_NODES)]
-_INSIDE = 1 - 1e-12  # of the radius of the disc
-_ENDS = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=True))
-_NEAR = 40.0  # e to minus this counts for nothing; powers above it leave the edge of the support flat
+_MAX_RADIUS = 1 - 1e-12  # of the disc, in forward mode: derivatives are infinite at 1
+_EDGE_RULE = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=True))
+_NEGLIGIBLE = 40.0  # nats; exp(−40) is negligible
 
 
 def expectation(
     loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float | Tensor = 2.0, *, angles: int | None = None
 ) -> Tensor:
-    r"""Expected basis functions under the density that maximizes a quadratic score minus Tsallis's Ω.
+    r"""Expectations (…, n) of basis functions under the density that maximizes a quadratic score minus Tsallis's Ω.
 
     .. math:: r_j = \mathbb{E}_p[\psi_j(t)], \qquad
               p = \operatorname{argmax}_p \; \mathbb{E}_p[f(t)] - \Omega_\alpha(p), \qquad
               f(t) = -\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)
 
-    Closed on the line for α = 1, 2, 3/2, 4/3 and 5/4, and in any dimension for α = 1; other α > 1 by quadrature. In the
-    plane closed along every ray or chord for the same α, and a rule over their angles. Densities with heavy tails
-    (α < 1) are mixtures of Gaussians, in any dimension. Computed in double precision for α ≠ 1; derivatives of every
-    order in ``loc``, ``sigma`` and the basis. The Jacobian in the canonical parameters is the generalized covariance.
+    In closed form on the line for α = 1, 2, 3/2, 4/3 and 5/4, and in any dimension for α = 1; by quadrature for other
+    α > 1. In the plane the integral along every ray or chord is closed for the same α, and a quadrature rule sums over
+    angles. Densities with heavy tails (α < 1) are mixtures of Gaussians, in any dimension. Computed in double precision
+    for α ≠ 1; derivatives of every order in ``loc``, ``sigma`` and the basis. The Jacobian in the canonical parameters
+    is the generalized covariance.
 
     Args:
         loc: μ, (…, D).
         sigma: Σ of the score, (…, D, D), positive definite.
         basis: n functions of D dimensions; D ≤ 2 for alpha > 1.
-        alpha: a number greater than 1 − 2/D; or a tensor of them, (…), one per batch entry and without gradients.
-        angles: how many rays, for D = 2 and alpha > 1; by default what makes the error vanish.
+        alpha: a number greater than 1 − 2/D, or a tensor (…) with one per batch entry, without gradients.
+        angles: the number of rays, for D = 2 and alpha > 1; by default chords with negligible error are used instead.
 
     Returns:
         (…, n), in the dtype of ``loc``.
@@ -84,7 +85,7 @@ def expectation(
     References: Martins et al. (2020), appendix G; Martins et al. (2022).
     """
     if isinstance(alpha, Tensor):
-        return _by_alpha(loc, sigma, basis, alpha, angles)
+        return _per_alpha(loc, sigma, basis, alpha, angles)
     law = _check(loc, sigma, basis, alpha, angles)
     shape = check_broadcast("the batch dimensions of loc and sigma", loc.shape[:-1], sigma.shape[:-2])
     full = torch.promote_types(torch.promote_types(loc.dtype, sigma.dtype), torch.float32)
@@ -123,8 +124,8 @@ def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angle
 
 
 def _check_sigma(sigma: Tensor) -> None:
-    """Check that matrices are positive definite; NaN is allowed, and makes its row NaN."""
-    s = sigma.detach().double()  # the determinant of a thin matrix would drown in single precision
+    """Check that matrices are positive definite; NaN is allowed."""
+    s = sigma.detach().double()  # the determinant of a thin matrix would cancel in single precision
     if s.shape[-1] == 1:
         good = ~(s <= 0)
     elif s.shape[-1] == 2:
@@ -138,8 +139,8 @@ def _check_sigma(sigma: Tensor) -> None:
         raise ValueError(f"sigma must be symmetric and positive definite, got {wrong[0].tolist()}")
 
 
-def _by_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, angles: int | None) -> Tensor:
-    """``expectation`` for a tensor of α, one call per different value."""
+def _per_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, angles: int | None) -> Tensor:
+    """``expectation`` for a tensor of α: one call per different value."""
     check_alpha(alpha, basis.dim)
     _check(loc, sigma, basis, 1.0, angles)
     what = "the batch dimensions of loc and sigma, and alpha,"
@@ -155,7 +156,7 @@ def _by_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, a
 
 
 def expected_basis(density: BetaGaussian | EllipsoidPower, function: Any) -> Tensor | None:
-    """E of a ``GaussianBasis``, or of values on one, without quadrature of the function; None if it is another one."""
+    """The expectation of a ``GaussianBasis`` or a ``ValueFunction``; None for other functions."""
     if isinstance(function, ValueFunction):
         if function.coefficients.dim() != 2:
             return None
@@ -165,7 +166,7 @@ def expected_basis(density: BetaGaussian | EllipsoidPower, function: Any) -> Ten
         return None
     loc = density.loc
     if isinstance(density, BetaGaussian):
-        if function.dim > 2 and some(density._law.is_compact):
+        if function.dim > 2 and any_entry(density._law.is_compact):
             return None
         root = density.scale_tril.double()
         return expectation(loc, root @ root.mT, function, density.alpha)
@@ -198,10 +199,10 @@ def _gaussian(loc: Tensor, sigma: Tensor, centers: Tensor, covariances: Tensor) 
 
 
 def _heavy(loc: Tensor, sigma: Tensor, centers: Tensor, covariances: Tensor, law: Radial) -> Tensor:
-    """A Gaussian whose precision is a gamma variable, which is integrated out."""
+    """Expectations for α < 1: a Gaussian whose precision is a gamma variable, which is integrated out."""
     m = -1 / law.c
     spread = m * torch.exp(law.c * law.log_peak(_half_logdet(sigma)))[..., None, None] * sigma
-    nodes, weights = (torch.as_tensor(v, device=loc.device) for v in _gamma_nodes(m - law.half, law.half))
+    nodes, weights = (torch.as_tensor(v, device=loc.device) for v in _gamma_nodes(m - law.half_dim, law.half_dim))
     each = spread.unsqueeze(-3) / nodes[:, None, None]  # (…, nodes, D, D)
     parts = _gaussian(loc.unsqueeze(-2), each, centers, covariances)
     return (weights.unsqueeze(-1) * parts).sum(-2)
@@ -209,7 +210,7 @@ def _heavy(loc: Tensor, sigma: Tensor, centers: Tensor, covariances: Tensor, law
 
 @lru_cache(maxsize=32)
 def _gamma_nodes(shape: float, half: float) -> tuple[Any, Any]:
-    """Trapezoid rule in log g, for a gamma variable g and functions that fall like g^(D/2) towards 0."""
+    """Nodes and weights for a gamma variable g and functions that fall like g^(D/2) towards 0: trapezoids in log g."""
     step = 0.28 / math.sqrt(1 + shape / 3)
     x = step * np.arange(-4000, 4001)  # log g/shape
     log = -shape * _excess(np.minimum(x, 100.0))
@@ -219,7 +220,7 @@ def _gamma_nodes(shape: float, half: float) -> tuple[Any, Any]:
 
 
 def _excess(x: Array) -> Array:
-    """exp(x) − 1 − x, also where x is small."""
+    """exp(x) − 1 − x, precise for small x."""
     series = x * x * np.polynomial.polynomial.polyval(x, [1 / math.factorial(i) for i in range(2, 16)])
     return np.where(np.abs(x) < 0.5, series, np.expm1(x) - x)
 
@@ -238,12 +239,12 @@ def _half_logdet(sigma: Tensor) -> Tensor:
 
 
 def _support(sigma: Tensor, law: Radial) -> Tensor:
-    """R²Σ: the ellipse of the support."""
+    """R²Σ, the matrix of the ellipse of the support."""
     return 2 / law.c * torch.exp(law.c * law.log_peak(_half_logdet(sigma)))[..., None, None] * sigma
 
 
 def _power(law: Radial) -> float:
-    """k = 1/(α − 1), rounded if it is an integer up to rounding."""
+    """k = 1/(α − 1), made an integer if it differs from one by rounding only."""
     power = 1 / law.c
     return float(round(power)) if abs(power - round(power)) < 1e-12 * power else power
 
@@ -266,7 +267,7 @@ def _on_line(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, po
 def _on_plane(
     loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None
 ) -> Tensor:
-    # Lower triangular roots A of the ellipse and L of a function's Σ; N = L⁻¹A makes its precision in the disc, NᵀN.
+    # A and L are the lower triangular roots of the ellipse and of a function's Σ. With N = L⁻¹A its precision is NᵀN.
     a11, a21, a22 = (v.unsqueeze(-1) for v in _root(axes))
     l11, l21, l22 = _root(covariances)
     n11, n22 = a11 / l11, a22 / l22
@@ -288,8 +289,8 @@ def _root(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 def _chords(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: float) -> Tensor:
     """∫ (1 − ‖u‖²)^k N(u; (x, y), (NᵀN)⁻¹) du over the disc, by chords along the Gaussian's long axis.
 
-    A chord at s = sin φ has half length cos φ; along it the integral is that of the line. Accurate for arbitrarily
-    thin Gaussians, with a number of nodes that does not depend on the data. Derivatives do not depend on the nodes.
+    A chord at s = sin φ has half length cos φ; along it the integral is that of the line. The number of nodes does not
+    depend on the data, and is enough for arbitrarily thin Gaussians.
     """
     with torch.no_grad():
         turn = 0.5 * torch.atan2(2 * n21 * n22, n11 * n11 + n21 * n21 - n22 * n22)
@@ -301,22 +302,22 @@ def _chords(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: 
     middle, beside = cos * x + sin * y, cos * y - sin * x
     width, narrow = precision.rsqrt(), precision.sqrt() / (n11 * n22)
     with torch.no_grad():
-        angle, share = _cuts(middle, beside, narrow, width, _radius(power))
+        angle, share = _chord_nodes(middle, beside, narrow, width, _radius(power))
     s, half = angle.sin(), angle.cos()
     middle, beside, narrow, width, tilt = (v.unsqueeze(-1) for v in (middle, beside, narrow, width, tilt))
     bell = torch.exp(-0.5 * ((s - middle) / narrow).square()) / (narrow * math.sqrt(2 * math.pi))
     chord = _ray((beside - tilt * (s - middle)) / half, width / half, -1.0, power)
-    # (cos φ)^(2k+1), right for large k too.
+    # The first factor is (cos φ)^(2k+1), precise for large k too.
     return (share * torch.exp((power + 0.5) * torch.log1p(-s * s)) * bell * chord).sum(-1)
 
 
-def _cuts(middle: Tensor, beside: Tensor, narrow: Tensor, width: Tensor, radius: float) -> tuple[Tensor, Tensor]:
-    """Nodes φ (…, n, N) and their weights: chords whose ends lie in the Gaussian change fast, and are kept apart."""
-    # Next to 1 nothing counts, and forward mode, which looks in here, would meet infinite slopes.
-    radius = min(radius, _INSIDE)
-    low, high = ((middle + side * narrow).clamp(-radius, radius).asin() for side in (-_REACH, _REACH))
-    last = (beside.abs() - _REACH * width).clamp(0, _INSIDE).acos()
-    inner = (beside.abs() + _REACH * width).clamp(0, _INSIDE).acos()
+def _chord_nodes(middle: Tensor, beside: Tensor, narrow: Tensor, width: Tensor, radius: float) -> tuple[Tensor, Tensor]:
+    """Nodes φ (…, n, N) and their weights, with separate panels for chords that end inside of the Gaussian."""
+    # Forward mode differentiates here even without gradients, and asin has an infinite slope at 1.
+    radius = min(radius, _MAX_RADIUS)
+    low, high = ((middle + side * narrow).clamp(-radius, radius).asin() for side in (-_DEVIATIONS, _DEVIATIONS))
+    last = (beside.abs() - _DEVIATIONS * width).clamp(0, _MAX_RADIUS).acos()
+    inner = (beside.abs() + _DEVIATIONS * width).clamp(0, _MAX_RADIUS).acos()
     low, high = low.clamp(-last, last), high.clamp(-last, last)
     ends = torch.stack([low, (-inner).clamp(low, high), inner.clamp(low, high), high], -1)
     nodes, weights = low.new_tensor(_CHORDS)
@@ -341,16 +342,16 @@ def _rays(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: fl
 
 
 def _angles(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, angles: int) -> tuple[Tensor, Tensor]:
-    """Angles (…, n, N) where a Gaussian in the disc is seen from its middle, and the distance of neighbours (…, n).
+    """Angles (…, n, N) at which rays from the centre of the disc meet a Gaussian, and their spacing (…, n).
 
-    The window is that of its ellipse of ``_REACH`` deviations; all around, if the middle lies inside. There the
-    integrand is periodic but for rounding, and the trapezoid rule converges geometrically.
+    They span the ellipse of ``_DEVIATIONS`` standard deviations, or the whole circle if it contains the centre. On that
+    range the integrand is periodic up to rounding, so that the trapezoid rule converges geometrically.
     """
     w1, w2 = n11 * x, n21 * x + n22 * y
     square = w1 * w1 + w2 * w2
-    sine = (_REACH / square.sqrt()).clamp_max(1.0)
+    sine = (_DEVIATIONS / square.sqrt()).clamp_max(1.0)
     cosine = (1 - sine * sine).sqrt()
-    around = square <= _REACH * _REACH
+    around = square <= _DEVIATIONS * _DEVIATIONS
     ends = []
     for side in (-1.0, 1.0):
         b1, b2 = cosine * w1 - side * sine * w2, side * sine * w1 + cosine * w2
@@ -377,10 +378,10 @@ def _ray(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
 
 
 def _closed(place: Tensor, width: Tensor, start: float, power: int) -> Tensor:
-    """By the moments m_i = ∫ r^i N: m_i = place m_{i−1} + (i−1) width² m_{i−2} − width² [r^(i−1) N]."""
+    """``_ray`` by the moments m_i = ∫ r^i N: m_i = place m_{i−1} + (i−1) width² m_{i−2} − width² [r^(i−1) N]."""
     v, u = (1 - place) / width, (start - place) / width
     ends = [torch.exp(-0.5 * z * z) * (width / math.sqrt(2 * math.pi)) for z in (v, u)]  # width² N
-    flip = u + v < 0  # erfc is small, and right, to the right
+    flip = u + v < 0  # erfc is precise for positive arguments
     near, far = torch.where(flip, -v, u), torch.where(flip, -u, v)
     moments = [0.5 * (torch.erfc(near / math.sqrt(2)) - torch.erfc(far / math.sqrt(2)))]
     moments.append(place * moments[0] - (ends[0] - ends[1]))
@@ -403,7 +404,7 @@ def _coefficients(start: float, power: int) -> list[float]:
 def _quadrature(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
     """Gauss-Legendre quadrature, for Gaussians wider than the interval."""
     total = torch.zeros_like(place)
-    for x, w in _FEW:
+    for x, w in _WIDE_RULE:
         r = start + (1 - start) * x
         share = (1 - start) * w * (1 - r * r) ** power * (1.0 if start else r)
         total = total + share * torch.exp(-0.5 * ((r - place) / width).square())
@@ -411,15 +412,15 @@ def _quadrature(place: Tensor, width: Tensor, start: float, power: float) -> Ten
 
 
 def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
-    """Quadrature over what a Gaussian covers of the interval, for powers that have no closed form."""
+    """Quadrature over the part of the interval that a Gaussian covers, for powers without a closed form."""
     radius = _radius(power)
     with torch.no_grad():
-        low = (place - _REACH * width).clamp(max(start, -radius), radius)
-        high = (place + _REACH * width).clamp(max(start, -radius), radius)
+        low = (place - _DEVIATIONS * width).clamp(max(start, -radius), radius)
+        high = (place + _DEVIATIONS * width).clamp(max(start, -radius), radius)
     length = high - low
     total = torch.zeros_like(place)
     smooth = radius < 1 or power == round(power)
-    for x, rest, w in _MANY if smooth else _ENDS:
+    for x, rest, w in _SMOOTH_RULE if smooth else _EDGE_RULE:
         r = low + x * length
         if radius < 1:
             shape = torch.exp(power * torch.log1p(-r * r))
@@ -432,14 +433,14 @@ def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tenso
 
 def _radius(power: float) -> float:
     """The radius beyond which (1 − r²)^k is negligible: 1, or less for large powers."""
-    return 1.0 if power < _NEAR else math.sqrt(-math.expm1(-_NEAR / power))
+    return 1.0 if power < _NEGLIGIBLE else math.sqrt(-math.expm1(-_NEGLIGIBLE / power))
 
 
 # -- compiled --------------------------------------------------------------------------------------------------------
 
 
 def _compiled(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> bool:
-    """Whether there is a kernel for this power, these tensors and derivatives (none in the basis)."""
+    """Whether a kernel serves this power and these tensors; kernels have no derivatives in the basis."""
     if power != round(power) or power > CLOSED or loc.numel() == 0 or tracks_forward():
         return False
     if torch.is_grad_enabled() and (centers.requires_grad or covariances.requires_grad):
@@ -457,7 +458,7 @@ class _Compact(torch.autograd.Function):
         from fenchel.kernels.cpu import continuous
 
         batch, dim, keep = loc.shape[:-1], loc.shape[-1], any(ctx.needs_input_grad)
-        reach = _NARROW_REACH if narrow else _REACH
+        reach = _DEVIATIONS_SINGLE if narrow else _DEVIATIONS
         if dim == 1:
             rows = loc.reshape(-1), axes.reshape(-1), centers.reshape(-1), covariances.reshape(-1)
             value, slopes = continuous.line(*rows, power, reach, keep)
@@ -471,7 +472,7 @@ class _Compact(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         loc, axes, centers, covariances = ctx.saved_tensors
-        if torch.is_grad_enabled():  # what is differentiated further is the same in torch operations
+        if torch.is_grad_enabled():  # higher derivatives by torch operations
             leaves = [t if t.requires_grad else t.detach().requires_grad_() for t in (loc, axes)]
             value = _compact(leaves[0], leaves[1], centers, covariances, ctx.power)
             return *torch.autograd.grad(value, leaves, grad, create_graph=True), None, None, None, None

@@ -1,4 +1,4 @@
-"""Densities on the line that sparsemax assigns to scores that are not quadratic: triangular, and of a convex g."""
+"""Densities on the line that maximize a score minus Gini's Ω: triangular, and of any convex function g."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
-from fenchel._checks import check_entries
+from fenchel._checks import check_entries, check_positive
 from fenchel.continuous.incomplete import inverse
 from fenchel.continuous.radial import double_exponential
 
 
-class _OnTheLine(Distribution):
-    """A location-scale family on the line, with samples by the quantile function."""
+class _LineDensity(Distribution):
+    """Base class of location-scale families on the line; samples are quantiles of uniform numbers."""
 
     arg_constraints: ClassVar[dict[str, constraints.Constraint]] = {
         "loc": constraints.real,
@@ -31,7 +31,7 @@ class _OnTheLine(Distribution):
         self.loc, self.scale = broadcast_all(loc, scale)
         if not self.loc.is_floating_point():
             raise TypeError(f"loc and scale must have a floating-point dtype, got {self.loc.dtype}")
-        check_entries((self.scale > 0) & (self.scale < math.inf), self.scale, "scale", "be positive and finite")
+        check_positive(self.scale, "scale")
         super().__init__(self.loc.shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -67,9 +67,10 @@ class _OnTheLine(Distribution):
         return self.icdf(torch.rand(shape, dtype=self.loc.dtype, device=self.loc.device))
 
 
-class Triangular(_OnTheLine):
-    r"""The triangular density, which maximizes the score −|t − μ|/b minus Gini's Ω (for Shannon's: the Laplace
-    density).
+class Triangular(_LineDensity):
+    r"""The triangular density, which maximizes the expected score −|t − μ|/b minus Gini's Ω.
+
+    With Shannon's Ω it would be the Laplace density.
 
     .. math:: \operatorname{argmax}_p \; -\mathbb{E}_p|t - \mu| / b - \Omega_2(p)
               \;=\; \bigl[b^{-1/2} - |t - \mu| / b\bigr]_+
@@ -104,7 +105,7 @@ class Triangular(_OnTheLine):
     def icdf(self, value: Tensor) -> Tensor:
         check_entries((value >= 0) & (value <= 1), value, "value", "hold probabilities in [0, 1]")
         low = value < 0.5
-        # Where a root would have an infinite slope the branch is not the one that counts.
+        # The branch that is not selected is computed at ½, where the slope of its root is finite.
         left, right = torch.where(low, value, 0.5), torch.where(low, 0.5, value)
         x = torch.where(low, (2 * left).sqrt() - 1, 1 - (2 * (1 - right)).sqrt())
         return self.loc + self.support_radius * x
@@ -122,7 +123,7 @@ class Triangular(_OnTheLine):
         return 0.5 - self.scale.rsqrt() / 3
 
 
-class LocationScale(_OnTheLine):
+class LocationScale(_LineDensity):
     r"""The density that sparsemax assigns to the score :math:`-g'(|t - \mu|/\sigma)/\sigma`, g convex.
 
     .. math:: p(t) = \tfrac1\sigma \bigl[g'(a) - g'(|t - \mu|/\sigma)\bigr]_+, \qquad a g'(a) - g(a) + g(0) = \tfrac12
@@ -132,8 +133,8 @@ class LocationScale(_OnTheLine):
     Args:
         loc: μ, of any shape.
         scale: σ > 0, which broadcasts with it.
-        g: convex and differentiable on [0, ∞), written with torch operations, entry by entry. Nothing that it reads may
-            require gradients.
+        g: convex and differentiable on [0, ∞), an elementwise function of torch operations. Tensors that it depends on
+            must not require gradients.
 
     Example:
         >>> import torch
@@ -151,7 +152,9 @@ class LocationScale(_OnTheLine):
         super().__init__(loc, scale)
         self.g = g
         if g(torch.ones(1, dtype=torch.float64, device="cpu")).requires_grad:
-            raise ValueError("g must not depend on tensors that require gradients: the half width is a constant of it")
+            raise ValueError(
+                "g must not depend on tensors that require gradients: the half width is not differentiable"
+            )
         self.half_width = self._solve()
         self._top = float(self._slope(torch.tensor([self.half_width], dtype=torch.float64, device="cpu")))
 
@@ -191,7 +194,9 @@ class LocationScale(_OnTheLine):
             leaf = s if s.requires_grad else s.detach().requires_grad_()
             value = self.g(leaf)
             if value.shape != leaf.shape:
-                raise ValueError(f"g must work entry by entry: got shape {tuple(value.shape)} for {tuple(leaf.shape)}")
+                raise ValueError(
+                    f"g must be an elementwise function: got shape {tuple(value.shape)} for {tuple(leaf.shape)}"
+                )
             (slope,) = torch.autograd.grad(value.sum(), leaf, create_graph=s.requires_grad)
         return slope
 

@@ -1,4 +1,4 @@
-"""Locations (…, D) and matrices (…, D, D) of densities: checks, roots and distances."""
+"""Locations (…, D) and matrices (…, D, D) of densities: Cholesky roots, distances and checks."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
-from fenchel._checks import check_entries, check_floats, check_shape
+from fenchel._checks import check_entries, check_floats, check_shape, check_tril
 
 
 def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
-    """As torch's, with its type."""
+    """``torch.broadcast_shapes``, with type annotations."""
     shape: torch.Size = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
     return shape
 
@@ -39,36 +39,35 @@ def mahalanobis(root: Tensor, x: Tensor) -> Tensor:
 
 
 def in_one_precision(loc: Tensor, matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """In the wider dtype of the two; half precision has no linear algebra."""
+    """Both tensors in the wider dtype of the two, float32 at least: half precision has no linear algebra."""
     full = torch.promote_types(torch.promote_types(loc.dtype, matrix.dtype), torch.float32)
     return loc.to(full), matrix.to(full)
 
 
 def check_value(density: Distribution, value: Tensor) -> Tensor:
-    """Check points (…, D) at which a density is asked for."""
+    """Check points (…, D) of a density."""
     if not isinstance(value, Tensor):
         raise TypeError(f"value must be a torch.Tensor, got {type(value).__name__}")
     return check_shape(value, "value", "…", density.event_shape[0])
 
 
 def check_shapes(loc: Tensor, matrix: Tensor, name: str) -> None:
-    """Check the types and shapes of a location (…, D) and a matrix (…, D, D) with a name."""
+    """Check the dtypes and shapes of a location (…, D) and a matrix (…, D, D) with a name."""
     check_floats(loc, "loc", "…", "D")
     check_floats(matrix, name, "…", loc.shape[-1], loc.shape[-1])
 
 
 def check_values(loc: Tensor, matrix: Tensor, name: str) -> None:
-    """Check the values of a location and a matrix: finite, and a triangular root or positive definite."""
+    """Check that a location is finite, and a matrix lower triangular (``scale_tril``) or positive definite."""
     check_entries(loc.isfinite(), loc, "loc", "be finite")
-    if name in ("scale_tril", "axes"):
-        if not bool((matrix.triu(1) == 0).all()) or not bool((matrix.diagonal(dim1=-2, dim2=-1) > 0).all()):
-            raise ValueError(f"{name} must be lower triangular with a positive diagonal")
-        return
-    check_positive_definite(matrix, name)
+    if name == "scale_tril":
+        check_tril(matrix, name)
+    else:
+        check_positive_definite(matrix, name)
 
 
 def check_positive_definite(matrix: Tensor, name: str) -> None:
-    """Check symmetric matrices (…, D, D) of concrete values."""
+    """Check that matrices (…, D, D), whose values can be read, are symmetric and positive definite."""
     bad = ~torch.isclose(matrix, matrix.mT, rtol=1e-4, atol=0.0).flatten(-2).all(-1)
     bad |= torch.linalg.cholesky_ex(matrix.detach()).info != 0
     bad |= ~torch.isfinite(matrix).flatten(-2).all(-1)

@@ -1,8 +1,9 @@
 """Expectations of any function under β-Gaussians and their powers, on the line and in the plane.
 
-With z² the difference of the log-density from its peak, ½‖u‖² = (1 − exp(−c z²))/c, or z² for c = 0. As a function of z
-the integrand is smooth for every α, falls like a Gaussian, and does not end with the support. One Gauss-Legendre rule
-is compared with another of half the nodes; where they disagree, panels are halved until whole and parts agree.
+The variable of integration is z, where z² is the peak of the log-density minus its value: ½‖u‖² = (1 − exp(−c z²))/c,
+or z² for c = 0. As a function of z the integrand is smooth for every α, falls like a Gaussian, and has no end at the
+edge of the support. A Gauss-Legendre rule is compared with another of half the nodes; where they differ, panels are
+halved until the sum of the parts is stable.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count
-from fenchel._quadrature import refined
+from fenchel._quadrature import gauss_legendre, refined
 from fenchel._torch import concrete
-from fenchel.continuous.radial import Number, gauss_legendre, log_shape
+from fenchel.continuous.radial import Number, log_shape
 
 Function = Callable[[Tensor], Tensor]
 
-_FIRST = 45.0  # nats below the peak where the first rules end
-_FAR = 30.0  # nats: what lies beyond must not count in the first rules
-_LAST = 700.0  # where panels end
-_BREAKS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 12.0, math.inf)  # of the first panels, in deviations
+_FIRST = 45.0  # nats below the peak at which the first two rules end
+_FAR = 30.0  # nats below the peak beyond which the first rules must find nothing
+_LAST = 700.0  # nats below the peak at which panels end
+_BREAKS = (0.0, 1.0, 2.0, 3.0, 4.0, 5.5, 7.0, 12.0, math.inf)  # ends of the first panels, in standard deviations of z
 _SECTORS = 8
-_CROWDED = 2000
-_CHUNK = 2**16  # points at a time
-_GOALS = {torch.float64: (1e-9, 1e-10, 1e-6), torch.float32: (1e-5, 1e-5, 1e-3)}
-"""Relative differences: of the first two rules, of a panel and its parts, and what is warned of."""
+_MAX_PANELS = 2000
+_CHUNK = 2**16  # points per call of the function
+_TOLERANCES = {torch.float64: (1e-9, 1e-10, 1e-6), torch.float32: (1e-5, 1e-5, 1e-3)}
+"""Relative tolerances: of the first two rules, of a panel and its parts, and of the result (else a warning)."""
 
 
 @dataclass(frozen=True)
 class Weight:
-    """(1 − ½ c ‖u‖²)₊^(β/c) with its integral: a number for all, or one per batch entry.
+    """The function (1 − ½ c ‖u‖²)₊^(β/c) and its integral; numbers, or tensors with one number per batch entry.
 
     Args:
         c: α − 1.
@@ -64,10 +65,10 @@ def integrate(
         function: takes points (N, …, D), returns (N, …) and any further dimensions.
         loc: (…, D).
         root: (…, D, D).
-        weight: the density of u, but for a constant.
-        nodes: how many radii the first rule has.
-        angles: how many directions, for D = 2.
-        resolve: places (n, D) where the function is known to change, and over what widths (n,).
+        weight: the density of u, up to a constant factor.
+        nodes: the number of radii of the first rule.
+        angles: the number of directions, for D = 2.
+        resolve: places (n, D) where the function is known to change, and the widths (n,) of these changes.
     """
     if loc.shape[-1] > 2:
         raise NotImplementedError(f"integrals are computed in one and two dimensions, got {loc.shape[-1]}")
@@ -76,6 +77,8 @@ def integrate(
 
 
 class _Integral:
+    """One call of ``integrate``."""
+
     def __init__(
         self, function: Function, loc: Tensor, root: Tensor, weight: Weight, resolve: tuple[Tensor, Tensor] | None
     ) -> None:
@@ -84,7 +87,7 @@ class _Integral:
         numbers = (weight.c, weight.beta, weight.log_integral)
         c, beta, self.log_integral = (torch.as_tensor(v, dtype=torch.float64, device=loc.device) for v in numbers)
         self.c, self.rate = c, beta + c
-        # How fast the weight falls in z; the radius grows without bound for c < 0.
+        # The scale of z on which the weight falls; for c < 0 the radius grows without bound.
         self.unit = (beta + torch.maximum(c, 0.5 * self.dim * c)).rsqrt()
         largest = 0.5 * math.log(torch.finfo(loc.dtype).max) - 4  # points must not overflow, nor must their squares
         self.limit = torch.where(c < 0, (2 * largest / c.abs()).sqrt() / self.unit, math.inf)
@@ -94,8 +97,8 @@ class _Integral:
         coarse, _, _ = self._fixed(max(nodes // 2, 1), max(angles // 2, 1))
         if not concrete(fine, coarse, self.loc, self.root):
             return fine
-        agree, _, _ = _goals(fine)
-        good = ((fine - coarse).abs() <= agree * size) & (far <= agree * size) & (size > 0) | ~size.isfinite()
+        tolerance, _, _ = _tolerances(fine)
+        good = ((fine - coarse).abs() <= tolerance * size) & (far <= tolerance * size) & (size > 0) | ~size.isfinite()
         extra = fine.dim() - len(self.batch)
         rows = ~(good.flatten(-extra).all(-1) if extra else good)
         if self.resolve is not None:
@@ -107,10 +110,10 @@ class _Integral:
         return torch.where(rows.reshape((*self.batch, *(1,) * extra)), refined_value, fine)
 
     def _points(self, y: Tensor, angle: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Points and weights at y deviations of z, (N, …): signed on the line, with an angle in the plane."""
+        """Points u (N, …, D) and weights (N, …) at z = y · unit; in the plane y ≥ 0 and there is an angle."""
         z = y * self.unit
         square = z.square()
-        ratio = decline(self.c * square)
+        ratio = expm1_ratio(self.c * square)
         log_weight = -self.rate * square - self.log_integral
         radius = z * (2 * ratio).sqrt()
         if angle is None:
@@ -126,7 +129,7 @@ class _Integral:
         return values if values.is_floating_point() else values.to(self.loc.dtype)
 
     def _fixed(self, nodes: int, angles: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The integral by one rule, that of the absolute values, and the part of the latter far from the peak."""
+        """Three integrals by one rule: of the function, of its absolute value, and of the latter far from the peak."""
         line = self.dim == 1
         radii, shares = gauss_legendre(2 * nodes if line else nodes)
         turns = 2 * np.pi * (np.arange(angles) + 0.5) / angles
@@ -150,9 +153,10 @@ class _Integral:
         return terms.sum(0), sizes.sum(0), torch.where(beyond, sizes, 0.0).sum(0)
 
     def _refined(self, wanted: Tensor, like: Tensor) -> Tensor:
+        """The integrals of the wanted batch entries by adaptive panels; the others are zero."""
         count, extra = len(wanted), like.shape[len(self.batch) :]
         end = self.limit.expand(self.batch).reshape(-1).clamp_max(math.sqrt(_LAST))
-        _, tolerance, goal = _goals(like)
+        _, tolerance, accepted = _tolerances(like)
 
         def integrand(nodes: Tensor, rows: Tensor) -> Tensor:
             step = max(_CHUNK // count, 1)
@@ -171,16 +175,16 @@ class _Integral:
 
         start, width, rows = self._panels(wanted, end)
         points = 16 if self.dim == 1 else 10
-        rule = refined(integrand, start, width, rows, count, points, tolerance, _CROWDED, self._coarse())
+        rule = refined(integrand, start, width, rows, count, points, tolerance, _MAX_PANELS, self._coarse())
         terms = integrand(rule.nodes, rule.rows) * rule.weights.unsqueeze(-1).to(like.dtype)
         total = torch.zeros(count, terms.shape[-1], dtype=terms.dtype, device=terms.device)
         size = total.index_add(0, rule.rows, terms.detach().abs())
         error = rule.error + self._beyond(integrand, wanted, end)
-        if bool((error > goal * size).any()):
+        if bool((error > accepted * size).any()):
             worst = (error / size).nan_to_num(0.0).max().item()
             warnings.warn(
                 f"integrate: the estimated error is {worst:.1g} of the integral of the absolute values, more than "
-                f"{goal:g}. The function has jumps, or many narrow features, or tails as heavy as the density's",
+                f"{accepted:g}. The function has jumps, or many narrow features, or tails as heavy as the density's",
                 stacklevel=5,
             )
         return total.index_add(0, rule.rows, terms).reshape((*self.batch, *extra))
@@ -200,7 +204,7 @@ class _Integral:
         return total.new_zeros(len(wanted), total.shape[-1]).index_add(0, rows, share * total)
 
     def _panels(self, wanted: Tensor, end: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The initial panels of the rows that are refined."""
+        """Lower corners, sizes and rows of the first panels of the wanted batch entries."""
         breaks = torch.minimum(end.unsqueeze(-1), end.new_tensor(_BREAKS))[wanted]
         rows = wanted.nonzero().expand(-1, len(_BREAKS) - 1)
         start, width = breaks[:, :-1], breaks.diff(dim=-1)
@@ -214,7 +218,7 @@ class _Integral:
         return start.reshape(-1, 2), width.reshape(-1, 2), rows.unsqueeze(-1).expand_as(first).reshape(-1)
 
     def _features(self) -> tuple[Tensor, ...]:
-        """Places where the function changes, y (B, n) and angles, their widths, and whether they are in the support."""
+        """Places y (B, n) where the function changes, widths, whether they are in the support; then angles."""
         assert self.resolve is not None
         loc, root = self.loc.detach().double(), self.root.detach().double()
         places, widths = (v.detach().double() for v in self.resolve)
@@ -227,7 +231,7 @@ class _Integral:
         inside = c * half < 1
         square = -log_shape(torch.where(inside, half, 0.0), c)
         y = square.sqrt() / unit
-        # The radius grows with y by at most so much.
+        # The denominator bounds the derivative of the radius in y.
         near = width / (2 * unit * torch.exp(-c * square)).clamp_min(1e-300)
         if self.dim == 1:
             return y * u[..., 0].sign(), near, inside
@@ -235,26 +239,26 @@ class _Integral:
         return y, near, inside, torch.atan2(u[..., 1], u[..., 0]), around
 
     def _coarse(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """Which panels contain a place where the function changes, and are too wide to resolve it."""
+        """A function that tells which panels contain a change of the integrand and are too wide to resolve it."""
         if self.resolve is None:
             return None
-        y, near, inside, *turned = self._features()
+        y, near, inside, *angular = self._features()
 
         def coarse(start: Tensor, size: Tensor, rows: Tensor) -> Tensor:
-            held = (y[rows] - start[:, :1] - 0.5 * size[:, :1]).abs() <= 0.5 * size[:, :1] + near[rows]
+            contains = (y[rows] - start[:, :1] - 0.5 * size[:, :1]).abs() <= 0.5 * size[:, :1] + near[rows]
             wide = size[:, :1] > 4 * near[rows]
-            if turned:
-                angle, around = turned[0][rows], turned[1][rows]
+            if angular:
+                angle, around = angular[0][rows], angular[1][rows]
                 away = (angle - start[:, 1:] - 0.5 * size[:, 1:] + math.pi) % (2 * math.pi) - math.pi
-                held &= away.abs() <= 0.5 * size[:, 1:] + around
+                contains &= away.abs() <= 0.5 * size[:, 1:] + around
                 wide |= size[:, 1:] > 4 * around
-            return (held & wide & inside[rows]).any(-1)
+            return (contains & wide & inside[rows]).any(-1)
 
         return coarse
 
 
 def _places(rows: Tensor, count: int) -> Tensor:
-    """How many entries of the same row come before each entry."""
+    """The number of entries of the same row before each entry, of the shape of ``rows``."""
     order = rows.argsort(stable=True)
     counts = torch.bincount(rows, minlength=count)
     first = counts.cumsum(0) - counts
@@ -263,12 +267,13 @@ def _places(rows: Tensor, count: int) -> Tensor:
     return place
 
 
-def decline(x: Tensor) -> Tensor:
+def expm1_ratio(x: Tensor) -> Tensor:
     """(1 − exp(−x))/x, 1 at 0."""
     small = x.abs() < 1e-8
     y = torch.where(small, 1.0, x)
     return torch.where(small, 1 - 0.5 * x, -torch.expm1(-y) / y)
 
 
-def _goals(like: Tensor) -> tuple[float, float, float]:
-    return _GOALS.get(like.dtype, _GOALS[torch.float32])
+def _tolerances(like: Tensor) -> tuple[float, float, float]:
+    """The tolerances for the dtype of a tensor."""
+    return _TOLERANCES.get(like.dtype, _TOLERANCES[torch.float32])

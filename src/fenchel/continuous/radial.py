@@ -1,7 +1,7 @@
-"""The radius of a β-Gaussian: constants of one α and one dimension, right for α next to 1, above and below it.
+"""The distribution of the radius of a β-Gaussian: constants of α and the dimension, precise for every α, also near 1.
 
-With c = α − 1 and u = L⁻¹(t − μ), Σ = L Lᵀ, every β-Gaussian is p(t) = p₀ (1 − c‖u‖²/(2 p₀ᶜ))₊^(1/c): its peak p₀ says
-the rest. Below, k = 1/c is the power of the density where it is compact (c > 0), m = −1/c where it has heavy tails.
+With c = α − 1 and u = L⁻¹(t − μ), Σ = L Lᵀ, every β-Gaussian is p(t) = p₀ (1 − c‖u‖²/(2 p₀ᶜ))₊^(1/c), with peak p₀.
+Below, k = 1/c is the power of a density with compact support (c > 0), m = −1/c that of one with heavy tails (c < 0).
 """
 
 from __future__ import annotations
@@ -9,29 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import is_number
+from fenchel._checks import check_real
+from fenchel._quadrature import Array, gauss_legendre
 from fenchel._torch import concrete, standard_gamma
 
-Array = np.ndarray[Any, Any]
-
 _STIRLING = (1 / 12, -1 / 360, 1 / 1260, -1 / 1680, 1 / 1188, -691 / 360360, 1 / 156)
-_LARGE = 24.0  # from here on the series above is right to the last digit
+_LARGE = 24.0  # above this, Stirling's series has full precision
 
 
 class Radial:
-    """Constants of the law of ‖u‖² for one α and one dimension D."""
+    """Constants of the distribution of ‖u‖² for one α and one dimension D."""
 
     def __init__(self, alpha: float, dim: int) -> None:
         self.alpha, self.dim = alpha, dim
         self.c = alpha - 1.0
-        self.half = dim / 2
-        self.log_constant = self.half * math.log(2 * math.pi) + _log_gammas(self.c, self.half)
+        self.half_dim = dim / 2
+        self.log_constant = self.half_dim * math.log(2 * math.pi) + _log_gammas(self.c, self.half_dim)
 
     @property
     def is_compact(self) -> bool:
@@ -39,56 +37,63 @@ class Radial:
         return self.c > 0
 
     def log_peak(self, half_logdet: Tensor) -> Tensor:
-        """log p₀, of ½ log det Σ."""
-        return -(half_logdet + self.log_constant) / (1 + self.c * self.half)
+        """log p₀, given ½ log det Σ."""
+        return -(half_logdet + self.log_constant) / (1 + self.c * self.half_dim)
 
     @property
     def spread(self) -> float:
-        """The factor of p₀ᶜ Σ in the covariance; infinite if the tails are too heavy."""
-        return 1 / rest if (rest := 1 + self.c * (1 + self.half)) > 0 else math.inf
+        """The covariance divided by p₀ᶜ Σ; infinite if the tails are too heavy."""
+        return 1 / rest if (rest := 1 + self.c * (1 + self.half_dim)) > 0 else math.inf
 
     @property
     def has_mean(self) -> bool:
         """Whether the tails are light enough for a mean."""
-        return 1 + self.c * (self.half + 0.5) > 0
+        return 1 + self.c * (self.half_dim + 0.5) > 0
 
     @property
-    def log_loss(self) -> float:
-        """E[log p₀ − log p(t)]: the entropy minus −log p₀."""
+    def mean_log_drop(self) -> float:
+        """E[log p₀ − log p(t)]: the entropy plus log p₀."""
         if self.c == 0:
-            return self.half
+            return self.half_dim
         power = 1 / abs(self.c)
         if self.c > 0:
-            return power * _digammas(power + 1, self.half)
-        return power * _digammas(power - self.half, self.half)
+            return power * _digammas(power + 1, self.half_dim)
+        return power * _digammas(power - self.half_dim, self.half_dim)
 
     def log_power(self, index: float) -> float:
-        """log ∫ p^q of densities with peak 1, q = index; +inf if there is no such integral."""
-        if index == self.alpha and math.isfinite(self.spread):  # E[pᶜ], to the last digit however small c is
-            return math.log1p(self.c) - math.log1p(self.c * (1 + self.half))
+        """log ∫ p^q of densities with peak 1, q = index; +inf if the integral diverges."""
+        if index == self.alpha and math.isfinite(self.spread):  # E[pᶜ], precise however small c is
+            return math.log1p(self.c) - math.log1p(self.c * (1 + self.half_dim))
         if index > 0:
-            if 1 + self.c / index * self.half <= 0:
+            if 1 + self.c / index * self.half_dim <= 0:
                 return math.inf
-            if abs(step := index - 1) < 1e-3:  # the difference below would be of rounding alone; its slope is known
+            if abs(step := index - 1) < 1e-3:  # the difference below would cancel; its derivative is integrated
                 x, w = gauss_legendre(5)
-                slopes = (Radial(1 + self.c / s, self.dim).log_loss / s for s in (1 + step * x).tolist())
+                slopes = (Radial(1 + self.c / s, self.dim).mean_log_drop / s for s in (1 + step * x).tolist())
                 return -step * math.fsum(v * slope for v, slope in zip(w.tolist(), slopes, strict=True))
             return (
-                -self.half * math.log(index) + _log_gammas(self.c / index, self.half) - _log_gammas(self.c, self.half)
+                -self.half_dim * math.log(index)
+                + _log_gammas(self.c / index, self.half_dim)
+                - _log_gammas(self.c, self.half_dim)
             )
         if not self.is_compact or 1 + index / self.c <= 0:
             return math.inf
         k = 1 / self.c
-        gammas = (k * index + 1, k + 1 + self.half), (k * index + 1 + self.half, k + 1)
+        gammas = (k * index + 1, k + 1 + self.half_dim), (k * index + 1 + self.half_dim, k + 1)
         return sum(map(math.lgamma, gammas[0])) - sum(map(math.lgamma, gammas[1]))
 
     def each(self, function: Callable[[Radial], float]) -> float:
-        """A number that follows from α; ``Radials`` has one for every entry."""
+        """A number that depends on α; in ``Radials`` one number per entry."""
         return function(self)
+
+    @property
+    def laws(self) -> list[Radial]:
+        """The law of each different α."""
+        return [self]
 
 
 class Radials:
-    """The laws of a tensor of α, one per batch entry, with the names of ``Radial``; its numbers are tensors.
+    """The distributions of ‖u‖² for a tensor of α, one per batch entry: ``Radial`` with tensors for numbers.
 
     Args:
         alpha: of the shape of the batch, without gradients.
@@ -98,14 +103,14 @@ class Radials:
 
     def __init__(self, alpha: Tensor, dim: int, dtype: torch.dtype) -> None:
         values, self._index = alpha.detach().double().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-        self._laws = [Radial(value, dim) for value in values.tolist()]
+        self.laws = [Radial(value, dim) for value in values.tolist()]
         self._like = torch.empty(0, dtype=dtype, device=alpha.device)
-        self.dim, self.half = dim, dim / 2
+        self.dim, self.half_dim = dim, dim / 2
         self.c = self.each(lambda law: law.c)
 
     def each(self, function: Callable[[Radial], float]) -> Tensor:
         """One number per entry."""
-        return self._like.new_tensor([function(law) for law in self._laws])[self._index]
+        return self._like.new_tensor([function(law) for law in self.laws])[self._index]
 
     @property
     def is_compact(self) -> Tensor:
@@ -116,7 +121,7 @@ class Radials:
         return self.each(lambda law: law.log_constant)
 
     def log_peak(self, half_logdet: Tensor) -> Tensor:
-        return -(half_logdet + self.log_constant) / (1 + self.c * self.half)
+        return -(half_logdet + self.log_constant) / (1 + self.c * self.half_dim)
 
     @property
     def spread(self) -> Tensor:
@@ -127,70 +132,79 @@ class Radials:
         return self.each(lambda law: law.has_mean) > 0
 
     @property
-    def log_loss(self) -> Tensor:
-        return self.each(lambda law: law.log_loss)
+    def mean_log_drop(self) -> Tensor:
+        return self.each(lambda law: law.mean_log_drop)
 
 
 Law = Radial | Radials
 Number = float | Tensor
-"""A number for all, or one per batch entry."""
+"""One number, or a tensor with one number per batch entry."""
 
 
 def over(x: Number, dims: int) -> Number:
-    """One number per batch entry, with ``dims`` more dimensions of size 1."""
+    """A number, or a tensor with ``dims`` more dimensions of size 1 at the end."""
     return x[(..., *(None,) * dims)] if isinstance(x, Tensor) else x
 
 
-def some(condition: bool | Tensor) -> bool:
+def any_entry(condition: bool | Tensor) -> bool:
     """Whether a condition holds for any entry."""
     return bool(condition.any()) if isinstance(condition, Tensor) else condition
 
 
 def log_shape(y: Tensor, c: Number) -> Tensor:
-    """log (1 − c y)/c, −inf where c y ≥ 1; −y for c = 0. Of y = ½‖u‖²/p₀ᶜ it is the log-density less its peak."""
+    """log(1 − c y)/c, −inf where c y ≥ 1, −y for c = 0: log p − log p₀ for y = ½‖u‖²/p₀ᶜ."""
     if not isinstance(c, Tensor):
         if c == 0:
             return -y
         inside = ~(c * y >= 1)  # NaN stays
         return torch.where(inside, torch.log1p(-torch.where(inside, c * y, 0.0)) / c, -math.inf)
-    flat = c == 0
-    bent = torch.where(flat, 1.0, c)
+    is_gaussian = c == 0
+    bent = torch.where(is_gaussian, 1.0, c)
     inside = ~(bent * y >= 1)
     rest = torch.where(inside, torch.log1p(-torch.where(inside, bent * y, 0.0)) / bent, -math.inf)
-    return torch.where(flat, -y, rest)
+    return torch.where(is_gaussian, -y, rest)
 
 
-def shrink(normal: Tensor, c: Number, half: float) -> Tensor:
-    """Random factors that turn standard normal samples (…, D) into samples of u/√p₀ᶜ."""
+def radial_factors(normal: Tensor, c: Number, half: float) -> Tensor:
+    """Random factors (…, 1) by which standard normal samples (…, D) become samples of u/√p₀ᶜ."""
     if not isinstance(c, Tensor):
         if c == 0:
             return torch.ones_like(normal[..., :1])
         c = normal.new_tensor(c)
     c = c.unsqueeze(-1)
-    flat = c == 0
-    power = 1 / torch.where(flat, 1.0, c).abs()
-    shape = torch.where(c > 0, power + 1, torch.where(flat, 1.0, power - half))
+    is_gaussian = c == 0
+    power = 1 / torch.where(is_gaussian, 1.0, c).abs()
+    shape = torch.where(c > 0, power + 1, torch.where(is_gaussian, 1.0, power - half))
     square = normal.square().sum(-1, keepdim=True)
     rest = 2 * standard_gamma(shape.to(normal.dtype).expand_as(square))
     # ‖z‖²/(‖z‖² + 2g) is a Beta(D/2, k + 1) variable.
     rest = torch.where(c > 0, rest + square, rest)
-    return torch.where(flat, 1.0, (2 * power / rest).sqrt())
+    return torch.where(is_gaussian, 1.0, (2 * power / rest).sqrt())
 
 
 def check_alpha(alpha: float | Tensor, dim: int) -> float | Tensor:
-    """Check that β-Gaussians of this α, or of each α of a tensor, have finite integrals in D dimensions."""
+    """Check that β-Gaussians of an α, or of each α of a tensor, can be normalised in D dimensions."""
+    alpha = check_real(alpha, "alpha")
+    wrong: float | None = None
     if isinstance(alpha, Tensor):
-        _check_alphas(alpha, dim)
-        return alpha
-    if not is_number(alpha):
-        raise TypeError(f"alpha must be a number, such as 2.0, or a tensor; got {type(alpha).__name__}")
-    if not 1 - 2 / dim < alpha < math.inf:
-        raise ValueError(_not_normalised(dim, alpha))
-    return float(alpha)
+        if alpha.requires_grad:
+            raise ValueError("alpha must not require gradients: it gets none; pass alpha.detach(), one per batch entry")
+        if not concrete(alpha):
+            raise ValueError("a tensor alpha must have values that can be read: not in torch.compile or vmap")
+        outside = ~((alpha > 1 - 2 / dim) & (alpha < math.inf))
+        wrong = alpha[outside][0].item() if bool(outside.any()) else None
+    elif not 1 - 2 / dim < alpha < math.inf:
+        wrong = alpha
+    if wrong is not None:
+        raise ValueError(
+            f"alpha must satisfy 1 − 2/D < alpha < inf, here alpha > {1 - 2 / dim:g} in {dim} "
+            f"dimension{'s' * (dim > 1)}: the density cannot be normalised otherwise; got {wrong}"
+        )
+    return alpha
 
 
 def check_one_alpha(alpha: float, dim: int) -> float:
-    """Check one α for all entries, as in ``check_alpha``; tensors are refused."""
+    """Check an α that is a number, as in ``check_alpha``; tensors are refused."""
     if isinstance(alpha, Tensor):
         raise TypeError("alpha must be a number, such as 2.0, and not learned; got Tensor")
     checked = check_alpha(alpha, dim)
@@ -198,36 +212,15 @@ def check_one_alpha(alpha: float, dim: int) -> float:
     return checked
 
 
-def _check_alphas(alpha: Tensor, dim: int) -> None:
-    if not alpha.is_floating_point():
-        raise TypeError(f"alpha must be a number or a floating-point tensor, got {alpha.dtype}")
-    if alpha.requires_grad:
-        raise ValueError(
-            "alpha must not require gradients: there are none in alpha. Pass alpha.detach(), one value per batch entry"
-        )
-    if not concrete(alpha):
-        raise ValueError("a tensor alpha must hold values that can be read: not in torch.compile or torch.func.vmap")
-    wrong = ~((alpha > 1 - 2 / dim) & (alpha < math.inf))
-    if bool(wrong.any()):
-        raise ValueError(_not_normalised(dim, alpha[wrong][0].item()))
-
-
-def _not_normalised(dim: int, alpha: float) -> str:
-    return (
-        f"alpha must satisfy 1 − 2/D < alpha < inf, here alpha > {1 - 2 / dim:g} in {dim} dimension{'s' * (dim > 1)}: "
-        f"the density cannot be normalised otherwise; got {alpha}"
-    )
-
-
 def _log_gammas(c: float, half: float) -> float:
-    """(D/2) log k + log Γ(k+1) − log Γ(k+1+D/2) for c > 0, its continuation below: tends to 0 with c."""
+    """(D/2) log k + log Γ(k+1) − log Γ(k+1+D/2) for c > 0, and its continuation for c < 0; 0 for c = 0."""
     if c == 0:
         return 0.0
     power = 1 / abs(c)
     low, high = (power + 1, power + 1 + half) if c > 0 else (power - half, power)
     if power < _LARGE + half:
         return half * math.log(power) + math.lgamma(low) - math.lgamma(high)
-    # Stirling's series, with the terms that would cancel taken together.
+    # Stirling's series, in a form without cancellation.
     if c > 0:
         body = (power + 0.5) * math.log1p(1 / power) - (power + 0.5 + half) * math.log1p((1 + half) / power)
     else:
@@ -243,7 +236,7 @@ def log_ball(power: float, half: float) -> float:
 
 
 def log_gamma_peak(shape: float) -> float:
-    """a log a − a − log Γ(a): of a gamma variable's logarithm, the density at its mode."""
+    """a log a − a − log Γ(a): the log-density of the logarithm of a gamma variable at its mode."""
     if shape < _LARGE:
         return shape * math.log(shape) - shape - math.lgamma(shape)
     return 0.5 * math.log(shape / (2 * math.pi)) - _tail(shape)
@@ -268,16 +261,9 @@ def _digammas(z: float, step: float) -> float:
 # -- quadrature ------------------------------------------------------------------------------------------------------
 
 
-@lru_cache(maxsize=128)
-def gauss_legendre(count: int) -> tuple[Array, Array]:
-    """Nodes in (0, 1), and weights that sum to 1."""
-    x, w = np.polynomial.legendre.leggauss(count)
-    return (1 + x) / 2, w / 2
-
-
 @lru_cache(maxsize=32)
 def double_exponential(count: int) -> tuple[Array, Array, Array]:
-    """Nodes x in (0, 1), 1 − x, and weights: for functions that have powers and logarithms at the ends."""
+    """Nodes x in (0, 1), 1 − x, and weights, for integrands with powers and logarithms at the ends."""
     edge = 3.4
     s, h = np.linspace(-edge, edge, count, retstep=True)
     body = np.pi / 2 * np.sinh(s)

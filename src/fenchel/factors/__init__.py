@@ -1,4 +1,4 @@
-"""Factor graphs: binary variables under constraints, solved by LP-SparseMAP, which is differentiable."""
+"""Factor graphs: binary variables with scores under constraints, solved by LP-SparseMAP, with derivatives."""
 
 from fenchel.factors.base import Factor
 from fenchel.factors.graph import FactorGraph, Solution

@@ -1,4 +1,4 @@
-"""Factor: a constraint on, or a score of, some variables of a graph, and the projection that it needs."""
+"""Factor: the base class of constraints on, and scores of, some variables of a graph."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ from torch import Tensor
 
 from fenchel.factors.variables import Variables, joined
 
-COLD = 1e6
-"""The inverse temperature at which a quadratic program stands in for a linear one."""
+SHARPNESS = 1e6
+"""Scores are multiplied by this where a quadratic program is solved in place of a linear one."""
 
 
-class Memory:
-    """State that a group of factors keeps from one call of ``qp`` to the next, as a warm start."""
+class WarmStart:
+    """State that a group of factors keeps between calls of ``qp``, so that the next call starts near its solution."""
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
         """``Factor.qp`` for some rows of the batch."""
         raise NotImplementedError
 
-    def adopt(self, other: Memory) -> None:
-        """Take over the state of another memory, if its factors are of the same kind."""
+    def adopt(self, other: WarmStart) -> None:
+        """Take over the state of another warm start, if its factors are of the same kind."""
         raise NotImplementedError
 
-    def doubted(self) -> Tensor:
-        """Which rows of the batch have met an oracle that was not exact, boolean (batch,)."""
+    def inexact(self) -> Tensor:
+        """The rows of the batch in which an oracle was found not to be exact, boolean (batch,)."""
         raise NotImplementedError
 
     def error(self) -> Tensor:
-        """A bound on the distance of the last answers from the exact ones, per row of the batch."""
+        """An upper bound on the distance between the last solutions and the exact ones, (batch,)."""
         raise NotImplementedError
 
 
 class Factor:
-    r"""The allowed joint values of some variables of a graph: a polytope :math:`\mathcal M`, and a score h on it.
+    r"""A set of allowed joint values of some variables, a polytope :math:`\mathcal M`, and a score h on it.
 
     .. math:: \operatorname{argmax}_{p \in \mathcal M} \; \langle \theta, p \rangle + h(p) - \tfrac12 \|p\|^2
 
-    A factor of your own is a subclass that solves this one problem in ``qp``. The polytope's vertices have entries 0
-    and 1; h is concave and piecewise linear: the best score, linear in ``scores``, of a mixture of vertices with
-    marginals p. Zero, for a factor that only constrains. If what you have is a MAP oracle, write a
+    To write a factor, subclass this and solve the problem above in ``qp``. The vertices of the polytope have entries 0
+    and 1. h(p) is the best score, linear in ``scores``, of a mixture of vertices with marginals p; it is concave and
+    piecewise linear, and zero for a factor that only constrains. For a set with a MAP oracle, write a
     :class:`~fenchel.structures.Structure` and use :class:`Structured` instead.
 
     Args:
-        variables: those that it constrains; negated ones enter as 1 − u.
-        scores: higher-order scores, floating-point tensors, differentiable; the graph's batch dimensions in front, or
-            none of them.
-        own: for each of ``scores``, how many dimensions follow the batch dimensions.
+        variables: the variables of the factor; a negated variable u enters as 1 − u.
+        scores: higher-order scores, floating-point tensors, differentiable; with the graph's batch dimensions in front,
+            or with none.
+        event_dims: for each of ``scores``, the number of dimensions that are not batch dimensions.
 
     Example:
-        At most one of two neighbours, written by hand (``AtMostOne`` has it built in):
+        At most one of two neighbours is on (which ``AtMostOne`` does too):
 
         >>> import torch, fenchel
         >>> from fenchel.factors import Factor
@@ -69,26 +69,27 @@ class Factor:
     """
 
     masks = False
-    """Whether ``qp`` and ``support`` take scores of −inf, for variables that must be off."""
+    """Whether ``qp`` and ``support`` take scores of −inf for variables that must be off."""
 
-    counted = False
-    """Whether each entry of ``scores`` enters h with a weight of about 1 at most, as the scores of variables do."""
+    unit_weights = False
+    """Whether each entry of ``scores`` is multiplied by at most about 1 in h, as the scores of variables are."""
 
     least = 0
-    """How many variables are on in every vertex: if fewer may be on, no vertex is allowed."""
+    """The smallest number of variables that are on in a vertex; if fewer may be on, the factor is infeasible."""
 
     def __init__(
         self,
         variables: Variables | Sequence[Variables],
+        *,
         scores: Sequence[Tensor] = (),
-        own: Sequence[int] = (),
+        event_dims: Sequence[int] = (),
     ) -> None:
         literals = joined(variables)
         self.graph = literals.graph
         self.index = literals.index.reshape(1, -1)
         self.negated = literals.negated.reshape(1, -1)
-        self.own = tuple(own)
-        self.scores = tuple(s.unsqueeze(s.dim() - k) for s, k in zip(scores, self.own, strict=True))
+        self.event_dims = tuple(event_dims)
+        self.scores = tuple(s.unsqueeze(s.dim() - k) for s, k in zip(scores, self.event_dims, strict=True))
         self.constants: tuple[Tensor, ...] = ()
 
     @property
@@ -98,36 +99,36 @@ class Factor:
 
     @property
     def kind(self) -> Hashable:
-        """Factors of one kind and size are solved together, in one call of ``qp``: by default none is."""
+        """A key: factors of equal kind and size are solved in one call of ``qp``. By default every factor differs."""
         return id(self)
 
     def qp(self, theta: Tensor, *tensors: Tensor) -> Tensor:
-        r"""Solve the quadratic program, in torch operations or with a derivative of its own.
+        r"""Solve the quadratic program for rows of scores, in differentiable operations.
 
         Args:
             theta: (batch, factors, size), in float64.
             tensors: the factors' ``scores``, then their ``constants``: (batch or 1, factors, …).
 
         Returns:
-            p, of the shape of ``theta``, differentiable in it and in the scores, each row by itself.
+            p, of the shape of ``theta``, differentiable in ``theta`` and in the scores. Rows are independent.
         """
         raise NotImplementedError(
             f"{type(self).__name__} must define qp(theta, *tensors), the projection of its scores; for a MAP oracle "
             "use Structured(variables, structure)"
         )
 
-    def memory(self, batch: int, factors: int) -> Memory | None:
-        """An object that solves ``qp`` with a warm start for rows that come again; None if there is none."""
+    def warm_start(self, batch: int, factors: int) -> WarmStart | None:
+        """An object that solves ``qp`` for the same rows again and again, from its last solution; None by default."""
         return None
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         r"""An upper bound, tight or nearly so, of :math:`\max_{p \in \mathcal M} \langle \theta, p \rangle`, per row.
 
-        Proves that constraints contradict each other. Given ``tensors`` with scores that are zero, or −inf where they
-        are.
+        It is used to prove that constraints contradict each other. The scores among ``tensors`` are 0, or −inf where
+        the factor's own scores are −inf.
         """
-        p = self.qp(COLD * theta, *tensors)
-        return torch.where(theta == -torch.inf, 0.0, theta * p).sum(-1) + theta.shape[-1] / (2 * COLD)
+        p = self.qp(SHARPNESS * theta, *tensors)
+        return torch.where(theta == -torch.inf, 0.0, theta * p).sum(-1) + theta.shape[-1] / (2 * SHARPNESS)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.index.size} variables)"

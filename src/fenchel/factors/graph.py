@@ -1,4 +1,4 @@
-"""FactorGraph: variables, factors, and the solution of their joint quadratic program."""
+"""FactorGraph: binary variables, the factors that constrain them, and the solution of their quadratic program."""
 
 from __future__ import annotations
 
@@ -12,58 +12,75 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import is_integer
+from fenchel._checks import check_count, check_floats, check_number
 from fenchel._torch import outside_graphs
-from fenchel.factors.base import Factor, Memory
-from fenchel.factors.consensus import GOOD, Agreement, Faces, Group, Linear, Problem, State, agree, consensus
-from fenchel.factors.scales import tempered
+from fenchel.factors.base import Factor, WarmStart
+from fenchel.factors.consensus import (
+    GRADIENT_TOLERANCE,
+    Agreement,
+    Faces,
+    Group,
+    Linear,
+    Problem,
+    State,
+    agree,
+    consensus,
+)
+from fenchel.factors.scales import compressed
 from fenchel.factors.variables import Variables
 
-SNAP = 1e-9
-"""A mean of copies this close to a bound is at it, if one of the copies is."""
+AT_BOUND = 1e-9
+"""A mean of copies is rounded to 0 or 1 if it is this close and one of the copies is exactly there."""
 
-ROUNDS = 100
-REACH = 10.0
-STRIDE = 1e12
-"""The largest step to begin with."""
-FARTHER = 100.0
-FURTHEST = 1e6
-"""How far one step of the proximal point method for ``map`` may go, at first, from step to step, and in the end: the
-largest score that it sees. Short steps are easy, long ones tell scores apart that hardly differ."""
+MAX_STEP = 1e12
+"""The largest initial step size ρ of ADMM."""
+MAX_PROXIMAL_STEPS = 100
+FIRST_RANGE, RANGE_FACTOR, LAST_RANGE = 10.0, 100.0, 1e6
+"""In each step of the proximal point method for ``map``, scores are scaled so that the largest has this size: at first,
+the factor from step to step, and at last. Small scores are solved fast, large ones separate scores that are nearly
+equal."""
 
 
 @dataclass(frozen=True)
-class End:
-    """The final state of a solution, as a warm start for another one.
+class FinalState:
+    """The final state of the solver, from which another solution can start.
 
     Args:
         u: scaled multipliers, (batch, edges).
-        rho: step, (batch, 1).
-        edges: the variables of all factors, which must be the same then.
-        memories: of the groups of factors.
+        rho: step sizes, (batch, 1).
+        edges: the variables of all factors, (edges,); the other graph must have the same.
+        warm_starts: one per group of factors, or None.
     """
 
     u: Tensor
     rho: Tensor
     edges: Tensor
-    memories: tuple[Memory | None, ...]
+    warm_starts: tuple[WarmStart | None, ...]
 
 
 @dataclass(frozen=True)
 class Solution:
-    """How a graph was solved; the values are in its variables.
+    """The residual and the number of iterations of a solved graph; the values are in its variables.
 
     Args:
-        residual: the largest disagreement of factors and variables, or of their multipliers, per element of the batch.
-        iterations: rounds of ADMM; 0 where no variable has two factors.
-        converged: whether the residual is within the tolerance.
-        end: multipliers and active sets, for ``graph.solve(start=solution)``; None where no variable has two factors.
+        residual: the largest disagreement of factors and variables, or of their multipliers, (…).
+        iterations: rounds of ADMM, (…); 0 if no two factors share a variable.
+        converged: whether the residual is within the tolerance, boolean (…).
+        end: multipliers and active sets, for ``graph.solve(start=solution)``; None if no two factors share a variable.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Xor
+        >>> graph = fenchel.FactorGraph()
+        >>> graph.add(Xor(graph.variables(torch.tensor([1.0, 0.6]))))
+        >>> graph.solve()
+        Solution(residual=0.0e+00, iterations=0, converged=True)
     """
 
     residual: Tensor
     iterations: Tensor
     converged: Tensor
-    end: End | None = field(default=None, repr=False)
+    end: FinalState | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         largest = self.residual.max().item() if self.residual.numel() else 0.0
@@ -77,22 +94,22 @@ class FactorGraph:
     .. math:: \operatorname{argmax}_{\mu \in \mathcal L} \; \langle \theta, \mu \rangle + \sum_f h_f(\mu_f)
         - \tfrac12 \|\mu\|^2
 
-    :math:`\mathcal L` is the local polytope: the μ of which every factor finds its part possible; :math:`h_f` are
+    :math:`\mathcal L` is the local polytope: all μ of which every factor allows its part :math:`\mu_f`. :math:`h_f` are
     higher-order scores, zero for logic factors. Every variable is regularized once, however many factors it has. So
-    with one factor the solution is that factor's own (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP), on
-    trees of factors it is SparseMAP over all that they allow jointly, and in general a relaxation of it. A variable
-    without a factor gets its score, clipped to [0, 1].
+    with one factor the solution is that of the factor (Xor: sparsemax, Exactly: k_subsets, a structure: SparseMAP).
+    On trees of factors it is SparseMAP over all that they allow jointly, and in general a relaxation of that. A
+    variable without a factor gets its score, clipped to [0, 1].
 
-    Solved in double precision by ADMM, all factors of one kind in one call, until they agree to rounding; where no
-    variable has two factors, without it. Derivatives are those of the solution, not of the iterations. Runs eagerly.
-    Scores may differ in size without bound: one that all smaller ones together cannot outweigh decides first.
+    Solved in double precision by ADMM, with one call per kind of factor, until the factors agree to rounding; directly
+    if no two factors share a variable. Derivatives are those of the solution, not of the iterations. Runs eagerly.
+    Scores may differ in size without bound: a score larger than the sum of all smaller ones decides before them.
 
-    A round costs one call of every kind of factor; some dozens are needed. Now and then, and for derivatives, the m
-    variables that are not at a bound enter a dense system, in O(m³): a dependency tree of 20 words with as many budgets
-    takes about 0.1 s in a batch of 64, backward pass included.
+    A round costs one call per kind of factor; a few dozen rounds are needed. In some rounds, and for derivatives, a
+    dense system of the m variables that are not at a bound is solved, in O(m³). A dependency tree of 20 words with as
+    many budgets takes about 0.1 s in a batch of 64, backward pass included.
 
     Example:
-        Two rows choose one column each, but not both the first:
+        Each of two rows chooses one column, but not both choose the first:
 
         >>> import torch, fenchel
         >>> from fenchel.factors import Budget, Xor
@@ -100,7 +117,7 @@ class FactorGraph:
         >>> u = graph.variables(torch.tensor([[2.0, 1.0, 0.0], [1.8, 1.0, 0.5]]))
         >>> for row in u:
         ...     graph.add(Xor(row))
-        >>> graph.add(Budget(u[:, 0], budget=1))
+        >>> graph.add(Budget(u[:, 0], 1))
         >>> solution = graph.solve()
         >>> u.value
         tensor([[0.5571, 0.4429, 0.0000],
@@ -116,25 +133,20 @@ class FactorGraph:
         self._count = 0
         self._values: Tensor | None = None
 
-    def variables(self, scores: Tensor, batch_dims: int = 0) -> Variables:
-        """Add variables with these scores.
+    def variables(self, scores: Tensor, *, batch_dims: int = 0) -> Variables:
+        """Add one variable per score.
 
         Args:
-            scores: any shape, floating point. −inf is a variable that must be off; a batch element with NaN or +inf is
-                NaN in the end, and no other.
-            batch_dims: how many leading dimensions are a batch of graphs of one shape; the same in all of a graph's
-                variables.
+            scores: any shape, floating point. A variable with score −inf is off. NaN or +inf makes the values of its
+                batch element NaN, and of no other.
+            batch_dims: the number of leading dimensions that are a batch of graphs; the batch shape must be the same in
+                all calls.
 
         Returns:
             An array of variables of the shape of ``scores`` without the batch dimensions.
         """
-        if not isinstance(scores, Tensor):
-            raise TypeError(f"scores must be a torch.Tensor, got {type(scores).__name__}")
-        if not scores.is_floating_point():
-            raise TypeError(f"scores must have a floating-point dtype, got {scores.dtype}; convert with scores.float()")
-        if not is_integer(batch_dims):
-            raise TypeError(f"batch_dims must be an int, got {type(batch_dims).__name__}")
-        if not 0 <= batch_dims <= scores.dim():
+        check_floats(scores, "scores")
+        if check_count(batch_dims, "batch_dims", 0) > scores.dim():
             raise ValueError(
                 f"batch_dims must be in [0, {scores.dim()}] for scores of shape {tuple(scores.shape)}, got {batch_dims}"
             )
@@ -164,26 +176,26 @@ class FactorGraph:
 
     @property
     def values(self) -> Tensor:
-        """All variables' values, (…, number of variables) in float64, in the order in which they were made."""
+        """The values of all variables, (…, number of variables) in float64, in the order in which they were added."""
         if self._values is None:
             raise RuntimeError("the graph has no values yet: call graph.solve() or graph.map() first")
         return self._values
 
     @outside_graphs("FactorGraph")
     def solve(self, *, tol: float = 1e-9, max_iter: int = 5000, start: Solution | None = None) -> Solution:
-        """Find the relaxed marginals: ``value`` of the variables then has them, differentiable.
+        """Compute the relaxed marginals, differentiable; they are the ``value`` of the variables.
 
-        Where a constraint is met with equality but not needed, marginals have no derivative, and an element of the
-        generalized Jacobian is returned.
+        Where a constraint is met with equality although it could be left out, marginals have no derivative, and an
+        element of the generalized Jacobian is used.
 
         Args:
-            tol: the largest disagreement among the factors.
-            max_iter: rounds of ADMM; where these are not enough, a warning tells the residual.
-            start: the solution of a graph with the same variables, factors and batch dimensions, to begin with: that
-                of the last training step, or of similar scores. It saves rounds, and changes nothing else.
+            tol: the largest disagreement among the factors that is allowed.
+            max_iter: the largest number of rounds of ADMM; if it is reached, a warning reports the residual.
+            start: the solution of a graph with the same variables, factors and batch dimensions to start from, such as
+                that of the last training step. It saves rounds, and changes nothing else.
 
         Returns:
-            How well the factors agree. Raises a ValueError where they cannot: infeasible constraints.
+            The residual and the number of rounds. If the constraints are infeasible, a ValueError is raised.
 
         Example:
             >>> import torch, fenchel
@@ -193,59 +205,67 @@ class FactorGraph:
             ...     u = graph.variables(scores)
             ...     for row in u:
             ...         graph.add(Xor(row))
-            ...     graph.add(Budget(u[:, 0], budget=1))
+            ...     graph.add(Budget(u[:, 0], 1))
             ...     return graph.solve(start=start)
             >>> scores = torch.tensor([[2.0, 1.0, 0.0], [1.8, 1.0, 0.5]])
             >>> first = solve(scores)
             >>> int(solve(scores + 1e-3, start=first).iterations) < int(first.iterations)
             True
         """
-        theta, groups, invalid = self._laid_out(tol, max_iter)
+        theta, groups, invalid = self._prepare(tol, max_iter)
         if start is not None and not isinstance(start, Solution):
             raise TypeError(f"start must be a Solution, as graph.solve() returns it, got {type(start).__name__}")
-        if _separate(groups, theta):
-            values, found = _directly(groups, theta), None
+        if _share_no_variable(groups, theta):
+            values, found = _solve_each(groups, theta), None
         else:
             problem = Problem(groups, self._count, len(theta))
-            call = _Call(problem, tol, max_iter, None if start is None else _fitting(start.end, problem, len(theta)))
+            call = _Call(
+                problem, tol, max_iter, None if start is None else _check_start(start.end, problem, len(theta))
+            )
             flat = [s for g in groups for s in g.scores]
             values = _Solve.apply(call, theta, *flat)  # type: ignore[no-untyped-call]
             found = call.found
-            self._warn_of_doubts(problem)
-        return self._keep(values, found, invalid, tol, max_iter, None if found is None else call.end())
+            self._warn_of_inexact_oracles(problem)
+        return self._finish(values, found, invalid, tol, max_iter, None if found is None else call.end())
 
     @outside_graphs("FactorGraph")
     def map(self, *, tol: float = 1e-9, max_iter: int = 5000) -> Solution:
-        r"""Find the relaxed MAP, the linear program without the quadratic term; derivatives of ``value`` are zero.
+        r"""Compute the relaxed MAP, the linear program without the quadratic term; derivatives of ``value`` are zero.
 
         .. math:: \operatorname{argmax}_{\mu \in \mathcal L} \; \langle \theta, \mu \rangle + \sum_f h_f(\mu_f)
 
-        By the proximal point method on the dual decomposition: each step is a quadratic program like that of
-        ``solve``, around the last answer; after finitely many it stays where it is. Integral if the relaxation is
-        tight, and if no two answers share the maximum.
+        Computed by the proximal point method: each step is a quadratic program like that of ``solve``, centred at the
+        last step's solution. It ends after finitely many steps. The values are 0 and 1 if the relaxation is tight and
+        the maximum is unique.
 
         Args:
-            tol: as in ``solve``; also how far a step may go in the end.
-            max_iter: rounds of ADMM in a step.
+            tol: as in ``solve``; also the largest change of a value in the last step.
+            max_iter: the largest number of rounds of ADMM per step.
+
+        Example:
+            >>> import torch, fenchel
+            >>> graph = fenchel.FactorGraph()
+            >>> u = graph.variables(torch.tensor([[1.0, 0.6], [0.9, 0.4]]))
+            >>> graph.add(fenchel.factors.Structured(u, fenchel.structures.Matching()))
+            >>> bool(graph.map().converged), u.value.tolist()  # scores 0.6 + 0.9 and 1.0 + 0.4
+            (True, [[0.0, 1.0], [1.0, 0.0]])
         """
-        theta, groups, invalid = self._laid_out(tol, max_iter)
+        theta, groups, invalid = self._prepare(tol, max_iter)
         if not groups or theta.shape[0] == 0:
             values, found = (theta.detach() > 0).to(theta.dtype), None
         else:
             values, found = _linear_program(Problem(groups, self._count, len(theta)), theta, tol, max_iter)
         zero = torch.where(theta.isfinite(), theta, 0.0) * 0.0
-        return self._keep(values + zero, found, invalid, tol, max_iter)
+        return self._finish(values + zero, found, invalid, tol, max_iter)
 
     def __repr__(self) -> str:
         return f"FactorGraph({self._count} variables, {len(self.factors)} factors)"
 
-    def _laid_out(self, tol: float, max_iter: int) -> tuple[Tensor, list[Group], Tensor]:
+    def _prepare(self, tol: float, max_iter: int) -> tuple[Tensor, list[Group], Tensor]:
         if not self._scores:
             raise ValueError("the graph has no variables: call graph.variables(scores) first")
-        if not tol > 0:
-            raise ValueError(f"tol must be positive, got {tol}")
-        if not is_integer(max_iter) or max_iter < 1:
-            raise ValueError(f"max_iter must be a positive integer, got {max_iter}")
+        check_number(tol, "tol", 0)
+        check_count(max_iter, "max_iter")
         device = self._scores[0].device
         rows = math.prod(self.batch)
         lead = len(self.batch)
@@ -260,23 +280,23 @@ class FactorGraph:
             group.scores = tuple(torch.where(invalid.reshape(-1, *(1,) * (s.dim() - 1)), 0.0, s) for s in group.scores)
         return torch.where(invalid.unsqueeze(1), 0.0, theta), groups, invalid
 
-    def _warn_of_doubts(self, problem: Problem) -> None:
-        if doubts := problem.doubts():
+    def _warn_of_inexact_oracles(self, problem: Problem) -> None:
+        if inexact_count := problem.inexact_count():
             warnings.warn(
-                f"FactorGraph: in {doubts} of {math.prod(self.batch)} graphs the oracle of a structure is not "
+                f"FactorGraph: in {inexact_count} of {math.prod(self.batch)} graphs the oracle of a structure is not "
                 "exact: it returned a structure that scores less than one it had returned before. Values may be wrong "
                 "there",
                 stacklevel=4,
             )
 
-    def _keep(
+    def _finish(
         self,
         values: Tensor,
         found: Agreement | None,
         invalid: Tensor,
         tol: float,
         max_iter: int,
-        end: End | None = None,
+        end: FinalState | None = None,
     ) -> Solution:
         values = torch.where(invalid.unsqueeze(1), torch.nan, values)
         self._values = values.reshape(*self.batch, self._count)
@@ -294,7 +314,7 @@ class FactorGraph:
 
 
 def _check_room(group: Group, theta: Tensor) -> None:
-    """Refuse graphs that leave a structure some variables, but fewer than it needs; with none it is left out."""
+    """Raise a ValueError if masks leave a structure fewer variables than it needs; with none left it is left out."""
     least = group.factor.least
     if not least or not group.takes_masks:
         return
@@ -310,7 +330,7 @@ def _check_room(group: Group, theta: Tensor) -> None:
 def _by_kind(factors: list[Factor]) -> list[list[Factor]]:
     groups: dict[Hashable, list[Factor]] = {}
     for factor in factors:
-        shapes = tuple(tuple(s.shape[s.dim() - k :]) for s, k in zip(factor.scores, factor.own, strict=True))
+        shapes = tuple(tuple(s.shape[s.dim() - k :]) for s, k in zip(factor.scores, factor.event_dims, strict=True))
         groups.setdefault((factor.kind, factor.size, shapes), []).append(factor)
     return list(groups.values())
 
@@ -318,7 +338,7 @@ def _by_kind(factors: list[Factor]) -> list[list[Factor]]:
 def _stacked(factors: list[Factor], batch: torch.Size, device: torch.device) -> Group:
     index = torch.from_numpy(np.concatenate([f.index for f in factors])).to(device)
     negated = torch.from_numpy(np.concatenate([f.negated for f in factors])).to(device)
-    scores = [[_batched(s, k, batch, device, f) for s, k in zip(f.scores, f.own, strict=True)] for f in factors]
+    scores = [[_batched(s, k, batch, device, f) for s, k in zip(f.scores, f.event_dims, strict=True)] for f in factors]
     constants = [[c.to(device, torch.float64) for c in f.constants] for f in factors]
     return Group(
         factors[0],
@@ -330,7 +350,7 @@ def _stacked(factors: list[Factor], batch: torch.Size, device: torch.device) -> 
 
 
 def _batched(score: Tensor, own: int, batch: torch.Size, device: torch.device, factor: Factor) -> Tensor:
-    """(rows of the batch, factors, …): a score without batch dimensions is the same for all."""
+    """Scores of a factor as (batch, factors, …); one without batch dimensions is the same for all elements."""
     lead, rest = score.shape[: score.dim() - own - 1], score.shape[score.dim() - own - 1 :]
     try:
         full = score.to(device, torch.float64).expand(*batch, *rest)
@@ -342,8 +362,8 @@ def _batched(score: Tensor, own: int, batch: torch.Size, device: torch.device, f
     return full.reshape(math.prod(batch), *rest)
 
 
-def _separate(groups: list[Group], theta: Tensor) -> bool:
-    """Whether every variable has one factor at most, so that there is nothing to agree on."""
+def _share_no_variable(groups: list[Group], theta: Tensor) -> bool:
+    """Whether every variable has at most one factor, so that each factor can be solved by itself."""
     if not groups or theta.shape[0] == 0:
         return True
     edges = torch.cat([g.index.reshape(-1) for g in groups])
@@ -351,8 +371,8 @@ def _separate(groups: list[Group], theta: Tensor) -> bool:
     return once and (not bool((theta == -torch.inf).any()) or all(g.takes_masks for g in groups))
 
 
-def _directly(groups: list[Group], theta: Tensor) -> Tensor:
-    """Each factor's own solution, and the clipped scores of variables that have none."""
+def _solve_each(groups: list[Group], theta: Tensor) -> Tensor:
+    """The solution of each factor by itself, and the clipped scores of variables without a factor."""
     values = theta.clamp(0, 1)
     if theta.shape[0] == 0:
         return values
@@ -363,23 +383,23 @@ def _directly(groups: list[Group], theta: Tensor) -> Tensor:
     return values
 
 
-def _fitting(end: End | None, problem: Problem, batch: int) -> End | None:
-    """The end of an earlier solution as the beginning of this one, if the graphs are alike."""
+def _check_start(end: FinalState | None, problem: Problem, batch: int) -> FinalState | None:
+    """Check that an earlier solution is of the same graph; pass its warm starts on, and return its final state."""
     if end is None:
         return None
-    if len(end.u) != batch or not torch.equal(end.edges, problem.edges) or len(end.memories) != len(problem.groups):
+    if len(end.u) != batch or not torch.equal(end.edges, problem.edges) or len(end.warm_starts) != len(problem.groups):
         raise ValueError(
             "start must be the solution of a graph with the same variables, factors and batch dimensions, added in the "
             f"same order: it had {len(end.u)} graphs with {len(end.edges)} edges between factors and variables, this "
             f"one has {batch} with {len(problem.edges)}"
         )
-    for group, memory in zip(problem.groups, end.memories, strict=True):
-        if group.memory is not None and memory is not None:
-            group.memory.adopt(memory)
+    for group, earlier in zip(problem.groups, end.warm_starts, strict=True):
+        if group.warm_start is not None and earlier is not None:
+            group.warm_start.adopt(earlier)
     return end
 
 
-def _checked(found: Agreement) -> Agreement:
+def _feasible(found: Agreement) -> Agreement:
     if bool(found.infeasible.any()):
         rows = found.infeasible.nonzero().reshape(-1).tolist()
         where = "" if found.infeasible.numel() == 1 else f", in {len(rows)} graphs of the batch, the first {rows[0]}"
@@ -390,22 +410,22 @@ def _checked(found: Agreement) -> Agreement:
 def _start(problem: Problem, theta: Tensor, floor: float) -> State:
     free = theta != -torch.inf
     scores = [tuple(s.detach() for s in g.scores) for g in problem.groups]
-    if all(g.factor.counted for g in problem.groups if g.scores):
+    if all(g.factor.unit_weights for g in problem.groups if g.scores):
         tied = problem.degrees > 0
-        small, *rest = tempered([torch.where(tied, theta, 0.0), *(s for group in scores for s in group)], floor)
+        small, *rest = compressed([torch.where(tied, theta, 0.0), *(s for group in scores for s in group)], floor)
         theta, others = torch.where(tied, small, theta), iter(rest)
         scores = [tuple(next(others) for _ in group) for group in scores]
     u = theta.new_zeros(theta.shape[0], len(problem.edges))
     rows = torch.arange(theta.shape[0], device=theta.device)
     theta = torch.where(free, theta, 0.0)
     state = State(theta, free, scores, u, theta.new_ones(theta.shape[0], 1), theta, rows)
-    # Multipliers are as large as the scores, copies are not: the step is what takes one to the other.
-    state.rho = (_largest(problem, state) / REACH).clamp(1, STRIDE).unsqueeze(1)
+    # Multipliers are as large as the scores, copies are in [0, 1]: the step size is the ratio of the two.
+    state.rho = (_largest(problem, state) / FIRST_RANGE).clamp(1, MAX_STEP).unsqueeze(1)
     return state
 
 
 def _largest(problem: Problem, state: State) -> Tensor:
-    """The size of the largest finite score that a factor sees, per element of the batch."""
+    """The size of the largest finite score of a factor or of its variables, (batch,)."""
     largest = torch.where(problem.degrees > 0, state.theta.abs(), 0.0).amax(1)
     for group in state.scores:
         for s in group:
@@ -414,12 +434,12 @@ def _largest(problem: Problem, state: State) -> Tensor:
     return largest
 
 
-def _merged(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
-    """The mean of all copies of a variable: at a bound if one of them is."""
+def _mean_of_copies(problem: Problem, found: Agreement, theta: Tensor) -> Tensor:
+    """The mean of all copies of a variable, rounded to a bound if one of them is there."""
     mean = problem.collect(found.p) / problem.degrees.clamp_min(1)
     for bound in (0.0, 1.0):
         there = problem.collect((found.p == bound).to(mean.dtype)) > 0
-        mean = torch.where(there & ((mean - bound).abs() < SNAP), bound, mean)
+        mean = torch.where(there & ((mean - bound).abs() < AT_BOUND), bound, mean)
     mean = torch.where(theta == -torch.inf, 0.0, mean)
     return torch.where(problem.degrees == 0, theta.clamp(0, 1), mean)
 
@@ -430,13 +450,13 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
     state = _start(problem, theta, 0.0)
     free, scores = state.free, state.scores
     largest = _largest(problem, state)
-    state.rho.fill_(1.0)  # steps are as large as copies at first
-    reach = (REACH / torch.where(largest > 0, largest, 1.0)).unsqueeze(1)
-    furthest = reach * FURTHEST / REACH
+    state.rho.fill_(1.0)  # scores are scaled to the size of copies at first
+    reach = (FIRST_RANGE / torch.where(largest > 0, largest, 1.0)).unsqueeze(1)
+    furthest = reach * LAST_RANGE / FIRST_RANGE
     values = torch.where(problem.degrees > 0, 0.0, (state.theta > 0).to(theta.dtype))
     live = torch.arange(theta.shape[0], device=theta.device)
     total: Agreement | None = None
-    for _ in range(ROUNDS):
+    for _ in range(MAX_PROXIMAL_STEPS):
         near = State(
             values[live] + reach[live] * state.theta[live],
             free[live],
@@ -447,8 +467,8 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
             live,
         )
         near.mu = consensus(problem, near)
-        found = _checked(agree(problem, near, tol, max_iter))
-        new = torch.where(problem.degrees > 0, _merged(problem, found, near.theta), values[live])
+        found = _feasible(agree(problem, near, tol, max_iter))
+        new = torch.where(problem.degrees > 0, _mean_of_copies(problem, found, near.theta), values[live])
         moved = (new - values[live]).abs().amax(1)
         values[live] = torch.where(free[live], new, 0.0)
         state.u[live], state.rho[live] = found.state.u, found.state.rho
@@ -459,7 +479,7 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
         live = live[onward]
         if live.numel() == 0:
             break
-        further = torch.minimum(FARTHER * reach, furthest)
+        further = torch.minimum(RANGE_FACTOR * reach, furthest)
         state.u *= further / reach
         reach = further
     assert total is not None
@@ -467,10 +487,10 @@ def _linear_program(problem: Problem, theta: Tensor, tol: float, max_iter: int) 
 
 
 class _Call:
-    """One call of ``solve``, and what it found."""
+    """One call of ``solve``: the problem, the solution, and its derivative."""
 
-    def __init__(self, problem: Problem, tol: float, max_iter: int, begin: End | None) -> None:
-        self.problem, self.tol, self.max_iter, self.begin = problem, tol, max_iter, begin
+    def __init__(self, problem: Problem, tol: float, max_iter: int, start: FinalState | None) -> None:
+        self.problem, self.tol, self.max_iter, self.start = problem, tol, max_iter, start
         self.found: Agreement
         self.theta: Tensor
         self._linear: Linear | None = None
@@ -479,36 +499,37 @@ class _Call:
     def solve(self, theta: Tensor) -> Tensor:
         self.theta = theta
         start = _start(self.problem, theta, self.problem.count)
-        if self.begin is not None:
-            start.u, start.rho = self.begin.u.clone(), self.begin.rho.clone()
+        if self.start is not None:
+            start.u, start.rho = self.start.u.clone(), self.start.rho.clone()
             start.mu = consensus(self.problem, start)
-        self.found = _checked(agree(self.problem, start, self.tol, self.max_iter))
-        return _merged(self.problem, self.found, theta)
+        self.found = _feasible(agree(self.problem, start, self.tol, self.max_iter))
+        return _mean_of_copies(self.problem, self.found, theta)
 
-    def end(self) -> End:
-        """The final state, as a warm start for the next call."""
+    def end(self) -> FinalState:
+        """The final state, from which the next call can start."""
         state = self.found.state
-        return End(state.u, state.rho, self.problem.edges, tuple(g.memory for g in self.problem.groups))
+        return FinalState(state.u, state.rho, self.problem.edges, tuple(g.warm_start for g in self.problem.groups))
 
     @property
     def linear(self) -> Linear:
-        """The factors around the solution."""
+        """The linearization of the factors at the solution."""
         if self._linear is None:
             self._linear = Linear(self.problem, self.found.state)
         return self._linear
 
     @property
     def faces(self) -> Faces:
-        """The directions in which these can move."""
+        """The faces of the factors at the solution."""
         if self._faces is None:
             self._faces = Faces(self.linear, self.theta != -torch.inf)
         return self._faces
 
     def project(self, x: Tensor) -> Tensor:
-        """J x: onto the directions in which all faces can move; where there is no face, inside of [0, 1]."""
+        """J x: the projection of x onto the directions that all faces share; for variables without a factor, the
+        derivative of clipping to [0, 1]."""
         theta = self.theta
         alone = (self.problem.degrees == 0) & (theta > 0) & (theta < 1)
-        along, left = self.faces.nearest(x, torch.zeros_like(x), x, GOOD, share=0.0)
+        along, left = self.faces.nearest(x, torch.zeros_like(x), x, GRADIENT_TOLERANCE, share=0.0)
         if bool((left > 1e-8 * x.norm(dim=1)).any()):
             warnings.warn(
                 "FactorGraph: the gradient's linear system is not solved; the largest residual is "
@@ -518,46 +539,8 @@ class _Call:
         return torch.where(alone, x, along)
 
 
-class _Solve(torch.autograd.Function):
-    """μ(θ, s), piecewise linear: dμ = J (dθ + Cᵀ E ds)."""
-
-    @staticmethod
-    def forward(call: _Call, theta: Tensor, *scores: Tensor) -> Tensor:
-        return call.solve(theta.detach())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.call = inputs[0]
-        ctx.count = len(inputs) - 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        return None, *_Pull.apply(ctx.call, ctx.count, grad)  # type: ignore[no-untyped-call]
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, dtheta: Tensor | None, *tangents: Tensor | None) -> Tensor:
-        return _push(ctx.call, dtheta, list(tangents))
-
-
-class _Pull(torch.autograd.Function):
-    """The transpose, x → (J x, Eᵀ C J x): linear in x, and constant in all else."""
-
-    @staticmethod
-    def forward(call: _Call, count: int, x: Tensor) -> tuple[Tensor, ...]:
-        moved = call.project(x.detach())
-        return moved, *(call.linear.to_scores(call.problem.copies(moved)) if count else ())
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.call, ctx.count, _ = inputs
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Any, ...]:
-        return None, None, _Push.apply(ctx.call, grad, *grads)  # type: ignore[no-untyped-call]
-
-
 class _Push(torch.autograd.Function):
-    """(dθ, ds) → dμ, and its transpose again."""
+    """(dθ, ds) → dμ = J (dθ + Cᵀ E ds), linear; the backward pass is ``_Pull``."""
 
     @staticmethod
     def forward(call: _Call, dtheta: Tensor, *tangents: Tensor) -> Tensor:
@@ -573,7 +556,37 @@ class _Push(torch.autograd.Function):
         return None, *_Pull.apply(ctx.call, ctx.count, grad)  # type: ignore[no-untyped-call]
 
 
+class _Solve(_Push):
+    """μ(θ, s), piecewise linear, with the derivative ``_Push``."""
+
+    @staticmethod
+    def forward(call: _Call, theta: Tensor, *scores: Tensor) -> Tensor:
+        return call.solve(theta.detach())
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, dtheta: Tensor | None, *tangents: Tensor | None) -> Tensor:
+        return _push(ctx.call, dtheta, list(tangents))
+
+
+class _Pull(torch.autograd.Function):
+    """The transpose of ``_Push``, x → (J x, Eᵀ C J x)."""
+
+    @staticmethod
+    def forward(call: _Call, count: int, x: Tensor) -> tuple[Tensor, ...]:
+        moved = call.project(x.detach())
+        return moved, *(call.linear.to_scores(call.problem.copies(moved)) if count else ())
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.call, ctx.count, _ = inputs
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *grads: Tensor) -> tuple[Any, ...]:
+        return None, None, _Push.apply(ctx.call, grad, *grads)  # type: ignore[no-untyped-call]
+
+
 def _push(call: _Call, dtheta: Tensor | None, tangents: list[Tensor | None] | list[Tensor]) -> Tensor:
+    """dμ for directions of the scores of variables and of factors, where None is zero."""
     direction = torch.zeros_like(call.theta) if dtheta is None else dtheta
     if any(t is not None for t in tangents):
         like = call.linear.flat

@@ -1,4 +1,4 @@
-"""Logic factors: counts, costs, implications and outputs, each solved in closed form as a projection."""
+"""Logic factors: bounds on counts and costs, implications and outputs, each solved by a projection in closed form."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-from fenchel._checks import is_integer, is_number
+from fenchel._checks import check_count, check_number
 from fenchel.factors.base import Factor
 from fenchel.factors.projections import band, band_support, or_out, or_out_support
 from fenchel.factors.variables import Variables, joined
 
 
 class Band(Factor):
-    r"""Variables whose weighted sum lies between two bounds: all that count, or cost, are of this one kind.
+    r"""Variables whose weighted sum lies between two bounds; base class of all factors that count variables or costs.
 
     .. math:: \operatorname{argmin}_{p \in [0, 1]^n,\; l \le \langle a, p \rangle \le b} \; \|p - \theta\|^2
     """
@@ -47,10 +47,10 @@ class Band(Factor):
 
 
 class Xor(Band):
-    r"""Exactly one of the variables is on: :math:`p \in \Delta`, so alone it is sparsemax.
+    r"""Exactly one of the variables is on: :math:`p \in \Delta`. A graph with this factor alone computes sparsemax.
 
     Args:
-        variables: any number of them, together the ones of which one is chosen.
+        variables: one or more arrays, taken together.
 
     Example:
         >>> import torch, fenchel
@@ -71,7 +71,17 @@ class AtMostOne(Band):
     r"""At most one of the variables is on: :math:`p \ge 0,\ \sum_i p_i \le 1`.
 
     Args:
-        variables: any number of them, taken together.
+        variables: one or more arrays, taken together.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import AtMostOne
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([0.9, 0.7, -1.0]))
+        >>> graph.add(AtMostOne(u))
+        >>> solution = graph.solve()
+        >>> u.value
+        tensor([0.6000, 0.4000, 0.0000])
     """
 
     def __init__(self, *variables: Variables) -> None:
@@ -82,7 +92,17 @@ class Or(Band):
     r"""At least one of the variables is on: :math:`p \in [0, 1]^n,\ \sum_i p_i \ge 1`.
 
     Args:
-        variables: any number of them, taken together.
+        variables: one or more arrays, taken together.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Or
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([0.4, 0.2, -1.0]))
+        >>> graph.add(Or(u))
+        >>> solution = graph.solve()
+        >>> u.value
+        tensor([0.6000, 0.4000, 0.0000])
     """
 
     def __init__(self, *variables: Variables) -> None:
@@ -90,7 +110,7 @@ class Or(Band):
 
 
 class Imply(Or):
-    r"""If all variables but the last are on, so is the last: :math:`p_n \ge \sum_{i<n} p_i - (n - 2)`.
+    r"""The last variable is on if all others are: :math:`p_n \ge \sum_{i<n} p_i - (n - 2)`.
 
     Args:
         variables: at least two: ``Imply(premise, conclusion)``, ``Imply(premises, conclusion)``, or one array with the
@@ -114,10 +134,20 @@ class Imply(Or):
 
 
 class XorOut(Xor):
-    r"""At most one variable but the last is on, and the last tells whether one is: :math:`p_n = \sum_{i<n} p_i`.
+    r"""At most one of the inputs is on, and the output, the last variable, is their sum: :math:`p_n = \sum_{i<n} p_i`.
 
     Args:
         variables: at least two: ``XorOut(inputs, output)``, or one array with the output last.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import XorOut
+        >>> graph = fenchel.FactorGraph()
+        >>> parts, whole = graph.variables(torch.tensor([0.3, 0.6])), graph.variables(torch.tensor(0.6))
+        >>> graph.add(XorOut(parts, whole))
+        >>> solution = graph.solve()
+        >>> parts.value, whole.value
+        (tensor([0.2000, 0.5000]), tensor(0.7000))
     """
 
     def __init__(self, *variables: Variables) -> None:
@@ -127,11 +157,11 @@ class XorOut(Xor):
 
 
 class Budget(Band):
-    r"""At most ``budget`` of the variables are on: :math:`p \in [0, 1]^n,\ \sum_i p_i \le k`.
+    r"""At most ``k`` of the variables are on: :math:`p \in [0, 1]^n,\ \sum_i p_i \le k`.
 
     Args:
-        variables: one array, or several taken together.
-        budget: a whole number, 0 or more. One that is larger than the number of variables asks nothing of them.
+        variables: one array, or a list of arrays, taken together.
+        k: an integer ≥ 0. One that is at least the number of variables is no constraint.
 
     Example:
         >>> import torch, fenchel
@@ -144,37 +174,47 @@ class Budget(Band):
         tensor([1.0000, 0.6000, 0.4000, 0.0000])
     """
 
-    def __init__(self, variables: Variables | Sequence[Variables], budget: int) -> None:
-        super().__init__(variables, 0, _whole(budget, "budget"))
+    def __init__(self, variables: Variables | Sequence[Variables], k: int) -> None:
+        super().__init__(variables, 0, check_count(k, "k", 0))
 
 
 class Exactly(Band):
-    r"""Exactly ``count`` of the variables are on: :math:`p \in [0, 1]^n,\ \sum_i p_i = k`. Alone it is ``k_subsets``.
+    r"""Exactly ``k`` of the variables are on: :math:`p \in [0, 1]^n,\ \sum_i p_i = k`.
+
+    A graph with this factor alone computes ``k_subsets``.
 
     Args:
-        variables: one array, or several taken together.
-        count: a whole number from 0 to the number of variables.
+        variables: one array, or a list of arrays, taken together.
+        k: an integer from 0 to the number of variables.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import Exactly
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([1.5, 0.5, 0.1, -1.0]))
+        >>> graph.add(Exactly(u, 2))
+        >>> solution = graph.solve()
+        >>> u.value
+        tensor([1.0000, 0.7000, 0.3000, 0.0000])
     """
 
-    def __init__(self, variables: Variables | Sequence[Variables], count: int) -> None:
+    def __init__(self, variables: Variables | Sequence[Variables], k: int) -> None:
         literals = joined(variables)
-        count = _whole(count, "count")
-        if count > literals.index.size:
-            raise ValueError(
-                f"count must be at most the number of variables, {literals.index.size}, got {count}: infeasible"
-            )
-        super().__init__(literals, count, count)
+        if check_count(k, "k", 0) > literals.index.size:
+            raise ValueError(f"k must be at most the number of variables, {literals.index.size}, got {k}: infeasible")
+        super().__init__(literals, k, k)
 
 
 class Knapsack(Band):
-    r"""What is on must not cost more than a budget: :math:`p \in [0, 1]^n,\ \langle a, p \rangle \le b`.
+    r"""The variables that are on cost at most a budget: :math:`p \in [0, 1]^n,\ \langle a, p \rangle \le b`.
 
-    This polytope, not the hull of the sets that fit: with costs that differ, a vertex may have one entry in between.
+    This polytope contains the convex hull of the sets that fit the budget, and is larger if costs differ: a vertex may
+    have one entry between 0 and 1.
 
     Args:
-        variables: one array, or several taken together.
-        costs: of each of them, not negative: numbers or a tensor, in the order of the variables. Not differentiable.
-        budget: a number that is not negative.
+        variables: one array, or a list of arrays, taken together.
+        costs: one number ≥ 0 per variable: a sequence or a tensor, in the order of the variables. Not differentiable.
+        budget: a number ≥ 0.
 
     Example:
         >>> import torch, fenchel
@@ -192,21 +232,17 @@ class Knapsack(Band):
     ) -> None:
         literals = joined(variables)
         if isinstance(costs, Tensor) and costs.requires_grad:
-            raise ValueError("costs must not require grad: there is no gradient to them; pass costs.detach()")
+            raise ValueError("costs must not require grad: they get no gradient; pass costs.detach()")
         a = torch.as_tensor(costs, dtype=torch.float64, device=getattr(costs, "device", "cpu")).reshape(-1)
         if a.numel() != literals.index.size:
-            raise ValueError(f"costs must have one entry a variable, {literals.index.size}, got {a.numel()}")
+            raise ValueError(f"costs must have one entry per variable, {literals.index.size}, got {a.numel()}")
         if not bool(((a >= 0) & a.isfinite()).all()):
             raise ValueError(f"costs must be finite and not negative, got {a.tolist()}")
-        if not is_number(budget):
-            raise TypeError(f"budget must be a number, got {type(budget).__name__}")
-        if not budget >= 0:
-            raise ValueError(f"budget must not be negative, got {budget}")
-        super().__init__(literals, 0, float(budget), a)
+        super().__init__(literals, 0, check_number(budget, "budget", 0, ends="[]"), a)
 
 
 class OrOut(Factor):
-    r"""The last variable is on exactly if one of the others is.
+    r"""The output, the last variable, is on exactly if one of the inputs is.
 
     .. math:: p_i \le p_n \text{ for } i < n, \quad p_n \le \textstyle\sum_{i<n} p_i, \quad p \in [0, 1]^n
 
@@ -241,10 +277,20 @@ class OrOut(Factor):
 
 
 class AndOut(OrOut):
-    r"""The last variable is on exactly if all others are: ``OrOut`` of the negations.
+    r"""The output, the last variable, is on exactly if all inputs are: ``OrOut`` of the negations.
 
     Args:
         variables: at least two: ``AndOut(inputs, output)``, or one array with the output last.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.factors import AndOut
+        >>> graph = fenchel.FactorGraph()
+        >>> parts, whole = graph.variables(torch.tensor([0.4, 1.5])), graph.variables(torch.tensor(0.8))
+        >>> graph.add(AndOut(parts, whole))
+        >>> solution = graph.solve()
+        >>> parts.value, whole.value
+        (tensor([0.6000, 1.0000]), tensor(0.6000))
     """
 
     def __init__(self, *variables: Variables) -> None:
@@ -255,13 +301,5 @@ class AndOut(OrOut):
 def _with_output(name: str, variables: Sequence[Variables]) -> Variables:
     literals = joined(variables)
     if literals.index.size < 2:
-        raise ValueError(f"{name} takes at least two variables, the last of which follows from the others, got one")
+        raise ValueError(f"{name} takes at least two variables, inputs and then an output, got one")
     return literals
-
-
-def _whole(k: int, name: str) -> int:
-    if not is_integer(k):
-        raise TypeError(f"{name} must be an int, got {type(k).__name__}")
-    if k < 0:
-        raise ValueError(f"{name} must not be negative, got {k}")
-    return int(k)

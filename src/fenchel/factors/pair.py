@@ -8,20 +8,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_real
 from fenchel.factors.base import Factor
 from fenchel.factors.projections import pair
 from fenchel.factors.variables import Variables
 
 
 class Pair(Factor):
-    r"""A score for two variables that are both on; positive attracts them, negative keeps them apart.
+    r"""A score for two variables that are both on; positive attracts them, negative separates them.
 
     .. math:: h(p_1, p_2) = \max_{p_{12}} \; s \, p_{12}, \quad
         \max(0, p_1 + p_2 - 1) \le p_{12} \le \min(p_1, p_2)
 
     Args:
-        first: variables of any shape.
-        second: variables of the same shape: entry by entry the other half of a pair.
+        first: variables of any shape, the first of each pair.
+        second: variables of the same shape, the second of each pair.
         score: a number, or a tensor that broadcasts to that shape, with the graph's batch dimensions in front if there
             are any; differentiable.
 
@@ -38,7 +39,7 @@ class Pair(Factor):
     References: Martins et al. (2015), AD3, for the closed form.
     """
 
-    counted = True
+    unit_weights = True
 
     def __init__(self, first: Variables, second: Variables, score: float | Tensor) -> None:
         for name, half in (("first", first), ("second", second)):
@@ -49,8 +50,8 @@ class Pair(Factor):
         super().__init__([first, second])
         self.index = np.stack([first.index.reshape(-1), second.index.reshape(-1)], -1)
         self.negated = np.stack([first.negated.reshape(-1), second.negated.reshape(-1)], -1)
-        self.own = (0,)
-        self.scores = (_each(score, first),)
+        self.event_dims = (0,)
+        self.scores = (_per_pair(score, first),)
 
     @property
     def kind(self) -> Hashable:
@@ -63,13 +64,10 @@ class Pair(Factor):
         return theta.clamp_min(0).sum(-1)
 
 
-def _each(score: float | Tensor, variables: Variables) -> Tensor:
+def _per_pair(score: float | Tensor, variables: Variables) -> Tensor:
     """One score per pair: (…, pairs)."""
-    if isinstance(score, bool) or not isinstance(score, (int, float, Tensor)):
-        raise TypeError(f"score must be a number or a tensor, got {type(score).__name__}")
-    value = score if isinstance(score, Tensor) else torch.tensor(float(score), dtype=torch.float64, device="cpu")
-    if not value.is_floating_point():
-        raise TypeError(f"score must be floating point, got dtype {value.dtype}")
+    score = check_real(score, "score")
+    value = score if isinstance(score, Tensor) else torch.tensor(score, dtype=torch.float64, device="cpu")
     if bool((value.detach() == -torch.inf).any()):
         raise ValueError("score must not be −inf; to rule out both at once, add AtMostOne(first, second)")
     shape, batch = variables.shape, tuple(variables.graph.batch)

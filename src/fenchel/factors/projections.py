@@ -1,6 +1,7 @@
-"""The projections behind the logic factors, on rows, in operations that carry the exact derivative.
+"""Projections of rows onto the polytopes of the logic factors, with exact derivatives.
 
-Which entries are at a bound is found without derivatives; given that, a projection is linear, and written out as such.
+The entries that are at a bound are found without derivatives. Given these, a projection is linear, and is computed by
+differentiable operations.
 """
 
 from __future__ import annotations
@@ -8,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-SLIVER = 1e-15
-"""An entry closer to a bound than this has arrived there."""
+ROUNDING = 1e-15
+"""Entries closer to a bound than this are at the bound."""
 
 
 def band(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
@@ -26,8 +27,8 @@ def band(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
     with torch.no_grad():
         free, ones = _pieces(theta, costs, target)
         first = _on_plane(theta, costs, target, free, ones)
-        # At a vertex entries arrive at their bounds together: none of them is free to move.
-        free, ones = free & (first > SLIVER) & (first < 1 - SLIVER), ones | (free & (first >= 1 - SLIVER))
+        # At a vertex several entries reach their bounds at the same τ; none of them is free.
+        free, ones = free & (first > ROUNDING) & (first < 1 - ROUNDING), ones | (free & (first >= 1 - ROUNDING))
     return torch.where(tight, _on_plane(theta, costs, target, free, ones), p)
 
 
@@ -61,7 +62,7 @@ def _on_plane(theta: Tensor, costs: Tensor, target: Tensor, free: Tensor, ones: 
     norm = torch.where(norm > 0, norm, 1.0)
     rest = target.unsqueeze(-1) - torch.where(ones, costs, 0.0).sum(-1, keepdim=True)
     theta = torch.where(free, theta, 0.0)
-    with torch.no_grad():  # near the answer first: huge scores would leave nothing of it in one difference
+    with torch.no_grad():  # a shift close to the solution first: one difference of huge scores would lose all digits
         near = theta
         for _ in range(2):
             near = near - moved * (((moved * near).sum(-1, keepdim=True) - rest) / norm)
@@ -72,7 +73,7 @@ def _on_plane(theta: Tensor, costs: Tensor, target: Tensor, free: Tensor, ones: 
 
 
 def band_support(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> Tensor:
-    r"""The largest :math:`\langle \theta, p \rangle` over the same set: the minimum of its dual, at a breakpoint."""
+    r"""The largest :math:`\langle \theta, p \rangle` over the set of ``band``, per row: the minimum of the dual."""
     paid = costs > 0
     tau = torch.where(paid, theta / torch.where(paid, costs, 1.0), 0.0)
     tau = torch.cat([tau, torch.zeros_like(tau[..., :1])], -1)
@@ -83,10 +84,10 @@ def band_support(theta: Tensor, costs: Tensor, lower: Tensor, upper: Tensor) -> 
 
 
 def or_out(theta: Tensor) -> Tensor:
-    """Project rows onto the hull of all (inputs, their disjunction).
+    """Project rows onto the convex hull of all (inputs, their disjunction); the output is the last entry.
 
-    Clip; if an input exceeds the output, let it meet those that do; if then the output exceeds the sum of the inputs,
-    both sides are equal.
+    Entries are clipped. Inputs that exceed the output are averaged with it. If the output then exceeds the sum of the
+    inputs, the projection is onto the face where both are equal.
     """
     inputs, output = theta[..., :-1], theta[..., -1:]
     count = inputs.shape[-1]
@@ -95,7 +96,7 @@ def or_out(theta: Tensor) -> Tensor:
         size = torch.arange(2, count + 2, device=theta.device, dtype=theta.dtype)
         means = (ordered.cumsum(-1) + output) / size
         before = torch.cat([output, means[..., :-1]], -1)
-        joining = (ordered > before).sum(-1, keepdim=True)  # a prefix: each that joins lifts the mean less than itself
+        joining = (ordered > before).sum(-1, keepdim=True)  # these are the largest inputs
         meeting = torch.cat([output, means], -1).gather(-1, joining)
         above = inputs > meeting
     members = torch.cat([above, torch.ones_like(output, dtype=torch.bool)], -1)
@@ -111,7 +112,7 @@ def or_out(theta: Tensor) -> Tensor:
 
 
 def or_out_support(theta: Tensor) -> Tensor:
-    """The largest score of (inputs, their disjunction): all off, or the output on with the best of the inputs."""
+    """The largest score of (inputs, their disjunction), per row: 0 if all are off."""
     inputs = theta[..., :-1]
     best = torch.maximum(inputs.clamp_min(0).sum(-1), inputs.amax(-1))
     best = torch.where((inputs > 0).any(-1), best, inputs.amax(-1))
@@ -119,17 +120,17 @@ def or_out_support(theta: Tensor) -> Tensor:
 
 
 def pair(theta: Tensor, score: Tensor) -> Tensor:
-    r"""Two variables and a score for both: :math:`\theta_1 p_1 + \theta_2 p_2 + s \, p_{12} - \tfrac12 \|p\|^2`.
+    r"""Maximize :math:`\theta_1 p_1 + \theta_2 p_2 + s \, p_{12} - \tfrac12 \|p\|^2` over pairs p (…, 2).
 
-    With s ≥ 0 the best p₁₂ is min(p₁, p₂): the smaller one gets the score, or both share it and are equal. A
-    negative score is a positive one for the first and the negation of the second.
+    For s ≥ 0 the best p₁₂ is min(p₁, p₂): the score is added to the smaller entry, or both share it and are equal. A
+    negative score of a pair equals a positive score of the first and the negated second variable.
     """
-    repelled = score < 0
+    negative = score < 0
     first = theta[..., 0] + score.clamp_max(0)
-    second = torch.where(repelled, 1 - theta[..., 1], theta[..., 1])
+    second = torch.where(negative, 1 - theta[..., 1], theta[..., 1])
     reward = score.abs()
     shared = (first + second + reward) / 2
     p = torch.where(first > second + reward, first, torch.where(second > first + reward, first + reward, shared))
     q = torch.where(first > second + reward, second + reward, torch.where(second > first + reward, second, shared))
     p, q = p.clamp(0, 1), q.clamp(0, 1)
-    return torch.stack([p, torch.where(repelled, 1 - q, q)], -1)
+    return torch.stack([p, torch.where(negative, 1 - q, q)], -1)

@@ -1,8 +1,8 @@
-r"""Scores of very different size, brought together without changing what they choose.
+r"""Reduction of the range of scores whose sizes differ by many orders of magnitude; the solution stays the same.
 
-A score so large that all smaller ones together cannot make up for it decides first, whatever its size: it may as well
-be a little smaller. So may several of them, if they shrink together. In a relaxation one vertex differs from another by
-halves or thirds, not by less than ``1 / STEEP`` of a variable.
+A score that is larger than the sum of all smaller ones decides before them, however much larger it is, so it can be
+reduced. Several such scores of similar size are reduced together. The factor ``DOMINANT`` is a margin for relaxations:
+their vertices differ by a half or a third of a variable, not by less than ``1 / DOMINANT``.
 """
 
 from __future__ import annotations
@@ -13,31 +13,31 @@ import numpy as np
 import torch
 from torch import Tensor
 
-STEEP = 1e3
-"""How much larger than the sum of all smaller ones a score must be to decide before them."""
+DOMINANT = 1e3
+"""The smallest ratio of a score to the sum of all smaller ones at which it decides before them."""
 
-WIDE = 1e6
-"""How much larger than these the largest score must be for anything to change: up to there all is solved as it is."""
+TOO_WIDE = 1e6
+"""The smallest ratio of the largest score to that sum at which scores are reduced; below, they stay as they are."""
 
-RANGE = 1e4
-"""How much larger it is in the end; shared among several such steps."""
+TARGET_RANGE = 1e4
+"""That ratio after the reduction, shared among several jumps in size."""
 
 Array = np.ndarray[Any, Any]
 
 
-def tempered(entries: list[Tensor], floor: float) -> list[Tensor]:
-    """Scores that choose as these do, and differ less in size.
+def compressed(entries: list[Tensor], floor: float) -> list[Tensor]:
+    """Scores with the same solution and a smaller range of sizes.
 
     Args:
         entries: (batch, …) each, all scores of a problem; those that are not finite stay as they are.
-        floor: what other terms of the objective can amount to.
+        floor: a bound on the other terms of the objective.
     """
     flat = torch.cat([e.flatten(1) for e in entries], 1)
     sizes = torch.where(flat.isfinite(), flat.abs(), 0.0)
     ordered = sizes.sort(1).values
     below = floor + torch.cat([torch.zeros_like(ordered[:, :1]), ordered[:, :-1].cumsum(1)], 1)
-    steep = (ordered > STEEP * below) & (below > 0) & (ordered[:, -1:] > WIDE * below)
-    rows = steep.any(1).nonzero().reshape(-1)
+    dominant = (ordered > DOMINANT * below) & (below > 0) & (ordered[:, -1:] > TOO_WIDE * below)
+    rows = dominant.any(1).nonzero().reshape(-1)
     if len(rows) == 0:
         return entries
     shrunk = sizes.clone()
@@ -49,18 +49,18 @@ def tempered(entries: list[Tensor], floor: float) -> list[Tensor]:
 
 
 def _lowered(sizes: Array, floor: float) -> Array:
-    """Sizes, not negative, with every step that is steeper than ``STEEP`` made as small as it may be."""
+    """Sizes ≥ 0 with every jump of a ratio above ``DOMINANT`` reduced as far as is allowed."""
     order = np.argsort(sizes, kind="stable")
     ordered = sizes[order]
     below = floor + np.concatenate([[0.0], np.cumsum(ordered[:-1])])
-    steps = np.flatnonzero((ordered > STEEP * below) & (below > 0))
-    ratio = max(RANGE ** (1 / len(steps)), 100.0)
+    jumps = np.flatnonzero((ordered > DOMINANT * below) & (below > 0))
+    ratio = max(TARGET_RANGE ** (1 / len(jumps)), 100.0)
     result = ordered.copy()
-    total = below[steps[0]]
-    for first, last in zip(steps, [*steps[1:], len(ordered)], strict=True):
+    total = below[jumps[0]]
+    for first, last in zip(jumps, [*jumps[1:], len(ordered)], strict=True):
         cluster = ordered[first:last]
         beyond = cluster - cluster[0]
-        # All but equal: what they differ by stays as it is. Else their ratios do.
+        # Differences are kept where sizes are nearly equal, ratios elsewhere.
         least = ratio * (total + beyond.sum())
         lowered = beyond + least if least < cluster[0] else cluster * min(1.0, ratio * total / cluster[0])
         result[first:last] = lowered

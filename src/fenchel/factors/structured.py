@@ -1,4 +1,4 @@
-"""Structured factors: variables that make up one structure, solved by SparseMAP with the structure's oracle."""
+"""Structured factors: variables that are the parts of one structure, solved by SparseMAP with a MAP oracle."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ import torch
 from torch import Tensor
 
 from fenchel import structures
-from fenchel.factors.base import Factor, Memory
+from fenchel.factors.base import Factor, WarmStart
 from fenchel.factors.variables import Variables
 from fenchel.structures import Chain, SparseMAP, Structure
 from fenchel.structures.base import best, own_tensors
 from fenchel.structures.solver import ActiveSets
 
 TOL = 1e-6
-"""How exactly a structure is solved: until no structure gains more than TOL²/2, which moves marginals by about as much.
-A tighter one would add structures whose gain is rounding."""
+"""Tolerance of SparseMAP: it stops when no structure improves the objective by more than TOL²/2, so that marginals are
+exact to about TOL. A smaller tolerance would add structures whose gain is rounding error."""
 
 
 class Structured(Factor):
-    r"""Variables that make up one structure of a set :math:`\mathcal Y` with a MAP oracle.
+    r"""Variables that are the parts of one structure of a set :math:`\mathcal Y` with a MAP oracle.
 
     .. math:: \operatorname{argmax}_{p \in \operatorname{conv}(\mathcal Y)} \; \langle \theta, p \rangle + h(p)
         - \tfrac12 \|p\|^2
 
-    Alone in its graph it gives :class:`fenchel.SparseMAP`'s answer.
+    A graph with this factor alone has the solution of :class:`fenchel.SparseMAP`.
 
     Args:
         variables: an array of the shape that the structure's scores have.
-        structure: a :class:`fenchel.structures.Structure`, yours or ours. The transition of ``Chain`` and
-            ``SequentialSubsets`` gets gradients, and may have the graph's batch dimensions; the tensors of other
-            structures with higher-order scores must not require grad, and are the same for all of a batch.
+        structure: a :class:`fenchel.structures.Structure`. The transition of ``Chain`` and ``SequentialSubsets`` gets
+            gradients, and may have the graph's batch dimensions. The tensors of other structures with higher-order
+            scores must not require grad, and are the same for all elements of a batch.
 
     Example:
-        A matching, one arc of which asks for another:
+        A matching in which one arc implies another:
 
         >>> import torch, fenchel
         >>> from fenchel.factors import Imply, Structured
@@ -66,30 +66,30 @@ class Structured(Factor):
         self.structure = structure
         scores = _higher(structure, self.shape)
         given = () if scores is None else (scores,)
-        super().__init__(variables, given, [structure.transition_dims or 0 for _ in given])
+        super().__init__(variables, scores=given, event_dims=[structure.transition_dims or 0 for _ in given])
 
     @property
-    def counted(self) -> bool:  # type: ignore[override]
-        """True if the higher-order scores are transitions; for other tensors that is not known."""
+    def unit_weights(self) -> bool:  # type: ignore[override]
+        """True if the higher-order scores are transitions; False for others, whose weights are not known."""
         return self.structure.transition_dims is not None
 
     @property
     def least(self) -> int:  # type: ignore[override]
-        """The ``least`` of the structure."""
+        """The smallest number of parts of a structure."""
         return self.structure.least
 
     @property
     def kind(self) -> Hashable:
-        """Equal for equal sets of structures over variables of one shape."""
+        """Equal for equal sets of structures over variables of equal shape."""
         key = self.structure.key()
         return id(self) if key is None else (key, self.shape)
 
     def qp(self, theta: Tensor, *tensors: Tensor) -> Tensor:
-        posed = theta.reshape(*theta.shape[:2], *self.shape)
-        return SparseMAP(self._with(tensors), tol=TOL).argmax(posed).reshape(theta.shape)
+        shaped = theta.reshape(*theta.shape[:2], *self.shape)
+        return SparseMAP(self._with(tensors), tol=TOL).argmax(shaped).reshape(theta.shape)
 
-    def memory(self, batch: int, factors: int) -> Memory | None:
-        return _Kept(self, batch, factors)
+    def warm_start(self, batch: int, factors: int) -> WarmStart | None:
+        return _ActiveSetStart(self, batch, factors)
 
     def support(self, theta: Tensor, *tensors: Tensor) -> Tensor:
         found = best(self._with(tensors), theta.reshape(*theta.shape[:2], *self.shape)).reshape(theta.shape)
@@ -104,54 +104,54 @@ class Structured(Factor):
         return self.structure.with_transitions(tensors[0])
 
 
-class _Kept(Memory):
+class _ActiveSetStart(WarmStart):
     """The active sets of the structures of a batch."""
 
     def __init__(self, factor: Structured, batch: int, factors: int) -> None:
         self.factor = factor
         self.sets = ActiveSets(batch * factors)
         self.gap = torch.zeros(batch, factors, dtype=torch.float64, device="cpu")
-        self.doubt = torch.zeros(batch, factors, dtype=torch.bool, device="cpu")
+        self.was_inexact = torch.zeros(batch, factors, dtype=torch.bool, device="cpu")
         self.checked = not factor.structure.has_higher
 
     def qp(self, rows: Tensor, theta: Tensor, *tensors: Tensor) -> Tensor:
-        posed = theta.reshape(*theta.shape[:2], *self.factor.shape)
+        shaped = theta.reshape(*theta.shape[:2], *self.factor.shape)
         omega = SparseMAP(self.factor._with(tensors), tol=TOL)
-        if omega.structure.marginals(posed, None) is not None:
+        if omega.structure.marginals(shaped, None) is not None:
             return self.factor.qp(theta, *tensors)
         if not self.checked:
-            self._check_gradient(omega.structure, posed.detach())
+            self._check_gradient(omega.structure, shaped.detach())
         rows, factors = rows.cpu(), theta.shape[1]
         at = (rows.unsqueeze(1) * factors + torch.arange(factors, device="cpu")).reshape(-1).numpy()
-        p, gap, doubted = omega._repeat(posed, self.sets, at)
+        p, gap, inexact = omega._repeat(shaped, self.sets, at)
         self.gap[rows] = gap.cpu().reshape(-1, factors)
-        self.doubt[rows] |= doubted.cpu().reshape(-1, factors)
+        self.was_inexact[rows] |= inexact.cpu().reshape(-1, factors)
         return p.reshape(theta.shape)
 
     def _check_gradient(self, structure: Structure, scores: Tensor) -> None:
-        """Refuse a user's structure whose higher-order scores have a derivative: only these scores can tell."""
+        """Raise a ValueError if the higher-order scores of a user's structure require grad, once they are computed."""
         if isinstance(structure, _Weighted):
             with torch.enable_grad():
                 structure.higher(best(structure, scores).double())
         self.checked = True
 
-    def adopt(self, other: Memory) -> None:
-        if not isinstance(other, _Kept) or other.gap.shape != self.gap.shape:
+    def adopt(self, other: WarmStart) -> None:
+        if not isinstance(other, _ActiveSetStart) or other.gap.shape != self.gap.shape:
             return
         mine, theirs = self.factor, other.factor
         same = mine.structure is theirs.structure or mine.kind == theirs.kind
         if same and mine.shape == theirs.shape:
             self.sets = other.sets
 
-    def doubted(self) -> Tensor:
-        return self.doubt.any(1)
+    def inexact(self) -> Tensor:
+        return self.was_inexact.any(1)
 
     def error(self) -> Tensor:
         return (2 * self.gap).sqrt().amax(1)
 
 
 class Sequence(Structured):
-    r"""One state at each of T positions, with a score for each step from one to the next.
+    r"""Variables (T, S) that choose one of S states at each of T positions, with scores of transitions.
 
     .. math:: h(y) = \sum_t A_{y_{t-1}, y_t}
 
@@ -179,23 +179,23 @@ class Sequence(Structured):
 
 
 class DependencyTree(Structured):
-    r"""Arcs that make up a dependency tree.
+    r"""Variables (N, N+1) that are the arcs of a dependency tree over N words.
 
     Args:
-        variables: an array of shape (N, N+1): [modifier, head], head 0 is the root. Words of which all arcs
-            have the score −inf are not in the sentence.
-        projective: only trees whose arcs do not cross.
-        single_root: only trees with exactly one word on the root.
+        variables: an array of shape (N, N+1): [modifier, head], head 0 is the root. A word whose arcs all have the
+            score −inf is left out of the tree.
+        projective: whether arcs must not cross.
+        single_root: whether exactly one word must have the root as its head.
 
     Example:
-        A tree in which the first word takes no more than one modifier:
+        A tree in which the first word has at most one modifier:
 
         >>> import torch, fenchel
         >>> from fenchel.factors import Budget, DependencyTree
         >>> graph = fenchel.FactorGraph()
         >>> u = graph.variables(torch.tensor([[3.0, 0.0, 0.0, 0.0], [0.0, 1.2, 0.0, 0.6], [0.0, 1.5, 0.2, 0.0]]))
         >>> graph.add(DependencyTree(u))
-        >>> graph.add(Budget(u[:, 1], budget=1))
+        >>> graph.add(Budget(u[:, 1], 1))
         >>> solution = graph.solve()
         >>> u.value
         tensor([[1.0000, 0.0000, 0.0000, 0.0000],
@@ -203,12 +203,12 @@ class DependencyTree(Structured):
                 [0.0667, 0.6667, 0.2667, 0.0000]])
     """
 
-    def __init__(self, variables: Variables, projective: bool = False, single_root: bool = False) -> None:
+    def __init__(self, variables: Variables, *, projective: bool = False, single_root: bool = False) -> None:
         super().__init__(variables, structures.DependencyTree(projective, single_root))
 
 
 class _Weighted(Structure):
-    """A structure whose higher-order scores count by a weight, one for each row."""
+    """A structure whose higher-order scores are multiplied by a weight, one per row."""
 
     def __init__(self, structure: Structure, weight: Tensor) -> None:
         super().__init__()
@@ -219,8 +219,8 @@ class _Weighted(Structure):
 
     def map(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         weight = self.weight.detach().clamp_min(1e-12).reshape(*self.weight.shape, *(1,) * self.event_dim)
-        posed = scores / weight
-        return self.structure.map(posed) if mask is None else self.structure.map(posed, mask)
+        shaped = scores / weight
+        return self.structure.map(shaped) if mask is None else self.structure.map(shaped, mask)
 
     def higher(self, structures: Tensor) -> Tensor | None:
         score = self.structure.higher(structures)
@@ -239,7 +239,7 @@ class _Weighted(Structure):
 
 
 def _higher(structure: Structure, shape: torch.Size) -> Tensor | None:
-    """The tensor of higher-order scores of a structure; a weight of 1 for those that are no such tensor."""
+    """The transitions of a structure with higher-order scores; a weight of 1 if its scores are of another form."""
     if not structure.has_higher:
         return None
     if structure.transition_dims is not None:

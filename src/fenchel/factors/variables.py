@@ -1,4 +1,4 @@
-"""Variables: which unknowns of a graph an expression names, and which of them it negates."""
+"""Variables: an array of indices of a graph's variables, some of them negated."""
 
 from __future__ import annotations
 
@@ -18,8 +18,18 @@ Array = np.ndarray[Any, Any]
 class Variables:
     """Binary variables of a factor graph, in an array that is sliced like numpy's.
 
-    Made by :meth:`FactorGraph.variables`. Its shape leaves out the batch dimensions: ``u[:, 0]`` is the same choice of
-    variables in every element of the batch. ``~u`` stands for 1 − u.
+    Made by :meth:`FactorGraph.variables`. Its shape has no batch dimensions: ``u[:, 0]`` selects the same variables in
+    every element of the batch. ``~u`` stands for 1 − u.
+
+    Example:
+        >>> import torch, fenchel
+        >>> graph = fenchel.FactorGraph()
+        >>> u = graph.variables(torch.tensor([[0.2, 0.7], [1.4, -1.0]]))
+        >>> u[:, 0]
+        Variables(shape=(2,))
+        >>> solution = graph.solve()
+        >>> (~u[:, 0]).value
+        tensor([0.8000, 0.0000])
     """
 
     def __init__(self, graph: FactorGraph, index: Array, negated: Array, dtype: torch.dtype) -> None:
@@ -30,12 +40,12 @@ class Variables:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Without the batch dimensions."""
+        """The shape of the array, without the batch dimensions."""
         return tuple(self.index.shape)
 
     @property
     def value(self) -> Tensor:
-        """What the graph's last ``solve()`` or ``map()`` gave them: batch dimensions, then ``shape``."""
+        """The values that the graph's last ``solve()`` or ``map()`` found: batch dimensions, then ``shape``."""
         flat = self.graph.values
         index = torch.from_numpy(np.ascontiguousarray(self.index)).to(flat.device)
         value = flat[..., index.reshape(-1)].reshape((*flat.shape[:-1], *self.shape))
@@ -45,7 +55,7 @@ class Variables:
         return value.to(self.dtype)
 
     def __getitem__(self, key: Any) -> Variables:
-        key = tuple(map(_plain, key)) if isinstance(key, tuple) else _plain(key)
+        key = tuple(map(_as_numpy, key)) if isinstance(key, tuple) else _as_numpy(key)
         return Variables(self.graph, np.asarray(self.index[key]), np.asarray(self.negated[key]), self.dtype)
 
     def __iter__(self) -> Iterator[Variables]:
@@ -63,12 +73,13 @@ class Variables:
         return f"Variables(shape={self.shape})"
 
 
-def _plain(key: Any) -> Any:
+def _as_numpy(key: Any) -> Any:
+    """An index, with tensors turned into arrays."""
     return key.detach().cpu().numpy() if isinstance(key, Tensor) else key
 
 
 def joined(variables: Variables | Sequence[Variables], name: str = "variables") -> Variables:
-    """One flat array of all that was named, in lists and tuples too, in the order in which it was named."""
+    """All variables in nested lists and tuples as one flat array, in their order."""
     parts = list(_flat(variables, name))
     if not parts or sum(part.index.size for part in parts) == 0:
         raise ValueError(f"{name} must name at least one variable, got none")

@@ -1,6 +1,6 @@
-"""Integrations with other libraries. Each is a module of its own, imported by its full name, and needs that library.
+"""Integrations with other libraries, one module per library, each imported by its full name.
 
-``fenchel.integrations.transformers`` is for Hugging Face transformers. Importing this package imports none of them.
+``fenchel.integrations.transformers`` is for Hugging Face transformers. Importing this package imports no other library.
 """
 
 __all__: list[str] = []

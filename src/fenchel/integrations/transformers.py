@@ -1,6 +1,6 @@
-"""Hugging Face transformers: attention with any Ω in the models of that library, entmax sampling, and a Trainer's loss.
+"""Hugging Face transformers: attention with any Ω in its models, entmax sampling, and a loss for ``Trainer``.
 
-Needs ``pip install 'fenchel[transformers]'``; nothing else in Fenchel imports it.
+Needs ``pip install 'fenchel[transformers]'``.
 """
 
 from __future__ import annotations
@@ -38,41 +38,41 @@ __all__ = ["EntmaxLogitsProcessor", "TrainerLoss", "register", "unregister"]
 
 _BUILT_IN = {"entmax15": lambda: Tsallis(1.5), "sparsemax": Gini}
 _NAME = re.compile(r"[A-Za-z]\w*")
-_MEANT_OTHERWISE = ("flash", "sdpa", "flex_attention")
-_ours: dict[str, Attention] = {}
+_RESERVED_WORDS = ("flash", "sdpa", "flex_attention")
+_registered: dict[str, Attention] = {}
 
 _REFUSED = {
     "cache": "continuous batching and its paged cache",
     "indices": "attention to keys that an index chooses",
     "block_indices": "attention to blocks of keys that an index chooses",
 }
-"""What a model can pass along that would change the result if it were overlooked."""
+"""Arguments of attention functions that are refused, because ignoring them would change the result."""
 
 
 def register(name: str | None = None, omega: Regularizer | None = None) -> None:
-    r"""Let transformers' models choose among keys by :math:`\operatorname{argmax}_\Omega` in place of softmax.
+    r"""Register an attention with :math:`\operatorname{argmax}_\Omega` in place of softmax for transformers' models.
 
-    ``register()`` makes ``attn_implementation="entmax15"`` and ``"sparsemax"`` known, ``register(name, omega)`` any
-    other. They work in every model that looks its attention up by name, with causal, padding, sliding-window, packed
-    and custom masks, caches, grouped queries, position biases, soft-capping and sinks. ``Shannon()`` gives what
-    ``"eager"`` gives.
+    ``register()`` registers ``attn_implementation="entmax15"`` and ``"sparsemax"``, ``register(name, omega)`` any Ω.
+    They work in every model that selects its attention by name, with causal, padding, sliding-window, packed and custom
+    masks, caches, grouped queries, position biases, soft-capping and sinks. ``Shannon()`` gives the result of
+    ``"eager"``.
 
-    A regularizer on the attention module itself, ``layer.self_attn.omega = …``, goes before the registered one: that is
-    how each layer gets an alpha of its own, or one per head, that is trained and saved with the model.
+    A regularizer on an attention module, ``layer.self_attn.omega = …``, takes precedence over the registered one. So
+    each layer can have its own alpha, or one per head, that is trained and saved with the model.
 
     ``model.save_pretrained(folder)`` writes the names and the regularizers to ``config.json``, and
-    ``from_pretrained(folder)`` registers the names again and puts the regularizers in their places, in any process that
-    has imported this module; one that has not raises an error for the name. What a file cannot hold (``Custom``) is
-    warned of.
+    ``from_pretrained(folder)`` registers the names and restores the regularizers in any process that has imported this
+    module; without the import, transformers raises an error for the name. A regularizer that cannot be written to a
+    file (``Custom``) gives a warning.
 
-    Models with an attention of their own (Bloom, GPT-J, GPT-Neo, Falcon, DeBERTa, …) raise an error when they are made
-    with such a name, or set to it.
+    Models that do not select their attention by name (Bloom, GPT-J, GPT-Neo, Falcon, DeBERTa, …) raise an error if they
+    are given such a name.
 
-    A query that may attend to nothing (padding) gets zeros. ``output_attentions=True`` returns weights before dropout.
+    A query without any allowed key (padding) gets zeros. ``output_attentions=True`` returns weights before dropout.
 
     Args:
-        name: a word, for ``attn_implementation``; one that is not taken, or was registered here before.
-        omega: the regularizer that goes with the name.
+        name: for ``attn_implementation``: a word that transformers does not use, or that was registered here before.
+        omega: the regularizer of that name.
 
     Example:
         >>> import torch, fenchel
@@ -91,43 +91,47 @@ def register(name: str | None = None, omega: Regularizer | None = None) -> None:
     """
     if name is None:
         if omega is not None:
-            raise ValueError("omega needs a name to be registered under: register(name, omega)")
+            raise ValueError("omega must be registered under a name: register(name, omega)")
         for known, make in _BUILT_IN.items():
             register(known, make())
         return
     if not isinstance(name, str):
         raise TypeError(f"name must be a string, got {type(name).__name__}")
     if omega is None:
-        raise ValueError(
-            f"name goes with an omega: register({name!r}, fenchel.Tsallis(1.5)); register() for the built-in"
-        )
+        raise ValueError(f"name needs an omega: register({name!r}, fenchel.Tsallis(1.5)); register() for the built-in")
     check_omega(omega)
-    if not _NAME.fullmatch(name) or any(word in name for word in _MEANT_OTHERWISE):
+    if not _NAME.fullmatch(name) or any(word in name for word in _RESERVED_WORDS):
         raise ValueError(
             "name must be letters, digits and underscores, and must not contain "
-            f"{', '.join(map(repr, _MEANT_OTHERWISE))}, to which transformers gives a meaning; got {name!r}"
+            f"{', '.join(map(repr, _RESERVED_WORDS))}, to which transformers gives a meaning; got {name!r}"
         )
-    taken = {"eager", *AttentionInterface().valid_keys(), *AttentionMaskInterface().valid_keys()} - set(_ours)
+    taken = {"eager", *AttentionInterface().valid_keys(), *AttentionMaskInterface().valid_keys()} - set(_registered)
     if name in taken:
         raise ValueError(f"name must not be one of transformers' own, {', '.join(sorted(taken))}, got {name!r}")
-    _ours[name] = Attention(omega)
-    AttentionInterface.register(name, _ours[name])
+    _registered[name] = Attention(omega)
+    AttentionInterface.register(name, _registered[name])
     AttentionMaskInterface.register(name, make_mask)
 
 
 def unregister(name: str | None = None) -> None:
-    """Forget a name that :func:`register` made known, or all of them. Models that use it raise an error then."""
-    if name is not None and name not in _ours:
-        raise ValueError(f"name must be one that was registered, {sorted(_ours)}, got {name!r}")
-    for each in list(_ours) if name is None else [name]:
-        del _ours[each]
-        # The interfaces have a way in for everybody, and a way out for single models only.
+    """Remove a name that was registered, or all of them. Models that use it raise an error afterwards.
+
+    Example:
+        >>> from fenchel.integrations.transformers import register, unregister
+        >>> register("entmax", Tsallis(1.25))
+        >>> unregister("entmax")
+    """
+    if name is not None and name not in _registered:
+        raise ValueError(f"name must be one that was registered, {sorted(_registered)}, got {name!r}")
+    for each in list(_registered) if name is None else [name]:
+        del _registered[each]
+        # The interfaces have no public function that removes a global name.
         AttentionInterface._global_mapping.pop(each, None)
         AttentionMaskInterface._global_mapping.pop(each, None)
 
 
 class Attention:
-    """``fenchel.attention`` as transformers calls it. Made by :func:`register`."""
+    """``fenchel.attention`` with the signature of transformers' attention functions, made by :func:`register`."""
 
     def __init__(self, omega: Regularizer) -> None:
         self.omega = omega
@@ -152,26 +156,29 @@ class Attention:
         output_attentions: bool | None = None,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend from queries (batch, heads, L, E) to keys and values (batch, heads or fewer, S, …).
+        """The output (batch, L, heads, …) for queries (batch, heads, L, E) and keys and values (batch, groups, S, …).
 
-        No mask is no mask, as for ``"eager"``, unless ``is_causal`` is True: what a module is by itself says nothing.
+        Without a mask every query attends to every key, as for ``"eager"``, unless ``is_causal`` is True;
+        ``module.is_causal`` is ignored.
         """
         for name, what in _REFUSED.items():
             if options.get(name) is not None:
-                raise NotImplementedError(f"fenchel's attention does not know {what} ({name}); use 'eager' or 'sdpa'")
+                raise NotImplementedError(
+                    f"fenchel's attention does not support {what} ({name}); use 'eager' or 'sdpa'"
+                )
         if attention_mask is not None and attention_mask.dim() != 4:
             raise ValueError(
                 f"attention_mask must have shape (batch, heads or 1, queries, keys), got {tuple(attention_mask.shape)}"
             )
         if attention_mask is None and sliding_window is not None and key.shape[-2] > sliding_window:
             raise ValueError(
-                f"attention_mask must tell the window of {sliding_window} of {key.shape[-2]} keys, got None"
+                f"attention_mask must be given for a window of {sliding_window} of {key.shape[-2]} keys, got None"
             )
         if attention_mask is None and is_causal and query.shape[-2] > 1:
             if query.shape[-2] != key.shape[-2]:
                 raise ValueError(
-                    f"attention_mask must tell which of {key.shape[-2]} keys {query.shape[-2]} queries may each see, "
-                    "got None and is_causal=True"
+                    f"attention_mask must be given for {query.shape[-2]} queries and {key.shape[-2]} keys, got None "
+                    "and is_causal=True"
                 )
             length = query.shape[-2]
             attention_mask = torch.ones(1, 1, length, length, dtype=torch.bool, device=query.device).tril()
@@ -181,19 +188,19 @@ class Attention:
         dropout = dropout if module.training else 0.0
         weights: Tensor | None = None
         if softcap is not None or s_aux is not None:
-            mask = _joined(attention_mask, position_bias)
-            output, weights = _by_formula(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
+            mask = _combined(attention_mask, position_bias)
+            output, weights = _with_score_matrix(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
         elif output_attentions or _captures_weights():
-            mask = _joined(attention_mask, position_bias)
+            mask = _combined(attention_mask, position_bias)
             output, weights = attention(
                 query, key, value, omega, attn_mask=mask, scale=scaling, dropout_p=dropout, return_weights=True
             )
         else:
             causal = position_bias is None and _is_causal(attention_mask)
             if causal:
-                # The rest of a static cache is not written to yet.
+                # Keys beyond the queries are the unused part of a static cache.
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
-            mask = _joined(attention_mask, position_bias)
+            mask = _combined(attention_mask, position_bias)
             output = attention(
                 query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout
             )
@@ -201,20 +208,20 @@ class Attention:
 
 
 def _captures_weights() -> bool:
-    """Whether weights are collected from the attention modules, in models that do not pass ``output_attentions`` on."""
+    """Whether transformers collects weights from attention modules without passing ``output_attentions`` to them."""
     if torch.compiler.is_compiling():
         return False
     return any(str(key).endswith("attentions") for key in _active_collector.get() or ())
 
 
-def _joined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """A mask and a bias as one: boolean (True = takes part), or to be added to the scores."""
+def _combined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """A mask and a bias combined: a boolean mask (True = may attend), or numbers that are added to the scores."""
     if bias is None or mask is None:
         return mask if bias is None else bias
     return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
-def _by_formula(
+def _with_score_matrix(
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -225,7 +232,7 @@ def _by_formula(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with soft-capped scores or sinks, by the matrix of scores."""
+    """Attention with soft-capped scores or sinks, computed from the matrix of scores."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     exact = torch.promote_types(query.dtype, torch.float32)
@@ -252,14 +259,14 @@ _CAUSAL = "_fenchel_causal"
 def make_mask(
     *, attention_mask: Tensor | None = None, allow_is_causal_skip: bool = True, **options: Any
 ) -> Tensor | None:
-    """The boolean mask that transformers asks for; None only where every query may attend to every key.
+    """The boolean mask for transformers' mask interface; None only if every query may attend to every key.
 
-    Where transformers would set the flag ``is_causal`` instead of a mask, a causal mask is made and marked as such, so
-    that :class:`Attention` need not read it. A model that does not look its attention up by name would add the boolean
-    mask to its scores; it raises an error.
+    Where transformers would use the flag ``is_causal`` instead of a mask, a causal mask is made and marked, so that
+    :class:`Attention` need not read its values. A model that does not select its attention by name would add the
+    boolean mask to its scores; it raises an error.
     """
     if not torch.compiler.is_compiling():
-        _check_looks_up(type(options.get("config")))
+        _check_selects_by_name(type(options.get("config")))
     mask: Tensor | None = sdpa_mask(attention_mask=attention_mask, allow_is_causal_skip=allow_is_causal_skip, **options)
     if mask is not None or not allow_is_causal_skip or options["q_length"] == 1:
         return mask
@@ -270,13 +277,13 @@ def make_mask(
 
 
 def _mark_causal(mask: Tensor) -> None:
-    """Mark a mask as causal for :func:`_is_causal`; the mark is void once the mask is written to."""
+    """Mark a mask as causal for :func:`_is_causal`; the mark is invalid after a change of the mask in place."""
     if not torch.compiler.is_compiling() and not mask.is_inference():
         setattr(mask, _CAUSAL, mask._version)
 
 
-def _check_looks_up(config: Any) -> None:
-    if not _looks_up(config):
+def _check_selects_by_name(config: Any) -> None:
+    if not _selects_by_name(config):
         raise ValueError(
             f"{config.model_type} models have an attention of their own, and do not look it up by "
             "name: attn_implementation must be 'eager', or what transformers has for them; in a model of several parts "
@@ -285,8 +292,8 @@ def _check_looks_up(config: Any) -> None:
 
 
 @functools.cache
-def _looks_up(config: type) -> bool:
-    """Whether the models of a configuration look their attention up by name; assumed of models outside transformers."""
+def _selects_by_name(config: type) -> bool:
+    """Whether the models of a configuration select attention by name; True for models outside of transformers."""
     name = config.__module__.replace("configuration_", "modeling_")
     if name not in sys.modules:
         return True
@@ -296,7 +303,7 @@ def _looks_up(config: type) -> bool:
 
 
 def _is_causal(mask: Tensor | None) -> bool:
-    """Whether a mask is known to be causal and nothing else, and has not been written to since."""
+    """Whether a mask was marked as causal and not changed since."""
     if mask is None or torch.compiler.is_compiling() or mask.is_inference():
         return False
     return getattr(mask, _CAUSAL, None) == mask._version
@@ -304,12 +311,12 @@ def _is_causal(mask: Tensor | None) -> bool:
 
 # -- saving and loading ----------------------------------------------------------------------------------------------
 
-_KEY = "fenchel"
-"""Of what is written to ``config.json``: regularizers by their names, and by the modules that have their own."""
+_CONFIG_KEY = "fenchel"
+"""The key in ``config.json`` of regularizers by registered name, and by module for those on modules."""
 
 
 def _own_omegas(model: PreTrainedModel) -> dict[str, Regularizer]:
-    """Regularizers that were put on modules of a model, by the modules' names in the base model."""
+    """Regularizers that are attributes of modules of a model, by the names of the modules in the base model."""
     prefix = f"{model.base_model_prefix}."
     found = {}
     for name, module in model.named_modules():
@@ -320,10 +327,10 @@ def _own_omegas(model: PreTrainedModel) -> dict[str, Regularizer]:
 
 
 def _names(config: Any) -> str | dict[str, str] | None:
-    """Our names in a configuration as ``attn_implementation`` takes them; a dictionary if its parts differ."""
+    """The registered names in a configuration, in the form of ``attn_implementation``: a dictionary if parts differ."""
     parts = {"": config} | {key: getattr(config, key, None) for key in config.sub_configs}
     found = {key: getattr(part, "_attn_implementation", None) for key, part in parts.items() if part is not None}
-    ours = {key: name for key, name in found.items() if name in _ours}
+    ours = {key: name for key, name in found.items() if name in _registered}
     if len(set(found.values())) == 1 and ours:
         return str(ours[""])
     return ours or None
@@ -331,11 +338,11 @@ def _names(config: Any) -> str | dict[str, str] | None:
 
 @contextlib.contextmanager
 def _recorded(model: PreTrainedModel) -> Iterator[None]:
-    """Context in which the configuration of a model has its regularizers as attributes, which are written to files."""
+    """A context in which the configuration of a model has its regularizers as attributes, which are saved."""
     names = _names(model.config)
     used = set(names.values() if isinstance(names, dict) else [names]) - {None}
     record: dict[str, dict[str, Any]] = {
-        "names": {str(name): _ours[str(name)].omega.config() for name in used},
+        "names": {str(name): _registered[str(name)].omega.config() for name in used},
         "modules": {name: omega.config() for name, omega in _own_omegas(model).items()},
     }
     lost = [name for kind in record.values() for name, config in kind.items() if config is None]
@@ -347,39 +354,44 @@ def _recorded(model: PreTrainedModel) -> Iterator[None]:
         )
     record["modules"] = {name: config for name, config in record["modules"].items() if config is not None}
     attributes = vars(model.config)
-    before = {key: attributes.pop(key) for key in (_KEY, "attn_implementation") if key in attributes}
+    before = {key: attributes.pop(key) for key in (_CONFIG_KEY, "attn_implementation") if key in attributes}
     try:
         if names is not None:
             attributes["attn_implementation"] = names
         if any(record.values()):
-            attributes[_KEY] = record
+            attributes[_CONFIG_KEY] = record
         yield
     finally:
-        for key in (_KEY, "attn_implementation"):
+        for key in (_CONFIG_KEY, "attn_implementation"):
             attributes.pop(key, None)
         attributes.update(before)
 
 
 def _prepare(config: Any) -> None:
-    """Before a model is made: register the names in its configuration; refuse names that it cannot use."""
-    record = getattr(config, _KEY, None)
+    """Register the names in a configuration before its model is built; raise an error for names that it cannot use."""
+    record = getattr(config, _CONFIG_KEY, None)
     name = str(getattr(config, "_attn_implementation", None))
     saved: Mapping[str, Any] = record.get("names", {}) if isinstance(record, Mapping) else {}
-    if name in saved and name not in _ours and saved[name] is not None:
+    if name in saved and name not in _registered and saved[name] is not None:
         register(name, Regularizer.from_config(saved[name]))
-    elif name in saved and name in _ours and saved[name] != _ours[name].omega.config() and saved[name] is not None:
+    elif (
+        name in saved
+        and name in _registered
+        and saved[name] != _registered[name].omega.config()
+        and saved[name] is not None
+    ):
         warnings.warn(
             f"the model was saved with {Regularizer.from_config(saved[name])!r} as {name!r}; what is registered under "
-            f"that name now is used, {_ours[name].omega!r}",
+            f"that name now is used, {_registered[name].omega!r}",
             stacklevel=4,
         )
-    if name in _ours:
-        _check_looks_up(type(config))
+    if name in _registered:
+        _check_selects_by_name(type(config))
 
 
 def _restore_omegas(model: PreTrainedModel) -> None:
-    """After a model is made, and before its tensors are loaded: put the regularizers of modules in their places."""
-    record = getattr(model.config, _KEY, None)
+    """Set the saved regularizers of modules, after a model is built and before its tensors are loaded."""
+    record = getattr(model.config, _CONFIG_KEY, None)
     saved: Mapping[str, Any] = record.get("modules", {}) if isinstance(record, Mapping) else {}
     modules = dict(model.named_modules()) if saved else {}
     for name, config in saved.items():
@@ -389,7 +401,7 @@ def _restore_omegas(model: PreTrainedModel) -> None:
 
 
 def _install() -> None:
-    """Let every model of transformers write and read its regularizers; a second call changes nothing."""
+    """Patch ``PreTrainedModel`` so that models save and load their regularizers; a second call changes nothing."""
     make, finish, save = PreTrainedModel.__init__, PreTrainedModel.post_init, PreTrainedModel.save_pretrained
     choose = PreTrainedModel.set_attn_implementation
     if getattr(make, "_by_fenchel", False):
@@ -413,8 +425,8 @@ def _install() -> None:
     @functools.wraps(choose)
     def set_attn_implementation(self: Any, attn_implementation: Any, *inputs: Any, **options: Any) -> Any:
         whole = attn_implementation.get("") if isinstance(attn_implementation, Mapping) else attn_implementation
-        if whole in _ours:
-            _check_looks_up(type(self.config))  # transformers would log it, and go on with softmax
+        if whole in _registered:
+            _check_selects_by_name(type(self.config))  # transformers would log a message and use softmax
         return choose(self, attn_implementation, *inputs, **options)
 
     __init__._by_fenchel = True  # type: ignore[attr-defined]
@@ -431,15 +443,15 @@ _install()
 
 
 class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
-    r"""Entmax sampling in ``generate``: logits become :math:`\log \operatorname{argmax}_{T\Omega}(s)`.
+    r"""Entmax sampling in ``generate``: maps logits (batch, V) to :math:`\log \operatorname{argmax}_{T\Omega}(s)`.
 
-    Words outside of the support get −inf, and are never drawn. Made for models that were trained with the loss of the
-    same Ω; nothing else is to be cut off, so pass ``top_k=0`` (transformers' default is 50). Beam search and beam
-    sampling add these logarithms up; that they hand over log-softmax in place of logits, a constant less, is all one.
+    Words outside of the support get −inf, and are never drawn. It is for models that were trained with the loss of the
+    same Ω. No other truncation is needed, so pass ``top_k=0`` (transformers' default is 50). Beam search and beam
+    sampling add up these logarithms; they call it with log-softmax, which differs from logits by a constant.
 
     Args:
         omega: the regularizer; ``Tsallis(1.5)`` by default.
-        temperature: T > 0. ``generate``'s own comes afterwards, and would only raise probabilities to a power.
+        temperature: T > 0. The temperature of ``generate`` is applied afterwards, as a power of the probabilities.
 
     Example:
         >>> import torch
@@ -452,7 +464,7 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     References: Martins, Marinho & Martins (2020).
     """
 
-    def __init__(self, omega: Regularizer | None = None, temperature: float = 1.0) -> None:
+    def __init__(self, omega: Regularizer | None = None, *, temperature: float = 1.0) -> None:
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         self.temperature = check_positive(temperature, "temperature")
 
@@ -474,16 +486,16 @@ class TrainerLoss:
 
     .. math:: \frac1n \sum_t L_\Omega(s_t, y_t)
 
-    n is the number of labels in the whole batch, over all steps of gradient accumulation, as the Trainer counts them;
-    in this call if it does not. Given ``compute_loss_func`` the Trainer keeps the labels from the model, and
-    encoder-decoders need ``decoder_input_ids`` in their place: ``DataCollatorForSeq2Seq(tokenizer, model)`` makes them.
+    n is the number of labels in the whole batch, over all steps of gradient accumulation, if the Trainer counts them,
+    else in this call. With ``compute_loss_func`` the Trainer does not pass labels to the model, so that
+    encoder-decoders need ``decoder_input_ids``: ``DataCollatorForSeq2Seq(tokenizer, model)`` adds them.
 
     Args:
         omega: the regularizer; ``Tsallis(1.5)`` by default.
-        shift_labels: True for causal language models, where place t predicts label t + 1; False where it predicts
-            label t (masked language models, encoder-decoders, classifiers).
+        shift_labels: True for causal language models, where position t predicts label t + 1; False for masked language
+            models, encoder-decoders and classifiers.
         ignore_index: a label that is left out.
-        label_smoothing: the share of each label that is spread over all classes.
+        label_smoothing: the share of each label that is spread uniformly over all classes.
 
     Example:
         >>> import torch
@@ -516,7 +528,7 @@ class TrainerLoss:
         return f"TrainerLoss({self.omega!r}, shift_labels={self.shift_labels})"
 
     def __call__(self, outputs: Any, labels: Tensor | None, num_items_in_batch: float | Tensor | None = None) -> Tensor:
-        """The loss of a model's outputs; a mapping or a tuple with the logits (…, V), as models return them."""
+        """The loss, a scalar, of the outputs of a model: a mapping or a tuple with logits (…, V)."""
         if labels is None:
             raise ValueError("labels must be in the batch, got None; name them by TrainingArguments(label_names=…)")
         logits: Tensor = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
@@ -528,7 +540,7 @@ class TrainerLoss:
                     f"got {tuple(labels.shape)}"
                 )
             logits, labels = logits[..., :-1, :], labels[..., 1:]
-        # As transformers does: a sum over a large vocabulary is not made in half precision.
+        # In float32, as transformers does: half precision is too coarse for sums over large vocabularies.
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         total = fy_loss(
             logits,
@@ -538,10 +550,5 @@ class TrainerLoss:
             label_smoothing=self.label_smoothing,
             reduction="sum",
         )
-        if num_items_in_batch is None:
-            count: float | Tensor = is_kept(labels, self.ignore_index).sum()
-        elif isinstance(num_items_in_batch, Tensor):
-            count = num_items_in_batch.to(total.device)
-        else:
-            count = num_items_in_batch
-        return total / count
+        count = is_kept(labels, self.ignore_index).sum() if num_items_in_batch is None else num_items_in_batch
+        return total / (count.to(total.device) if isinstance(count, Tensor) else count)

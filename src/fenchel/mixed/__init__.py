@@ -1,4 +1,4 @@
-"""Mixed distributions: random vectors of the closed simplex, with mass on vertices, edges and faces."""
+"""Mixed distributions: random vectors in the closed simplex with probability on vertices, edges and faces."""
 
 from fenchel.mixed.base import Estimate, Mixed, closed_simplex, faces, mutual_information
 from fenchel.mixed.baselines import Concrete, LogisticNormal, StraightThroughConcrete

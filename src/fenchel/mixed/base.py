@@ -1,4 +1,4 @@
-"""Mixed: random vectors of the closed simplex that land on vertices, edges and faces with positive probability."""
+"""Mixed: base class of random vectors in the closed simplex with positive probability on vertices, edges and faces."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
-from fenchel._checks import check_broadcast, check_count, check_entries, check_mask, check_shape
+from fenchel._checks import check_broadcast, check_count, check_mask, check_shape
 from fenchel._quadrature import line
 from fenchel._torch import forward_mode, has_tangent, is_mapped
 
-ENUMERATED = 6
-"""The largest number of vertices for which sums over all faces are computed face by face."""
 SAMPLES = 4096
 """The default number of samples of an estimate."""
 
 Self = TypeVar("Self", bound="Mixed")
-OfValue = Callable[[Tensor, Tensor], Tensor]
+ValueFunction = Callable[[Tensor, Tensor], Tensor]
 """A function of values (or faces) and their log-probabilities."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number that was estimated by sampling.
+    """A number that is estimated by sampling, and its standard error.
 
     Args:
-        value: the estimate; its derivatives of every order estimate the derivatives, and are as unbiased as it is.
-        error: its standard error.
+        value: the estimate, differentiable; its derivatives of every order are estimates too, as unbiased as the value.
+        error: the standard error; 0 where the value is exact.
+
+    Example:
+        >>> from fenchel.mixed import MaximumEntropy
+        >>> MaximumEntropy(3).estimate_mean_dimension()  # 3 vertices, 3 edges, 1 triangle of area ½
+        Estimate(value=tensor(0.6154), error=tensor(0.))
     """
 
     value: Tensor
@@ -41,7 +44,12 @@ class Estimate:
 
 
 class _ClosedSimplex(constraints.Constraint):
-    """Vectors with no negative entry that sum to one, up to rounding."""
+    """The constraint of vectors with entries ≥ 0 that sum to 1, up to rounding.
+
+    Example:
+        >>> closed_simplex.check(torch.tensor([[0.3, 0.7, 0.0], [0.5, 0.6, -0.1]]))
+        tensor([ True, False])
+    """
 
     event_dim = 1
 
@@ -54,14 +62,14 @@ class _ClosedSimplex(constraints.Constraint):
 closed_simplex = _ClosedSimplex()
 
 
-def faces(k: int, device: torch.device | None = None) -> Tensor:
-    """All 2ᴷ − 1 faces of the simplex with k vertices, boolean (2ᴷ − 1, k): the vertices first, the interior last.
+def faces(vertices: int, *, device: torch.device | None = None) -> Tensor:
+    """All 2ᴷ − 1 faces of the simplex with K vertices, boolean (2ᴷ − 1, K): the vertices first, the interior last.
 
     Example:
         >>> faces(2).int().tolist()
         [[1, 0], [0, 1], [1, 1]]
     """
-    bits = torch.arange(1, 2**k, device=device).unsqueeze(-1) >> torch.arange(k, device=device) & 1
+    bits = torch.arange(1, 2**vertices, device=device).unsqueeze(-1) >> torch.arange(vertices, device=device) & 1
     return bits[bits.sum(-1).argsort(stable=True)].bool()
 
 
@@ -72,8 +80,7 @@ class Mixed(Distribution):
 
     A face is a boolean vector: which entries are positive. Densities on a face are with respect to its first
     :math:`|f| - 1` coordinates, as in torch's ``Dirichlet``; a vertex has a probability. Together they are a density
-    with respect to the direct-sum measure, and what follows from that density (entropy, KL divergence, mutual
-    information) is meant so.
+    with respect to the direct-sum measure; entropy, KL divergence and mutual information are those of this density.
 
     ==========================  =====================================================================================
     ``y.log_prob(value)``       log P(f) + log p(value | f), f the face of the value
@@ -84,20 +91,34 @@ class Mixed(Distribution):
     ``y.entropy()``             H(F) + H(Y | F), in nats
     ``y.face_entropy()``        H(F)
     ``y.mean_dimension()``      the expected dimension of the face, E|F| − 1
-    ``y.code_length(bits)``     bits that a code needs: faces without loss, coordinates with so many bits each
+    ``y.code_length(bits)``     average bits of a code that stores faces exactly and each coordinate with ``bits`` bits
     ==========================  =====================================================================================
 
-    Sampling takes a ``generator``. For two vertices everything is exact. Where a quantity has no closed form, it is
-    estimated by sampling: each has a counterpart that also returns the standard error, and takes ``num_samples`` and a
-    ``generator``: ``estimate_entropy``, ``estimate_kl`` (whose value is ``torch.distributions.kl_divergence``),
+    Sampling takes a ``generator``. For two vertices everything is exact. A quantity without a closed form is estimated
+    by sampling, and has a counterpart that takes ``num_samples`` and a ``generator`` and also returns the standard
+    error: ``estimate_entropy``, ``estimate_kl`` (whose value is ``torch.distributions.kl_divergence``),
     ``estimate_face_entropy``, ``estimate_mean_dimension``, ``estimate_code_length``; for faces ``face_probability``.
-    ``estimate`` does it for any function of values.
+    ``estimate`` estimates the expectation of any function of values.
+
+    Example:
+        >>> from fenchel.mixed import GaussianSparsemax
+        >>> y = GaussianSparsemax(torch.tensor([1.0, 0.0]), scale=torch.full((2,), 0.5))
+        >>> y.face_of(torch.tensor([0.25, 0.75]))
+        tensor([True, True])
+        >>> y.mean_dimension()  # the probability of the edge
+        tensor(0.4977)
     """
 
     support = closed_simplex
-    _validate_args = True  # of its own: torch.compile switches off that of all distributions
+    _validate_args = True  # torch.compile switches off torch's default for all distributions
     _parameters: ClassVar[dict[str, int]]
-    """Names of the tensors that the distribution has, and how many dimensions of each are not batch."""
+    """The names of the parameters, and the number of dimensions of each that are not batch dimensions."""
+    _max_enumerated = 6
+    """The largest number of vertices for which sums over faces are computed face by face, and not estimated."""
+
+    def __init__(self, batch_shape: torch.Size, event_shape: torch.Size, validate_args: bool | None = None) -> None:
+        super().__init__(batch_shape, event_shape, validate_args=False)
+        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
 
     @abstractmethod
     def face_log_prob(self, face: Tensor) -> Tensor:
@@ -122,8 +143,8 @@ class Mixed(Distribution):
             return self.rsample(sample_shape, generator)
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
-        """Draw values through which gradients reach the parameters."""
-        raise NotImplementedError(f"{type(self).__name__} is not reparametrised: its faces are drawn")
+        """Draw values (*sample_shape, *batch, K) that are differentiable in the parameters."""
+        raise NotImplementedError(f"{type(self).__name__} has no rsample: its faces are sampled from a discrete choice")
 
     def sample_face(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw faces, boolean (*sample_shape, *batch, K)."""
@@ -144,13 +165,11 @@ class Mixed(Distribution):
     def estimate_face_entropy(
         self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """H(F): a sum over all faces for few vertices, else a mean over faces that are drawn."""
+        """H(F): a sum over all faces for few vertices, else a mean over sampled faces."""
 
-        def surprise(face: Tensor, log_prob: Tensor) -> Tensor:
-            return -log_prob
-
-        few = self.vertices <= ENUMERATED
-        return self._over_faces(surprise) if few else self._over_drawn_faces(surprise, num_samples, generator)
+        if self.vertices <= self._max_enumerated:
+            return self._over_faces(lambda face, log_prob: -log_prob)
+        return self._over_drawn_faces(lambda face, log_prob: -log_prob, num_samples, generator)
 
     def mean_dimension(self) -> Tensor:
         """The expected dimension of the face, E|F| − 1: the value of ``estimate_mean_dimension``."""
@@ -160,7 +179,7 @@ class Mixed(Distribution):
         self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """E|F| − 1: a sum over all faces for few vertices, else a mean over samples."""
-        if self.vertices <= ENUMERATED:
+        if self.vertices <= self._max_enumerated:
             return self._over_faces(lambda face, log_prob: face.sum(-1).to(log_prob.dtype) - 1)
         return self.estimate(
             lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype),
@@ -169,7 +188,7 @@ class Mixed(Distribution):
         )
 
     def code_length(self, precision: float | Tensor) -> Tensor:
-        """The average bits of the best code: the face without loss, each of its coordinates with ``precision`` bits."""
+        """The average bits of an optimal code: the face exactly, and each coordinate with ``precision`` bits."""
         return self.estimate_code_length(precision).value
 
     def estimate_code_length(
@@ -192,7 +211,7 @@ class Mixed(Distribution):
         return Estimate(log_prob.exp().to(self._dtype), (error * log_prob.detach().exp()).to(self._dtype))
 
     def expect(self, function: Callable[[Tensor], Tensor]) -> Tensor:
-        """E of a function of values for two vertices: both ends, and the edge by quadrature."""
+        """The expectation of a function of values for two vertices, by quadrature on the edge."""
         if self.vertices != 2:
             raise NotImplementedError("expect is for two vertices; for more see estimate")
         return self._expect(lambda value, _: function(value))
@@ -204,10 +223,10 @@ class Mixed(Distribution):
         num_samples: int = SAMPLES,
         generator: torch.Generator | None = None,
     ) -> Estimate:
-        """E of a function of values from samples.
+        """The expectation of a function of values, estimated from samples.
 
-        The gradient is the score function's, because log-densities jump from face to face and a gradient through
-        samples would miss that.
+        The gradient is that of the score function estimator: log-densities are discontinuous between faces, which a
+        gradient through samples does not see.
         """
         if self._differentiable:
             return self._estimate(lambda value, _: function(value), num_samples, generator)
@@ -218,7 +237,7 @@ class Mixed(Distribution):
         self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """KL(self ‖ other): exact (error 0) for two vertices, else a mean over samples."""
-        p, q = alike(self, other)
+        p, q = broadcast_pair(self, other)
         return p._mean(lambda value, log_prob: log_prob - q.log_prob(value), num_samples, generator)
 
     def expand(self: Self, batch_shape: Sequence[int], _instance: Any = None) -> Self:
@@ -237,20 +256,19 @@ class Mixed(Distribution):
         )
         return f"{type(self).__name__}({shapes})"
 
-    # -- for the distributions of this room --------------------------------------------------------
+    # -- for subclasses ----------------------------------------------------------------------------
 
     def _edge_breaks(self) -> Tensor:
         """Ascending logits (P, *batch) that divide the edge of two vertices into intervals for quadrature."""
         breaks = torch.linspace(-40, 40, 17, dtype=torch.float64, device=self._device)
         return breaks.reshape(-1, *[1] * len(self.batch_shape)).expand(-1, *self.batch_shape)
 
-    def _mean(self, function: OfValue, num_samples: int, generator: torch.Generator | None) -> Estimate:
+    def _mean(self, function: ValueFunction, num_samples: int, generator: torch.Generator | None) -> Estimate:
         if self.vertices == 2:
-            exact = self._expect(function).to(self._dtype)
-            return exactly(exact)
+            return exact_estimate(self._expect(function).to(self._dtype))
         return self._estimate(function, num_samples, generator)
 
-    def _expect(self, function: OfValue) -> Tensor:
+    def _expect(self, function: ValueFunction) -> Tensor:
         ends = torch.eye(2, dtype=torch.float64, device=self._device)
         ends = ends.reshape(2, *[1] * len(self.batch_shape), 2).expand(2, *self.batch_shape, 2)
 
@@ -259,42 +277,44 @@ class Mixed(Distribution):
             possible = log_prob > -torch.inf
             return torch.where(possible, log_prob.exp() * torch.where(possible, function(value, log_prob), 0.0), 0.0)
 
-        def edge(t: Tensor) -> Tensor:  # in logits both ends are resolved
+        def edge(t: Tensor) -> Tensor:  # a function of logits, which resolve both ends
             value = torch.stack([t.sigmoid(), (-t).sigmoid()], -1)
             return mass(value) * value.prod(-1)
 
         return mass(ends).sum(0) + line(edge, self._edge_breaks().detach())
 
-    def _estimate(self, function: OfValue, num_samples: int, generator: torch.Generator | None) -> Estimate:
+    def _estimate(self, function: ValueFunction, num_samples: int, generator: torch.Generator | None) -> Estimate:
         value, log_prob = self._draw(check_count(num_samples, "num_samples", 2), generator)
-        return scored(function(value, log_prob), log_prob)
+        return score_estimate(function(value, log_prob), log_prob)
 
     def _draw(self, n: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-        """Values, and log-probabilities of what was drawn to make them: their gradient is the score."""
+        """Sampled values, and log-probabilities of the random variables behind them, whose gradient is the score."""
         value = self.sample((n,), generator)
         return value, self.log_prob(value)
 
     def _face_terms(self, face: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities of faces, and standard errors of the probabilities relative to these."""
+        """Log-probabilities of faces, and relative standard errors of the probabilities."""
         log_prob = self.face_log_prob(face)
         return log_prob, torch.zeros_like(log_prob)
 
-    def _over_faces(self, function: OfValue) -> Estimate:
-        face = faces(self.vertices, self._device)
+    def _over_faces(self, function: ValueFunction) -> Estimate:
+        face = faces(self.vertices, device=self._device)
         face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
         log_prob, error = self._face_terms(face)
         possible = log_prob > -torch.inf
         h = function(face, torch.where(possible, log_prob, 0.0))
         prob = log_prob.exp()
         value = torch.where(possible, prob * h, 0.0).sum(0)
-        # Faces share their random shifts, so that their errors may add up.
+        # The errors of different faces are correlated, so their sum is an upper bound.
         worst = (error * (prob * (h.abs() + 1)).detach()).sum(0)
         return Estimate(value.to(self._dtype), worst.to(self._dtype))
 
-    def _over_drawn_faces(self, function: OfValue, num_samples: int, generator: torch.Generator | None) -> Estimate:
+    def _over_drawn_faces(
+        self, function: ValueFunction, num_samples: int, generator: torch.Generator | None
+    ) -> Estimate:
         face = self.sample_face((check_count(num_samples, "num_samples", 2),), generator)
         log_prob, error = self._face_terms(face)
-        mean = scored(function(face, log_prob), log_prob)
+        mean = score_estimate(function(face, log_prob), log_prob)
         return Estimate(mean.value.to(self._dtype), (mean.error + error.mean(0)).to(self._dtype))
 
     @property
@@ -319,7 +339,7 @@ class Mixed(Distribution):
         """Check a face and broadcast it with the batch."""
         check_shape(check_mask(face, "face", true="the entry is positive"), "face", "…", self.vertices)
         if self._validate_args and not bool(face.any(-1).all()):
-            raise ValueError("face must have at least one True entry: no entry positive is no face of the simplex")
+            raise ValueError("face must have at least one True entry")
         return face.expand(self._batched("face", face))
 
     def _check_value(self, value: Tensor) -> Tensor:
@@ -329,18 +349,18 @@ class Mixed(Distribution):
         return value.expand(self._batched("value", value))
 
     def _batched(self, name: str, value: Tensor) -> torch.Size:
-        """The shape of values or faces (…, K) once they are broadcast with the batch."""
+        """The shape of values or faces (…, K) after broadcasting with the batch."""
         what = f"the shape of {name} and that of a sample"
         return check_broadcast(what, value.shape, self.batch_shape + self.event_shape)
 
-    def _off(self, value: Tensor, log_prob: Tensor) -> Tensor:
-        """Log-densities with −inf off the simplex, NaN for NaN, in the dtype of values and parameters."""
+    def _on_simplex(self, value: Tensor, log_prob: Tensor) -> Tensor:
+        """Log-densities, −inf for values outside of the simplex, NaN for NaN, in the dtype of values and parameters."""
         log_prob = torch.where(closed_simplex.check(value), log_prob, -torch.inf)
         log_prob = torch.where(value.isnan().any(-1), torch.nan, log_prob)
         return log_prob.to(torch.promote_types(self._dtype, value.dtype))
 
 
-def exactly(value: Tensor) -> Estimate:
+def exact_estimate(value: Tensor) -> Estimate:
     """An estimate with error 0."""
     return Estimate(value, torch.zeros_like(value))
 
@@ -351,11 +371,11 @@ def standard_error(h: Tensor) -> Tensor:
     return ((h - h.mean(0)).square().sum(0) / (n * (n - 1))).sqrt()
 
 
-def scored(h: Tensor, log_prob: Tensor) -> Estimate:
+def score_estimate(h: Tensor, log_prob: Tensor) -> Estimate:
     """The mean of values h over the first dimension, and its error; derivatives of every order are unbiased.
 
-    Each value is weighted by a ratio of probabilities that is 1 but has the derivatives of the score function (Foerster
-    et al. 2018). The mean of all other values, which is independent of it, is subtracted to reduce the variance.
+    Each value is multiplied by a ratio of probabilities that equals 1 and has the derivatives of the score function
+    (Foerster et al. 2018). The mean of all other values is subtracted as a baseline, to reduce the variance.
     """
     n, mean = len(h), h.mean(0)
     others = ((mean - h / n) * (n / (n - 1))).detach()
@@ -364,31 +384,19 @@ def scored(h: Tensor, log_prob: Tensor) -> Estimate:
     return Estimate(value, standard_error(h))
 
 
-def varied(value: Tensor) -> bool:
+def is_differentiated(value: Tensor) -> bool:
     """Whether derivatives with respect to a tensor are computed, in reverse or forward mode."""
-    if has_tangent(value):
-        return True
-    return torch.is_grad_enabled() and value.requires_grad
-
-
-def check_positive_entries(value: Tensor, name: str) -> Tensor:
-    """Check that all entries of a tensor are positive and finite."""
-    return check_entries((value > 0) & (value < torch.inf), value, name, "be positive and finite")
-
-
-def check_finite_entries(value: Tensor, name: str) -> Tensor:
-    """Check that all entries of a tensor are finite."""
-    return check_entries(value.isfinite(), value, name, "be finite")
+    return has_tangent(value) or (torch.is_grad_enabled() and value.requires_grad)
 
 
 P = TypeVar("P", bound=Mixed)
 Q = TypeVar("Q", bound=Mixed)
 
 
-def alike(p: P, q: Q) -> tuple[P, Q]:
+def broadcast_pair(p: P, q: Q) -> tuple[P, Q]:
     """Broadcast two distributions to one batch shape."""
     if p.event_shape != q.event_shape:
-        raise ValueError(f"both must have as many vertices, got {p.vertices} and {q.vertices}")
+        raise ValueError(f"both must have the same number of vertices, got {p.vertices} and {q.vertices}")
     shape = check_broadcast("the batch dimensions of both distributions", p.batch_shape, q.batch_shape)
     return p.expand(shape), q.expand(shape)
 
@@ -406,10 +414,10 @@ def mutual_information(
     .. math:: I(X; Y) = \sum_x P(x) \; \mathrm{KL}(p_{Y|X=x} \,\|\, p_Y), \qquad p_Y = \sum_x P(x)\, p_{Y|X=x}
 
     Args:
-        y: p(y | x), a batch (N,) of mixed distributions: one for each of N values of x.
+        y: p(y | x), a batch (N,) of mixed distributions, one for each of N values of x.
         weights: P(x), (N,); uniform if None.
-        num_samples: how many samples of each.
-        generator: where the random numbers come from; torch's own if None.
+        num_samples: the number of samples of each distribution.
+        generator: of the random numbers; torch's default if None.
 
     Returns:
         The estimate, and its standard error; exact (error 0) for two vertices.
@@ -417,7 +425,7 @@ def mutual_information(
     Example:
         >>> from fenchel.mixed import GaussianSparsemax
         >>> y = GaussianSparsemax(torch.tensor([[9.0, 0.0], [0.0, 9.0]]), scale=torch.ones(2, 2))
-        >>> round(mutual_information(y).value.item() / math.log(2), 3)  # which of two: nearly one bit
+        >>> round(mutual_information(y).value.item() / math.log(2), 3)  # nearly one bit
         1.0
     """
     if len(y.batch_shape) != 1:
@@ -431,7 +439,7 @@ def mutual_information(
     def gain(value: Tensor, log_prob: Tensor) -> Tensor:
         each = y.log_prob(value.unsqueeze(-2))  # (…, N drawn from, N)
         ratio = log_prob - torch.logsumexp(each + weights.log(), -1)
-        return torch.where(weights > 0, ratio, 0.0)  # values of probability zero do not count, even if infinite
+        return torch.where(weights > 0, ratio, 0.0)  # terms of probability zero are left out, even if infinite
 
     part = y._mean(gain, num_samples, generator)
     return Estimate((weights * part.value).sum(-1), (weights * part.error).square().sum(-1).sqrt())

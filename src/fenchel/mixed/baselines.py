@@ -1,4 +1,4 @@
-"""Baselines for mixed distributions: densities on the open simplex, made of torch's distributions."""
+"""Baselines for mixed distributions: densities on the open simplex, built from torch's distributions."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import Transform
 
+from fenchel._checks import check_one_given
+
 Concrete = RelaxedOneHotCategorical
-"""Gumbel-Softmax, torch's own: ``Concrete(temperature, logits=z)``."""
+"""The Gumbel-Softmax distribution, ``torch.distributions.RelaxedOneHotCategorical(temperature, logits=z)``."""
 
 
 class StraightThroughConcrete(RelaxedOneHotCategorical):
-    """One-hot forward, Concrete backward: ``rsample`` draws a vertex, and its gradient is that of the relaxed sample.
+    """A Concrete distribution whose ``rsample`` is one-hot, with the gradient of the relaxed sample.
 
-    That gradient is biased, as straight-through gradients are; ``log_prob`` is still the Concrete's.
+    The gradient is biased, as straight-through gradients are; ``log_prob`` is that of the Concrete distribution.
 
     Example:
         >>> y = StraightThroughConcrete(torch.tensor(1.0), logits=torch.zeros(3))
@@ -41,7 +43,7 @@ class StraightThroughConcrete(RelaxedOneHotCategorical):
 
 
 class AdditiveLogistic(Transform):
-    """x in ℝᴷ⁻¹ to softmax([x, 0]), one to one with the open simplex."""
+    """The bijection from x in ℝᴷ⁻¹ to softmax([x, 0]) in the open simplex."""
 
     domain = constraints.real_vector
     codomain = constraints.simplex
@@ -71,8 +73,8 @@ class AdditiveLogistic(Transform):
 class LogisticNormal(TransformedDistribution):
     r"""Softmax of a Gaussian: :math:`Y = \operatorname{softmax}(Z)`, :math:`Z \sim \mathcal{N}(\mu, \Sigma)`.
 
-    The arguments are those of ``GaussianSparsemax``. Torch's own ``LogisticNormal`` breaks sticks instead, which is
-    another distribution. Densities are with respect to the first K − 1 coordinates.
+    The arguments are those of ``GaussianSparsemax``. ``torch.distributions.LogisticNormal`` is another distribution: it
+    uses stick breaking. Densities are with respect to the first K − 1 coordinates.
 
     Example:
         >>> y = LogisticNormal(torch.zeros(3), scale=torch.ones(3))
@@ -87,8 +89,7 @@ class LogisticNormal(TransformedDistribution):
         scale_tril: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if (scale is None) == (scale_tril is None):
-            raise ValueError("exactly one of scale and scale_tril must be given")
+        check_one_given(scale=scale, scale_tril=scale_tril)
         factor = torch.diag_embed(scale) if scale is not None else scale_tril
         assert factor is not None
         if loc.shape[-1] < 2 or factor.shape[-1] != loc.shape[-1]:

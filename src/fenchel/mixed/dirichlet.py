@@ -1,4 +1,4 @@
-"""MixedDirichlet: a Gibbs distribution over the faces, and a Dirichlet on the one that is drawn."""
+"""MixedDirichlet: a Gibbs distribution over the faces, and a Dirichlet distribution on each face."""
 
 from __future__ import annotations
 
@@ -10,41 +10,40 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid, softplus
 
-from fenchel._checks import check_broadcast, check_count, check_floats
+from fenchel._checks import check_broadcast, check_count, check_floats, check_positive
 from fenchel._torch import has_tangent, is_mapped, standard_gamma
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
     Mixed,
-    alike,
-    check_positive_entries,
-    exactly,
+    broadcast_pair,
+    exact_estimate,
     faces,
-    scored,
+    score_estimate,
 )
 
-ENUMERATED = 12
+MAX_ENUMERATED = 12
 """The largest number of vertices for which sums without a closed form are computed face by face."""
 
 
 class MixedDirichlet(Mixed):
-    r"""A random face, with a score for each vertex, and a Dirichlet distribution on that face.
+    r"""A random face with one score per vertex, and a Dirichlet distribution on that face.
 
     .. math::
         P_F(f) = \frac{\exp \langle w, f \rangle}{\prod_k (1 + e^{w_k}) - 1}, \qquad
         Y \mid F = f \sim \mathrm{Dirichlet}(\alpha_f), \qquad f \in \{0, 1\}^K \setminus \{0\}
 
-    Log-probabilities, face entropy and the expected dimension are in closed form and sampling is exact for any K, in
-    O(K). Entropy and KL divergence have a closed form, in O(K²), for one concentration that all vertices share: of
-    size 1 along its last dimension, or constant and without a gradient. Else they are a sum over faces for K ≤ 12;
-    above that a part of them is estimated, and ``estimate_entropy`` and ``estimate_kl`` return the error.
+    Log-probabilities, face entropy and the expected dimension have closed forms and sampling is exact for any K, in
+    O(K). Entropy and KL divergence have a closed form, in O(K²), if all vertices share one concentration: of size 1
+    along its last dimension, or constant and without a gradient. Otherwise they are a sum over faces for K ≤ 12; for
+    more vertices a part of them is estimated, and ``estimate_entropy`` and ``estimate_kl`` return the error.
 
     Args:
         face_logits: w, (…, K): real, −inf for vertices that are never in a face; not all −inf.
         concentration: α > 0, broadcastable with it.
 
-    Faces are drawn, so gradients do not pass through samples (``has_rsample`` is False); on a given face they do reach
-    the concentration through ``rsample_on``.
+    Faces are discrete, so samples have no gradient (``has_rsample`` is False); on a given face ``rsample_on`` is
+    differentiable in the concentration.
 
     Example:
         >>> y = MixedDirichlet(torch.tensor([1.0, 0.0, -1.0]), torch.ones(3))
@@ -70,10 +69,9 @@ class MixedDirichlet(Mixed):
         check_broadcast("the shapes of face_logits and concentration", face_logits.shape, concentration.shape)
         self.face_logits, self.concentration = torch.broadcast_tensors(face_logits, concentration)  # type: ignore[no-untyped-call]
         batch, event = self.face_logits.shape[:-1], self.face_logits.shape[-1:]
-        super().__init__(batch, event, validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(batch, event, validate_args)
         if self._validate_args:
-            check_positive_entries(concentration, "concentration")
+            check_positive(concentration, "concentration")
             if not bool(((face_logits < torch.inf) & (face_logits > -torch.inf).any(-1, keepdim=True)).all()):
                 raise ValueError("face_logits must be below +inf, and in each row at least one above −inf")
         self._shared = concentration.shape[-1] == 1 or _constant(concentration)
@@ -87,12 +85,12 @@ class MixedDirichlet(Mixed):
 
     @property
     def log_partition(self) -> Tensor:
-        """log(Π(1 + e^w) − 1), summed over which vertex is the first, so that nothing cancels or overflows."""
+        """log(Π(1 + e^w) − 1), as a sum over the first vertex of a face, without cancellation or overflow."""
         return torch.logsumexp(self._first, -1).to(self._dtype)
 
     @property
     def inclusion(self) -> Tensor:
-        """P(vertex k is in the face), (…, K)."""
+        """The probability that vertex k is in the face, for each k, (…, K)."""
         return self._inclusion.to(self._dtype)
 
     @property
@@ -102,7 +100,7 @@ class MixedDirichlet(Mixed):
 
     @property
     def _first(self) -> Tensor:
-        """Log-weights of all faces whose first vertex is k: later ones are in or out on their own."""
+        """The log-weight of all faces whose first vertex is k, (…, K); later vertices are in or out independently."""
         later: Tensor = softplus(self._w).flip(-1).cumsum(-1).flip(-1)
         first: Tensor = self._w + torch.cat([later[..., 1:], torch.zeros_like(later[..., :1])], -1)
         return first
@@ -135,13 +133,13 @@ class MixedDirichlet(Mixed):
         self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """H(F), in closed form."""
-        return exactly(self._face_entropy.to(self._dtype))
+        return exact_estimate(self._face_entropy.to(self._dtype))
 
     def estimate_mean_dimension(
         self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """E|F| − 1, in closed form."""
-        return exactly((self._inclusion.sum(-1) - 1).to(self._dtype))
+        return exact_estimate((self._inclusion.sum(-1) - 1).to(self._dtype))
 
     def size_log_prob(self) -> Tensor:
         """log P(|F| = n) for n = 1 … K, (…, K), in O(K²)."""
@@ -164,8 +162,8 @@ class MixedDirichlet(Mixed):
         logs = torch.where(face, value.double(), 1.0).log()
         total = torch.where(face, alpha, 0.0).sum(-1)
         density = ((alpha - 1) * logs - torch.lgamma(alpha)).sum(-1) + torch.lgamma(torch.where(total > 0, total, 1.0))
-        quiet = torch.where(face, self._w, 0.0).sum(-1) - torch.logsumexp(self._first, -1)
-        return self._off(value, quiet + density)
+        of_face = torch.where(face, self._w, 0.0).sum(-1) - torch.logsumexp(self._first, -1)
+        return self._on_simplex(value, of_face + density)
 
     def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         face = self.sample_face(sample_shape, generator)
@@ -173,10 +171,10 @@ class MixedDirichlet(Mixed):
             return self.rsample_on(face, generator)
 
     def rsample_on(self, face: Tensor, generator: torch.Generator | None = None) -> Tensor:
-        """Draw a value on each of the faces (…, K); gradients reach the concentration.
+        """Draw one value per face, (…, K), differentiable in the concentration.
 
-        Made of log-gammas, so that small concentrations do not underflow before they are normalised. An entry of the
-        face is never less than the smallest normal number.
+        Gamma variables are computed as logarithms, so that small concentrations do not underflow before they are
+        normalised. Entries in the face are at least the smallest normal number.
         """
         face = self._check_face(face)
         alpha = torch.where(face, self.concentration, 1.0)
@@ -189,14 +187,11 @@ class MixedDirichlet(Mixed):
 
     # -- information ---------------------------------------------------------------------------------
 
-    def entropy(self) -> Tensor:
-        return self.estimate_entropy().value
-
     def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         """The entropy; exact (error 0) for a concentration with equal entries or few vertices.
 
-        Else all is exact but for what depends on the concentration's sum over the face, which is a mean over
-        ``num_samples`` faces.
+        Otherwise the part that depends on the sum of the concentration over the face is a mean over ``num_samples``
+        faces, and the rest is exact.
         """
         alpha = self.concentration.double()
         each = torch.lgamma(alpha) - (alpha - 1) * torch.digamma(alpha)
@@ -211,10 +206,10 @@ class MixedDirichlet(Mixed):
     def estimate_kl(
         self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """KL(self ‖ other): between two of this kind exact (error 0) where their entropies are."""
+        """KL(self ‖ other): exact (error 0) if both are of this class and their entropies are exact."""
         if not isinstance(other, MixedDirichlet):
             return super().estimate_kl(other, num_samples=num_samples, generator=generator)
-        p, q = alike(self, other)
+        p, q = broadcast_pair(self, other)
         alpha, beta, inclusion = p.concentration.double(), q.concentration.double(), p._inclusion
         ever = p._w > -torch.inf
         ratio = torch.where(ever, p._w, 0.0) - torch.where(ever, q._w, 0.0)
@@ -232,25 +227,21 @@ class MixedDirichlet(Mixed):
     def _over_sums(
         self, function: Any, other: MixedDirichlet, num_samples: int, generator: torch.Generator | None
     ) -> Estimate:
-        """E of a function of |F| and the sums over F of this concentration and another's."""
+        """The expectation of a function of |F| and the sums over F of this concentration and another's."""
         alpha, beta = self.concentration.double(), other.concentration.double()
         if self._shared and other._shared:
             size = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
             values = function(alpha[..., :1] * size, beta[..., :1] * size, size)
-            exact = (self._size_log_prob.exp() * values).sum(-1)
-            return exactly(exact)
-        enumerated = self.vertices <= ENUMERATED
+            return exact_estimate((self._size_log_prob.exp() * values).sum(-1))
+        enumerated = self.vertices <= MAX_ENUMERATED
         if enumerated:
-            face = faces(self.vertices, self._device)
+            face = faces(self.vertices, device=self._device)
             face = face.reshape(len(face), *[1] * len(self.batch_shape), -1).expand(-1, *self.batch_shape, -1)
         else:
             face = self.sample_face((check_count(num_samples, "num_samples", 2),), generator)
         log_prob = self.face_log_prob(face).double()
         values = function((alpha * face).sum(-1), (beta * face).sum(-1), face.sum(-1).double())
-        if enumerated:
-            exact = (log_prob.exp() * values).sum(0)
-            return exactly(exact)
-        return scored(values, log_prob)
+        return exact_estimate((log_prob.exp() * values).sum(0)) if enumerated else score_estimate(values, log_prob)
 
     def _edge_breaks(self) -> Tensor:
         a, b = self.concentration.double().unbind(-1)
@@ -261,10 +252,8 @@ class MixedDirichlet(Mixed):
 
 
 def _constant(concentration: Tensor) -> bool:
-    """Whether all entries of a row are equal, and no derivatives are taken in them."""
-    if concentration.requires_grad or is_mapped(concentration):
-        return False
-    if has_tangent(concentration):
+    """Whether all entries of a row are equal, and no derivatives in them are computed."""
+    if concentration.requires_grad or is_mapped(concentration) or has_tangent(concentration):
         return False
     return bool((concentration == concentration[..., :1]).all())
 

@@ -1,4 +1,4 @@
-"""GaussianSparsemax: a Gaussian vector, projected on the simplex."""
+"""GaussianSparsemax: a Gaussian vector projected onto the simplex."""
 
 from __future__ import annotations
 
@@ -12,40 +12,39 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.special import log_ndtr, ndtr
 
-from fenchel._checks import check_broadcast, check_floats
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_one_given, check_positive, check_tril
 from fenchel._quadrature import log_concave
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
     Mixed,
-    alike,
-    check_finite_entries,
-    check_positive_entries,
-    exactly,
+    broadcast_pair,
+    exact_estimate,
 )
-from fenchel.mixed.boxes import CERTAIN, log_box
+from fenchel.mixed.boxes import MAX_DEVIATIONS, log_box
 from fenchel.regularizers import sparsemax
 
-_STEP = 0.1  # the width, in deviations of the threshold, below which an entry is a step
+_NARROW = 0.1  # standard deviations of an entry, relative to the threshold's, below which it is treated as a step
 
 
 class GaussianSparsemax(Mixed):
-    r"""Sparsemax of a Gaussian vector, with mass on every face; with softmax it would be the Logistic-Normal.
+    r"""Sparsemax of a Gaussian vector (…, K), with positive probability on every face.
 
     .. math:: Y = \operatorname{sparsemax}(Z), \qquad Z \sim \mathcal{N}(\mu, \Sigma)
 
-    With two vertices it is the double-sided rectified Gaussian, in closed form. The density at a value with face f is
-    the Gaussian density of the entries in the face, times the probability that the other entries stay below the
-    threshold: for a diagonal covariance one integral over the threshold, to some ten digits, for a full one an orthant
-    probability in as many dimensions as there are zeros. Probabilities of faces are integrals in K − 1 dimensions. Up
-    to two dimensions these are by adaptive quadrature; above, by quasi-Monte Carlo with fixed random shifts, so that
-    results and gradients are the same in every call, and to 4 digits where it converges (as a rule in up to 6
-    dimensions): ``face_probability`` and ``estimate_log_prob`` return the error.
+    With softmax in place of sparsemax it would be the Logistic-Normal. With two vertices it is the double-sided
+    rectified Gaussian, in closed form. The density at a value with face f is the Gaussian density of the entries in the
+    face, times the probability that the other entries are below the threshold: for a diagonal covariance one integral
+    over the threshold, to about ten digits, for a full one an orthant probability in as many dimensions as there are
+    zeros. Probabilities of faces are integrals in K − 1 dimensions. Up to two dimensions adaptive quadrature is used;
+    above, quasi-Monte Carlo with fixed random shifts, so that results and gradients are the same in every call. It
+    gives 4 digits where it converges (usually up to 6 dimensions): ``face_probability`` and ``estimate_log_prob``
+    return the error.
 
     Args:
         loc: μ, (…, K).
-        scale: standard deviations of independent entries, (…, K); or
-        scale_tril: Σ = L Lᵀ by its Cholesky factor, (…, K, K).
+        scale: standard deviations of independent entries, (…, K); either this or ``scale_tril``.
+        scale_tril: the Cholesky factor L of Σ = L Lᵀ, (…, K, K).
 
     Example:
         >>> y = GaussianSparsemax(torch.zeros(2), scale=torch.ones(2))
@@ -74,8 +73,7 @@ class GaussianSparsemax(Mixed):
         validate_args: bool | None = None,
     ) -> None:
         check_floats(loc, "loc", "…", "K")
-        if (scale is None) == (scale_tril is None):
-            raise ValueError("exactly one of scale and scale_tril must be given")
+        check_one_given(scale=scale, scale_tril=scale_tril)
         if scale is not None:
             check_floats(scale, "scale", "…", "K")
             check_broadcast("the shapes of loc and scale", loc.shape, scale.shape)
@@ -89,14 +87,13 @@ class GaussianSparsemax(Mixed):
             self.loc = loc.expand(*batch, -1)
             self.scale_tril = scale_tril.expand(*batch, -1, -1)
             self.scale = None
-        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(self.loc.shape[:-1], self.loc.shape[-1:], validate_args)
         if self._validate_args:
-            check_finite_entries(loc, "loc")
+            check_entries(loc.isfinite(), loc, "loc", "be finite")
             if scale is not None:
-                check_positive_entries(scale, "scale")
-            elif scale_tril is not None and not _is_factor(scale_tril):
-                raise ValueError("scale_tril must be lower triangular with a positive diagonal")
+                check_positive(scale, "scale")
+            elif scale_tril is not None:
+                check_tril(scale_tril, "scale_tril")
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
@@ -113,31 +110,31 @@ class GaussianSparsemax(Mixed):
         return self.estimate_log_prob(value).value
 
     def estimate_log_prob(self, value: Tensor) -> Estimate:
-        """``log_prob``, and its standard error: 0 but for a full covariance and values with three zeros or more."""
+        """``log_prob`` and its standard error: 0 unless the covariance is full and values have at least three zeros."""
         value = self._check_value(value)
         y, face = value.double(), self.face_of(value)
         rows = y.reshape(-1, self.vertices), face.reshape(-1, self.vertices)
         terms = (self._by_threshold if self._diagonal else self._by_orthant)(*rows, self._rows(value.shape))
         density, error = (each.reshape(value.shape[:-1]) for each in terms)
-        return Estimate(self._off(value, density), error.to(self._dtype))
+        return Estimate(self._on_simplex(value, density), error.to(self._dtype))
 
     def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         if self.vertices != 2:
             return super().estimate_entropy(num_samples=num_samples, generator=generator)
         edge = self._edge()
-        return exactly((edge.ends * -edge.log_ends).sum(0).add(edge.surprise(edge)).to(self._dtype))
+        return exact_estimate((edge.ends * -edge.log_ends).sum(0).add(edge.cross_entropy(edge)).to(self._dtype))
 
     def estimate_kl(
         self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         if self.vertices != 2 or not isinstance(other, GaussianSparsemax):
             return super().estimate_kl(other, num_samples=num_samples, generator=generator)
-        p, q = (each._edge() for each in alike(self, other))
+        p, q = (each._edge() for each in broadcast_pair(self, other))
         ends = torch.where(p.ends > 0, p.ends * (p.log_ends - q.log_ends), 0.0).sum(0)
-        return exactly((ends + p.surprise(q) - p.surprise(p)).to(self._dtype))
+        return exact_estimate((ends + p.cross_entropy(q) - p.cross_entropy(p)).to(self._dtype))
 
     def _edge(self) -> _Edge:
-        """For two vertices, the first entry: a Gaussian, cut off at 0 and at 1."""
+        """For two vertices, the distribution of the first entry: a Gaussian clipped to [0, 1]."""
         loc, factor = self._rows(self.loc.shape)
         factor = torch.diag_embed(factor) if factor.dim() == 2 else factor
         centre = 0.5 * (1 + loc[:, 0] - loc[:, 1])
@@ -176,23 +173,23 @@ class GaussianSparsemax(Mixed):
         return log_prob.reshape(face.shape[:-1]), error.reshape(face.shape[:-1])
 
     def _by_threshold(self, y: Tensor, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """|f| ∫ Π_f φ(y + τ) Π_rest Φ(τ) dτ: given the threshold τ, entries are independent."""
+        """The density |f| ∫ Π_f φ(y + τ) Π_rest Φ(τ) dτ: given the threshold τ, entries are independent."""
         loc, scale = parameters
         order = torch.where(face, scale.detach(), torch.inf).argsort(dim=-1, stable=True)
         shift, scale = (loc - y).gather(-1, order), scale.gather(-1, order)
         size = face.sum(-1)
         inside = torch.arange(self.vertices, device=y.device) < size.unsqueeze(-1)
         log_face, mean, variance = _product(shift - shift[:, :1], scale, inside)
-        # How far the threshold is above each other entry, on average.
+        # The mean of the threshold minus that of each other entry.
         above = mean.unsqueeze(-1) - (shift - shift[:, :1])
         log_rest = _log_below(above, scale, variance, size)
         return size.clamp_min(1).double().log() + log_face + log_rest, torch.zeros_like(log_face)
 
     def _region(self, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        """The face's event as a box: mean and factor of its K − 1 variables, and how many are entries of y.
+        """The event of a face as a box: mean and factor of K − 1 variables, and the number that are entries of y.
 
-        With the face's entries in front, these are its first |f| − 1 entries of y, then for every other entry how far
-        it is below the threshold.
+        With the entries of the face in front, the variables are its first |f| − 1 entries of y, then the threshold
+        minus each other entry.
         """
         loc, factor = parameters
         factor = torch.diag_embed(factor) if factor.dim() == 2 else factor
@@ -207,7 +204,7 @@ class GaussianSparsemax(Mixed):
         return mean, _lower(spread), free
 
     def _by_orthant(self, y: Tensor, face: Tensor, parameters: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """The Gaussian density of the entries of y, times the probability of the rest given these."""
+        """The Gaussian density of the entries of y, times the conditional probability of the other entries."""
         mean, tril, free = self._region(face, parameters)
         y = y.gather(-1, _order(face, parameters[0]))
         parts, error = torch.zeros_like(y[:, 0]), torch.zeros_like(y[:, 0])
@@ -240,20 +237,20 @@ class GaussianSparsemax(Mixed):
 
 
 class _Edge:
-    """A Gaussian on the line with all its mass below 0 at 0, and all above 1 at 1: in closed form."""
+    """A Gaussian clipped to [0, 1], in closed form."""
 
     def __init__(self, centre: Tensor, width: Tensor) -> None:
         self.centre, self.width = centre, width
         self.low, self.high = -centre / width, (1 - centre) / width
         self.log_ends = torch.stack([log_ndtr(self.low), log_ndtr(-self.high)])
-        """Of both ends, log-probabilities (2, …) …"""
+        """Log-probabilities of both ends, (2, …)."""
         self.ends = self.log_ends.exp()
-        """… and probabilities."""
+        """Probabilities of both ends, (2, …)."""
 
-    def surprise(self, other: _Edge) -> Tensor:
-        """∫ −log q over p between the ends, by the first three moments of a Gaussian that is cut off."""
+    def cross_entropy(self, other: _Edge) -> Tensor:
+        """∫ −p log q between the ends, by the first three moments of a truncated Gaussian."""
         a, b = _normal(self.low), _normal(self.high)
-        # In the tail that both are in, where the difference has its digits.
+        # Both are reflected to the lower tail, where their difference is precise.
         right = self.low > 0
         far, near = torch.where(right, -self.low, self.high), torch.where(right, -self.high, self.low)
         mass: Tensor = ndtr(far) - ndtr(near)
@@ -264,10 +261,10 @@ class _Edge:
 
 
 def _product(shift: Tensor, scale: Tensor, inside: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Π N(τ; shift, scale²) over the first entries, which are inside, as a factor times one N(τ; mean, variance).
+    """Π N(τ; shift, scale²) over the entries inside, written as a factor times one N(τ; mean, variance).
 
-    Entries are in order of their scales, and shifts are those from the first, the narrowest. They are multiplied one
-    after the other, and each factor is a density of a difference: nothing cancels, however narrow an entry is.
+    Entries are sorted by scale, and shifts are relative to the first, the narrowest. Densities are multiplied one after
+    the other, and each factor is a density of a difference, without cancellation, however narrow an entry is.
 
     Returns:
         The logarithm of the factor, the mean and the variance, (R,) each.
@@ -283,15 +280,20 @@ def _product(shift: Tensor, scale: Tensor, inside: Tensor) -> tuple[Tensor, Tens
 
 
 def _log_below(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    """log P(the last entries are all below τ), for entries N(·, scale²) and a τ of this variance, ``above`` more.
+    """The log-probability that all entries but the first ``size`` are below the threshold τ.
 
-    Closed for one entry, an orthant of the plane for two, an integral over τ for more; simpler where τ hardly varies.
-    The first ``size`` entries are left out.
+    Closed for one entry, an orthant probability for two, an integral over τ for more; simpler if τ has little variance.
+
+    Args:
+        above: the mean of τ minus those of the entries, (R, K).
+        scale: standard deviations of the entries, (R, K).
+        variance: of τ, (R,).
+        size: the number of entries that are left out, (R,).
     """
     rest = above.shape[-1] - size
     with torch.no_grad():
-        open_entries = _open(above, scale, variance, size)
-        slopes = torch.where(open_entries, (1 + _mills(above / scale)) / scale, 0.0).sum(-1) * variance.sqrt()
+        uncertain = _uncertain(above, scale, variance, size)
+        slopes = torch.where(uncertain, (1 + _mills(above / scale)) / scale, 0.0).sum(-1) * variance.sqrt()
     flat, tiny = slopes < 0.3, slopes < 1e-5
     parts = torch.zeros_like(variance)
     cases = (
@@ -309,18 +311,18 @@ def _log_below(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> 
     return parts
 
 
-def _open(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    """Which entries (R, K) are outside the face and not certain to be below τ, wherever τ may be.
+def _uncertain(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
+    """Whether an entry is outside of the face and not certain to be below τ, boolean (R, K).
 
-    The others pull τ up if anything, so that 9 deviations below its mean are enough.
+    τ is at least 9 standard deviations below its mean: that the other entries are below τ can only raise it.
     """
     outside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
     lowest = above.detach() - 9 * variance.detach().sqrt().unsqueeze(-1)
-    return outside & ~(lowest > CERTAIN * scale.detach())
+    return outside & ~(lowest > MAX_DEVIATIONS * scale.detach())
 
 
 def _below_flat(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    """For a threshold so narrow that the logarithm of Π Φ is a parabola over it."""
+    """``_log_below`` for a threshold so narrow that log Π Φ is quadratic over it."""
     inside = torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)
     t = above / scale
     mills = torch.where(inside, _mills(t), 0.0)
@@ -329,7 +331,7 @@ def _below_flat(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) ->
 
 
 def _below_smooth(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    """For a threshold that is narrow beside the rest: Gauss and Hermite's rule, whose nodes are symmetric."""
+    """``_log_below`` for a threshold that is narrow relative to the entries, by Gauss-Hermite quadrature."""
     inside = (torch.arange(above.shape[-1], device=above.device) >= size.unsqueeze(-1)).unsqueeze(-2)
     x, w = (above.new_tensor(v) for v in np.polynomial.hermite_e.hermegauss(24))
     t = (above.unsqueeze(-2) + (variance.sqrt().unsqueeze(-1) * x).unsqueeze(-1)) / scale.unsqueeze(-2)
@@ -338,7 +340,7 @@ def _below_smooth(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) 
 
 
 def _mills(t: Tensor) -> Tensor:
-    """φ/Φ."""
+    """The ratio φ(t)/Φ(t)."""
     return torch.exp(-0.5 * t.square() - log_ndtr(t)) / math.sqrt(2 * math.pi)
 
 
@@ -358,14 +360,14 @@ def _below_two(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> 
 
 
 def _below_many(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) -> Tensor:
-    """E Π Φ((τ − place)/width) over a standard normal τ, measured from the place of one entry.
+    """``_log_below`` for three or more entries: E Π Φ((τ − place)/width) over a standard normal τ.
 
-    It is the highest of the narrow ones: those below it hardly count, and its step has all its digits. Entries that are
-    certain to be below τ are left out: measured from a place far away, τ would have no digits left.
+    The origin is the place of the highest narrow entry, so that its step is resolved precisely. Entries that are
+    certain to be below τ are left out: with an origin far away, τ would lose its digits.
     """
-    inside = _open(above, scale, variance, size)
+    inside = _uncertain(above, scale, variance, size)
     unit = variance.rsqrt().unsqueeze(-1)
-    narrow = inside & (unit * scale).detach().lt(_STEP)
+    narrow = inside & (unit * scale).detach().lt(_NARROW)
     highest = torch.where(narrow, above.detach(), torch.inf).argmin(-1, keepdim=True)
     origin = -(unit * above.gather(-1, highest)).squeeze(-1)
     place = torch.where(inside, unit * (above.gather(-1, highest) - above), 0.0)
@@ -377,16 +379,16 @@ def _below_many(above: Tensor, scale: Tensor, variance: Tensor, size: Tensor) ->
 
     fixed = origin.detach(), place.detach(), width.detach()
     with torch.no_grad():
-        furthest = torch.where(inside, fixed[1] + CERTAIN * fixed[2], -torch.inf).max(-1).values
+        furthest = torch.where(inside, fixed[1] + MAX_DEVIATIONS * fixed[2], -torch.inf).max(-1).values
         ends = -fixed[0] - 9, torch.maximum(-fixed[0], furthest) + 9
         rule = log_concave(lambda x, row: log_density(x, row, *fixed), *ends, _marks(narrow, *fixed[1:]))
-    rule = rule.moved(lambda x, row: _carried(x, place[row], torch.where(inside, width, 1.0)[row]))
+    rule = rule.moved(lambda x, row: _moved_with_entries(x, place[row], torch.where(inside, width, 1.0)[row]))
     values = log_density(rule.nodes, rule.rows, origin, place, width)
     return rule.log_integral(values) - 0.5 * math.log(2 * math.pi)
 
 
 def _marks(narrow: Tensor, place: Tensor, width: Tensor) -> Tensor | None:
-    """Ends of panels (R, M) around the steps of the highest narrow entries (R, K), at most four of them."""
+    """Ends of panels (R, M) around the steps of the highest narrow entries (R, K), at most four entries per row."""
     most = min(int(narrow.sum(-1).max()), 4)
     if most == 0:
         return None
@@ -396,16 +398,16 @@ def _marks(narrow: Tensor, place: Tensor, width: Tensor) -> Tensor | None:
     return marks.flatten(1)
 
 
-def _carried(x: Tensor, place: Tensor, width: Tensor) -> Tensor:
-    """Points x (P,) that move with the narrow entries (P, K) they lie in, the narrowest first: steps keep their nodes.
+def _moved_with_entries(x: Tensor, place: Tensor, width: Tensor) -> Tensor:
+    """Points x (P,) with derivatives in the places and widths of the narrow entries (P, K) that they lie in.
 
-    All the way within 8 widths, and less and less up to 12. A sudden stop would let the common end of two panels, which
-    they know up to rounding alone, move in one of them and stand still in the other.
+    Within 8 widths of an entry a point moves with it; from 8 to 12 widths ever less. With a sudden stop, the common end
+    of two panels, which differs by rounding, could move in one of them and not in the other.
     """
     order = width.detach().argsort(-1)
     place, width = place.gather(-1, order), width.gather(-1, order)
     t = (x.unsqueeze(-1) - place.detach()) / width.detach()
-    share = torch.where(width.detach() < _STEP, (3 - t.abs() / 4).clamp(0, 1), 0.0)
+    share = torch.where(width.detach() < _NARROW, (3 - t.abs() / 4).clamp(0, 1), 0.0)
     left = torch.cat([torch.ones_like(share[:, :1]), (1 - share).cumprod(-1)[:, :-1]], -1)
     moves = (place - place.detach()) + torch.where(share > 0, t, 0.0) * (width - width.detach())
     return x + (left * share * moves).sum(-1)
@@ -415,18 +417,13 @@ def _normal(z: Tensor) -> Tensor:
     return (-0.5 * z.square()).exp() / math.sqrt(2 * math.pi)
 
 
-def _is_factor(scale_tril: Tensor) -> bool:
-    positive_diagonal = (scale_tril.diagonal(dim1=-2, dim2=-1) > 0).all()
-    return bool(scale_tril.isfinite().all() & (scale_tril.tril() == scale_tril).all() & positive_diagonal)
-
-
 def _order(face: Tensor, loc: Tensor) -> Tensor:
-    """The face's entries first, as they are; then the others, those first that most likely exceed the threshold."""
+    """An order of entries, (R, K): those of the face first, then the others by decreasing mean."""
     return torch.where(face, -torch.inf, -loc.detach()).argsort(dim=-1, stable=True)
 
 
 def _difference(z: Tensor, size: Tensor) -> Tensor:
-    """Each entry of the face (in front) but its last, less their mean; then that mean less each other entry."""
+    """Entries of the face (in front) but the last, minus their mean; then that mean minus each other entry."""
     place = torch.arange(z.shape[1], device=z.device)
     inside = (place < size).unsqueeze(-1)
     mean = torch.where(inside, z, 0.0).sum(1, keepdim=True) / size.unsqueeze(-1)
@@ -434,7 +431,7 @@ def _difference(z: Tensor, size: Tensor) -> Tensor:
 
 
 def _lower(spread: Tensor) -> Tensor:
-    """L with L Lᵀ = spread spreadᵀ, without forming the product: signs of a QR decomposition set right."""
+    """The Cholesky factor of spread spreadᵀ, by a QR decomposition, without forming the product."""
     upper = torch.linalg.qr(spread.mT).R
     sign = torch.where(upper.diagonal(dim1=-2, dim2=-1) < 0, -1.0, 1.0)
     lower: Tensor = (upper * sign.unsqueeze(-1)).mT

@@ -1,4 +1,4 @@
-"""HardConcrete: a Concrete vector, stretched beyond the simplex and projected back on it."""
+"""HardConcrete: a Concrete vector, stretched beyond the simplex and projected back onto it."""
 
 from __future__ import annotations
 
@@ -11,30 +11,28 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-from fenchel._checks import check_broadcast, check_entries, check_floats
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_positive
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
     Mixed,
-    check_finite_entries,
-    check_positive_entries,
-    exactly,
-    varied,
+    exact_estimate,
+    is_differentiated,
 )
 from fenchel.regularizers import sparsemax
 
 
 class HardConcrete(Mixed):
-    r"""Sparsemax of a stretched Concrete vector; for two vertices the binary Hard Concrete.
+    r"""Sparsemax of a stretched Concrete vector (…, K); for two vertices the binary Hard Concrete.
 
     .. math:: Y = \operatorname{sparsemax}(\tau Y'), \qquad
         Y' = \operatorname{softmax}\bigl((z + G)/\lambda\bigr), \quad G_k \sim \mathrm{Gumbel}(0, 1)
 
-    The more it is stretched, the more often it lands on a small face; with a stretch of 1 it is the Concrete, which
-    never does. For two vertices all is in closed form but entropy and KL divergence, which are by quadrature. For
-    more, ``log_prob`` and ``entropy`` do not exist in closed form and raise a ``NotImplementedError``, and
-    probabilities of faces are shares of samples: ``face_probability`` returns the error, and takes ``num_samples``
-    and a ``generator``.
+    The larger the stretch, the larger the probability of small faces; with a stretch of 1 it is the Concrete
+    distribution, whose values are in the interior. For two vertices everything has a closed form but entropy and KL
+    divergence, which are computed by quadrature. For more vertices, ``log_prob`` and ``entropy`` have no closed form
+    and raise a ``NotImplementedError``, and probabilities of faces are estimated by samples: ``face_probability``
+    takes ``num_samples`` and a ``generator``, and returns the error.
 
     Args:
         logits: z, (…, K).
@@ -57,6 +55,7 @@ class HardConcrete(Mixed):
         "stretch": constraints.greater_than_eq(1),  # type: ignore[no-untyped-call]
     }
     _parameters: ClassVar[dict[str, int]] = {"logits": 1, "temperature": 0, "stretch": 0}
+    _max_enumerated = 2
     has_rsample = True
 
     def __init__(
@@ -69,18 +68,17 @@ class HardConcrete(Mixed):
         batch = check_broadcast("the batch dimensions of logits, and temperature and stretch,", *shapes)
         self.logits = logits.expand(*batch, -1)
         self.temperature, self.stretch = temperature.expand(batch), stretch.expand(batch)
-        super().__init__(batch, logits.shape[-1:], validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(batch, logits.shape[-1:], validate_args)
         if self._validate_args:
-            check_finite_entries(logits, "logits")
-            check_positive_entries(temperature, "temperature")
+            check_entries(logits.isfinite(), logits, "logits", "be finite")
+            check_positive(temperature, "temperature")
             check_entries((stretch >= 1) & (stretch < torch.inf), stretch, "stretch", "be finite and at least 1")
 
     def rsample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
-        return self._harden(self._log_concrete(sample_shape, generator))
+        return self._project(self._log_concrete(sample_shape, generator))
 
     def _log_concrete(self, sample_shape: Sequence[int], generator: torch.Generator | None) -> Tensor:
-        """Samples of log Y′; at low temperatures Y′ itself underflows."""
+        """Samples of log Y′, (…, K); at low temperatures Y′ would underflow."""
         shape = self._extended_shape(torch.Size(sample_shape))
         noise = torch.empty(shape, dtype=self._dtype, device=self._device).exponential_(generator=generator)
         gumbel = -noise.clamp_min(torch.finfo(self._dtype).tiny).log()
@@ -95,23 +93,22 @@ class HardConcrete(Mixed):
     def face_probability(
         self, face: Tensor, *, num_samples: int = 4 * SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """P(F = face), exact (error 0) for two vertices, else the share of samples, with its standard error.
+        """P(F = face), exact (error 0) for two vertices, else the share of samples on it, with its standard error.
 
-        The error is computed with one hit and one miss added, so that it is positive if there is no hit.
+        The error is computed as if there were one sample more on the face and one more off it, so that it is never 0.
         """
         face = self._check_face(face)
         if self.vertices == 2:
-            exact = self._binary_face(face).exp().to(self._dtype)
-            return exactly(exact)
+            return exact_estimate(self._binary_face(face).exp().to(self._dtype))
         with torch.no_grad():
             logs = self._log_concrete((num_samples,), generator)
-            drawn = self._harden(logs) > 0
+            drawn = self._project(logs) > 0
         score = self._score(logs) if self._differentiable else None
 
         def share(face: Tensor) -> Tensor:
-            hit = (drawn == face).all(-1).to(self._dtype)
-            # Samples say nothing of how the share changes; their density does: E[1 ∇log p].
-            return hit.mean(0) if score is None else (hit * (score - score.detach()).exp()).mean(0)
+            on_face = (drawn == face).all(-1).to(self._dtype)
+            # The share is not differentiable in the samples; its gradient is E[1 ∇log p].
+            return on_face.mean(0) if score is None else (on_face * (score - score.detach()).exp()).mean(0)
 
         count = math.prod(face.shape[: face.dim() - 1 - len(self.batch_shape)])
         one_each = face.reshape(count, *self.batch_shape, self.vertices)
@@ -125,14 +122,14 @@ class HardConcrete(Mixed):
             return super()._draw(n, generator)
         with torch.no_grad():
             logs = self._log_concrete((n,), generator)
-        return self._harden(logs).detach(), self._score(logs)
+        return self._project(logs).detach(), self._score(logs)
 
-    def _harden(self, logs: Tensor) -> Tensor:
+    def _project(self, logs: Tensor) -> Tensor:
         return sparsemax(self.stretch.unsqueeze(-1) * logs.exp())
 
     def _score(self, logs: Tensor) -> Tensor:
-        """The log-density of Y′ at samples, up to a constant of its own."""
-        if varied(self.stretch):
+        """The log-density of Y′ at samples of log Y′, up to a constant."""
+        if is_differentiated(self.stretch):
             raise NotImplementedError("expectations above 2 vertices have no gradient in stretch: detach it")
         k = self.vertices
         terms = self.logits - self.temperature.unsqueeze(-1) * logs
@@ -145,9 +142,9 @@ class HardConcrete(Mixed):
         stretch, temperature = self.stretch.double(), self.temperature.double()
         inner = torch.where(face.all(-1, keepdim=True), y, 0.5)
         log_one, log_other = ((inner + (stretch.unsqueeze(-1) - 1) / 2) / stretch.unsqueeze(-1)).log().unbind(-1)
-        u = temperature * (log_one - log_other) - self._lead
+        u = temperature * (log_one - log_other) - self._logit
         density = logsigmoid(u) + logsigmoid(-u) + temperature.log() - log_one - log_other - stretch.log()
-        return self._off(value, torch.where(face.all(-1), density, self._binary_face(face)))
+        return self._on_simplex(value, torch.where(face.all(-1), density, self._binary_face(face)))
 
     def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
         self._only_two("entropy")
@@ -158,18 +155,6 @@ class HardConcrete(Mixed):
     ) -> Estimate:
         self._only_two("face_entropy")
         return super().estimate_face_entropy(num_samples=num_samples, generator=generator)
-
-    def estimate_mean_dimension(
-        self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
-    ) -> Estimate:
-        """E|F| − 1: exact (error 0) for two vertices, else a mean over samples."""
-        if self.vertices == 2:
-            return super().estimate_mean_dimension(num_samples=num_samples, generator=generator)
-        return self.estimate(
-            lambda value: (self.face_of(value).sum(-1) - 1).to(value.dtype),
-            num_samples=num_samples,
-            generator=generator,
-        )
 
     def estimate_kl(
         self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
@@ -186,18 +171,18 @@ class HardConcrete(Mixed):
             )
 
     @property
-    def _lead(self) -> Tensor:
+    def _logit(self) -> Tensor:
         return self.logits[..., 0].double() - self.logits[..., 1].double()
 
     def _binary_face(self, face: Tensor) -> Tensor:
-        """Log-probabilities of the two ends and of the edge: a logistic variable below, above, or between two cuts."""
+        """Log-probabilities of faces (…, 2): a logistic variable is below two cuts, above them, or between."""
         stretch = self.stretch.double()
         stretched = stretch > 1
         gap = torch.where(stretched, stretch, 2.0)
         cut = self.temperature.double() * ((gap + 1).log() - (gap - 1).log())  # λ logit of where the stretch meets 1
-        one = torch.where(stretched, logsigmoid(self._lead - cut), -torch.inf)
-        other = torch.where(stretched, logsigmoid(-self._lead - cut), -torch.inf)
-        between = logsigmoid(cut - self._lead) + logsigmoid(cut + self._lead) + (-(-2 * cut).expm1()).log()
+        one = torch.where(stretched, logsigmoid(self._logit - cut), -torch.inf)
+        other = torch.where(stretched, logsigmoid(-self._logit - cut), -torch.inf)
+        between = logsigmoid(cut - self._logit) + logsigmoid(cut + self._logit) + (-(-2 * cut).expm1()).log()
         edge = torch.where(stretched, between, 0.0)
         first, second = face.unbind(-1)
         nothing = torch.full_like(edge, -torch.inf)
@@ -206,7 +191,7 @@ class HardConcrete(Mixed):
     def _edge_breaks(self) -> Tensor:
         steps = [-40, -20, -10, -6, -4, -2, -1, 0, 1, 2, 4, 6, 10, 20, 40]
         c = torch.tensor(steps, dtype=torch.float64, device=self._device).reshape(-1, *[1] * len(self.batch_shape))
-        v, stretch = (c + self._lead) / self.temperature.double(), self.stretch.double()
+        v, stretch = (c + self._logit) / self.temperature.double(), self.stretch.double()
         rest = (stretch - 1) / 2
         one, other = stretch * v.sigmoid() - rest, stretch * (-v).sigmoid() - rest
         reached = torch.where(one <= 0, -torch.inf, torch.where(other <= 0, torch.inf, 0.0))

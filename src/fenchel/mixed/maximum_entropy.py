@@ -1,4 +1,4 @@
-"""The mixed distribution of largest entropy, for a number of vertices and a precision in bits."""
+"""The mixed distribution with the largest entropy, for a number of vertices and a precision in bits."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from torch import Tensor
 from torch.distributions import constraints
 
 from fenchel._checks import check_count, check_entries, check_floats
-from fenchel.mixed.base import SAMPLES, Estimate, Mixed, alike, exactly
+from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast_pair, exact_estimate
 
 
 class MaximumEntropy(Mixed):
-    r"""The mixed distribution of largest entropy: uniform on every face, weighted by its cells of size :math:`2^{-N}`.
+    r"""The mixed distribution with the largest entropy: uniform on every face, with precision :math:`2^{-N}`.
 
     .. math::
         P_F(f) = \frac{2^{N(|f|-1)} / (|f|-1)!}{L^{(1)}_{K-1}(-2^N)}, \qquad
         L^{(1)}_{K-1}(-2^N) = \sum_{n=1}^{K} \binom{K}{n} \frac{2^{N(n-1)}}{(n-1)!}
 
-    with the generalized Laguerre polynomial. Its ``code_length(N)`` is the logarithm of that number, for two vertices
-    :math:`\log_2(2 + 2^N)`. As N → −∞ it is the uniform choice of a vertex, as N → ∞ a point of the interior.
+    with the generalized Laguerre polynomial. ``code_length(N)`` is the binary logarithm of that polynomial; for two
+    vertices :math:`\log_2(2 + 2^N)`. For N → −∞ it is uniform over the vertices, for N → ∞ uniform in the interior.
 
     Args:
         vertices: K.
@@ -48,8 +48,7 @@ class MaximumEntropy(Mixed):
             device=precision.device if isinstance(precision, Tensor) else None,
         )
         check_floats(self.precision, "precision")
-        super().__init__(self.precision.shape, torch.Size((vertices,)), validate_args=False)
-        self._validate_args = Mixed._validate_args if validate_args is None else validate_args
+        super().__init__(self.precision.shape, torch.Size((vertices,)), validate_args)
         if self._validate_args:
             check_entries(self.precision.isfinite(), self.precision, "precision", "be finite")
 
@@ -64,7 +63,7 @@ class MaximumEntropy(Mixed):
 
     @property
     def _sizes(self) -> Tensor:
-        """Log-weights of all faces with n = 1 … K vertices together, (…, K)."""
+        """The log-weight of all faces with n vertices together, for n = 1 … K, (…, K)."""
         n = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
         choices = math.lgamma(self.vertices + 1) - torch.lgamma(n + 1) - torch.lgamma(self.vertices - n + 1)
         return choices + (n - 1) * self._nats.unsqueeze(-1) - torch.lgamma(n)
@@ -78,7 +77,7 @@ class MaximumEntropy(Mixed):
     def log_prob(self, value: Tensor) -> Tensor:
         value = self._check_value(value)
         dimension = self.face_of(value).sum(-1).double() - 1
-        return self._off(value, dimension * self._nats - torch.logsumexp(self._sizes, -1))
+        return self._on_simplex(value, dimension * self._nats - torch.logsumexp(self._sizes, -1))
 
     def sample_face(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         shape = self._extended_shape(torch.Size(sample_shape))
@@ -99,27 +98,26 @@ class MaximumEntropy(Mixed):
     ) -> Estimate:
         """H(F), in closed form."""
         rest = self._over_sizes(lambda n: torch.lgamma(n) - (n - 1) * self._nats.unsqueeze(-1))
-        return exactly(rest + self.log_partition)
+        return exact_estimate(rest + self.log_partition)
 
     def estimate_mean_dimension(
         self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
         """E|F| − 1, in closed form."""
-        return exactly(self._over_sizes(lambda n: n - 1))
+        return exact_estimate(self._over_sizes(lambda n: n - 1))
 
     def estimate_entropy(self, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None) -> Estimate:
-        exact = self.log_partition - self._over_sizes(lambda n: (n - 1) * self._nats.unsqueeze(-1))
-        return exactly(exact)
+        return exact_estimate(self.log_partition - self._over_sizes(lambda n: (n - 1) * self._nats.unsqueeze(-1)))
 
     def estimate_kl(
         self, other: Mixed, *, num_samples: int = SAMPLES, generator: torch.Generator | None = None
     ) -> Estimate:
-        """KL(self ‖ other): between two of this kind exact (error 0)."""
+        """KL(self ‖ other): exact (error 0) if both are of this class."""
         if not isinstance(other, MaximumEntropy):
             return super().estimate_kl(other, num_samples=num_samples, generator=generator)
-        p, q = alike(self, other)
+        p, q = broadcast_pair(self, other)
         nats = (p._nats - q._nats).unsqueeze(-1)
-        return exactly(p._over_sizes(lambda n: (n - 1) * nats) + q.log_partition - p.log_partition)
+        return exact_estimate(p._over_sizes(lambda n: (n - 1) * nats) + q.log_partition - p.log_partition)
 
     def _over_sizes(self, function: Callable[[Tensor], Tensor]) -> Tensor:
         n = torch.arange(1, self.vertices + 1, dtype=torch.float64, device=self._device)
@@ -127,10 +125,10 @@ class MaximumEntropy(Mixed):
 
 
 def maximum_code_length(vertices: int, precision: float) -> float:
-    """The bits that suffice for any mixed distribution over so many vertices, at ``precision`` bits per coordinate.
+    """The largest code length, in bits, of a mixed distribution with K vertices and ``precision`` bits per coordinate.
 
     Example:
-        >>> round(maximum_code_length(2, precision=1), 9)  # log₂(2 + 2¹); a choice of two alone would take 1 bit
+        >>> round(maximum_code_length(2, precision=1), 9)  # log₂(2 + 2¹)
         2.0
     """
     largest = MaximumEntropy(vertices, torch.tensor(float(precision), dtype=torch.float64, device="cpu"))

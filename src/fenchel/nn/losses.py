@@ -10,7 +10,7 @@ from fenchel.regularizers.base import check_omega
 
 
 class FenchelYoungLoss(nn.Module):
-    """The Fenchel-Young loss of any Ω; :func:`fenchel.fy_loss` explains the arguments.
+    """The Fenchel-Young loss of any Ω between scores (…, C) and targets; :func:`fenchel.fy_loss` has the arguments.
 
     Example:
         >>> import torch, fenchel
@@ -83,7 +83,7 @@ class SparsemaxLoss(FenchelYoungLoss):
 class EntmaxLoss(FenchelYoungLoss):
     """The entmax loss, in place of ``torch.nn.CrossEntropyLoss``; alpha fixed or learned.
 
-    With ``learnable=True`` alpha is trained from its start and stays inside ``bounds``, as in :class:`Entmax`.
+    With ``learnable=True`` alpha is a parameter inside ``bounds``, initially ``alpha``, as in :class:`Entmax`.
 
     Example:
         >>> import torch, fenchel

@@ -12,7 +12,7 @@ from fenchel.regularizers.base import check_omega
 
 
 class Argmax(nn.Module):
-    """The regularized choice of any Ω along a dimension; one-hot by default.
+    """The map argmax_Ω along a dimension of scores, for any Ω; one-hot (``Hard``) by default.
 
     Example:
         >>> import torch, fenchel
@@ -26,8 +26,10 @@ class Argmax(nn.Module):
         self.dim = dim
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Choose; ``mask`` is True where an entry may receive mass."""
-        dim = self.omega.default_dim if self.dim == -1 else self.dim  # the last dimension, or pair, as Ω has it
+        """Apply the map to scores; ``mask`` is True where an entry may receive mass."""
+        dim = (
+            self.omega.default_dim if self.dim == -1 else self.dim
+        )  # −1 stands for the last two dimensions if Ω is over pairs
         return self.omega.argmax(scores, dim, mask)
 
     def extra_repr(self) -> str:
@@ -63,8 +65,8 @@ class Sparsemax(Argmax):
 class Entmax(Argmax):
     """α-entmax, in place of ``torch.nn.Softmax``; alpha fixed or learned.
 
-    ``Entmax(1.5, learnable=True, shape=(heads, 1, 1))`` gives each head of (batch, heads, queries, keys) an alpha of
-    its own, kept inside ``bounds`` (Correia et al., 2019).
+    ``Entmax(1.5, learnable=True, shape=(num_heads, 1, 1))`` has one alpha per head for scores (batch, num_heads,
+    queries, keys), each inside ``bounds`` (Correia et al., 2019).
 
     Example:
         >>> import torch, fenchel
@@ -123,7 +125,7 @@ class Oscarmax(Argmax):
 
 
 class TVmax2d(nn.Module):
-    """Choices of connected regions of a grid, over the last two dimensions (…, height, width).
+    """Sparsemax with a total-variation penalty over a grid (…, height, width): neighbours share a probability.
 
     Example:
         >>> import torch, fenchel
@@ -137,12 +139,12 @@ class TVmax2d(nn.Module):
         self.omega = TotalVariation2d(strength)
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Choose; ``mask`` is True where a pixel may receive mass."""
+        """Apply the map to scores; ``mask`` is True where a pixel may receive mass."""
         return self.omega.argmax(scores, mask=mask)
 
 
 class ConstrainedSoftmax(Argmax):
-    """Softmax with an upper bound for each entry. Where bounds change with every call, take the function.
+    """Softmax with an upper bound per entry. If bounds differ between calls, use ``fenchel.constrained_softmax``.
 
     Example:
         >>> import torch, fenchel
@@ -155,7 +157,7 @@ class ConstrainedSoftmax(Argmax):
 
 
 class ConstrainedSparsemax(Argmax):
-    """Sparsemax with an upper bound for each entry. Where bounds change with every call, take the function.
+    """Sparsemax with an upper bound per entry. If bounds differ between calls, use ``fenchel.constrained_sparsemax``.
 
     Example:
         >>> import torch, fenchel
@@ -168,7 +170,7 @@ class ConstrainedSparsemax(Argmax):
 
 
 class KSubsets(Argmax):
-    """A choice of k at once, by projection onto the unit box with sum k. Its Ω is ``fenchel.KSubsets``.
+    """Projection onto the vectors in [0, 1]ⁿ with sum k: a relaxed choice of k entries. Its Ω is ``fenchel.KSubsets``.
 
     Example:
         >>> import torch, fenchel

@@ -1,4 +1,4 @@
-"""Encoder-decoders with sparse attention and sparse output, and a beam search that says whether its result is exact.
+"""Encoder-decoders with sparse attention and sparse output, and a beam search that reports whether it was exact.
 
 model = Recurrent(source, target, attention=Tsallis(1.5), output=Tsallis(1.5))
 train(model, pairs, validation)

@@ -1,4 +1,4 @@
-"""Batches of sequences of similar lengths, in an order that depends on a seed and the number of the epoch."""
+"""Padded batches of sequences of similar lengths, in an order that depends on a seed and the epoch."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from fenchel._checks import check_count
 from fenchel.seq2seq.vocabulary import STOP, Vocabulary
 
 IGNORED = -100
-"""The target of padding, which ``linear_entmax_loss`` leaves out."""
+"""The target of padding, which losses ignore."""
 
 POOL = 50
-"""The number of batches that are sorted by length together: little padding, and epochs still differ."""
+"""The number of batches that are sorted by length together, to reduce padding; epochs still have random batches."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """A source sequence of symbols and its target sequence."""
+    """A source sequence of symbols and its target sequence.
+
+    Example:
+        >>> Pair(tuple("abc"), tuple("cba"))
+        Pair(source=('a', 'b', 'c'), target=('c', 'b', 'a'))
+    """
 
     source: tuple[str, ...]
     target: tuple[str, ...]
@@ -30,24 +35,36 @@ class Pair:
 
 @dataclass(frozen=True)
 class Source:
-    """A batch of source sequences: numbers of symbols (B, J), padded, and lengths (B,)."""
+    """A batch of source sequences: numbers of symbols (B, J), padded, and lengths (B,).
+
+    Example:
+        >>> read(["ab", "b"], Vocabulary("ab")).mask
+        tensor([[ True,  True],
+                [ True, False]])
+    """
 
     numbers: Tensor
     lengths: Tensor
 
     @property
     def mask(self) -> Tensor:
-        """Where there is a symbol, boolean (B, J), on the device of the lengths."""
+        """Whether there is a symbol, boolean (B, J), on the device of the lengths."""
         return torch.arange(self.numbers.shape[1], device=self.lengths.device) < self.lengths.unsqueeze(1)
 
     def to(self, device: torch.device) -> Source:
-        """The same on another device; lengths stay on the CPU, where packing needs them."""
+        """The batch with its numbers on another device; lengths stay on the CPU, where packing needs them."""
         return self if self.numbers.device == device else Source(self.numbers.to(device), self.lengths)
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch of pairs as numbers: a decoder reads ``inputs`` and is to write ``target``, both (B, T)."""
+    """A batch of pairs as numbers: the sources, and the inputs and targets of the decoder, (B, T) each.
+
+    Example:
+        >>> letters = Vocabulary("ab")
+        >>> collate([Pair(("a",), ("a", "b"))], letters, letters).tokens  # two symbols and the end
+        3
+    """
 
     source: Source
     inputs: Tensor
@@ -68,7 +85,7 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
                 [3, 5]])
     """
     if isinstance(sequences, str):
-        raise TypeError(f"sources must be a list of them, such as [{sequences[:20]!r}], got the string itself")
+        raise TypeError(f"sources must be a list of sequences, such as [{sequences[:20]!r}], got a string")
     if not sequences:
         raise ValueError("a batch must have at least one source, got none")
     if empty := [number for number, sequence in enumerate(sequences) if not sequence]:
@@ -98,15 +115,21 @@ def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Ba
 
 
 class Batches:
-    """Pairs in batches of about equal lengths.
+    """Batches of pairs with similar lengths; iteration is in order of length, ``epoch`` in random order.
 
     Args:
-        pairs: all of them.
-        source: the vocabulary that is read.
-        target: the vocabulary that is written.
+        pairs: of source and target sequences.
+        source: the vocabulary of the sources.
+        target: the vocabulary of the targets.
         size: the number of pairs in a batch.
-        seed: of the order.
-        parts: the number of epochs in which every pair is seen once.
+        seed: of the random order.
+        parts: the number of epochs in which every pair is used once.
+
+    Example:
+        >>> letters = Vocabulary("ab")
+        >>> pairs = [Pair(("a",), ("a",) * n) for n in (3, 1, 2)]
+        >>> [tuple(batch.target.shape) for batch in Batches(pairs, letters, letters, size=2)]
+        [(2, 3), (1, 4)]
     """
 
     def __init__(
@@ -126,7 +149,7 @@ class Batches:
         self.seed, self.parts = seed, parts
 
     def __len__(self) -> int:
-        """The number of batches of an epoch, of the longest one if they differ."""
+        """The number of batches of an epoch; of the longest if epochs differ."""
         return math.ceil(math.ceil(len(self.pairs) / self.parts) / self.size)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -135,7 +158,7 @@ class Batches:
         yield from map(self._batch, self._groups(rows))
 
     def epoch(self, number: int) -> Iterator[Batch]:
-        """The batches of an epoch in a random order that is the same at every call, so that a run can be resumed."""
+        """The batches of an epoch in a random order, the same in every call, so that a run can be resumed."""
         turn, part = divmod(number, self.parts)
         random = Random(f"{self.seed} {turn}")
         rows = list(range(len(self.pairs)))
@@ -158,6 +181,7 @@ class Batches:
 
 
 def _padded(rows: Sequence[Sequence[int]], pad: int) -> Tensor:
+    """Rows of numbers as a tensor (rows, longest), filled up with ``pad``."""
     width = max(map(len, rows), default=0)
     full = [[*row, *[pad] * (width - len(row))] for row in rows]
     return torch.tensor(full, dtype=torch.long, device="cpu").reshape(-1, width)

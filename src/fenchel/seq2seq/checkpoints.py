@@ -1,4 +1,4 @@
-"""Parts of training loops: checks of the learning rate, optimizer steps that require finite losses, checkpoints."""
+"""Parts of training loops: optimizer steps that check the loss, and checkpoints."""
 
 from __future__ import annotations
 
@@ -28,13 +28,18 @@ from fenchel.seq2seq.saving import (
 __all__ = ["CHECKPOINT", "Checkpoint", "DivergedError", "check_finite", "check_rate", "record", "step"]
 
 CHECKPOINT = "checkpoint.safetensors"
-"""The name that a checkpoint has in the folder of its model."""
+"""The name of a checkpoint in the folder of its model."""
 ADAM = {"step", "exp_avg", "exp_avg_sq"}
-"""Names of the state of Adam and AdamW for a parameter."""
+"""The names of the tensors that Adam and AdamW keep per parameter."""
 
 
 class DivergedError(ValueError):
-    """Raised when the loss or the parameters of a training are no longer finite."""
+    """Raised if the loss or the parameters of a training are no longer finite.
+
+    Example:
+        >>> issubclass(DivergedError, ValueError)
+        True
+    """
 
 
 def check_rate(rate: float) -> None:
@@ -54,8 +59,8 @@ def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = No
 
     Args:
         loss: a scalar; if it is not finite, a :class:`DivergedError` is raised and no parameter changes.
-        optimizer: of the parameters that the loss depends on.
-        clip: the largest norm of the gradient of all these parameters; not clipped by default.
+        optimizer: of the parameters of the loss.
+        clip: the largest norm of the gradient of all these parameters; no clipping by default.
 
     Example:
         >>> x = torch.tensor([3.0], requires_grad=True)
@@ -79,7 +84,11 @@ def step(loss: Tensor, optimizer: torch.optim.Optimizer, clip: float | None = No
 
 
 def check_finite(model: nn.Module) -> None:
-    """Raise a :class:`DivergedError` if a parameter of a model is not finite."""
+    """Raise a :class:`DivergedError` if a parameter of a model is not finite.
+
+    Example:
+        >>> check_finite(nn.Linear(2, 1))
+    """
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
             raise DivergedError(f"{name} is no longer finite, so training stopped: try a lower rate")
@@ -87,12 +96,24 @@ def check_finite(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A file from which a training resumes after an interruption, and reaches the same parameters to the bit.
+    """A file from which a training resumes after an interruption, with the same result to the bit.
 
     Args:
-        file: the path; the file is written completely or not at all.
-        what: the model, the settings and the data. A training resumes only from a checkpoint of the same.
+        file: the path; the file is written atomically.
+        what: a description of the model, the settings and the data. A training resumes only if it is equal.
         free: names in ``what["training"]`` that may differ.
+
+    Example:
+        >>> import tempfile
+        >>> model = nn.Linear(2, 1)
+        >>> optimizer = torch.optim.Adam(model.parameters())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     checkpoint = Checkpoint(Path(folder) / CHECKPOINT, {"training": {"rate": 0.1}})
+        ...     checkpoint.keep(model, model.state_dict(), optimizer, {"epoch": 3})
+        ...     run, best = checkpoint.resume(model, optimizer)
+        ...     found = record(checkpoint.file)
+        >>> run["epoch"], sorted(best), found["training"]
+        (3, ['bias', 'weight'], {'rate': 0.1})
     """
 
     file: Path
@@ -100,7 +121,7 @@ class Checkpoint:
     free: frozenset[str] = frozenset()
 
     def prepare(self) -> None:
-        """Make the folder, so that a path that cannot be written raises before the first epoch."""
+        """Create the folder, so that errors are raised before the first epoch."""
         safetensors()
         self.file.parent.mkdir(parents=True, exist_ok=True)
 
@@ -114,13 +135,13 @@ class Checkpoint:
         """Write a checkpoint.
 
         Args:
-            model: as it is now.
-            best: the parameters that validated best so far.
+            model: with its current parameters.
+            best: the parameters of the best validation so far.
             optimizer: of the model.
-            run: the progress of the training, as JSON can hold it.
+            run: the state of the training, for JSON.
         """
         tensors = {f"model.{name}": tensor.contiguous() for name, tensor in model.state_dict().items()}
-        # Copies: the best parameters may be those of now, and a file has no tensor twice.
+        # Copies, because safetensors refuses a tensor twice, and the best parameters may be the current ones.
         tensors |= {f"best.{name}": tensor.contiguous().clone() for name, tensor in best.items()}
         for number, state in optimizer.state_dict()["state"].items():
             tensors |= {f"optimizer.{number}.{name}": tensor for name, tensor in state.items()}
@@ -137,7 +158,7 @@ class Checkpoint:
         """Load a checkpoint into the model, the optimizer and the random number generators.
 
         Returns:
-            The progress of the training, and the best parameters so far; None if there is no checkpoint.
+            The state of the training, and the best parameters so far; None if there is no checkpoint.
         """
         if not self.file.exists() and not self.file.is_symlink():
             return None
@@ -175,25 +196,25 @@ class Checkpoint:
 
 
 def record(file: Path) -> dict[str, Any]:
-    """Read the description of a checkpoint without its tensors: its ``what``, and ``"run"``.
+    """Read the description of a checkpoint without its tensors: ``what``, and the state of the training as ``"run"``.
 
     Args:
-        file: as ``Checkpoint.keep`` wrote it.
+        file: a file that ``Checkpoint.keep`` wrote.
     """
     return _parsed(file, read_tensors(file, "a checkpoint", names=())[1])
 
 
 def _parsed(file: Path, words: Mapping[str, str]) -> dict[str, Any]:
     if "fenchel" not in words:
-        raise ValueError(f"{file} is not a checkpoint of Fenchel's")
+        raise ValueError(f"{file} is not a checkpoint of Fenchel")
     return parse_settings(words["fenchel"], file, "a checkpoint")
 
 
 def _check_run(run: Mapping[str, Any]) -> None:
-    """Check the numbers that describe the progress of a training: counts of epochs, a rate, a score."""
+    """Check the numbers of the state of a training: numbers of epochs, the rate, scores."""
     for name in ("epoch", "waited"):
         if name in run and (not is_integer(run[name]) or run[name] < 0):
-            raise ValueError(f"{name} must be a whole number, got {short(run[name])}")
+            raise ValueError(f"{name} must be an integer ≥ 0, got {short(run[name])}")
     if "rate" in run:
         check_rate(run["rate"])
     for name, value in run.items():
@@ -202,7 +223,7 @@ def _check_run(run: Mapping[str, Any]) -> None:
 
 
 def _moments(tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-    """The state of every parameter of an optimizer, each of the parameter's shape, or a number."""
+    """The tensors of an optimizer by parameter, checked: of the shape of the parameter or scalars, and finite."""
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     moments: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():

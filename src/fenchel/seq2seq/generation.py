@@ -1,4 +1,4 @@
-"""Text generation from sparse distributions: entmax sampling, and metrics for words of probability zero."""
+"""Text generation from sparse distributions: entmax sampling, and metrics that allow words of probability zero."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 
 _STEPS = 64
-"""Bisections of λ in [0, 1]: more than a float64 has digits."""
+"""The number of bisections of λ in [0, 1], more than a float64 has binary digits."""
 
 _ROUNDING = 1e-7
-"""A slope of zero at λ = 1 is seen as that of a λ nearer to 1 than this, where probabilities are in float32."""
+"""A λ closer to 1 than this is 1: with float32 probabilities it cannot be distinguished."""
 
 
 def sample(
@@ -37,23 +37,23 @@ def sample(
     num_samples: int | None = None,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    r"""Sample words from the regularized choice of Ω among logits.
+    r"""Sample indices of words from argmax_Ω of logits (…, V).
 
     .. math:: x \sim \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - T \, \Omega(p)
 
-    With a sparse Ω this is entmax sampling: words outside of the support are never drawn, so that a model is sampled
-    from as it was trained, and nothing has to be cut off (top-k, nucleus).
+    With a sparse Ω this is entmax sampling: words outside of the support are never drawn. The distribution is that of
+    training, without truncation such as top-k or nucleus sampling.
 
     Args:
         logits: (…, V), floating point.
         omega: the regularizer; ``Tsallis(1.5)`` by default.
         temperature: T > 0, a number or a tensor that broadcasts to ``logits`` with size 1 along the last dimension.
         mask: boolean, broadcasts to ``logits``; True = may be drawn. Logits of −inf are masked too.
-        num_samples: how many words to draw from each row, independently.
-        generator: where the randomness comes from; torch's own by default.
+        num_samples: the number of independent words per row.
+        generator: of the random numbers; torch's default if None.
 
     Returns:
-        Indices, (…); with ``num_samples``, (num_samples, …). A row that is NaN, or has nothing to draw from, is a
+        Indices, (…); with ``num_samples``, (num_samples, …). A row that is NaN or masked altogether raises a
         ValueError.
 
     Example:
@@ -79,26 +79,26 @@ def sample(
     p = chooser.argmax(rows.to(_wide(rows.dtype)), dim=-1, mask=mask).detach()
     if concrete(p) and not bool((p.sum(-1) > 0).all()):
         raise ValueError(
-            "logits must leave something to draw from in every row: one is NaN, +inf, or masked altogether"
+            "logits must have an unmasked, finite entry in every row: one row is NaN, +inf, or masked altogether"
         )
     p = p if num_samples is None else p.expand(num_samples, *p.shape)
-    # The index of the smallest of exponential variables with rates p is a sample of p; a rate of 0 never wins.
+    # The index of the smallest of exponential variables with rates p is a sample of p; rates of 0 are left out.
     time = torch.empty_like(p, memory_format=torch.contiguous_format).exponential_(generator=generator) / p
     return torch.where(p > 0, time, torch.inf).argmin(-1)
 
 
 def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_index: int = -100) -> Tensor:
-    r"""Perplexity after adding ε to every probability: finite where words of probability zero occur.
+    r"""Perplexity of targets after adding ε to every probability; finite even if targets have probability zero.
 
     .. math:: \exp\Big(-\frac1T \sum_t \log \frac{p_t(x_t) + \varepsilon}{1 + \varepsilon |V|}\Big)
 
-    The same as mixing the model with the uniform distribution, of which it takes a share λ = ε|V| / (1 + ε|V|).
-    For ``epsilon=0`` it is perplexity, infinite as soon as one target has no probability.
+    It is the perplexity of a mixture with the uniform distribution, whose weight is λ = ε|V| / (1 + ε|V|). For
+    ``epsilon=0`` it is infinite if a target has probability zero.
 
     Args:
-        probs: (…, V), the probabilities of each word at each place.
+        probs: (…, V), the probabilities of all words at each position.
         target: (…), the true words.
-        epsilon: ε ≥ 0; :func:`best_epsilon` finds the one with the smallest perplexity, on other data than these.
+        epsilon: ε ≥ 0; :func:`best_epsilon` finds the best one, on validation data.
         ignore_index: a target that is left out of the mean.
 
     Returns:
@@ -125,17 +125,17 @@ def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> 
     .. math:: \operatorname{argmax}_{\varepsilon \ge 0} \;
               \sum_t \log \frac{p_t(x_t) + \varepsilon}{1 + \varepsilon |V|}
 
-    Concave in the share λ = ε|V| / (1 + ε|V|) of the uniform distribution: by bisection of its slope. Arguments as in
-    :func:`epsilon_perplexity`; choose ε on validation data.
+    The objective is concave in the weight λ = ε|V| / (1 + ε|V|) of the uniform distribution, and solved by bisection.
+    Arguments as in :func:`epsilon_perplexity`; choose ε on validation data.
 
     Returns:
-        ε: 0 where the model is best as it is, inf where the uniform distribution is better than any mixture with it.
+        ε: 0 if the model without smoothing is best, inf if the uniform distribution is better than any mixture.
 
     Example:
         >>> import torch
         >>> from fenchel.seq2seq import best_epsilon
         >>> p = torch.tensor([[0.5, 0.5, 0.0]]).expand(4, 3)
-        >>> round(best_epsilon(p, torch.tensor([0, 1, 1, 2])), 6)  # a quarter of the words is missed
+        >>> round(best_epsilon(p, torch.tensor([0, 1, 1, 2])), 6)  # a quarter of the words has probability 0
         1.0
     """
     probs, q, kept = _target_probabilities(probs, target, ignore_index)
@@ -152,7 +152,7 @@ def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> 
     for _ in range(_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if rises(middle) else (low, middle)
-    # Shares that cannot be distinguished from one after rounding are one.
+    # Weights that cannot be distinguished from 1 are 1.
     return high * even / (1 - high) if 1 - high > _ROUNDING else math.inf
 
 
@@ -164,22 +164,22 @@ def jensen_shannon(
     ignore_index: int = -100,
     reduction: Reduction = "mean",
 ) -> Tensor:
-    r"""The Jensen-Shannon divergence between a predicted distribution and the target word.
+    r"""The Jensen-Shannon divergence between predicted distributions (…, V) and target words (…).
 
     .. math:: \tfrac12 \operatorname{KL}(p \,\|\, m) + \tfrac12 \operatorname{KL}(e_x \,\|\, m), \quad
               m = \tfrac12 (p + e_x)
 
-    Finite for every p: log 2 where the word has no probability, 0 where it has all. Only p(x) matters.
+    It depends on p(x) only: log 2 for p(x) = 0, and 0 for p(x) = 1.
 
     Args:
-        probs: (…, V), the probabilities of each word at each place.
+        probs: (…, V), the probabilities of all words at each position.
         target: (…), the true words.
-        base: of the logarithm; with 2, the divergence is between 0 and 1.
+        base: of the logarithm; with 2, the divergence is in [0, 1].
         ignore_index: a target that is left out.
         reduction: ``"none"``, ``"mean"`` or ``"sum"``.
 
     Returns:
-        A scalar, or a value for every target with ``"none"`` (0 for the ignored), in float32 or better.
+        A scalar, or with ``"none"`` one value per target (0 for ignored targets), in float32 or better.
 
     Example:
         >>> import torch
@@ -193,7 +193,7 @@ def jensen_shannon(
     base = check_number(base, "base", 1)
     check_reduction(reduction)
     _, q, kept = _target_probabilities(probs, target, ignore_index)
-    # Written in what is missed, 1 − q, to keep its digits next to a perfect fit.
+    # Written in terms of 1 − q, which is precise for q near 1.
     missed = 1 - q
     half = torch.log1p(-missed / 2)  # log of (1 + q)/2
     divergence = (torch.xlogy(q, q) - (1 + q) * half + missed * math.log(2)) / 2
@@ -203,14 +203,14 @@ def jensen_shannon(
 def sparsemax_score(
     probs: Tensor, target: Tensor, *, ignore_index: int = -100, reduction: Reduction = "mean"
 ) -> Tensor:
-    r"""The sparsemax score of predicted distributions: one minus the smallest sparsemax loss that they can have.
+    r"""The sparsemax score of predicted distributions (…, V): one minus their smallest possible sparsemax loss.
 
     .. math:: 1 - \min_{\operatorname{sparsemax}(s) = p} L_{\Omega_2}(s, x) = 1 - \tfrac12 \|p - e_x\|^2
               = p(x) + \tfrac12 \big(1 - \|p\|^2\big)
 
-    Between 0 and 1, and 1 exactly where p(x) = 1: accuracy for a one-hot p, and more where p is not sure of a mistake.
+    It is in [0, 1], and 1 exactly if p(x) = 1. For one-hot p it is the accuracy.
 
-    Arguments, and what is returned, as in :func:`jensen_shannon`.
+    Arguments and result as in :func:`jensen_shannon`.
 
     Example:
         >>> import torch
@@ -230,12 +230,12 @@ def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tens
     r"""The share of tokens that also occur among the ``window`` tokens before them.
 
     Args:
-        tokens: (…, T), integers; each row is a text of its own.
-        window: how far to look back; ignored places count as places.
+        tokens: (…, T), integers; each row is one text.
+        window: the number of previous positions that are searched, ignored ones included.
         ignore_index: a token that is left out, such as padding.
 
     Returns:
-        A scalar in float32; the mean over all tokens that are not ignored.
+        A scalar in float32: the mean over all tokens that are not ignored.
 
     Example:
         >>> import torch
@@ -257,12 +257,12 @@ def distinct(tokens: Tensor, n: int, *, ignore_index: int = -100) -> Tensor:
     """The share of different n-grams among all n-grams of the tokens; 1 if none occurs twice.
 
     Args:
-        tokens: (…, T), integers; each row is a text of its own.
+        tokens: (…, T), integers; each row is one text.
         n: the length of the n-grams.
-        ignore_index: n-grams with such a token are left out.
+        ignore_index: n-grams with this token are left out.
 
     Returns:
-        A scalar in float32; NaN where there is no n-gram.
+        A scalar in float32; NaN if there is no n-gram.
 
     Example:
         >>> import torch
@@ -296,10 +296,10 @@ def _target_probabilities(probs: Tensor, target: Tensor, ignore_index: int) -> t
     kept = is_kept(target, ignore_index)
     index = check_indices(target.masked_fill(~kept, 0), probs, probs.dim() - 1)
     tolerance = max(1e-3, 4 * torch.finfo(probs.dtype).eps)
-    # What stands at an ignored place does not matter.
+    # Probabilities at ignored positions are not used, whatever they are.
     probs = torch.where(kept.unsqueeze(-1), probs.to(_wide(probs.dtype)), 1 / probs.shape[-1])
     if concrete(probs):
-        # Not "outside": a comparison with NaN is false, and NaN is not a probability.
+        # Written so that NaN, for which comparisons are False, is refused.
         fits = ((probs.sum(-1) - 1).abs() <= tolerance) & (probs >= 0).all(-1)
         if not bool(fits.all()):
             raise ValueError("probs must hold probabilities: entries ≥ 0 that sum to 1 along the last dimension")

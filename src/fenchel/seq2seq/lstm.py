@@ -1,4 +1,4 @@
-"""One step of an LSTM, and a bidirectional LSTM over rows of different lengths that is fast on the CPU."""
+"""One step of an LSTM, and a bidirectional LSTM over padded rows of different lengths."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-_SHUT = 1e4  # a gate's score at which it is open or shut to the last digit, in half precision too
+_SATURATED = 1e4  # a score at which the sigmoid of a gate is 0 or 1 to rounding, in half precision too
 
 
 def cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
@@ -18,27 +18,27 @@ def cell(gates: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def read_both_ways(lstm: nn.LSTM, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Apply a bidirectional ``lstm`` to rows (B, J, D), of which the first ``lengths`` (B,) entries count.
+    """Apply a bidirectional ``lstm`` to rows (B, J, D) of which the first ``lengths`` (B,) entries are used.
 
-    Packed sequences give the same, but on the CPU their backward pass fills an array as long as the batch for every
-    step. There the rows stay padded, with one more feature that is 1 behind the end: its weights close the input gate
-    and open the forget gate, so that the cell does not change.
+    Packed sequences give the same result, but on the CPU their backward pass fills a tensor of the size of the batch in
+    every step. There the rows stay padded, and get one more feature that is 1 in padding: its weights close the input
+    gate and open the forget gate, so that the cell does not change.
 
     Returns:
-        States (B, J, 2H), undefined behind the end; the last hidden states and cells, (layers, B, 2H).
+        States (B, J, 2H), undefined in padding; the last hidden states and cells, (layers, B, 2H).
     """
     if x.device.type != "cpu":
         packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
         states, last = lstm(packed)
-        shown, kept = (each.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2) for each in last)
-        return pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0], shown, kept
+        hidden, cells = (each.unflatten(0, (-1, 2)).transpose(1, 2).flatten(2) for each in last)
+        return pad_packed_sequence(states, batch_first=True, total_length=x.shape[1])[0], hidden, cells
     rows, half = torch.arange(len(x), device=x.device), lstm.hidden_size
-    behind = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None]).unsqueeze(-1).to(x.dtype)
+    padding = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None]).unsqueeze(-1).to(x.dtype)
     zero = x.new_zeros(2, len(x), half)
     hidden, cells = [], []
     for layer in range(lstm.num_layers):
         x = F.dropout(x, lstm.dropout, lstm.training) if layer else x
-        entered = torch.cat([x, behind], -1)
+        entered = torch.cat([x, padding], -1)
         x, _, last = torch.lstm(entered, (zero, zero), _weights(lstm, layer), True, 1, 0.0, lstm.training, True, True)
         hidden.append(torch.cat([x[rows, lengths - 1, :half], x[:, 0, half:]], -1))
         cells.append(torch.cat([last[0], last[1]], -1))
@@ -53,6 +53,6 @@ def _weights(lstm: nn.LSTM, layer: int) -> list[Tensor]:
             getattr(lstm, f"{name}_l{layer}{direction}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         )
         column = entered.new_zeros(4, lstm.hidden_size)
-        column[0], column[1] = -_SHUT, _SHUT
+        column[0], column[1] = -_SATURATED, _SATURATED
         weights += [torch.cat([entered, column.reshape(-1, 1)], 1), *rest]
     return weights

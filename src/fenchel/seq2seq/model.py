@@ -1,4 +1,4 @@
-"""Seq2Seq, the base class of encoder-decoders: vocabularies, the output layer with its loss, steps, saving."""
+"""Seq2Seq, the base class of encoder-decoders: vocabularies, output layer and loss, steps of a search, saving."""
 
 from __future__ import annotations
 
@@ -23,32 +23,49 @@ from fenchel.seq2seq.vocabulary import Vocabulary
 from fenchel.streaming.linear_loss import linear_entmax_loss
 
 LARGEST_NUMBER, LARGEST_SHAPE = 1e30, 1 << 24
-"""Limits for saved regularizers: the size of a number, and the number of entries of a learned alpha."""
+"""Limits for regularizers in files: the size of a number, and the number of entries of a learned alpha."""
 
 
 class Seq2Seq(nn.Module):
-    """An encoder-decoder: reads a source sequence of symbols, and writes a target sequence symbol by symbol.
+    """Base class of encoder-decoders, which map a source sequence of symbols to a target sequence.
 
     Two regularizers select symbols: ``attention`` among those of the source, ``output`` among those of the target
     vocabulary. With a sparse output, such as ``Tsallis(1.5)``, most strings have probability exactly 0.
 
-    A subclass defines how the source is encoded (``encode``), how known targets are decoded (``decode``), and one step
+    A subclass defines how sources are encoded (``encode``), how known targets are decoded (``decode``), and one step
     of a search (``advance``, ``reorder``).
 
     Args:
-        source: the symbols that are read.
-        target: the symbols that are written.
-        width: of the hidden states that the output layer sees.
+        source: the vocabulary of the sources.
+        target: the vocabulary of the targets.
+        width: of the hidden states, which are the input of the output layer.
         attention: a regularizer; ``Tsallis(1.5)`` by default.
-        output: a regularizer; ``Tsallis(1.5)`` by default. Its loss is ``linear_entmax_loss`` where that supports it.
+        output: a regularizer; ``Tsallis(1.5)`` by default. The loss is ``linear_entmax_loss`` where it exists.
+
+    Example:
+        A model without memory, which predicts a symbol from the last one:
+
+        >>> import torch
+        >>> from fenchel.seq2seq import Pair, Seq2Seq, Vocabulary, collate
+        >>> class Bigrams(Seq2Seq):
+        ...     def __init__(self, letters):
+        ...         super().__init__(letters, letters, width=4)
+        ...         self.embedding = torch.nn.Embedding(len(letters) + 2, 4)
+        ...     def encode(self, source):
+        ...         return source.mask
+        ...     def decode(self, state, inputs):
+        ...         return self.embedding(inputs), (state / state.sum(1, keepdim=True)).unsqueeze(1)
+        >>> letters = Vocabulary("ab")
+        >>> Bigrams(letters)(collate([Pair(("a",), ("a", "b"))], letters, letters)).shape
+        torch.Size([])
     """
 
     sizes: ClassVar[tuple[str, ...]] = ()
-    """Names of the numbers that a subclass is made with."""
+    """The names of the numeric arguments of a subclass."""
     names_in_files: ClassVar[Mapping[str, str]] = {}
-    """Sizes that a folder calls by another name than the constructor: the argument, and the name in the folder."""
+    """Sizes whose name in saved files differs from that of the argument: {argument: name in the file}."""
     retired: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of tensors in older folders that are not part of the model any more."""
+    """Prefixes of the names of tensors that older folders have and the model does not need."""
 
     def __init__(
         self,
@@ -71,7 +88,7 @@ class Seq2Seq(nn.Module):
         """The device of the parameters."""
         return self.output.weight.device
 
-    # -- to be said by a subclass --------------------------------------------------------------------------------------
+    # -- defined by subclasses -----------------------------------------------------------------------------------------
 
     def encode(self, source: Source) -> Any:
         """Encode a batch of sources as the state to decode from."""
@@ -82,15 +99,15 @@ class Seq2Seq(nn.Module):
         raise NotImplementedError
 
     def hidden_states(self, state: Any, inputs: Tensor) -> Tensor:
-        """Hidden states as ``decode`` gives them, where their attention is not needed."""
+        """The hidden states of ``decode``, (B, T, width), without attention weights."""
         return self.decode(state, inputs)[0]
 
     def advance(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Hidden states (N, width) after one more token (N,) each, and the states after it."""
+        """Hidden states (N, width) after one more token (N,) per row, and the new states."""
         raise NotImplementedError
 
     def reorder(self, state: Any, index: Tensor) -> Any:
-        """Select rows of the states by index; a row may be selected several times, or not at all."""
+        """Select rows of the states by index; a row may be selected several times or never."""
         raise NotImplementedError
 
     # -- training ------------------------------------------------------------------------------------------------------
@@ -101,7 +118,7 @@ class Seq2Seq(nn.Module):
         return self.loss(hidden, batch.target.to(self.device))
 
     def loss(self, hidden: Tensor, target: Tensor, *, reduction: Reduction = "mean") -> Tensor:
-        """The output layer's Fenchel-Young loss of hidden states (…, width) against numbers of symbols (…)."""
+        """The Fenchel-Young loss of the output layer for hidden states (…, width) and target numbers (…)."""
         weight, bias = self.output.weight, self.output.bias
         options: Any = {"ignore_index": IGNORED, "reduction": reduction}
         if (alpha := _fused(self.omega)) is not None:
@@ -111,24 +128,24 @@ class Seq2Seq(nn.Module):
     # -- search --------------------------------------------------------------------------------------------------------
 
     def start(self, sequences: Sequence[Sequence[str]]) -> Any:
-        """The states of some sources before the first step, one row per sequence."""
+        """The states of sources before the first step, one row per sequence."""
         if self.training:
             raise RuntimeError("the model is in training mode, where dropout is random: call model.eval() first")
         return self.encode(read(sequences, self.source).to(self.device))
 
     def step(self, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
-        """Probabilities (N, len(target)) of the next symbol after one more token (N,) each, and the states after it."""
+        """Probabilities (N, len(target)) of the next symbol after one more token (N,) per row, and the new states."""
         hidden, state = self.advance(tokens.to(self.device), state)
         return self.omega.argmax(self.output(hidden)), state
 
     @property
     def begin(self) -> int:
-        """The token that is read first."""
+        """The first input of the decoder."""
         return self.target.start
 
     @torch.no_grad()
     def attend(self, source: Sequence[str], target: Sequence[str]) -> Tensor:
-        """Attention weights for a target and its end (rows) over the symbols of a source (columns)."""
+        """Attention weights of the symbols of a target and its end (rows) over those of a source (columns)."""
         training = self.training
         inputs = torch.tensor([[self.target.start, *self.target.encode(target)]], device=self.device)
         try:
@@ -140,7 +157,7 @@ class Seq2Seq(nn.Module):
     # -- folders -------------------------------------------------------------------------------------------------------
 
     def settings(self) -> dict[str, Any]:
-        """The sizes, regularizers and vocabularies of the model, as JSON can hold them."""
+        """The sizes, regularizers and vocabularies of the model, as a dictionary for JSON."""
         return {
             "format": saving.FORMAT,
             "model": type(self).__name__,
@@ -154,30 +171,30 @@ class Seq2Seq(nn.Module):
     def save(self, folder: Path | str) -> None:
         """Write ``model.safetensors`` and ``model.json`` into a folder, which is created if necessary.
 
-        A model with a regularizer that a file cannot hold, such as ``Custom``, is refused.
+        A regularizer that cannot be written to a file, such as ``Custom``, raises a ValueError.
         """
         self._check_writable()
         saving.save(folder, self.settings(), self.state_dict())
 
     def _check_writable(self) -> None:
-        """Raise a ValueError if ``save`` would: a file cannot hold a regularizer of the model."""
+        """Raise a ValueError if a regularizer of the model cannot be written to a file."""
         for name, omega in (("attention", self.attention_omega), ("output", self.omega)):
             if omega.config() is None:
                 raise ValueError(
                     f"{name} is {omega}, which a file cannot hold; save model.state_dict() by torch.save instead, and "
-                    "load it into a model that was made with the same arguments"
+                    "load it into a model with the same arguments"
                 )
 
     @classmethod
     def load(
         cls, folder: Path | str, *, attention: Regularizer | None = None, output: Regularizer | None = None
     ) -> Self:
-        """Load a model of any subclass from a folder; it is in evaluation mode.
+        """Load a model of this class or a subclass from a folder, in evaluation mode.
 
         Args:
-            folder: what ``save`` was given.
-            attention: in place of the one that was saved.
-            output: the same.
+            folder: the folder that was given to ``save``.
+            attention: a regularizer in place of the saved one.
+            output: a regularizer in place of the saved one.
         """
         known = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
         kinds = {name: kind for name, kind in known.items() if issubclass(kind, cls)}
@@ -207,27 +224,27 @@ def check_depth(layers: int, dropout: float) -> None:
 
 
 def _check_output(omega: Regularizer, symbols: int) -> None:
-    """Refuse an Ω that selects several symbols at once: its loss does not take class indices."""
+    """Raise a ValueError for an Ω whose loss does not take class indices."""
     target, scores = torch.zeros((), dtype=torch.long, device="cpu"), torch.zeros(symbols, device="cpu")
     try:
         simplified(omega).check_classes(target, scores, 0)
     except (TypeError, ValueError):
-        raise ValueError(f"output must choose one symbol at a time, as Tsallis(1.5) does; got {omega}") from None
+        raise ValueError(f"output must be a choice of one symbol, such as Tsallis(1.5); got {omega}") from None
 
 
 def _read(config: Config | None, name: str) -> Regularizer:
     if config is None:  # folders of the first version
-        raise ValueError(f"the model's {name} regularizer is not one that a file can hold: load with {name}=…")
+        raise ValueError(f"the model's {name} regularizer is not in the file: load with {name}=…")
     return Regularizer.from_config(config)
 
 
 def _own(omega: Regularizer) -> Regularizer:
-    """A copy of an Ω with parameters, so that models that are given the same Ω do not share them."""
+    """A copy of an Ω if it has parameters, so that two models do not share them."""
     return copy.deepcopy(omega) if any(True for _ in omega.parameters()) else omega
 
 
 def _check_numbers(description: Any) -> None:
-    """Refuse a saved Ω with numbers or shapes that are too large to be true."""
+    """Raise a ValueError if numbers or shapes in the description of an Ω are larger than any model's."""
     if isinstance(description, (float, int)) and not (abs(description) < LARGEST_NUMBER or description == math.inf):
         raise ValueError(f"the numbers of a regularizer must be below {LARGEST_NUMBER:g}, got {description}")
     if isinstance(description, dict):

@@ -1,4 +1,4 @@
-"""A recurrent encoder-decoder: bidirectional LSTM, LSTM with global attention and input feeding."""
+"""A recurrent encoder-decoder: a bidirectional LSTM, and an LSTM with global attention and input feeding."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ class State:
     Args:
         memory: encodings of the source, (N, J, D).
         keys: the encodings multiplied by the matrix of the attention scores, (N, J, D).
-        barred: (N, J, 1), 0 where there is a symbol, −inf where there is none.
-        hidden: of every layer, (N, D).
-        cells: of every layer, (N, D).
-        feed: the last contextual output, (N, D).
+        mask: added to attention scores, (N, J, 1): 0 where there is a symbol, −inf in padding.
+        hidden: the hidden states of all layers, (N, D) each.
+        cells: the cells of all layers, (N, D) each.
+        feed: the last output o, (N, D), which is an input of the next step.
         attention: the attention weights of that output over the source, (N, J).
     """
 
     memory: Tensor
     keys: Tensor
-    barred: Tensor
+    mask: Tensor
     hidden: tuple[Tensor, ...]
     cells: tuple[Tensor, ...]
     feed: Tensor
@@ -47,16 +47,16 @@ class Recurrent(Seq2Seq):
     .. math:: z_j = s_t^\top W h_j, \quad c_t = \sum_j \pi_j h_j \text{ with } \pi = \operatorname{argmax}_\Omega(z),
               \quad o_t = \tanh(U [s_t; c_t] + b), \quad p = \operatorname{argmax}_{\Omega'}(V o_t + b')
 
-    where h are the states of the encoder, s those of the decoder, whose input is the last symbol's embedding and the
-    last :math:`o`. Dropout on embeddings, between layers and on :math:`o`.
+    where h are the states of the encoder and s those of the decoder, whose inputs are the embedding of the last symbol
+    and the last :math:`o`. Dropout is applied to embeddings, between layers and to :math:`o`.
 
     Args:
-        source: the symbols that are read.
-        target: the symbols that are written.
-        embedding: width of the embeddings.
-        hidden: width of the states; even, half of it for each direction of the encoder.
-        layers: of encoder and decoder each.
-        dropout: the share of entries that is dropped in training.
+        source: the vocabulary of the sources.
+        target: the vocabulary of the targets.
+        embedding: the width of the embeddings.
+        hidden: the width of the states; even, half of it for each direction of the encoder.
+        layers: the number of layers of encoder and decoder each.
+        dropout: the probability that an entry is dropped in training.
         attention: the regularizer of π; ``Tsallis(1.5)`` by default.
         output: the regularizer of p; ``Tsallis(1.5)`` by default.
 
@@ -102,13 +102,13 @@ class Recurrent(Seq2Seq):
         embedded = self._drop(self.source_embedding(source.numbers))
         states, hidden, cells = read_both_ways(self.encoder, embedded, source.lengths)
         memory = self._drop(states)
-        mask = source.mask.to(memory.device).unsqueeze(-1)
-        barred = torch.zeros_like(memory[..., :1]).masked_fill(~mask, -torch.inf)
+        padding = ~source.mask.to(memory.device).unsqueeze(-1)
+        mask = torch.zeros_like(memory[..., :1]).masked_fill(padding, -torch.inf)
         rows = memory.shape[0]
         return State(
             memory,
             self.key(memory),
-            barred,
+            mask,
             hidden.unbind(0),
             cells.unbind(0),
             memory.new_zeros(rows, self.hidden),
@@ -117,15 +117,14 @@ class Recurrent(Seq2Seq):
 
     def decode(self, state: State, inputs: Tensor) -> tuple[Tensor, Tensor]:
         first = self._cells[0]
-        # What the embeddings contribute is known for all steps at once; the rest of the first layer is one product.
+        # The part of the gates that depends on embeddings is computed for all steps at once.
         own, fed = first.weight_ih[:, : self.embedding], first.weight_ih[:, self.embedding :]
         known = F.linear(self._drop(self.target_embedding(inputs)), own, first.bias_ih + first.bias_hh).unbind(1)
         rest = torch.cat([fed, first.weight_hh], 1).t()
-        kept = self._kept(len(known), state.feed)
         outputs, weights = [], []
-        for each, mask in zip(known, kept, strict=True):
+        for each, factor in zip(known, self._dropout_factors(len(known), state.feed), strict=True):
             gates = torch.addmm(each, torch.cat([state.feed, state.hidden[0]], 1), rest)
-            state = self._advance(gates, state, mask)
+            state = self._advance(gates, state, factor)
             outputs.append(state.feed)
             weights.append(state.attention)
         return torch.stack(outputs, 1), torch.stack(weights, 1)
@@ -135,8 +134,8 @@ class Recurrent(Seq2Seq):
         entered = torch.cat([self._drop(self.target_embedding(tokens)), state.feed], 1)
         gates = F.linear(entered, first.weight_ih, first.bias_ih)
         gates = gates + F.linear(state.hidden[0], first.weight_hh, first.bias_hh)
-        (mask,) = self._kept(1, state.feed)
-        state = self._advance(gates, state, mask)
+        (factor,) = self._dropout_factors(1, state.feed)
+        state = self._advance(gates, state, factor)
         return state.feed, state
 
     def reorder(self, state: State, index: Tensor) -> State:
@@ -144,7 +143,7 @@ class Recurrent(Seq2Seq):
         return State(
             state.memory[index],
             state.keys[index],
-            state.barred[index],
+            state.mask[index],
             tuple(each[index] for each in state.hidden),
             tuple(each[index] for each in state.cells),
             state.feed[index],
@@ -155,15 +154,15 @@ class Recurrent(Seq2Seq):
     def _cells(self) -> list[nn.LSTMCell]:
         return cast(list[nn.LSTMCell], list(self.decoder))
 
-    def _kept(self, steps: int, like: Tensor) -> Sequence[Tensor | None]:
-        """The factors of dropout for the outputs of some steps, drawn at once."""
+    def _dropout_factors(self, steps: int, like: Tensor) -> Sequence[Tensor | None]:
+        """The dropout factors of the outputs of some steps, one tensor per step; None without dropout."""
         if not self.training or not self.dropout:
             return [None] * steps
         drawn = torch.rand(steps, *like.shape, dtype=like.dtype, device=like.device)
         return ((drawn >= self.dropout).to(like.dtype) / (1 - self.dropout)).unbind(0)
 
-    def _advance(self, gates: Tensor, state: State, kept: Tensor | None) -> State:
-        """One step of all layers, given the gates of the first."""
+    def _advance(self, gates: Tensor, state: State, factor: Tensor | None) -> State:
+        """One step of all layers, given the gates of the first layer."""
         hidden: list[Tensor] = []
         cells: list[Tensor] = []
         for layer, old in enumerate(state.cells):
@@ -175,12 +174,12 @@ class Recurrent(Seq2Seq):
             hidden.append(new_hidden)
             cells.append(new_cell)
         top = hidden[-1]
-        scores = torch.baddbmm(state.barred, state.keys, top.unsqueeze(-1)).squeeze(-1)
+        scores = torch.baddbmm(state.mask, state.keys, top.unsqueeze(-1)).squeeze(-1)
         weights = self.attention_omega.argmax(scores)
         context = torch.bmm(weights.unsqueeze(1), state.memory).squeeze(1)
         output = torch.tanh(self.context(torch.cat([top, context], 1)))
-        output = output if kept is None else output * kept
-        return State(state.memory, state.keys, state.barred, tuple(hidden), tuple(cells), output, weights)
+        output = output if factor is None else output * factor
+        return State(state.memory, state.keys, state.mask, tuple(hidden), tuple(cells), output, weights)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)

@@ -1,7 +1,7 @@
-"""Folders of saved models: tensors by safetensors, everything else as JSON. Files are written completely or not at all.
+"""Folders of saved models: tensors in safetensors files, everything else in JSON. Files are written atomically.
 
-Files may be truncated or tampered with: errors are one line that names the folder, and nothing is built that is larger
-than what the files hold.
+Files may be truncated or manipulated: errors are one line that names the folder, and no model is built that is larger
+than the files.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Of the settings that this version writes and reads."""
+"""The version of the format of settings that is written and read."""
 SETTINGS, TENSORS = "model.json", "model.safetensors"
-"""Names of the files in a folder."""
+"""The names of the files in a folder."""
 LARGEST_SETTINGS = 1 << 28
-"""Bytes. Settings hold names, sizes and a vocabulary; a larger file is not read."""
+"""The largest size of a settings file in bytes: names, sizes and a vocabulary. A larger file is not read."""
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
-"""What parameters may be saved as."""
+"""The dtypes that parameters may have."""
 
-_SAVED = "what a model was saved to"
+_SAVED = "a file of a saved model"
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -58,7 +58,15 @@ def safetensors() -> Any:
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
-    """Write a file under a hidden name in the same folder, and rename it when it is complete."""
+    """Write a file under a hidden name in the same folder, and rename it when it is complete.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     write_whole(Path(folder) / "a.txt", lambda path: path.write_text("text"))
+        ...     (Path(folder) / "a.txt").read_text()
+        'text'
+    """
     new = path.with_name(f".{path.name}.new")
     try:
         write(new)
@@ -75,10 +83,10 @@ def read_tensors(
 
     Args:
         path: the file.
-        what: what it should be, for the error.
-        names: of the tensors to read; all by default.
+        what: a description of the file, for errors.
+        names: the tensors to read; all by default.
     """
-    safetensors()  # says what to install
+    safetensors()  # its error names the package to install
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -108,9 +116,17 @@ def save(folder: Path | str, settings: Mapping[str, Any], tensors: Mapping[str, 
     """Write ``model.safetensors`` and ``model.json`` into a folder, which is created if necessary.
 
     Args:
-        folder: where to.
-        settings: everything but the tensors, as JSON can hold it; ``format`` is :data:`FORMAT`.
-        tensors: of its state.
+        folder: the path of the folder.
+        settings: everything but the tensors, for JSON; ``format`` is :data:`FORMAT`.
+        tensors: the state dict.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     save(folder, {"format": FORMAT, "model": "Linear"}, {"weight": torch.ones(2)})
+        ...     settings, tensors = load(folder)
+        >>> settings["model"], tensors["weight"]
+        ('Linear', tensor([1., 1.]))
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,13 +140,19 @@ def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any
     """Load the settings and the tensors of a folder.
 
     Args:
-        folder: what ``save`` was given.
-        kinds: which models are wanted, by what ``settings["model"]`` may be; any by default.
+        folder: the folder that was given to ``save``.
+        kinds: the allowed values of ``settings["model"]``; any by default.
+
+    Example:
+        >>> load("no such folder")
+        Traceback (most recent call last):
+            ...
+        FileNotFoundError: no such folder has no model.json: it is not the folder of a saved model
     """
     folder = Path(folder)
     file = folder / SETTINGS
     if not file.is_file():
-        raise FileNotFoundError(f"{folder} has no {SETTINGS}: it is not a folder that a model was saved to")
+        raise FileNotFoundError(f"{folder} has no {SETTINGS}: it is not the folder of a saved model")
     if (size := file.stat().st_size) > LARGEST_SETTINGS:
         raise ValueError(f"{file} is not {_SAVED}: it has {size} bytes, more than {LARGEST_SETTINGS}")
     try:
@@ -151,9 +173,14 @@ def load(folder: Path | str, kinds: Collection[str] = ()) -> tuple[dict[str, Any
 
 @contextmanager
 def whole(place: Path | str, name: str) -> Iterator[None]:
-    """Context in which an object is made of what was loaded: any error becomes a ValueError that names the place.
+    """A context for building an object from loaded data: any error becomes a ValueError that names the place.
 
-    Files may hold anything, so every error in here is caused by what was loaded.
+    Example:
+        >>> with whole("models/a", "model"):
+        ...     {}["weight"]
+        Traceback (most recent call last):
+            ...
+        ValueError: models/a does not have a whole model: there is no 'weight'
     """
     try:
         yield
@@ -164,15 +191,19 @@ def whole(place: Path | str, name: str) -> Iterator[None]:
 
 
 def build(folder: Path | str, name: str, tensors: Mapping[str, Tensor], make: Callable[[], Model]) -> Model:
-    """Make a model with the tensors that were loaded, in evaluation mode.
+    """Build a model with loaded tensors, in evaluation mode.
 
-    It is first made on the meta device and compared with the tensors: sizes in the settings may be anything.
+    It is first built on the meta device and compared with the tensors, because the sizes in a file may be too large.
 
     Args:
-        folder: where it was loaded from, for errors.
-        name: what it is, for errors.
-        tensors: of its state.
-        make: makes the model, with any parameters.
+        folder: of the files, for errors.
+        name: of the class, for errors.
+        tensors: the state dict.
+        make: a function that builds the model, with any parameters.
+
+    Example:
+        >>> build("folder", "Linear", {"weight": torch.ones(1, 2), "bias": torch.zeros(1)}, lambda: nn.Linear(2, 1))
+        Linear(in_features=2, out_features=1, bias=True)
     """
     with whole(folder, name):
         with torch.device("meta"):
@@ -189,7 +220,7 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
     if missing := sorted(expected.keys() - tensors.keys()):
         raise ValueError(f"the tensor {short(missing[0])} is missing")
     if strange := sorted(tensors.keys() - expected.keys()):
-        raise ValueError(f"there is a tensor {short(strange[0])}, which no part of it has")
+        raise ValueError(f"there is a tensor {short(strange[0])}, which the model does not have")
     for name, tensor in tensors.items():
         if tensor.shape != expected[name].shape:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not {tuple(expected[name].shape)}")
@@ -204,26 +235,38 @@ def check_tensors(expected: Mapping[str, Tensor], tensors: Mapping[str, Tensor])
 
 
 def check_names(names: Collection[str], given: Mapping[str, Any]) -> None:
-    """Raise a ValueError if names are missing: the default may not be what was saved."""
+    """Raise a ValueError if names are missing.
+
+    Example:
+        >>> check_names(["hidden", "layers"], {"hidden": 8})
+        Traceback (most recent call last):
+            ...
+        ValueError: there is no layers
+    """
     if missing := sorted(set(names) - given.keys()):
         raise ValueError(f"there is no {missing[0]}")
 
 
 def check_sizes(sizes: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError for sizes that are too large for the tensors: a layer has at least one tensor."""
+    """Raise a ValueError for sizes that are larger than the tensors allow; a layer has at least one tensor."""
     numbers = sum(tensor.numel() for tensor in tensors.values())
     for name, size in sizes.items():
         most = len(tensors) if name == "layers" else numbers
         if not is_number(size):
             raise ValueError(f"{name} must be a number, got {short(size)}")
         if not size <= most:
-            raise ValueError(f"{name} is {size}, too large for what the file holds")
+            raise ValueError(f"{name} is {size}, too large for the tensors of the file")
         if size <= 0 and name != "dropout":
             raise ValueError(f"{name} must be positive, got {size}")
 
 
 def check_strings(strings: object, name: str) -> list[str]:
-    """Check that what was loaded is a list of strings."""
+    """Check that a loaded object is a list of strings.
+
+    Example:
+        >>> check_strings(["a", "b"], "symbols")
+        ['a', 'b']
+    """
     if not isinstance(strings, list) or not all(isinstance(each, str) for each in strings):
         raise ValueError(f"{name} must be a list of strings, got {short(strings)}")
     return strings

@@ -1,6 +1,6 @@
-"""Search among the strings of a model: beam search, enumeration of the support, and forced decoding.
+"""Search for probable strings of a model: beam search, enumeration of the support, and forced decoding.
 
-A model is anything with the methods of ``Stepper``: a ``Seq2Seq``, an ``Ensemble``, or a class of your own.
+A model is any object with the methods of ``Stepper``: a ``Seq2Seq``, an ``Ensemble``, or another class.
 """
 
 from __future__ import annotations
@@ -18,17 +18,33 @@ from fenchel.seq2seq.vocabulary import STOP
 
 
 class Stepper(Protocol):
-    """A distribution over strings, given symbol by symbol. States have one row per hypothesis."""
+    """A distribution over strings, computed symbol by symbol. States have one row per hypothesis.
+
+    Example:
+        A distribution that does not depend on the source: "1" with probability ¾, "2" with ¼.
+
+        >>> class Coin:
+        ...     begin = 3
+        ...     def start(self, sources):
+        ...         return torch.zeros(len(sources), dtype=torch.long)
+        ...     def step(self, tokens, state):
+        ...         return torch.tensor([[0, 0.75, 0.25], [1, 0, 0]])[state], state + 1
+        ...     def reorder(self, state, index):
+        ...         return state[index]
+        >>> (found,) = beam_search(Coin(), [None])
+        >>> [(each.tokens, round(each.probability, 2)) for each in found.hypotheses]
+        [((1,), 0.75), ((2,), 0.25)]
+    """
 
     @property
     def begin(self) -> int:
-        """The token that is read before the first symbol."""
+        """The first input, before the first symbol."""
 
     def start(self, sequences: Any, /) -> Any:
-        """The states of some sources before the first step, one row per source."""
+        """The states of sources before the first step, one row per source."""
 
     def step(self, tokens: Tensor, state: Any, /) -> tuple[Tensor, Any]:
-        """Probabilities (N, V) of the next symbol once tokens (N,) are read, and the states then. ``STOP`` is 0."""
+        """Probabilities (N, V) of the next symbol after tokens (N,), and the new states. ``STOP`` is symbol 0."""
 
     def reorder(self, state: Any, index: Tensor, /) -> Any:
         """Select rows of the states by index."""
@@ -42,7 +58,11 @@ class Hypothesis:
         tokens: the symbols.
         log_probability: of the string and its end, in nats.
         score: what it is ranked by: ``log_probability``, unless there is a length penalty.
-        finished: False if it was cut at the longest length; then the probability is that of all strings that begin so.
+        finished: False if it was cut at ``max_length``; then the probability is that of all strings with this prefix.
+
+    Example:
+        >>> Hypothesis((2, 3), math.log(0.5), math.log(0.5)).probability
+        0.5
     """
 
     tokens: tuple[int, ...]
@@ -52,7 +72,7 @@ class Hypothesis:
 
     @property
     def probability(self) -> float:
-        """Of the string and its end."""
+        """The probability of the string and its end."""
         return math.exp(self.log_probability)
 
 
@@ -61,16 +81,21 @@ class Beam:
     """The result of a search.
 
     Args:
-        hypotheses: by falling score; those of equal score in the order in which they were found. Where the search was
-            not exact, strings whose end was not among the ``beam`` best continuations are left out, unless no other
-            ended; so the first may score less than a string that was seen (then ``optimal`` is False).
-        exact: whether all strings of non-zero probability were seen: none was pruned or cut.
-        optimal: nothing that was pruned, cut or left out can have a higher score than the first hypothesis. True
-            wherever ``exact`` is; it may be true of dense models too. With a length penalty that is said of strings up
-            to ``max_length``: one that is longer may rank higher.
-        seen: how many strings were seen to the end, returned or not.
-        mass: the probability of all of these.
-        tree: with ``keep_tree=True``, every prefix that was kept, and its probability.
+        hypotheses: by decreasing score; those of equal score in the order in which they were found. If the search was
+            not exact, strings whose end was not among the ``beam_size`` best continuations are left out, unless no
+            other string ended; so the first may score less than a string that was found (then ``optimal`` is False).
+        exact: whether all strings of non-zero probability were found: none was pruned or cut.
+        optimal: whether no string that was pruned, cut or left out can have a higher score than the first hypothesis.
+            True if ``exact`` is; it may be true of dense models too. With a length penalty it holds for strings up to
+            ``max_length``: a longer one may have a higher score.
+        seen: the number of finished strings that were found, returned or not.
+        mass: the probability of all of these strings.
+        tree: with ``keep_tree=True``, the probabilities of all prefixes that were continued.
+
+    Example:
+        >>> found = Beam((Hypothesis((2,), 0.0, 0.0),), exact=True, optimal=True, seen=1, mass=1.0)
+        >>> found.best.tokens
+        (2,)
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -91,7 +116,7 @@ def beam_search(
     stepper: Stepper,
     sources: Sequence[Any],
     *,
-    beam: int = 5,
+    beam_size: int = 5,
     n_best: int | None = None,
     max_length: int = 100,
     length_penalty: float = 0.0,
@@ -99,30 +124,29 @@ def beam_search(
 ) -> list[Beam]:
     """The most probable strings of every source, found by beam search.
 
-    In every step the ``beam`` most probable prefixes are continued. If the number of prefixes with non-zero probability
-    never exceeds the beam size, every string that the model can write was seen: the search is ``exact``. Where it is
-    not, a string ends only if its end is among the ``beam`` most probable continuations, so that a beam of 1 is greedy
-    search. (Otherwise models such as softmax, which give every end some probability, would return their shortest
+    In every step the ``beam_size`` most probable prefixes are continued. If the number of prefixes with non-zero
+    probability never exceeds the beam size, all strings of the model were found: the search is ``exact``. If it is not,
+    a string ends only if its end is among the ``beam_size`` most probable continuations, so that a beam size of 1 is
+    greedy search. (Otherwise models such as softmax, which give every end some probability, would return their shortest
     strings.)
 
-    A search stops when no prefix is left; or, once something was pruned, when no prefix that is left can be among the
-    best.
+    A search stops when no prefix is left, or, once a prefix was pruned, when no remaining prefix can be among the best.
 
     Args:
         stepper: the model.
         sources: the sources, in the form that ``stepper.start`` takes.
-        beam: the number of prefixes that are continued.
+        beam_size: the number of prefixes that are continued.
         n_best: the number of hypotheses that are returned; the beam size by default.
         max_length: the largest number of symbols of a string, without its end. Longer prefixes are cut.
         length_penalty: λ in the score log p / ((5 + length) / 6)^λ of Wu et al. (2016); the length counts the end.
-        keep_tree: whether to keep all prefixes, for a drawing.
+        keep_tree: whether to return all prefixes, for a drawing.
 
     Returns:
-        A ``Beam`` for every source, with at least one hypothesis: if no string ended, the best prefix that was cut.
+        One ``Beam`` per source, with at least one hypothesis: if no string ended, the best prefix that was cut.
 
     Example:
         >>> import torch
-        >>> class Coin:  # writes symbol 1 twice, then stops or writes symbol 2
+        >>> class Coin:  # symbol 1 twice, then the end or symbol 2
         ...     begin = 3
         ...     def start(self, sources): return torch.zeros(len(sources), dtype=torch.long)
         ...     def step(self, tokens, state):
@@ -133,17 +157,19 @@ def beam_search(
         >>> [(each.tokens, round(each.probability, 2)) for each in found.hypotheses], found.exact
         ([((1, 1), 0.75), ((1, 1, 2), 0.25)], True)
     """
-    beam = check_count(beam, "beam")
-    n_best = beam if n_best is None else check_count(n_best, "n_best")
+    beam_size = check_count(beam_size, "beam_size")
+    n_best = beam_size if n_best is None else check_count(n_best, "n_best")
     max_length = check_count(max_length, "max_length", 0)
     length_penalty = check_number(length_penalty, "length_penalty", 0, ends="[)")
     if not len(sources):
         return []
     rows = [_Row(n_best, max_length, length_penalty, keep_tree) for _ in sources]
-    return _search(stepper, sources, beam, max_length, rows)
+    return _search(stepper, sources, beam_size, max_length, rows)
 
 
-def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int, rows: Sequence[_Row]) -> list[Beam]:
+def _search(
+    stepper: Stepper, sources: Sequence[Any], beam_size: int, max_length: int, rows: Sequence[_Row]
+) -> list[Beam]:
     live = _Live(
         torch.arange(len(rows), device="cpu"),
         torch.zeros(len(rows), dtype=torch.float64, device="cpu"),
@@ -153,7 +179,7 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
     state = stepper.start(sources)
     for length in range(max_length + 1):
         probabilities, state = _step(stepper, tokens, state)
-        parents, tokens, scores = _continued(probabilities, live, beam, rows)
+        parents, tokens, scores = _continued(probabilities, live, beam_size, rows)
         if length == max_length:
             live.cut(parents, tokens, scores, rows)
             break
@@ -168,62 +194,78 @@ def _search(stepper: Stepper, sources: Sequence[Any], beam: int, max_length: int
 
 @torch.no_grad()
 def enumerate_support(
-    stepper: Stepper, sources: Sequence[Any], *, most: int = 100, max_length: int = 100, keep_tree: bool = False
+    stepper: Stepper, sources: Sequence[Any], *, beam_size: int = 100, max_length: int = 100, keep_tree: bool = False
 ) -> list[Beam]:
-    """All strings of non-zero probability, the most probable first, for models that have few.
+    """All strings of non-zero probability of every source, the most probable first, for models that have few.
 
-    A search with a beam as wide as ``most``, that returns all that ended. Where ``exact`` is False there are more
-    strings, or longer ones.
+    This is a beam search that returns all strings that ended. If ``exact`` is False, there are more or longer strings.
+
+    Args:
+        stepper: the model.
+        sources: the sources, in the form that ``stepper.start`` takes.
+        beam_size: the number of prefixes that are continued.
+        max_length: the largest number of symbols of a string, without its end.
+        keep_tree: whether to return all prefixes.
+
+    Example:
+        >>> from fenchel.seq2seq import Recurrent, Vocabulary
+        >>> letters = Vocabulary("ab")
+        >>> model = Recurrent(letters, letters, embedding=4, hidden=4, layers=1).eval()
+        >>> (found,) = enumerate_support(model, ["ab"], max_length=3)
+        >>> found.seen == len([each for each in found.hypotheses if each.finished])
+        True
     """
-    most, max_length = check_count(most, "most"), check_count(max_length, "max_length", 0)
-    rows = [_Row(most * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
-    return _search(stepper, sources, most, max_length, rows) if rows else []
+    beam_size, max_length = check_count(beam_size, "beam_size"), check_count(max_length, "max_length", 0)
+    rows = [_Row(beam_size * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
+    return _search(stepper, sources, beam_size, max_length, rows) if rows else []
 
 
 def _step(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
     probabilities, state = stepper.step(tokens, state)
     if bool(probabilities.isnan().any()):
-        raise ValueError("the model gives probabilities that are not numbers: no search can rank them")
+        raise ValueError("the probabilities of the model must not be NaN")
     return probabilities, state
 
 
 def _logs(probabilities: Tensor) -> Tensor:
-    """Logarithms in float64 on the CPU, so that products of many probabilities keep their precision."""
+    """Logarithms in float64 on the CPU, so that sums over long strings keep their precision."""
     return probabilities.to("cpu", torch.float64).log()
 
 
 @dataclass(frozen=True)
 class _Live:
-    """The prefixes that are continued: the number of their source, log-probabilities and symbols."""
+    """The prefixes that are continued: indices of their sources, log-probabilities and symbols."""
 
     rows: Tensor
     scores: Tensor
     prefixes: list[tuple[int, ...]]
 
     def cut(self, parents: Tensor, tokens: Tensor, scores: Tensor, rows: Sequence[_Row]) -> None:
-        """Record the prefixes of each source that would become longer than allowed."""
+        """Record the prefixes of each source that would exceed ``max_length``."""
         for parent, _, score in zip(parents.tolist(), tokens.tolist(), scores.tolist(), strict=True):
             rows[int(self.rows[parent])].lose(score)
         for row, prefix, score in zip(self.rows.tolist(), self.prefixes, self.scores.tolist(), strict=True):
             rows[row].cut.append((score, prefix))
 
 
-def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Row]) -> tuple[Tensor, Tensor, Tensor]:
-    """The best continuations of every source, at most ``beam``: parents, tokens and log-probabilities, in order.
+def _continued(
+    probabilities: Tensor, live: _Live, beam_size: int, rows: Sequence[_Row]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The best ``beam_size`` continuations of every source: parents, tokens and log-probabilities, in order.
 
-    Records which strings ended, and whether their end is among the ``beam`` best continuations.
+    Records the strings that ended, and whether their end is among the ``beam_size`` best continuations.
     """
-    # The end, and one more than can be kept, so that the best of what is pruned is known.
-    values, tokens = probabilities.topk(min(beam + 2, probabilities.shape[1]), sorted=True)
+    # One more than are kept and the end, so that the best pruned continuation is known.
+    values, tokens = probabilities.topk(min(beam_size + 2, probabilities.shape[1]), sorted=True)
     parents = torch.arange(len(values), device="cpu").repeat_interleave(values.shape[1])
     scores, tokens = (_logs(values) + live.scores.unsqueeze(1)).flatten(), tokens.cpu().flatten()
     possible = scores.isfinite().nonzero().flatten()
     scores, tokens, parents = scores[possible], tokens[possible], parents[possible]
-    # By source, then by score; stable, so that equals stay in the order of their parents.
+    # By source, then by score; stable, so that equal scores stay in the order of their parents.
     order = scores.argsort(descending=True, stable=True)
     order = order[live.rows[parents[order]].argsort(stable=True)]
     scores, tokens, parents = scores[order], tokens[order], parents[order]
-    ends = (tokens == STOP) & (_ranks(live.rows[parents]) < beam)
+    ends = (tokens == STOP) & (_ranks(live.rows[parents]) < beam_size)
     inside = torch.zeros(len(probabilities), dtype=torch.bool, device="cpu")
     inside[parents[ends]] = True
     ended = _logs(probabilities[:, STOP]) + live.scores
@@ -234,9 +276,9 @@ def _continued(probabilities: Tensor, live: _Live, beam: int, rows: Sequence[_Ro
     scores, tokens, parents = scores[going_on], tokens[going_on], parents[going_on]
     source = live.rows[parents]
     rank = _ranks(source)
-    for number in (rank == beam).nonzero().flatten().tolist():
+    for number in (rank == beam_size).nonzero().flatten().tolist():
         rows[int(source[number])].lose(float(scores[number]))
-    kept = rank < beam
+    kept = rank < beam_size
     return parents[kept], tokens[kept], scores[kept]
 
 
@@ -249,7 +291,7 @@ def _ranks(source: Tensor) -> Tensor:
 
 
 def _next(parents: Tensor, tokens: Tensor, scores: Tensor, live: _Live, rows: Sequence[_Row]) -> tuple[_Live, Tensor]:
-    """The prefixes that are continued, without those of sources whose search is over, and their indices."""
+    """The prefixes that are continued, without those of sources whose search is finished, and their indices."""
     sources = live.rows[parents]
     best = torch.full((len(rows),), -torch.inf, dtype=torch.float64, device="cpu")
     best.scatter_reduce_(0, sources, scores, "amax")
@@ -280,7 +322,7 @@ class _Row:
         self.tree: dict[tuple[int, ...], float] | None = {} if keep_tree else None
 
     def finish(self, prefix: tuple[int, ...], score: float, *, inside: bool) -> None:
-        """Record a string that ended; ``inside``: its end is among the best continuations."""
+        """Record a string that ended; ``inside`` tells whether its end is among the best continuations."""
         where = self.finished if inside or self.all_ends else self.aside
         where.append(Hypothesis(prefix, score, self._ranked(score, len(prefix))))
 
@@ -294,21 +336,23 @@ class _Row:
             self.tree[prefix] = math.exp(score)
 
     def is_over(self, best: float) -> bool:
-        """Whether the search of this source is over, given the log-probability of its best prefix."""
+        """Whether the search of this source is finished, given the log-probability of its best prefix."""
         if self.lost == -math.inf or len(self.finished) < self.n_best:
             return False
         scores = sorted((each.score for each in self.finished), reverse=True)
         return scores[self.n_best - 1] >= self._bound(best)
 
     def _ranked(self, score: float, length: int) -> float:
-        return score * math.pow((6 + length) / 6, -self.penalty)  # the power may vanish, not overflow
+        return score * math.pow(
+            (6 + length) / 6, -self.penalty
+        )  # a negative power underflows to 0 instead of overflowing
 
     def _bound(self, score: float) -> float:
-        """The highest score of a string that begins with a prefix of this log-probability."""
+        """The highest possible score of a string whose prefix has this log-probability."""
         return self._ranked(score, self.max_length)
 
     def result(self) -> Beam:
-        """The result."""
+        """The result of the search."""
         exact, ended = self.lost == -math.inf, [*self.finished, *self.aside]
         ranked = sorted(ended if exact or not self.finished else self.finished, key=lambda each: -each.score)
         others = max((each.score for each in self.aside), default=-math.inf)
@@ -324,31 +368,38 @@ class _Row:
 
 
 class Ensemble:
-    """An ensemble of models: the probability of a symbol is the mean of theirs.
+    """An ensemble of models: the probability of a symbol is the mean over the members.
 
     Args:
         members: steppers with the same symbols.
+
+    Example:
+        >>> from fenchel.seq2seq import Recurrent, Vocabulary
+        >>> letters = Vocabulary("ab")
+        >>> models = [Recurrent(letters, letters, embedding=4, hidden=4, layers=1).eval() for _ in range(2)]
+        >>> beam_search(Ensemble(models), ["ab"], max_length=3)[0].mass <= 1
+        True
     """
 
     def __init__(self, members: Sequence[Stepper]) -> None:
         if not members:
-            raise ValueError("an ensemble must have a member")
+            raise ValueError("members must not be empty")
         targets = [getattr(each, "target", None) for each in members]
         if any(target != targets[0] for target in targets) or len({each.begin for each in members}) > 1:
-            raise ValueError("the members of an ensemble must write the same symbols: their target vocabularies differ")
+            raise ValueError("members must have equal target vocabularies")
         self.members = list(members)
 
     @property
     def begin(self) -> int:
-        """The token that is read first."""
+        """The first input of the members."""
         return self.members[0].begin
 
     def start(self, sequences: Any) -> list[Any]:
-        """The states of all members."""
+        """The states of all members before the first step."""
         return [each.start(sequences) for each in self.members]
 
     def step(self, tokens: Tensor, state: list[Any]) -> tuple[Tensor, list[Any]]:
-        """The mean of the members' probabilities."""
+        """The mean of the members' probabilities, (N, V), and the new states."""
         steps = [each.step(tokens, part) for each, part in zip(self.members, state, strict=True)]
         return torch.stack([probabilities for probabilities, _ in steps]).mean(0), [after for _, after in steps]
 
@@ -362,7 +413,12 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class Choice:
-    """One step of a string: its symbol, and all symbols of non-zero probability, the most probable first."""
+    """One step of a string: its symbol, and the symbols of non-zero probability, the most probable first.
+
+    Example:
+        >>> Choice(2, 0.75, ((2, 0.75), (3, 0.25))).alternatives[0]
+        (2, 0.75)
+    """
 
     token: int
     probability: float
@@ -370,28 +426,40 @@ class Choice:
 
 
 @torch.no_grad()
-def force(stepper: Stepper, source: Any, tokens: Sequence[int], *, most: int | None = None) -> list[Choice]:
-    """The probability of each symbol of a given string and of its end, with all alternatives at each step.
+def force(stepper: Stepper, source: Any, tokens: Sequence[int], *, k: int | None = None) -> list[Choice]:
+    """The probability of each symbol of a given string and of its end, with the alternatives at each step.
 
     Args:
         stepper: the model.
-        source: one.
+        source: the source of the string.
         tokens: the string, without its end, as numbers: ``vocabulary.encode(symbols)``.
-        most: alternatives to keep at a step; all of non-zero probability by default.
+        k: the largest number of alternatives per step; all of non-zero probability by default.
+
+    Example:
+        >>> from fenchel.seq2seq import Recurrent, Vocabulary
+        >>> letters = Vocabulary("ab")
+        >>> model = Recurrent(letters, letters, embedding=4, hidden=4, layers=1).eval()
+        >>> [choice.token for choice in force(model, "ab", letters.encode("ba"))]
+        [3, 2, 0]
     """
     state = stepper.start([source])
     before, choices = stepper.begin, []
     for token in (*tokens, STOP):
         row, state = _step(stepper, torch.tensor([before], device="cpu"), state)
         _check_symbol(token, row, "tokens")
-        choices.append(Choice(token, float(row[0, token]), _alternatives(row[0], most)))
+        choices.append(Choice(token, float(row[0, token]), _alternatives(row[0], k)))
         before = token
     return choices
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The certain continuation of a prefix: symbols, whether the string ends then, and else the alternatives."""
+    """The only possible continuation of a prefix: its symbols, whether the string ends, and else the alternatives.
+
+    Example:
+        >>> Completion((2, 3), finished=True).tokens
+        (2, 3)
+    """
 
     tokens: tuple[int, ...]
     finished: bool
@@ -400,16 +468,23 @@ class Completion:
 
 @torch.no_grad()
 def complete(
-    stepper: Stepper, source: Any, prefix: Sequence[int] = (), *, max_length: int = 100, most: int | None = None
+    stepper: Stepper, source: Any, prefix: Sequence[int] = (), *, max_length: int = 100, k: int | None = None
 ) -> Completion:
     """Continue a prefix as long as a single symbol has non-zero probability.
 
     Args:
         stepper: the model.
-        source: one.
-        prefix: what has been written, as numbers.
-        max_length: symbols to add at most.
-        most: alternatives to keep where there are several.
+        source: the source of the string.
+        prefix: the first symbols of the string, as numbers.
+        max_length: the largest number of symbols to add.
+        k: the largest number of alternatives to return; all by default.
+
+    Example:
+        >>> from fenchel.seq2seq import Recurrent, Vocabulary
+        >>> letters = Vocabulary("ab")
+        >>> model = Recurrent(letters, letters, embedding=4, hidden=4, layers=1).eval()
+        >>> len(complete(model, "ab", letters.encode("b"), max_length=3).tokens) <= 3
+        True
     """
     row, state = _step(stepper, torch.tensor([stepper.begin], device="cpu"), stepper.start([source]))
     for token in prefix:
@@ -419,7 +494,7 @@ def complete(
     while True:
         possible = _alternatives(row[0], 2)
         if len(possible) != 1 or (possible[0][0] != STOP and len(added) == max_length):
-            return Completion(tuple(added), False, _alternatives(row[0], most))
+            return Completion(tuple(added), False, _alternatives(row[0], k))
         if possible[0][0] == STOP:
             return Completion(tuple(added), True)
         added.append(possible[0][0])
@@ -433,8 +508,9 @@ def _check_symbol(token: int, row: Tensor, name: str) -> None:
         raise ValueError(f"{name} must hold numbers in [0, {row.shape[-1] - 1}], got {token}")
 
 
-def _alternatives(probabilities: Tensor, most: int | None) -> tuple[tuple[int, float], ...]:
+def _alternatives(probabilities: Tensor, k: int | None) -> tuple[tuple[int, float], ...]:
+    """The symbols of non-zero probability and their probabilities, the most probable first, at most ``k``."""
     values, tokens = probabilities.sort(descending=True, stable=True)
     count = int((values > 0).sum())
-    count = count if most is None else min(count, most)
+    count = count if k is None else min(count, k)
     return tuple(zip(tokens[:count].tolist(), values[:count].tolist(), strict=True))

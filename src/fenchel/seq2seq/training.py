@@ -1,4 +1,4 @@
-"""Training of encoder-decoders, with early stopping and checkpoints to resume from."""
+"""Training of encoder-decoders, with early stopping and checkpoints."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ from fenchel.seq2seq.saving import whole
 
 @dataclass(frozen=True)
 class Training:
-    """Settings of a training.
+    """Settings of a training: sizes, learning rate, optimizer and seed.
 
     Args:
         epochs: the largest number of epochs.
-        parts: the number of epochs in which every pair is seen once; more than one for large corpora.
+        parts: the number of epochs in which every pair is used once; more than one for large corpora.
         batch: the number of pairs in a batch.
         rate: the initial learning rate; it is halved whenever the validation loss rises.
-        cooling: the number of last epochs before each of which the rate is halved.
+        cooling: the number of epochs at the end before each of which the rate is halved.
         optimizer: ``"adam"`` or ``"adamw"``.
         weight_decay: of AdamW, or of Adam.
         clip: the largest norm of the gradient of all parameters.
         patience: the number of consecutive validations without a better accuracy after which training stops.
         every: the number of epochs between validations; the last epoch is always validated.
         seed: of the order of the pairs and of dropout.
+
+    Example:
+        >>> Training(epochs=3, rate=1e-2).batch
+        64
     """
 
     epochs: int = 30
@@ -55,7 +59,7 @@ class Training:
 
     def __post_init__(self) -> None:
         for name in ("epochs", "parts", "batch", "patience", "every"):
-            object.__setattr__(self, name, check_count(getattr(self, name), name))  # NumPy's do not go into a file
+            object.__setattr__(self, name, check_count(getattr(self, name), name))  # JSON has no NumPy integers
         object.__setattr__(self, "cooling", check_count(self.cooling, "cooling", 0))
         if self.cooling > self.epochs:
             raise ValueError(f"cooling must be between 0 and epochs, {self.epochs}, got {self.cooling}")
@@ -67,10 +71,14 @@ class Training:
 
 @dataclass(frozen=True)
 class Scores:
-    """Validation scores: the mean loss per symbol, and the share of targets that greedy decoding writes exactly.
+    """Validation scores: the mean loss per symbol, and the share of targets that greedy decoding reproduces.
 
-    Greedy decoding writes a target exactly if, fed with it, the model ranks every symbol of it first: so one pass with
-    known inputs gives the accuracy.
+    Greedy decoding reproduces a target exactly if each of its symbols is the most probable one given those before it,
+    so that one forward pass with known inputs gives the accuracy.
+
+    Example:
+        >>> Scores(loss=0.2, accuracy=0.9).accuracy
+        0.9
     """
 
     loss: float
@@ -79,7 +87,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Validation:
-    """A validation: epoch, training loss since the last validation, scores, learning rate, tokens per second."""
+    """A validation: epoch, training loss since the last validation, scores, learning rate, tokens per second.
+
+    Example:
+        >>> Validation(1, 0.5, Scores(0.4, 0.8), rate=1e-3, tokens_per_second=1e4).scores.loss
+        0.4
+    """
 
     epoch: int
     training_loss: float
@@ -90,18 +103,25 @@ class Validation:
 
 @dataclass(frozen=True)
 class History:
-    """All validations of a run; ``best`` is the one whose parameters the model has now."""
+    """All validations of a run.
+
+    Example:
+        >>> first, second = (Validation(n, 0.5, Scores(0.4, n / 10), rate=1e-3, tokens_per_second=1e4) for n in (2, 1))
+        >>> History([first, second]).best.epoch
+        2
+    """
 
     validations: Sequence[Validation]
 
     @property
     def best(self) -> Validation:
+        """The validation with the highest accuracy, then the smallest loss; the model has its parameters."""
         return max(self.validations, key=lambda each: (each.scores.accuracy, -each.scores.loss))
 
 
 @dataclass(frozen=True)
 class _Run:
-    """The progress of a training after an epoch."""
+    """The state of a training after an epoch."""
 
     epoch: int = 0
     rate: float = 0.0
@@ -128,56 +148,64 @@ def train(
     progress: Progress | bool = False,
     watch: Callable[[Validation], None] | None = None,
 ) -> History:
-    """Train a model in place; afterwards it has the parameters that validated best, and is in evaluation mode.
+    """Train a model in place; afterwards it has the parameters of the best validation, and is in evaluation mode.
 
     With a folder, a checkpoint is written after every epoch, and the best model so far is saved there. If the folder
-    has a checkpoint of the same training, the run goes on from it, to the same parameters, bit by bit, that it would
-    have reached without the interruption.
+    has a checkpoint of the same training, the run resumes from it, and ends with the same parameters, to the bit, as
+    without the interruption.
 
     A loss that is not finite stops the training with a :class:`DivergedError`, and nothing more is saved.
 
     Args:
-        model: trained in place.
-        pairs: to learn from.
-        validation: to judge by.
+        model: the model.
+        pairs: to train on.
+        validation: pairs to validate on.
         training: rates, sizes and seeds; ``Training()`` by default.
-        folder: where checkpoints and the model go.
-        progress: called as batches pass; True shows a bar on standard error.
-        watch: called after every validation, while the model is as it was validated.
+        folder: of the checkpoints and the saved model.
+        progress: called after every batch; True shows a progress bar on standard error.
+        watch: called after every validation, with the model as it was validated.
 
     Returns:
         All validations.
+
+    Example:
+        >>> from fenchel.seq2seq import Pair, Recurrent, Vocabulary
+        >>> letters = Vocabulary("ab")
+        >>> pairs = [Pair(tuple(word), tuple(word)) for word in ("a", "ab", "ba")]
+        >>> model = Recurrent(letters, letters, embedding=4, hidden=4, layers=1)
+        >>> len(train(model, pairs, pairs, training=Training(epochs=2)).validations)
+        2
     """
-    how = training or Training()
+    settings = training or Training()
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
-    # To train on for more epochs, or with more patience, is to go on; unless the rate knows when the end is.
-    free = frozenset({"patience"} if how.cooling else {"epochs", "patience"})
-    wanted = {"training": asdict(how), "model": model.settings(), "data": _digests(pairs, validation)}
+    # A run may be resumed with more epochs or patience; with cooling, the rate depends on the number of epochs.
+    free = frozenset({"patience"} if settings.cooling else {"epochs", "patience"})
+    wanted = {"training": asdict(settings), "model": model.settings(), "data": _digests(pairs, validation)}
     checkpoint = None if folder is None else Checkpoint(Path(folder) / CHECKPOINT, wanted, free)
-    if checkpoint is not None:  # what cannot be written is known before an epoch is spent on it
+    if checkpoint is not None:  # errors of writing are raised before the first epoch
         model._check_writable()
         checkpoint.prepare()
-    batches = Batches(pairs, model.source, model.target, size=how.batch, seed=how.seed, parts=how.parts)
-    judged = Batches(validation, model.source, model.target, size=2 * how.batch)
-    kind = torch.optim.Adam if how.optimizer == "adam" else torch.optim.AdamW
-    optimizer = kind(model.parameters(), lr=how.rate, weight_decay=how.weight_decay)
+    batches = Batches(pairs, model.source, model.target, size=settings.batch, seed=settings.seed, parts=settings.parts)
+    held_out = Batches(validation, model.source, model.target, size=2 * settings.batch)
+    kind = torch.optim.Adam if settings.optimizer == "adam" else torch.optim.AdamW
+    optimizer = kind(model.parameters(), lr=settings.rate, weight_decay=settings.weight_decay)
     devices = [model.device] if model.device.type == "cuda" else []
-    with _listener(progress) as tell, torch.random.fork_rng(devices=devices):
-        torch.manual_seed(how.seed)
-        run, best = _Run(rate=how.rate), _copy(model)
+    with _listener(progress) as report, torch.random.fork_rng(devices=devices):
+        torch.manual_seed(settings.seed)
+        run, best = _Run(rate=settings.rate), _copy(model)
         if checkpoint is not None:
             run, best = _resumed(checkpoint, model, optimizer)
-        while run.epoch < how.epochs and run.waited < how.patience:
-            if run.epoch >= how.epochs - how.cooling:
+        while run.epoch < settings.epochs and run.waited < settings.patience:
+            if run.epoch >= settings.epochs - settings.cooling:
                 run = replace(run, rate=run.rate / 2)
             for group in optimizer.param_groups:
                 group["lr"] = run.rate
-            loss, speed = _epoch(model, batches, optimizer, how, run, tell)
+            loss, speed = _epoch(model, batches, optimizer, settings, run, report)
             run = replace(run, epoch=run.epoch + 1)
             check_finite(model)
-            if run.epoch % how.every == 0 or run.epoch == how.epochs:
-                run, better = _validated(run, loss, validate(model, judged), speed)
+            if run.epoch % settings.every == 0 or run.epoch == settings.epochs:
+                run, better = _validated(run, loss, validate(model, held_out), speed)
                 best = _copy(model) if better else best
                 if better and folder is not None:
                     model.save(folder)
@@ -191,26 +219,23 @@ def train(
 
 
 def _epoch(
-    model: Seq2Seq, batches: Batches, optimizer: torch.optim.Optimizer, how: Training, run: _Run, tell: Progress
+    model: Seq2Seq, batches: Batches, optimizer: torch.optim.Optimizer, settings: Training, run: _Run, report: Progress
 ) -> tuple[float, float]:
-    """One pass over all batches: the mean loss per symbol, and tokens per second."""
+    """Train on all batches once; the mean loss per symbol, and tokens per second."""
     model.train()
     total, tokens, start = 0.0, 0, time.perf_counter()
+    accuracy = f", accuracy {run.best[0]:.1%}" if run.validations else ""
     for number, batch in enumerate(batches.epoch(run.epoch)):
-        total += step(model(batch), optimizer, how.clip) * batch.tokens
+        total += step(model(batch), optimizer, settings.clip) * batch.tokens
         tokens += batch.tokens
         speed = tokens / (time.perf_counter() - start)
-        part = (run.epoch + (number + 1) / len(batches)) / how.epochs
-        tell(part, f"epoch {run.epoch + 1}, loss {total / tokens:.3f}{_valid(run)}, {speed:,.0f} tokens/s")
+        part = (run.epoch + (number + 1) / len(batches)) / settings.epochs
+        report(part, f"epoch {run.epoch + 1}, loss {total / tokens:.3f}{accuracy}, {speed:,.0f} tokens/s")
     return total / tokens, speed
 
 
-def _valid(run: _Run) -> str:
-    return f", accuracy {run.best[0]:.1%}" if run.validations else ""
-
-
 def _validated(run: _Run, loss: float, scores: Scores, speed: float) -> tuple[_Run, bool]:
-    """The run after a validation, and whether that was the best so far."""
+    """The run after a validation, and whether it is the best so far."""
     if not math.isfinite(scores.loss):
         raise DivergedError(f"the validation loss is {scores.loss} after epoch {run.epoch}, so training stopped")
     better = (scores.accuracy, -scores.loss) > run.best
@@ -222,7 +247,15 @@ def _validated(run: _Run, loss: float, scores: Scores, speed: float) -> tuple[_R
 
 @torch.no_grad()
 def validate(model: Seq2Seq, batches: Batches) -> Scores:
-    """Scores on pairs, with the model in evaluation mode."""
+    """The scores of a model on batches, in evaluation mode.
+
+    Example:
+        >>> from fenchel.seq2seq import Batches, Pair, Recurrent, Vocabulary
+        >>> letters = Vocabulary("ab")
+        >>> batches = Batches([Pair(("a",), ("b",))], letters, letters)
+        >>> validate(Recurrent(letters, letters, embedding=4, hidden=4, layers=1), batches).loss > 0
+        True
+    """
     training = model.training
     model.eval()
     loss, right, tokens, targets = 0.0, 0, 0, 0
@@ -230,8 +263,8 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
         numbers = batch.target.to(model.device)
         hidden = model.hidden_states(model.encode(batch.source.to(model.device)), batch.inputs.to(model.device))
         loss += float(model.loss(hidden, numbers, reduction="sum"))
-        hit = (model.output(hidden).argmax(-1) == numbers) | (numbers == IGNORED)
-        right += int(hit.all(1).sum())
+        equal = (model.output(hidden).argmax(-1) == numbers) | (numbers == IGNORED)
+        right += int(equal.all(1).sum())
         tokens += batch.tokens
         targets += len(numbers)
     model.train(training)
@@ -254,7 +287,7 @@ def _copy(model: Seq2Seq) -> dict[str, Tensor]:
 def _resumed(
     checkpoint: Checkpoint, model: Seq2Seq, optimizer: torch.optim.Optimizer
 ) -> tuple[_Run, dict[str, Tensor]]:
-    """The progress and the best parameters of a checkpoint; those of the start if there is none."""
+    """The state and the best parameters of a checkpoint; those of a new run if there is none."""
     kept = checkpoint.resume(model, optimizer)
     if kept is None:
         return _Run(rate=checkpoint.what["training"]["rate"]), _copy(model)
@@ -265,7 +298,7 @@ def _resumed(
 
 
 def _listener(progress: Progress | bool) -> contextlib.AbstractContextManager[Progress]:
-    """The function of the caller, a progress bar, or a function that does nothing."""
+    """The function of the caller, a progress bar, or a function that does nothing, as a context."""
     if progress is True:
         return bar("training")
     return contextlib.nullcontext(progress or silent)

@@ -1,4 +1,4 @@
-"""Vocabularies: numbers for symbols such as characters, words or tags, and four special numbers."""
+"""Vocabularies: numbers of symbols such as characters, words or tags, and of four special tokens."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 STOP, UNKNOWN = 0, 1
-"""Classes besides the symbols: the end of a sequence, and a symbol that is not in the vocabulary."""
+"""The numbers of two special classes: the end of a sequence, and any symbol that is not in the vocabulary."""
 
 SPECIAL = ("</s>", "<unk>")
 
@@ -14,8 +14,8 @@ SPECIAL = ("</s>", "<unk>")
 class Vocabulary:
     """A mapping between symbols and numbers.
 
-    A model writes ``STOP``, ``UNKNOWN`` or a symbol: these are the ``len(vocabulary)`` classes of an output layer. What
-    it only ever reads, ``start`` and ``pad``, comes after them.
+    The output of a model is ``STOP``, ``UNKNOWN`` or a symbol: these are the ``len(vocabulary)`` classes of an output
+    layer. ``start`` and ``pad``, which are only inputs, have the next two numbers.
 
     Args:
         symbols: in the order of their numbers; each once.
@@ -33,26 +33,26 @@ class Vocabulary:
         if strange := [symbol for symbol in self.symbols if not isinstance(symbol, str)]:
             raise TypeError(f"symbols must be strings, got {strange[0]!r}")
         if clash := [symbol for symbol, count in Counter([*SPECIAL, *self.symbols]).items() if count > 1]:
-            raise ValueError(f"symbols must be different, and none of {', '.join(SPECIAL)}; {clash[0]!r} comes twice")
+            raise ValueError(f"symbols must be different, and none of {', '.join(SPECIAL)}; {clash[0]!r} occurs twice")
         self._names = (*SPECIAL, *self.symbols)
         self._numbers = {symbol: number for number, symbol in enumerate(self.symbols, len(SPECIAL))}
 
     @classmethod
-    def of(cls, sequences: Iterable[Sequence[str]], *, most: int | None = None, seen: int = 1) -> Vocabulary:
+    def of(cls, sequences: Iterable[Sequence[str]], *, max_size: int | None = None, min_count: int = 1) -> Vocabulary:
         """Collect the symbols of sequences, the most frequent first, equally frequent ones by name.
 
         Args:
             sequences: of symbols.
-            most: the largest number of symbols to keep.
-            seen: the smallest number of occurrences of a symbol that is kept.
+            max_size: the largest number of symbols.
+            min_count: the smallest number of occurrences of a symbol that is kept.
 
         Example:
-            >>> Vocabulary.of(["abba", "cab"], most=2).symbols
+            >>> Vocabulary.of(["abba", "cab"], max_size=2).symbols
             ('a', 'b')
         """
         counts = Counter(symbol for sequence in sequences for symbol in sequence)
-        ranked = sorted((-count, symbol) for symbol, count in counts.items() if count >= seen)
-        return cls(symbol for _, symbol in ranked[:most])
+        ranked = sorted((-count, symbol) for symbol, count in counts.items() if count >= min_count)
+        return cls(symbol for _, symbol in ranked[:max_size])
 
     def __len__(self) -> int:
         return len(self._names)
@@ -72,7 +72,7 @@ class Vocabulary:
 
     @property
     def start(self) -> int:
-        """The number of the token that is read before the first symbol of a target."""
+        """The number of the decoder's first input, before the first symbol of a target."""
         return len(self)
 
     @property

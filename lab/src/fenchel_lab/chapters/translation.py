@@ -187,8 +187,8 @@ def translation(context: Context) -> Result:
 
 def trained(corpus: Corpus, size: Size, seed: int, tell: Callable[[float, str], None]) -> list[Recurrent]:
     """A model for every α: the same start, the same batches."""
-    source = Vocabulary.of((pair.source for pair in corpus.train), seen=SEEN)
-    target = Vocabulary.of((pair.target for pair in corpus.train), seen=SEEN)
+    source = Vocabulary.of((pair.source for pair in corpus.train), min_count=SEEN)
+    target = Vocabulary.of((pair.target for pair in corpus.train), min_count=SEEN)
     models = []
     for number, alpha in enumerate(ALPHAS):
         torch.manual_seed(seed)
@@ -258,7 +258,7 @@ def searched(models: Sequence[Recurrent], sources: Sequence[Sequence[str]]) -> l
         rows = order[first : first + 32]
         for number, model in enumerate(models):
             start = time.process_time()
-            beams = beam_search(model, [sources[row] for row in rows], beam=BEAM, n_best=1, max_length=LONGEST)
+            beams = beam_search(model, [sources[row] for row in rows], beam_size=BEAM, n_best=1, max_length=LONGEST)
             seconds[number] += time.process_time() - start
             found[number].update(zip(rows, beams, strict=True))
     words = [sum(len(beam.best.tokens) + 1 for beam in each.values()) for each in found]

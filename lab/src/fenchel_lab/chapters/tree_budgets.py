@@ -68,7 +68,7 @@ def parse(arc_scores: Tensor, budget: int | None) -> Tensor:
     graph.add(DependencyTree(u, single_root=True))
     if budget is not None:
         for k in range(1, u.shape[1]):
-            graph.add(Budget(u[:, k], budget=budget))
+            graph.add(Budget(u[:, k], budget))
     graph.solve()
     return u.value
 

@@ -90,7 +90,7 @@ def inflect(
         beams = beam_search(
             stepper or model,
             [sources[row] for row in rows],
-            beam=beam,
+            beam_size=beam,
             n_best=n_best,
             max_length=LONGEST,
             keep_tree=keep_tree,
