@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fenchel._checks import broadcasts, is_integer
+from fenchel._checks import broadcasts, check_count, check_floats, check_integers
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.dp.alignment import Alignment
-from fenchel.dp.program import check_choice, check_floats, check_integers
+from fenchel.dp.program import SHANNON
 from fenchel.kernels import usable
-from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.tsallis import Shannon
+from fenchel.regularizers.base import Regularizer, check_omega
 
 
 def dtw(
@@ -149,8 +148,7 @@ def barycenter(
 
     References: Petitjean, Ketterlin & Gançarski (2011); Cuturi & Blondel (2017), section 3.
     """
-    if not is_integer(steps) or steps < 1:
-        raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
+    steps = check_count(steps, "steps")
     omega = _times_gamma(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
     *batch, many, longest, depth = padded.shape
@@ -250,18 +248,20 @@ class _Distances(torch.autograd.Function):
 
 
 def _times_gamma(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
-    omega = check_choice(Shannon() if omega is None else omega)
+    omega = SHANNON if omega is None else check_omega(omega)
     return omega if isinstance(gamma, (float, int)) and gamma == 1 else gamma * omega
 
 
 def _check_series(series: Tensor, name: str, shape: str) -> None:
-    """Check (…, N, D) with something before it: two dimensions could be one series or many series of numbers."""
-    if isinstance(series, Tensor) and series.dim() < 3:
+    """Check (…, N, D) with a batch dimension: two dimensions could be one series or many series of numbers."""
+    check_floats(series, name)
+    if series.dim() < 3:
         raise ValueError(
             f"{name} must have shape {shape}, three dimensions or more, got {tuple(series.shape)}: for one series "
             f"(N, D) pass {name}[None], for series of numbers (B, N) pass {name}[..., None]"
         )
-    check_floats(series, name, series.dim() if isinstance(series, Tensor) else 3, shape, 2)
+    if 0 in series.shape[-2:]:
+        raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(series.shape)}")
 
 
 def _check_pair(x: Tensor, y: Tensor, lengths: Tensor | None) -> Tensor | None:
@@ -335,11 +335,11 @@ def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
 
 def _check_init(init: Tensor, series: Tensor, flat: bool) -> Tensor:
     """As (…, N, D)."""
-    shape = "(N,)" if flat else "(N, D) or (…, N, D)"
-    check_floats(init, "init", 1 if flat else max(2, init.dim() if isinstance(init, Tensor) else 2), shape, 2)
-    full = init.unsqueeze(-1) if flat else init
     *batch, _, _, depth = series.shape
-    if 0 in full.shape[-2:] or full.shape[-1] != depth or not broadcasts(full.shape[:-2], tuple(batch)):
+    check_floats(init, "init")
+    full = init.unsqueeze(-1) if flat else init
+    filled = full.dim() > 1 and full.shape[-2] > 0 and full.shape[-1] == depth
+    if not filled or not broadcasts(full.shape[:-2], tuple(batch)):
         wanted = "(N,)" if flat else f"(N, {depth}) or {(*batch, 'N', depth)}"
         raise ValueError(f"init must have shape {wanted}, got {tuple(init.shape)}")
     return full.expand(*batch, *full.shape[-2:])

@@ -13,9 +13,9 @@ step             call                                    result
 ``room``         ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
 ``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
                                                          failed (capped softmax)
-``chain``        ``kernel.advance(…)``, ``.expect(…)``,  max_Ω over all paths of a dynamic program, the expected path,
-``alignment``    ``.curve(…)``                           and its change along a direction: see ``markov``,
-``lattice``                                              ``alignments`` and ``lattices``
+``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
+``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
+``lattice``      ``.hessian_product(…)``                 ``alignments`` and ``lattices``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row.
@@ -152,7 +152,7 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
 
 
 _ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
-_PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``columns.KINDS``
+_PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``choices.KINDS``
 _NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
 
 register("argmax", "tsallis", "cpu.maps.simplex:entmax", ranges=_ENTMAX)
