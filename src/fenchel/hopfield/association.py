@@ -19,7 +19,7 @@ from fenchel.hopfield.arguments import (
     check_scaling,
     default_hidden_size,
 )
-from fenchel.hopfield.dynamics import iterate, own, update
+from fenchel.hopfield.dynamics import iterate, update
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
 
@@ -487,7 +487,9 @@ class Hopfield(nn.Module):
             start = torch.as_tensor(scaling, **made).detach().log().expand(self.num_heads).clone()
             self.log_scaling = nn.Parameter(start)
         else:
-            hold(self, "_scaling", own(scaling))
+            if isinstance(scaling, Tensor) and not isinstance(scaling, nn.Parameter):
+                scaling = scaling.clone()  # later changes by the caller have no effect
+            hold(self, "_scaling", scaling)
 
 
 def _batch(stored: Tensor, state: Tensor) -> int:

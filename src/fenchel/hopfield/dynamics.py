@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fenchel._checks import check_count
 from fenchel._torch import concrete
@@ -179,8 +179,3 @@ def iterate(
         converged = converged | (moving & near)
         moving = moving & (gap > 0) & ~near  # a state that is NaN is not updated again, and has not converged
     return Path(state, before, steps, converged)
-
-
-def own(value: float | Tensor) -> float | Tensor:
-    """A copy of a tensor, so that in-place changes by the caller do not reach a module; a parameter is not copied."""
-    return value.clone() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value
