@@ -371,7 +371,7 @@ def test_a_query_that_stands_still_is_left_alone() -> None:
         return update(states, x, omega=Gini(), beta=2.0)
 
     queries = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.3, 0.0], [0.5, 0.5, 0.5]], dtype=torch.float64)
-    path = iterate(step, queries, apart=True)
+    path = iterate(step, queries, independent=True)
     assert calls[0] == 3
     assert all(later <= earlier for earlier, later in pairwise(calls))
     assert path.steps[0] == 0

@@ -12,8 +12,8 @@ from torch import Tensor
 from fenchel._checks import check_count, check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
-from fenchel.dp.graph import Graph, Walk, on, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, gathered, precise
+from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
 from fenchel.regularizers.base import Regularizer
 
 
@@ -83,15 +83,15 @@ class Alignment(DynamicProgram):
         return torch.stack([row, torch.where(cells < 0, -1, cells % columns)], -1)
 
     def _total(self, path: Tensor, values: Tensor) -> Tensor:
-        return gathered(values, self._edges(path.long()))
+        return sum_over_edges(values, self._edges(path.long()))
 
     def _score(self, path: Tensor) -> Tensor:
         edges = self._edges(path.long())
         costs = _masked(precise(self._inputs[0]), self.lengths, self.band)
-        return gathered(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
+        return sum_over_edges(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
 
     def _edges(self, path: Tensor) -> Tensor:
-        """The edge into each cell of a path, −1 after the end."""
+        """The edge into each cell of a path (…, B, L, 2): (…, B, L), −1 after the end."""
         row, column = path.unbind(-1)
         down = torch.diff(row, prepend=row[..., :1] - 1)
         right = torch.diff(column, prepend=column[..., :1] - 1)
@@ -149,7 +149,7 @@ class Alignment(DynamicProgram):
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         costs = _masked(precise(inputs[0]), self.lengths, self.band)
         last = (self.lengths[:, 0] - 1) * costs.shape[2] + self.lengths[:, 1] - 1
-        ends = on(costs.device, self._graph.ranks)[1 + last]
+        ends = tensor_on(costs.device, self._graph.ranks)[1 + last]
         return walk(self._graph, (-costs).flatten(1).repeat_interleave(3, -1), omega, ends)
 
     @cached_property
@@ -162,7 +162,7 @@ class Alignment(DynamicProgram):
 
 @remembered()
 def _graph(rows: int, columns: int) -> Graph:
-    """The source, then the cells; edges: across, from above, from the left."""
+    """The graph of a table. Nodes: the source, then the cells. Edges of a cell: diagonal, from above, from the left."""
     cells = np.arange(rows * columns).reshape(rows, columns)
     across, above, left = np.full((3, rows, columns), -1)
     across[0, 0] = 0
@@ -174,13 +174,13 @@ def _graph(rows: int, columns: int) -> Graph:
 
 
 def _masked(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
-    """(B, N, M): +inf in place of the costs of cells that are outside a table's lengths or its band."""
+    """Costs (B, N, M) with +inf in cells outside the lengths of a table or outside its band."""
     row = torch.arange(costs.shape[1], device=costs.device)[:, None]
     column = torch.arange(costs.shape[2], device=costs.device)
     n, m = lengths[:, 0, None, None], lengths[:, 1, None, None]
     inside = (row < n) & (column < m)
     if band is not None:
-        # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
+        # Distances times twice the steps of the longer series: whole numbers, without rounding.
         off = 2 * (row * (m - 1) - column * (n - 1)).abs()
         inside = inside & (off <= (2 * band + 1) * torch.maximum(n, m).sub(1))
     return torch.where(inside, costs, torch.inf)

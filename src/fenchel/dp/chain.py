@@ -13,7 +13,7 @@ from fenchel._checks import check_floats, check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, gathered, precise
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
 
@@ -78,7 +78,7 @@ class LinearChain(DynamicProgram):
 
     @property
     def transition_marginals(self) -> Tensor:
-        """(B, T−1, S, S): how probable each pair of a state and the next one is; zero after the end of a chain."""
+        """The probability of each pair of a state and the next one, (B, T−1, S, S); zero after the end of a chain."""
         unary, transition, start, end = self._inputs
         batch, steps, states = unary.shape
         every = transition.expand(batch, steps - 1, states, states)
@@ -98,8 +98,8 @@ class LinearChain(DynamicProgram):
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
-        going = torch.arange(steps, device=edges.device) < self.lengths.unsqueeze(-1)
-        return torch.where(going & possible.unsqueeze(-1), edges[..., :steps] % states, -1)
+        inside = torch.arange(steps, device=edges.device) < self.lengths.unsqueeze(-1)
+        return torch.where(inside & possible.unsqueeze(-1), edges[..., :steps] % states, -1)
 
     def _total(self, path: Tensor, values: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
@@ -109,15 +109,15 @@ class LinearChain(DynamicProgram):
         path = torch.where(index < self.lengths.unsqueeze(-1), path, last)  # as the graph goes on after the end
         step = states + ((index[1:] - 1) * states + path[..., :-1]) * states + path[..., 1:]
         end = states + (steps - 1) * states**2 + last
-        return gathered(values, torch.cat([path[..., :1], step, end], -1))
+        return sum_over_edges(values, torch.cat([path[..., :1], step, end], -1))
 
     def _score(self, path: Tensor) -> Tensor:
         unary, transition, start, end = self._inputs
         _, steps, states = unary.shape
-        going = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
-        path = torch.where(going, path, 0).long()
+        inside = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
+        path = torch.where(inside, path, 0).long()
         each = unary.expand(*path.shape, states).gather(-1, path.unsqueeze(-1)).squeeze(-1)
-        score = torch.where(going, precise(each), 0.0).sum(-1)
+        score = torch.where(inside, precise(each), 0.0).sum(-1)
         if steps > 1:
             pairs = (path[..., :-1] * states + path[..., 1:]).unsqueeze(-1)
             flat = transition.flatten(-2)
@@ -125,7 +125,7 @@ class LinearChain(DynamicProgram):
                 each = flat[0, 0][pairs.squeeze(-1)]
             else:
                 each = flat.expand(*pairs.shape[:-1], states**2).gather(-1, pairs).squeeze(-1)
-            score = score + torch.where(going[:, 1:], precise(each), 0.0).sum(-1)
+            score = score + torch.where(inside[:, 1:], precise(each), 0.0).sum(-1)
         last = path.gather(-1, (self.lengths - 1).expand(path.shape[:-1]).unsqueeze(-1))
         for ends, state in ((start, path[..., :1]), (end, last)):
             score = score + precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
@@ -144,8 +144,8 @@ class LinearChain(DynamicProgram):
         if path.shape[-2:] != (batch, steps):
             raise ValueError(f"{name} must have shape (…, {batch}, {steps}): states; got {tuple(path.shape)}")
         if concrete(path):
-            going = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
-            wrong = going & ((path < 0) | (path >= states))
+            inside = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
+            wrong = inside & ((path < 0) | (path >= states))
             wrong = wrong if blank is None else wrong & ~blank.unsqueeze(-1)
             if bool(wrong.any()):
                 raise ValueError(f"{name} must hold states in [0, {states - 1}], got {path[wrong][0].item()}")
@@ -188,11 +188,11 @@ class LinearChain(DynamicProgram):
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         unary, transition, start, end = map(precise, inputs)
         batch, steps, states = unary.shape
-        going = torch.arange(1, steps, device=unary.device) < self.lengths.unsqueeze(-1)
+        inside = torch.arange(1, steps, device=unary.device) < self.lengths.unsqueeze(-1)
         each = unary[:, 1:].unsqueeze(-2) + transition
         # After the end of a chain the walk stays where it is.
         stay = torch.where(torch.eye(states, dtype=torch.bool, device=unary.device), 0.0, -torch.inf).to(unary.dtype)
-        each = torch.where(going[..., None, None], each, stay)
+        each = torch.where(inside[..., None, None], each, stay)
         scores = torch.cat([unary[:, 0] + start, each.flatten(1), end.expand(batch, states)], -1)
         return walk(self._graph, scores, omega)
 
@@ -202,9 +202,9 @@ class LinearChain(DynamicProgram):
 
     def _collect(self, marginals: Tensor) -> Inputs:
         _, steps, states = self._inputs[0].shape
-        going = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
+        inside = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
         first, between, _ = torch.split(marginals, [states, (steps - 1) * states**2, states], -1)
-        each = torch.where(going[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
+        each = torch.where(inside[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
         invalid = torch.where(marginals[:, :1].isnan(), torch.nan, 0.0).to(marginals.dtype).unsqueeze(-1)
         nodes = torch.cat([first.unsqueeze(1), each.sum(-2)], 1)
         return nodes + invalid, each + invalid.unsqueeze(-1)  # after the end of a chain too
@@ -212,7 +212,10 @@ class LinearChain(DynamicProgram):
 
 @remembered()
 def _graph(steps: int, states: int) -> Graph:
-    """The source, the states at each step, the end; edges: to the first states, [step, previous, current], out."""
+    """The graph of a chain. Nodes: source, [step, state], end. Edges: to the first states, between states, to the end.
+
+    Edges between states are in the order [step, previous, current].
+    """
     columns = np.arange(states)
     nodes = 1 + np.arange(steps * states).reshape(steps, states)
     last = 1 + steps * states

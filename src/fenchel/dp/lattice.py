@@ -11,7 +11,7 @@ from torch import Tensor
 from fenchel._checks import check_count, check_integers, check_mask
 from fenchel._torch import concrete, without_transforms
 from fenchel.dp.calculus import Inputs, stays_outside
-from fenchel.dp.graph import Graph, Indices, Walk, on, remembered, walk
+from fenchel.dp.graph import Graph, Indices, Walk, remembered, tensor_on, walk
 from fenchel.dp.program import DynamicProgram, precise
 from fenchel.regularizers.base import Regularizer
 
@@ -93,8 +93,8 @@ class Lattice(DynamicProgram):
             return
         # One edge out of the source, and out of every other node as many as into it: that is a path.
         flow = torch.zeros((*path.shape[:-1], self.num_nodes), dtype=torch.long, device=path.device)
-        flow = flow.index_add(-1, on(path.device, self._shape.sources), path.long())
-        flow = flow.index_add(-1, on(path.device, self._shape.targets), -path.long())
+        flow = flow.index_add(-1, tensor_on(path.device, self._shape.sources), path.long())
+        flow = flow.index_add(-1, tensor_on(path.device, self._shape.targets), -path.long())
         wanted = torch.zeros(self.num_nodes, dtype=torch.long, device=path.device)
         wanted[0], wanted[-1] = 1, -1
         wrong = (flow != wanted).any(-1)
@@ -131,17 +131,26 @@ class Lattice(DynamicProgram):
 
     def _sorted(self, scores: Tensor) -> Tensor:
         """Scores (B, E) as (edges on some path, B), sorted by target."""
-        return scores[:, on(scores.device, self._shape.order)].t()
+        return scores[:, tensor_on(scores.device, self._shape.order)].t()
 
     def _unsorted(self, edges: Tensor, scores: Tensor, value: Tensor) -> Tensor:
         """Values of sorted edges (edges on some path, B) as (B, E): other edges are 0, or NaN where the value is."""
         found = torch.where(value.isnan(), torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
-        found[:, on(edges.device, self._shape.order)] = edges.t()
+        found[:, tensor_on(edges.device, self._shape.order)] = edges.t()
         return found
 
 
 class _Shape(NamedTuple):
-    """A graph, and its parts that are on some path: edges by target, between nodes that are numbered anew."""
+    """A graph as it was given, and the part of it that is on some path, with edges sorted by target.
+
+    Args:
+        sources: (E,), the source of each edge as given.
+        targets: (E,), its target.
+        graph: the nodes and edges that are on some path.
+        order: the indices of these edges, sorted by target.
+        first: the position in ``order`` of the first edge into each node.
+        tails: the source of each edge in ``order``; nodes that are on some path are numbered anew.
+    """
 
     sources: Indices
     targets: Indices
@@ -157,17 +166,18 @@ class _Shape(NamedTuple):
 
 @stays_outside
 def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -> _Shape:
+    """Check the sources and targets (E,) of a graph; return its shape."""
     for name, ends in (("sources", sources), ("targets", targets)):
         if check_integers(ends, name).shape != (edges,):
             raise ValueError(f"{name} must have shape ({edges},), one for each score, got {tuple(ends.shape)}")
-    with without_transforms():  # its transformations would wrap these tensors
+    with without_transforms():  # torch.func would wrap these tensors
         tails, heads = (each.long().cpu().contiguous().numpy() for each in (sources, targets))
     return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
 
 
 @remembered()
 def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
-    """Found once for all scores on one shape."""
+    """The shape of a graph, from the bytes of its sources and targets, by which it is remembered."""
     tails, heads = (np.frombuffer(each, dtype=np.int64) for each in (tail_bytes, head_bytes))
     for name, ends in (("sources", tails), ("targets", heads)):
         if ((ends < 0) | (ends >= num_nodes)).any():
@@ -193,7 +203,7 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
 
 
 def _levels(tails: Indices, heads: Indices, num_nodes: int) -> Indices:
-    """The most edges on a way from the source to each node; −1 for nodes on no path to the sink."""
+    """The most edges on a path from the source to each node, (nodes,); −1 for nodes on no path to the sink."""
     order = np.argsort(tails, kind="stable")
     level = [0] + [-1] * (num_nodes - 1)
     for tail, head in zip(tails[order].tolist(), heads[order].tolist(), strict=True):

@@ -85,7 +85,7 @@ class DynamicProgram(Recursion):
 
     @property
     def marginals(self) -> Tensor:
-        """The expected path: how probable it is that each part belongs to the path."""
+        """The expected path: the probability that each state, cell or edge is on the path."""
         return self._signed(self._expected_path()[0]).to(self._dtype)
 
     def exact_maximum(self) -> Tensor:
@@ -102,11 +102,11 @@ class DynamicProgram(Recursion):
     @stays_outside
     @torch.no_grad()
     def sample(self, n: int = 1, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n paths of each batch element: (n, B, …).
+        """Draw n paths of each batch element: (n, B, …), blank where no path is possible.
 
         Args:
-            n: how many.
-            generator: where the random numbers come from; torch's own if None.
+            n: the number of paths.
+            generator: of the random numbers; torch's default if None.
         """
         n = check_count(n, "n")
         walk = self._walk(self._inputs, self.omega)
@@ -119,7 +119,7 @@ class DynamicProgram(Recursion):
         k = check_count(k, "k")
         walk = self._walk(self._inputs, self.omega)
         edges, logs = walk.top(k)
-        paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
+        paths = self._path(edges, logs > -torch.inf)  # a probability may underflow to 0
         return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
 
     @stays_outside
@@ -231,15 +231,15 @@ class DynamicProgram(Recursion):
         """Which paths (…, B) are blank, as ``sample`` and ``top`` return them where no path is possible."""
 
 
-def gathered(values: Tensor, edges: Tensor) -> Tensor:
-    """The sums of values (B, E) over edges (…, B, L); negative edges are padding."""
+def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:
+    """The sums of values (B, E) over the edges of paths (…, B, L); negative edges are padding."""
     none = edges < 0
     found = values.expand(*edges.shape[:-1], values.shape[-1]).gather(-1, edges.clamp_min(0))
     return torch.where(none, 0.0, found).sum(-1)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in double precision, where the device has it."""
+    """A tensor in double precision, or as it is on a device without double precision."""
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
@@ -273,7 +273,7 @@ def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
 
 
 def check_choice(omega: Regularizer) -> Regularizer:
-    """Check an Ω that is to smooth every choice: one over the simplex, zero at one-hot vectors, the same everywhere."""
+    """Check the Ω of a program: over the simplex, zero at one-hot vectors, with one parameter for all choices."""
     base, gamma = check_omega(omega).canonical()
     for mass in (base.mass(1), base.mass(2)):
         if isinstance(mass, Tensor) or mass != 1:

@@ -173,7 +173,7 @@ class Hopfield(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = check_count(num_heads, "num_heads")
         self.hidden_size = default_hidden_size(input_size, hidden_size, self.num_heads)
         self.pattern_size = check_count(self.hidden_size if pattern_size is None else pattern_size, "pattern_size")
@@ -190,7 +190,7 @@ class Hopfield(nn.Module):
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         static = stored_pattern_as_static and state_pattern_as_static and pattern_projection_as_static
         as_given = static and disable_out_projection and not normalize_hopfield_space
-        self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, made)
+        self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, factory)
 
         connected = self.pattern_projection_as_connected = pattern_projection_as_connected
         if connected and (stored_pattern_as_static or pattern_projection_as_static):
@@ -200,7 +200,7 @@ class Hopfield(nn.Module):
             )
         space, patterns = self.num_heads * self.hidden_size, self.num_heads * self.pattern_size
         self.state_pattern_size, self.state_proj = _entry(
-            state_pattern_as_static, self.hidden_size, space, "input_size", input_size, input_bias, made
+            state_pattern_as_static, self.hidden_size, space, "input_size", input_size, input_bias, factory
         )
         self.stored_pattern_size, self.stored_proj = _entry(
             stored_pattern_as_static,
@@ -209,7 +209,7 @@ class Hopfield(nn.Module):
             "stored_pattern_size",
             input_size if stored_pattern_size is None else stored_pattern_size,
             input_bias,
-            made,
+            factory,
         )
         if pattern_projection_size is None:
             pattern_projection_size = self.stored_pattern_size if connected else input_size
@@ -225,7 +225,7 @@ class Hopfield(nn.Module):
             "pattern_projection_size",
             space if connected else pattern_projection_size,
             input_bias,
-            made,
+            factory,
         )
         if connected:  # the projection of the stored patterns comes first
             self.pattern_projection_size = self.stored_pattern_size
@@ -233,30 +233,30 @@ class Hopfield(nn.Module):
             self.state_pattern_size if normalize_state_pattern else None,
             normalize_state_pattern_affine,
             normalize_state_pattern_eps,
-            made,
+            factory,
         )
         self.norm_stored_pattern = _norm(
             self.stored_pattern_size if normalize_stored_pattern else None,
             normalize_stored_pattern_affine,
             normalize_stored_pattern_eps,
-            made,
+            factory,
         )
         self.norm_pattern_projection = _norm(
             self.pattern_projection_size if normalize_pattern_projection else None,
             normalize_pattern_projection_affine,
             normalize_pattern_projection_eps,
-            made,
+            factory,
         )
         self.norm_hopfield_space = _norm(
             self.hidden_size if normalize_hopfield_space else None,
             normalize_hopfield_space_affine,
             normalize_hopfield_space_eps,
-            made,
+            factory,
         )
-        self.bias_stored = self._bias(self.hidden_size, made) if concat_bias_pattern else None
-        self.bias_pattern = self._bias(self.pattern_size, made) if concat_bias_pattern else None
+        self.bias_stored = self._bias(self.hidden_size, factory) if concat_bias_pattern else None
+        self.bias_pattern = self._bias(self.pattern_size, factory) if concat_bias_pattern else None
         self.output_size, self.out_proj = _exit(
-            patterns, output_size, input_size, disable_out_projection, input_bias, made
+            patterns, output_size, input_size, disable_out_projection, input_bias, factory
         )
         self.reset_parameters()
 
@@ -346,7 +346,7 @@ class Hopfield(nn.Module):
         association_mask: Tensor | None,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, batch first, and the weights if they are asked for."""
+        """The output, (batch, L, output_size), and the weights, (batch, heads, L, S), if ``need_weights``."""
         stored, state, projection = roles
         padding = self._check_padding(stored_pattern_padding_mask, stored)
         key, value = self._memory(stored, projection, padding)
@@ -372,7 +372,7 @@ class Hopfield(nn.Module):
         return (output if self.association_activation is None else self.association_activation(output)), weights
 
     def _memory(self, stored: Tensor, projection: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values, (batch, heads, S, …), and what is appended; padded ones are zero, whatever stood there."""
+        """Keys and values, (batch, heads, S, …), with appended patterns; padded ones are zero, also if NaN was given."""
         if padding is not None:
             given, stored = stored, stored.masked_fill(padding.unsqueeze(-1), 0.0)
             projection = stored if projection is given else projection.masked_fill(padding.unsqueeze(-1), 0.0)
@@ -390,7 +390,7 @@ class Hopfield(nn.Module):
         return key, value
 
     def _split(self, x: Tensor, norm: nn.LayerNorm | None, projection: nn.Linear | None) -> Tensor:
-        """(batch, length, width) as (batch, heads, length, width of a head); every head sees what is static."""
+        """Inputs (batch, length, width) as (batch, heads, length, width of a head); static ones for every head."""
         x = x if norm is None else norm(x)
         if projection is None:
             return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
@@ -398,20 +398,20 @@ class Hopfield(nn.Module):
         return heads.transpose(1, 2)
 
     def _update(self, state: Tensor, key: Tensor, beta: float | Tensor, mask: Tensor | None) -> Tensor:
-        """The states (batch, heads, L, hidden_size) after their updates."""
+        """The states (batch, heads, L, hidden_size) after all updates."""
         steps = self.update_steps_max
         if steps == 0:
             return state
         if steps is None:
             if not concrete(state, key):
-                raise ValueError("update_steps_max must be a number in graphs, where no state is seen to rest")
+                raise ValueError("update_steps_max must be a number in graphs, where convergence cannot be seen")
             steps = MOST_STEPS
         state = state.expand(_batch(key, state), -1, -1, -1)
         step = partial(update, key=key, omega=self.omega, beta=beta, mask=mask)
         return iterate(step, state, max_steps=steps, tol=self.update_steps_eps).state
 
     def _hidden(self, stored: Tensor, padding: Tensor | None) -> Tensor | None:
-        """Which stored patterns take no part, (batch, S): the padded ones, and in training some others."""
+        """Which stored patterns are left out, (batch, S): padded ones, and those that bag_dropout drops in training."""
         if not self.training or not self.bag_dropout or not stored.shape[1]:
             return padding
         draw = torch.rand(stored.shape[:2], device=stored.device)
@@ -424,7 +424,7 @@ class Hopfield(nn.Module):
     def _mask(
         self, association: Tensor | None, hidden: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor | None:
-        """One mask for the scores: boolean, True = takes part; or a float mask that is added, if one was given."""
+        """A mask that broadcasts to scores of a shape: boolean (True = takes part), or a float mask to be added."""
         keep = None if hidden is None else ~hidden[:, None, None, :]
         if association is None:
             return keep
@@ -461,9 +461,11 @@ class Hopfield(nn.Module):
         return stored, state, projection
 
     def _batch_first(self, x: Tensor) -> Tensor:
+        """Swap batch and length unless inputs have the batch first."""
         return x if self.batch_first else x.transpose(0, 1)
 
     def _check_padding(self, padding: Tensor | None, stored: Tensor) -> Tensor | None:
+        """Check a padding mask of the stored patterns, (batch, S)."""
         if padding is None:
             return None
         check_mask(padding, "stored_pattern_padding_mask", "no pattern")
@@ -474,17 +476,17 @@ class Hopfield(nn.Module):
             )
         return padding
 
-    def _bias(self, width: int, made: dict[str, Any]) -> nn.Parameter:
-        return nn.Parameter(torch.empty(1, self.num_heads, 1, width, **made))
+    def _bias(self, width: int, factory: dict[str, Any]) -> nn.Parameter:
+        return nn.Parameter(torch.empty(1, self.num_heads, 1, width, **factory))
 
     def _hold_scaling(
-        self, scaling: float | Tensor | None, default: float, learnable: bool, made: dict[str, Any]
+        self, scaling: float | Tensor | None, default: float, learnable: bool, factory: dict[str, Any]
     ) -> None:
-        """β as it is, or its logarithm as a parameter."""
+        """Store β, or its logarithm as a parameter if it is learnable."""
         scaling = default if scaling is None else check_scaling(scaling, self.num_heads)
         self.log_scaling: nn.Parameter | None = None
         if learnable:
-            start = torch.as_tensor(scaling, **made).detach().log().expand(self.num_heads).clone()
+            start = torch.as_tensor(scaling, **factory).detach().log().expand(self.num_heads).clone()
             self.log_scaling = nn.Parameter(start)
         else:
             if isinstance(scaling, Tensor) and not isinstance(scaling, nn.Parameter):
@@ -493,33 +495,33 @@ class Hopfield(nn.Module):
 
 
 def _batch(stored: Tensor, state: Tensor) -> int:
-    """The size of the batch: a batch of one is expanded."""
+    """The size of the batch of stored patterns (B or 1, …) and states (B or 1, …)."""
     return len(state) if len(stored) == 1 else len(stored)
 
 
 def _append(x: Tensor, last: Tensor) -> Tensor:
-    """(batch, heads, S + 1, width): one more pattern for every bag."""
+    """Patterns (batch, heads, S, width) with one more after them, the same for every batch element."""
     return torch.cat([x, last.to(x.dtype).expand(len(x), -1, -1, -1)], -2)
 
 
 def _entry(
-    static: bool, own: int, width: int, name: str, size: int | None, bias: bool, made: dict[str, Any]
+    static: bool, static_size: int, width: int, name: str, size: int | None, bias: bool, factory: dict[str, Any]
 ) -> tuple[int, nn.Linear | None]:
-    """The width of an input, and its projection; static inputs have their own width and none."""
+    """The width of an input and its projection; for static inputs ``static_size`` and no projection."""
     if static:
-        return own, None
+        return static_size, None
     if size is None:
         raise ValueError(f"{name} must be given unless its patterns are static")
-    return check_count(size, name), nn.Linear(size, width, bias, **made)
+    return check_count(size, name), nn.Linear(size, width, bias, **factory)
 
 
 def _exit(
-    width: int, output_size: int | None, input_size: int | None, disabled: bool, bias: bool, made: dict[str, Any]
+    width: int, output_size: int | None, input_size: int | None, disabled: bool, bias: bool, factory: dict[str, Any]
 ) -> tuple[int, nn.Linear | None]:
-    """The width of the output, and its projection."""
+    """The width of the output and its projection; no projection if it is disabled."""
     if not disabled:
         size = check_count((input_size or width) if output_size is None else output_size, "output_size")
-        return size, nn.Linear(width, size, bias, **made)
+        return size, nn.Linear(width, size, bias, **factory)
     if output_size not in (None, width):
         raise ValueError(
             f"output_size must be num_heads · pattern_size = {width}, or not be given, with disable_out_projection, "
@@ -528,5 +530,5 @@ def _exit(
     return width, None
 
 
-def _norm(width: int | None, affine: bool, eps: float, made: dict[str, Any]) -> nn.LayerNorm | None:
-    return None if width is None else nn.LayerNorm(width, eps, affine, **made)
+def _norm(width: int | None, affine: bool, eps: float, factory: dict[str, Any]) -> nn.LayerNorm | None:
+    return None if width is None else nn.LayerNorm(width, eps, affine, **factory)

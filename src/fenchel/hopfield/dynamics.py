@@ -125,7 +125,7 @@ def iterate(
     *,
     max_steps: int = 100,
     tol: float | None = None,
-    apart: bool = False,
+    independent: bool = False,
 ) -> Path:
     """Apply a step to states (…, E) until each has converged.
 
@@ -138,8 +138,8 @@ def iterate(
         query: (…, E), where to begin.
         max_steps: the most updates to make.
         tol: 0 waits until states repeat to the last bit; by default eps^¾ of the dtype, 6e-6 in float32.
-        apart: ``step`` may be called with some of the states alone, as rows (R, E): those that have converged are
-            then left out.
+        independent: whether ``step`` may be called with some of the states alone, as rows (R, E). States that have
+            converged are then left out.
 
     Example:
         >>> import torch, fenchel
@@ -166,7 +166,7 @@ def iterate(
         if readable and not bool(moving.any()):
             break
         old, chosen = state, moving.unsqueeze(-1)
-        if apart and readable and not bool(moving.all()):
+        if independent and readable and not bool(moving.all()):
             state = old.index_put((moving,), step(old[moving]))
         else:
             state = torch.where(chosen, step(old), old)

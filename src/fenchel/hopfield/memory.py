@@ -275,7 +275,7 @@ class Memory(nn.Module):
         check_count(max_steps, "max_steps")
         step = partial(self._recall, plan=self._plan("recall", rows))  # one plan, and so one algorithm, for all steps
         with torch.set_grad_enabled(torch.is_grad_enabled() and not implicit):
-            path = iterate(step, rows, max_steps=max_steps, tol=tol, apart=True)
+            path = iterate(step, rows, max_steps=max_steps, tol=tol, independent=True)
         state, before = path.state, path.before
         tensors = (query, *self.parameters(), *self.buffers())
         if implicit and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):

@@ -39,6 +39,9 @@ the gradient of the queries, and that of a, (heads, rows), if ``learns``, else N
 ``collect``: ``kernel(scores, floor, first, count, place, score)`` appends scores that are not below the floor of their
 row to lists of indices and scores, for every Ω alike; its name is ``"supports"``. See ``cpu.streaming.memories``.
 
+``distances``: ``kernel(x, y)`` returns the squared distances between all points of two series, and
+``distances_backward``: ``kernel(grad, x, y)`` their gradients; the name is ``"squared_euclidean"``.
+
 ``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, most=, room=, turned=)`` returns the loss of a
 class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative. With ``rates``, one per token, it also
 returns the supports of rate·(p − y) as (starts, classes, values), else None. If these have more than ``most`` entries
@@ -167,6 +170,8 @@ register("attend_backward", "tsallis", "cpu.streaming.attention:attend_backward"
 register("linear_class_loss", "tsallis", "cpu.streaming.output:linear_class_loss", ranges=_ENTMAX)
 register("linear_class_loss_backward", "tsallis", "cpu.streaming.output:linear_class_loss_backward", ranges=_ENTMAX)
 register("collect", "supports", "cpu.streaming.memories:collect")
+register("distances", "squared_euclidean", "cpu.dp.alignments:distances")
+register("distances_backward", "squared_euclidean", "cpu.dp.alignments:distances_backward")
 register("chain", "tsallis", "cpu.dp.markov", ranges=_PROGRAMS)
 register("alignment", "tsallis", "cpu.dp.alignments", ranges=_PROGRAMS)
 register("lattice", "tsallis", "cpu.dp.lattices", ranges=_PROGRAMS)

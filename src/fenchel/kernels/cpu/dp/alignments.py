@@ -65,11 +65,12 @@ def distances(x: Tensor, y: Tensor) -> Tensor:
     return costs
 
 
-def pull(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def distances_backward(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of ⟨weight, distances⟩ in x and in y."""
-    towards_x, towards_y = (torch.empty(each.shape, dtype=each.dtype, device="cpu") for each in (x, y))
+    towards_x = torch.empty(x.shape, dtype=x.dtype, device="cpu")
+    towards_y = torch.empty(y.shape, dtype=y.dtype, device="cpu")
     given = arrays(weight, x, y)
-    over_rows(_pull, len(x), weight.numel() * x.shape[2], *given, towards_x.numpy(), towards_y.numpy())
+    over_rows(_distances_backward, len(x), weight.numel() * x.shape[2], *given, towards_x.numpy(), towards_y.numpy())
     return towards_x, towards_y
 
 
@@ -302,7 +303,7 @@ def _distances(first, last, x, y, costs):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _pull(first, last, weight, x, y, towards_x, towards_y):  # type: ignore[no-untyped-def]
+def _distances_backward(first, last, weight, x, y, towards_x, towards_y):  # type: ignore[no-untyped-def]
     _, rows, columns = weight.shape
     depth = x.shape[2]
     across = np.empty((depth, columns), y.dtype)
