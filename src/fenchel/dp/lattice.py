@@ -189,8 +189,7 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
             "targets must be greater than sources, edge by edge, so that there is no cycle: number the nodes in "
             f"topological order; edge {e} goes from node {tails[e]} to node {heads[e]}"
         )
-    levels = _levels(tails, heads, num_nodes)
-    useful = levels >= 0
+    levels, useful = _levels(tails, heads, num_nodes)
     if not useful[-1]:
         raise ValueError(f"targets must lead to the sink: there is no path from node 0 to node {num_nodes - 1}")
     numbers = np.cumsum(useful) - 1
@@ -202,14 +201,15 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
     return _Shape(np.array(tails), np.array(heads), graph, order, first, new_tails)
 
 
-def _levels(tails: Indices, heads: Indices, num_nodes: int) -> Indices:
-    """The most edges on a path from the source to each node, (nodes,); −1 for nodes on no path to the sink."""
+def _levels(tails: Indices, heads: Indices, num_nodes: int) -> tuple[Indices, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """The most edges on a path from the source to each node, (nodes,), and which nodes are on a path to the sink."""
     order = np.argsort(tails, kind="stable")
-    level = [0] + [-1] * (num_nodes - 1)
+    level = [0] * num_nodes
+    reached = [True] + [False] * (num_nodes - 1)
     for tail, head in zip(tails[order].tolist(), heads[order].tolist(), strict=True):
-        if level[tail] >= 0:
-            level[head] = max(level[head], level[tail] + 1)
-    useful = [False] * (num_nodes - 1) + [level[-1] >= 0]
+        if reached[tail]:
+            level[head], reached[head] = max(level[head], level[tail] + 1), True
+    leads_on = [False] * (num_nodes - 1) + [True]
     for tail, head in zip(tails[order[::-1]].tolist(), heads[order[::-1]].tolist(), strict=True):
-        useful[tail] = useful[tail] or useful[head]
-    return np.where(np.array(useful), np.array(level), -1)
+        leads_on[tail] = leads_on[tail] or leads_on[head]
+    return np.array(level), np.array(reached) & np.array(leads_on)

@@ -27,7 +27,7 @@ SPREAD = 0.02
 """Standard deviation of learned patterns at the start: small, so that the first gradients decide their direction."""
 
 MOST_STEPS = 10_000
-"""The most updates of a state that is updated until it rests."""
+"""The most updates of a state that is updated until it converges."""
 
 Patterns = Tensor | tuple[Tensor, Tensor, Tensor]
 """One tensor in all three roles, or stored patterns, state patterns and pattern projections."""
@@ -86,24 +86,25 @@ class Hopfield(nn.Module):
         hidden_size: width of the association space, of each head; ``input_size // num_heads`` by default.
         output_size: width of the output; ``input_size`` by default.
         pattern_size: width of the projected patterns, of each head; ``hidden_size`` by default.
-        num_heads: parallel associations.
-        scaling: β, a positive number or a tensor of one per head. By default 1/√hidden_size; 1 where states meet stored
-            patterns as they are given: all three inputs static, no norm in the association space, no output projection.
-        update_steps_max: how many times the states are updated before they are read out; None: until they rest.
-        update_steps_eps: a state rests once an update moves it by no more than this share of its norm, or of 1.
+        num_heads: the number of parallel associations.
+        scaling: β, a positive number, or a tensor with one entry per head. By default 1/√hidden_size; 1 if states and
+            stored patterns are compared as they are given: all three inputs static, no norm in the association space,
+            no output projection.
+        update_steps_max: how many times the states are updated before they are read out; None: until they converge.
+        update_steps_eps: a state has converged once an update moves it by at most this times its norm, or times 1.
         normalize_stored_pattern: apply a layer norm to the stored patterns; ``…_affine``, ``…_eps``: its options.
         normalize_state_pattern: the same for the state patterns.
         normalize_pattern_projection: the same for the pattern projections.
         normalize_hopfield_space: apply a layer norm to projected states and stored patterns, in each head.
-        stored_pattern_as_static: take stored patterns as they are, of width ``hidden_size``, for every head.
+        stored_pattern_as_static: use stored patterns without a projection; their width is ``hidden_size``.
         state_pattern_as_static: the same for the state patterns.
         pattern_projection_as_static: the same for the pattern projections, of width ``pattern_size``.
-        pattern_projection_as_connected: project the third input as the stored patterns are, and the result once more:
-            two layers, the first of them shared. It then has the width of the stored patterns.
-        stored_pattern_size: width of the stored patterns if it is another.
-        pattern_projection_size: width of the pattern projections if it is another.
+        pattern_projection_as_connected: project the third input with the projection of the stored patterns, and then
+            once more. It has the width of the stored patterns.
+        stored_pattern_size: width of the stored patterns; ``input_size`` by default.
+        pattern_projection_size: width of the pattern projections; ``input_size`` by default.
         batch_first: inputs are (batch, length, width), else (length, batch, width).
-        association_activation: of the output: a function, or the name of one in torch, such as "relu".
+        association_activation: a function of the output, or its name in torch, such as "relu".
         dropout: the share of associations that is dropped in training, after the choice.
         input_bias: whether the projections have biases.
         concat_bias_pattern: append a learned pattern to those stored.
@@ -289,7 +290,7 @@ class Hopfield(nn.Module):
         return self.log_scaling.exp() if self.log_scaling is not None else self._scaling
 
     def extra_repr(self) -> str:
-        steps = "until at rest" if self.update_steps_max is None else self.update_steps_max
+        steps = "until converged" if self.update_steps_max is None else self.update_steps_max
         return (
             f"hidden_size={self.hidden_size}, pattern_size={self.pattern_size}, num_heads={self.num_heads}, "
             f"scaling={show(self.scaling)}, update_steps_max={steps}, batch_first={self.batch_first}"
@@ -301,7 +302,7 @@ class Hopfield(nn.Module):
         stored_pattern_padding_mask: Tensor | None = None,
         association_mask: Tensor | None = None,
     ) -> Tensor:
-        """Associate, and read out.
+        """Associate states with stored patterns, and read out the pattern projections.
 
         Args:
             input: one tensor (batch, length, width) in all three roles, or three: stored patterns (batch, S, …), state
@@ -372,7 +373,7 @@ class Hopfield(nn.Module):
         return (output if self.association_activation is None else self.association_activation(output)), weights
 
     def _memory(self, stored: Tensor, projection: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values, (batch, heads, S, …), with appended patterns; padded ones are zero, also if NaN was given."""
+        """Keys and values, (batch, heads, S, …), with appended patterns; padded ones are zero, even if given as NaN."""
         if padding is not None:
             given, stored = stored, stored.masked_fill(padding.unsqueeze(-1), 0.0)
             projection = stored if projection is given else projection.masked_fill(padding.unsqueeze(-1), 0.0)

@@ -272,9 +272,9 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     rounding = 32 * torch.finfo(torch.float64).eps * sizes * torch.linalg.vector_norm(q, dim=-1) * largest / gamma
 
     def worst(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, c = _violation_terms(omega, scores, y, beta)
-        a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
-        return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
+        a, c, impossible = _violation_terms(omega, scores, y, beta)
+        a = torch.where((a.abs() <= rounding) | impossible, 0.0, a)  # a tie, whatever β
+        return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | impossible
 
     least, known = _least_accepted(worst, torch.zeros(len(y), device=y.device).double())
     stationary = (least < math.inf) & ~worst(torch.full_like(least, beta))[-1]
@@ -284,11 +284,11 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     return Certificate(unknown, stationary, unknown.clone(), torch.where(known, least, math.nan))
 
 
-def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """⟨s, y′ − y⟩ and −⟨y, y′ − y⟩ + h(y′) − h(y), for the y′ that at scores βs violates the margin of y most.
 
-    The two terms are returned separately, unlike in ``SparseMAP.violation``: at a large β their sum would round the
-    second one away.
+    The third tensor says which y are impossible, (A,). The two terms are returned separately, unlike in
+    ``SparseMAP.violation``: at a large β their sum would round the second one away.
     """
     structure = omega.structure
     omega.check_target(y, scores, -1, None)
@@ -303,7 +303,7 @@ def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) 
     if after is not None and before is not None:
         constant = constant + after - before
     impossible = constant.isnan() | ((y != 0) & ~free).any(-1)
-    return (moved * theta).sum(-1), torch.where(impossible, math.inf, constant)
+    return (moved * theta).sum(-1), constant, impossible
 
 
 def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:

@@ -305,8 +305,8 @@ class Memory(nn.Module):
         with torch.no_grad():
             beta = float(self.beta)
             if associations is None:
-                return certify_patterns(self._read_on_host, len(self), self.omega, beta)
-            return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)
+                return certify_patterns(self._read_on_cpu, len(self), self.omega, beta)
+            return certify_associations(self._read_on_cpu, len(self), self.omega, beta, associations)
 
     def forward(self, query: Tensor) -> Tensor:
         """``step``."""
@@ -323,6 +323,7 @@ class Memory(nn.Module):
 
     @property
     def _chunked(self) -> bool:
+        """Whether patterns are read some at a time."""
         return self.chunk_size is not None or self.in_file
 
     def _check_query(self, query: Tensor) -> Tensor:
@@ -359,11 +360,13 @@ class Memory(nn.Module):
         return _normalized(held, self.normalize) if raw and name == "patterns" else held
 
     def _read(self, size: int, name: str = "patterns") -> Iterator[tuple[int, Tensor]]:
+        """Blocks of ``size`` prepared rows, each with the index of its first row."""
         held = getattr(self, name)
         for first in range(0, len(self), size):
             yield first, self._prepare(held[first : first + size], name)
 
-    def _read_on_host(self, size: int) -> Iterator[tuple[int, Tensor]]:
+    def _read_on_cpu(self, size: int) -> Iterator[tuple[int, Tensor]]:
+        """The blocks of ``_read``, without gradient, in the memory of the CPU."""
         return ((first, block.detach().cpu()) for first, block in self._read(size))
 
     @_in_full_precision
@@ -387,6 +390,7 @@ class Memory(nn.Module):
         return recalled.to(states.dtype)
 
     def _largest_norm(self) -> Tensor:
+        """The largest norm of a pattern, in double precision."""
         norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(Plan().columns)]
         return torch.stack(norms).amax()
 
@@ -415,10 +419,12 @@ class Memory(nn.Module):
             raise ValueError(f"k must be at most the number of patterns, {count}, got {show(wanted)}")
 
     def _check_writable(self) -> None:
+        """Raise an error if the patterns are in a file."""
         if self.in_file:
             raise TypeError("patterns in a file are not changed: change the file and make a new memory")
 
     def _store(self, name: str, given: Rows) -> None:
+        """Check patterns or values (N, D) and register them as a parameter or a buffer."""
         held = _check_rows(given, name)
         if isinstance(held, nn.Parameter):
             self.register_parameter(name, held)
@@ -442,6 +448,7 @@ class Memory(nn.Module):
         return torch.cat([held, _normalized(new, self.normalize if name == "patterns" else None)])
 
     def _replace(self, name: str, new: Tensor) -> None:
+        """Replace patterns or values by other ones; a parameter is replaced by a new parameter."""
         old = getattr(self, name)
         setattr(self, name, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
 
@@ -472,6 +479,7 @@ class Memory(nn.Module):
 
 
 def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
+    """Whether two settings or tensors, each with its version, are not the same."""
     number = isinstance(now[0], (float, str)) and now[0] == then[0]
     return now[1] != then[1] or not (number or now[0] is then[0])
 
