@@ -137,17 +137,19 @@ class _Centered:
 
         Computed from differences where these are small, and products of the patterns would be imprecise.
         """
+        # In place where possible: new memory for matrices of this size takes longer than the arithmetic.
         products = (self.centered @ other.centered.T).double()
-        leads = self.times_state.unsqueeze(-1) - self._sums(products)
-        leads += self.k * (self.times_mean.unsqueeze(-1) - other.times_mean)
         both = self.square.unsqueeze(-1) + other.square
-        squared = both - 2 * products
-        near = (squared < torch.finfo(self.centered.dtype).eps ** 0.375 * both) & ~same
+        squared = torch.add(both, products, alpha=-2)
+        near = (squared < both.mul_(torch.finfo(self.centered.dtype).eps ** 0.375)).logical_and_(~same)
+        leads = self._sums(products).neg_()
+        leads += (self.times_state + self.k * self.times_mean).unsqueeze(-1)
+        leads -= self.k * other.times_mean
         for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
             i, j = pairs.unbind(-1)
             apart = self.patterns[i] - other.patterns[j]
             leads[i, j], squared[i, j] = (self.state[i] * apart).sum(-1), apart.square().sum(-1)
-        return leads, squared.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        return leads, squared.clamp_min_(torch.finfo(torch.float64).tiny).sqrt_()
 
 
 class _Least:
@@ -188,8 +190,9 @@ def _least_leads(
         other = _Centered(block, here.mean, here.centered.dtype)
         same = excluded(slice(start, start + len(block)))
         leads, distance = here.compare(other, same)
-        nearest.update(leads.masked_fill(same, math.inf), other.patterns)
-        tightest.update(((leads - needed.unsqueeze(-1)) / distance).masked_fill(same, math.inf), other.patterns)
+        nearest.update(leads.masked_fill_(same, math.inf), other.patterns)
+        ratios = leads.sub_(needed.unsqueeze(-1)).div_(distance)
+        tightest.update(ratios.masked_fill_(same, math.inf), other.patterns)
     gap, _ = nearest.pair()
     lead, distance = tightest.pair()
     # Of two copies one cannot lead the other, wherever the query is.
