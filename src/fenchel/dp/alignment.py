@@ -53,7 +53,7 @@ class Alignment(DynamicProgram):
     References: Sakoe & Chiba (1978); Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
 
-    step = "alignment"
+    _step = "alignment"
 
     def __init__(
         self,

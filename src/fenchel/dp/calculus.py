@@ -34,7 +34,7 @@ class Recursion(ABC):
     after the other.
     """
 
-    step: ClassVar[str]
+    _step: ClassVar[str]
     """The name of its kernels in ``fenchel.kernels.table``."""
 
     omega: Regularizer
@@ -76,7 +76,7 @@ class Recursion(ABC):
         base, gamma = self.omega.canonical()
         if tracks_forward() or base.name is None or isinstance(base.parameter, Tensor) or isinstance(gamma, Tensor):
             return None
-        return kernels.find(self.step, base.name, (base.parameter,), *self._inputs) if len(self._inputs[0]) else None
+        return kernels.find(self._step, base.name, (base.parameter,), *self._inputs) if len(self._inputs[0]) else None
 
     @property
     def _numbers(self) -> tuple[Any, Any]:

@@ -56,7 +56,7 @@ class LinearChain(DynamicProgram):
     References: Lafferty, McCallum & Pereira (2001); Mensch & Blondel (2018), section 4.1.
     """
 
-    step = "chain"
+    _step = "chain"
 
     def __init__(
         self,

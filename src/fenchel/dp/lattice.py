@@ -46,7 +46,7 @@ class Lattice(DynamicProgram):
     References: Mensch & Blondel (2018), section 3.
     """
 
-    step = "lattice"
+    _step = "lattice"
 
     def __init__(
         self, sources: Tensor, targets: Tensor, scores: Tensor, num_nodes: int, omega: Regularizer | None = None

@@ -273,11 +273,12 @@ class Memory(nn.Module):
         """
         rows = self._check_query(query)
         check_count(max_steps, "max_steps")
-        step = partial(self._recall, plan=self._plan("recall", rows))  # one plan, and so one algorithm, for all steps
+        tensors = (query, *self.parameters(), *self.buffers())
+        # One plan, and so one algorithm, for all steps; in graphs, where nothing can be asked, there is none.
+        step = partial(self._recall, plan=self._plan("recall", rows) if concrete(*tensors) else None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not implicit):
             path = iterate(step, rows, max_steps=max_steps, tol=tol, independent=True)
         state, before = path.state, path.before
-        tensors = (query, *self.parameters(), *self.buffers())
         if implicit and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             if not bool(path.converged.all()):
                 raise RuntimeError(

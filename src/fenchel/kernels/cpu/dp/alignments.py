@@ -1,7 +1,7 @@
 """Alignments of two series: the smoothed recursion over a table, its gradient, and Hessian-vector products.
 
 Cells of one antidiagonal do not depend on each other and are handled together. The walk holds, table by table and
-antidiagonal by antidiagonal, the probabilities of the three ways into each cell: across, from above, from the left;
+antidiagonal by antidiagonal, the probabilities of the three ways into each cell: diagonal, from above, from the left;
 each of the three has room for a multiple of eight cells, so that no loop has a remainder.
 """
 
@@ -76,8 +76,8 @@ def distances_backward(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Te
 
 # -- on arrays --------------------------------------------------------------------------------------------
 #
-# Row i of a table stands at place i + 1 of what is kept of an antidiagonal: its neighbours are always there.
-# Tables are turned, a few antidiagonals at a time, into lines where row i stands at place i.
+# Values of an antidiagonal have row i at index i + 1, so that every cell has neighbours.
+# Tables are copied, a few antidiagonals at a time, into lines that have row i at index i.
 
 _LINES = 32
 
@@ -196,11 +196,11 @@ def _gradient(first, last, weight, value, walk, lengths, cells):  # type: ignore
             cell = diagonals[(d - 1) % _LINES, low:]
             for w in range(width):
                 cell[w] = here[w + 1]
-            # What rounding took from the sum of the three would multiply up over thousands of steps.
+            # The rounding error of the sum of the three would multiply over thousands of steps.
             for w in range(width):
                 gap = 1.0 - np.float64(q0[w]) - np.float64(q1[w]) - np.float64(q2[w])
                 here[w + 1] += here[w + 1] * gap
-            # What comes across is the first to get there: it replaces what stood there, and no more is beside it.
+            # The diagonal step is the first that reaches its line: it assigns, and sets the cells beside it to 0.
             for w in range(width):
                 two[w] = here[w + 1] * q0[w]
             two[width] = 0.0
@@ -267,7 +267,7 @@ def _hessian_product(  # type: ignore[no-untyped-def]
                 here[low + w + 1] += here[low + w + 1] * gap
                 changed[low + w + 1] += changed[low + w + 1] * gap
             for k in range(3):
-                # across: two lines back and a row up; from above: one and a row up; from the left: one
+                # diagonal: two lines back, one row up; from above: one line, one row; from the left: one line
                 back, row = (2 if k == 0 else 1), (1 if k == 2 else 0)
                 there, their = lines[(d - back) % 3], changes[(d - back) % 3]
                 for w in range(width):
@@ -279,7 +279,7 @@ def _hessian_product(  # type: ignore[no-untyped-def]
         cells[b, 0, 0] = changes[0, 1]
 
 
-# Differences are squared, not multiplied out: products would cancel where series meet.
+# Differences are squared, not expanded: products would cancel where series are close to each other.
 
 
 @kernel

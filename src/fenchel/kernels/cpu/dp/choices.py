@@ -46,7 +46,7 @@ def smooth(kind, choices, width, x, q, excess, work):  # type: ignore[no-untyped
     for w in range(width):
         excess[w] = zero
     if kind == SHANNON:
-        # Below this lie powers that are not normal numbers.
+        # Smaller powers are not normal numbers.
         lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
         log2e, ln2 = number(_LOG2E), number(_LN2)
         for i in range(size):
@@ -78,7 +78,7 @@ def smooth(kind, choices, width, x, q, excess, work):  # type: ignore[no-untyped
             for w in range(width):
                 q[d * width + w] *= work[w]
         return
-    # The threshold is approached from the left, where everything that counts is still above it.
+    # Newton's method from below the threshold: no entry of the support is ever left out.
     for w in range(width):
         work[w] = -one
         work[2 * width + w] = zero
@@ -127,7 +127,7 @@ def smooth(kind, choices, width, x, q, excess, work):  # type: ignore[no-untyped
         for w in range(width):
             slope = work[width + w]
             step = (excess[w] - one) / (number(2) * slope) if slope > zero else zero
-            # A column that is done stays as it is: it may not depend on the others.
+            # A column that has converged is not changed again: it must not depend on the others.
             step = max(step, zero) if work[2 * width + w] == zero else zero
             work[w] += step
             more = one if step > enough else zero
@@ -173,7 +173,7 @@ def _three_by_shannon(width, x, q, excess):  # type: ignore[no-untyped-def]
         x0, x1, x2 = u0[w], u1[w], u2[w]
         more, less = max(x0, x1), min(x0, x1)
         middle, least = max(less, min(more, x2)), min(less, x2)
-        # The largest counts one: two powers are enough for three.
+        # The power of the largest is exp(0) = 1: two powers are enough for three.
         y, z = middle * log2e, least * log2e
         second, third = exp2(y), exp2(z)
         second = second if y >= lowest else zero
@@ -201,7 +201,7 @@ def _three_by_gini(width, x, q, excess):  # type: ignore[no-untyped-def]
         x0, x1, x2 = u0[w], u1[w], u2[w]
         more, less = max(x0, x1), min(x0, x1)
         middle, least = max(less, min(more, x2)), min(less, x2)
-        # Of the thresholds for the one, two or three largest, the right one is the highest.
+        # The threshold is the highest of those of the one, two and three largest.
         tau = max(max(-one, (middle - one) * half), (middle + least - one) * third)
         p0, p1, p2 = max(x0 - tau, zero), max(x1 - tau, zero), max(x2 - tau, zero)
         v0[w] = p0

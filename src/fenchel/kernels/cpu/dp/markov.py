@@ -1,8 +1,8 @@
 """Chains of states: the smoothed recursion, its gradient (the expected path), and Hessian-vector products.
 
 The walk holds, chain by chain, the probabilities of the previous state given the current one, step by step and
-[previous, current], and at its end those of the last state. Scores are summed in double precision; what the choices
-see are differences, in the precision of the scores.
+[previous, current], and at its end those of the last state. Scores are summed in double precision; choices are computed
+from differences, in the precision of the scores.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def hessian_product(
 
 _LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
 _SPREAD = 40.0
-"""Scores of steps that differ by no more, in units of γ, are powers that no sum underflows with."""
+"""The largest difference of scores of steps, in units of γ, for which no sum of their powers underflows."""
 
 
 @kernel
