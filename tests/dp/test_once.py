@@ -27,10 +27,9 @@ def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def count_runs(d: DynamicProgram) -> list[str]:
     """What a program runs from now on, by name."""
     runs: list[str] = []
-    recursion = d._run.recursion
 
     def counted(name: str):
-        function = getattr(recursion, name)
+        function = getattr(d, name)
 
         def call(*args, **kwargs):
             runs.append(name)
@@ -38,8 +37,8 @@ def count_runs(d: DynamicProgram) -> list[str]:
 
         return call
 
-    for name in ("advance", "expect", "walk"):
-        setattr(recursion, name, counted(name))
+    for name in ("_forward", "_gradient", "_walk"):
+        setattr(d, name, counted(name))
     return runs
 
 
@@ -55,7 +54,9 @@ def test_results_are_computed_once(problem: Problem, compiled: bool) -> None:
         torch.testing.assert_close([d.value, d.marginals], wanted)
     d.loss(target)
     d.exact_maximum()
-    assert runs == (["advance", "expect"] if compiled else ["walk", "walk"])  # value and marginals have a walk each
+    assert runs == (
+        ["_forward", "_gradient"] if compiled else ["_walk", "_walk"]
+    )  # value and marginals have a walk each
 
 
 @either_way
@@ -159,8 +160,7 @@ def test_what_is_remembered_is_bounded_by_bytes() -> None:
 def test_graphs_say_how_many_bytes_they_take(problem: Problem, compiled: bool) -> None:
     d = problem.build(*problem.tensors(), Gini())
     d.sample()
-    recursion = d._run.recursion
-    graph = recursion.shape.graph if problem.name == "lattice" else recursion.graph
+    graph = d._shape.graph if problem.name == "lattice" else d._graph
     arrays = [each for each in vars(graph).values() if isinstance(each, np.ndarray)]
     arrays += [each for level in graph.levels for each in (level.edges, level.sources, level.places)]
     held = sum(each.nbytes for each in arrays)

@@ -302,3 +302,27 @@ def test_lengths_are_checked_before_they_are_used(function: Any, lengths: Any, e
 def test_series_that_do_not_fit_each_other_are_named(series: list[Tensor]) -> None:
     with pytest.raises(ValueError, match="series must agree"):
         barycenter(series)
+
+
+def test_a_back_end_serves_the_distances_of_series() -> None:
+    calls: list[str] = []
+
+    def distances(x: Tensor, y: Tensor) -> Tensor:
+        calls.append("forward")
+        return (x.unsqueeze(2) - y.unsqueeze(1)).square().sum(-1)
+
+    def backward(grad: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        calls.append("backward")
+        each = 2 * grad.unsqueeze(-1) * (x.unsqueeze(2) - y.unsqueeze(1))
+        return each.sum(2), -each.sum(1)
+
+    x, y = (torch.randn(2, n, 3, dtype=torch.float64, requires_grad=True) for n in (4, 5))
+    expected = torch.autograd.grad(dtw(x, y).sum(), (x, y))
+    steps = (("distances", distances), ("distances_backward", backward))
+    removers = [kernels.register(step, "squared_euclidean", each, dtypes=(torch.float64,)) for step, each in steps]
+    try:
+        torch.testing.assert_close(torch.autograd.grad(dtw(x, y).sum(), (x, y)), expected)
+    finally:
+        for remove in removers:
+            remove()
+    assert calls == ["forward", "backward"]

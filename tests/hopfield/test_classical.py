@@ -149,7 +149,7 @@ def test_a_small_gain_still_has_a_sign(dtype: torch.dtype) -> None:
     x[2, 1:61] = -1
     x[2, 0] = -1
     q = torch.ones(121, dtype=dtype)
-    found = DenseMemory(x, degree=math.inf)._sweep(q.unsqueeze(0), [0])
+    found = DenseMemory(x, degree=math.inf)._update_in_order(q.unsqueeze(0), [0])
     assert float(found[0, 0]) == -1.0
 
 

@@ -487,7 +487,7 @@ def test_layers_show_what_they_are() -> None:
     text = repr(HopfieldPooling(WIDTH, num_heads=2, scaling=2.0, quantity=3, omega=Gini()))
     for part in ("quantity=3", "num_heads=2", "scaling=2", "Gini"):
         assert part in text
-    assert "until at rest" in repr(Hopfield(WIDTH, update_steps_max=None))
+    assert "until converged" in repr(Hopfield(WIDTH, update_steps_max=None))
 
 
 REFERENCE = """

@@ -204,6 +204,30 @@ def test_a_pass_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPatch) -> 
         assert compiled.isnan().any(-1).nonzero().flatten().tolist() == [3]
 
 
+def test_a_back_end_serves_the_pass_over_patterns() -> None:
+    calls: list[int] = []
+
+    def collect(scores: Tensor, floor: Tensor, first: int, count: Tensor, place: Tensor, score: Tensor) -> Tensor:
+        """A plain loop over all scores."""
+        calls.append(first)
+        counts = count.clone()
+        for i, j in np.ndindex(*scores.shape):
+            if not scores[i, j] < floor[i]:
+                if counts[i] < place.shape[1]:
+                    place[i, counts[i]], score[i, counts[i]] = first + j, scores[i, j]
+                counts[i] += 1
+        return counts
+
+    memory, queries = Memory(normal(30, 4), Gini(), 1.5, chunk_size=10), normal(3, 4, seed=1)
+    expected = memory.step(queries)
+    remove = fenchel.kernels.register("collect", "supports", collect, dtypes=(torch.float64,))
+    try:
+        torch.testing.assert_close(memory.step(queries), expected)
+    finally:
+        remove()
+    assert calls == [0, 10, 20]
+
+
 def test_patterns_may_lie_in_a_file(tmp_path: Path) -> None:
     x = normal(100, 6, dtype=torch.float32)
     kept = np.memmap(tmp_path / "patterns", dtype=np.float32, mode="w+", shape=(100, 6))
@@ -371,7 +395,7 @@ def test_a_query_that_stands_still_is_left_alone() -> None:
         return update(states, x, omega=Gini(), beta=2.0)
 
     queries = torch.tensor([[1.0, 0.0, 0.0], [0.9, 0.3, 0.0], [0.5, 0.5, 0.5]], dtype=torch.float64)
-    path = iterate(step, queries, apart=True)
+    path = iterate(step, queries, independent=True)
     assert calls[0] == 3
     assert all(later <= earlier for earlier, later in pairwise(calls))
     assert path.steps[0] == 0

@@ -207,14 +207,14 @@ def test_frozen_patterns_get_no_gradient_and_no_room_for_one(omega: Regularizer,
 def counted(memory: Memory, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The sizes of the chunks that certificates read, as they are read."""
     sizes: list[int] = []
-    read = memory._read_on_host
+    read = memory._read_on_cpu
 
     def reading(size: int) -> Any:
         for first, block in read(size):
             sizes.append(len(block))
             yield first, block
 
-    monkeypatch.setattr(memory, "_read_on_host", reading)
+    monkeypatch.setattr(memory, "_read_on_cpu", reading)
     return sizes
 
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import torch
 
 from fenchel.kernels.cpu.streaming.memories import collect
 
@@ -13,9 +14,11 @@ def test_scores_that_are_not_below_the_floor_are_appended(width: int, dtype: typ
     scores = generator.standard_normal((5, width)).astype(dtype)
     scores[2, 0] = np.nan
     floors = np.array([1.0, -np.inf, 0.5, np.inf, scores[4, 0]], dtype)
-    counts, found = np.array([0, 1, 2, 0, 1]), np.empty(5, np.int64)
+    counts = np.array([0, 1, 2, 0, 1])
     place, score = np.full((5, 40), -1), np.full((5, 40), -np.inf, dtype)
-    collect(0, 5, scores, floors, np.array([1000]), counts, found, place, score)
+    arrays = (scores, floors[:, None], counts, place, score)
+    given = [torch.from_numpy(each) for each in arrays]
+    found = collect(*given[:2], 1000, *given[2:])
     for row in range(5):
         kept = [j for j in range(width) if not scores[row, j] < floors[row]]
         assert found[row] == counts[row] + len(kept)

@@ -145,10 +145,10 @@ def test_a_back_end_serves_dynamic_programs() -> None:
     try:
         unary, step = torch.randn(2, 3, 2, dtype=torch.float64), torch.randn(2, 2, dtype=torch.float64)
         found = fenchel.dp.LinearChain(unary, step, omega=0.5 * fenchel.KSubsets(1)).marginals
-        assert calls == ["advance", "expect"]
+        assert calls == ["forward", "gradient"]
         fenchel.dp.LinearChain(unary.float(), step.float(), omega=fenchel.Gini()).marginals  # noqa: B018
         fenchel.dp.LinearChain(unary, step, omega=fenchel.Tsallis(1.5)).marginals  # noqa: B018
-        assert calls == ["advance", "expect"]
+        assert calls == ["forward", "gradient"]
     finally:
         remove()
     assert torch.equal(found, fenchel.dp.LinearChain(unary, step, omega=0.5 * fenchel.Gini()).marginals)

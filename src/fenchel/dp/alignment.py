@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import is_integer
+from fenchel._checks import check_count, check_integers
 from fenchel._torch import concrete
-from fenchel.dp.calculus import Inputs, Recursion, Run
-from fenchel.dp.graph import Graph, Walk, on, remembered, walk
-from fenchel.dp.program import (
-    DynamicProgram,
-    check_choice,
-    check_floats,
-    check_integers,
-    check_same_lengths,
-    gathered,
-    precise,
-)
+from fenchel.dp.calculus import Inputs
+from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.tsallis import Shannon
 
 
 class Alignment(DynamicProgram):
@@ -61,6 +53,8 @@ class Alignment(DynamicProgram):
     References: Sakoe & Chiba (1978); Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
 
+    _step = "alignment"
+
     def __init__(
         self,
         costs: Tensor,
@@ -68,13 +62,9 @@ class Alignment(DynamicProgram):
         omega: Regularizer | None = None,
         band: int | None = None,
     ) -> None:
-        check_floats(costs, "costs", 3, "(B, N, M)")
-        self.omega = check_choice(Shannon() if omega is None else omega)
-        self.lengths = _check_lengths(lengths, costs)
-        self.band = _check_band(band)
-        self._inputs = (costs.to(torch.promote_types(costs.dtype, torch.float32)),)
-        self._run = Run(_AlignmentRecursion(self.omega, self.lengths, self.band, *costs.shape[1:]), self._inputs)
-        self._dtype = costs.dtype
+        super().__init__(costs, "costs", "(B, N, M)", omega)
+        self.lengths = check_lengths(lengths, costs, "costs", costs.shape[1:])
+        self.band = None if band is None else check_count(band, "band", 0)
 
     def __repr__(self) -> str:
         batch, rows, columns = self._inputs[0].shape
@@ -93,15 +83,15 @@ class Alignment(DynamicProgram):
         return torch.stack([row, torch.where(cells < 0, -1, cells % columns)], -1)
 
     def _total(self, path: Tensor, values: Tensor) -> Tensor:
-        return gathered(values, self._edges(path.long()))
+        return sum_over_edges(values, self._edges(path.long()))
 
     def _score(self, path: Tensor) -> Tensor:
         edges = self._edges(path.long())
         costs = _masked(precise(self._inputs[0]), self.lengths, self.band)
-        return gathered(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
+        return sum_over_edges(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
 
     def _edges(self, path: Tensor) -> Tensor:
-        """The edge into each cell of a path, −1 after the end."""
+        """The edge into each cell of a path (…, B, L, 2): (…, B, L), −1 after the end."""
         row, column = path.unbind(-1)
         down = torch.diff(row, prepend=row[..., :1] - 1)
         right = torch.diff(column, prepend=column[..., :1] - 1)
@@ -139,48 +129,40 @@ class Alignment(DynamicProgram):
                 f"the end; got {path[~good][0].tolist()}"
             )
 
+    # -- the recursion -------------------------------------------------------------------------------
 
-class _AlignmentRecursion(Recursion):
-    step = "alignment"
-
-    def __init__(self, omega: Regularizer, lengths: Tensor, band: int | None, rows: int, columns: int) -> None:
-        self.omega, self.lengths, self.band, self.shape = omega, lengths, band, (rows, columns)
-
-    def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         # Kernels keep to the lengths, but do not know of bands.
         costs = inputs[0] if self.band is None else _masked(inputs[0].detach(), self.lengths, self.band)
-        value, walk = self.kernel(inputs).advance(costs, self.lengths, *self.numbers, keep)
+        value, walk = kernel.forward(costs, self.lengths, *self._numbers, keep)
         return value, walk
 
-    def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        return (self.kernel(inputs).expect(-weight, value, walk, self.lengths, inputs[0].shape),)
+    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
+        return (kernel.gradient(-weight, value, walk, self.lengths, inputs[0].shape),)
 
-    def curve(
-        self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+    def _hessian_product(
+        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        kernel = self.kernel(inputs)
-        change, curved = kernel.curve(-weight, value, walk, self.lengths, -directions[0], *self.numbers)
-        return change, (curved,)
+        change, found = kernel.hessian_product(-weight, value, walk, self.lengths, -directions[0], *self._numbers)
+        return change, (found,)
 
-    def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
+    def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         costs = _masked(precise(inputs[0]), self.lengths, self.band)
-        columns = self.shape[1]
-        last = (self.lengths[:, 0] - 1) * columns + self.lengths[:, 1] - 1
-        ends = on(costs.device, self.graph.ranks)[1 + last]
-        scores = (-costs).flatten(1).repeat_interleave(3, -1)
-        return walk(self.graph, scores, self.omega if omega is None else omega, ends)
+        last = (self.lengths[:, 0] - 1) * costs.shape[2] + self.lengths[:, 1] - 1
+        ends = tensor_on(costs.device, self._graph.ranks)[1 + last]
+        return walk(self._graph, (-costs).flatten(1).repeat_interleave(3, -1), omega, ends)
 
     @cached_property
-    def graph(self) -> Graph:
-        return _graph(*self.shape)
+    def _graph(self) -> Graph:
+        return _graph(*self._inputs[0].shape[1:])
 
-    def collect(self, marginals: Tensor) -> Inputs:
-        return (-marginals.reshape(-1, *self.shape, 3).sum(-1),)
+    def _collect(self, marginals: Tensor) -> Inputs:
+        return (-marginals.reshape(-1, *self._inputs[0].shape[1:], 3).sum(-1),)
 
 
 @remembered()
 def _graph(rows: int, columns: int) -> Graph:
-    """The source, then the cells; edges: across, from above, from the left."""
+    """The graph of a table. Nodes: the source, then the cells. Edges of a cell: diagonal, from above, from the left."""
     cells = np.arange(rows * columns).reshape(rows, columns)
     across, above, left = np.full((3, rows, columns), -1)
     across[0, 0] = 0
@@ -192,39 +174,13 @@ def _graph(rows: int, columns: int) -> Graph:
 
 
 def _masked(costs: Tensor, lengths: Tensor, band: int | None) -> Tensor:
-    """(B, N, M): +inf in place of the costs of cells that are outside a table's lengths or its band."""
+    """Costs (B, N, M) with +inf in cells outside the lengths of a table or outside its band."""
     row = torch.arange(costs.shape[1], device=costs.device)[:, None]
     column = torch.arange(costs.shape[2], device=costs.device)
     n, m = lengths[:, 0, None, None], lengths[:, 1, None, None]
     inside = (row < n) & (column < m)
     if band is not None:
-        # In units of 1 / (the longer series' steps), doubled: whole numbers, no rounding.
+        # Distances times twice the steps of the longer series: whole numbers, without rounding.
         off = 2 * (row * (m - 1) - column * (n - 1)).abs()
         inside = inside & (off <= (2 * band + 1) * torch.maximum(n, m).sub(1))
     return torch.where(inside, costs, torch.inf)
-
-
-def _check_lengths(lengths: Tensor | None, costs: Tensor) -> Tensor:
-    batch, *most = costs.shape
-    if lengths is None:
-        return torch.tensor([most], device=costs.device).expand(batch, 2)
-    lengths = check_integers(lengths, "lengths").to(costs.device)
-    if lengths.shape != (batch, 2):
-        raise ValueError(f"lengths must have shape ({batch}, 2), a pair for each table, got {tuple(lengths.shape)}")
-    wrong = (lengths < 1) | (lengths > torch.tensor(most, device=costs.device))
-    if concrete(lengths) and bool(wrong.any()):
-        raise ValueError(
-            f"lengths must be in [1, {most[0]}] and [1, {most[1]}], the shape of costs, "
-            f"got {lengths[wrong.any(-1)][0].tolist()}"
-        )
-    return lengths
-
-
-def _check_band(band: int | None) -> int | None:
-    if band is None:
-        return None
-    if not is_integer(band):
-        raise TypeError(f"band must be an int or None, got {type(band).__name__}")
-    if band < 0:
-        raise ValueError(f"band must be at least 0, got {band}")
-    return int(band)

@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._checks import check_floats, check_integers
 from fenchel._torch import concrete
-from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
+from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
-from fenchel.dp.program import (
-    DynamicProgram,
-    check_choice,
-    check_floats,
-    check_integers,
-    check_same_lengths,
-    gathered,
-    precise,
-)
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.tsallis import Shannon
 
 
 class LinearChain(DynamicProgram):
@@ -63,6 +56,8 @@ class LinearChain(DynamicProgram):
     References: Lafferty, McCallum & Pereira (2001); Mensch & Blondel (2018), section 4.1.
     """
 
+    _step = "chain"
+
     def __init__(
         self,
         unary: Tensor,
@@ -72,38 +67,28 @@ class LinearChain(DynamicProgram):
         end: Tensor | None = None,
         omega: Regularizer | None = None,
     ) -> None:
-        check_floats(unary, "unary", 3, "(B, T, S)")
-        self.omega = check_choice(Shannon() if omega is None else omega)
-        self.lengths = _check_lengths(lengths, unary)
-        scores = (
-            unary,
-            _check_transition(transition, unary),
-            _check_ends(start, "start", unary),
-            _check_ends(end, "end", unary),
-        )
-        dtype = torch.float32
-        for each in scores:
+        super().__init__(unary, "unary", "(B, T, S)", omega)
+        self.lengths = check_lengths(lengths, unary, "unary", unary.shape[1:2])
+        transition = _check_transition(transition, unary)
+        start, end = _check_ends(start, "start", unary), _check_ends(end, "end", unary)
+        dtype = self._inputs[0].dtype
+        for each in (transition, start, end):
             dtype = torch.promote_types(dtype, each.dtype)
-        self._inputs = tuple(each if each.dtype == dtype else each.to(dtype) for each in scores)
-        self._run = Run(_ChainRecursion(self.omega, self.lengths, *unary.shape[1:]), self._inputs)
-        self._dtype = unary.dtype
+        self._inputs = (unary.to(dtype), transition.to(dtype), start.to(dtype), end.to(dtype))
 
     @property
     def transition_marginals(self) -> Tensor:
-        """(B, T−1, S, S): how probable each pair of a state and the next one is; zero after the end of a chain."""
+        """The probability of each pair of a state and the next one, (B, T−1, S, S); zero after the end of a chain."""
         unary, transition, start, end = self._inputs
         batch, steps, states = unary.shape
         every = transition.expand(batch, steps - 1, states, states)
-        return self._run.marginals((unary, every, start, end))[1].to(self._dtype)
+        return self._expected_path((unary, every, start, end))[1].to(self._dtype)
 
     @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
-        unary, transition, start, end = (precise(t.detach()) for t in self._inputs)
-        unary = unary + 0.0  # a copy, to which the ends are added
-        unary[:, 0] += start
-        unary[torch.arange(len(unary), device=unary.device), self.lengths - 1] += end
-        states = viterbi(unary, transition, self.lengths)
+        unary, transition, start, end = self._inputs
+        states = viterbi(self._with_ends(unary, start, end), precise(transition), self.lengths)
         possible = self._score(states.clamp_min(0)) > -torch.inf
         return torch.where(possible.unsqueeze(-1), states, -1)
 
@@ -113,8 +98,8 @@ class LinearChain(DynamicProgram):
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
-        going = torch.arange(steps, device=edges.device) < self.lengths.unsqueeze(-1)
-        return torch.where(going & possible.unsqueeze(-1), edges[..., :steps] % states, -1)
+        inside = torch.arange(steps, device=edges.device) < self.lengths.unsqueeze(-1)
+        return torch.where(inside & possible.unsqueeze(-1), edges[..., :steps] % states, -1)
 
     def _total(self, path: Tensor, values: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
@@ -124,15 +109,15 @@ class LinearChain(DynamicProgram):
         path = torch.where(index < self.lengths.unsqueeze(-1), path, last)  # as the graph goes on after the end
         step = states + ((index[1:] - 1) * states + path[..., :-1]) * states + path[..., 1:]
         end = states + (steps - 1) * states**2 + last
-        return gathered(values, torch.cat([path[..., :1], step, end], -1))
+        return sum_over_edges(values, torch.cat([path[..., :1], step, end], -1))
 
     def _score(self, path: Tensor) -> Tensor:
         unary, transition, start, end = self._inputs
         _, steps, states = unary.shape
-        going = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
-        path = torch.where(going, path, 0).long()
+        inside = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
+        path = torch.where(inside, path, 0).long()
         each = unary.expand(*path.shape, states).gather(-1, path.unsqueeze(-1)).squeeze(-1)
-        score = torch.where(going, precise(each), 0.0).sum(-1)
+        score = torch.where(inside, precise(each), 0.0).sum(-1)
         if steps > 1:
             pairs = (path[..., :-1] * states + path[..., 1:]).unsqueeze(-1)
             flat = transition.flatten(-2)
@@ -140,7 +125,7 @@ class LinearChain(DynamicProgram):
                 each = flat[0, 0][pairs.squeeze(-1)]
             else:
                 each = flat.expand(*pairs.shape[:-1], states**2).gather(-1, pairs).squeeze(-1)
-            score = score + torch.where(going[:, 1:], precise(each), 0.0).sum(-1)
+            score = score + torch.where(inside[:, 1:], precise(each), 0.0).sum(-1)
         last = path.gather(-1, (self.lengths - 1).expand(path.shape[:-1]).unsqueeze(-1))
         for ends, state in ((start, path[..., :1]), (end, last)):
             score = score + precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
@@ -159,79 +144,78 @@ class LinearChain(DynamicProgram):
         if path.shape[-2:] != (batch, steps):
             raise ValueError(f"{name} must have shape (…, {batch}, {steps}): states; got {tuple(path.shape)}")
         if concrete(path):
-            going = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
-            wrong = going & ((path < 0) | (path >= states))
+            inside = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
+            wrong = inside & ((path < 0) | (path >= states))
             wrong = wrong if blank is None else wrong & ~blank.unsqueeze(-1)
             if bool(wrong.any()):
                 raise ValueError(f"{name} must hold states in [0, {states - 1}], got {path[wrong][0].item()}")
 
+    # -- the recursion -------------------------------------------------------------------------------
 
-class _ChainRecursion(Recursion):
-    step = "chain"
-
-    def __init__(self, omega: Regularizer, lengths: Tensor, steps: int, states: int) -> None:
-        self.omega, self.lengths, self.steps, self.states = omega, lengths, steps, states
-
-    def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         unary, transition, start, end = inputs
-        value, walk = self.kernel(inputs).advance(unary, transition, (start, end), self.lengths, *self.numbers, keep)
+        value, walk = kernel.forward(unary, transition, (start, end), self.lengths, *self._numbers, keep)
         return value, walk
 
-    def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        shared = inputs[1].shape[1] == 1
-        found = self.kernel(inputs).expect(weight, value, walk, self.lengths, inputs[0].shape, shared)
-        return self._each(inputs, found)
+    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
+        unary, transition, _, _ = inputs
+        found = kernel.gradient(weight, value, walk, self.lengths, unary.shape, transition.shape[1])
+        return self._like_inputs(inputs, *found)
 
-    def curve(
-        self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+    def _hessian_product(
+        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        unary, transition, start, end = directions
-        unary = unary.double().clone()
+        unary = self._with_ends(directions[0], *directions[2:])
+        change, found = kernel.hessian_product(weight, value, walk, self.lengths, unary, directions[1], *self._numbers)
+        return change, self._like_inputs(inputs, *found)
+
+    def _like_inputs(self, inputs: Inputs, states: Tensor, steps: Tensor) -> Inputs:
+        """Results for states and steps in the shapes of the inputs, summed over the batch where it shares an input."""
+        last = states[torch.arange(len(states), device=states.device), self.lengths - 1]
+        found = [states, steps, states[:, 0], last]
+        for i, each in enumerate(found):
+            if len(inputs[i]) == 1 < len(each):
+                found[i] = each.sum(0, keepdim=True)
+        return tuple(found)
+
+    def _with_ends(self, unary: Tensor, start: Tensor, end: Tensor) -> Tensor:
+        """The scores of the states, in double precision, with those of the ends added to the first and the last."""
+        unary = precise(unary) + 0.0  # a copy
         unary[:, 0] += start
         unary[torch.arange(len(unary), device=unary.device), self.lengths - 1] += end
-        kernel = self.kernel(inputs)
-        change, curved = kernel.curve(weight, value, walk, self.lengths, unary, transition, *self.numbers)
-        return change, self._each(inputs, curved)
+        return unary
 
-    def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
+    def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         unary, transition, start, end = map(precise, inputs)
         batch, steps, states = unary.shape
-        going = torch.arange(1, steps, device=unary.device) < self.lengths.unsqueeze(-1)
+        inside = torch.arange(1, steps, device=unary.device) < self.lengths.unsqueeze(-1)
         each = unary[:, 1:].unsqueeze(-2) + transition
         # After the end of a chain the walk stays where it is.
         stay = torch.where(torch.eye(states, dtype=torch.bool, device=unary.device), 0.0, -torch.inf).to(unary.dtype)
-        each = torch.where(going[..., None, None], each, stay)
+        each = torch.where(inside[..., None, None], each, stay)
         scores = torch.cat([unary[:, 0] + start, each.flatten(1), end.expand(batch, states)], -1)
-        return walk(self.graph, scores, self.omega if omega is None else omega)
+        return walk(self._graph, scores, omega)
 
     @cached_property
-    def graph(self) -> Graph:
-        return _graph(self.steps, self.states)
+    def _graph(self) -> Graph:
+        return _graph(*self._inputs[0].shape[1:])
 
-    def collect(self, marginals: Tensor) -> Inputs:
-        steps, states = self.steps, self.states
-        going = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
+    def _collect(self, marginals: Tensor) -> Inputs:
+        _, steps, states = self._inputs[0].shape
+        inside = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
         first, between, _ = torch.split(marginals, [states, (steps - 1) * states**2, states], -1)
-        each = torch.where(going[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
+        each = torch.where(inside[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
         invalid = torch.where(marginals[:, :1].isnan(), torch.nan, 0.0).to(marginals.dtype).unsqueeze(-1)
         nodes = torch.cat([first.unsqueeze(1), each.sum(-2)], 1)
         return nodes + invalid, each + invalid.unsqueeze(-1)  # after the end of a chain too
 
-    def _each(self, inputs: Inputs, found: list[Tensor]) -> Inputs:
-        """Results for states and steps in the shapes of the inputs, summed over the batch where it shares an input."""
-        states, steps = found
-        first = states[:, 0]
-        last = states[torch.arange(len(states), device=states.device), self.lengths - 1]
-        every = (states, steps, first, last)
-        return tuple(
-            each.sum(0, keepdim=True) if len(given) == 1 < len(each) else each
-            for given, each in zip(inputs, every, strict=True)
-        )
-
 
 @remembered()
 def _graph(steps: int, states: int) -> Graph:
-    """The source, the states at each step, the end; edges: to the first states, [step, previous, current], out."""
+    """The graph of a chain. Nodes: source, [step, state], end. Edges: to the first states, between states, to the end.
+
+    Edges between states are in the order [step, previous, current].
+    """
     columns = np.arange(states)
     nodes = 1 + np.arange(steps * states).reshape(steps, states)
     last = 1 + steps * states
@@ -243,44 +227,25 @@ def _graph(steps: int, states: int) -> Graph:
     return Graph(sources, targets, levels)
 
 
-def _check_lengths(lengths: Tensor | None, unary: Tensor) -> Tensor:
-    batch, steps, _ = unary.shape
-    if lengths is None:
-        return torch.full((batch,), steps, device=unary.device)
-    lengths = check_integers(lengths, "lengths")
-    if lengths.shape != (batch,):
-        raise ValueError(f"lengths must have shape ({batch},), one per chain, got {tuple(lengths.shape)}")
-    if concrete(lengths) and bool(((lengths < 1) | (lengths > steps)).any()):
-        wrong = lengths[(lengths < 1) | (lengths > steps)][0].item()
-        raise ValueError(f"lengths must be in [1, {steps}], the steps of unary, got {wrong}")
-    return lengths.to(unary.device)
-
-
 def _check_transition(transition: Tensor, unary: Tensor) -> Tensor:
-    """As (1 or B, 1 or T−1, S, S)."""
+    """Scores of steps, checked, as (1 or B, 1 or T−1, S, S)."""
     batch, steps, states = unary.shape
-    allowed = f"({states}, {states}) or ({batch} or 1, {steps - 1} or 1, {states}, {states})"
-    if not isinstance(transition, Tensor):
-        raise TypeError(f"transition must be a torch.Tensor, got {type(transition).__name__}")
-    if not transition.is_floating_point():
-        raise TypeError(f"transition must have a floating-point dtype, got {transition.dtype}")
+    check_floats(transition, "transition")
     full = transition[None, None] if transition.dim() == 2 else transition
-    if full.dim() != 4 or full.shape[2:] != (states, states):
-        raise ValueError(f"transition must have shape {allowed}, got {tuple(transition.shape)}")
-    if full.shape[0] not in (1, batch) or full.shape[1] not in (1, steps - 1):
-        raise ValueError(f"transition must have shape {allowed}, got {tuple(transition.shape)}")
+    fits = full.dim() == 4 and full.shape[2:] == (states, states)
+    if not fits or full.shape[0] not in (1, batch) or full.shape[1] not in (1, steps - 1):
+        raise ValueError(
+            f"transition must have shape ({states}, {states}) or ({batch} or 1, {steps - 1} or 1, {states}, {states}), "
+            f"got {tuple(transition.shape)}"
+        )
     return full
 
 
 def _check_ends(scores: Tensor | None, name: str, unary: Tensor) -> Tensor:
-    """As (1 or B, S)."""
+    """Scores of the first or the last state, checked, as (1 or B, S); zeros if None."""
     batch, _, states = unary.shape
     if scores is None:
         return unary.new_zeros(1, states)
-    if not isinstance(scores, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(scores).__name__}")
-    if not scores.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {scores.dtype}")
-    if scores.shape not in ((states,), (1, states), (batch, states)):
+    if check_floats(scores, name).shape not in ((states,), (1, states), (batch, states)):
         raise ValueError(f"{name} must have shape ({states},) or ({batch}, {states}), got {tuple(scores.shape)}")
     return scores.reshape(-1, states)

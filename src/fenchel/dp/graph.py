@@ -26,7 +26,7 @@ Indices = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Sized(Protocol):
-    """An object that knows how many bytes it takes."""
+    """An object with a number of bytes."""
 
     @property
     def nbytes(self) -> int: ...
@@ -36,7 +36,10 @@ S = TypeVar("S", bound=Sized)
 
 
 def remembered(limit: int = 2**25) -> Callable[[Callable[..., S]], Callable[..., S]]:
-    """Keep the latest results of a function, as many as fit into ``limit`` bytes; a larger one is not kept."""
+    """Decorator that keeps the latest results of a function, as many as fit into ``limit`` bytes.
+
+    A result that is larger than that is not kept.
+    """
 
     def wrap(function: Callable[..., S]) -> Callable[..., S]:
         kept: OrderedDict[Hashable, tuple[S, int]] = OrderedDict()
@@ -69,10 +72,10 @@ class Level:
 
     Args:
         first: the number of its first node.
-        edges: (nodes, choices), which scores belong to the choices; the last score of all is that of no edge.
+        edges: (nodes, choices), the score of each incoming edge; padding has the last score of all, which is −inf.
         sources: (nodes, choices), the nodes that edges come from.
-        reads: the earlier levels that these are in.
-        places: (nodes, choices), where the sources stand in these levels.
+        reads: the earlier levels that contain the sources.
+        places: (nodes, choices), the positions of the sources in these levels, one level after the other.
     """
 
     first: int
@@ -85,15 +88,15 @@ class Level:
 class Graph:
     """A graph with one source, its nodes sorted by level.
 
-    It is kept for later calls, in arrays: a tensor that is made under a transformation of functions, in inference mode
-    or on fake data would belong to that call alone.
+    Graphs are kept for later calls, and therefore in NumPy arrays: a tensor that was made under a transformation of
+    functions, in inference mode or on fake data could not be used outside.
 
     Args:
-        sources: (E,), the nodes that edges come from …
-        targets: (E,), … and go to. Every node but one, the source, is some edge's target.
-        levels: of the nodes: 0 for the source, and greater at an edge's target than at its source.
-        edges: (E,), the scores of the edges; in their order if not given.
-        scores: how many scores there are.
+        sources: (E,), the node that each edge comes from.
+        targets: (E,), the node that each edge goes to. Every node but one, the source, is the target of an edge.
+        levels: (nodes,), 0 for the source, and greater at the target of an edge than at its source.
+        edges: (E,), the index of each edge's score; 0, 1, … if not given.
+        scores: the number of scores.
     """
 
     def __init__(
@@ -117,7 +120,7 @@ class Graph:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that it takes once all of its properties have been computed."""
+        """The number of bytes once all properties have been computed."""
         degrees = np.bincount(self._heads, minlength=len(self.ranks))
         padded = int((np.maximum.reduceat(degrees, self._firsts[:-1]) * np.diff(self._firsts)).sum())
         return 8 * (len(self.ranks) + 3 * len(self._edges) + 4 * padded + self.scores)
@@ -129,17 +132,17 @@ class Graph:
 
     @cached_property
     def widths(self) -> list[int]:
-        """How many choices, padding included, the levels have."""
+        """The number of choices of each level, padding included."""
         return [level.edges.size for level in self.levels]
 
     @cached_property
     def order(self) -> Indices:
-        """The scores as the levels want them, one after the other."""
+        """The indices of the scores of all levels, one level after the other."""
         return np.concatenate([level.edges.reshape(-1) for level in self.levels])
 
     @cached_property
     def place(self) -> Indices:
-        """Where each score stands in that order; one past its end if no edge has it."""
+        """The position of each score in ``order``; its length for a score without an edge."""
         found = np.full(self.scores + 1, len(self.order))
         found[self.order] = np.arange(len(self.order))
         return found[:-1]
@@ -161,13 +164,13 @@ class Graph:
         return Level(int(first), padded[0], padded[1], tuple(reads.tolist()), padded[2])
 
 
-def on(device: torch.device, indices: Indices) -> Tensor:
-    """Indices as a tensor."""
+def tensor_on(device: torch.device, indices: Indices) -> Tensor:
+    """An array of indices as a tensor on a device."""
     return torch.from_numpy(indices).to(device)
 
 
 class _Invalidate(torch.autograd.Function):
-    """x with NaN in place of entries other than 0 of invalid rows. The derivative is the same operation."""
+    """See ``_invalidate``. The operation is linear in x, and its derivative is the same operation."""
 
     generate_vmap_rule = True
 
@@ -200,8 +203,8 @@ def _invalidate(x: Tensor, invalid: Tensor) -> Tensor:
 
 
 Choose = Callable[[int, Tensor, Tensor], Tensor]
-"""Chooses an incoming edge of nodes of one level, given the number of the level, the nodes, and a mask of the walks
-that pass through this level."""
+"""Function that chooses an incoming edge of each node, given the index of a level, nodes of it, and a mask of the walks
+that pass through the level."""
 
 
 @dataclass(frozen=True)
@@ -209,12 +212,12 @@ class Walk:
     """A random walk from the end of the graph back to its source, for scores of shape (batch, scores).
 
     Args:
-        graph: where it walks.
-        omega: what smooths its choices.
-        values: max_Ω of all ways to the nodes of each level, the source's first.
+        graph: the graph.
+        omega: smooths every maximum.
+        values: max_Ω over all paths to each node, one tensor (batch, nodes) per level, the source's first.
         choices: the incoming scores of each level's nodes, (batch, nodes, choices).
         ends: (batch,), the node that each walk starts from; the last if None.
-        invalid: (batch,), which batch elements have a score of NaN or +inf: it counts as 0, and every result is NaN.
+        invalid: (batch,), which batch elements have a score of NaN or +inf. All their results are NaN.
     """
 
     graph: Graph
@@ -226,13 +229,13 @@ class Walk:
 
     @property
     def value(self) -> Tensor:
-        """max_Ω at the end, (batch,)."""
+        """max_Ω over all paths, (batch,)."""
         return self._mark_invalid(self._at_ends(self.values))
 
     def marginals(self) -> Tensor:
-        """How probable it is that each edge is walked, (batch, scores)."""
+        """The probability that a walk takes each edge, (batch, scores)."""
         levels = self.graph.levels
-        mass = [self._seed(i) for i in range(len(self.values))]
+        mass = [self._starts(i) for i in range(len(self.values))]
         walked: list[Tensor] = []
         for i in range(len(levels) - 1, -1, -1):
             level = levels[i]
@@ -240,13 +243,13 @@ class Walk:
             walked.append(taken.flatten(1))
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
-            passed = passed.index_add(1, on(taken.device, level.places.reshape(-1)), walked[-1])
+            passed = passed.index_add(1, tensor_on(taken.device, level.places.reshape(-1)), walked[-1])
             for r, part in zip(level.reads, torch.split(passed, sizes, -1), strict=True):
                 mass[r] = mass[r] + part
         return self._mark_invalid(self._by_edge(walked[::-1], 0.0))
 
     def log_probs(self) -> Tensor:
-        """The logarithms of the walk's probabilities of each edge given its target, (batch, scores)."""
+        """The log-probability of each edge given its target, (batch, scores)."""
         return self._mark_invalid(
             self._by_edge([_log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf)
         )
@@ -269,42 +272,42 @@ class Walk:
         return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
 
     def _expected(self, costs: Sequence[Tensor], other: Walk | None = None) -> Tensor:
-        """The expected sum of what choices cost, (batch,).
+        """The expected sum of the costs of all choices, (batch,).
 
-        +inf where a choice that costs so much has any probability; the derivatives are then those of the rest.
+        +inf where a choice of infinite cost has a probability above 0; the derivatives are then those of the others.
         """
         found = [torch.zeros_like(self.values[0])]
         lost = [torch.zeros_like(self.values[0], dtype=torch.bool)]
         for level, z, cost in zip(self.graph.levels, self.choices, costs, strict=True):
             p = _argmax(self.omega, z)
             taken, finite = p > 0, cost < torch.inf
-            total = _read(found, level) + torch.where(taken & finite, cost, 0.0)
+            total = _at_sources(found, level) + torch.where(taken & finite, cost, 0.0)
             found.append(torch.where(taken, p * total, 0.0).sum(-1))
-            lost.append((taken & (_read(lost, level) | ~finite)).any(-1))
+            lost.append((taken & (_at_sources(lost, level) | ~finite)).any(-1))
         value = self._at_ends(found) + torch.where(self._at_ends(lost), torch.inf, 0.0)
         return self._mark_invalid(value if other is None else other._mark_invalid(value))
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """n walks for each batch element: (n, batch, levels), the edge into each level, −1 where a walk skips it."""
+        """Draw n walks of each batch element: (n, batch, levels), the edge into each level, −1 where it is skipped."""
         value = self.value
         device = value.device if generator is None else generator.device
         shape = (len(self.graph.levels), n, len(value))
         draws = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(value)
 
         def draw(i: int, nodes: Tensor, _: Tensor) -> Tensor:
-            p = _pick(_argmax(self.omega, self.choices[i]), nodes)
+            p = _rows_of_nodes(_argmax(self.omega, self.choices[i]), nodes)
             below = p.cumsum(-1)
             number = (below <= (draws[i] * below[..., -1]).unsqueeze(-1)).sum(-1)
             last = p.shape[-1] - 1 - (p > 0).int().flip(-1).argmax(-1)
-            return torch.minimum(number, last)  # rounding of the sums may not lead to where nothing is
+            return torch.minimum(number, last)  # rounding of the sums must not lead to an edge of probability 0
 
-        return self._back(draw, n)
+        return self._trace_back(draw, n)
 
     @torch.no_grad()
     def best(self) -> Tensor:
-        """The likeliest choice at every node, from the end: (1, batch, levels), edges as in ``sample``."""
-        return self._back(lambda i, nodes, _: _pick(self.choices[i], nodes).argmax(-1), 1)
+        """The walk that takes the best edge at every node: (1, batch, levels), edges as in ``sample``."""
+        return self._trace_back(lambda i, nodes, _: _rows_of_nodes(self.choices[i], nodes).argmax(-1), 1)
 
     @torch.no_grad()
     def top(self, k: int) -> tuple[Tensor, Tensor]:
@@ -313,7 +316,7 @@ class Walk:
         start[..., 0] = 0.0
         found, picks = [start], []
         for level, z in zip(self.graph.levels, self.choices, strict=True):
-            ways = _read(found, level) + _log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
+            ways = _at_sources(found, level) + _log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
             logs, pick = ways.flatten(2).sort(dim=-1, descending=True, stable=True)
             found.append(logs[..., :k])
             picks.append(pick[..., :k])
@@ -321,14 +324,14 @@ class Walk:
 
         def follow(i: int, nodes: Tensor, here: Tensor) -> Tensor:
             nonlocal ranks
-            pick = _pick(picks[i], nodes).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
+            pick = _rows_of_nodes(picks[i], nodes).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
             ranks = torch.where(here, pick % k, ranks)
             return pick // k
 
-        return self._back(follow, k), torch.where(self.invalid, torch.nan, self._at_ends(found).t())
+        return self._trace_back(follow, k), torch.where(self.invalid, torch.nan, self._at_ends(found).t())
 
-    def _back(self, choose: Choose, n: int) -> Tensor:
-        """From the ends to the source, level by level."""
+    def _trace_back(self, choose: Choose, n: int) -> Tensor:
+        """Follow n walks from the ends to the source, level by level: (n, batch, levels), edges as in ``sample``."""
         node = self._ends().expand(n, -1)
         edges: list[Tensor] = []
         for i in range(len(self.graph.levels) - 1, -1, -1):
@@ -336,11 +339,12 @@ class Walk:
             here = (node >= level.first) & (node < level.first + len(level.edges))
             nodes = torch.where(here, node - level.first, 0)
             number = choose(i, nodes, here)
-            edges.append(torch.where(here, on(node.device, level.edges)[nodes, number], -1))
-            node = torch.where(here, on(node.device, level.sources)[nodes, number], node)
+            edges.append(torch.where(here, tensor_on(node.device, level.edges)[nodes, number], -1))
+            node = torch.where(here, tensor_on(node.device, level.sources)[nodes, number], node)
         return torch.stack(edges[::-1], -1)
 
     def _ends(self) -> Tensor:
+        """The node that each walk starts from, (batch,)."""
         last = sum(v.shape[1] for v in self.values) - 1
         return torch.full_like(self.invalid, last, dtype=torch.long) if self.ends is None else self.ends
 
@@ -351,8 +355,8 @@ class Walk:
         found = torch.cat(list(each), 1)
         return found[torch.arange(len(found), device=found.device), self.ends]
 
-    def _seed(self, i: int) -> Tensor:
-        """The mass that walks bring to a level: 1 at the ends."""
+    def _starts(self, i: int) -> Tensor:
+        """The probability that a walk starts at each node of a level: 1 at the ends, else 0."""
         values = self.values[i]
         if self.ends is None:
             seed = torch.zeros_like(values)
@@ -364,29 +368,29 @@ class Walk:
         return (self.ends.unsqueeze(-1) == nodes).to(values.dtype)
 
     def _mark_invalid(self, results: Tensor) -> Tensor:
-        """Results (batch, …) with NaN for invalid batch elements, and in their derivatives if these have a weight."""
+        """Results (batch, …) with NaN for invalid batch elements, also in derivatives unless their weight is 0."""
         invalid = self.invalid.reshape(-1, *(1,) * (results.dim() - 1))
         return _invalidate(results, invalid) + torch.where(invalid, torch.nan, 0.0).to(results.dtype)
 
     def _by_edge(self, parts: Sequence[Tensor], otherwise: float) -> Tensor:
-        """Values of the choices of all levels, in the order of the scores, (batch, scores)."""
+        """Values of all choices in the order of the scores, (batch, scores); ``otherwise`` if a score has no edge."""
         found = torch.cat(list(parts), -1)
         found = torch.cat([found, torch.full_like(found[:, :1], otherwise)], -1)
-        return found[:, on(found.device, self.graph.place)]
+        return found[:, tensor_on(found.device, self.graph.place)]
 
 
 def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None = None) -> Walk:
     """Bellman's recursion with max_Ω in place of max: v = max_Ω over incoming edges of (v at the source + score)."""
     omega = simplified(omega)
     nothing = torch.full_like(scores[:, :1], -torch.inf)
-    sorted_scores = torch.cat([scores, nothing], -1)[:, on(scores.device, graph.order)]
+    sorted_scores = torch.cat([scores, nothing], -1)[:, tensor_on(scores.device, graph.order)]
     invalid = ~(sorted_scores < torch.inf).all(-1)
-    # In place of what would turn a gradient of 0 into NaN; the gradient of the rest passes.
+    # NaN and +inf become 0, as their gradient of 0 would become NaN.
     sorted_scores = torch.nan_to_num(sorted_scores, 0.0, 0.0, -torch.inf)
     values, choices = [torch.zeros_like(scores[:, :1])], []
     parts = torch.split(sorted_scores, graph.widths, -1)
     for level, part in zip(graph.levels, parts, strict=True):
-        choices.append(_read(values, level) + part.reshape(len(part), *level.edges.shape))
+        choices.append(_at_sources(values, level) + part.reshape(len(part), *level.edges.shape))
         values.append(_max(omega, choices[-1]))
     return Walk(graph, omega, values, choices, ends, invalid)
 
@@ -415,12 +419,12 @@ def _fill_empty(z: Tensor) -> tuple[Tensor, Tensor]:
     return empty, torch.where(empty, 0.0, z)
 
 
-def _read(each: Sequence[Tensor], level: Level) -> Tensor:
+def _at_sources(each: Sequence[Tensor], level: Level) -> Tensor:
     """Of values for the nodes of earlier levels, those at the sources of a level's edges."""
     found = torch.cat([each[r] for r in level.reads], 1) if len(level.reads) > 1 else each[level.reads[0]]
-    return found[:, on(found.device, level.places)]
+    return found[:, tensor_on(found.device, level.places)]
 
 
-def _pick(values: Tensor, nodes: Tensor) -> Tensor:
+def _rows_of_nodes(values: Tensor, nodes: Tensor) -> Tensor:
     """Of (batch, nodes, …), the rows of nodes (n, batch)."""
     return values[torch.arange(len(values), device=values.device), nodes]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import is_integer
+from fenchel._checks import check_count, check_integers, check_mask
 from fenchel._torch import concrete, without_transforms
-from fenchel.dp.calculus import Inputs, Recursion, Run, stays_outside
-from fenchel.dp.graph import Graph, Indices, Walk, on, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_choice, check_floats, check_integers, precise
+from fenchel.dp.calculus import Inputs, stays_outside
+from fenchel.dp.graph import Graph, Indices, Walk, remembered, tensor_on, walk
+from fenchel.dp.program import DynamicProgram, precise
 from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.tsallis import Shannon
 
 
 class Lattice(DynamicProgram):
@@ -47,16 +46,14 @@ class Lattice(DynamicProgram):
     References: Mensch & Blondel (2018), section 3.
     """
 
+    _step = "lattice"
+
     def __init__(
         self, sources: Tensor, targets: Tensor, scores: Tensor, num_nodes: int, omega: Regularizer | None = None
     ) -> None:
-        check_floats(scores, "scores", 2, "(B, E)")
-        self.omega = check_choice(Shannon() if omega is None else omega)
-        self._shape = _check_edges(sources, targets, scores.shape[1], num_nodes)
-        self.num_nodes = int(num_nodes)
-        self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
-        self._run = Run(_LatticeRecursion(self.omega, self._shape), self._inputs)
-        self._dtype = scores.dtype
+        super().__init__(scores, "scores", "(B, E)", omega)
+        self.num_nodes = check_count(num_nodes, "num_nodes", 2)
+        self._shape = _check_edges(sources, targets, scores.shape[1], self.num_nodes)
 
     def __repr__(self) -> str:
         batch, edges = self._inputs[0].shape
@@ -85,10 +82,10 @@ class Lattice(DynamicProgram):
             )
 
     def _blank(self, path: Tensor) -> Tensor:
-        return ~_check_boolean(path, "path").any(-1)
+        return ~check_mask(path, "path", "on the path").any(-1)
 
     def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
-        _check_boolean(path, name)
+        check_mask(path, name, "on the path")
         shape = self._inputs[0].shape
         if path.shape[-2:] != shape:
             raise ValueError(f"{name} must have shape (…, {shape[0]}, {shape[1]}): edges; got {tuple(path.shape)}")
@@ -96,8 +93,8 @@ class Lattice(DynamicProgram):
             return
         # One edge out of the source, and out of every other node as many as into it: that is a path.
         flow = torch.zeros((*path.shape[:-1], self.num_nodes), dtype=torch.long, device=path.device)
-        flow = flow.index_add(-1, on(path.device, self._shape.sources), path.long())
-        flow = flow.index_add(-1, on(path.device, self._shape.targets), -path.long())
+        flow = flow.index_add(-1, tensor_on(path.device, self._shape.sources), path.long())
+        flow = flow.index_add(-1, tensor_on(path.device, self._shape.targets), -path.long())
         wanted = torch.zeros(self.num_nodes, dtype=torch.long, device=path.device)
         wanted[0], wanted[-1] = 1, -1
         wrong = (flow != wanted).any(-1)
@@ -106,16 +103,54 @@ class Lattice(DynamicProgram):
             edges = path[wrong][0].nonzero().squeeze(-1).tolist()
             raise ValueError(f"{name} must hold the edges of one path from node 0 to the last, got edges {edges}")
 
+    # -- the recursion -------------------------------------------------------------------------------
 
-def _check_boolean(path: Tensor, name: str) -> Tensor:
-    if not isinstance(path, Tensor) or path.dtype != torch.bool:
-        kind = path.dtype if isinstance(path, Tensor) else type(path).__name__
-        raise TypeError(f"{name} must be a boolean tensor of edges, got {kind}")
-    return path
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
+        value, walk = kernel.forward(self._sorted(inputs[0]), *self._incoming(), *self._numbers)
+        return value, walk
+
+    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
+        return (self._unsorted(kernel.gradient(weight, value, walk, *self._incoming()), inputs[0], value),)
+
+    def _hessian_product(
+        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+    ) -> tuple[Tensor, Inputs]:
+        direction = self._sorted(directions[0])
+        change, found = kernel.hessian_product(weight, value, walk, *self._incoming(), direction, *self._numbers)
+        return change, (self._unsorted(found, inputs[0], value),)
+
+    def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
+        return walk(self._shape.graph, precise(inputs[0]), omega)
+
+    def _collect(self, marginals: Tensor) -> Inputs:
+        return (marginals,)
+
+    def _incoming(self) -> tuple[Tensor, Tensor]:
+        """The first edge into each node, and the source of each edge, for edges sorted by target."""
+        return torch.from_numpy(self._shape.first), torch.from_numpy(self._shape.tails)
+
+    def _sorted(self, scores: Tensor) -> Tensor:
+        """Scores (B, E) as (edges on some path, B), sorted by target."""
+        return scores[:, tensor_on(scores.device, self._shape.order)].t()
+
+    def _unsorted(self, edges: Tensor, scores: Tensor, value: Tensor) -> Tensor:
+        """Values of sorted edges (edges on some path, B) as (B, E): other edges are 0, or NaN where the value is."""
+        found = torch.where(value.isnan(), torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
+        found[:, tensor_on(edges.device, self._shape.order)] = edges.t()
+        return found
 
 
 class _Shape(NamedTuple):
-    """A graph, and its parts that are on some path: edges by target, between nodes that are numbered anew."""
+    """A graph as it was given, and the part of it that is on some path, with edges sorted by target.
+
+    Args:
+        sources: (E,), the source of each edge as given.
+        targets: (E,), its target.
+        graph: the nodes and edges that are on some path.
+        order: the indices of these edges, sorted by target.
+        first: the position in ``order`` of the first edge into each node.
+        tails: the source of each edge in ``order``; nodes that are on some path are numbered anew.
+    """
 
     sources: Indices
     targets: Indices
@@ -129,64 +164,20 @@ class _Shape(NamedTuple):
         return self.graph.nbytes + 2 * sum(each.nbytes for each in (self.sources, self.targets, self.order))
 
 
-class _LatticeRecursion(Recursion):
-    step = "lattice"
-
-    def __init__(self, omega: Regularizer, shape: _Shape) -> None:
-        self.omega, self.shape = omega, shape
-
-    def advance(self, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        value, walk = self.kernel(inputs).advance(self._sorted(inputs[0]), *self._incoming(), *self.numbers)
-        return value, walk
-
-    def expect(self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        found = self.kernel(inputs).expect(weight, value, walk, *self._incoming())
-        return (self._unsorted(found, inputs[0], value),)
-
-    def curve(
-        self, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
-    ) -> tuple[Tensor, Inputs]:
-        direction = self._sorted(directions[0])
-        kernel = self.kernel(inputs)
-        change, curved = kernel.curve(weight, value, walk, *self._incoming(), direction, *self.numbers)
-        return change, (self._unsorted(curved, inputs[0], value),)
-
-    def walk(self, inputs: Inputs, omega: Regularizer | None = None) -> Walk:
-        return walk(self.shape.graph, precise(inputs[0]), self.omega if omega is None else omega)
-
-    def collect(self, marginals: Tensor) -> Inputs:
-        return (marginals,)
-
-    def _incoming(self) -> tuple[Tensor, Tensor]:
-        """The first edge into each node, and where edges come from."""
-        return torch.from_numpy(self.shape.first), torch.from_numpy(self.shape.tails)
-
-    def _sorted(self, scores: Tensor) -> Tensor:
-        return scores[:, on(scores.device, self.shape.order)].t()
-
-    def _unsorted(self, edges: Tensor, scores: Tensor, value: Tensor) -> Tensor:
-        found = torch.where(value.isnan(), torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
-        found[:, on(edges.device, self.shape.order)] = edges.t()
-        return found
-
-
 @stays_outside
 def _check_edges(sources: Tensor, targets: Tensor, edges: int, num_nodes: int) -> _Shape:
+    """Check the sources and targets (E,) of a graph; return its shape."""
     for name, ends in (("sources", sources), ("targets", targets)):
         if check_integers(ends, name).shape != (edges,):
             raise ValueError(f"{name} must have shape ({edges},), one for each score, got {tuple(ends.shape)}")
-    if not is_integer(num_nodes):
-        raise TypeError(f"num_nodes must be an int, got {type(num_nodes).__name__}")
-    if num_nodes < 2:
-        raise ValueError(f"num_nodes must be at least 2, a source and a sink, got {num_nodes}")
-    with without_transforms():  # its transformations would wrap these tensors
+    with without_transforms():  # torch.func would wrap these tensors
         tails, heads = (each.long().cpu().contiguous().numpy() for each in (sources, targets))
-    return _shape(tails.tobytes(), heads.tobytes(), int(num_nodes))
+    return _shape(tails.tobytes(), heads.tobytes(), num_nodes)
 
 
 @remembered()
 def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
-    """Found once for all scores on one shape."""
+    """The shape of a graph, from the bytes of its sources and targets, by which it is remembered."""
     tails, heads = (np.frombuffer(each, dtype=np.int64) for each in (tail_bytes, head_bytes))
     for name, ends in (("sources", tails), ("targets", heads)):
         if ((ends < 0) | (ends >= num_nodes)).any():
@@ -198,8 +189,7 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
             "targets must be greater than sources, edge by edge, so that there is no cycle: number the nodes in "
             f"topological order; edge {e} goes from node {tails[e]} to node {heads[e]}"
         )
-    levels = _levels(tails, heads, num_nodes)
-    useful = levels >= 0
+    levels, useful = _levels(tails, heads, num_nodes)
     if not useful[-1]:
         raise ValueError(f"targets must lead to the sink: there is no path from node 0 to node {num_nodes - 1}")
     numbers = np.cumsum(useful) - 1
@@ -211,14 +201,15 @@ def _shape(tail_bytes: bytes, head_bytes: bytes, num_nodes: int) -> _Shape:
     return _Shape(np.array(tails), np.array(heads), graph, order, first, new_tails)
 
 
-def _levels(tails: Indices, heads: Indices, num_nodes: int) -> Indices:
-    """The most edges on a way from the source to each node; −1 for nodes on no path to the sink."""
+def _levels(tails: Indices, heads: Indices, num_nodes: int) -> tuple[Indices, np.ndarray[Any, np.dtype[np.bool_]]]:
+    """The most edges on a path from the source to each node, (nodes,), and which nodes are on a path to the sink."""
     order = np.argsort(tails, kind="stable")
-    level = [0] + [-1] * (num_nodes - 1)
+    level = [0] * num_nodes
+    reached = [True] + [False] * (num_nodes - 1)
     for tail, head in zip(tails[order].tolist(), heads[order].tolist(), strict=True):
-        if level[tail] >= 0:
-            level[head] = max(level[head], level[tail] + 1)
-    useful = [False] * (num_nodes - 1) + [level[-1] >= 0]
+        if reached[tail]:
+            level[head], reached[head] = max(level[head], level[tail] + 1), True
+    leads_on = [False] * (num_nodes - 1) + [True]
     for tail, head in zip(tails[order[::-1]].tolist(), heads[order[::-1]].tolist(), strict=True):
-        useful[tail] = useful[tail] or useful[head]
-    return np.where(np.array(useful), np.array(level), -1)
+        leads_on[tail] = leads_on[tail] or leads_on[head]
+    return np.array(level), np.array(reached) & np.array(leads_on)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count
+from fenchel._checks import check_count, check_floats, check_integers
 from fenchel._torch import concrete
-from fenchel.dp.calculus import Inputs, Run, stays_outside
+from fenchel.dp.calculus import Recursion, stays_outside
 from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.tsallis import Hard
+from fenchel.regularizers.tsallis import Hard, Shannon
+
+SHANNON = Shannon()
+"""The Ω of programs for which none is given. It has no tensors, and one object serves all programs."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Paths:
     probs: Tensor
 
 
-class DynamicProgram(ABC):
+class DynamicProgram(Recursion):
     r"""The best path through a graph, smoothed: Bellman's recursion with :math:`\max_\Omega` in place of max.
 
     =======================  ======================================================================================
@@ -64,43 +67,49 @@ class DynamicProgram(ABC):
     ``torch.export``.
     """
 
-    omega: Regularizer
-    _run: Run
-    _inputs: Inputs
     _dtype: torch.dtype
+
+    def __init__(self, scores: Tensor, name: str, shape: str, omega: Regularizer | None) -> None:
+        check_floats(scores, name)
+        if scores.dim() != len(shape.split(",")) or 0 in scores.shape[1:]:
+            raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(scores.shape)}")
+        self.omega = SHANNON if omega is None else check_choice(omega)
+        self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
+        self._dtype = scores.dtype
+        self._results, self._results_version = {}, None
 
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._signed(self._run.max()).to(self._dtype)
+        return self._signed(self._max()).to(self._dtype)
 
     @property
     def marginals(self) -> Tensor:
-        """The expected path: how probable it is that each part belongs to the path."""
-        return self._signed(self._run.marginals()[0]).to(self._dtype)
+        """The expected path: the probability that each state, cell or edge is on the path."""
+        return self._signed(self._expected_path()[0]).to(self._dtype)
 
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
-        return self._run.max()
+        return self._max()
 
     @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
-        walk = self._run.recursion.walk(self._inputs, Hard())
+        walk = self._walk(self._inputs, Hard())
         return self._path(walk.best(), walk.value > -torch.inf)[0]
 
     @stays_outside
     @torch.no_grad()
     def sample(self, n: int = 1, generator: torch.Generator | None = None) -> Tensor:
-        """Draw n paths of each batch element: (n, B, …).
+        """Draw n paths of each batch element: (n, B, …), blank where no path is possible.
 
         Args:
-            n: how many.
-            generator: where the random numbers come from; torch's own if None.
+            n: the number of paths.
+            generator: of the random numbers; torch's default if None.
         """
         n = check_count(n, "n")
-        walk = self._run.recursion.walk(self._inputs)
+        walk = self._walk(self._inputs, self.omega)
         return self._path(walk.sample(n, generator), walk.value > -torch.inf)
 
     @stays_outside
@@ -108,9 +117,9 @@ class DynamicProgram(ABC):
     def top(self, k: int) -> Paths:
         """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
         k = check_count(k, "k")
-        walk = self._run.recursion.walk(self._inputs)
+        walk = self._walk(self._inputs, self.omega)
         edges, logs = walk.top(k)
-        paths = self._path(edges, logs > -torch.inf)  # a probability may be too small for a number
+        paths = self._path(edges, logs > -torch.inf)  # a probability may underflow to 0
         return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
 
     @stays_outside
@@ -118,13 +127,13 @@ class DynamicProgram(ABC):
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
         blank = self._blank(path)
         self._check_path(path, "path", blank)
-        total = self._total(path, self._run.recursion.walk(self._inputs).log_probs())
+        total = self._total(path, self._walk(self._inputs, self.omega).log_probs())
         return torch.where(blank, -torch.inf, total).to(self._dtype)
 
     @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
-        return self._run.recursion.walk(self._inputs).entropy().to(self._dtype)
+        return self._walk(self._inputs, self.omega).entropy().to(self._dtype)
 
     @stays_outside
     def cross_entropy(self, other: DynamicProgram) -> Tensor:
@@ -175,7 +184,7 @@ class DynamicProgram(ABC):
         is the expected path less the target.
         """
         self._check_path(target, "target", None)
-        value, score = self._run.max(), self._score(target)
+        value, score = self._max(), self._score(target)
         impossible = score == -torch.inf
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
@@ -189,7 +198,7 @@ class DynamicProgram(ABC):
         if mine != theirs:
             raise ValueError(f"other must have scores of the same shape, {mine}, got {theirs}")
         self._check_paths(other)
-        return self._run.recursion.walk(self._inputs), other._run.recursion.walk(other._inputs)
+        return self._walk(self._inputs, self.omega), other._walk(other._inputs, other.omega)
 
     # -- what a subclass defines ---------------------------------------------------------------------
 
@@ -222,33 +231,56 @@ class DynamicProgram(ABC):
         """Which paths (…, B) are blank, as ``sample`` and ``top`` return them where no path is possible."""
 
 
-def gathered(values: Tensor, edges: Tensor) -> Tensor:
-    """The sums of values (B, E) over edges (…, B, L); negative edges are padding."""
+def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:
+    """The sums of values (B, E) over the edges of paths (…, B, L); negative edges are padding."""
     none = edges < 0
     found = values.expand(*edges.shape[:-1], values.shape[-1]).gather(-1, edges.clamp_min(0))
     return torch.where(none, 0.0, found).sum(-1)
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """The tensor in double precision, where the device has it."""
+    """A tensor in double precision, or as it is on a device without double precision."""
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
+def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...]) -> Tensor:
+    """Check the lengths of each batch element, (B,) for one size and (B, 2) for two; return them as int64.
+
+    Args:
+        lengths: integers; the sizes if None.
+        scores: (B, …), whose device the lengths are moved to.
+        name: of the scores, for errors.
+        sizes: the longest lengths.
+    """
+    shape = (len(scores), len(sizes))[: len(sizes)]
+    longest = torch.tensor(sizes, device=scores.device).expand(shape)
+    if lengths is None:
+        return longest
+    lengths = check_integers(lengths, "lengths").to(scores.device)
+    if lengths.shape != shape:
+        raise ValueError(f"lengths must have shape {shape}, one row per batch element, got {tuple(lengths.shape)}")
+    wrong = (lengths < 1) | (lengths > longest)
+    if concrete(lengths) and bool(wrong.any()):
+        allowed = " and ".join(f"[1, {size}]" for size in sizes)
+        raise ValueError(f"lengths must be in {allowed}, the shape of {name}, got {lengths[wrong][0].item()}")
+    return lengths
+
+
 def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
-    """Check that two programs end where the other one does."""
+    """Check that two programs have the same lengths."""
     if concrete(mine, theirs) and not bool((mine == theirs.to(mine.device)).all()):
         raise ValueError(f"other must have the same lengths, {mine.tolist()}, got {theirs.tolist()}")
 
 
 def check_choice(omega: Regularizer) -> Regularizer:
-    """Check an Ω that is to smooth every choice: one over the simplex, zero at one-hot vectors, the same everywhere."""
+    """Check the Ω of a program: over the simplex, zero at one-hot vectors, with one parameter for all choices."""
     base, gamma = check_omega(omega).canonical()
-    masses = (base.mass(1), base.mass(2))
-    if any(isinstance(mass, Tensor) or mass != 1 for mass in masses):
-        raise TypeError(
-            "omega must be over the simplex, for every step of a path is one choice: Hard, Shannon, Gini, Tsallis, "
-            f"Norm or a multiple of one of them; got {omega}"
-        )
+    for mass in (base.mass(1), base.mass(2)):
+        if isinstance(mass, Tensor) or mass != 1:
+            raise TypeError(
+                "omega must be over the simplex, for every step of a path is one choice: Hard, Shannon, Gini, Tsallis, "
+                f"Norm or a multiple of one of them; got {omega}"
+            )
     if not base.zero_at_vertices:
         raise TypeError(
             "omega must be zero at one-hot vectors, so that the value is not below the score of the best path: Hard, "
@@ -261,23 +293,3 @@ def check_choice(omega: Regularizer) -> Regularizer:
                 f"omega must have one {name} for all choices, got a tensor of shape {tuple(parameter.shape)}"
             )
     return omega
-
-
-def check_floats(tensor: Tensor, name: str, rank: int, shape: str, own: int | None = None) -> Tensor:
-    """Check a tensor: floating point, of some rank, with ``own`` last dimensions (all but one) that are not empty."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if not tensor.is_floating_point():
-        raise TypeError(f"{name} must have a floating-point dtype, got {tensor.dtype}; convert with {name}.float()")
-    if tensor.dim() != rank or 0 in tensor.shape[1 if own is None else -own :]:
-        raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(tensor.shape)}")
-    return tensor
-
-
-def check_integers(tensor: Tensor, name: str) -> Tensor:
-    """Check a tensor of whole numbers; return it as int64."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
-        raise TypeError(f"{name} must hold integers, got {tensor.dtype}")
-    return tensor.long()

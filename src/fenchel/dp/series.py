@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fenchel._checks import broadcasts, is_integer
+from fenchel import kernels
+from fenchel._checks import broadcasts, check_count, check_floats, check_integers
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.dp.alignment import Alignment
-from fenchel.dp.program import check_choice, check_floats, check_integers
-from fenchel.kernels import usable
-from fenchel.regularizers.base import Regularizer
-from fenchel.regularizers.tsallis import Shannon
+from fenchel.dp.program import SHANNON
+from fenchel.regularizers.base import Regularizer, check_omega
 
 
 def dtw(
@@ -149,8 +148,7 @@ def barycenter(
 
     References: Petitjean, Ketterlin & Gançarski (2011); Cuturi & Blondel (2017), section 3.
     """
-    if not is_integer(steps) or steps < 1:
-        raise ValueError(f"steps must be an int of at least 1, got {steps!r}")
+    steps = check_count(steps, "steps")
     omega = _times_gamma(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
     *batch, many, longest, depth = padded.shape
@@ -172,7 +170,7 @@ def barycenter(
 def _descend(
     mean: Tensor, padded: Tensor, weights: Tensor, lengths: Tensor, omega: Regularizer, band: int | None, steps: int
 ) -> Tensor:
-    """From one mean to a better one."""
+    """Descend from one mean (N, D) to a better one, by L-BFGS."""
     many, mean = len(padded), mean.requires_grad_()
     pairs = torch.stack([torch.full_like(lengths, len(mean)), lengths], -1)
     search = torch.optim.LBFGS([mean], max_iter=steps, line_search_fn="strong_wolfe")
@@ -202,6 +200,7 @@ def _alignments(
 
 
 def _broadcast(x: Tensor, y: Tensor, lengths: Tensor | None) -> torch.Size:
+    """The shape that the batch dimensions of series and lengths broadcast to."""
     pairs = () if lengths is None else lengths.shape[:-1]
     shape: torch.Size = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], pairs)  # type: ignore[no-untyped-call]
     return shape
@@ -215,56 +214,61 @@ def _cut(series: Tensor, lengths: Tensor) -> Tensor:
 
 def _distances(x: Tensor, y: Tensor) -> Tensor:
     """Squared distances between all points, (B, N, M)."""
-    if x.dtype == y.dtype and usable("alignments", x, y) and not tracks_forward():
-        distances: Tensor = apply_function(_Distances, x, y)
+    kernel = kernels.find("distances", "squared_euclidean", (), x, y)
+    if kernel is not None and x.dtype == y.dtype and not tracks_forward():
+        distances: Tensor = apply_function(_Distances, kernel, x, y)
         return distances
-    finite, gaps = _gaps(x, y)  # not by products, which cancel where series meet
+    finite, gaps = _differences(x, y)  # not by products, which cancel where series meet
     infinite = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
     return gaps.square().sum(-1) + infinite
 
 
-def _gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Which pairs of points have finite differences, and these, (B, N, M, D); 0 for others, whose weight may be 0."""
+def _differences(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Which pairs of points have finite differences, (B, N, M), and the differences, (B, N, M, D), 0 for the others."""
     gaps = x.unsqueeze(2) - y.unsqueeze(1)
     finite = gaps.isfinite().all(-1)
     return finite, torch.nan_to_num(gaps, 0.0, 0.0, 0.0) * finite.unsqueeze(-1)
 
 
 class _Distances(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, y: Tensor) -> Tensor:
-        from fenchel.kernels.cpu.dp import alignments
+    """Squared distances between all points, (B, N, M), by a kernel."""
 
+    @staticmethod
+    def forward(ctx: Any, kernel: Any, x: Tensor, y: Tensor) -> Tensor:
         ctx.save_for_backward(x, y)
-        return alignments.distances(x, y)
+        distances: Tensor = kernel(x, y)
+        return distances
 
     @staticmethod
-    def backward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
-        from fenchel.kernels.cpu.dp import alignments
-
+    def backward(ctx: Any, weight: Tensor) -> tuple[None, Tensor, Tensor]:
         x, y = ctx.saved_tensors
-        if torch.is_grad_enabled() or not usable("alignments", weight, x, y):
-            each = 2.0 * weight.unsqueeze(-1) * _gaps(x, y)[1]
-            return each.sum(2), -each.sum(1)
-        return alignments.pull(weight, x, y)
+        kernel = kernels.find("distances_backward", "squared_euclidean", (), weight, x, y)
+        if torch.is_grad_enabled() or kernel is None:
+            each = 2.0 * weight.unsqueeze(-1) * _differences(x, y)[1]
+            return None, each.sum(2), -each.sum(1)
+        return None, *kernel(weight, x, y)
 
 
 def _times_gamma(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
-    omega = check_choice(Shannon() if omega is None else omega)
+    """γΩ, where Ω is Shannon's if None."""
+    omega = SHANNON if omega is None else check_omega(omega)
     return omega if isinstance(gamma, (float, int)) and gamma == 1 else gamma * omega
 
 
 def _check_series(series: Tensor, name: str, shape: str) -> None:
-    """Check (…, N, D) with something before it: two dimensions could be one series or many series of numbers."""
-    if isinstance(series, Tensor) and series.dim() < 3:
+    """Check (…, N, D) with a batch dimension: two dimensions could be one series or many series of numbers."""
+    check_floats(series, name)
+    if series.dim() < 3:
         raise ValueError(
             f"{name} must have shape {shape}, three dimensions or more, got {tuple(series.shape)}: for one series "
             f"(N, D) pass {name}[None], for series of numbers (B, N) pass {name}[..., None]"
         )
-    check_floats(series, name, series.dim() if isinstance(series, Tensor) else 3, shape, 2)
+    if 0 in series.shape[-2:]:
+        raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(series.shape)}")
 
 
 def _check_pair(x: Tensor, y: Tensor, lengths: Tensor | None) -> Tensor | None:
+    """Check series (…, N, D) and (…, M, D) and their lengths (…, 2); return the lengths as int64, or None."""
     _check_series(x, "x", "(…, N, D)")
     _check_series(y, "y", "(…, M, D)")
     if x.shape[-1] != y.shape[-1]:
@@ -290,7 +294,7 @@ def _check_pair(x: Tensor, y: Tensor, lengths: Tensor | None) -> Tensor | None:
 
 
 def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tuple[Tensor, Tensor, bool]:
-    """As (…, K, T, D), with lengths (…, K), and whether they came as a list without D."""
+    """Checked series (…, K, T, D), their lengths (…, K), and whether they were given as a list without D."""
     flat = False
     if not isinstance(series, Tensor):
         if lengths is not None:
@@ -320,7 +324,7 @@ def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tup
 
 
 def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
-    """As (…, K), with a sum of 1."""
+    """Checked weights (…, K) that sum to 1."""
     each = series.shape[:-2]
     if weights is None:
         return torch.full(each, 1.0 / each[-1], dtype=torch.float64, device=series.device)
@@ -334,19 +338,19 @@ def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
 
 
 def _check_init(init: Tensor, series: Tensor, flat: bool) -> Tensor:
-    """As (…, N, D)."""
-    shape = "(N,)" if flat else "(N, D) or (…, N, D)"
-    check_floats(init, "init", 1 if flat else max(2, init.dim() if isinstance(init, Tensor) else 2), shape, 2)
-    full = init.unsqueeze(-1) if flat else init
+    """A checked start (…, N, D)."""
     *batch, _, _, depth = series.shape
-    if 0 in full.shape[-2:] or full.shape[-1] != depth or not broadcasts(full.shape[:-2], tuple(batch)):
+    check_floats(init, "init")
+    full = init.unsqueeze(-1) if flat else init
+    filled = full.dim() > 1 and full.shape[-2] > 0 and full.shape[-1] == depth
+    if not filled or not broadcasts(full.shape[:-2], tuple(batch)):
         wanted = "(N,)" if flat else f"(N, {depth}) or {(*batch, 'N', depth)}"
         raise ValueError(f"init must have shape {wanted}, got {tuple(init.shape)}")
     return full.expand(*batch, *full.shape[-2:])
 
 
 def _stretched(series: Tensor, lengths: Tensor) -> Tensor:
-    """All series at the length of the longest, by straight lines between their points."""
+    """Series (K, T, D) stretched from their lengths to T, by linear interpolation."""
     size = series.shape[1]
     place = torch.linspace(0, 1, size, dtype=series.dtype, device=series.device) * (lengths - 1).unsqueeze(-1)
     left = place.floor().long()

@@ -1,4 +1,4 @@
-"""Checks of what the Hopfield layers are given: every error names the argument, what it was and what is allowed."""
+"""Checks of the arguments of Hopfield layers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fenchel._checks import broadcasts, check_count, check_floats, check_positiv
 
 
 def default_hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:
-    """The width of the association space of each head, as given or input_size // num_heads."""
+    """The width of the association space of each head: ``hidden_size``, or input_size // num_heads if it is None."""
     if hidden_size is not None:
         return check_count(hidden_size, "hidden_size")
     if input_size is None:
@@ -34,7 +34,7 @@ def check_scaling(scaling: float | Tensor, num_heads: int) -> float | Tensor:
 
 
 def activation(name: str, given: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """A function, or the one of torch or torch.nn.functional that has this name."""
+    """The given function, or the function of torch or torch.nn.functional with this name."""
     if not isinstance(given, str):
         return given
     found: Callable[[Tensor], Tensor] | None = getattr(torch, given, getattr(F, given, None))
@@ -53,7 +53,7 @@ def check_input(name: str, x: Tensor, width: int) -> None:
 
 
 def check_association(mask: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """An association mask that broadcasts to (batch, heads, L, S)."""
+    """Check an association mask; return it in a shape that broadcasts to (batch, heads, L, S)."""
     if not isinstance(mask, Tensor) or not (mask.dtype == torch.bool or mask.is_floating_point()):
         raise TypeError(f"association_mask must be boolean (True = may not be associated) or added, got {kind(mask)}")
     batch, heads, states, stored = shape

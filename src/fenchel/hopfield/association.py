@@ -19,7 +19,7 @@ from fenchel.hopfield.arguments import (
     check_scaling,
     default_hidden_size,
 )
-from fenchel.hopfield.dynamics import iterate, own, update
+from fenchel.hopfield.dynamics import iterate, update
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
 
@@ -27,7 +27,7 @@ SPREAD = 0.02
 """Standard deviation of learned patterns at the start: small, so that the first gradients decide their direction."""
 
 MOST_STEPS = 10_000
-"""The most updates of a state that is updated until it rests."""
+"""The most updates of a state that is updated until it converges."""
 
 Patterns = Tensor | tuple[Tensor, Tensor, Tensor]
 """One tensor in all three roles, or stored patterns, state patterns and pattern projections."""
@@ -86,24 +86,25 @@ class Hopfield(nn.Module):
         hidden_size: width of the association space, of each head; ``input_size // num_heads`` by default.
         output_size: width of the output; ``input_size`` by default.
         pattern_size: width of the projected patterns, of each head; ``hidden_size`` by default.
-        num_heads: parallel associations.
-        scaling: β, a positive number or a tensor of one per head. By default 1/√hidden_size; 1 where states meet stored
-            patterns as they are given: all three inputs static, no norm in the association space, no output projection.
-        update_steps_max: how many times the states are updated before they are read out; None: until they rest.
-        update_steps_eps: a state rests once an update moves it by no more than this share of its norm, or of 1.
+        num_heads: the number of parallel associations.
+        scaling: β, a positive number, or a tensor with one entry per head. By default 1/√hidden_size; 1 if states and
+            stored patterns are compared as they are given: all three inputs static, no norm in the association space,
+            no output projection.
+        update_steps_max: how many times the states are updated before they are read out; None: until they converge.
+        update_steps_eps: a state has converged once an update moves it by at most this times its norm, or times 1.
         normalize_stored_pattern: apply a layer norm to the stored patterns; ``…_affine``, ``…_eps``: its options.
         normalize_state_pattern: the same for the state patterns.
         normalize_pattern_projection: the same for the pattern projections.
         normalize_hopfield_space: apply a layer norm to projected states and stored patterns, in each head.
-        stored_pattern_as_static: take stored patterns as they are, of width ``hidden_size``, for every head.
+        stored_pattern_as_static: use stored patterns without a projection; their width is ``hidden_size``.
         state_pattern_as_static: the same for the state patterns.
         pattern_projection_as_static: the same for the pattern projections, of width ``pattern_size``.
-        pattern_projection_as_connected: project the third input as the stored patterns are, and the result once more:
-            two layers, the first of them shared. It then has the width of the stored patterns.
-        stored_pattern_size: width of the stored patterns if it is another.
-        pattern_projection_size: width of the pattern projections if it is another.
+        pattern_projection_as_connected: project the third input with the projection of the stored patterns, and then
+            once more. It has the width of the stored patterns.
+        stored_pattern_size: width of the stored patterns; ``input_size`` by default.
+        pattern_projection_size: width of the pattern projections; ``input_size`` by default.
         batch_first: inputs are (batch, length, width), else (length, batch, width).
-        association_activation: of the output: a function, or the name of one in torch, such as "relu".
+        association_activation: a function of the output, or its name in torch, such as "relu".
         dropout: the share of associations that is dropped in training, after the choice.
         input_bias: whether the projections have biases.
         concat_bias_pattern: append a learned pattern to those stored.
@@ -173,7 +174,7 @@ class Hopfield(nn.Module):
         dtype: Any = None,
     ) -> None:
         super().__init__()
-        made: dict[str, Any] = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = check_count(num_heads, "num_heads")
         self.hidden_size = default_hidden_size(input_size, hidden_size, self.num_heads)
         self.pattern_size = check_count(self.hidden_size if pattern_size is None else pattern_size, "pattern_size")
@@ -190,7 +191,7 @@ class Hopfield(nn.Module):
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         static = stored_pattern_as_static and state_pattern_as_static and pattern_projection_as_static
         as_given = static and disable_out_projection and not normalize_hopfield_space
-        self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, made)
+        self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, factory)
 
         connected = self.pattern_projection_as_connected = pattern_projection_as_connected
         if connected and (stored_pattern_as_static or pattern_projection_as_static):
@@ -200,7 +201,7 @@ class Hopfield(nn.Module):
             )
         space, patterns = self.num_heads * self.hidden_size, self.num_heads * self.pattern_size
         self.state_pattern_size, self.state_proj = _entry(
-            state_pattern_as_static, self.hidden_size, space, "input_size", input_size, input_bias, made
+            state_pattern_as_static, self.hidden_size, space, "input_size", input_size, input_bias, factory
         )
         self.stored_pattern_size, self.stored_proj = _entry(
             stored_pattern_as_static,
@@ -209,7 +210,7 @@ class Hopfield(nn.Module):
             "stored_pattern_size",
             input_size if stored_pattern_size is None else stored_pattern_size,
             input_bias,
-            made,
+            factory,
         )
         if pattern_projection_size is None:
             pattern_projection_size = self.stored_pattern_size if connected else input_size
@@ -225,7 +226,7 @@ class Hopfield(nn.Module):
             "pattern_projection_size",
             space if connected else pattern_projection_size,
             input_bias,
-            made,
+            factory,
         )
         if connected:  # the projection of the stored patterns comes first
             self.pattern_projection_size = self.stored_pattern_size
@@ -233,30 +234,30 @@ class Hopfield(nn.Module):
             self.state_pattern_size if normalize_state_pattern else None,
             normalize_state_pattern_affine,
             normalize_state_pattern_eps,
-            made,
+            factory,
         )
         self.norm_stored_pattern = _norm(
             self.stored_pattern_size if normalize_stored_pattern else None,
             normalize_stored_pattern_affine,
             normalize_stored_pattern_eps,
-            made,
+            factory,
         )
         self.norm_pattern_projection = _norm(
             self.pattern_projection_size if normalize_pattern_projection else None,
             normalize_pattern_projection_affine,
             normalize_pattern_projection_eps,
-            made,
+            factory,
         )
         self.norm_hopfield_space = _norm(
             self.hidden_size if normalize_hopfield_space else None,
             normalize_hopfield_space_affine,
             normalize_hopfield_space_eps,
-            made,
+            factory,
         )
-        self.bias_stored = self._bias(self.hidden_size, made) if concat_bias_pattern else None
-        self.bias_pattern = self._bias(self.pattern_size, made) if concat_bias_pattern else None
+        self.bias_stored = self._bias(self.hidden_size, factory) if concat_bias_pattern else None
+        self.bias_pattern = self._bias(self.pattern_size, factory) if concat_bias_pattern else None
         self.output_size, self.out_proj = _exit(
-            patterns, output_size, input_size, disable_out_projection, input_bias, made
+            patterns, output_size, input_size, disable_out_projection, input_bias, factory
         )
         self.reset_parameters()
 
@@ -289,7 +290,7 @@ class Hopfield(nn.Module):
         return self.log_scaling.exp() if self.log_scaling is not None else self._scaling
 
     def extra_repr(self) -> str:
-        steps = "until at rest" if self.update_steps_max is None else self.update_steps_max
+        steps = "until converged" if self.update_steps_max is None else self.update_steps_max
         return (
             f"hidden_size={self.hidden_size}, pattern_size={self.pattern_size}, num_heads={self.num_heads}, "
             f"scaling={show(self.scaling)}, update_steps_max={steps}, batch_first={self.batch_first}"
@@ -301,7 +302,7 @@ class Hopfield(nn.Module):
         stored_pattern_padding_mask: Tensor | None = None,
         association_mask: Tensor | None = None,
     ) -> Tensor:
-        """Associate, and read out.
+        """Associate states with stored patterns, and read out the pattern projections.
 
         Args:
             input: one tensor (batch, length, width) in all three roles, or three: stored patterns (batch, S, …), state
@@ -346,7 +347,7 @@ class Hopfield(nn.Module):
         association_mask: Tensor | None,
         need_weights: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        """The output, batch first, and the weights if they are asked for."""
+        """The output, (batch, L, output_size), and the weights, (batch, heads, L, S), if ``need_weights``."""
         stored, state, projection = roles
         padding = self._check_padding(stored_pattern_padding_mask, stored)
         key, value = self._memory(stored, projection, padding)
@@ -372,7 +373,7 @@ class Hopfield(nn.Module):
         return (output if self.association_activation is None else self.association_activation(output)), weights
 
     def _memory(self, stored: Tensor, projection: Tensor, padding: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Keys and values, (batch, heads, S, …), and what is appended; padded ones are zero, whatever stood there."""
+        """Keys and values, (batch, heads, S, …), with appended patterns; padded ones are zero, even if given as NaN."""
         if padding is not None:
             given, stored = stored, stored.masked_fill(padding.unsqueeze(-1), 0.0)
             projection = stored if projection is given else projection.masked_fill(padding.unsqueeze(-1), 0.0)
@@ -390,7 +391,7 @@ class Hopfield(nn.Module):
         return key, value
 
     def _split(self, x: Tensor, norm: nn.LayerNorm | None, projection: nn.Linear | None) -> Tensor:
-        """(batch, length, width) as (batch, heads, length, width of a head); every head sees what is static."""
+        """Inputs (batch, length, width) as (batch, heads, length, width of a head); static ones for every head."""
         x = x if norm is None else norm(x)
         if projection is None:
             return x.unsqueeze(1).expand(-1, self.num_heads, -1, -1)
@@ -398,20 +399,20 @@ class Hopfield(nn.Module):
         return heads.transpose(1, 2)
 
     def _update(self, state: Tensor, key: Tensor, beta: float | Tensor, mask: Tensor | None) -> Tensor:
-        """The states (batch, heads, L, hidden_size) after their updates."""
+        """The states (batch, heads, L, hidden_size) after all updates."""
         steps = self.update_steps_max
         if steps == 0:
             return state
         if steps is None:
             if not concrete(state, key):
-                raise ValueError("update_steps_max must be a number in graphs, where no state is seen to rest")
+                raise ValueError("update_steps_max must be a number in graphs, where convergence cannot be seen")
             steps = MOST_STEPS
         state = state.expand(_batch(key, state), -1, -1, -1)
         step = partial(update, key=key, omega=self.omega, beta=beta, mask=mask)
         return iterate(step, state, max_steps=steps, tol=self.update_steps_eps).state
 
     def _hidden(self, stored: Tensor, padding: Tensor | None) -> Tensor | None:
-        """Which stored patterns take no part, (batch, S): the padded ones, and in training some others."""
+        """Which stored patterns are left out, (batch, S): padded ones, and those that bag_dropout drops in training."""
         if not self.training or not self.bag_dropout or not stored.shape[1]:
             return padding
         draw = torch.rand(stored.shape[:2], device=stored.device)
@@ -424,7 +425,7 @@ class Hopfield(nn.Module):
     def _mask(
         self, association: Tensor | None, hidden: Tensor | None, shape: tuple[int, ...], dtype: torch.dtype
     ) -> Tensor | None:
-        """One mask for the scores: boolean, True = takes part; or a float mask that is added, if one was given."""
+        """A mask that broadcasts to scores of a shape: boolean (True = takes part), or a float mask to be added."""
         keep = None if hidden is None else ~hidden[:, None, None, :]
         if association is None:
             return keep
@@ -461,9 +462,11 @@ class Hopfield(nn.Module):
         return stored, state, projection
 
     def _batch_first(self, x: Tensor) -> Tensor:
+        """Swap batch and length unless inputs have the batch first."""
         return x if self.batch_first else x.transpose(0, 1)
 
     def _check_padding(self, padding: Tensor | None, stored: Tensor) -> Tensor | None:
+        """Check a padding mask of the stored patterns, (batch, S)."""
         if padding is None:
             return None
         check_mask(padding, "stored_pattern_padding_mask", "no pattern")
@@ -474,50 +477,52 @@ class Hopfield(nn.Module):
             )
         return padding
 
-    def _bias(self, width: int, made: dict[str, Any]) -> nn.Parameter:
-        return nn.Parameter(torch.empty(1, self.num_heads, 1, width, **made))
+    def _bias(self, width: int, factory: dict[str, Any]) -> nn.Parameter:
+        return nn.Parameter(torch.empty(1, self.num_heads, 1, width, **factory))
 
     def _hold_scaling(
-        self, scaling: float | Tensor | None, default: float, learnable: bool, made: dict[str, Any]
+        self, scaling: float | Tensor | None, default: float, learnable: bool, factory: dict[str, Any]
     ) -> None:
-        """β as it is, or its logarithm as a parameter."""
+        """Store β, or its logarithm as a parameter if it is learnable."""
         scaling = default if scaling is None else check_scaling(scaling, self.num_heads)
         self.log_scaling: nn.Parameter | None = None
         if learnable:
-            start = torch.as_tensor(scaling, **made).detach().log().expand(self.num_heads).clone()
+            start = torch.as_tensor(scaling, **factory).detach().log().expand(self.num_heads).clone()
             self.log_scaling = nn.Parameter(start)
         else:
-            hold(self, "_scaling", own(scaling))
+            if isinstance(scaling, Tensor) and not isinstance(scaling, nn.Parameter):
+                scaling = scaling.clone()  # later changes by the caller have no effect
+            hold(self, "_scaling", scaling)
 
 
 def _batch(stored: Tensor, state: Tensor) -> int:
-    """The size of the batch: a batch of one is expanded."""
+    """The size of the batch of stored patterns (B or 1, …) and states (B or 1, …)."""
     return len(state) if len(stored) == 1 else len(stored)
 
 
 def _append(x: Tensor, last: Tensor) -> Tensor:
-    """(batch, heads, S + 1, width): one more pattern for every bag."""
+    """Patterns (batch, heads, S, width) with one more after them, the same for every batch element."""
     return torch.cat([x, last.to(x.dtype).expand(len(x), -1, -1, -1)], -2)
 
 
 def _entry(
-    static: bool, own: int, width: int, name: str, size: int | None, bias: bool, made: dict[str, Any]
+    static: bool, static_size: int, width: int, name: str, size: int | None, bias: bool, factory: dict[str, Any]
 ) -> tuple[int, nn.Linear | None]:
-    """The width of an input, and its projection; static inputs have their own width and none."""
+    """The width of an input and its projection; for static inputs ``static_size`` and no projection."""
     if static:
-        return own, None
+        return static_size, None
     if size is None:
         raise ValueError(f"{name} must be given unless its patterns are static")
-    return check_count(size, name), nn.Linear(size, width, bias, **made)
+    return check_count(size, name), nn.Linear(size, width, bias, **factory)
 
 
 def _exit(
-    width: int, output_size: int | None, input_size: int | None, disabled: bool, bias: bool, made: dict[str, Any]
+    width: int, output_size: int | None, input_size: int | None, disabled: bool, bias: bool, factory: dict[str, Any]
 ) -> tuple[int, nn.Linear | None]:
-    """The width of the output, and its projection."""
+    """The width of the output and its projection; no projection if it is disabled."""
     if not disabled:
         size = check_count((input_size or width) if output_size is None else output_size, "output_size")
-        return size, nn.Linear(width, size, bias, **made)
+        return size, nn.Linear(width, size, bias, **factory)
     if output_size not in (None, width):
         raise ValueError(
             f"output_size must be num_heads · pattern_size = {width}, or not be given, with disable_out_projection, "
@@ -526,5 +531,5 @@ def _exit(
     return width, None
 
 
-def _norm(width: int | None, affine: bool, eps: float, made: dict[str, Any]) -> nn.LayerNorm | None:
-    return None if width is None else nn.LayerNorm(width, eps, affine, **made)
+def _norm(width: int | None, affine: bool, eps: float, factory: dict[str, Any]) -> nn.LayerNorm | None:
+    return None if width is None else nn.LayerNorm(width, eps, affine, **factory)

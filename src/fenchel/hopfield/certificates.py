@@ -34,11 +34,11 @@ PROBES = 200
 
 @dataclass(frozen=True)
 class Certificate:
-    r"""Exact retrieval by a memory: four tensors with one value per pattern, or per association, in double precision.
+    r"""Exact retrieval by a memory: four tensors with one value per pattern, or per association.
 
-    With the margin m of Ω a state q gives pattern i all weight if and only if it leads:
-    :math:`q^\top (x_i - x_j) \ge m/\beta` for every other j. For k patterns at once each of them has to lead every
-    pattern that is not among them. All below follows from that, for any norms.
+    Numbers are in double precision. With the margin m of Ω a state q gives pattern i all weight if and only if it
+    leads: :math:`q^\top (x_i - x_j) \ge m/\beta` for every other j. For k patterns at once each of them has to lead
+    every pattern that is not among them. All fields follow from that, for patterns of any norm.
 
     Args:
         separation: :math:`\Delta_i = x_i^\top x_i - \max_{j \ne i} x_i^\top x_j`. For an association, with state q the
@@ -49,10 +49,10 @@ class Certificate:
             below. A pattern inside the hull of others may be a fixed point by their weights, which is not covered.
         radius: of the largest ball around it from which one update leads to it exactly, negative if it is not
             stationary: :math:`\min_j (x_i^\top (x_i - x_j) - m/\beta) / \|x_i - x_j\|`. Tight: beyond, in the direction
-            of the j that attains it, another pattern gets weight. Of queries as they are compared, normalised.
+            of the j that attains it, another pattern gets weight. Distances are those of normalized queries.
         min_beta: the smallest β that makes it stationary; inf if none does. For a pattern, or patterns without
-            higher-order scores, all larger ones do too; with transitions a larger β may be too large. NaN for a
-            structure where double precision cannot tell.
+            higher-order scores, all larger β do too; with transitions a larger β may be too large. NaN for a
+            structure where double precision is not enough to find it.
 
     References: Santos et al. (2024), Propositions 2 and 5, where the radii are smaller.
     """
@@ -89,7 +89,7 @@ def certify_patterns(
 
 
 def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of at most BLOCK wanted patterns, with their indices, gathered from all blocks that are read."""
+    """Blocks of at most BLOCK wanted patterns, each as their indices (n,) and the patterns (n, D), in one pass."""
     places: list[Tensor] = []
     rows: list[Tensor] = []
     held = 0
@@ -105,20 +105,26 @@ def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 class _Centered:
-    """Patterns (R, D), of which every k form a set, minus a mean (D,).
+    """Patterns (R, D), of which every k form a set, minus a mean (D,), and their products.
 
-    With a large offset, products of the patterns themselves would round away their differences.
+    With a large common offset, products of the patterns themselves would round away their differences.
+
+    Args:
+        patterns: (R, D).
+        mean: (D,), of all patterns.
+        dtype: in which products with other patterns are computed.
+        k: patterns per set.
     """
 
     def __init__(self, patterns: Tensor, mean: Tensor, dtype: torch.dtype, k: int = 1) -> None:
         self.patterns, self.mean, self.k = patterns.double(), mean, k
-        self.state = self._sums(self.patterns)
-        rest = self.patterns - mean
-        self.along = rest @ mean
-        self.rest = rest.to(dtype)
-        rest = self.rest.double()
-        self.square = rest.square().sum(-1)
-        self.own = (rest * self._sums(rest)).sum(-1)
+        self.state = self._sums(self.patterns)  # q, the sum of a set
+        centered = self.patterns - mean
+        self.times_mean = centered @ mean
+        self.centered = centered.to(dtype)
+        centered = self.centered.double()
+        self.square = centered.square().sum(-1)
+        self.times_state = (centered * self._sums(centered)).sum(-1)
 
     def _sums(self, rows: Tensor) -> Tensor:
         """The sum of each set, for every row of the set."""
@@ -131,27 +137,31 @@ class _Centered:
 
         Computed from differences where these are small, and products of the patterns would be imprecise.
         """
-        products = (self.rest @ other.rest.T).double()
-        leads = self.own.unsqueeze(-1) - self._sums(products) + self.k * (self.along.unsqueeze(-1) - other.along)
+        # In place where possible: new memory for matrices of this size takes longer than the arithmetic.
+        products = (self.centered @ other.centered.T).double()
         both = self.square.unsqueeze(-1) + other.square
-        squared = both - 2 * products
-        near = (squared < torch.finfo(self.rest.dtype).eps ** 0.375 * both) & ~same
+        squared = torch.add(both, products, alpha=-2)
+        near = (squared < both.mul_(torch.finfo(self.centered.dtype).eps ** 0.375)).logical_and_(~same)
+        leads = self._sums(products).neg_()
+        leads += (self.times_state + self.k * self.times_mean).unsqueeze(-1)
+        leads -= self.k * other.times_mean
         for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
             i, j = pairs.unbind(-1)
             apart = self.patterns[i] - other.patterns[j]
             leads[i, j], squared[i, j] = (self.state[i] * apart).sum(-1), apart.square().sum(-1)
-        return leads, squared.clamp_min(torch.finfo(torch.float64).tiny).sqrt()
+        return leads, squared.clamp_min_(torch.finfo(torch.float64).tiny).sqrt_()
 
 
 class _Least:
-    """For each of some patterns the other pattern with the least value, among all blocks seen so far."""
+    """The other pattern x′ with the least value for each of some patterns x, among the blocks given so far."""
 
     def __init__(self, here: _Centered) -> None:
         self.here = here
         self.least = here.patterns.new_full((len(here.patterns),), math.inf)
         self.other = torch.zeros_like(here.patterns)
 
-    def see(self, values: Tensor, other: Tensor) -> None:
+    def update(self, values: Tensor, other: Tensor) -> None:
+        """Compare with a block of other patterns (n, D), given their values (R, n)."""
         least, index = values.min(-1)
         closer = least < self.least
         self.least = torch.where(closer, least, self.least)
@@ -177,11 +187,12 @@ def _least_leads(
     """
     nearest, tightest = _Least(here), _Least(here)
     for start, block in read(BLOCK):
-        other = _Centered(block, here.mean, here.rest.dtype)
+        other = _Centered(block, here.mean, here.centered.dtype)
         same = excluded(slice(start, start + len(block)))
         leads, distance = here.compare(other, same)
-        nearest.see(leads.masked_fill(same, math.inf), other.patterns)
-        tightest.see(((leads - needed.unsqueeze(-1)) / distance).masked_fill(same, math.inf), other.patterns)
+        nearest.update(leads.masked_fill_(same, math.inf), other.patterns)
+        ratios = leads.sub_(needed.unsqueeze(-1)).div_(distance)
+        tightest.update(ratios.masked_fill_(same, math.inf), other.patterns)
     gap, _ = nearest.pair()
     lead, distance = tightest.pair()
     # Of two copies one cannot lead the other, wherever the query is.
@@ -240,10 +251,12 @@ def _certify_sets(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Te
 
 
 def _columns(members: Tensor, block: slice) -> Tensor:
+    """Which patterns of a block are members of each set."""
     return members[:, block]
 
 
 def _same_group(groups: Tensor, others: Tensor, block: slice) -> Tensor:
+    """Which patterns of a block are copies of each pattern."""
     return groups.unsqueeze(-1) == others[block]
 
 
@@ -262,9 +275,9 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     rounding = 32 * torch.finfo(torch.float64).eps * sizes * torch.linalg.vector_norm(q, dim=-1) * largest / gamma
 
     def worst(beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        a, c = _violation_terms(omega, scores, y, beta)
-        a = torch.where((a.abs() <= rounding) | (c == math.inf), 0.0, a)  # a tie, whatever β
-        return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | (c == math.inf)
+        a, c, impossible = _violation_terms(omega, scores, y, beta)
+        a = torch.where((a.abs() <= rounding) | impossible, 0.0, a)  # a tie, whatever β
+        return a, c, (beta * a + c > 1e-12 * (1 + c.abs())) | impossible
 
     least, known = _least_accepted(worst, torch.zeros(len(y), device=y.device).double())
     stationary = (least < math.inf) & ~worst(torch.full_like(least, beta))[-1]
@@ -274,11 +287,11 @@ def _certify_structures(read: Read, omega: SparseMAP, gamma: float, beta: float,
     return Certificate(unknown, stationary, unknown.clone(), torch.where(known, least, math.nan))
 
 
-def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """⟨s, y′ − y⟩ and −⟨y, y′ − y⟩ + h(y′) − h(y), for the y′ that at scores βs violates the margin of y most.
 
-    The two terms are returned separately, unlike in ``SparseMAP.violation``: at a large β their sum would round the
-    second one away.
+    The third tensor says which y are impossible, (A,). The two terms are returned separately, unlike in
+    ``SparseMAP.violation``: at a large β their sum would round the second one away.
     """
     structure = omega.structure
     omega.check_target(y, scores, -1, None)
@@ -293,7 +306,7 @@ def _violation_terms(omega: SparseMAP, scores: Tensor, y: Tensor, beta: Tensor) 
     if after is not None and before is not None:
         constant = constant + after - before
     impossible = constant.isnan() | ((y != 0) & ~free).any(-1)
-    return (moved * theta).sum(-1), torch.where(impossible, math.inf, constant)
+    return (moved * theta).sum(-1), constant, impossible
 
 
 def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:

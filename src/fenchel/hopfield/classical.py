@@ -8,12 +8,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_number
+from fenchel._checks import check_count, check_entries, check_number, check_shape
 from fenchel.hopfield.dynamics import Path, iterate
 
 
 class _Binary(nn.Module):
-    """What memories of ±1 share. A neuron whose input is exactly zero stays as it is."""
+    """A memory of patterns of ±1 (N, D). A neuron whose input is exactly zero keeps its state."""
 
     patterns: Tensor
 
@@ -21,35 +21,34 @@ class _Binary(nn.Module):
         super().__init__()
         if not isinstance(patterns, Tensor):
             raise TypeError(f"patterns must be a torch.Tensor, got {type(patterns).__name__}")
-        if patterns.dim() != 2 or 0 in patterns.shape:
-            raise ValueError(f"patterns must have shape (N, D), neither of them 0, got {tuple(patterns.shape)}")
+        check_shape(patterns, "patterns", "N", "D")
         _check_signs(patterns, "patterns")
         self.register_buffer("patterns", patterns if patterns.is_floating_point() else patterns.float())
 
     def __len__(self) -> int:
-        """How many patterns are stored."""
+        """The number of stored patterns."""
         return self.patterns.shape[0]
 
     @abstractmethod
     def energy(self, query: Tensor) -> Tensor:
-        """The energy of states of ±1, (…, D), one value each, in double precision."""
+        """The energy of states of ±1, (…, D): one value per state, (…), in double precision."""
 
     def step(self, query: Tensor, *, asynchronous: bool = False, generator: torch.Generator | None = None) -> Tensor:
         """Update all neurons of states of ±1, (…, D).
 
         Args:
             query: (…, D).
-            asynchronous: one neuron after the other, in an order drawn at random, each seeing what those before it
-                have become; else all at once.
-            generator: of the order.
+            asynchronous: whether neurons are updated one after the other, in random order, each from the new states of
+                those before it; else all at once.
+            generator: of the random order.
         """
         rows = self._check(query)
         if not asynchronous:
-            return _signs(self._field(rows), rows).reshape(query.shape)
+            return _signs(self._inputs(rows), rows).reshape(query.shape)
         order = torch.randperm(
             rows.shape[1], generator=generator, device="cpu" if generator is None else generator.device
         )
-        return self._sweep(rows, order.tolist()).reshape(query.shape)
+        return self._update_in_order(rows, order.tolist()).reshape(query.shape)
 
     def retrieve(
         self,
@@ -65,7 +64,7 @@ class _Binary(nn.Module):
         def step(states: Tensor) -> Tensor:
             return self.step(states, asynchronous=asynchronous, generator=generator)
 
-        path = iterate(step, self._check(query), max_steps=max_steps, tol=0.0, apart=True)
+        path = iterate(step, self._check(query), max_steps=max_steps, tol=0.0, independent=True)
         batch = query.shape[:-1]
         return Path(
             path.state.reshape(query.shape),
@@ -79,14 +78,15 @@ class _Binary(nn.Module):
         return self.step(query)
 
     @abstractmethod
-    def _field(self, rows: Tensor) -> Tensor:
-        """What each neuron receives from all others, and itself, at once."""
+    def _inputs(self, rows: Tensor) -> Tensor:
+        """The input of every neuron of states (R, D) from all neurons, (R, D)."""
 
     @abstractmethod
-    def _sweep(self, rows: Tensor, order: list[int]) -> Tensor:
-        """One neuron after the other."""
+    def _update_in_order(self, rows: Tensor, order: list[int]) -> Tensor:
+        """Update the neurons of states (R, D) one after the other, in the given order."""
 
     def _check(self, query: Tensor) -> Tensor:
+        """Check states (…, D) of ±1; return them as rows (R, D)."""
         width = self.patterns.shape[1]
         if not isinstance(query, Tensor) or query.dim() == 0 or query.shape[-1] != width:
             got = tuple(query.shape) if isinstance(query, Tensor) else type(query).__name__
@@ -132,27 +132,27 @@ class ClassicalMemory(_Binary):
     def energy(self, query: Tensor) -> Tensor:
         rows = self._check(query).double()
         energy = -(rows @ self.patterns.double().T).square().sum(-1) / 2
-        own = 0.0 if self.diagonal else len(self) * rows.shape[1] / 2
-        return (energy + own).reshape(query.shape[:-1])
+        diagonal = 0.0 if self.diagonal else len(self) * rows.shape[1] / 2
+        return (energy + diagonal).reshape(query.shape[:-1])
 
     def extra_repr(self) -> str:
         return f"{len(self)} × {self.patterns.shape[1]}" + ("" if self.diagonal else ", diagonal=False")
 
-    def _field(self, rows: Tensor) -> Tensor:
-        # Whole numbers, which half precision would round: a sign must not hang on that.
+    def _inputs(self, rows: Tensor) -> Tensor:
+        # Whole numbers, which half precision would round, and signs could change.
         rows, table = rows.double(), self.patterns.double()
         return (rows @ table.T) @ table - (0.0 if self.diagonal else len(self)) * rows
 
-    def _sweep(self, rows: Tensor, order: list[int]) -> Tensor:
-        table, kind, rows = self.patterns.double(), rows.dtype, rows.to(torch.float64, copy=True)
+    def _update_in_order(self, rows: Tensor, order: list[int]) -> Tensor:
+        table, dtype, rows = self.patterns.double(), rows.dtype, rows.to(torch.float64, copy=True)
         overlap = rows @ table.T
-        own = 0.0 if self.diagonal else float(len(self))
+        diagonal = 0.0 if self.diagonal else float(len(self))
         for i in order:
             column = table[:, i]
-            new = _signs(overlap @ column - own * rows[:, i], rows[:, i])
+            new = _signs(overlap @ column - diagonal * rows[:, i], rows[:, i])
             overlap = overlap + (new - rows[:, i]).unsqueeze(-1) * column
             rows[:, i] = new
-        return rows.to(kind)
+        return rows.to(dtype)
 
 
 class DenseMemory(_Binary):
@@ -185,7 +185,7 @@ class DenseMemory(_Binary):
         self.degree = check_number(degree, "degree", 2, ends="[]")
 
     def energy(self, query: Tensor) -> Tensor:
-        """−Σ F(xᵢᵀq), one value a state, in double precision; −inf where that overflows (exp beyond D ≈ 700)."""
+        """−Σ F(xᵢᵀq), one value per state, in double precision; −inf where that overflows (exp beyond D ≈ 700)."""
         overlap = self._check(query).double() @ self.patterns.double().T
         value = overlap.exp() if math.isinf(self.degree) else overlap.clamp_min(0).pow(self.degree)
         return -value.sum(-1).reshape(query.shape[:-1])
@@ -193,17 +193,17 @@ class DenseMemory(_Binary):
     def extra_repr(self) -> str:
         return f"{len(self)} × {self.patterns.shape[1]}, degree={self.degree:g}"
 
-    def _field(self, rows: Tensor) -> Tensor:
+    def _inputs(self, rows: Tensor) -> Tensor:
         overlap = rows.double() @ self.patterns.double().T
         if math.isinf(self.degree):
             slope = (overlap - overlap.amax(-1, keepdim=True)).exp()
         else:
-            # The sign does not mind a factor; this one keeps powers in range.
+            # A positive factor does not change signs; this one keeps powers in range.
             positive = overlap.clamp_min(0)
             slope = (positive / positive.amax(-1, keepdim=True).clamp_min(1.0)).pow(self.degree - 1)
         return slope @ self.patterns.double()
 
-    def _sweep(self, rows: Tensor, order: list[int]) -> Tensor:
+    def _update_in_order(self, rows: Tensor, order: list[int]) -> Tensor:
         rows, table = rows.clone(), self.patterns.double()
         overlap = rows.double() @ table.T
         for i in order:
@@ -216,7 +216,7 @@ class DenseMemory(_Binary):
         return rows
 
     def _relative(self, overlap: Tensor, rest: Tensor) -> Tensor:
-        """F in units in which none overflows, the same for all patterns."""
+        """F of overlaps up to a factor per state, by which none overflows; the factor depends on ``rest`` alone."""
         top = rest.amax(-1, keepdim=True) + 1
         if math.isinf(self.degree):
             return (overlap - top).exp()
@@ -224,9 +224,11 @@ class DenseMemory(_Binary):
 
 
 def _signs(field: Tensor, now: Tensor) -> Tensor:
+    """The signs of inputs; the present state where an input is zero."""
     return torch.where(field > 0, 1.0, torch.where(field < 0, -1.0, now.to(field.dtype))).to(now.dtype)
 
 
 def _check_signs(x: Tensor, name: str) -> None:
-    if not bool((x.detach().abs() == 1).all()):
-        raise ValueError(f"{name} must hold ±1 alone; torch.where(x > threshold, 1.0, -1.0) makes them so")
+    """Check that all entries are ±1."""
+    x = x.detach()
+    check_entries(x.abs() == 1, x, name, "hold ±1 alone, as torch.where(x > threshold, 1.0, -1.0) does")

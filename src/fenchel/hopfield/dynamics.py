@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, overload
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fenchel._checks import check_count
 from fenchel._torch import concrete
@@ -125,7 +125,7 @@ def iterate(
     *,
     max_steps: int = 100,
     tol: float | None = None,
-    apart: bool = False,
+    independent: bool = False,
 ) -> Path:
     """Apply a step to states (…, E) until each has converged.
 
@@ -138,8 +138,8 @@ def iterate(
         query: (…, E), where to begin.
         max_steps: the most updates to make.
         tol: 0 waits until states repeat to the last bit; by default eps^¾ of the dtype, 6e-6 in float32.
-        apart: ``step`` may be called with some of the states alone, as rows (R, E): those that have converged are
-            then left out.
+        independent: whether ``step`` may be called with some of the states alone, as rows (R, E). States that have
+            converged are then left out.
 
     Example:
         >>> import torch, fenchel
@@ -166,7 +166,7 @@ def iterate(
         if readable and not bool(moving.any()):
             break
         old, chosen = state, moving.unsqueeze(-1)
-        if apart and readable and not bool(moving.all()):
+        if independent and readable and not bool(moving.all()):
             state = old.index_put((moving,), step(old[moving]))
         else:
             state = torch.where(chosen, step(old), old)
@@ -179,8 +179,3 @@ def iterate(
         converged = converged | (moving & near)
         moving = moving & (gap > 0) & ~near  # a state that is NaN is not updated again, and has not converged
     return Path(state, before, steps, converged)
-
-
-def own(value: float | Tensor) -> float | Tensor:
-    """A copy of a tensor, so that in-place changes by the caller do not reach a module; a parameter is not copied."""
-    return value.clone() if isinstance(value, Tensor) and not isinstance(value, nn.Parameter) else value

@@ -39,15 +39,15 @@ def load_hflayers(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
     """
     found = dict(state_dict)
     absent: dict[str, list[str]] = {}
-    own: set[str] = set()
+    optional: set[str] = set()  # not in a checkpoint of hflayers, or reported under the name that they have there
     for name, layer in module.named_modules():
         if isinstance(layer, Hopfield):
             prefix = f"{name}." if name else ""
             absent |= _translate(layer, prefix, found)
-            own |= {prefix + key for key in ("log_scaling", *(f"omega.{key}" for key in layer.omega.state_dict()))}
-    own |= {ours for names in absent.values() for ours in names}  # told under their names there
+            optional |= {prefix + key for key in ("log_scaling", *(f"omega.{key}" for key in layer.omega.state_dict()))}
+    optional |= {ours for names in absent.values() for ours in names}
     expected = module.state_dict()
-    missing = [*absent, *(key for key in expected if key not in found and key not in own)]
+    missing = [*absent, *(key for key in expected if key not in found and key not in optional)]
     unexpected = [key for key in found if key not in expected]
     if missing or unexpected:
         raise ValueError(
@@ -65,7 +65,7 @@ def load_hflayers(module: nn.Module, state_dict: Mapping[str, Tensor]) -> None:
 
 
 def _translate(layer: Hopfield, prefix: str, found: dict[str, Tensor]) -> dict[str, list[str]]:
-    """Rename, in place, the tensors of one layer's core; return those that are absent, with their names here."""
+    """Rename the tensors of one layer in ``found``, in place; return the names that are absent, with our names."""
     core = f"{prefix}association_core."
     space, patterns = layer.num_heads * layer.hidden_size, layer.num_heads * layer.pattern_size
     projections = [
@@ -108,7 +108,7 @@ def _translate(layer: Hopfield, prefix: str, found: dict[str, Tensor]) -> dict[s
 
 
 def _rename(found: dict[str, Tensor], theirs: str, ours: str) -> dict[str, list[str]]:
-    """Give a tensor its name here; return both names if it is absent."""
+    """Rename one tensor, in place; return both names if it is absent."""
     if theirs not in found:
         return {theirs: [ours]}
     found[ours] = found.pop(theirs)
@@ -116,7 +116,7 @@ def _rename(found: dict[str, Tensor], theirs: str, ours: str) -> dict[str, list[
 
 
 def _split(found: dict[str, Tensor], name: str, sizes: list[int]) -> list[Tensor]:
-    """Rows of one tensor for several projections."""
+    """Remove one tensor and split its rows into the weights of several projections."""
     joined = found.pop(name)
     if joined.shape[0] != sum(sizes):
         raise ValueError(

@@ -11,7 +11,7 @@ from torch import Tensor
 from fenchel._torch import apply_function
 
 KRYLOV = 64
-"""Directions that are kept before a restart."""
+"""The number of directions that are kept before a restart."""
 
 RESTARTS = 10
 
@@ -36,7 +36,7 @@ def attach(step: Callable[[Tensor], Tensor], point: Tensor, query: Tensor) -> Te
 
 
 class _Fixed(torch.autograd.Function):
-    """The identity on f(q*, w), whose backward pass turns a gradient of q* into one of f's second argument."""
+    """Identity on f(q*, w) in the forward pass; the backward pass multiplies by (I − J)⁻ᵀ."""
 
     @staticmethod
     def forward(ctx: Any, state: Tensor, query: Tensor, step: Callable[[Tensor], Tensor]) -> Tensor:
@@ -63,8 +63,7 @@ class _Fixed(torch.autograd.Function):
 def solve(product: Callable[[Tensor], Tensor], b: Tensor) -> Tensor:
     """Solve u − product(u) = b for each row by GMRES, all rows at once.
 
-    Few rounds: after as many as the product has rank and one more it is exact. At a pattern that is retrieved exactly
-    the product is zero.
+    Exact after one round more than the rank of the product. At a pattern that is retrieved exactly the product is zero.
     """
     u = torch.zeros_like(b)
     scale = torch.linalg.vector_norm(b, dim=-1, keepdim=True)
@@ -91,13 +90,13 @@ def _krylov(product: Callable[[Tensor], Tensor], r: Tensor, enough: Tensor) -> T
     for _ in range(min(KRYLOV, r.shape[-1])):
         w = basis[-1] - product(basis[-1])
         heights = w.new_zeros(len(r), KRYLOV + 1)
-        for _ in range(2):  # once more for what rounding left of the others in it
+        for _ in range(2):  # a second time removes what rounding left
             for i, v in enumerate(basis):
                 along = (w * v).sum(-1)
                 heights[:, i] += along
                 w = w - along.unsqueeze(-1) * v
         length_w = torch.linalg.vector_norm(w, dim=-1, keepdim=True)
-        # What is left of a vector that lies in the span is rounding, and no direction.
+        # The rest of a vector in the span is rounding, and not a direction.
         length_w = torch.where(length_w > 8 * torch.finfo(r.dtype).eps, length_w, 0.0)
         heights[:, len(basis)] = length_w.squeeze(-1)
         columns.append(heights)
@@ -114,4 +113,5 @@ def _krylov(product: Callable[[Tensor], Tensor], r: Tensor, enough: Tensor) -> T
 
 
 def _unit(v: Tensor, length: Tensor) -> Tensor:
+    """Vectors divided by their lengths; zero where the length is zero."""
     return torch.where(length > 0, v / torch.where(length > 0, length, 1.0), 0.0)

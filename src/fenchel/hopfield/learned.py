@@ -15,7 +15,7 @@ Roles = tuple[Tensor, Tensor, Tensor]
 
 
 class _WithLearnedPatterns(nn.Module):
-    """A Hopfield layer some inputs of which are ``quantity`` learned patterns; a subclass says which."""
+    """A Hopfield layer with ``quantity`` learned patterns in place of some inputs; a subclass defines which."""
 
     def __init__(self, quantity: int, sizes: tuple[Any, ...], options: Options) -> None:
         super().__init__()
@@ -48,7 +48,7 @@ class _WithLearnedPatterns(nn.Module):
     def _associate(
         self, input: Any, stored_pattern_padding_mask: Tensor | None, association_mask: Tensor | None
     ) -> Tensor:
-        """The output, batch first."""
+        """The output of the Hopfield layer, (batch, L, output_size)."""
         roles = self._roles(input)
         return self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)[0]
 
@@ -58,7 +58,7 @@ class _WithLearnedPatterns(nn.Module):
 
 
 class HopfieldPooling(_WithLearnedPatterns):
-    """Pool bags of any size to one vector each, or to ``quantity``: learned queries read them out.
+    """Pool bags of any size, (batch, S, width), to one vector each, or to ``quantity``, by learned queries.
 
     The state patterns are parameters; the input is what they choose from. With ``KSubsets(k)`` a query adds up the k
     instances that it fits best, with a sparse Ω of the simplex it averages a few, with ``Shannon()`` it averages all.
@@ -67,7 +67,7 @@ class HopfieldPooling(_WithLearnedPatterns):
         input_size: width of the instances.
         hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps: as in
             :class:`Hopfield`, and so are all other keyword arguments.
-        quantity: how many learned queries; their outputs stand side by side.
+        quantity: the number of learned queries, whose outputs are concatenated.
         trainable: whether the queries are trained.
 
     Example:
@@ -117,7 +117,7 @@ class HopfieldPooling(_WithLearnedPatterns):
         stored_pattern_padding_mask: Tensor | None = None,
         association_mask: Tensor | None = None,
     ) -> Tensor:
-        """Pool.
+        """Pool bags of instances to one vector each.
 
         Args:
             input: instances (batch, S, width), or a pair of these and of what is read out in their place.
@@ -137,7 +137,7 @@ class HopfieldPooling(_WithLearnedPatterns):
 
 
 class HopfieldLayer(_WithLearnedPatterns):
-    """Look the input up in a learned memory of ``quantity`` patterns.
+    """Look states (batch, L, width) up in a learned memory of ``quantity`` patterns.
 
     The stored patterns are parameters, and so is what they are projected from if ``lookup_weights_as_separated``; the
     input holds the states. In place of a dense layer, of learned prototypes, or of a k-nearest-neighbours look-up.
@@ -146,10 +146,10 @@ class HopfieldLayer(_WithLearnedPatterns):
         input_size: width of the input.
         hidden_size, output_size, pattern_size, num_heads, scaling, update_steps_max, update_steps_eps: as in
             :class:`Hopfield`, and so are all other keyword arguments.
-        lookup_weights_as_separated: learn what is read out apart from what is compared.
-        lookup_targets_as_trainable: whether that is trained.
-        quantity: how many patterns are stored.
-        trainable: whether they are trained.
+        lookup_weights_as_separated: whether the patterns that are read out are parameters of their own.
+        lookup_targets_as_trainable: whether these are trained.
+        quantity: the number of stored patterns.
+        trainable: whether the stored patterns are trained.
 
     Example:
         >>> import torch, fenchel
@@ -201,11 +201,11 @@ class HopfieldLayer(_WithLearnedPatterns):
         stored_pattern_padding_mask: Tensor | None = None,
         association_mask: Tensor | None = None,
     ) -> Tensor:
-        """Look up.
+        """Look states up in the learned memory.
 
         Args:
             input: the states, (batch, L, width).
-            stored_pattern_padding_mask: (1, quantity), boolean; True = not to be found.
+            stored_pattern_padding_mask: (1, quantity), boolean; True = left out.
             association_mask: as in :class:`Hopfield`, with S = ``quantity``.
 
         Returns:
@@ -220,6 +220,6 @@ class HopfieldLayer(_WithLearnedPatterns):
 
 
 def _learned(quantity: int, width: int, trainable: bool, options: Options) -> nn.Parameter:
-    """Patterns that are parameters: a batch of one."""
+    """A parameter of ``quantity`` patterns, (1, quantity, width), or (quantity, 1, width) if not ``batch_first``."""
     weights = torch.empty(1, quantity, width, device=options.get("device"), dtype=options.get("dtype"))
     return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trainable)

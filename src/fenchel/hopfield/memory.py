@@ -13,16 +13,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_parameter
+from fenchel._checks import check_count, check_floats, check_one_of, check_positive
 from fenchel._torch import concrete, tracks
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
-from fenchel.hopfield.dynamics import iterate, own, update
+from fenchel.hopfield.dynamics import iterate, update
 from fenchel.hopfield.implicit import attach
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
-from fenchel.streaming.plan import Needs, Plan, Shapes, Step, plan
-from fenchel.streaming.running_softmax import Stored
+from fenchel.streaming.plan import Needs, Plan, Shapes, Step
+from fenchel.streaming.plan import plan as make_plan
 
 Rows = Tensor | np.ndarray[Any, Any]
 Normalize = Literal["sphere", "layer"] | None
@@ -43,26 +43,26 @@ class Retrieval:
     converged: Tensor
     _memory: Memory = field(repr=False)
     _before: Tensor = field(repr=False)
-    _stamp: Sequence[tuple[Any, int]] = field(repr=False)
+    _versions: Sequence[tuple[Any, int]] = field(repr=False)
 
     @cached_property
     def weights(self) -> Tensor:
         """The weights of the patterns in ``state``, (…, N), differentiable; computed at the first access."""
-        return self._source().weights(self._before)
+        return self._unchanged_memory().weights(self._before)
 
     @cached_property
     def value(self) -> Tensor:
         """The weights times the values, (…, V); the state if the memory has no values."""
-        memory, before = self._source(), self._before
+        memory, before = self._unchanged_memory(), self._before
         if memory.values is None:
             return self.state
         recalled = memory._recall(before.reshape(-1, before.shape[-1]), "values")
         return recalled.reshape(*before.shape[:-1], recalled.shape[-1])
 
-    def _source(self) -> Memory:
-        now = self._memory._stamp()
-        same = len(now) == len(self._stamp)
-        if not same or any(_differ(*pair) for pair in zip(now, self._stamp, strict=True)):
+    def _unchanged_memory(self) -> Memory:
+        """The memory, if neither its settings nor its tensors have changed since the retrieval."""
+        now = self._memory._versions()
+        if len(now) != len(self._versions) or any(map(_differ, now, self._versions)):
             raise RuntimeError("the memory has changed since this was retrieved: read weights and value before it does")
         return self._memory
 
@@ -71,12 +71,12 @@ def _in_full_precision(method: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """The method with autocast turned off: scores in half precision would lose the order of the patterns."""
 
     @wraps(method)
-    def call(self: Memory, *args: Any) -> Tensor:
+    def call(self: Memory, *args: Any, **kwargs: Any) -> Tensor:
         device = self.patterns.device.type
         if not torch.is_autocast_enabled(device):
-            return method(self, *args)
+            return method(self, *args, **kwargs)
         with torch.autocast(device, enabled=False):
-            return method(self, *args)
+            return method(self, *args, **kwargs)
 
     return call
 
@@ -138,23 +138,26 @@ class Memory(nn.Module):
         super().__init__()
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         self.chunk_size = None if chunk_size is None else check_count(chunk_size, "chunk_size")
-        if normalize not in (None, "sphere", "layer"):
-            raise ValueError(f"normalize must be None, 'sphere' or 'layer', got {normalize!r}")
+        if normalize is not None:
+            check_one_of(normalize, "normalize", "sphere", "layer")
         self.normalize = normalize
-        beta = check_parameter(beta, "beta", 0.0, "0 < beta < inf", finite=True)
-        if isinstance(beta, Tensor) and beta.numel() != 1:
-            raise ValueError(f"beta must be one number for the whole memory, got shape {tuple(beta.shape)}")
-        hold(self, "beta", own(beta))
+        beta = check_positive(beta, "beta")
+        if isinstance(beta, Tensor):
+            if beta.numel() != 1:
+                raise ValueError(f"beta must be one number for the whole memory, got shape {tuple(beta.shape)}")
+            beta = beta if isinstance(beta, nn.Parameter) else beta.clone()
+        hold(self, "beta", beta)
         self.in_file = isinstance(patterns, np.memmap)
-        self._keep("patterns", patterns)
+        self._store("patterns", patterns)
         if values is None:
             self.register_buffer("values", None)
         else:
-            self._keep("values", values)
+            self._store("values", values)
             if len(values) != len(self.patterns):
                 raise ValueError(f"values must be as many as the patterns, {len(self)}, got {len(values)}")
         self._check_fit(len(self))
-        self._plan("recall", self.patterns)  # raises if patterns are read in chunks and Ω needs all scores at once
+        if self._chunked:
+            self._plan("recall", self.patterns)  # raises if Ω needs all scores at once
 
     # -- stored patterns -------------------------------------------------------------------------------
 
@@ -217,7 +220,7 @@ class Memory(nn.Module):
         omega = simplified(self.omega)
         given = self._check_query(query)
         # In double precision: at a small β the conjugate is nearly log N, which leaves the difference no digits.
-        rows = streams.tiled(_normalized(given, self.normalize), Plan().tile).double()
+        rows = _normalized(given, self.normalize).double()
         beta = self._beta(rows)
         keys = self._stored("patterns", rows.dtype)
         conjugate = streams.maximum(rows * beta, keys, omega, self._plan("energy", rows))
@@ -229,7 +232,7 @@ class Memory(nn.Module):
             energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can make it slightly negative
         else:
             energy = energy - conjugate / beta
-        return energy[: len(given)].to(given.dtype).reshape(query.shape[:-1])
+        return energy.to(given.dtype).reshape(query.shape[:-1])
 
     def step(self, query: Tensor) -> Tensor:
         """One update of states (…, D): Xᵀ argmax_Ω(βXq)."""
@@ -239,11 +242,11 @@ class Memory(nn.Module):
     def weights(self, query: Tensor) -> Tensor:
         """The weights of the patterns for states (…, D): argmax_Ω(βXq), (…, N), dense."""
         given = self._check_query(query)
-        rows = streams.tiled(_normalized(given, self.normalize), Plan().tile)
+        rows = _normalized(given, self.normalize)
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         keys = self._stored("patterns", rows.dtype)
         weights = streams.weights(rows * self._beta(rows), keys, self.omega, self._plan("energy", rows))
-        return weights[: len(given)].to(given.dtype).reshape(*query.shape[:-1], len(self))
+        return weights.to(given.dtype).reshape(*query.shape[:-1], len(self))
 
     def retrieve(
         self, query: Tensor, max_steps: int = 100, tol: float | None = None, *, implicit: bool = False
@@ -270,17 +273,19 @@ class Memory(nn.Module):
         """
         rows = self._check_query(query)
         check_count(max_steps, "max_steps")
+        tensors = (query, *self.parameters(), *self.buffers())
+        # One plan, and so one algorithm, for all steps; in graphs, where nothing can be asked, there is none.
+        step = partial(self._recall, plan=self._plan("recall", rows) if concrete(*tensors) else None)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not implicit):
-            path = iterate(self._recall, rows, max_steps=max_steps, tol=tol, apart=True)
+            path = iterate(step, rows, max_steps=max_steps, tol=tol, independent=True)
         state, before = path.state, path.before
-        held = (query, *self.parameters(), *self.buffers()) if implicit and torch.is_grad_enabled() else ()
-        if any(t.requires_grad for t in held):
+        if implicit and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             if not bool(path.converged.all()):
                 raise RuntimeError(
                     f"{int((~path.converged).sum())} of {len(rows)} queries have not converged after max_steps = "
                     f"{max_steps}: they have no implicit derivative; allow more steps, or pass implicit=False"
                 )
-            state = before = attach(self._recall, state, rows)
+            state = before = attach(step, state, rows)
         batch = query.shape[:-1]
         return Retrieval(
             state.reshape(query.shape),
@@ -288,7 +293,7 @@ class Memory(nn.Module):
             path.converged.reshape(batch),
             self,
             before.reshape(query.shape),
-            self._stamp(),
+            self._versions(),
         )
 
     def certify(self, associations: Tensor | None = None) -> Certificate:
@@ -301,8 +306,8 @@ class Memory(nn.Module):
         with torch.no_grad():
             beta = float(self.beta)
             if associations is None:
-                return certify_patterns(self._read_on_host, len(self), self.omega, beta)
-            return certify_associations(self._read_on_host, len(self), self.omega, beta, associations)
+                return certify_patterns(self._read_on_cpu, len(self), self.omega, beta)
+            return certify_associations(self._read_on_cpu, len(self), self.omega, beta, associations)
 
     def forward(self, query: Tensor) -> Tensor:
         """``step``."""
@@ -319,6 +324,7 @@ class Memory(nn.Module):
 
     @property
     def _chunked(self) -> bool:
+        """Whether patterns are read some at a time."""
         return self.chunk_size is not None or self.in_file
 
     def _check_query(self, query: Tensor) -> Tensor:
@@ -330,7 +336,7 @@ class Memory(nn.Module):
                 f"query must have the patterns' width, {width}, along its last dimension, got shape "
                 f"{tuple(query.shape)}"
             )
-        self._check_fit(len(self))
+        self._check_fit(len(self))  # Ω may have been replaced, and patterns loaded
         return query.reshape(-1, width).to(torch.promote_types(query.dtype, self.dtype))
 
     def _beta(self, rows: Tensor) -> float | Tensor:
@@ -338,15 +344,16 @@ class Memory(nn.Module):
         return self.beta.to(rows.dtype).reshape(()) if isinstance(self.beta, Tensor) else self.beta
 
     def _plan(self, step: Step, rows: Tensor) -> Plan:
+        """How scores of rows (R, D) are computed."""
         width = 2 * self.patterns.shape[1]
         needs = Needs(step, rows.dtype, by_chunks=self._chunked, columns=self.chunk_size)
-        return plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
+        return make_plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
 
-    def _stored(self, name: str, dtype: torch.dtype) -> Stored:
+    def _stored(self, name: str, dtype: torch.dtype) -> streams.Stored:
         """The patterns or values, with a function that normalizes and converts some of their rows."""
-        return Stored(getattr(self, name), partial(self._ready, name=name, dtype=dtype))
+        return streams.Stored(getattr(self, name), partial(self._prepare, name=name, dtype=dtype))
 
-    def _ready(self, held: Tensor, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def _prepare(self, held: Tensor, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """Rows of the patterns, normalized, or of the values, in a dtype; by default their own, or float32."""
         held = held.to(dtype or (held.dtype if held.is_floating_point() else torch.float32))
         # Only parameters and patterns in a file are not stored in normalized form.
@@ -354,40 +361,46 @@ class Memory(nn.Module):
         return _normalized(held, self.normalize) if raw and name == "patterns" else held
 
     def _read(self, size: int, name: str = "patterns") -> Iterator[tuple[int, Tensor]]:
+        """Blocks of ``size`` prepared rows, each with the index of its first row."""
         held = getattr(self, name)
         for first in range(0, len(self), size):
-            yield first, self._ready(held[first : first + size], name)
+            yield first, self._prepare(held[first : first + size], name)
 
-    def _read_on_host(self, size: int) -> Iterator[tuple[int, Tensor]]:
+    def _read_on_cpu(self, size: int) -> Iterator[tuple[int, Tensor]]:
+        """The blocks of ``_read``, without gradient, in the memory of the CPU."""
         return ((first, block.detach().cpu()) for first, block in self._read(size))
 
     @_in_full_precision
-    def _recall(self, states: Tensor, name: str = "patterns") -> Tensor:
+    def _recall(self, states: Tensor, name: str = "patterns", plan: Plan | None = None) -> Tensor:
         """argmax_Ω(βXq) times the patterns, (R, D), or the values, (R, V), for checked states (R, D)."""
-        rows = streams.tiled(_normalized(states, self.normalize), Plan().tile)
+        rows = _normalized(states, self.normalize)
         learns = tracks(rows, *self.parameters(), *self.buffers())
         if self._chunked or (not learns and concrete(rows, self.patterns)):
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             keys = self._stored("patterns", rows.dtype)
             values = keys if name == "patterns" else self._stored(name, rows.dtype)
-            chosen = self._plan("recall", rows)
-            recalled = streams.recall(rows * self._beta(rows), keys, values, self.omega, chosen)
+            plan = self._plan("recall", rows) if plan is None else plan
+            recalled = streams.recall(rows * self._beta(rows), keys, values, self.omega, plan)
         else:  # attention keeps little for the derivative
-            held = self._stored("patterns", rows.dtype).all()
-            what = held if name == "patterns" else self._stored(name, rows.dtype).all()
-            recalled = update(rows, held, what, self.omega, self._beta(rows))
-        return recalled[: len(states)].to(states.dtype)
+            rows = streams.pad_rows(rows, Plan().tile)
+            keys = self._stored("patterns", rows.dtype)
+            values = keys if name == "patterns" else self._stored(name, rows.dtype)
+            patterns = keys.prepare(keys.held)
+            what = patterns if values is keys else values.prepare(values.held)
+            recalled = update(rows, patterns, what, self.omega, self._beta(rows))[: len(states)]
+        return recalled.to(states.dtype)
 
     def _largest_norm(self) -> Tensor:
+        """The largest norm of a pattern, in double precision."""
         norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(Plan().columns)]
         return torch.stack(norms).amax()
 
-    def _stamp(self) -> list[tuple[Any, int]]:
+    def _versions(self) -> list[tuple[Any, int]]:
         """The settings and tensors that weights depend on, and the version of each tensor."""
-        stamp: list[tuple[Any, int]] = [(self.omega, 0), (self.normalize, 0), (self.beta, 0)]
+        versions: list[tuple[Any, int]] = [(self.omega, 0), (self.normalize, 0), (self.beta, 0)]
         for t in (*self.parameters(), *self.buffers()):
-            stamp.append((t, 0 if t.is_inference() else t._version))
-        return stamp
+            versions.append((t, 0 if t.is_inference() else t._version))
+        return versions
 
     def _check_fit(self, count: int) -> None:
         """Raise an error if Ω cannot choose among ``count`` patterns, or varies from query to query."""
@@ -407,10 +420,12 @@ class Memory(nn.Module):
             raise ValueError(f"k must be at most the number of patterns, {count}, got {show(wanted)}")
 
     def _check_writable(self) -> None:
+        """Raise an error if the patterns are in a file."""
         if self.in_file:
             raise TypeError("patterns in a file are not changed: change the file and make a new memory")
 
-    def _keep(self, name: str, given: Rows) -> None:
+    def _store(self, name: str, given: Rows) -> None:
+        """Check patterns or values (N, D) and register them as a parameter or a buffer."""
         held = _check_rows(given, name)
         if isinstance(held, nn.Parameter):
             self.register_parameter(name, held)
@@ -434,6 +449,7 @@ class Memory(nn.Module):
         return torch.cat([held, _normalized(new, self.normalize if name == "patterns" else None)])
 
     def _replace(self, name: str, new: Tensor) -> None:
+        """Replace patterns or values by other ones; a parameter is replaced by a new parameter."""
         old = getattr(self, name)
         setattr(self, name, nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new)
 
@@ -464,6 +480,7 @@ class Memory(nn.Module):
 
 
 def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
+    """Whether two settings or tensors, each with its version, are not the same."""
     number = isinstance(now[0], (float, str)) and now[0] == then[0]
     return now[1] != then[1] or not (number or now[0] is then[0])
 

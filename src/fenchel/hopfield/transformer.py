@@ -15,20 +15,21 @@ from fenchel.hopfield.association import Hopfield, Patterns
 
 
 class _TransformerLayer(nn.Module):
-    """The feed-forward network that ends an encoder layer and a decoder layer."""
+    """A transformer layer that ends with a feed-forward network."""
 
     def _add_feed_forward(
         self, like: Hopfield, dim_feedforward: int, dropout: float, activation: str | Callable[[Tensor], Tensor]
     ) -> None:
-        """Add the network, with the width, device and dtype of an association."""
-        width, made = like.state_pattern_size, _place(like)
-        self.linear_residual = nn.Linear(width, check_count(dim_feedforward, "dim_feedforward"), **made)
-        self.linear_output = nn.Linear(dim_feedforward, width, **made)
-        self.norm_output = nn.LayerNorm(width, **made)
+        """Add a feed-forward network with the width, device and dtype of an association."""
+        width, factory = like.state_pattern_size, _factory_kwargs(like)
+        self.linear_residual = nn.Linear(width, check_count(dim_feedforward, "dim_feedforward"), **factory)
+        self.linear_output = nn.Linear(dim_feedforward, width, **factory)
+        self.norm_output = nn.LayerNorm(width, **factory)
         self.dropout = nn.Dropout(check_share(dropout, "dropout"))
         self.activation_residual = named_activation("activation", activation)
 
     def _feed_forward(self, x: Tensor) -> Tensor:
+        """norm(x + network(x))."""
         inner = self.activation_residual(self.linear_residual(x))
         fed: Tensor = self.norm_output(x + self.dropout(self.linear_output(self.dropout(inner))))
         return fed
@@ -77,7 +78,7 @@ class HopfieldEncoderLayer(_TransformerLayer):
         super().__init__()
         width = _check_association("hopfield_association", hopfield_association)
         self.hopfield_association = deepcopy(hopfield_association)
-        self.norm_residual = nn.LayerNorm(width, **_place(hopfield_association))
+        self.norm_residual = nn.LayerNorm(width, **_factory_kwargs(hopfield_association))
         self._add_feed_forward(hopfield_association, dim_feedforward, dropout, activation)
 
     @property
@@ -160,11 +161,11 @@ class HopfieldDecoderLayer(_TransformerLayer):
             )
         if hopfield_association_cross.batch_first != hopfield_association_self.batch_first:
             raise ValueError("hopfield_association_cross must have the batch_first of hopfield_association_self")
-        made = _place(hopfield_association_self)
+        factory = _factory_kwargs(hopfield_association_self)
         self.hopfield_association_self = deepcopy(hopfield_association_self)
         self.hopfield_association_cross = deepcopy(hopfield_association_cross)
-        self.norm_residual_self = nn.LayerNorm(width, **made)
-        self.norm_residual_cross = nn.LayerNorm(width, **made)
+        self.norm_residual_self = nn.LayerNorm(width, **factory)
+        self.norm_residual_cross = nn.LayerNorm(width, **factory)
         self._add_feed_forward(hopfield_association_self, dim_feedforward, dropout, activation)
 
     @property
@@ -203,33 +204,33 @@ class HopfieldDecoderLayer(_TransformerLayer):
         Returns:
             A tensor of the shape of ``tgt``.
         """
-        own = _causal(tgt, self.batch_first) if tgt_is_causal and tgt_mask is None else tgt_mask
+        if tgt_is_causal and tgt_mask is None:
+            tgt_mask = _causal(tgt, self.batch_first)
         padding = _boolean("tgt_key_padding_mask", tgt_key_padding_mask)
-        tgt = self.norm_residual_self(tgt + self.dropout(self.hopfield_association_self(tgt, padding, own)))
-        cross = memory_mask
-        if memory_is_causal and cross is None:
-            cross = _causal(tgt, self.batch_first, memory)
+        tgt = self.norm_residual_self(tgt + self.dropout(self.hopfield_association_self(tgt, padding, tgt_mask)))
+        if memory_is_causal and memory_mask is None:
+            memory_mask = _causal(tgt, self.batch_first, memory)
         padding = _boolean("memory_key_padding_mask", memory_key_padding_mask)
-        associated = self.hopfield_association_cross((memory, tgt, memory), padding, cross)
+        associated = self.hopfield_association_cross((memory, tgt, memory), padding, memory_mask)
         return self._feed_forward(self.norm_residual_cross(tgt + self.dropout(associated)))
 
     def get_association_matrix_self(
         self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """The weights of the self-association, (batch, heads, L, L), before dropout, without gradient."""
-        layer = self.hopfield_association_self
-        return layer.get_association_matrix(input, stored_pattern_padding_mask, association_mask)
+        masks = (stored_pattern_padding_mask, association_mask)
+        return self.hopfield_association_self.get_association_matrix(input, *masks)
 
     def get_association_matrix_cross(
         self, input: Patterns, stored_pattern_padding_mask: Tensor | None = None, association_mask: Tensor | None = None
     ) -> Tensor:
         """The weights of the association with the memory, (batch, heads, L, S), before dropout, without gradient."""
-        layer = self.hopfield_association_cross
-        return layer.get_association_matrix(input, stored_pattern_padding_mask, association_mask)
+        masks = (stored_pattern_padding_mask, association_mask)
+        return self.hopfield_association_cross.get_association_matrix(input, *masks)
 
 
 def _check_association(name: str, layer: Hopfield) -> int:
-    """The width of the states, which the output is added to."""
+    """Check an association whose output is added to its states; return their width."""
     if not isinstance(layer, Hopfield):
         raise TypeError(f"{name} must be a fenchel.hopfield.Hopfield, got {type(layer).__name__}")
     if layer.output_size != layer.state_pattern_size:
@@ -240,21 +241,21 @@ def _check_association(name: str, layer: Hopfield) -> int:
     return layer.state_pattern_size
 
 
-def _place(layer: Hopfield) -> dict[str, Any]:
-    """Device and dtype of a layer's parameters; torch's defaults if it has none."""
+def _factory_kwargs(layer: Hopfield) -> dict[str, Any]:
+    """The device and dtype of the parameters of a layer, as keyword arguments; none if it has no parameters."""
     for parameter in layer.parameters():
         return {"device": parameter.device, "dtype": parameter.dtype}
     return {}
 
 
 def _causal(states: Tensor, batch_first: bool, stored: Tensor | None = None) -> Tensor:
-    """(L, S), True where a stored pattern comes after the state."""
+    """A causal mask (L, S), True where a stored pattern comes after the state."""
     length, other = (x.shape[1 if batch_first else 0] for x in (states, states if stored is None else stored))
     return torch.ones(length, other, dtype=torch.bool, device=states.device).triu(1)
 
 
 def _boolean(name: str, padding: Tensor | None) -> Tensor | None:
-    """A padding mask as booleans: torch's containers of layers make 0 and −inf of it."""
+    """A padding mask as booleans; torch's containers of layers turn it into 0 and −inf."""
     if not isinstance(padding, Tensor) or not padding.is_floating_point():
         return padding
     hidden = padding == -torch.inf

@@ -13,9 +13,9 @@ step             call                                    result
 ``room``         ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
 ``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
                                                          failed (capped softmax)
-``chain``        ``kernel.advance(…)``, ``.expect(…)``,  max_Ω over all paths of a dynamic program, the expected path,
-``alignment``    ``.curve(…)``                           and its change along a direction: see ``markov``,
-``lattice``                                              ``alignments`` and ``lattices``
+``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
+``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
+``lattice``      ``.hessian_product(…)``                 ``alignments`` and ``lattices``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row.
@@ -35,6 +35,12 @@ takes part), to be added, or None; it is (heads, rows, keys that any row sees). 
 the gradient of the queries, and that of a, (heads, rows), if ``learns``, else None. It adds those of keys and values to
 ``to_key`` and ``to_value``, unless these are None. ``supports`` is what ``attend`` returned after the output;
 ``to_weights`` is the gradient of its weights, or None.
+
+``collect``: ``kernel(scores, floor, first, count, place, score)`` appends scores that are not below the floor of their
+row to lists of indices and scores, for every Ω alike; its name is ``"supports"``. See ``cpu.streaming.memories``.
+
+``distances``: ``kernel(x, y)`` returns the squared distances between all points of two series, and
+``distances_backward``: ``kernel(grad, x, y)`` their gradients; the name is ``"squared_euclidean"``.
 
 ``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, most=, room=, turned=)`` returns the loss of a
 class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative. With ``rates``, one per token, it also
@@ -161,38 +167,39 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
 
 
 _ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
-_PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``columns.KINDS``
+_PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``choices.KINDS``
 _NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
 
-register("argmax", "tsallis", "cpu.maps.simplex:entmax", ranges=_ENTMAX, room="entmax")
-register("product", "tsallis", "cpu.maps.simplex:entmax_product", ranges=_ENTMAX, room="entmax")
-register("pull", "tsallis", "cpu.maps.simplex:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)), room="entmax")
-register("class_loss", "tsallis", "cpu.maps.simplex:entmax_loss", ranges=_ENTMAX, room="entmax")
-register("attend", "tsallis", "cpu.streaming.attention:attend", ranges=((1 + 1e-3, 2.0),), room="attention")
-register(
-    "attend_backward", "tsallis", "cpu.streaming.attention:attend_backward", ranges=((1 + 1e-3, 2.0),), room="attention"
-)
-register("linear_class_loss", "tsallis", "cpu.streaming.output:linear_class_loss", ranges=_ENTMAX, room="output")
-register(
-    "linear_class_loss_backward",
-    "tsallis",
-    "cpu.streaming.output:linear_class_loss_backward",
-    ranges=_ENTMAX,
-    room="output",
-)
-register("chain", "tsallis", "cpu.dp.markov", ranges=_PROGRAMS, room="chains")
-register("alignment", "tsallis", "cpu.dp.alignments", ranges=_PROGRAMS, room="alignments")
-register("lattice", "tsallis", "cpu.dp.lattices", ranges=_PROGRAMS, room="lattices")
-register("argmax", "norm", "cpu.maps.simplex:normmax", ranges=_NORMMAX, room="normmax")
-register("product", "norm", "cpu.maps.simplex:normmax_product", ranges=_NORMMAX, room="normmax")
-register("class_loss", "norm", "cpu.maps.simplex:normmax_loss", ranges=_NORMMAX, room="normmax")
-register("argmax", "bounded_gini", "cpu.maps.bounded:project", room="bounded")
-register("cap", "bounded_shannon", "cpu.maps.bounded:cap", room="bounded")
-register("room", "bounded", "cpu.maps.bounded:room", room="bounded")
-register("product", "bounded_gini", "cpu.maps.bounded:product", room="bounded")
-register("pull", "bounded_gini", "cpu.maps.bounded:pull", room="bounded")
-register("product", "bounded_shannon", "cpu.maps.bounded:entropic_product", room="bounded")
-register("pull", "bounded_shannon", "cpu.maps.bounded:entropic_pull", room="bounded")
+
+def _compiled(room: str, step: str, name: str, kernel: str, ranges: tuple[Interval, ...] = _ANY) -> None:
+    """Add a kernel of ``kernels/cpu``, which ``fenchel.warmup`` compiles with the others of its room."""
+    register(step, name, f"cpu.{kernel}", ranges=ranges, room=room)
+
+
+_compiled("entmax", "argmax", "tsallis", "maps.simplex:entmax", _ENTMAX)
+_compiled("entmax", "product", "tsallis", "maps.simplex:entmax_product", _ENTMAX)
+_compiled("entmax", "pull", "tsallis", "maps.simplex:entmax_pull", ((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)))
+_compiled("entmax", "class_loss", "tsallis", "maps.simplex:entmax_loss", _ENTMAX)
+_compiled("attention", "attend", "tsallis", "streaming.attention:attend", ((1 + 1e-3, 2.0),))
+_compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", ((1 + 1e-3, 2.0),))
+_compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _ENTMAX)
+_compiled("output", "linear_class_loss_backward", "tsallis", "streaming.output:linear_class_loss_backward", _ENTMAX)
+_compiled("memories", "collect", "supports", "streaming.memories:collect")
+_compiled("chains", "chain", "tsallis", "dp.markov", _PROGRAMS)
+_compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)
+_compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distances")
+_compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
+_compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
+_compiled("normmax", "argmax", "norm", "maps.simplex:normmax", _NORMMAX)
+_compiled("normmax", "product", "norm", "maps.simplex:normmax_product", _NORMMAX)
+_compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss", _NORMMAX)
+_compiled("bounded", "argmax", "bounded_gini", "maps.bounded:project")
+_compiled("bounded", "cap", "bounded_shannon", "maps.bounded:cap")
+_compiled("bounded", "room", "bounded", "maps.bounded:room")
+_compiled("bounded", "product", "bounded_gini", "maps.bounded:product")
+_compiled("bounded", "pull", "bounded_gini", "maps.bounded:pull")
+_compiled("bounded", "product", "bounded_shannon", "maps.bounded:entropic_product")
+_compiled("bounded", "pull", "bounded_shannon", "maps.bounded:entropic_pull")
 for _name in ("fused", "oscar", "grid"):
-    register("argmax", _name, f"cpu.maps.{_name}:{_name}", room="grouping")
-    register("product", _name, f"cpu.maps.{_name}:{_name}_product", room="grouping")
+    _compiled("grouping", "argmax", _name, f"maps.{_name}:{_name}")
+    _compiled("grouping", "product", _name, f"maps.{_name}:{_name}_product")

@@ -1,4 +1,4 @@
-"""Smoothed choices by columns: what every dynamic program does at each of its nodes, for many nodes at once.
+"""Smoothed choices by columns: max_Ω and argmax_Ω at the nodes of a dynamic program, for many nodes at once.
 
 A block of ``choices`` × ``width`` numbers lies flat, row by row; each of its columns is one node, and a row holds the
 same predecessor of all of them. Loops run along the rows, so that they vectorise whatever the number of choices.
@@ -7,8 +7,10 @@ same predecessor of all of them. Loops run along the rows, so that they vectoris
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import kernel, strict
 from fenchel.kernels.cpu.powers import exp2, log2
@@ -17,15 +19,23 @@ HARD, SHANNON, GINI, HALVES = 0, 1, 2, 3
 """Which entropy smooths the maximum: none, Shannon's, Gini's, and Tsallis's with α = 1.5."""
 
 KINDS = {math.inf: HARD, 1.0: SHANNON, 2.0: GINI, 1.5: HALVES}
-"""These by the α of Tsallis's entropy."""
+"""The same, by the α of Tsallis's entropy."""
 
 _LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
 _NEWTON = 60  # a handful is enough
 
 
+def arrays(*tensors: Tensor) -> list[np.ndarray[Any, Any]]:
+    """The data of tensors on the CPU as contiguous arrays, in the order of the arguments."""
+    found = []
+    for each in tensors:  # a comprehension would be one more call
+        found.append(each.detach().contiguous().numpy())
+    return found
+
+
 @strict
-def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-def]
-    """The probabilities q of the choices in each column of x, and by how much the smoothed maximum exceeds the largest.
+def smooth(kind, choices, width, x, q, excess, work):  # type: ignore[no-untyped-def]
+    """The probabilities q of the choices in each column of x, and the excess of the smoothed maximum over the largest.
 
     The largest entry of a column is 0; entries of −inf cannot be chosen; a column of these alone gets zeros. ``work``
     has room for three rows.
@@ -34,9 +44,9 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
     size = choices * width
     zero, one, half = number(0), number(1), number(0.5)
     for w in range(width):
-        rise[w] = zero
+        excess[w] = zero
     if kind == SHANNON:
-        # Below this lie powers that are not normal numbers.
+        # Smaller powers are not normal numbers.
         lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
         log2e, ln2 = number(_LOG2E), number(_LN2)
         for i in range(size):
@@ -45,12 +55,12 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             q[i] = e if y >= lowest else zero
         for d in range(choices):
             for w in range(width):
-                rise[w] += q[d * width + w]
+                excess[w] += q[d * width + w]
         for w in range(width):
-            some = rise[w] > zero
-            total = rise[w] if some else one
+            some = excess[w] > zero
+            total = excess[w] if some else one
             work[w] = one / total
-            rise[w] = log2(total) * ln2
+            excess[w] = log2(total) * ln2
         for d in range(choices):
             for w in range(width):
                 q[d * width + w] *= work[w]
@@ -60,15 +70,15 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             for w in range(width):
                 best = one if x[d * width + w] == zero else zero
                 q[d * width + w] = best
-                rise[w] += best
+                excess[w] += best
         for w in range(width):
-            work[w] = one / max(rise[w], one)
-            rise[w] = zero
+            work[w] = one / max(excess[w], one)
+            excess[w] = zero
         for d in range(choices):
             for w in range(width):
                 q[d * width + w] *= work[w]
         return
-    # The threshold is approached from the left, where everything that counts is still above it.
+    # Newton's method from below the threshold: no entry of the support is ever left out.
     for w in range(width):
         work[w] = -one
         work[2 * width + w] = zero
@@ -76,48 +86,48 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
         for _ in range(choices + 1):
             changed = 0
             for w in range(width):
-                rise[w] = zero
+                excess[w] = zero
                 work[width + w] = zero
             for d in range(choices):
                 for w in range(width):
                     v = x[d * width + w]
                     inside = v > work[w]
-                    rise[w] += v if inside else zero
+                    excess[w] += v if inside else zero
                     work[width + w] += one if inside else zero
             for w in range(width):
                 count = max(work[width + w], one)
                 changed += 1 if count != work[2 * width + w] else 0
                 work[2 * width + w] = count
-                work[w] = (rise[w] - one) / count
+                work[w] = (excess[w] - one) / count
             if changed == 0:
                 break
         for w in range(width):
-            rise[w] = zero
+            excess[w] = zero
         for d in range(choices):
             for w in range(width):
                 v = x[d * width + w]
                 p = max(v - work[w], zero)
                 q[d * width + w] = p
                 gain = p * (v - half * p)
-                rise[w] += gain if p > zero else zero
+                excess[w] += gain if p > zero else zero
         for w in range(width):
-            rise[w] = max(rise[w] + half, zero)
+            excess[w] = max(excess[w] + half, zero)
         return
     enough = number(1e-7 if x.itemsize == 4 else 2e-16)
     for _ in range(_NEWTON):
         for w in range(width):
-            rise[w] = zero
+            excess[w] = zero
             work[width + w] = zero
         for d in range(choices):
             for w in range(width):
                 r = max(half * x[d * width + w] - work[w], zero)
-                rise[w] += r * r
+                excess[w] += r * r
                 work[width + w] += r
         going = 0
         for w in range(width):
             slope = work[width + w]
-            step = (rise[w] - one) / (number(2) * slope) if slope > zero else zero
-            # A column that is done stays as it is: it may not depend on the others.
+            step = (excess[w] - one) / (number(2) * slope) if slope > zero else zero
+            # A column that has converged is not changed again: it must not depend on the others.
             step = max(step, zero) if work[2 * width + w] == zero else zero
             work[w] += step
             more = one if step > enough else zero
@@ -127,32 +137,32 @@ def smooth(kind, choices, width, x, q, rise, work):  # type: ignore[no-untyped-d
             break
     for w in range(width):
         work[width + w] = zero
-        rise[w] = zero
+        excess[w] = zero
     for d in range(choices):
         for w in range(width):
             v = x[d * width + w]
             r = max(half * v - work[w], zero)
             q[d * width + w] = r * r
             gain = r * r * v
-            rise[w] += gain if r > zero else zero
+            excess[w] += gain if r > zero else zero
             work[width + w] += r * r * r
     for w in range(width):
-        rise[w] = max(rise[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
+        excess[w] = max(excess[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
 
 
 @kernel
-def smooth_three(kind, width, x, q, rise, work):  # type: ignore[no-untyped-def]
+def smooth_three(kind, width, x, q, excess, work):  # type: ignore[no-untyped-def]
     """``smooth`` for three choices: what alignments have at each of their cells."""
     if kind == SHANNON:
-        _soften_three(width, x, q, rise)
+        _three_by_shannon(width, x, q, excess)
     elif kind == GINI:
-        _sparsen_three(width, x, q, rise)
+        _three_by_gini(width, x, q, excess)
     else:
-        smooth(kind, 3, width, x, q, rise, work)
+        smooth(kind, 3, width, x, q, excess, work)
 
 
 @kernel
-def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
+def _three_by_shannon(width, x, q, excess):  # type: ignore[no-untyped-def]
     number = x.dtype.type
     zero, one = number(0), number(1)
     lowest = number(-126.0) if x.itemsize == 4 else number(-1022.0)
@@ -163,7 +173,7 @@ def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
         x0, x1, x2 = u0[w], u1[w], u2[w]
         more, less = max(x0, x1), min(x0, x1)
         middle, least = max(less, min(more, x2)), min(less, x2)
-        # The largest counts one: two powers are enough for three.
+        # The power of the largest is exp(0) = 1: two powers are enough for three.
         y, z = middle * log2e, least * log2e
         second, third = exp2(y), exp2(z)
         second = second if y >= lowest else zero
@@ -178,11 +188,11 @@ def _soften_three(width, x, q, rise):  # type: ignore[no-untyped-def]
         v0[w] = share if x0 == zero else q0
         v1[w] = share if x1 == zero else q1
         v2[w] = share if x2 == zero else q2
-        rise[w] = log2(total) * ln2
+        excess[w] = log2(total) * ln2
 
 
 @kernel
-def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
+def _three_by_gini(width, x, q, excess):  # type: ignore[no-untyped-def]
     number = x.dtype.type
     zero, one, half, third = number(0), number(1), number(0.5), number(1.0 / 3.0)
     u0, u1, u2 = x[:width], x[width : 2 * width], x[2 * width : 3 * width]
@@ -191,7 +201,7 @@ def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
         x0, x1, x2 = u0[w], u1[w], u2[w]
         more, less = max(x0, x1), min(x0, x1)
         middle, least = max(less, min(more, x2)), min(less, x2)
-        # Of the thresholds for the one, two or three largest, the right one is the highest.
+        # The threshold is the highest of those of the one, two and three largest.
         tau = max(max(-one, (middle - one) * half), (middle + least - one) * third)
         p0, p1, p2 = max(x0 - tau, zero), max(x1 - tau, zero), max(x2 - tau, zero)
         v0[w] = p0
@@ -201,15 +211,15 @@ def _sparsen_three(width, x, q, rise):  # type: ignore[no-untyped-def]
         g0 = g0 if p0 > zero else zero
         g1 = g1 if p1 > zero else zero
         g2 = g2 if p2 > zero else zero
-        rise[w] = max(half + (g0 + g1 + g2), zero)
+        excess[w] = max(half + (g0 + g1 + g2), zero)
 
 
 @strict
-def missing(q, gap):  # type: ignore[no-untyped-def]
-    """What the probabilities in each column of q (choices, width) lack to sum to 1, which rounding took.
+def deficits(q, gap):  # type: ignore[no-untyped-def]
+    """1 minus the sum of each column of q (choices, width): what rounding took from the probabilities.
 
-    Over thousands of steps that would multiply up: who multiplies by q multiplies by 1 + gap too, to be right to its
-    square.
+    Over thousands of steps the errors would multiply. Products with q are therefore multiplied by 1 + gap, after which
+    the error is of the order of gap².
     """
     choices, width = q.shape
     for w in range(width):
@@ -220,8 +230,8 @@ def missing(q, gap):  # type: ignore[no-untyped-def]
 
 
 @strict
-def respond(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
-    """How probabilities q respond to a change of the scores: J v by columns. ``work`` has room for two rows.
+def jacobian_product(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
+    """J v by columns, the derivative of the probabilities q along a change v of the scores. ``work`` holds two rows.
 
     J = diag(s) − ssᵀ/‖s‖₁ with s = q^(2−α) on the support; all in double precision but q.
     """
@@ -251,7 +261,7 @@ def respond(kind, choices, width, q, change, response, work):  # type: ignore[no
 
 
 @kernel
-def spoilt(x):  # type: ignore[no-untyped-def]
+def count_invalid(x):  # type: ignore[no-untyped-def]
     """How many entries of a flat array are NaN or +inf."""
     count = 0
     for i in range(x.size):

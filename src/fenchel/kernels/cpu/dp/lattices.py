@@ -1,4 +1,4 @@
-"""Any directed graph without cycles: the smoothed recursion, its expected path, and how that responds.
+"""Any directed graph without cycles: the smoothed recursion, its gradient, and Hessian-vector products.
 
 Nodes are in topological order, edges in the order of their targets; scores are (edges, batch), so that loops run along
 the batch. The walk holds the probability of every edge among those with its target.
@@ -6,49 +6,44 @@ the batch. The walk holds the probability of every edge among those with its tar
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import torch
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import strict
-from fenchel.kernels.cpu.dp.choices import KINDS, missing, respond, smooth
+from fenchel.kernels.cpu.dp.choices import KINDS, arrays, deficits, jacobian_product, smooth
 from fenchel.kernels.cpu.threads import over_rows
-
-Arrays = np.ndarray[Any, Any]
-
 
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
-def advance(scores: Tensor, first: Tensor, sources: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
+def forward(scores: Tensor, first: Tensor, sources: Tensor, alpha: float, gamma: float) -> tuple[Tensor, Tensor]:
     """The value at the last node, in double precision, and the walk.
 
     Args:
         scores: (E, B).
         first: (nodes + 1,), int64: the edges into node i are first[i], …, first[i + 1] − 1; none into node 0.
         sources: (E,), int64: where each edge comes from.
-        alpha: of Tsallis's entropy, one of ``columns.KINDS``.
+        alpha: of Tsallis's entropy, one of ``choices.KINDS``.
         gamma: the temperature.
     """
     value = torch.empty(scores.shape[1], dtype=torch.float64, device="cpu")
     walk = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
-    arrays = [_array(t) for t in (scores, first, sources)]
+    given = arrays(scores, first, sources)
     results = (value.numpy(), walk.numpy())
-    over_rows(_advance, len(value), scores.numel(), *arrays, np.array([gamma]), KINDS[alpha], *results)
+    over_rows(_forward, len(value), scores.numel(), *given, np.array([gamma]), KINDS[alpha], *results)
     return value, walk
 
 
-def expect(weight: Tensor, value: Tensor, walk: Tensor, first: Tensor, sources: Tensor) -> Tensor:
+def gradient(weight: Tensor, value: Tensor, walk: Tensor, first: Tensor, sources: Tensor) -> Tensor:
     """The expected path, (E, B), times weights (B,)."""
     edges = torch.empty(walk.shape, dtype=walk.dtype, device="cpu")
-    arrays = [_array(t) for t in (weight.double(), value, walk, first, sources)]
-    over_rows(_expect, len(value), walk.numel(), *arrays, edges.numpy())
+    given = arrays(weight.double(), value, walk, first, sources)
+    over_rows(_gradient, len(value), walk.numel(), *given, edges.numpy())
     return edges
 
 
-def curve(
+def hessian_product(
     weight: Tensor,
     value: Tensor,
     walk: Tensor,
@@ -58,18 +53,13 @@ def curve(
     alpha: float,
     gamma: float,
 ) -> tuple[Tensor, Tensor]:
-    """Along a direction of the scores, (E, B): the change of the values, and of the weighted expected path."""
-    tangent = torch.empty(len(value), dtype=torch.float64, device="cpu")
+    """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction of the scores, (E, B)."""
+    change_of_value = torch.empty(len(value), dtype=torch.float64, device="cpu")
     edges = torch.empty(walk.shape, dtype=walk.dtype, device="cpu")
-    arrays = [_array(t) for t in (weight.double(), value, walk, first, sources, scores.double())]
-    results = (tangent.numpy(), edges.numpy())
-    over_rows(_curve, len(value), walk.numel(), *arrays, np.array([gamma]), KINDS[alpha], *results)
-    return tangent, edges
-
-
-def _array(tensor: Tensor) -> Arrays:
-    array: Arrays = tensor.detach().contiguous().numpy()
-    return array
+    given = arrays(weight.double(), value, walk, first, sources, scores.double())
+    results = (change_of_value.numpy(), edges.numpy())
+    over_rows(_hessian_product, len(value), walk.numel(), *given, np.array([gamma]), KINDS[alpha], *results)
+    return change_of_value, edges
 
 
 # -- on arrays --------------------------------------------------------------------------------------------
@@ -77,6 +67,7 @@ def _array(tensor: Tensor) -> Arrays:
 
 @strict
 def _degree(first):  # type: ignore[no-untyped-def]
+    """The largest number of edges into a node, at least 1."""
     most = 1
     for node in range(first.size - 1):
         most = max(most, first[node + 1] - first[node])
@@ -84,11 +75,11 @@ def _degree(first):  # type: ignore[no-untyped-def]
 
 
 @strict
-def _advance(start, stop, scores, first, sources, settings, kind, value, walk):  # type: ignore[no-untyped-def]
+def _forward(start, stop, scores, first, sources, settings, kind, value, walk):  # type: ignore[no-untyped-def]
     number = scores.dtype.type
     nodes, width, most = first.size - 1, stop - start, _degree(first)
     gamma = settings[0]
-    sharp = 1.0 / gamma
+    inverse_gamma = 1.0 / gamma
     v = np.zeros((nodes, width))
     base = np.empty(width)
     bad = np.zeros(width, np.int64)
@@ -97,7 +88,7 @@ def _advance(start, stop, scores, first, sources, settings, kind, value, walk): 
         np.empty(most * width, scores.dtype),
         np.empty(3 * width, scores.dtype),
     )
-    rise = np.empty(width, scores.dtype)
+    excess = np.empty(width, scores.dtype)
     for node in range(1, nodes):
         top = v[node]
         top[:] = -np.inf
@@ -113,26 +104,26 @@ def _advance(start, stop, scores, first, sources, settings, kind, value, walk): 
         for d in range(choices):
             before, score = v[sources[begin + d]], scores[begin + d]
             for w in range(width):
-                x[d * width + w] = number((before[w] + score[start + w] - base[w]) * sharp)
-        smooth(kind, choices, width, x, q, rise, work)
+                x[d * width + w] = number((before[w] + score[start + w] - base[w]) * inverse_gamma)
+        smooth(kind, choices, width, x, q, excess, work)
         for d in range(choices):
             for w in range(width):
                 walk[begin + d, start + w] = q[d * width + w]
         for w in range(width):
-            top[w] += gamma * rise[w]
+            top[w] += gamma * excess[w]
     for w in range(width):
         value[start + w] = np.nan if bad[w] > 0 else v[nodes - 1, w]
 
 
 @strict
-def _expect(start, stop, weight, value, walk, first, sources, edges):  # type: ignore[no-untyped-def]
+def _gradient(start, stop, weight, value, walk, first, sources, edges):  # type: ignore[no-untyped-def]
     nodes, width = first.size - 1, stop - start
     mass, gap = np.zeros((nodes, width)), np.empty(width)
     for w in range(width):
         mass[nodes - 1, w] = weight[start + w] if value[start + w] > -np.inf else 0.0
     for node in range(nodes - 1, 0, -1):
         here = mass[node]
-        missing(walk[first[node] : first[node + 1], start:stop], gap)
+        deficits(walk[first[node] : first[node + 1], start:stop], gap)
         for w in range(width):
             here[w] += here[w] * gap[w]
         for e in range(first[node], first[node + 1]):
@@ -144,12 +135,12 @@ def _expect(start, stop, weight, value, walk, first, sources, edges):  # type: i
 
 
 @strict
-def _curve(  # type: ignore[no-untyped-def]
-    start, stop, weight, value, walk, first, sources, scores, settings, kind, tangent, edges
+def _hessian_product(  # type: ignore[no-untyped-def]
+    start, stop, weight, value, walk, first, sources, scores, settings, kind, change_of_value, edges
 ):
     nodes, width, most = first.size - 1, stop - start, _degree(first)
-    sharp = 1.0 / settings[0]
-    v, mass, bend = np.zeros((nodes, width)), np.zeros((nodes, width)), np.zeros((nodes, width))
+    inverse_gamma = 1.0 / settings[0]
+    v, mass, mass_change = np.zeros((nodes, width)), np.zeros((nodes, width)), np.zeros((nodes, width))
     q = np.empty(most * width, walk.dtype)
     change, response, work = np.empty(most * width), np.empty(most * width), np.empty(2 * width)
     gap = np.empty(width)
@@ -159,31 +150,31 @@ def _curve(  # type: ignore[no-untyped-def]
             before = v[sources[e]]
             for w in range(width):
                 here[w] += walk[e, start + w] * (before[w] + scores[e, start + w])
-        missing(walk[first[node] : first[node + 1], start:stop], gap)
+        deficits(walk[first[node] : first[node + 1], start:stop], gap)
         for w in range(width):
             here[w] += here[w] * gap[w]
     for w in range(width):
         possible = value[start + w] > -np.inf
         mass[nodes - 1, w] = weight[start + w] if possible else 0.0
-        tangent[start + w] = v[nodes - 1, w] if possible else (np.nan if np.isnan(value[start + w]) else 0.0)
+        change_of_value[start + w] = v[nodes - 1, w] if possible else (np.nan if np.isnan(value[start + w]) else 0.0)
     for node in range(nodes - 1, 0, -1):
         begin, choices = first[node], first[node + 1] - first[node]
-        missing(walk[begin : begin + choices, start:stop], gap)
+        deficits(walk[begin : begin + choices, start:stop], gap)
         for w in range(width):
             mass[node, w] += mass[node, w] * gap[w]
-            bend[node, w] += bend[node, w] * gap[w]
+            mass_change[node, w] += mass_change[node, w] * gap[w]
         for d in range(choices):
             before = v[sources[begin + d]]
             for w in range(width):
                 change[d * width + w] = before[w] + scores[begin + d, start + w]
                 q[d * width + w] = walk[begin + d, start + w]
-        respond(kind, choices, width, q, change, response, work)
+        jacobian_product(kind, choices, width, q, change, response, work)
         for d in range(choices):
-            there, their = mass[sources[begin + d]], bend[sources[begin + d]]
+            there, their = mass[sources[begin + d]], mass_change[sources[begin + d]]
             for w in range(width):
                 possible = value[start + w] > -np.inf
                 p = q[d * width + w]
-                moved = bend[node, w] * p + mass[node, w] * response[d * width + w] * sharp
+                moved = mass_change[node, w] * p + mass[node, w] * response[d * width + w] * inverse_gamma
                 moved = moved if possible else 0.0
                 there[w] += mass[node, w] * p if possible else 0.0
                 their[w] += moved

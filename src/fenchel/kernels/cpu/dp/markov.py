@@ -1,31 +1,27 @@
-"""Chains of states: the smoothed recursion, its expected path, and how that responds to a change of the scores.
+"""Chains of states: the smoothed recursion, its gradient (the expected path), and Hessian-vector products.
 
 The walk holds, chain by chain, the probabilities of the previous state given the current one, step by step and
-[previous, current], and at its end those of the last state. Scores are summed in double precision; what the choices
-see are differences, in the precision of the scores.
+[previous, current], and at its end those of the last state. Scores are summed in double precision; choices are computed
+from differences, in the precision of the scores.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import kernel
-from fenchel.kernels.cpu.dp.choices import KINDS, SHANNON, missing, respond, smooth, spoilt
+from fenchel.kernels.cpu.dp.choices import KINDS, SHANNON, arrays, count_invalid, deficits, jacobian_product, smooth
 from fenchel.kernels.cpu.powers import exp2, log2
 from fenchel.kernels.cpu.threads import over_rows
-
-Arrays = np.ndarray[Any, Any]
-
 
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
-def advance(
+def forward(
     unary: Tensor,
     transition: Tensor,
     ends: tuple[Tensor, Tensor],
@@ -41,31 +37,41 @@ def advance(
         transition: (1 or B, 1 or T−1, S, S).
         ends: what the first and the last state score, (1 or B, S) each.
         lengths: (B,), int64, from 1 to T.
-        alpha: of Tsallis's entropy, one of ``columns.KINDS``.
+        alpha: of Tsallis's entropy, one of ``choices.KINDS``.
         gamma: the temperature.
         keep: whether the walk is wanted.
     """
     batch, steps, states = unary.shape
     value = torch.empty(batch, dtype=torch.float64, device="cpu")
     walk = torch.empty((batch if keep else 0, (steps - 1) * states**2 + states), dtype=unary.dtype, device="cpu")
-    arrays = [_array(t) for t in (unary, transition, *ends, lengths)]
+    given = arrays(unary, transition, *ends, lengths)
     over_rows(
-        _advance, batch, unary.numel() * states, *arrays, _settings(gamma), KINDS[alpha], value.numpy(), walk.numpy()
+        _forward, batch, unary.numel() * states, *given, np.array([gamma]), KINDS[alpha], value.numpy(), walk.numpy()
     )
     return value, walk
 
 
-def expect(
-    weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, shape: torch.Size, shared: bool
-) -> list[Tensor]:
-    """Expected states (B, T, S) and steps (B, T−1, S, S), or (B, 1, S, S) if these are shared, times weights (B,)."""
-    states, steps = _room(shape, shared, walk.dtype)
-    arrays = [_array(t) for t in (weight.double(), value, walk, lengths)]
-    over_rows(_expect, shape[0], walk.numel(), *arrays, states.numpy(), steps.numpy())
-    return [states, steps]
+def gradient(
+    weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, shape: torch.Size, steps: int
+) -> tuple[Tensor, Tensor]:
+    """Expected states (B, T, S) and pairs of states (B, steps, S, S), times weights (B,).
+
+    Args:
+        weight: (B,).
+        value: (B,), as ``forward`` returned it; −inf to leave a batch element out.
+        walk: as ``forward`` returned it.
+        lengths: (B,), int64.
+        shape: (B, T, S).
+        steps: T − 1, or 1 for the sum over all steps.
+    """
+    states = torch.empty(shape, dtype=walk.dtype, device="cpu")
+    pairs = torch.empty((shape[0], steps, shape[2], shape[2]), dtype=walk.dtype, device="cpu")
+    given = arrays(weight.double(), value, walk, lengths)
+    over_rows(_gradient, shape[0], walk.numel(), *given, states.numpy(), pairs.numpy())
+    return states, pairs
 
 
-def curve(
+def hessian_product(
     weight: Tensor,
     value: Tensor,
     walk: Tensor,
@@ -74,42 +80,27 @@ def curve(
     transition: Tensor,
     alpha: float,
     gamma: float,
-) -> tuple[Tensor, list[Tensor]]:
-    """Along a direction (unary, transition): the change of the values, and that of the weighted expectations."""
-    shape, shared = unary.shape, transition.shape[1] == 1
-    tangent = torch.empty(shape[0], dtype=torch.float64, device="cpu")
-    states, steps = _room(shape, shared, walk.dtype)
-    arrays = [_array(t) for t in (weight.double(), value, walk, lengths, unary.double(), transition.double())]
-    results = (tangent.numpy(), states.numpy(), steps.numpy())
-    over_rows(_curve, shape[0], walk.numel(), *arrays, _settings(gamma), KINDS[alpha], *results)
-    return tangent, [states, steps]
-
-
-def _room(shape: torch.Size, shared: bool, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    batch, steps, states = shape
-    pairs = (batch, 1 if shared else steps - 1, states, states)
-    return torch.empty(shape, dtype=dtype, device="cpu"), torch.empty(pairs, dtype=dtype, device="cpu")
-
-
-def _settings(gamma: float) -> Arrays:
-    return np.array([gamma])
-
-
-def _array(tensor: Tensor) -> Arrays:
-    array: Arrays = tensor.detach().contiguous().numpy()
-    return array
+) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction (unary, transition)."""
+    change = torch.empty(len(unary), dtype=torch.float64, device="cpu")
+    states = torch.empty(unary.shape, dtype=walk.dtype, device="cpu")
+    pairs = torch.empty((len(unary), *transition.shape[1:]), dtype=walk.dtype, device="cpu")
+    given = arrays(weight.double(), value, walk, lengths, unary.double(), transition.double())
+    results = (change.numpy(), states.numpy(), pairs.numpy())
+    over_rows(_hessian_product, len(unary), walk.numel(), *given, np.array([gamma]), KINDS[alpha], *results)
+    return change, (states, pairs)
 
 
 # -- on arrays --------------------------------------------------------------------------------------------
 
 _LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
 _SPREAD = 40.0
-"""Scores of steps that differ by no more, in units of γ, are powers that no sum underflows with."""
+"""The largest difference of scores of steps, in units of γ, for which no sum of their powers underflows."""
 
 
 @kernel
-def _powers(step, sharp, weights, peaks):  # type: ignore[no-untyped-def]
-    """exp of scores of steps less the highest into each state, and these; whether they are close enough for that."""
+def _powers(step, inverse_gamma, weights, peaks):  # type: ignore[no-untyped-def]
+    """exp(score − peak) of each step, peak: of all steps into a state. Returns False if scores are too far apart."""
     size = peaks.size
     peaks[:] = -np.inf
     least = np.inf
@@ -118,9 +109,9 @@ def _powers(step, sharp, weights, peaks):  # type: ignore[no-untyped-def]
         for s in range(size):
             peaks[s] = max(peaks[s], np.float64(onward[s]))
             least = min(least, np.float64(onward[s]))
-    if not (np.max(peaks) - least) * sharp <= _SPREAD:
+    if not (np.max(peaks) - least) * inverse_gamma <= _SPREAD:
         return False
-    scale = sharp * _LOG2E
+    scale = inverse_gamma * _LOG2E
     for p in range(size):
         onward, weight = step[p], weights[p]
         for s in range(size):
@@ -129,12 +120,15 @@ def _powers(step, sharp, weights, peaks):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _soften(peak, sharp, weights, peaks, v, q, before, share):  # type: ignore[no-untyped-def]
-    """A step by products of powers: S exponentials in place of S²; v becomes the value without the state's score."""
+def _shannon_step(peak, inverse_gamma, weights, peaks, v, q, before, share):  # type: ignore[no-untyped-def]
+    """A step of Shannon's recursion by products of powers, which takes S exponentials in place of S².
+
+    v becomes the value of each state without its own score, and q the probabilities of the previous states.
+    """
     size = v.size
     number = weights.dtype.type
     zero, lowest = number(0), (-126.0 if weights.itemsize == 4 else -1022.0)
-    scale = sharp * _LOG2E
+    scale = inverse_gamma * _LOG2E
     for p in range(size):
         y = (v[p] - peak) * scale
         e = number(exp2(y))
@@ -146,7 +140,7 @@ def _soften(peak, sharp, weights, peaks, v, q, before, share):  # type: ignore[n
         for s in range(size):
             share[s] += e * weight[s]
     for s in range(size):
-        v[s] = peak + peaks[s] + log2(np.float64(share[s])) * (_LN2 / sharp)
+        v[s] = peak + peaks[s] + log2(np.float64(share[s])) * (_LN2 / inverse_gamma)
         share[s] = number(1) / share[s]
     for p in range(size):
         e, weight, chosen = before[p], weights[p], q[p * size : (p + 1) * size]
@@ -155,18 +149,18 @@ def _soften(peak, sharp, weights, peaks, v, q, before, share):  # type: ignore[n
 
 
 @kernel
-def _advance(  # type: ignore[no-untyped-def]
+def _forward(  # type: ignore[no-untyped-def]
     first, last, unary, transition, start, end, lengths, settings, kind, value, walk
 ):
     _, steps, size = unary.shape
     number = unary.dtype.type
     gamma = settings[0]
-    sharp = 1.0 / gamma
+    inverse_gamma = 1.0 / gamma
     square = size * size
     keep = walk.shape[0] > 0
     v, top, base = np.empty(size), np.empty(size), np.empty(size)
     x, spare, work = np.empty(square, unary.dtype), np.empty(square, unary.dtype), np.empty(3 * size, unary.dtype)
-    rise, table = np.empty(size, unary.dtype), x.reshape((size, size))
+    excess, table = np.empty(size, unary.dtype), x.reshape((size, size))
     weights, peaks = np.empty((size, size), unary.dtype), np.empty(size)
     known, close = False, False
     for b in range(first, last):
@@ -174,20 +168,25 @@ def _advance(  # type: ignore[no-untyped-def]
         scores = transition[b if transition.shape[0] > 1 else 0]
         used = scores[: length - 1] if scores.shape[0] > 1 or length == 1 else scores
         opening, closing = start[b if start.shape[0] > 1 else 0], end[b if end.shape[0] > 1 else 0]
-        bad = spoilt(unary[b, :length].reshape(-1)) + spoilt(used.reshape(-1)) + spoilt(opening) + spoilt(closing)
+        bad = (
+            count_invalid(unary[b, :length].reshape(-1))
+            + count_invalid(used.reshape(-1))
+            + count_invalid(opening)
+            + count_invalid(closing)
+        )
         if bad:
             value[b] = np.nan
             continue
         for s in range(size):
             v[s] = np.float64(unary[b, 0, s]) + np.float64(opening[s])
         if kind == SHANNON and scores.shape[0] == 1 and (transition.shape[0] > 1 or not known):
-            known, close = True, _powers(scores[0], sharp, weights, peaks)
+            known, close = True, _powers(scores[0], inverse_gamma, weights, peaks)
         for t in range(1, length):
             step = scores[t - 1 if scores.shape[0] > 1 else 0]
             q = walk[b, (t - 1) * square : t * square] if keep else spare
             peak = np.max(v)
             if close and peak > -np.inf:
-                _soften(peak, sharp, weights, peaks, v, q, rise, work)
+                _shannon_step(peak, inverse_gamma, weights, peaks, v, q, excess, work)
                 for s in range(size):
                     v[s] += unary[b, t, s]
                 continue
@@ -203,23 +202,23 @@ def _advance(  # type: ignore[no-untyped-def]
             for p in range(size):
                 before, onward, choice = v[p], step[p], table[p]
                 for s in range(size):
-                    choice[s] = number((before + onward[s] - base[s]) * sharp)
-            smooth(kind, size, size, x, q, rise, work)
+                    choice[s] = number((before + onward[s] - base[s]) * inverse_gamma)
+            smooth(kind, size, size, x, q, excess, work)
             for s in range(size):
-                v[s] = top[s] + gamma * rise[s] + unary[b, t, s]
+                v[s] = top[s] + gamma * excess[s] + unary[b, t, s]
         highest = -np.inf
         for s in range(size):
             v[s] += closing[s]
             highest = v[s] if v[s] > highest else highest
         for s in range(size):
-            x[s] = number((v[s] - (highest if highest > -np.inf else 0.0)) * sharp)
+            x[s] = number((v[s] - (highest if highest > -np.inf else 0.0)) * inverse_gamma)
         offset = (steps - 1) * square
-        smooth(kind, size, 1, x, walk[b, offset:] if keep else spare, rise, work)
-        value[b] = highest + gamma * rise[0]
+        smooth(kind, size, 1, x, walk[b, offset:] if keep else spare, excess, work)
+        value[b] = highest + gamma * excess[0]
 
 
 @kernel
-def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: ignore[no-untyped-def]
+def _gradient(first, last, weight, value, walk, lengths, states, steps):  # type: ignore[no-untyped-def]
     _, longest, size = states.shape
     square = size * size
     shared = steps.shape[1] == 1
@@ -232,7 +231,7 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
         if not value[b] > -np.inf:
             continue
         q = walk[b, (longest - 1) * square :]
-        missing(q.reshape((size, 1)), gap)
+        deficits(q.reshape((size, 1)), gap)
         for s in range(size):
             mass[s] = weight[b] * q[s] * (1.0 + gap[0])
         for t in range(length - 1, -1, -1):
@@ -242,7 +241,7 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
                 break
             out = steps[b, 0 if shared else t - 1]
             q = walk[b, (t - 1) * square : t * square]
-            missing(q.reshape((size, size)), gap)
+            deficits(q.reshape((size, size)), gap)
             for s in range(size):
                 mass[s] += mass[s] * gap[s]
             for p in range(size):
@@ -258,15 +257,15 @@ def _expect(first, last, weight, value, walk, lengths, states, steps):  # type: 
 
 
 @kernel
-def _curve(  # type: ignore[no-untyped-def]
-    first, last, weight, value, walk, lengths, unary, transition, settings, kind, tangent, states, steps
+def _hessian_product(  # type: ignore[no-untyped-def]
+    first, last, weight, value, walk, lengths, unary, transition, settings, kind, change_of_value, states, steps
 ):
     _, longest, size = states.shape
     square = size * size
     shared = steps.shape[1] == 1
-    sharp = 1.0 / settings[0]
+    inverse_gamma = 1.0 / settings[0]
     v = np.empty((longest, size))
-    mass, earlier, bend, sooner = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
+    mass, earlier, mass_change, earlier_change = np.empty(size), np.empty(size), np.empty(size), np.empty(size)
     gap = np.empty(size)
     change, response, work = np.empty(square), np.empty(square), np.empty(2 * size)
     for b in range(first, last):
@@ -274,7 +273,7 @@ def _curve(  # type: ignore[no-untyped-def]
         nothing = states.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
         states[b] = nothing
         steps[b] = nothing
-        tangent[b] = nothing
+        change_of_value[b] = nothing
         if not value[b] > -np.inf:
             continue
         scores = transition[b if transition.shape[0] > 1 else 0]
@@ -283,7 +282,7 @@ def _curve(  # type: ignore[no-untyped-def]
         for t in range(1, length):
             step = scores[0 if scores.shape[0] == 1 else t - 1]
             q = walk[b, (t - 1) * square : t * square]
-            missing(q.reshape((size, size)), gap)
+            deficits(q.reshape((size, size)), gap)
             for s in range(size):
                 v[t, s] = 0.0
             for p in range(size):
@@ -292,18 +291,18 @@ def _curve(  # type: ignore[no-untyped-def]
             for s in range(size):
                 v[t, s] += v[t, s] * gap[s] + unary[b, t, s]
         q = walk[b, (longest - 1) * square :]
-        respond(kind, size, 1, q, v[length - 1], response, work)
-        missing(q.reshape((size, 1)), gap)
+        jacobian_product(kind, size, 1, q, v[length - 1], response, work)
+        deficits(q.reshape((size, 1)), gap)
         total = 0.0
         for s in range(size):
             share = q[s] * (1.0 + gap[0])
             total += share * v[length - 1, s]
             mass[s] = weight[b] * share
-            bend[s] = weight[b] * response[s] * sharp
-        tangent[b] = total
+            mass_change[s] = weight[b] * response[s] * inverse_gamma
+        change_of_value[b] = total
         for t in range(length - 1, -1, -1):
             for s in range(size):
-                states[b, t, s] = bend[s]
+                states[b, t, s] = mass_change[s]
             if t == 0:
                 break
             step = scores[0 if scores.shape[0] == 1 else t - 1]
@@ -312,20 +311,20 @@ def _curve(  # type: ignore[no-untyped-def]
             for p in range(size):
                 for s in range(size):
                     change[p * size + s] = v[t - 1, p] + step[p, s]
-            respond(kind, size, size, q, change, response, work)
-            missing(q.reshape((size, size)), gap)
+            jacobian_product(kind, size, size, q, change, response, work)
+            deficits(q.reshape((size, size)), gap)
             for s in range(size):
                 mass[s] += mass[s] * gap[s]
-                bend[s] += bend[s] * gap[s]
+                mass_change[s] += mass_change[s] * gap[s]
             for p in range(size):
-                total, bent = 0.0, 0.0
+                total, total_change = 0.0, 0.0
                 for s in range(size):
                     taken = mass[s] * q[p * size + s]
-                    moved = bend[s] * q[p * size + s] + mass[s] * response[p * size + s] * sharp
+                    moved = mass_change[s] * q[p * size + s] + mass[s] * response[p * size + s] * inverse_gamma
                     out[p, s] += moved
                     total += taken
-                    bent += moved
+                    total_change += moved
                 earlier[p] = total
-                sooner[p] = bent
+                earlier_change[p] = total_change
             mass, earlier = earlier, mass
-            bend, sooner = sooner, bend
+            mass_change, earlier_change = earlier_change, mass_change

@@ -1,40 +1,58 @@
-"""A pass over stored patterns: what may still be in the support of a query, out of a chunk of scores."""
+"""Passes over stored patterns: the entries of a chunk of scores that may still be in the support of a query."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.threads import over_rows
 
 STRIP = 64
-"""Scores that are looked at together: most strips have nothing to keep."""
+"""Scores that are compared together: most strips have nothing to keep."""
+
+
+def collect(scores: Tensor, floor: Tensor, first: int, count: Tensor, place: Tensor, score: Tensor) -> Tensor:
+    """Append to each row's list the scores that are not below its floor; return how long the lists would be, (R,).
+
+    What does not fit into a list is left out. NaN is appended.
+
+    Args:
+        scores: (R, N).
+        floor: (R, 1).
+        first: the index of the first column.
+        count: (R,), int64: how many entries each list has.
+        place: (R, K), int64: the lists of indices, which entries are appended to.
+        score: (R, K): the lists of scores.
+    """
+    found = torch.empty_like(count)
+    given = scores.numpy(), floor.reshape(-1).numpy(), first, count.numpy()
+    over_rows(_collect, len(scores), scores.numel(), *given, found.numpy(), place.numpy(), score.numpy())
+    return found
 
 
 @kernel
-def collect(
-    first: int, last: int, scores: Any, floors: Any, begin: Any, counts: Any, found: Any, place: Any, score: Any
+def _collect(
+    first: int, last: int, scores: Any, floors: Any, begin: int, counts: Any, found: Any, place: Any, score: Any
 ) -> None:
-    """Append scores that are not below a row's floor to its list of ``counts`` entries, as far as there is room.
-
-    ``found`` is how long the list would be. NaN is kept, for whoever looks at the list to find it. ``begin[0]`` is the
-    place of the first column.
-    """
-    width, room = scores.shape[1], place.shape[1]
+    width, size = scores.shape[1], place.shape[1]
     for row in range(first, last):
         floor = floors[row]
         n = counts[row]
         left = 0
         while left < width:
             right = min(left + STRIP, width)
-            hits = 0
+            kept = 0
             for j in range(left, right):
-                hits += 0 if scores[row, j] < floor else 1
-            if hits > 0:
+                kept += 0 if scores[row, j] < floor else 1
+            if kept > 0:
                 for j in range(left, right):
                     s = scores[row, j]
                     if not s < floor:
-                        if n < room:
-                            place[row, n] = begin[0] + j
+                        if n < size:
+                            place[row, n] = begin + j
                             score[row, n] = s
                         n += 1
             left = right
