@@ -17,8 +17,8 @@ either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", 
 SMOOTH = [Shannon(), Gini(), Tsallis(1.5)]
 
 
-def gini(p: Tensor) -> Tensor:
-    return (p.square().sum(-1) - 1) / 2
+def half_square(p: Tensor) -> Tensor:
+    return p.square().sum(-1) / 2
 
 
 @pytest.fixture(autouse=True)
@@ -340,7 +340,7 @@ EDGES = (torch.tensor([0, 1]), torch.tensor([1, 2]))
         (lambda: LinearChain(UNARY, STEP, start=STEP), ValueError, "start must have shape"),
         (lambda: LinearChain(UNARY, STEP, omega=KSubsets(2)), TypeError, "omega must be over the simplex.*KSubsets"),
         (lambda: LinearChain(UNARY, STEP, omega=Fused(0.1)), TypeError, "omega must be zero at one-hot.*Fused"),
-        (lambda: LinearChain(UNARY, STEP, omega=Custom(gini)), TypeError, "of your own .* zero_at_vertices = True"),
+        (lambda: LinearChain(UNARY, STEP, omega=Custom(half_square)), TypeError, "zero at one-hot vectors.*subtract"),
         (lambda: LinearChain(UNARY, STEP, omega=Tsallis(torch.ones(2))), ValueError, "omega must have one alpha"),
         (
             lambda: LinearChain(UNARY, STEP).loss(torch.full((2, 4), 3)),

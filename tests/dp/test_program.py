@@ -259,10 +259,9 @@ def test_an_omega_of_a_users_own_needs_its_value_and_its_choice_alone(problem: P
 
 
 @every_problem
-def test_a_custom_omega_that_is_declared_zero_at_vertices_is_taken(problem: Problem) -> None:
+def test_a_custom_omega_that_is_zero_at_vertices_is_taken(problem: Problem) -> None:
     tensors = problem.tensors(1)
     omega = Custom(lambda p: (p.square().sum(-1) - 1) / 2)
-    omega.zero_at_vertices = True
     d, gini = problem.build(*tensors, 0.5 * omega), problem.build(*tensors, 0.5 * Gini())
     torch.testing.assert_close(d.value, gini.value, rtol=0, atol=1e-8)
     torch.testing.assert_close(d.marginals, gini.marginals, rtol=0, atol=1e-6)

@@ -50,7 +50,8 @@ class DynamicProgram(Recursion):
 
     With ``Shannon()`` paths have Gibbs probabilities, proportional to exp(score); with ``Gini()`` most have none.
     Any Ω over the simplex that is zero at one-hot vectors can be used: ``Hard``, ``Shannon``, ``Gini``, ``Tsallis``,
-    ``Norm``, γ times one of them, and your own with ``zero_at_vertices = True``.
+    ``Norm``, ``Custom`` of a function that is zero there, classes of your own with ``zero_at_vertices = True``, and γ
+    times one of them.
 
     Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
     blank; a score that is NaN or +inf makes its batch element NaN, and no other. Sums are kept in double precision.
@@ -284,8 +285,8 @@ def check_choice(omega: Regularizer) -> Regularizer:
     if not base.zero_at_vertices:
         raise TypeError(
             "omega must be zero at one-hot vectors, so that the value is not below the score of the best path: Hard, "
-            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. If an Ω of your own is zero "
-            "there, set its zero_at_vertices = True"
+            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. From an Ω of your own, subtract "
+            "its value at one-hot vectors, if they share one; a class of your own sets zero_at_vertices = True"
         )
     for name, parameter in ((base.parameter_name, base.parameter), ("gamma", gamma)):
         if isinstance(parameter, Tensor) and parameter.numel() != 1:

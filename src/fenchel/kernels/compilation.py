@@ -121,7 +121,7 @@ def _is_complete(key: Key) -> bool:
 
 def _start(room: str, dtype: torch.dtype | None) -> subprocess.Popen[bytes] | None:
     """A process that compiles the kernels of a room, with the same modules as this one; None if it cannot start."""
-    store.announce()
+    store.announce("in another process; until they are ready, torch operations compute")
     command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name_of(room, dtype), room]
     if dtype is not None:
         command += ["--dtype", str(dtype).removeprefix("torch.")]

@@ -22,12 +22,11 @@ _QUIET = bool(os.environ.get("CI")) or os.environ.get("FENCHEL_QUIET", "0") not 
 _announced = False
 
 
-def announce() -> None:
-    """Write one line to stderr, at most once per process: kernels are being compiled."""
+def announce(meanwhile: str = "this takes some seconds") -> None:
+    """Write one line to stderr, at most once per process: kernels are being compiled, and what happens meanwhile."""
     global _announced
     if not _announced and not _QUIET:
-        line = "fenchel: compiling kernels once, this takes some seconds (FENCHEL_QUIET=1 hides this line)"
-        print(line, file=sys.stderr)
+        print(f"fenchel: compiling kernels once, {meanwhile} (FENCHEL_QUIET=1 hides this line)", file=sys.stderr)
     _announced = True
 
 

@@ -70,6 +70,24 @@ class Custom(Regularizer):
         """None: ``fn`` may read any tensors."""
         return None
 
+    @property
+    def zero_at_vertices(self) -> bool:  # type: ignore[override]
+        """Whether ``fn`` is zero at one-hot vectors, tried with two and with three entries; False if it refuses these.
+
+        Example:
+            >>> from fenchel import Custom
+            >>> Custom(lambda p: (p.square().sum(-1) - 1) / 2).zero_at_vertices
+            True
+            >>> Custom(lambda p: p.square().sum(-1) / 2).zero_at_vertices
+            False
+        """
+        try:
+            with torch.no_grad():
+                values = torch.cat([self.fn(torch.eye(n, dtype=torch.float64)).reshape(-1) for n in (2, 3)])
+                return bool((values.abs() <= 1e-12).all())
+        except Exception:  # fn takes rows of one size, tensors of another device, or is being transformed
+            return False
+
     @outside_graphs("Custom")
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω(p) of distributions along ``dim``: what ``fn`` returns, computed in double precision."""
