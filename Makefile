@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# A source distribution of the library has no laboratory.
+LAB := $(wildcard lab)
 BENCH_STAMP := $(VENV)/.installed-bench
 WARM = $(BIN)/python -m fenchel warmup --dtype $(1)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
@@ -15,13 +17,13 @@ help:  ## list the commands
 setup: $(STAMP)  ## build .venv with everything
 
 # torch first and alone: the pin in constraints.txt must be the build that every later step finds.
-$(STAMP): pyproject.toml lab/pyproject.toml constraints.txt
+$(STAMP): pyproject.toml $(LAB:=/pyproject.toml) constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Fenchel needs Python 3.11 or newer; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Setting up $(VENV) (a few minutes the first time) ..."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(INSTALL) torch
-	@$(INSTALL) -e '.[dev]' -e lab
+	@$(INSTALL) -e '.[dev]' $(addprefix -e ,$(LAB))
 	@touch $@
 
 $(BENCH_STAMP): $(STAMP)

@@ -13,6 +13,16 @@ def exact(values: Sequence[float]) -> list[mpf]:
     return [mpf(v) for v in values]
 
 
+def sparsemax(z: Sequence[float]) -> list[float]:
+    """Sparsemax by its textbook algorithm (Martins & Astudillo, 2016, algorithm 1)."""
+    ordered, total, tau = sorted(z, reverse=True), 0.0, 0.0
+    for k, value in enumerate(ordered, 1):
+        total += value
+        if 1 + k * value > total:
+            tau = (total - 1) / k
+    return [max(v - tau, 0.0) for v in z]
+
+
 def entmax_threshold(z: list[mpf], alpha: mpf) -> mpf:
     """τ with Σ [(α−1) z − τ]₊^(1/(α−1)) = 1, for 1 < α ≤ 2, by Newton from the left end (convex and decreasing)."""
     c = alpha - 1

@@ -1,6 +1,8 @@
-"""The recipes of CONTRIBUTING.md, each followed from outside the package: a regularizer, a back end, an engine."""
+"""CONTRIBUTING.md: the map of the rooms, and the three recipes, followed from outside the package."""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,29 @@ from torch.autograd import gradcheck, gradgradcheck
 import fenchel
 from fenchel import Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis, kernels
 from fenchel.regularizers.rowmap import ParameterMap, on_support, register_map
+
+PAGE = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
+SOURCE = Path(fenchel.__file__).parent
+
+
+# -- the map ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_map_has_every_room() -> None:
+    table = PAGE[PAGE.index("## The rooms") : PAGE.index("### From a call")]
+    rows = re.findall(r"^\| (`[^|]*`) \|", table, re.MULTILINE)
+    listed = {name.removesuffix("/") for row in rows for name in re.findall(r"`([\w./]+)`", row)}
+    found = {path.name for path in SOURCE.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    assert listed - {"src/fenchel"} == found - {"__init__.py", "__main__.py"}
+
+
+def test_every_file_of_the_library_that_the_page_names_exists() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", PAGE)
+    known = [path.as_posix() for folder in (SOURCE, Path(__file__).parent) for path in folder.rglob("*.py")]
+    for name in named:
+        if not name.startswith(("tests/", "lab/", "bench/", "chapters/")):
+            assert any(path.endswith(f"/{name}") for path in known), name
+
 
 # -- a regularizer ---------------------------------------------------------------------------------------------------
 

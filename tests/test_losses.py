@@ -70,16 +70,6 @@ def gradient(loss: Tensor, scores: Tensor) -> Tensor:
 # -- independent answers --------------------------------------------------------------------------------
 
 
-def project(z: Sequence[float]) -> list[float]:
-    """Sparsemax by its textbook algorithm (Martins & Astudillo, 2016, algorithm 1)."""
-    ordered, total, tau = sorted(z, reverse=True), 0.0, 0.0
-    for k, value in enumerate(ordered, 1):
-        total += value
-        if 1 + k * value > total:
-            tau = (total - 1) / k
-    return [max(v - tau, 0.0) for v in z]
-
-
 def normmax_exactly(scores: Sequence[float], alpha: float) -> list[mpf]:
     """p ∝ [z − μ]₊^(1/(α−1)) with ‖[z − μ]₊‖ = 1 in the dual norm, by bisection in 50 digits."""
     z, a = oracles.exact(scores), mpf(alpha)
@@ -145,7 +135,7 @@ def test_the_sparsemax_loss_is_the_closed_form(dtype: torch.dtype) -> None:
     loss = sparsemax_loss(scores, target, reduction="none")
     expected, slopes = [], []
     for z, y in zip(scores.tolist(), target.tolist(), strict=True):
-        p, one_hot = project(z), [float(j == y) for j in range(6)]
+        p, one_hot = oracles.sparsemax(z), [float(j == y) for j in range(6)]
         to_y, to_p = (sum((a - b) ** 2 for a, b in zip(q, z, strict=True)) for q in (one_hot, p))
         expected.append((to_y - to_p) / 2)
         slopes.append([a - b for a, b in zip(p, one_hot, strict=True)])
@@ -719,7 +709,7 @@ def test_vmap_over_alpha_and_soft_targets_is_a_loop() -> None:
 def test_forward_mode_is_p_minus_y_times_the_direction() -> None:
     scores, direction, target = torch.randn(4, 5).double(), torch.randn(4, 5).double(), torch.randint(5, (4,))
     _, ours = jvp(lambda s: sparsemax_loss(s, target, reduction="none"), (scores,), (direction,))
-    p = torch.tensor([project(z) for z in scores.tolist()], dtype=torch.float64)
+    p = torch.tensor([oracles.sparsemax(z) for z in scores.tolist()], dtype=torch.float64)
     assert_close(ours, ((p - F.one_hot(target, 5)) * direction).sum(-1), **EXACT)
 
 

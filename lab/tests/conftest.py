@@ -1,24 +1,11 @@
-"""Shared set-up: as in the library's tests; studies, made-up and real; and a clock for benchmarks."""
+"""Shared set-up: studies, made-up and real, and a clock for benchmarks."""
 
-import os
 from collections.abc import Callable
 
-import hypothesis
 import pytest
-import torch
 
 from fenchel_lab.drawing import style
 from fenchel_lab.report import Context, Figure, Result, Run, Study, Table, find, registry, run, studies
-
-hypothesis.settings.register_profile("default", deadline=None, max_examples=12, derandomize=True)
-hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-torch.set_num_threads(1)
-
-
-@pytest.fixture(autouse=True)
-def _seeded() -> None:
-    torch.manual_seed(0)
 
 
 @pytest.fixture

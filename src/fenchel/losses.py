@@ -14,6 +14,8 @@ from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, autocast_dtype
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
+__all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
+
 Reduction = Literal["none", "mean", "sum"]
 _PLAIN = (Tensor, torch.nn.Parameter)
 

@@ -5,7 +5,6 @@ import inspect
 import io
 import itertools
 import math
-import pickle
 import warnings
 from typing import Any
 
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import fenchel
+from copies import COPIES
 from fenchel import Gini, Norm, Regularizer, Shannon, Tsallis
 from fenchel.nn import MultiheadAttention
 from fenchel.streaming import Plan, using
@@ -389,20 +389,12 @@ def test_state_dicts_load_strictly_both_ways(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "omega", [Gini(), Tsallis(1.5, learnable=True, shape=(HEADS, 1, 1))], ids=["fixed", "learnable"]
 )
-@pytest.mark.parametrize("how", ["pickle", "deepcopy", "save"])
+@pytest.mark.parametrize("how", COPIES)
 def test_copies_are_equal_and_still_not_bypassed(omega: Regularizer, how: str) -> None:
     layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 16, batch_first=True, dropout=0.0)
     layer.self_attn = MultiheadAttention(WIDTH, HEADS, batch_first=True, omega=omega)
     layer.eval()
-    if how == "pickle":
-        copied = pickle.loads(pickle.dumps(layer))
-    elif how == "deepcopy":
-        copied = copy.deepcopy(layer)
-    else:
-        stream = io.BytesIO()
-        torch.save(layer, stream)
-        stream.seek(0)
-        copied = torch.load(stream, weights_only=False)
+    copied = COPIES[how](layer)
     x = 4 * torch.randn(BATCH, TARGETS, WIDTH)
     with torch.no_grad():
         assert torch.equal(copied(x), layer(x))

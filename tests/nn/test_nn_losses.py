@@ -1,10 +1,7 @@
 """Loss modules: drop-in for CrossEntropyLoss, in their arguments, their results and what they keep."""
 
-import copy
 import inspect
-import io
 import math
-import pickle
 from typing import Any
 
 import pytest
@@ -13,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import fenchel
+from copies import COPIES
 from fenchel import Gini, Norm, Shannon, Tsallis
 from fenchel.nn import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
 
@@ -160,17 +158,9 @@ def test_a_learnable_omega_is_trained() -> None:
     ],
     ids=lambda m: type(m).__name__,
 )
-@pytest.mark.parametrize("how", ["pickle", "deepcopy", "save"])
+@pytest.mark.parametrize("how", COPIES)
 def test_copies_are_equal(loss: FenchelYoungLoss, how: str) -> None:
-    if how == "pickle":
-        copied = pickle.loads(pickle.dumps(loss))
-    elif how == "deepcopy":
-        copied = copy.deepcopy(loss)
-    else:
-        stream = io.BytesIO()
-        torch.save(loss, stream)
-        stream.seek(0)
-        copied = torch.load(stream, weights_only=False)
+    copied = COPIES[how](loss)
     scores, target = problem()
     assert torch.equal(copied(scores, target), loss(scores, target))
     assert repr(copied) == repr(loss)

@@ -1,9 +1,7 @@
 """Map modules: drop-in for Softmax; alpha fixed, given as a parameter, or learned inside its bounds."""
 
-import copy
 import io
 import math
-import pickle
 import random
 from typing import Any
 
@@ -16,6 +14,7 @@ from torch.autograd import gradcheck
 from torch.testing import assert_close
 
 import fenchel
+from copies import COPIES
 from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
 from fenchel.nn import Argmax, Entmax, Fusedmax, Normmax, Oscarmax, Softmax, Sparsemax, TVmax2d
 
@@ -239,17 +238,9 @@ def test_learned_alphas_survive_their_state_dict() -> None:
     ],
     ids=lambda m: repr(m).replace("\n", ""),
 )
-@pytest.mark.parametrize("how", ["pickle", "deepcopy", "save"])
+@pytest.mark.parametrize("how", COPIES)
 def test_copies_are_equal_and_independent(layer: Argmax, how: str) -> None:
-    if how == "pickle":
-        copied = pickle.loads(pickle.dumps(layer))
-    elif how == "deepcopy":
-        copied = copy.deepcopy(layer)
-    else:
-        stream = io.BytesIO()
-        torch.save(layer, stream)
-        stream.seek(0)
-        copied = torch.load(stream, weights_only=False)
+    copied = COPIES[how](layer)
     scores = torch.randn(3, 5)
     before = layer(scores)
     assert torch.equal(copied(scores), before)

@@ -24,7 +24,8 @@ def test_alpha_1_is_torch_softmax_and_alpha_2_is_the_projection() -> None:
     assert torch.equal(entmax(scores, 1.0), scores.softmax(-1))
     p = cvxpy.Variable(9)
     for row in scores[:5].numpy():
-        cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(p - row)), [p >= 0, cvxpy.sum(p) == 1]).solve()
+        problem = cvxpy.Problem(cvxpy.Minimize(cvxpy.sum_squares(p - row)), [p >= 0, cvxpy.sum(p) == 1])
+        problem.solve(solver=cvxpy.CLARABEL, tol_gap_abs=1e-14, tol_gap_rel=1e-14, tol_feas=1e-14)
         assert np.allclose(entmax(torch.from_numpy(row), 2.0), p.value, atol=1e-7)
 
 

@@ -1,20 +1,18 @@
 """Folders of models: what comes back, and what is said of a folder that is none."""
 
 import contextlib
-import copy
-import functools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fenchel import Tsallis
 from fenchel.seq2seq import Recurrent, Seq2Seq, Transformer, Vocabulary, saving
+from tampering import places, refusals, told_in_one_line
+from watch import Largest
 
 LETTERS = Vocabulary("abc")
 
@@ -66,52 +64,16 @@ def refused(folder: Path) -> str | None:
     try:
         model = Seq2Seq.load(folder)
     except (ValueError, FileNotFoundError) as error:
-        told = str(error)
-    else:
-        with contextlib.suppress(ValueError):  # as a learned alpha of two heads where there are four
-            model.step(torch.tensor([4]), model.start(["ab"]))
-        return None
-    assert str(folder) in told
-    assert "\n" not in told
-    assert len(told) < 300 + len(str(folder))
-    return told
-
-
-def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all values in an object, but of no more than two items of a list."""
-    if path:
-        yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value[:2]) if isinstance(value, list) else ()
-    for name, item in items:
-        yield from places(item, (*path, name))
-
-
-DEEP: list[Any] = []
-for _ in range(300):
-    DEEP = [DEEP]
-STRANGE = ["two\nlines", -1, 10**9, 1e308, float("nan"), None, True, [], {}, DEEP]
+        return told_in_one_line(error, folder)
+    with contextlib.suppress(ValueError):  # as a learned alpha of two heads where there are four
+        model.step(torch.tensor([4]), model.start(["ab"]))
+    return None
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_settings_that_are_missing_or_strange_are_told_in_one_line(name: str, tmp_path: Path) -> None:
     MODELS[name]().save(tmp_path)
-    whole = json.loads((tmp_path / "model.json").read_text(encoding="utf-8"))
-    told = {}
-    for path in places(whole):
-        for value in ("missing", *STRANGE):
-            settings = copy.deepcopy(whole)
-            parent = functools.reduce(lambda part, key: part[key], path[:-1], settings)
-            if value == "missing":
-                del parent[path[-1]]
-            else:
-                parent[path[-1]] = value
-            (tmp_path / "model.json").write_text(json.dumps(settings), encoding="utf-8")
-            told[path, repr(value)[:20]] = refused(tmp_path)
-    for key in whole:  # none of them can be done without, or be a list of lists
-        assert told[(key,), "'missing'"], key
-        assert told[(key,), repr(DEEP)[:20]], key
-    for key in ("format", "model", "sizes"):
-        assert all(told[(key,), repr(value)[:20]] for value in STRANGE if value is not True), key
+    whole, told = refusals(tmp_path, refused)
     for path in places(whole):
         if path[0] == "sizes" and "dropout" not in path[-1]:
             assert told[path, "1000000000"], path
@@ -175,19 +137,6 @@ def test_files_that_are_cut_short_junk_or_no_files_are_told_in_one_line(tmp_path
     assert refused(tmp_path) is None
 
 
-class Largest(TorchDispatchMode):
-    """Records how many numbers the largest tensor has that takes memory."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(each, torch.Tensor) and each.device.type != "meta":
-                self.numbers = max(self.numbers, each.numel())
-        return out
-
-
 @pytest.mark.parametrize(("name", "size"), [("recurrent", "hidden"), ("transformer", "inner")])
 def test_sizes_that_the_file_does_not_have_take_no_memory(name: str, size: str, tmp_path: Path) -> None:
     MODELS[name]().save(tmp_path)
@@ -197,7 +146,7 @@ def test_sizes_that_the_file_does_not_have_take_no_memory(name: str, size: str, 
     (tmp_path / "model.json").write_text(json.dumps(settings), encoding="utf-8")
     with Largest() as largest:
         assert refused(tmp_path)
-    assert 0 < largest.numbers <= 4 * numbers  # a file of float32 is read as bytes
+    assert 0 < largest.elements <= 4 * numbers  # a file of float32 is read as bytes
 
 
 def test_folders_call_the_number_of_heads_heads_as_they_always_did(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from torch.func import vmap
 from torch.nn import functional as F
 from torch.testing import assert_close
 
+import oracles
 from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, attention
 from fenchel.streaming import Plan, using
 
@@ -41,15 +42,6 @@ def randn(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
 def gradients(output: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
     direction = torch.arange(1, output.numel() + 1, dtype=output.dtype).reshape(output.shape).cos()
     return torch.autograd.grad(output, inputs, direction, retain_graph=True)
-
-
-def sparsemax_by_hand(z: list[float]) -> list[float]:
-    ordered, total, tau = sorted(z, reverse=True), 0.0, 0.0
-    for k, value in enumerate(ordered, 1):
-        total += value
-        if 1 + k * value > total:
-            tau = (total - 1) / k
-    return [max(v - tau, 0.0) for v in z]
 
 
 # -- softmax --------------------------------------------------------------------------------------------
@@ -197,7 +189,7 @@ def test_sparsemax_attention_by_hand() -> None:
     query, key, value = randn(4, 3), randn(5, 3), randn(5, 2)
     output, weights = attention(query, key, value, Gini(), scale=1.0, return_weights=True)
     for i, q in enumerate(query.tolist()):
-        p = sparsemax_by_hand([sum(a * b for a, b in zip(q, k, strict=True)) for k in key.tolist()])
+        p = oracles.sparsemax([sum(a * b for a, b in zip(q, k, strict=True)) for k in key.tolist()])
         assert_close(weights[i].tolist(), p, **EXACT)
         averaged = [sum(w * v for w, v in zip(p, column, strict=True)) for column in value.T.tolist()]
         assert_close(output[i].tolist(), averaged, **EXACT)

@@ -66,6 +66,7 @@ def test_circles_are_the_certified_balls(chapter: Callable[[str], Run]) -> None:
         assert circle.get_radius() == pytest.approx(radius)
 
 
+@pytest.mark.slow
 def test_more_contrast_ends_at_single_patterns(chapter: Callable[[str], Run]) -> None:
     result = chapter("basins").result
     assert result is not None

@@ -30,6 +30,7 @@ def test_curves_are_the_papers(chapter: Callable[[str], Run]) -> None:
         np.testing.assert_allclose(p, closed(t), atol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_table_agrees_with_quadrature_and_the_paper(chapter: Callable[[str], Run]) -> None:
     result = chapter("densities").result
     assert result is not None

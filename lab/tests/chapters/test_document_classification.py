@@ -76,6 +76,7 @@ def test_all_kinds_of_attention_learn_and_sparsemax_selects(chapter: Callable[[s
     assert parameters["Disc. + Cont. sparsemax"] == parameters["Discrete sparsemax"]
 
 
+@pytest.mark.slow
 def test_the_picture_has_the_words_and_a_density_over_them(chapter: Callable[[str], Run]) -> None:
     result = chapter("document_classification").result
     assert result is not None

@@ -24,6 +24,7 @@ def test_only_the_sparse_model_has_exact_beams(chapter: Callable[[str], Run]) ->
     assert float(str(sparse[6]).rstrip(" %")) <= float(str(sparse[7]).rstrip(" %"))
 
 
+@pytest.mark.slow
 def test_lists_of_forms_end_with_all_the_probability(chapter: Callable[[str], Run]) -> None:
     result = chapter("inflection").result
     assert result is not None

@@ -24,6 +24,7 @@ def test_both_losses_tag_far_better_than_chance_and_one_is_sparse(chapter: Calla
     assert dense[5] == "0 %"
 
 
+@pytest.mark.slow
 def test_the_sparse_list_ends_with_all_the_probability(chapter: Callable[[str], Run]) -> None:
     result = chapter("named_entities").result
     assert result is not None
@@ -37,6 +38,7 @@ def test_the_sparse_list_ends_with_all_the_probability(chapter: Callable[[str], 
     assert listed == sorted(listed, reverse=True)
 
 
+@pytest.mark.slow
 def test_blank_cells_are_those_of_the_sparse_model(chapter: Callable[[str], Run]) -> None:
     result = chapter("named_entities").result
     assert result is not None

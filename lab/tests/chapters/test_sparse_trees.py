@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import pytest
 import torch
 
 from fenchel_lab.chapters import sparse_trees
@@ -24,6 +25,7 @@ def is_tree(heads: tuple[int, ...]) -> bool:
     return heads.count(0) == 1 and all(reaches(word) for word in range(1, len(heads) + 1))
 
 
+@pytest.mark.slow
 def test_parsers_are_far_better_than_chance(chapter: Callable[[str], Run]) -> None:
     result = chapter("sparse_trees").result
     assert result is not None
@@ -31,6 +33,7 @@ def test_parsers_are_far_better_than_chance(chapter: Callable[[str], Run]) -> No
         assert 80 < float(uas) < 100  # where a last phrase belongs is left to chance
 
 
+@pytest.mark.slow
 def test_every_test_sentence_is_counted_once(chapter: Callable[[str], Run]) -> None:
     result = chapter("sparse_trees").result
     assert result is not None
@@ -40,6 +43,7 @@ def test_every_test_sentence_is_counted_once(chapter: Callable[[str], Run]) -> N
     assert sum(counts[1:]) > 0
 
 
+@pytest.mark.slow
 def test_the_drawn_weights_sum_to_one(chapter: Callable[[str], Run]) -> None:
     result = chapter("sparse_trees").result
     assert result is not None

@@ -51,6 +51,7 @@ def test_sparse_models_have_few_candidates_and_exact_beams(chapter: Callable[[st
     assert all(1 <= count < attended[0] / 2 for count in attended[1:])
 
 
+@pytest.mark.slow
 def test_the_drawn_sentence_is_the_same_in_both_figures(chapter: Callable[[str], Run]) -> None:
     result = chapter("translation").result
     assert result is not None

@@ -62,6 +62,7 @@ def test_every_attention_answers_far_better_than_chance(chapter: Callable[[str],
     assert min(float(str(row[4])) for row in table.rows) > 60  # of four colours
 
 
+@pytest.mark.slow
 def test_ellipses_are_on_the_images_of_densities_alone(chapter: Callable[[str], Run]) -> None:
     result = chapter("visual_questions").result
     assert result is not None

@@ -50,6 +50,7 @@ def test_joint_explainers_select_a_share_by_subsets(selection: Selection) -> Non
         Explainer(Vocabulary({"a": 0}, torch.randn(1, 3), 10), 2, selection, Size(2))
 
 
+@pytest.mark.slow
 def test_the_study_names_every_explainer_and_rates_are_shares() -> None:
     done = run(find("explanation_game"), Context(data=None))
     assert done.result is not None, done.error

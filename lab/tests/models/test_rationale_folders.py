@@ -1,24 +1,15 @@
 """Folders of rationalizers: what is said of one that was tampered with, and what it costs."""
 
-import copy
-import functools
-import json
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fenchel.seq2seq import saving
 from fenchel_lab.models.documents import Vocabulary
 from fenchel_lab.models.rationale import Rationalizer, Selection, Size
-
-DEEP: list[Any] = []
-for _ in range(300):
-    DEEP = [DEEP]
-STRANGE = ["two\nlines", "a" * 10**5, -1, 10**9, 1e308, float("nan"), None, True, [], {}, DEEP]
+from tampering import refusals, told_in_one_line
+from watch import Largest
 
 
 @pytest.fixture
@@ -33,43 +24,13 @@ def refused(folder: Path) -> str | None:
     try:
         model = Rationalizer.load(folder)
     except (ValueError, FileNotFoundError) as error:
-        told = str(error)
-    else:
-        assert model.explain("A film").label
-        return None
-    assert str(folder) in told
-    assert "\n" not in told
-    assert len(told) < 300 + len(str(folder))
-    return told
-
-
-def places(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The paths of all values in an object."""
-    if path:
-        yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for name, item in items:
-        yield from places(item, (*path, name))
+        return told_in_one_line(error, folder)
+    assert model.explain("A film").label
+    return None
 
 
 def test_settings_that_are_missing_or_strange_are_told_in_one_line(folder: Path) -> None:
-    whole = json.loads((folder / "model.json").read_text(encoding="utf-8"))
-    told = {}
-    for path in places(whole):
-        for value in ("missing", *STRANGE):
-            settings = copy.deepcopy(whole)
-            parent = functools.reduce(lambda part, key: part[key], path[:-1], settings)
-            if value == "missing":
-                del parent[path[-1]]
-            else:
-                parent[path[-1]] = value
-            (folder / "model.json").write_text(json.dumps(settings), encoding="utf-8")
-            told[path, repr(value)[:20]] = refused(folder)
-    for key in whole:  # none of them can be done without, or be a list of lists
-        assert told[(key,), "'missing'"], key
-        assert told[(key,), repr(DEEP)[:20]], key
-    for key in ("format", "model", "sizes"):
-        assert all(told[(key,), repr(value)[:20]] for value in STRANGE if value is not True), key
+    _, told = refusals(folder, refused)
     assert told[("sizes", "hidden"), "1000000000"]
 
 
@@ -92,19 +53,6 @@ def test_a_folder_of_another_model_is_refused(folder: Path) -> None:
     assert "has a Recurrent, not a Rationalizer" in str(refused(folder))
 
 
-class Largest(TorchDispatchMode):
-    """Records how many numbers the largest tensor has that takes memory."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        for each in out if isinstance(out, tuple | list) else [out]:
-            if isinstance(each, torch.Tensor) and each.device.type != "meta":
-                self.numbers = max(self.numbers, each.numel())
-        return out
-
-
 def test_sizes_that_the_file_does_not_have_take_no_memory(folder: Path) -> None:
     settings, tensors = saving.load(folder)
     numbers = sum(tensor.numel() for tensor in tensors.values())
@@ -112,7 +60,7 @@ def test_sizes_that_the_file_does_not_have_take_no_memory(folder: Path) -> None:
     saving.save(folder, settings, tensors)
     with Largest() as largest:
         assert refused(folder)
-    assert 0 < largest.numbers <= 4 * numbers  # a file of float32 is read as bytes
+    assert 0 < largest.elements <= 4 * numbers  # a file of float32 is read as bytes
 
 
 def test_a_budget_beyond_all_words_takes_no_memory(folder: Path) -> None:
@@ -121,4 +69,4 @@ def test_a_budget_beyond_all_words_takes_no_memory(folder: Path) -> None:
     with Largest() as largest:
         found = Rationalizer.load(folder).explain("A fine film")
     assert found.weights == pytest.approx([1, 1, 1])
-    assert largest.numbers < 10_000
+    assert largest.elements < 10_000

@@ -15,6 +15,7 @@ from fenchel_lab.drawing import style
 from fenchel_lab.models import bits
 from fenchel_lab.models.bits import KINDS, AutoEncoder, Outcome, Setting
 from fenchel_lab.report import Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import spread_over_seeds
 from fenchel_lab.report.result import Cell
 
 
@@ -148,19 +149,14 @@ def _protocol(context: Context) -> tuple[Protocol, str]:
     return (FULL, WHOLE) if context.full else (SCALED, SCALED_DOWN)
 
 
-def _spread(values: Sequence[float], digits: int = 2) -> str:
-    mean = f"{statistics.fmean(values):.{digits}f}"
-    return f"{mean} ± {statistics.stdev(values):.{digits}f}" if len(values) > 1 else mean
-
-
 def _table(found: Sequence[Compared], pixels: int) -> Table:
     rows: list[list[Cell]] = []
     for each in found:
-        measures = [_spread(each.values(name)) for name in ("bound", "distortion", "rate", "likelihood")]
+        measures = [spread_over_seeds(each.values(name)) for name in ("bound", "distortion", "rate", "likelihood")]
         per_pixel = [value / (pixels * math.log(2)) for value in each.values("likelihood")]
         exact = [100 * value for value in each.values("exact")]
         measures.insert(3, f"{_silent(each):.2f}")
-        rows.append([each.name, *measures, _spread(per_pixel, 4), _spread(exact, 1)])
+        rows.append([each.name, *measures, spread_over_seeds(per_pixel, digits=4), spread_over_seeds(exact, digits=1)])
     runs = len(found[0].outcomes)
     return Table(
         ["", "−ELBO", "decoder's part", "KL", "KL at score 0", "−log p(image)", "bits per pixel", "exactly 0 or 1, %"],

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import itertools
-import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 
@@ -21,7 +20,7 @@ from fenchel_lab.models import documents, training
 from fenchel_lab.models.documents import Attention, Batch, Reader, Size, Vocabulary
 from fenchel_lab.models.training import Course
 from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import spread
+from fenchel_lab.report.measure import ScoresInPercent, spread
 from fenchel_lab.report.result import Cell
 
 METHODS = (
@@ -129,18 +128,18 @@ command below with `FENCHEL_DATA` set.
 
 @dataclass(frozen=True)
 class Corpus:
-    """Numbers of basis functions to try; reviews to train, to choose the epoch and to test with."""
+    """Reviews to train, to choose the epoch and to test with, and the numbers of basis functions to try."""
 
     name: str
     vocabulary: Vocabulary
-    counts: Sequence[int]
     train: Sequence[Review]
     valid: Sequence[Review]
     test: Sequence[Review]
+    counts: Sequence[int] = field(default=(), kw_only=True)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(ScoresInPercent):
     """A method on a corpus: its accuracies, one per seed, its share of words, and the reader of the first seed."""
 
     corpus: Corpus
@@ -149,16 +148,6 @@ class Outcome:
     scores: Sequence[float]
     attended: float
     reader: Reader
-
-    @property
-    def mean(self) -> float:
-        """In percent."""
-        return 100 * statistics.fmean(self.scores)
-
-    @property
-    def deviation(self) -> float:
-        """Over seeds, in percent; 0 for one."""
-        return 100 * statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
     @property
     def parameters(self) -> int:
@@ -245,7 +234,7 @@ def _setting(context: Context) -> tuple[list[Corpus], Protocol, str]:
         reviews, vocabulary = made_up(sum(TOY_REVIEWS)), made_up_vectors()
         first, second = TOY_REVIEWS[0], sum(TOY_REVIEWS[:2])
         parts = reviews[:first], reviews[first:second], reviews[second:]
-        corpus = Corpus("made up", vocabulary, (TOY_FUNCTIONS,), *parts)
+        corpus = Corpus("made up", vocabulary, *parts, counts=(TOY_FUNCTIONS,))
         return [corpus], TOY, EMBEDDED.format(train=TOY_REVIEWS[0], functions=TOY_FUNCTIONS)
     protocol, text = (FULL, WHOLE) if context.full else (SCALED, SCALED_DOWN)
     known = glove.load(context.data)
@@ -255,8 +244,8 @@ def _setting(context: Context) -> tuple[list[Corpus], Protocol, str]:
     films = [sampled(reviews, count) for reviews, count in zip(whole, protocol.reviews, strict=True)]
     sentences = [sst.load(split, folder=context.data) for split in ("train", "dev", "test")]
     corpora = [
-        Corpus("IMDB", vocabulary, protocol.counts, *films),
-        Corpus("SST", vocabulary, protocol.sentences, *sentences),
+        Corpus("IMDB", vocabulary, *films, counts=protocol.counts),
+        Corpus("SST", vocabulary, *sentences, counts=protocol.sentences),
     ]
     return corpora, protocol, text.format(**vars(protocol))
 

@@ -9,8 +9,8 @@ from typing import cast
 
 import torch
 
-from fenchel_lab.chapters.document_classification import made_up_vectors, sampled
-from fenchel_lab.chapters.text_highlights import LABELS, TOY_REVIEWS, Corpus, made_up
+from fenchel_lab.chapters.document_classification import Corpus, made_up_vectors, sampled
+from fenchel_lab.chapters.text_highlights import LABELS, TOY_REVIEWS, made_up
 from fenchel_lab.data import glove, sst
 from fenchel_lab.drawing import style
 from fenchel_lab.models import game, rationale

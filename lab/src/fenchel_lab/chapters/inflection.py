@@ -21,6 +21,7 @@ from fenchel_lab.drawing import hypotheses, style
 from fenchel_lab.models.inflection import Inflected, inflect, paired
 from fenchel_lab.models.shared import shared_out
 from fenchel_lab.report import Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import spread_over_seeds
 from fenchel_lab.report.result import Cell
 
 ALPHAS = (1.0, 1.5, 2.0)
@@ -316,7 +317,7 @@ def _accuracies(outcomes: Sequence[Outcome], size: Size) -> Table:
     for each in outcomes:
         paper = PAPER.get((each.corpus, each.output, each.attention))
         row: list[Cell] = [each.corpus, NAMES[each.output], NAMES[each.attention]]
-        row += ["–" if paper is None else f"{paper[0]:.2f}", _spread(each.accuracies)]
+        row += ["–" if paper is None else f"{paper[0]:.2f}", spread_over_seeds(each.accuracies, 100)]
         row += ["–" if each.together is None else f"{100 * each.together:.2f}"]
         rows.append([*row, *(f"{100 * share:.0f} %" for share in (each.single, each.exact, each.optimal))])
     decoding = f"a beam of {BEAM}" if size.beams else "greedy decoding"
@@ -342,11 +343,6 @@ def _accuracies(outcomes: Sequence[Outcome], size: Size) -> Table:
         "beam for 87 % "
         "in the high setting, 66 % and 79 % in medium; and every sparse output ahead of every softmax output.",
     )
-
-
-def _spread(shares: Sequence[float]) -> str:
-    mean = f"{100 * statistics.fmean(shares):.2f}"
-    return mean if len(shares) < 2 else f"{mean} ± {100 * statistics.stdev(shares):.2f}"
 
 
 def _forms(outcome: Outcome) -> Table:

@@ -23,7 +23,7 @@ from fenchel_lab.drawing import style
 from fenchel_lab.models import bags
 from fenchel_lab.models.bags import Bags, Classifier, Setting
 from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import spread
+from fenchel_lab.report.measure import ScoresInPercent, spread
 from fenchel_lab.report.result import Cell
 
 TARGET = 9
@@ -187,7 +187,7 @@ class Task:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(ScoresInPercent):
     """A method on a task: its test scores, one per seed, and what was trained with the first."""
 
     task: str
@@ -196,16 +196,6 @@ class Outcome:
     setting: Setting
     classifier: Classifier
     test: Bags
-
-    @property
-    def mean(self) -> float:
-        """In percent."""
-        return 100 * statistics.fmean(self.scores)
-
-    @property
-    def deviation(self) -> float:
-        """Over seeds, in percent; 0 for one."""
-        return 100 * statistics.stdev(self.scores) if len(self.scores) > 1 else 0.0
 
 
 @study(

@@ -11,10 +11,9 @@ from typing import cast
 
 import torch
 
-from fenchel_lab.chapters.document_classification import BAD, FILLERS, GOOD, made_up_vectors, sampled
+from fenchel_lab.chapters.document_classification import BAD, FILLERS, GOOD, Corpus, made_up_vectors, sampled
 from fenchel_lab.data import eraser, glove, imdb, sst
 from fenchel_lab.data.eraser import Annotated
-from fenchel_lab.data.sst import Review
 from fenchel_lab.drawing import highlights
 from fenchel_lab.models import rationale
 from fenchel_lab.models.documents import Vocabulary
@@ -127,17 +126,6 @@ words such as “a tedious film” says it all and counts as marked; a transitio
 shows the idea and settles no order. On ERASER's film reviews, SST and IMDB run the command below with `FENCHEL_DATA`
 set.
 """
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """Reviews to train, to choose the epoch and to test with."""
-
-    name: str
-    vocabulary: Vocabulary
-    train: Sequence[Review]
-    valid: Sequence[Review]
-    test: Sequence[Review]
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from fenchel.seq2seq.checkpoints import step
 from fenchel_lab.data import multi30k
 from fenchel_lab.drawing import hypotheses
 from fenchel_lab.report import Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import spread_over_seeds
 from fenchel_lab.report.result import Cell
 
 NAMES = {1.0: "softmax", 1.5: "1.5-entmax", 2.0: "sparsemax"}
@@ -438,7 +439,8 @@ def _scores(outcomes: Sequence[Outcome]) -> Table:
     for each in outcomes:
         proved = [[beam.exact for beam in each.beams], [beam.optimal for beam in each.beams]]
         shares = [f"{100 * statistics.fmean(which):.1f} %" for which in proved]
-        scores = [_spread(each.bleus), f"{each.length:.2f}", _spread(each.greedy_bleus), f"{each.greedy_length:.2f}"]
+        scores = [spread_over_seeds(each.bleus), f"{each.length:.2f}"]
+        scores += [spread_over_seeds(each.greedy_bleus), f"{each.greedy_length:.2f}"]
         rows.append([NAMES[each.alpha], PAPER_BLEU[each.alpha], *scores, *shares])
     scorer = BLEU(lowercase=True)
     scorer.corpus_score(["a"], [["a"]])  # its signature is told once it has counted
@@ -531,8 +533,3 @@ def _alternatives(outcome: Outcome, pair: Pair) -> Figure:
 
 def _certain(choices: Sequence[Choice]) -> int:
     return sum(last - first + 1 for first, last in hypotheses.certain(choices))
-
-
-def _spread(scores: Sequence[float]) -> str:
-    mean = f"{statistics.fmean(scores):.2f}"
-    return mean if len(scores) < 2 else f"{mean} ± {statistics.stdev(scores):.2f}"

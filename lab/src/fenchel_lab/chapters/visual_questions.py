@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -22,7 +21,7 @@ from fenchel_lab.models import pictures, training
 from fenchel_lab.models.pictures import Answerer, Attention, Batch, Size, Vocabulary
 from fenchel_lab.models.training import Course
 from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import spread
+from fenchel_lab.report.measure import over_seeds, spread
 from fenchel_lab.report.result import Cell
 
 METHODS: list[tuple[str, Attention]] = [
@@ -221,18 +220,14 @@ def _tell(context: Context, done: int, all_: int, note: str, part: float) -> Non
     context.progress(0.98 * (done + part) / all_, note)
 
 
-def _percent(scores: Sequence[float]) -> tuple[float, float]:
-    """Mean and deviation over seeds, in percent."""
-    return 100 * statistics.fmean(scores), 100 * statistics.stdev(scores) if len(scores) > 1 else 0.0
-
-
 def _leader(outcomes: Sequence[Outcome]) -> str:
-    best = max(outcomes, key=lambda outcome: _percent(outcome.scores)[0])
-    near = max(outcomes, key=lambda outcome: _percent(outcome.on_shape)[0])
+    best = max(outcomes, key=lambda outcome: over_seeds(outcome.scores, 100)[0])
+    near = max(outcomes, key=lambda outcome: over_seeds(outcome.on_shape, 100)[0])
     return (
-        f"The highest mean accuracy of this run is that of {best.method}, {spread(*_percent(best.scores))}; the most "
-        f"attention inside of the box around the shape is that of {near.method}, {_percent(near.on_shape)[0]:.0f} %. "
-        f"Deviations over seeds reach {max(_percent(outcome.scores)[1] for outcome in outcomes):.1f}."
+        f"The highest mean accuracy of this run is that of {best.method}, {spread(*over_seeds(best.scores, 100))}; the "
+        f"most attention inside of the box around the shape is that of {near.method}, "
+        f"{over_seeds(near.on_shape, 100)[0]:.0f} %. Deviations over seeds "
+        f"reach {max(over_seeds(outcome.scores, 100)[1] for outcome in outcomes):.1f}."
     )
 
 
@@ -240,9 +235,9 @@ def _table(corpus: Corpus, outcomes: Sequence[Outcome]) -> Table:
     rows: list[list[Cell]] = []
     for outcome in outcomes:
         paper = f"{PAPER[outcome.method]:.2f}" if outcome.method in PAPER else "–"
-        parts = [spread(*_percent(part)) for part in zip(*outcome.kinds, strict=True)]
-        share = f"{_percent(outcome.on_shape)[0]:.0f} %"
-        rows.append([outcome.method, paper, spread(*_percent(outcome.scores)), *parts, share])
+        parts = [spread(*over_seeds(part, 100)) for part in zip(*outcome.kinds, strict=True)]
+        share = f"{over_seeds(outcome.on_shape, 100)[0]:.0f} %"
+        rows.append([outcome.method, paper, spread(*over_seeds(outcome.scores, 100)), *parts, share])
     runs = len(outcomes[0].scores)
     return Table(
         ["attention", "paper (VQA-v2)", "accuracy", *KINDS, "on the shape"],
@@ -315,7 +310,7 @@ def _accuracies(outcomes: Sequence[Outcome]) -> Figure:
     for number, what in enumerate(("all", *KINDS)):
         for place, outcome in enumerate(outcomes):
             scores = outcome.scores if number == 0 else [kinds[number - 1] for kinds in outcome.kinds]
-            mean, deviation = _percent(scores)
+            mean, deviation = over_seeds(scores, 100)
             height = place + 0.18 * (number - 1.5)
             label = what if place == 0 else None
             colour = [style.INK, *style.PALETTE][number]

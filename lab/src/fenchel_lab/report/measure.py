@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import statistics
+from collections.abc import Callable, Sequence
 
 
 def first(condition: Callable[[float], bool], low: float, high: float) -> float | None:
@@ -22,11 +23,48 @@ def first(condition: Callable[[float], bool], low: float, high: float) -> float 
     return high
 
 
+def over_seeds(scores: Sequence[float], unit: float = 1.0) -> tuple[float, float]:
+    """Mean and standard deviation of scores, one per seed, times ``unit`` (100 for percent); one score deviates by 0.
+
+    Example:
+        >>> over_seeds([0.25, 0.5, 0.75], 100), over_seeds([2.0])
+        ((50.0, 25.0), (2.0, 0.0))
+    """
+    return unit * statistics.fmean(scores), unit * statistics.stdev(scores) if len(scores) > 1 else 0.0
+
+
 def spread(mean: float, deviation: float) -> str:
-    """A mean and its standard deviation, in words.
+    """A mean and its standard deviation, unless that is 0, as text.
 
     Example:
         >>> spread(91.234, 0.56), spread(91.234, 0.0)
         ('91.2 ± 0.6', '91.2')
     """
     return f"{mean:.1f} ± {deviation:.1f}" if deviation else f"{mean:.1f}"
+
+
+def spread_over_seeds(scores: Sequence[float], unit: float = 1.0, digits: int = 2) -> str:
+    """Mean and standard deviation of scores as text, or the score of the only seed.
+
+    Example:
+        >>> spread_over_seeds([0.25, 0.5, 0.75], 100), spread_over_seeds([2.0])
+        ('50.00 ± 25.00', '2.00')
+    """
+    mean, deviation = over_seeds(scores, unit)
+    return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if len(scores) > 1 else f"{mean:.{digits}f}"
+
+
+class ScoresInPercent:
+    """Base of results with ``scores``, shares in [0, 1], one per seed: their mean and standard deviation in percent."""
+
+    scores: Sequence[float]
+
+    @property
+    def mean(self) -> float:
+        """Over seeds, in percent."""
+        return over_seeds(self.scores, 100)[0]
+
+    @property
+    def deviation(self) -> float:
+        """Over seeds, in percent; 0 for one."""
+        return over_seeds(self.scores, 100)[1]
