@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.maps.groups import threshold
 from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
@@ -31,7 +31,7 @@ def grid_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor, widt
     return out
 
 
-@kernel
+@helper
 def _ways(i: int, n: int, width: int, ways: Any) -> int:
     """The neighbours of i on the grid: right, left, below, above; how many there are.
 
@@ -53,7 +53,7 @@ def _ways(i: int, n: int, width: int, ways: Any) -> int:
     return count
 
 
-@kernel
+@helper
 def _route(
     n: int,
     width: int,
@@ -113,7 +113,7 @@ def _route(
                         break
 
 
-@kernel
+@helper
 def _regions(
     n: int, width: int, strength: float, w: Any, group: Any, flow: Any, level: Any, size: Any, queue: Any, ways: Any
 ) -> int:

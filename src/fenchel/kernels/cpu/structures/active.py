@@ -367,7 +367,7 @@ def advance(  # type: ignore[no-untyped-def]
         step(
             b, candidates[i], bonus[i], thetas[b], members[at:], counts[at:], weights[at:], solution[at:], values[at:],
             extra[at:], matrix, inverse, mus[b], residuals[b], sizes, gap, floor, state, mode, goal, mark, u, v, r,
-            np.bool_(False),
+            False,
         )  # fmt: skip
 
 

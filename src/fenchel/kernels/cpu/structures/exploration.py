@@ -50,7 +50,7 @@ def explore_trees(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, 0.0, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
-                np.int64(SOLVE), goal, mark, u, v, r, np.bool_(True),
+                SOLVE, goal, mark, u, v, r, True,
             ):  # fmt: skip
                 break
 
@@ -83,7 +83,7 @@ def explore_sequences(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, bonus, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
-                np.int64(SOLVE), goal, mark, u, v, r, np.bool_(False),
+                SOLVE, goal, mark, u, v, r, False,
             ):  # fmt: skip
                 break
 
@@ -157,6 +157,6 @@ def explore_paths(  # type: ignore[no-untyped-def]
             tried[b] += 1
             if not step(
                 b, y, score, scores, own, tally, p, x, q, h, matrix, inverse, mixture, rest, sizes, gap, floor, state,
-                np.int64(SOLVE), goal, mark, u, v, r, np.bool_(False),
+                SOLVE, goal, mark, u, v, r, False,
             ):  # fmt: skip
                 break

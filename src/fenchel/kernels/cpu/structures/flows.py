@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper
 from fenchel.kernels.cpu.structures.layers import gibbs
 
 USED = 1e-9
 """Edges with a larger probability are taken to be used by optimal structures."""
 
 
-@kernel
+@helper
 def used_edges(theta, nu, eps, layers, graph, value, step, node, used):  # type: ignore[no-untyped-def]
     """The probability of edges at temperature ε, in the place of ``step``, and whether it is more than nothing."""
     parts, begin = graph[0], graph[1]
@@ -23,7 +23,7 @@ def used_edges(theta, nu, eps, layers, graph, value, step, node, used):  # type:
                 used[t, e] = step[t, e] > USED
 
 
-@kernel
+@helper
 def _span(flow, used, ends, source, label, chosen):  # type: ignore[no-untyped-def]
     """Choose edges between two layers that form no cycles, and connect all that can be: those with more flow first."""
     width = label.size // 2
@@ -41,7 +41,7 @@ def _span(flow, used, ends, source, label, chosen):  # type: ignore[no-untyped-d
         least /= 10
 
 
-@kernel
+@helper
 def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no-untyped-def]
     """Make the flow fit what has to flow through nodes, by the chosen edges: the only one of a node carries the rest.
 
@@ -73,7 +73,7 @@ def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no
                 edges -= 1
 
 
-@kernel
+@helper
 def _cancel(new, flow, link, kinds, ends, source, chosen, queue, by):  # type: ignore[no-untyped-def]
     """Push flow around the cycle that an edge closes, in the direction that scores more, until an edge carries nothing.
 
@@ -119,7 +119,7 @@ def _cancel(new, flow, link, kinds, ends, source, chosen, queue, by):  # type: i
     flow[out] = 0.0
 
 
-@kernel
+@helper
 def tree_flow(mu, layers, graph, used, flow):  # type: ignore[no-untyped-def]
     """Make a flow along the used edges one that has the marginals μ, no cycles between layers, and scores no less.
 
@@ -153,7 +153,7 @@ def tree_flow(mu, layers, graph, used, flow):  # type: ignore[no-untyped-def]
     return True
 
 
-@kernel
+@helper
 def widest_path(flow, layers, graph, value, choice, y):  # type: ignore[no-untyped-def]
     """The path whose smallest flow is largest, which is then taken out of the flow. y are its parts, up to −1.
 
@@ -187,7 +187,7 @@ def widest_path(flow, layers, graph, value, choice, y):  # type: ignore[no-untyp
     return amount, total
 
 
-@kernel
+@helper
 def best_path(scores, layers, graph, used, value, choice, y):  # type: ignore[no-untyped-def]
     """The best path over the edges that are used. y are its parts, filled up with −1.
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 
 WARM = 1.0
 """The temperature to begin with."""
@@ -42,7 +42,7 @@ UNLIKELY = 1e-14
 """Nodes with a smaller probability are left out of Newton's equations."""
 
 
-@kernel
+@helper
 def count_layers(theta, parts):  # type: ignore[no-untyped-def]
     """How many layers have a node that may be chosen, up to the first that has none."""
     for t in range(parts.shape[0]):
@@ -55,7 +55,7 @@ def count_layers(theta, parts):  # type: ignore[no-untyped-def]
     return parts.shape[0]
 
 
-@kernel
+@helper
 def gibbs(theta, nu, eps, layers, graph, value, step, node):  # type: ignore[no-untyped-def]
     """The Gibbs distribution of the scores θ − ν at temperature ε, as a Markov chain. False if there is no path.
 
@@ -107,7 +107,7 @@ def gibbs(theta, nu, eps, layers, graph, value, step, node):  # type: ignore[no-
     return True
 
 
-@kernel
+@helper
 def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, turned):  # type: ignore[no-untyped-def]
     """cov ← PᵀcovP + D, from the nodes of layer t − 1 to the n of layer t: P their transition matrix, D the covariance
     of what the transition adds."""
@@ -143,7 +143,7 @@ def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, tu
                         cov[i, j] -= share * step[t - 1, f]
 
 
-@kernel
+@helper
 def _solve(wanted, eps, layers, graph, step, node, z, alive, count, place, covariance, filtered):  # type: ignore[no-untyped-def]
     """z = (εI + C)⁻¹ wanted, C the covariance of the parts, in O(T W E): Newton's equations, as I + C/ε is F's Hessian.
 
@@ -246,7 +246,7 @@ def _solve(wanted, eps, layers, graph, step, node, z, alive, count, place, covar
                 x[a] = moved[a]
 
 
-@kernel
+@helper
 def _mismatch(nu, eps, theta, layers, graph, value, step, node, off):  # type: ignore[no-untyped-def]
     """off = ν less the marginals of the Gibbs distribution of θ − ν, the gradient of F; its norm, inf if no path is."""
     if not gibbs(theta, nu, eps, layers, graph, value, step, node):
@@ -264,7 +264,7 @@ def _mismatch(nu, eps, theta, layers, graph, value, step, node, off):  # type: i
     return np.sqrt(total)
 
 
-@kernel
+@helper
 def _minimise(theta, nu, eps, near, most, layers, graph, chain, newton, vectors):  # type: ignore[no-untyped-def]
     """Newton's method for the minimiser of F at temperature ε, from ν, until a step is at most ``near`` times ε.
 
