@@ -1,5 +1,6 @@
 """Warming up: afterwards the public interface has nothing left to compile, and it says what it did."""
 
+import io
 import runpy
 import subprocess
 import sys
@@ -111,17 +112,49 @@ def test_it_tells_what_it_did() -> None:
 
 def test_progress_grows_to_one_and_names_every_call() -> None:
     seen: list[tuple[float, str]] = []
-    fenchel.warmup(lambda fraction, note="": seen.append((fraction, note)))
+    fenchel.warmup(progress=lambda fraction, note="": seen.append((fraction, note)))
     fractions = [fraction for fraction, _ in seen]
     assert fractions == sorted(fractions)
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
-    for name in calls():
-        assert {f"{name}, float32", f"{name}, float64"} <= {note for _, note in seen}
+    for room in calls().values():
+        for name in room:
+            assert {f"{name}, float32", f"{name}, float64"} <= {note for _, note in seen}
+
+
+def test_rooms_choose_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    rooms = {room: {room: lambda scores, room=room: made.append(room) or scores * 2} for room in calls()}
+    monkeypatch.setattr(sys.modules[function.__module__], "calls", lambda: rooms)
+    fenchel.warmup("continuous", "maps")
+    assert set(made) == {"continuous", "maps"}
+    made.clear()
+    fenchel.warmup()
+    assert set(made) == set(rooms)
+
+
+def test_unknown_rooms_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"rooms must be 'maps', 'losses', .* or 'hopfield', got 'kitchen'"):
+        fenchel.warmup("maps", "kitchen")
+    done = subprocess.run([sys.executable, "-m", "fenchel", "warmup", "kitchen"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "rooms must be 'maps'" in done.stderr
+
+
+def test_a_terminal_gets_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys.modules[function.__module__], "calls", lambda: {"maps": {"tiny": lambda s: s * 2}})
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        fenchel.warmup()
+        assert ("tiny, float32" in stream.getvalue()) == shown
 
 
 def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fenchel.kernels.ENABLED", False)
-    monkeypatch.setattr(sys.modules[function.__module__], "calls", None)
+    monkeypatch.setattr(sys.modules[function.__module__], "_exercise", None)
     warmth = fenchel.warmup()
     assert (warmth.compiled, warmth.loaded, warmth.seconds, warmth.cache) == (0, 0, 0.0, None)
 
@@ -140,9 +173,9 @@ def test_the_module_is_a_command_that_needs_the_library_alone() -> None:
 import runpy, sys
 for name in ("typer", "rich", "matplotlib", "sklearn", "jinja2", "joblib", "safetensors", "fenchel_lab"):
     sys.modules[name] = None
-sys.argv = ["fenchel", "warmup"]
+sys.argv = ["fenchel", "warmup", "maps"]
 import fenchel._warmup
-fenchel._warmup.calls = lambda: {"tiny": lambda scores: scores * 2}
+fenchel._warmup.calls = lambda: {"maps": {"tiny": lambda scores: scores * 2}}
 runpy.run_module("fenchel", run_name="__main__")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
@@ -168,7 +201,7 @@ def call(scores):
     tiny(scores.detach().numpy())
     return scores
 
-sys.modules["fenchel._warmup"].calls = lambda: {"tiny": call}
+sys.modules["fenchel._warmup"].calls = lambda: {"maps": {"tiny": call}}
 warmth = fenchel.warmup()
 assert warmth.compiled == 2, warmth  # float32 and float64
 assert warmth.loaded == 0 and warmth.cache is None

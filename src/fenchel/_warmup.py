@@ -1,13 +1,16 @@
-"""Compile every kernel ahead, so that no first call is slow: a list of small calls of the public interface.
+"""Compile kernels ahead, so that no first call is slow: small calls of the public interface, listed by room.
 
-Whoever adds a kernel adds a call here that reaches it; the tests hold that nothing is left to compile.
+Whoever adds a kernel adds a call here that reaches it; the tests check that nothing is left to compile.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,16 +21,14 @@ from torch import Tensor
 
 import fenchel
 from fenchel import kernels
+from fenchel._checks import check_one_of
 from fenchel.continuous import GaussianBasis, expectation
-from fenchel.progress import Progress
+from fenchel.progress import Progress, bar, silent
 from fenchel.regularizers import Gini
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
 Call = Callable[[Tensor], Tensor]
 """A differentiable function of scores, (rows, width)."""
-
-DTYPES = (torch.float32, torch.float64)
-"""What kernels are compiled for; narrower ones are computed in float32."""
 
 NARROW, WIDE = 8, 8192
 """Widths on both sides of what kernels treat differently."""
@@ -56,37 +57,46 @@ class Warmth:
         return f"Compiled {self.compiled} kernels and loaded {self.loaded} in {self.seconds:.1f} s. {kept}"
 
 
-def warmup(progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTYPES) -> Warmth:
-    """Compile every kernel for float32 and float64, or load it from the cache on disk.
+def warmup(
+    *rooms: str, progress: Progress | None = None, dtypes: Sequence[torch.dtype] = (torch.float32, torch.float64)
+) -> Warmth:
+    """Compile kernels for float32 and float64, or load them from the cache on disk.
 
     Without it a kernel is compiled by the first call that needs it. Does nothing under ``FENCHEL_KERNELS=off``.
 
     Args:
-        progress: called with the fraction done and the name of the call that comes next.
-        dtypes: the precisions to compile for. Two processes with one each take about half the time.
+        *rooms: whose kernels: "maps", "losses", "attention", "structures", "factors", "dp", "continuous", "hopfield".
+            All of them by default.
+        progress: called with the fraction done and the name of the call that comes next. By default a progress bar on
+            standard error, if that is a terminal.
+        dtypes: the precisions to compile for; narrower ones are computed in float32. Two processes with one each take
+            about half the time.
 
     Returns:
         How many kernels were compiled and loaded, how long it took, and where the cache lies.
 
     Example:
         >>> import fenchel
-        >>> warmth = fenchel.warmup()
-        >>> fenchel.warmup().compiled  # a second time there is nothing to do
+        >>> warmth = fenchel.warmup("maps")
+        >>> fenchel.warmup("maps").compiled  # a second time there is nothing to do
         0
     """
     start = time.perf_counter()
+    known = calls()
+    for room in rooms:
+        check_one_of(room, "rooms", *known)
     if not kernels.ENABLED:
         return Warmth(0, 0, 0.0, None)
     before = _counts()
-    steps = [(name, call, dtype) for name, call in calls().items() for dtype in dtypes]
+    chosen = {name: call for room in rooms or known for name, call in known[room].items()}
+    steps = [(name, call, dtype) for name, call in chosen.items() for dtype in dtypes]
     if list(dtypes) == [torch.float64]:
         steps.reverse()  # beside a process for float32, each finds in the cache what the other has compiled
-    for done, (name, call, dtype) in enumerate(steps):
-        if progress is not None:
-            progress(done / len(steps), f"{name}, {str(dtype).removeprefix('torch.')}")
-        _exercise(call, dtype)
-    if progress is not None:
-        progress(1.0)
+    with _shown(progress) as show:
+        for done, (name, call, dtype) in enumerate(steps):
+            show(done / len(steps), f"{name}, {str(dtype).removeprefix('torch.')}")
+            _exercise(call, dtype)
+        show(1.0)
     after = _counts()
     folders = [each.stats.cache_path for each in compiled_functions() if each.stats.cache_path]
     return Warmth(
@@ -97,74 +107,100 @@ def warmup(progress: Progress | None = None, dtypes: Sequence[torch.dtype] = DTY
     )
 
 
-def calls() -> dict[str, Call]:
-    """One call for every kernel and every kind of argument that it is compiled for."""
-    found: dict[str, Call] = {
-        "sparsemax": fenchel.sparsemax,
-        "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
-        "entmax": lambda s: fenchel.entmax(s, 1.33),
-        "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
-        "entmax, a learned alpha": lambda s: fenchel.entmax(s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)),
-        "normmax 2": fenchel.normmax,
-        "normmax": lambda s: fenchel.normmax(s, 3.0),
-        "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
-        "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
-        "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
-        "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
-        "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
-        "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
-        "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
-        "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
-        "k_subsets": lambda s: fenchel.k_subsets(s, 2),
-        "k_subsets, one k a row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
-        "fusedmax": fenchel.fusedmax,
-        "fusedmax, one strength a row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
-        "oscarmax": fenchel.oscarmax,
-        "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
-        "attention": lambda s: fenchel.attention(*_heads(s)),
-        "attention, sparse": lambda s: fenchel.attention(*_heads(s), scale=1e3),
-        "attention, any alpha, sparse": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), scale=1e3),
-        "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
-        "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
-        "causal attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), is_causal=True),
-        "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
-        "SequentialSubsets, hard": lambda s: _mixture(_HardSubsets(2, 0.5), s[:, :8]),
-        "Chain, hard": lambda s: _mixture(_HardChain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
-        "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
-        "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
-        "DependencyTree, projective": lambda s: _mixture(DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)),
-        "FactorGraph": _graph,
-        "chains, one set of steps": lambda s: _chains(s, True),
-        "chains": lambda s: _chains(s, False),
-        "alignments": _alignments,
-        "densities of the line": lambda s: _densities(s, 1),
-        "densities of the plane": lambda s: _densities(s, 2),
-        "lattices": _lattices,
-        "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
-        "decoding, any alpha": lambda s: fenchel.attention(
-            _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
-        ),
-        "memories in chunks": _memories,
+def _shown(progress: Progress | None) -> AbstractContextManager[Progress]:
+    """The function that shows progress: the one that was given, or else a bar, where there is a terminal."""
+    if progress is None and sys.stderr.isatty():
+        return bar("kernels")
+    return contextlib.nullcontext(silent if progress is None else progress)
+
+
+def calls() -> dict[str, dict[str, Call]]:
+    """One call for every kernel and every kind of argument that it is compiled for, by room."""
+    return {
+        "maps": {
+            "sparsemax": fenchel.sparsemax,
+            "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
+            "entmax": lambda s: fenchel.entmax(s, 1.33),
+            "entmax, one alpha per row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
+            "entmax, a learned alpha": lambda s: fenchel.entmax(
+                s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)
+            ),
+            "normmax 2": fenchel.normmax,
+            "normmax": lambda s: fenchel.normmax(s, 3.0),
+            "normmax, one alpha per row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
+            "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _bounds(s)),
+            "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _bounds(s)),
+            "k_subsets": lambda s: fenchel.k_subsets(s, 2),
+            "k_subsets, one k per row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
+            "fusedmax": fenchel.fusedmax,
+            "fusedmax, one strength per row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
+            "oscarmax": fenchel.oscarmax,
+            "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
+        },
+        "losses": {
+            "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
+            "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
+            "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
+            "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
+            "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
+            **{f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)},
+        },
+        "attention": {
+            "attention": lambda s: fenchel.attention(*_heads(s)),
+            "attention, sparse": lambda s: fenchel.attention(*_heads(s), scale=1e3),
+            "attention, any alpha, sparse": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33), scale=1e3),
+            "causal attention": lambda s: fenchel.attention(*_heads(s), is_causal=True),
+            "attention, any alpha": lambda s: fenchel.attention(*_heads(s), fenchel.Tsallis(1.33)),
+            "causal attention, any alpha": lambda s: fenchel.attention(
+                *_heads(s), fenchel.Tsallis(1.33), is_causal=True
+            ),
+            "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
+            "decoding, any alpha": lambda s: fenchel.attention(
+                _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
+            ),
+        },
+        "structures": {
+            "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
+            "SequentialSubsets, hard": lambda s: _mixture(_HardSubsets(2, 0.5), s[:, :8]),
+            "Chain, hard": lambda s: _mixture(_HardChain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
+            "Chain": lambda s: _mixture(Chain(torch.eye(2)), s[:, :8].reshape(-1, 4, 2)),
+            "DependencyTree": lambda s: _mixture(DependencyTree(), s[:, :6].reshape(-1, 2, 3)),
+            "DependencyTree, projective": lambda s: _mixture(
+                DependencyTree(projective=True), s[:, :6].reshape(-1, 2, 3)
+            ),
+        },
+        "factors": {"FactorGraph": _graph},
+        "dp": {
+            "chains, one transition matrix": lambda s: _chains(s, True),
+            "chains": lambda s: _chains(s, False),
+            "alignments": _alignments,
+            "lattices": _lattices,
+        },
+        "continuous": {
+            "densities of the line": lambda s: _densities(s, 1),
+            "densities of the plane": lambda s: _densities(s, 2),
+        },
+        "hopfield": {"memories in chunks": _memories},
     }
-    return found | {f"linear_entmax_loss {alpha:g}": partial(_linear, alpha) for alpha in (1.33, 1.5, 2.0)}
 
 
 def compiled_functions() -> Iterator[Any]:
-    """Every function of this library that Numba compiles for callers, with its ``signatures`` and ``stats``.
+    """Every function of this library that Numba compiles for callers in Python, with its ``signatures`` and ``stats``.
 
     Found among all living objects, wherever a module keeps them.
     """
     from numba.core.registry import CPUDispatcher
 
     for each in gc.get_objects():
-        if type(each) is CPUDispatcher and each.targetoptions.get("nogil"):
+        options = each.targetoptions if type(each) is CPUDispatcher else {}
+        if options.get("nogil") and not options.get("no_cpython_wrapper"):
             module = each.py_func.__module__
             if module == "fenchel" or module.startswith("fenchel."):
                 yield each
 
 
 def _counts() -> tuple[int, int]:
-    """How many kernels were compiled in this process, and how many loaded."""
+    """The numbers of kernels compiled and loaded in this process."""
     misses = hits = 0
     for each in compiled_functions():
         stats = each.stats
@@ -185,8 +221,8 @@ def _exercise(call: Call, dtype: torch.dtype) -> None:
             result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
 
 
-def _room(scores: Tensor) -> Tensor:
-    """Bounds that leave a choice."""
+def _bounds(scores: Tensor) -> Tensor:
+    """Bounds that leave a choice, of the shape of the scores."""
     return torch.full_like(scores, 0.7, requires_grad=scores.requires_grad)
 
 
@@ -211,19 +247,19 @@ def _mixture(structure: Structure, scores: Tensor) -> Tensor:
 
 
 class _HardChain(Chain):
-    """Chains that take the way of hard rows."""
+    """Chains for which the smoothed program is solved after one call of the oracle."""
 
     patience = 1
 
 
 class _HardSubsets(SequentialSubsets):
-    """Sequential subsets that do."""
+    """Sequential subsets for which it is solved after one call."""
 
     patience = 1
 
 
 def _graph(scores: Tensor) -> Tensor:
-    """Trees of two words, each of which is the head of one at most."""
+    """Trees of two words, in which every word and the root is the head of at most one word."""
     graph = fenchel.FactorGraph()
     u = graph.variables(scores[:, :6].reshape(-1, 2, 3), batch_dims=1)
     graph.add(fenchel.factors.DependencyTree(u))

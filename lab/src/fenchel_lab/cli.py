@@ -315,7 +315,7 @@ def run_bench(
 def run_warmup() -> None:
     """Compile every kernel now, so that no first call has to wait for it."""
     with progress_bars() as bars:
-        warmth = follow(bars, "kernels", fenchel.warmup)
+        warmth = follow(bars, "kernels", lambda progress: fenchel.warmup(progress=progress))
     console.print(str(warmth), markup=False, highlight=False, soft_wrap=True)
 
 

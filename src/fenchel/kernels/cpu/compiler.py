@@ -53,7 +53,7 @@ def helper(function: Callable[..., Any]) -> Any:
     levels of calls that would repeat the work at every level. Numbers that Numba knows at compile time are arguments
     like others: it would compile the function for each of them, and for the first value of each counter.
     """
-    compiled = numba.njit(pipeline_class=_HelperCompiler, **OPTIONS, no_cpython_wrapper=True)(function)
+    compiled = numba.njit(**OPTIONS | {"pipeline_class": _HelperCompiler, "no_cpython_wrapper": True})(function)
     compile_now = compiled.compile
     compiled.compile = lambda signature: compile_now(tuple(map(unliteral, signature)))
     return compiled

@@ -110,33 +110,49 @@ def _bounds(upper: float | Tensor, x: Any) -> Any:
 
 
 @helper
-def _masses(z: Any, u: Any, n: int, t: Any, apart: bool) -> tuple[float, float, float]:
-    """Sums over the first n entries at the threshold t: the mass Σ min([z − t]₊, u), free entries, positive entries.
+def _sums(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    """Sums over one chunk at the threshold t: Σ min([z − t]₊, u), and how many terms are free, and positive.
 
-    Entries are free strictly between 0 and their bounds. If ``apart``, the sums are the mass of the free entries, their
-    number, and the mass of those at their bounds: together these would hide the free mass in their rounding error.
+    Terms are free strictly between 0 and their bounds.
+    """
+    # Here and below: loops over a slice of its own vectorise, loops from one index to another may not.
+    one, zero = z.dtype.type(1), z.dtype.type(0)
+    s, k, a = zero, zero, zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        on = one if d > zero else zero
+        a += on
+        k += on * (one if d < b else zero)
+        c = d if d > zero else zero
+        s += b if b < c else c
+    return s, k, a
+
+
+@helper
+def _sums_apart(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    """Sums over one chunk at the threshold t: of the free terms, how many these are, and of the terms at their bounds.
+
+    In one sum the rounding error of many bounds would hide the free terms.
     """
     one, zero = z.dtype.type(1), z.dtype.type(0)
+    s, k, c = zero, zero, zero
+    for i in range(z.size):
+        d, b = z[i] - t, u[i]
+        on = (one if d > zero else zero) * (one if d < b else zero)
+        k += on
+        s += d if on > zero else zero
+        c += b if d >= b else zero
+    return s, k, c
+
+
+@helper
+def _masses(z: Any, u: Any, n: int, t: Any, apart: bool) -> tuple[float, float, float]:
+    """Add ``_sums``, or ``_sums_apart``, over the chunks of the first n entries."""
     mass, size, other = 0.0, 0.0, 0.0
     for first in range(0, n, _CHUNK):
-        # Here and below: loops over a slice of its own vectorise, loops from one index to another may not.
-        zs, us = z[first : min(first + _CHUNK, n)], u[first : min(first + _CHUNK, n)]
-        s, k, a = zero, zero, zero
-        if apart:
-            for i in range(zs.size):
-                d, b = zs[i] - t, us[i]
-                on = (one if d > zero else zero) * (one if d < b else zero)
-                k += on
-                s += d if on > zero else zero
-                a += b if d >= b else zero
-        else:
-            for i in range(zs.size):
-                d, b = zs[i] - t, us[i]
-                on = one if d > zero else zero
-                a += on
-                k += on * (one if d < b else zero)
-                c = d if d > zero else zero
-                s += b if b < c else c
+        last = min(first + _CHUNK, n)
+        zs, us = z[first:last], u[first:last]
+        s, k, a = _sums_apart(zs, us, t) if apart else _sums(zs, us, t)
         mass += s
         size += k
         other += a
