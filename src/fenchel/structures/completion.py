@@ -1,4 +1,4 @@
-"""What derivatives at ties need beyond the optimum: all directions in which the mixture can move.
+"""Directions in which a mixture can move at ties: what derivatives need beyond the optimum.
 
 At a tie, such as scores that are all zero, few members can give the optimum, and marginals would seem to move along
 these only. They move along the smallest face of the structures' convex hull that holds them. There are two ways to know
@@ -27,18 +27,18 @@ _OFF = 1e-3  # of that step: mixtures as close are there
 
 
 def complete(solver: Solver) -> Faces | None:
-    """See to it that the directions of every row are known, by its members or by its equations.
+    """Make the directions of every row known, by its members or by its equations.
 
-    Structures that tie with the members but lie outside their affine hull are taken in with weight 0. Where marginals
-    have a derivative, the optimum lies inside the face of all that tie, so that noise across the members' hull is
-    higher somewhere on the face: a call of the oracle finds what is missing. If the first call finds nothing, the
+    Structures that tie with the members but lie outside their affine hull are added with weight 0. Where marginals
+    have a derivative, the optimum lies inside the face of all that tie, so that noise orthogonal to the members' hull
+    is higher somewhere on the face: a call of the oracle finds what is missing. If the first call finds nothing, the
     members span the smallest face that the optimum lies in, and that is an element of the generalized Jacobian.
     Otherwise the search goes on until the whole face is spanned, which is another: until fresh noise and its opposite
     find nothing.
 
     Returns the faces of rows that are known by their equations; None without any.
     """
-    from fenchel.kernels.cpu.structures import completion
+    from fenchel.kernels.cpu.structures import members
 
     faces: Faces | None = None
     if not solver.options.complete:
@@ -49,7 +49,7 @@ def complete(solver: Solver) -> Faces | None:
     known = np.zeros(rows, dtype=np.bool_)
     for call in range(most):
         noise = random.uniform(-1.0, 1.0, solver.theta.shape[1])
-        verdict = _outward(solver, live, noise, scale)
+        verdict = _add_tied(solver, live, noise, scale)
         if call == 0:
             live, verdict = live[verdict != 0], verdict[verdict != 0]
             faces = _faces(solver, live, random) if live.size else None
@@ -59,7 +59,7 @@ def complete(solver: Solver) -> Faces | None:
                 live, verdict = live[~known[live]], verdict[~known[live]]
         misses[live[verdict == 1]] = 0
         missed = live[verdict < 1]
-        back = _outward(solver, missed, -noise, scale)
+        back = _add_tied(solver, missed, -noise, scale)
         misses[missed] = np.where(back == 1, 0, misses[missed] + 1)
         live = live[misses[live] < _MISSES]
         if live.size == 0:
@@ -71,26 +71,26 @@ def complete(solver: Solver) -> Faces | None:
             f"than max_iter = {most} calls of the oracle find",
             8,
         )
-    sets = (solver.starts, solver.rooms, solver.squares, solver.sizes, solver.matrix, solver.inverse)
-    run(completion.sharpen, len(solver.live), solver.work(solver.live), solver.live, *sets)
+    sets = (solver.capacities, solver.squares, solver.sizes, solver.matrix, solver.inverse)
+    run(members.refresh_inverses, len(solver.live), solver.work(solver.live), solver.live, *sets)
     return faces
 
 
-def _outward(solver: Solver, live: Array, noise: Array, scale: Array) -> Array:
-    """Try to take in a structure that ties, along noise across the members' hull: 1 where there was one.
+def _add_tied(solver: Solver, live: Array, noise: Array, scale: Array) -> Array:
+    """Try to add a structure that ties, found with noise orthogonal to the members' hull; return a verdict per row.
 
-    0 if the best one lies in the hull, −1 if it does not tie: there the noise is made smaller.
+    1 where one was added, 0 if the best one lies in the hull, −1 if it does not tie: there the noise is made smaller.
     """
-    from fenchel.kernels.cpu.structures import completion
+    from fenchel.kernels.cpu.structures import members
 
     verdict = np.zeros(len(live), np.int64)
     if live.size == 0:
         return verdict
     probe = np.empty_like(solver.theta)
-    run(completion.outward, len(live), solver.work(live), live, noise, scale, probe, *solver.arrays())
+    run(members.perturb_residuals, len(live), solver.work(live), live, noise, scale, probe, *solver.arrays())
     parts, bonus = solver.oracle(probe, live)
-    solver.make_room(live, parts.shape[1])
-    run(completion.complete, len(live), solver.work(live), live, parts, bonus, verdict, *solver.arrays())
+    solver.reserve(live, parts.shape[1])
+    run(members.add_tied, len(live), solver.work(live), live, parts, bonus, verdict, *solver.arrays())
     scale[live[verdict < 0]] /= 10
     return verdict
 

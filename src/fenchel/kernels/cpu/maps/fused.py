@@ -8,8 +8,8 @@ import numpy as np
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper, kernel
-from fenchel.kernels.cpu.maps.groups import MORE, begin_product, map_rows, product_of_rows, threshold
-from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima, collect
+from fenchel.kernels.cpu.maps.groups import MORE, begin_product, begin_row, map_rows, product_of_rows, threshold
+from fenchel.kernels.cpu.maps.selection import BLOCK, collect
 
 
 def fused(z: Tensor, strength: float | Tensor) -> Tensor:
@@ -84,12 +84,10 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
     values, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        top, least, bad = block_maxima(source, maxima)
-        if bad or top == -np.inf:
-            target[:] = np.nan if bad else 0
+        going, top, least = begin_row(source, maxima, target)
+        if not going:
             continue
         masked = least == -np.inf
-        target[:] = 0
         strength = strengths[row]
         count = collect(source, top, kind(-MORE * (1.0 + 4.0 * strength)), maxima, index)
         groups, start = 0, 0

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper
-from fenchel.kernels.cpu.maps.selection import support
+from fenchel.kernels.cpu.maps.selection import block_maxima, support
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -33,6 +33,17 @@ def product_of_rows(rows: Any, v: Tensor, z: Tensor, p: Tensor, strength: float 
     q, out = as_rows(p), like(p)
     over_rows(rows, len(q), q.size, q, as_rows(z), each(strength, len(q)), as_rows(v), as_rows(out))
     return out
+
+
+@helper
+def begin_row(x: Any, maxima: Any, out: Any) -> tuple[bool, Any, Any]:
+    """Write the maxima of the blocks of one row x; set ``out`` to zero, or to NaN if x has NaN or +inf.
+
+    Returns whether the row has an entry to choose, its largest and its smallest score.
+    """
+    top, least, bad = block_maxima(x, maxima)
+    out[:] = np.nan if bad else 0
+    return not bad and top > -np.inf, top, least
 
 
 @helper

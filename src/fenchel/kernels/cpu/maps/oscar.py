@@ -8,8 +8,16 @@ import numpy as np
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper, kernel
-from fenchel.kernels.cpu.maps.groups import MORE, begin_product, map_rows, product_of_rows, threshold, unmasked
-from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima, collect
+from fenchel.kernels.cpu.maps.groups import (
+    MORE,
+    begin_product,
+    begin_row,
+    map_rows,
+    product_of_rows,
+    threshold,
+    unmasked,
+)
+from fenchel.kernels.cpu.maps.selection import BLOCK, collect
 
 _SHORT = 48  # numbers: more are sorted by digits in single precision
 _RUN = 16  # numbers: so many are sorted by insertion
@@ -124,13 +132,11 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
     z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        top, least, bad = block_maxima(source, maxima)
-        if bad or top == -np.inf:
-            target[:] = np.nan if bad else 0
+        going, top, least = begin_row(source, maxima, target)
+        if not going:
             continue
         strength = strengths[row]
         masked = least == -np.inf
-        target[:] = 0
         kept = unmasked(source, masked)
         if masked:
             least = top

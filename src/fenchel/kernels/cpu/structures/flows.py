@@ -1,4 +1,4 @@
-"""Flows along the edges of a layered graph (``kernels.layers``), and the paths that they consist of."""
+"""Flows along the edges of a layered graph (``layers.py``), and their decomposition into paths."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def _span(flow, used, ends, source, label, chosen):  # type: ignore[no-untyped-d
 
 
 @helper
-def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no-untyped-def]
+def _balance(flow, ends, source, chosen, needed, degree, left):  # type: ignore[no-untyped-def]
     """Make the flow fit what has to flow through nodes, by the chosen edges: the only one of a node carries the rest.
 
-    ``room`` is what has to flow through nodes, ``degree`` and ``left`` are room to work in.
+    ``needed`` is what has to flow through nodes, ``degree`` and ``left`` are workspaces.
     """
-    width = room.size // 2
+    width = needed.size // 2
     degree[:] = 0
     edges = 0
     for e in range(ends.size):
@@ -58,15 +58,15 @@ def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no
             degree[w] += 1
             edges += 1
         else:
-            room[v] -= flow[e]
-            room[w] -= flow[e]
+            needed[v] -= flow[e]
+            needed[w] -= flow[e]
     while edges:
         for e in range(ends.size):
             v, w = source[e], width + ends[e]
             if left[e] and (degree[v] == 1 or degree[w] == 1):
-                flow[e] = room[v] if degree[v] == 1 else room[w]
-                room[v] -= flow[e]
-                room[w] -= flow[e]
+                flow[e] = needed[v] if degree[v] == 1 else needed[w]
+                needed[v] -= flow[e]
+                needed[w] -= flow[e]
                 degree[v] -= 1
                 degree[w] -= 1
                 left[e] = 0
@@ -136,17 +136,17 @@ def tree_flow(mu, layers, graph, used, flow):  # type: ignore[no-untyped-def]
                     return False
     source, chosen, left = np.empty(ends.size, np.int64), np.empty(ends.size, np.uint8), np.empty(ends.size, np.uint8)
     label, queue, by = np.empty(2 * width, np.int64), np.empty(2 * width, np.int64), np.empty(2 * width, np.int64)
-    degree, room = np.empty(2 * width, np.int64), np.empty(2 * width)
+    degree, needed = np.empty(2 * width, np.int64), np.empty(2 * width)
     for w in range(width):
         for e in range(begin[w], begin[w + 1]):
             source[e] = w
     for t in range(layers - 1):
         for w in range(width):
-            room[w], room[width + w] = mu[parts[t, w]], mu[parts[t + 1, w]]
+            needed[w], needed[width + w] = mu[parts[t, w]], mu[parts[t + 1, w]]
         for e in range(ends.size):
             flow[t, e] = flow[t, e] if used[t, e] else 0.0
         _span(flow[t], used[t], ends, source, label, chosen)
-        _balance(flow[t], ends, source, chosen, room, degree, left)
+        _balance(flow[t], ends, source, chosen, needed, degree, left)
         for e in range(ends.size):
             if used[t, e] and not chosen[e]:
                 _cancel(e, flow[t], bonus[t if bonus.shape[0] > 1 else 0], kinds, ends, source, chosen, queue, by)
