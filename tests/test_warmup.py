@@ -1,5 +1,6 @@
 """Warming up: afterwards the public interface has nothing left to compile, and it says what it did."""
 
+import io
 import itertools
 import runpy
 import subprocess
@@ -117,6 +118,39 @@ def test_progress_grows_to_one_and_names_every_call() -> None:
     assert (fractions[0], fractions[-1]) == (0.0, 1.0)
     for name in itertools.chain(*calls().values()):
         assert {f"{name}, float32", f"{name}, float64"} <= {note for _, note in seen}
+
+
+def test_rooms_choose_the_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    parts = {part: {part: lambda scores, part=part: made.append(part) or scores * 2} for part in calls()}
+    monkeypatch.setattr(sys.modules["fenchel._warmup"], "calls", lambda: parts)
+    monkeypatch.setattr(sys.modules["fenchel._warmup"], "_mark", lambda *key: None)
+    fenchel.warmup("continuous", "losses")
+    assert set(made) == {"continuous", "entmax", "normmax"}
+    made.clear()
+    fenchel.warmup()
+    assert set(made) == set(parts)
+
+
+def test_unknown_rooms_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"a room must be one of maps, losses, .*, got 'kitchen'"):
+        fenchel.warmup("maps", "kitchen")
+    done = subprocess.run([sys.executable, "-m", "fenchel", "warmup", "kitchen"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "a room must be one of maps" in done.stderr
+
+
+def test_a_terminal_gets_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr(sys.modules["fenchel._warmup"], "calls", lambda: {"tiny": {"tiny": lambda s: s * 2}})
+    monkeypatch.setattr(sys.modules["fenchel._warmup"], "_mark", lambda *key: None)
+    for stream, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stream)
+        fenchel.warmup()
+        assert ("tiny, float32" in stream.getvalue()) == shown
 
 
 def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -21,7 +23,7 @@ import fenchel
 from fenchel import kernels
 from fenchel.continuous import GaussianBasis, expectation
 from fenchel.kernels import compilation, store
-from fenchel.progress import Progress
+from fenchel.progress import Progress, bar, silent
 from fenchel.regularizers import Gini
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
@@ -77,7 +79,8 @@ def warmup(*rooms: str, progress: Progress | None = None, dtypes: Sequence[torch
         rooms: what to compile: ``"maps"`` (with losses), ``"attention"``, ``"output"`` (``linear_entmax_loss``),
             ``"dp"``, ``"structures"`` (with factor graphs), ``"continuous"``, ``"memories"``, or one of the parts that
             an error lists; everything if none is named.
-        progress: called with the fraction done and the name of the call that comes next.
+        progress: called with the fraction done and the name of the call that comes next. By default a progress bar on
+            standard error, if that is a terminal.
         dtypes: the precisions to compile for. Two processes with one each take about half the time.
 
     Returns:
@@ -99,16 +102,14 @@ def warmup(*rooms: str, progress: Progress | None = None, dtypes: Sequence[torch
     if list(dtypes) == [torch.float64]:
         steps.reverse()  # beside a process for float32, each finds in the cache what the other has compiled
     total, done = sum(len(every[part]) for part, _ in steps), 0
-    with kernels.waiting():
+    with kernels.waiting(), _shown(progress) as show:
         for part, dtype in steps:
             for name, call in every[part].items():
-                if progress is not None:
-                    progress(done / total, f"{name}, {str(dtype).removeprefix('torch.')}")
+                show(done / total, f"{name}, {str(dtype).removeprefix('torch.')}")
                 _exercise(call, dtype)
                 done += 1
             _mark(part, dtype)
-    if progress is not None:
-        progress(1.0)
+        show(1.0)
     after = _counts()
     return Warmth(
         compiled=after[0] - before[0],
@@ -116,6 +117,13 @@ def warmup(*rooms: str, progress: Progress | None = None, dtypes: Sequence[torch
         seconds=time.perf_counter() - start,
         cache=_folder(),
     )
+
+
+def _shown(progress: Progress | None) -> AbstractContextManager[Progress]:
+    """The function that shows progress: the one that was given, or else a bar, where there is a terminal."""
+    if progress is None and sys.stderr.isatty():
+        return bar("kernels")
+    return contextlib.nullcontext(silent if progress is None else progress)
 
 
 def _parts(rooms: Sequence[str]) -> list[str]:
@@ -150,7 +158,7 @@ def calls() -> dict[str, dict[str, Call]]:
             "sparsemax": fenchel.sparsemax,
             "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
             "entmax": lambda s: fenchel.entmax(s, 1.33),
-            "entmax, one alpha a row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
+            "entmax, one alpha per row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
             "entmax, a learned alpha": lambda s: fenchel.entmax(
                 s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)
             ),
@@ -161,19 +169,19 @@ def calls() -> dict[str, dict[str, Call]]:
         "normmax": {
             "normmax 2": fenchel.normmax,
             "normmax": lambda s: fenchel.normmax(s, 3.0),
-            "normmax, one alpha a row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
+            "normmax, one alpha per row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
             "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
             "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),
         },
         "bounded": {
-            "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _room(s)),
-            "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _room(s)),
+            "constrained_softmax": lambda s: fenchel.constrained_softmax(s, _bounds(s)),
+            "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, _bounds(s)),
             "k_subsets": lambda s: fenchel.k_subsets(s, 2),
-            "k_subsets, one k a row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
+            "k_subsets, one k per row": lambda s: fenchel.k_subsets(s, torch.full_like(s[:, :1], 2.0)),
         },
         "grouping": {
             "fusedmax": fenchel.fusedmax,
-            "fusedmax, one strength a row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
+            "fusedmax, one strength per row": lambda s: fenchel.fusedmax(s, torch.full_like(s[:, :1], 0.1)),
             "oscarmax": fenchel.oscarmax,
             "tvmax2d": lambda s: fenchel.tvmax2d(s[:, :64].reshape(3, 2, -1)),
         },
@@ -259,7 +267,7 @@ def _exercise(call: Call, dtype: torch.dtype) -> None:
             result.backward(torch.ones_like(result))  # type: ignore[no-untyped-call]
 
 
-def _room(scores: Tensor) -> Tensor:
+def _bounds(scores: Tensor) -> Tensor:
     """Bounds that leave a choice."""
     return torch.full_like(scores, 0.7, requires_grad=scores.requires_grad)
 

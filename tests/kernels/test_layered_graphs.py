@@ -7,7 +7,13 @@ import itertools
 import numpy as np
 import pytest
 
+from fenchel.kernels.cpu.compiler import kernel
 from fenchel.kernels.cpu.structures import flows, layers
+
+# Python cannot call helpers of kernels.
+gibbs, solve = kernel(layers.gibbs.py_func), kernel(layers._solve.py_func)
+used_edges, tree_flow = kernel(flows.used_edges.py_func), kernel(flows.tree_flow.py_func)
+widest_path, best_path = kernel(flows.widest_path.py_func), kernel(flows.best_path.py_func)
 
 STEPS, STATES = 4, 3
 PARTS = np.arange(STEPS * STATES, dtype=np.int32).reshape(STEPS, STATES)
@@ -39,7 +45,7 @@ def test_newtons_equations_are_those_of_the_covariance(eps: float, ends: int) ->
     graph = chain(bonus, last)
     ones, p = distribution(theta - nu, bonus, last, eps)
     value, node, step = np.empty((STEPS, STATES)), np.empty((STEPS, STATES)), np.zeros((STEPS, STATES**2))
-    assert layers.gibbs(theta, nu, eps, STEPS, graph, value, step, node)
+    assert gibbs(theta, nu, eps, STEPS, graph, value, step, node)
     np.testing.assert_allclose(node.reshape(-1), p @ ones, atol=1e-14)
 
     covariance = (ones.T * p) @ ones - np.outer(p @ ones, p @ ones)
@@ -52,7 +58,7 @@ def test_newtons_equations_are_those_of_the_covariance(eps: float, ends: int) ->
         np.empty((STEPS, STATES)),
     )
     room = np.empty((STEPS, STATES), np.int64), np.empty(STEPS, np.int64), np.empty(STATES, np.int64)
-    layers._solve(wanted, eps, STEPS, graph, step, node, z, *room, (*squares, *rows), filtered)
+    solve(wanted, eps, STEPS, graph, step, node, z, *room, (*squares, *rows), filtered)
     np.testing.assert_allclose(z, np.linalg.solve(eps * np.eye(12) + covariance, wanted), rtol=1e-9)
 
 
@@ -64,11 +70,11 @@ def test_flows_lose_their_cycles_and_nothing_else(seed: int) -> None:
     graph, last = chain(bonus), np.ones(STATES, dtype=np.bool_)
     value, node, flow = np.empty((STEPS, STATES)), np.empty((STEPS, STATES)), np.zeros((STEPS, STATES**2))
     used = np.empty((STEPS, STATES**2), np.uint8)
-    flows.used_edges(theta, np.zeros(12), 1.0, STEPS, graph, value, flow, node, used)
+    used_edges(theta, np.zeros(12), 1.0, STEPS, graph, value, flow, node, used)
     before, mu = flow.copy(), node.reshape(-1).copy()
     ones, p = distribution(theta, bonus, last, 1.0)
     np.testing.assert_allclose(mu, p @ ones, atol=1e-14)
-    assert flows.tree_flow(mu, STEPS, graph, used, flow)
+    assert tree_flow(mu, STEPS, graph, used, flow)
     for t, (old, new) in enumerate(zip(before[:-1], flow[:-1], strict=True)):
         matrix = new.reshape(STATES, STATES)
         np.testing.assert_allclose(matrix.sum(1), node[t], atol=1e-14)
@@ -80,7 +86,7 @@ def test_flows_lose_their_cycles_and_nothing_else(seed: int) -> None:
     total, mixture, y = 0.0, np.zeros(12), np.empty(STEPS, np.int32)
     choice, graph = np.empty((STEPS, STATES), np.int64), chain(bonus)
     for _ in range(12):
-        amount, score = flows.widest_path(flow, STEPS, graph, value, choice, y)
+        amount, score = widest_path(flow, STEPS, graph, value, choice, y)
         path = y % STATES
         if amount > 1e-15:
             assert score == pytest.approx(sum(bonus[t, a, b] for t, (a, b) in enumerate(itertools.pairwise(path))))

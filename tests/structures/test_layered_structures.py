@@ -109,7 +109,7 @@ def test_graphs_that_are_too_large_are_searched_patiently(monkeypatch: pytest.Mo
     transition, scores = 0.1 * normal(3, 3), normal(2, 8, 3, seed=1)
     wanted = SparseMAP(Chain(transition)).argmax(scores)
     monkeypatch.setattr("fenchel.structures.solver._LARGE", 1)
-    monkeypatch.setattr("fenchel.kernels.cpu.structures.layers.cool", None)
+    monkeypatch.setattr("fenchel.kernels.cpu.structures.layers.anneal", None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(SparseMAP(HastyChain(transition)).argmax(scores), wanted, rtol=0, atol=1e-12)

@@ -195,7 +195,7 @@ _compiled("normmax", "product", "norm", "maps.simplex:normmax_product", _NORMMAX
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss", _NORMMAX)
 _compiled("bounded", "argmax", "bounded_gini", "maps.bounded:project")
 _compiled("bounded", "cap", "bounded_shannon", "maps.bounded:cap")
-_compiled("bounded", "room", "bounded", "maps.bounded:room")
+_compiled("bounded", "room", "bounded", "maps.bounded:bound_sums")
 _compiled("bounded", "product", "bounded_gini", "maps.bounded:product")
 _compiled("bounded", "pull", "bounded_gini", "maps.bounded:pull")
 _compiled("bounded", "product", "bounded_shannon", "maps.bounded:entropic_product")

@@ -152,8 +152,8 @@ def _mixture(parts: Tensor, weights: Tensor, size: int) -> Tensor:
     if kernels.ENABLED and not tracks_forward():
         mixture: Tensor = apply_function(_Mixture, parts, weights, size)
         return mixture
-    spread = weights.unsqueeze(-1).expand(parts.shape).flatten(1)
-    return weights.new_zeros(len(weights), size + 1).scatter_add(1, parts.flatten(1), spread)[:, :-1]
+    repeated = weights.unsqueeze(-1).expand(parts.shape).flatten(1)
+    return weights.new_zeros(len(weights), size + 1).scatter_add(1, parts.flatten(1), repeated)[:, :-1]
 
 
 class _Scores(torch.autograd.Function):
@@ -161,12 +161,12 @@ class _Scores(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, theta: Tensor) -> Tensor:
-        from fenchel.kernels.cpu.structures.members import add_up
+        from fenchel.kernels.cpu.structures.members import sum_scores
 
         ctx.save_for_backward(parts)
         ctx.size = theta.shape[1]
         result = theta.new_empty(parts.shape[:2])
-        run(add_up, len(parts), parts.numel(), parts.numpy(), theta.detach().contiguous().numpy(), result.numpy())
+        run(sum_scores, len(parts), parts.numel(), parts.numpy(), theta.detach().contiguous().numpy(), result.numpy())
         return result
 
     @staticmethod
@@ -180,11 +180,11 @@ class _Mixture(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, weights: Tensor, size: int) -> Tensor:
-        from fenchel.kernels.cpu.structures.members import spread
+        from fenchel.kernels.cpu.structures.members import mix
 
         ctx.save_for_backward(parts)
         result = weights.new_empty(len(parts), size)
-        run(spread, len(parts), parts.numel(), parts.numpy(), weights.detach().contiguous().numpy(), result.numpy())
+        run(mix, len(parts), parts.numel(), parts.numpy(), weights.detach().contiguous().numpy(), result.numpy())
         return result
 
     @staticmethod

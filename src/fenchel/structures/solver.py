@@ -19,10 +19,10 @@ from fenchel.kernels.cpu.interpreted import run
 from fenchel.structures.base import Array, Problem, places
 from fenchel.structures.mixture import Faces, Found, Group
 
-_MEMBERS = 48  # there is room for, to begin with
-_SMALL = 64  # members: rows with fewer are kept side by side
+_MEMBERS = 48  # the capacity of a row at first
+_SMALL = 64  # members: rows with at most so many form one group
 _LARGE = 10**8  # edges times nodes: a graph of more takes longer than trying structures
-_FAR = 1e12  # from what higher-order scores could change
+_FAR = 1e12  # scores larger than any higher-order score
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class Options:
 
 
 class ActiveSets:
-    """Room for the active sets of rows, as the loops in ``kernels.active`` keep them.
+    """The arrays of the active sets of rows, as ``kernels/cpu/structures/active.py`` lays them out.
 
     Args:
         rows: how many.
-        room: how many members each has room for, to begin with …
-        most: … and how many parts these have at most.
+        capacity: how many members each row has space for at first …
+        most: … and how many parts members have at most.
     """
 
-    def __init__(self, rows: int, room: int = 1, most: int = 1) -> None:
+    def __init__(self, rows: int, capacity: int = 1, most: int = 1) -> None:
         self.sizes = np.zeros(rows, np.int64)
-        self.rooms = np.full(rows, room)
+        self.capacities = np.full(rows, capacity)
         self._allocate(most)
 
     def _allocate(self, most: int) -> None:
-        """Arrays for as many members of each row as ``rooms`` says, with so many parts."""
-        slots, entries = self.rooms + 1, (self.rooms + 1) ** 2
+        """Allocate arrays for ``capacities`` members per row, of at most so many parts each."""
+        slots, entries = self.capacities + 1, (self.capacities + 1) ** 2
         self.starts, self.squares = np.cumsum(slots) - slots, np.cumsum(entries) - entries
         total = int(slots.sum())
         self.members = np.empty((total, most), np.int32)
@@ -70,43 +70,43 @@ class ActiveSets:
         self.matrix, self.inverse = np.empty(int(entries.sum()), np.float32), np.empty(int(entries.sum()))
 
     def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
-        """The active sets, and where those of each row, or of some, begin."""
-        places: tuple[Array, ...] = (self.starts, self.rooms, self.squares)
+        """The arrays of active sets, after the starts, capacities and squares of all rows, or of some."""
+        places: tuple[Array, ...] = (self.starts, self.capacities, self.squares)
         places = places if rows is None else tuple(place[rows] for place in places)
         scores = (self.weights, self.solution, self.values, self.higher)
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
 
-    def make_room(self, rows: Array, most: int) -> None:
-        """Half as much room again for rows that are full, and room for structures with so many parts."""
-        full = rows[self.sizes[rows] >= self.rooms[rows]]
+    def reserve(self, rows: Array, most: int) -> None:
+        """Enlarge rows that are full by half, and lists of parts to so many parts."""
+        full = rows[self.sizes[rows] >= self.capacities[rows]]
         if full.size == 0 and most <= self.members.shape[1]:
             return
-        self._widen(full, self.rooms[full] + np.maximum(self.rooms[full] // 2, 1), most)
+        self._enlarge(full, self.capacities[full] + np.maximum(self.capacities[full] // 2, 1), most)
 
-    def _widen(self, rows: Array, rooms: Array, most: int) -> None:
-        """More room for some rows, and for structures with so many parts."""
+    def _enlarge(self, rows: Array, capacities: Array, most: int) -> None:
+        """Give some rows larger capacities, and all lists of parts space for so many parts."""
         from fenchel.kernels.cpu.structures import members
 
         most = max(most, self.members.shape[1])
         if rows.size == 0 and most == self.members.shape[1]:
             return
         old = self._sets()
-        self.rooms = self.rooms.copy()
-        self.rooms[rows] = rooms
+        self.capacities = self.capacities.copy()
+        self.capacities[rows] = capacities
         self._allocate(most)
         if self.sizes.any():
-            run(members.carry, len(self.sizes), self.inverse.size, self.sizes, *old, *self._sets())
+            run(members.copy_rows, len(self.sizes), self.inverse.size, self.sizes, *old, *self._sets())
 
     def put(self, rows: Array, other: ActiveSets, of: Array) -> None:
         """Replace the active sets of some rows by those of rows of others."""
         from fenchel.kernels.cpu.structures import members
 
-        narrow = self.rooms[rows] < other.rooms[of]
+        narrow = self.capacities[rows] < other.capacities[of]
         self.sizes[rows[narrow]] = 0
-        self._widen(rows[narrow], other.rooms[of[narrow]], other.members.shape[1])
+        self._enlarge(rows[narrow], other.capacities[of[narrow]], other.members.shape[1])
         self.sizes[rows] = other.sizes[of]
         work = int((self.sizes[rows] ** 2).sum())
-        run(members.carry, len(rows), work, self.sizes[rows], *other._sets(of), *self._sets(rows))
+        run(members.copy_rows, len(rows), work, self.sizes[rows], *other._sets(of), *self._sets(rows))
 
 
 class Solver(ActiveSets):
@@ -129,34 +129,35 @@ class Solver(ActiveSets):
         self.live = problem.live
 
     def arrays(self) -> tuple[Array, ...]:
-        """What the loops know of every row."""
-        places: tuple[Array, ...] = (self.starts, self.rooms, self.squares)
+        """The arrays that the kernels get: scores, active sets and the state of all rows."""
+        places: tuple[Array, ...] = (self.starts, self.capacities, self.squares)
         members = (self.members, self.counts, self.sizes, self.weights, self.solution, self.values, self.higher)
         state = (self.mu, self.residual, self.gap, self.floor, self.state)
         return self.theta, *places, *members, self.matrix, self.inverse, *state
 
     def work(self, live: Array) -> int:
+        """An estimate of the operations of one step of these rows."""
         return int(len(live) * self.theta.shape[1] + (self.sizes[live] ** 2).sum())
 
     def _advance(self, live: Array, parts: Array, bonus: Array, mode: int) -> None:
         from fenchel.kernels.cpu.structures import active
 
-        self.make_room(live, parts.shape[1])
+        self.reserve(live, parts.shape[1])
         run(active.advance, len(live), self.work(live), live, parts, bonus, *self.arrays(), mode, self.goal)
 
     def _explore(self, rows: Array, tried: Array, most: int, kernel: Any, parts: int, *own: Any) -> None:
-        """Run a kernel of ``kernels.exploration`` on rows; those that run out of room get more.
+        """Run a kernel of ``exploration.py`` on rows; rows whose active set is full are enlarged.
 
         ``tried`` counts the structures that rows have tried, up to ``most``; ``parts`` is the size of the largest one.
         """
         while rows.size:
-            self.make_room(rows, parts)
-            work = len(rows) * self.theta.shape[1] + int((self.rooms[rows] ** 2).sum())
+            self.reserve(rows, parts)
+            work = len(rows) * self.theta.shape[1] + int((self.capacities[rows] ** 2).sum())
             run(kernel, len(rows), work * _MEMBERS, rows, *self.arrays(), self.goal, tried, most, *own)
-            rows = self._unfinished(rows[self.sizes[rows] == self.rooms[rows]], tried, most)
+            rows = self._unfinished(rows[self.sizes[rows] == self.capacities[rows]], tried, most)
 
     def offer(self, start: Tensor) -> None:
-        """Begin with structures that may be right: those that improve become members."""
+        """Begin with given structures (…, K, parts): those that improve become members."""
         from fenchel.kernels.cpu.structures import active
 
         problem = self.problem
@@ -219,7 +220,7 @@ class Solver(ActiveSets):
         return same
 
     def solve(self) -> None:
-        """Ask for the best structure of what is left, take it in, until nothing is better."""
+        """Call the oracle for the best structure of the residual and add it, until none is better than the mixture."""
         from fenchel.kernels.cpu.structures import active
 
         most, patience = self.options.max_iter, self.problem.structure.patience
@@ -234,7 +235,7 @@ class Solver(ActiveSets):
         self._warn()
 
     def _search(self, live: Array, most: int) -> Array:
-        """Search until rows are done or have tried so many structures: those that are not done."""
+        """Search until rows are done or have tried ``most`` structures; return the rows that are not done."""
         from fenchel.kernels.cpu.structures import active
 
         while True:
@@ -250,7 +251,7 @@ class Solver(ActiveSets):
             self._advance(live, parts, bonus, active.SOLVE)
 
     def _restart(self, rows: Array) -> None:
-        """Begin hard rows anew, with paths over those edges of a layered graph that the optimum uses."""
+        """Replace the members of hard rows by paths along those edges of a layered graph that the optimum uses."""
         from fenchel.kernels.cpu.structures import active, exploration, layers
 
         problem = self.problem
@@ -259,9 +260,9 @@ class Solver(ActiveSets):
         if work > _LARGE:
             return
         nus, limits, eps = np.empty_like(self.theta), np.empty_like(self.theta), np.zeros(len(self.theta))
-        run(layers.cool, len(rows), 100 * work * len(rows), rows, self.theta, *graph, nus, limits, eps)
+        run(layers.anneal, len(rows), 100 * work * len(rows), rows, self.theta, *graph, nus, limits, eps)
         rows = rows[eps[rows] > 0]
-        self._widen(rows, np.maximum(self.rooms[rows], 1 + (limits[rows] > 0).sum(1)), len(graph.parts))
+        self._enlarge(rows, np.maximum(self.capacities[rows], 1 + (limits[rows] > 0).sum(1)), len(graph.parts))
         run(exploration.decompose, len(rows), 100 * work * len(rows), rows, *self.arrays(), *graph, nus, limits, eps)
         rows = rows[self.sizes[rows] == 0]
         tried, most = np.zeros_like(self.iterations), 4 * self.theta.shape[1]
@@ -269,7 +270,7 @@ class Solver(ActiveSets):
         self.state[rows] = active.LIVE
 
     def _unfinished(self, rows: Array, tried: Array, most: int) -> Array:
-        """Those rows that are not done and have tried fewer structures."""
+        """Those of the rows that are not done and have tried fewer than ``most`` structures."""
         from fenchel.kernels.cpu.structures import active
 
         state = self.state[rows]
@@ -307,19 +308,19 @@ class Solver(ActiveSets):
         groups = []
         for kind in np.unique(kinds) if rows else (0.0,):
             inside = np.flatnonzero(kinds == kind)
-            n, room, most = len(inside), max(int(self.sizes[inside].max(initial=1)), 1), self.members.shape[1]
-            index = np.empty((n, room, most), np.int64)
-            weights, higher, jacobian = np.empty((n, room)), np.empty((n, room)), np.empty((n, room, room))
+            n, size, most = len(inside), max(int(self.sizes[inside].max(initial=1)), 1), self.members.shape[1]
+            index = np.empty((n, size, most), np.int64)
+            weights, higher, jacobian = np.empty((n, size)), np.empty((n, size)), np.empty((n, size, size))
             held = (self.members, self.counts, self.sizes, self.weights, self.higher, self.inverse)
-            places = (inside, self.starts, self.rooms, self.squares)
+            places = (inside, self.starts, self.capacities, self.squares)
             work = index.size + jacobian.size
-            run(members.collect, n, work, *places, *held, parts, index, weights, higher, jacobian)
+            run(members.gather, n, work, *places, *held, parts, index, weights, higher, jacobian)
             groups.append(Group(*map(torch.from_numpy, (inside, index, weights, higher, jacobian))))
         return Found(torch.from_numpy(self.gap), torch.from_numpy(self.iterations), faces, tuple(groups))
 
 
 def say(message: str, depth: int) -> None:
-    """Warn, so many calls above: where argmax was called."""
+    """Warn with the source line ``depth`` calls above: where argmax was called."""
     warnings.warn(message, stacklevel=depth)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count, check_like, check_number, kind
+from fenchel._checks import check_count, check_entries, check_like, check_number, kind
 from fenchel._torch import concrete, outside_graphs, tracks
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.configs import written_by
@@ -356,8 +356,7 @@ class SparseMAP(Regularizer):
     def _check_member(self, y: Tensor, free: Tensor) -> None:
         """Raise a ValueError if y is not a structure: it is one if and only if it is the best for the scores 2y − 1."""
         structure = self.structure
-        if not bool(((y >= 0) & (y <= 1)).all()):
-            raise ValueError(f"target must hold entries in [0, 1], got one of {y[~((y >= 0) & (y <= 1))][0].item():g}")
+        check_entries((y >= 0) & (y <= 1), y, "target", "hold entries in [0, 1]")
         possible = structure.possible(y.shape, y.device)
         if possible is not None and bool(((y != 0) & ~possible).any()):
             raise ValueError(f"target must be a structure of {structure}: it has a part that no structure has")

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._torch import concrete
+from fenchel._checks import check_entries
 from fenchel.kernels.cpu.interpreted import run
 from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched, Sums
@@ -72,16 +72,10 @@ class DependencyTree(Searched):
         whole = target.dtype == torch.bool or target.is_floating_point() or target.is_complex()
         if whole or target.shape != shape[:-1]:
             return target
-        if concrete(target):
-            wrong = (target < -1) | (target > n)
-            if bool(wrong.any()):
-                raise ValueError(
-                    f"target must hold heads from 0, the root, to {n}, the last word, or −1 for a word that is not in "
-                    f"the sentence; got {int(target[wrong][0])}"
-                )
-            loops = target == torch.arange(1, n + 1, device=target.device)
-            if bool(loops.any()):
-                raise ValueError(f"target must hold trees: word {int(target[loops][0])} is its own head in one of them")
+        allowed = f"hold heads from 0, the root, to {n}, the last word, or −1 for a word that is not in the sentence"
+        check_entries((target >= -1) & (target <= n), target, "target", allowed)
+        words = torch.arange(1, n + 1, device=target.device)
+        check_entries(target != words, target, "target", "hold trees, in which no word is its own head")
         return (target.unsqueeze(-1) == torch.arange(n + 1, device=target.device)).double()
 
     def sums(self, shape: torch.Size) -> Sums | None:

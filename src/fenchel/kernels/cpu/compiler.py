@@ -8,13 +8,14 @@ read is compiled anew. Without a folder to write to, kernels are compiled in mem
 from __future__ import annotations
 
 import contextlib
+import gc
 import hashlib
 import os
 import pickle
 import re
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,16 +24,21 @@ import numba
 import numpy.ma  # noqa: F401  (or Numba imports it at the first call, where a fork would inherit the import's lock)
 from llvmlite.binding import ffi
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
+from numba.core.types import unliteral
 
 from fenchel.kernels import store
 
 # Sums may be reassociated, or no loop vectorises; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract"}
 
-OPTIONS: Any = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "boundscheck": False}
-"""What Numba is told of every loop."""
+OPTIONS: Any = {
+    "nogil": True, "fastmath": _FAST, "error_model": "numpy", "boundscheck": False, "no_cfunc_wrapper": True
+}  # fmt: skip
+"""The options with which Numba compiles every loop."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -41,8 +47,16 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 
 def helper(function: Callable[..., Any]) -> Any:
-    """Compile a function that other kernels call, and Python does not: it gets no wrapper and no file of its own."""
-    return numba.njit(**{**OPTIONS, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})(function)
+    """Compile a function that kernels call, and Python does not: it has no wrapper, no file and no machine code.
+
+    It is optimised and translated as a part of each kernel that calls it, and not on its own before: with several
+    levels of calls that would repeat the work at every level. Numbers that Numba knows at compile time are arguments
+    like others: it would compile the function for each of them, and for the first value of each counter.
+    """
+    compiled = numba.njit(**OPTIONS | {"pipeline_class": _HelperCompiler, "no_cpython_wrapper": True})(function)
+    compile_now = compiled.compile
+    compiled.compile = lambda signature: compile_now(tuple(map(unliteral, signature)))
+    return compiled
 
 
 def strict(function: Callable[..., Any]) -> Any:
@@ -68,10 +82,49 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         with global_compiler_lock, store.locked(f"{function.__module__}.{function.__qualname__} {signature}"):
             if not cached:
                 store.announce()
-            return compile_now(signature)
+            with _no_garbage_collection():
+                return compile_now(signature)
 
     compiled.compile = compile_once
     return compiled
+
+
+@contextlib.contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Keep Python from searching for garbage: a compilation makes many objects, of which few go before its end."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+class _HelperLibrary(JITCodeLibrary):
+    """The LLVM module of a helper, as it is linked into kernels: neither optimised nor translated to machine code."""
+
+    @property
+    def codegen(self) -> Any:
+        return self
+
+    def set_env(self, name: str, env: Any) -> None:
+        """Do nothing: there is no machine code that could ask for the environment of Python objects."""
+
+    def _optimize_final_module(self) -> None:
+        pass
+
+    def _finalize_final_module(self) -> None:
+        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
+        self._finalized = True
+
+
+class _HelperCompiler(Compiler):
+    """Numba's compiler, with a library of this kind for its result."""
+
+    def __init__(self, typing_context: Any, target_context: Any, library: Any, *args: Any) -> None:
+        library = _HelperLibrary(target_context.codegen(), "helper")  # type: ignore[no-untyped-call]
+        super().__init__(typing_context, target_context, library, *args)  # type: ignore[no-untyped-call]
 
 
 class _Cache(FunctionCache):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import inlined, kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.threads import over_rows
 
 Arrays = np.ndarray[Any, Any]
@@ -141,7 +141,7 @@ def erfcx_table() -> Arrays:
 # -- on arrays --------------------------------------------------------------------------------------------
 
 
-@inlined
+@helper
 def _mills(x, table):  # type: ignore[no-untyped-def]
     """½ erfcx(x/√2), x ≥ 0: the tail of the normal law over exp(−x²/2)."""
     t = _PIECES * 4.0 / (4.0 + x)
@@ -153,7 +153,7 @@ def _mills(x, table):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
+@helper
 def _mass(u, v, whole, at_u, at_v, table):  # type: ignore[no-untyped-def]
     """The normal mass of [u, v] times a weight; ``at_u`` and ``at_v`` are the weight times exp(−½z²) at the ends."""
     if u >= 0.0:
@@ -163,7 +163,7 @@ def _mass(u, v, whole, at_u, at_v, table):  # type: ignore[no-untyped-def]
     return whole - at_u * _mills(-u, table) - at_v * _mills(v, table)
 
 
-@kernel
+@helper
 def _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):  # type: ignore[no-untyped-def]
     """Whether a line that touches the disc keeps so many deviations away from a Gaussian: two lines are tried."""
     for which in range(2):
@@ -175,7 +175,7 @@ def _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):  # type: ignore[no-un
     return False
 
 
-@kernel
+@helper
 def _segment(place, width, coefficients, nodes, table, moments, sums):  # type: ignore[no-untyped-def]
     """Integrals of three polynomials over [−1, 1] against a Gaussian, into ``sums``."""
     sums[:] = 0.0
@@ -202,7 +202,7 @@ def _segment(place, width, coefficients, nodes, table, moments, sums):  # type: 
                 sums[which] += nodes[1 + which, i] * bell
 
 
-@kernel
+@helper
 def _chords(x, y, n11, n21, n22, reach, power, coefficients, nodes, table, rule, moments, sums):  # type: ignore[no-untyped-def]
     """The six integrals of a thin Gaussian over the disc, by chords along it.
 

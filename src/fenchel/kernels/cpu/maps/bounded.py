@@ -1,10 +1,10 @@
-"""Bounds and budgets: rows p = min([z − τ]₊, u) with Σp = k, capped softmax, and their Jacobian products.
+"""Rows with bounds and a budget: p = min([z − τ]₊, u) with Σp = k, the capped softmax, and their derivatives.
 
-A few passes over the row (Newton, false position or bisection, whichever gets on) close in on τ; a wide one has a first
-τ from a sample. The entries that are neither out nor at their bounds on all of what is left are collected and measured
-from the one next to τ, so that what lies near it loses nothing, and the end is exact: p is linear between breakpoints.
-Rows on which this fails, for scores of very different sizes, are solved by sorting. The capped softmax starts from the
-softmax: what exceeds a bound is handed on, until nothing does.
+A few passes over the row (Newton, false position or bisection) bracket τ; wide rows start from the τ of a sample. The
+entries that are free somewhere in the bracket are then collected, and scores are taken relative to the one nearest to
+τ, which keeps all digits near τ. There p is linear between breakpoints, so that the last step is exact. Rows on which
+this fails, with scores of very different sizes, are solved by sorting. The capped softmax starts from the softmax and
+distributes what exceeds the bounds among the other entries, until no bound is exceeded.
 """
 
 from __future__ import annotations
@@ -17,36 +17,36 @@ import torch
 from torch import Tensor
 
 from fenchel.kernels.cpu.bits import undecided
-from fenchel.kernels.cpu.compiler import inlined, kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.maps.selection import BLOCK, listed
 from fenchel.kernels.cpu.maps.selection import top as top_of
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
-_WIDE = 1024  # wider rows start from a sample:
-_SAMPLE = 64  # so many entries, or …
-_SPARSE = 16  # … every so-many-th
-_START = -0.5  # a first τ, from the top
-_PASSES = 16  # over a whole row, until …
-_FEW = 32  # … so many entries are undecided, or one of so many
-_ROUNDS = 3  # of choosing the score to measure from
-_TURNS = 100  # over what was collected; a few are enough but for made-up rows
-_VECTOR = 32  # entries that a loop takes at a time
-_CHUNK = 256  # how far a sum goes in the row's own precision before it moves to double
+_WIDE = 1024  # rows wider than this start from a sample …
+_SAMPLE = 64  # … of at least so many entries, …
+_SPARSE = 16  # … and at least one entry of so many
+_START = -0.5  # the first τ, relative to the largest score
+_PASSES = 16  # at most, over a whole row, until …
+_FEW = 32  # … at most so many entries are undecided, or one of so many
+_ROUNDS = 3  # at most, of choosing the score that others are taken relative to
+_TURNS = 100  # at most, over collected entries; a few are enough but for adversarial rows
+_VECTOR = 32  # entries that a loop processes at a time
+_CHUNK = 256  # entries that are summed in the row's own precision before the sum is added in double precision
 
 
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
 def project(z: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
-    """The nearest p to each row of z with 0 ≤ p ≤ upper and sum ``budget``."""
+    """Project rows z (…, n) on 0 ≤ p ≤ upper with sum ``budget``."""
     x, out = as_rows(z), like(z)
     over_rows(_project, len(x), x.size, x, _bounds(upper, x), each(budget, len(x)), as_rows(out))
     return out
 
 
 def cap(weights: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, Tensor]:
-    """min(λ·weights, upper) with sum ``budget``, for weights that sum to 1, and in which rows that failed."""
+    """Compute min(λ·weights, upper) with sum ``budget`` for rows of weights that sum to 1, and which rows failed."""
     x, out = as_rows(weights), like(weights)
     failed = torch.empty(weights.shape[:-1], dtype=torch.bool, device="cpu")
     bounds, budgets = _bounds(upper, x), each(budget, len(x))
@@ -55,12 +55,12 @@ def cap(weights: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple
 
 
 def product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
-    """J v given the result p of the projection."""
+    """Multiply v by the Jacobian of the projection, given its result p."""
     return _times_jacobian(v, p, upper, False)
 
 
 def entropic_product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
-    """J v given the result p of the capped softmax."""
+    """Multiply v by the Jacobian of the capped softmax, given its result p."""
     return _times_jacobian(v, p, upper, True)
 
 
@@ -71,12 +71,12 @@ def _times_jacobian(v: Tensor, p: Tensor, upper: float | Tensor, entropic: bool)
 
 
 def pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, ...]:
-    """v times the derivatives of the projection p of z in z, in its bounds and in its budget."""
+    """Multiply v by the derivatives of the projection p of z, in z, bounds and budget."""
     return _times_derivatives(v, z, p, upper, False)
 
 
 def entropic_pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, ...]:
-    """v times the derivatives of the capped softmax p of z in z, in its bounds and in its budget."""
+    """Multiply v by the derivatives of the capped softmax p of z, in z, bounds and budget."""
     return _times_derivatives(v, z, p, upper, True)
 
 
@@ -87,16 +87,16 @@ def _times_derivatives(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, e
     return to_z, to_upper, to_budget
 
 
-def room(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
+def bound_sums(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Count the bounds of unmasked entries that are negative or NaN, and sum these bounds: one value each per row."""
     x = as_rows(z)
     wrong, total = np.empty(len(x)), np.empty(len(x))
-    over_rows(_room, len(x), x.size, x, _bounds(upper, x), wrong, total)
+    over_rows(_bound_sums, len(x), x.size, x, _bounds(upper, x), wrong, total)
     return torch.from_numpy(wrong).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
 
 
 def _bounds(upper: float | Tensor, x: Any) -> Any:
-    """Bounds as rows: one for all rows if they share it."""
+    """Lay out bounds as rows, (rows, n), or (1, n) if all rows share them."""
     if not isinstance(upper, Tensor):
         return np.full((1, x.shape[1]), upper, dtype=x.dtype)
     upper = upper.detach()
@@ -109,21 +109,12 @@ def _bounds(upper: float | Tensor, x: Any) -> Any:
 # -- on arrays --------------------------------------------------------------------------------------------
 
 
-@inlined
-def _weigh(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
-    """Σ min([z − t]₊, u), how many of its terms are free, and how many are not zero."""
-    mass, size, above = 0.0, 0.0, 0.0
-    for first in range(0, n, _CHUNK):
-        last = min(first + _CHUNK, n)
-        s, k, a = _weigh_some(z[first:last], u[first:last], t)
-        mass += s
-        size += k
-        above += a
-    return mass, size, above
+@helper
+def _sums(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    """Sums over one chunk at the threshold t: Σ min([z − t]₊, u), and how many terms are free, and positive.
 
-
-@inlined
-def _weigh_some(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    Terms are free strictly between 0 and their bounds.
+    """
     # Here and below: loops over a slice of its own vectorise, loops from one index to another may not.
     one, zero = z.dtype.type(1), z.dtype.type(0)
     s, k, a = zero, zero, zero
@@ -137,33 +128,38 @@ def _weigh_some(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
     return s, k, a
 
 
-@inlined
-def _weigh_apart(z: Any, u: Any, n: int, t: Any) -> tuple[float, float, float]:
-    """The same sum in two, what is free and what is at its bound: in the rounding of many bounds it would drown."""
-    free, full, size = 0.0, 0.0, 0.0
-    for first in range(0, n, _CHUNK):
-        last = min(first + _CHUNK, n)
-        s, c, k = _weigh_some_apart(z[first:last], u[first:last], t)
-        free += s
-        full += c
-        size += k
-    return free, full, size
+@helper
+def _sums_apart(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    """Sums over one chunk at the threshold t: of the free terms, how many these are, and of the terms at their bounds.
 
-
-@inlined
-def _weigh_some_apart(z: Any, u: Any, t: Any) -> tuple[Any, Any, Any]:
+    In one sum the rounding error of many bounds would hide the free terms.
+    """
     one, zero = z.dtype.type(1), z.dtype.type(0)
-    s, c, k = zero, zero, zero
+    s, k, c = zero, zero, zero
     for i in range(z.size):
         d, b = z[i] - t, u[i]
         on = (one if d > zero else zero) * (one if d < b else zero)
         k += on
         s += d if on > zero else zero
         c += b if d >= b else zero
-    return s, c, k
+    return s, k, c
 
 
-@kernel
+@helper
+def _masses(z: Any, u: Any, n: int, t: Any, apart: bool) -> tuple[float, float, float]:
+    """Add ``_sums``, or ``_sums_apart``, over the chunks of the first n entries."""
+    mass, size, other = 0.0, 0.0, 0.0
+    for first in range(0, n, _CHUNK):
+        last = min(first + _CHUNK, n)
+        zs, us = z[first:last], u[first:last]
+        s, k, a = _sums_apart(zs, us, t) if apart else _sums(zs, us, t)
+        mass += s
+        size += k
+        other += a
+    return mass, size, other
+
+
+@helper
 def _search(
     z: Any,
     u: Any,
@@ -177,10 +173,11 @@ def _search(
     turns: int,
     few: int,
 ) -> tuple[Any, Any, float, float, bool, float, float]:
-    """τ with base + Σ min([z − τ]₊, u) = k in a coarse and a fine part, and whether it is that.
+    """Find the threshold τ with base + Σ min([z − τ]₊, u) = k, by Newton, false position or bisection.
 
-    Newton, false position or bisection, whichever gets on; until no more than ``few`` entries are undecided, or exactly
-    if that is 0. Also the slope of the mass, the mean of what is free, and the bracket.
+    Stops when at most ``few`` entries are undecided, or at the exact τ if ``few`` is 0, or after ``turns`` turns.
+    Returns τ in a coarse and a fine part, the slope of the mass, the mean of the free entries, whether τ is exact, and
+    the bracket of τ.
     """
     kind = z.dtype.type
     eps = 1.2e-7 if z.itemsize == 4 else 2.2e-16
@@ -188,12 +185,8 @@ def _search(
     stride, method, slope, mean = 0.5, 0, 0.0, math.inf
     above_low, full_high = float(n), 0.0
     for _ in range(turns):
-        if few == 0:
-            mass, full, size = _weigh_apart(z, u, n, t)
-            above = 0.0
-        else:
-            mass, size, above = _weigh(z, u, n, t)
-            full = 0.0
+        mass, size, other = _masses(z, u, n, t, few == 0)
+        full, above = (other, 0.0) if few == 0 else (0.0, other)
         excess = base + full + mass - k
         step = excess / size if size > 0.0 else 0.0
         mean = mass / size if size > 0.0 else math.inf
@@ -228,30 +221,27 @@ def _search(
     return t, kind(0), slope, mean, False, low, high
 
 
-@inlined
-def _reached(z: Any, u: Any, t: Any) -> Any:
-    """The sum of the bounds that are met at t."""
-    zero = z.dtype.type(0)
-    full = zero
-    for i in range(z.size):
-        d, b = z[i] - t, u[i]
-        full += zero if d < b else b
-    return full
-
-
-@inlined
+@helper
 def _padded(count: int) -> int:
+    """``count`` rounded up to whole vectors."""
     return (count + _VECTOR - 1) // _VECTOR * _VECTOR
 
 
-@kernel
+@helper
 def _collect(x: Any, z: Any, u: Any, low: Any, high: Any, index: Any, some_x: Any, some_u: Any) -> tuple[int, float]:
-    """What is neither out at ``low`` nor at its bound at ``high``: how many, and the sum of the bounds reached."""
-    n = z.size
+    """Copy the undecided entries: above 0 at ``low`` and below their bounds at ``high``.
+
+    Returns how many there are, and the sum of the bounds that are reached at ``high``.
+    """
+    n, zero = z.size, z.dtype.type(0)
     count, base = 0, 0.0
     for first in range(0, n, _CHUNK):
-        last = min(first + _CHUNK, n)
-        base += _reached(z[first:last], u[first:last], high)
+        zs, us = z[first : min(first + _CHUNK, n)], u[first : min(first + _CHUNK, n)]
+        full = zero
+        for i in range(zs.size):
+            d, b = zs[i] - high, us[i]
+            full += zero if d < b else b
+        base += full
     for block in range(n // BLOCK):
         count = listed(undecided(z, u, block * BLOCK, low, high), block * BLOCK, index, count)
     for i in range(n // BLOCK * BLOCK, n):
@@ -259,14 +249,14 @@ def _collect(x: Any, z: Any, u: Any, low: Any, high: Any, index: Any, some_x: An
         count += 1 if z[i] > low and z[i] - high < u[i] else 0
     for i in range(count):
         some_x[i], some_u[i] = x[index[i]], u[index[i]]
-    for i in range(count, _padded(count)):  # whole vectors, of entries that are out whatever τ is
+    for i in range(count, _padded(count)):  # whole vectors: entries of −inf have no mass at any τ
         some_x[i], some_u[i] = -np.inf, 1
     return count, base
 
 
-@kernel
+@helper
 def _ranked(keys: Any) -> Any:
-    """The order that sorts keys, by Shell's method: numpy's takes seconds to compile, and this is seldom called."""
+    """Return the order that sorts keys upwards, by Shell's method: NumPy's takes longer to compile."""
     order = np.arange(keys.size)
     gap = keys.size
     while gap > 1:
@@ -280,9 +270,9 @@ def _ranked(keys: Any) -> Any:
     return order
 
 
-@kernel
+@helper
 def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
-    """The same by sorting: first the smallest of the support, then the bounds in the order in which they are met."""
+    """Project one row by sorting: find the smallest entry of the support, then which bounds are met, in their order."""
     n = x.size
     order = _ranked(-x.astype(np.float64))
     low, high = 0, n - 1
@@ -303,12 +293,12 @@ def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
     d, bound = np.empty(size), np.empty(size)
     for j in range(size):
         d[j], bound[j] = x[order[j]] - pivot, u[order[j]]
-    room = bound - d
-    ranks = _ranked(room)
+    slack = bound - d
+    ranks = _ranked(slack)
     low, high = -1, size - 1
     while low < high:
         middle = (low + high + 1) // 2
-        reached = max(room[ranks[middle]], 0.0)
+        reached = max(slack[ranks[middle]], 0.0)
         mass = 0.0
         for j in range(size):
             mass += min(d[j] + reached, bound[j])
@@ -316,21 +306,21 @@ def _sorted_projection(x: Any, u: Any, k: float, out: Any) -> None:
             low = middle
         else:
             high = middle - 1
-    reached = max(room[ranks[low]], 0.0) if low >= 0 else 0.0
+    reached = max(slack[ranks[low]], 0.0) if low >= 0 else 0.0
     free, rest = 0, k
     for j in range(size):
-        on = room[j] > reached
+        on = slack[j] > reached
         free += 1 if on else 0
         rest -= d[j] if on else bound[j]
     out[:] = 0
     for j in range(size):
-        p = d[j] + rest / free if room[j] > reached else bound[j]
+        p = d[j] + rest / free if slack[j] > reached else bound[j]
         out[order[j]] = min(max(p, 0.0), bound[j])
 
 
-@kernel
+@helper
 def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple[Any, Any]:
-    """From a sample of a wide row: a score next to τ, and τ measured from it."""
+    """Estimate τ from a sample of a wide row: returns a score next to τ, and τ relative to that score."""
     n = source.size
     kind = source.dtype.type
     zero = kind(0)
@@ -351,17 +341,9 @@ def _guess(source: Any, u: Any, top: Any, k: float, z: Any, bound: Any) -> tuple
     return pivot, t - near
 
 
-@inlined
-def _total(p: Any) -> Any:
-    total = p.dtype.type(0)
-    for i in range(p.size):
-        total += p[i]
-    return total
-
-
 @kernel
 def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -> None:
-    """p = min([z − τ]₊, u) with Σp = k for each row."""
+    """Compute p = min([z − τ]₊, u) with Σp = k for each row."""
     n = x.shape[1]
     kind = x.dtype.type
     zero = kind(0)
@@ -426,14 +408,17 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
             target[i] = c if c > zero else zero
         mass = 0.0
         for start in range(0, n, _CHUNK):
-            mass += _total(target[start : min(start + _CHUNK, n)])
+            total, ps = zero, target[start : min(start + _CHUNK, n)]
+            for i in range(ps.size):
+                total += ps[i]
+            mass += total
         if not abs(mass - k) <= (1e-4 if x.itemsize == 4 else 1e-10) * k:  # scores too far apart for one threshold
             _sorted_projection(source, u, k, target)
 
 
 @kernel
 def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, failed: Any) -> None:
-    """p = min(λw, u) with Σp = k for each row: λ grows from k until no other entry reaches its bound."""
+    """Compute p = min(λw, u) with Σp = k for each row: λ grows from k until no other entry reaches its bound."""
     n = x.shape[1]
     kind = x.dtype.type
     one, zero = kind(1), kind(0)
@@ -467,95 +452,76 @@ def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, faile
 
 
 @kernel
-def _room(first: int, last: int, x: Any, upper: Any, wrong: Any, total: Any) -> None:
-    """How many of u are not ≥ 0, and Σu, over the entries of each row that are not −inf."""
+def _bound_sums(first: int, last: int, x: Any, upper: Any, wrong: Any, total: Any) -> None:
+    """Count the bounds u that are negative or NaN, and sum u, over the unmasked entries of each row."""
     n = x.shape[1]
+    one, zero = x.dtype.type(1), x.dtype.type(0)
     for row in range(first, last):
         u = upper[row if upper.shape[0] > 1 else 0]
         bad, mass = 0.0, 0.0
         for start in range(0, n, _CHUNK):
-            stop = min(start + _CHUNK, n)
-            k, s = _some_room(x[row, start:stop], u[start:stop])
+            xs, us = x[row, start : min(start + _CHUNK, n)], u[start : min(start + _CHUNK, n)]
+            k, s = zero, zero
+            for i in range(xs.size):
+                v, b = xs[i], us[i]
+                b = zero if v == -np.inf else b
+                k += zero if b >= zero else one
+                s += b
             bad += k
             mass += s
         wrong[row] = bad
         total[row] = mass
 
 
-@inlined
-def _some_room(x: Any, u: Any) -> tuple[Any, Any]:
-    one, zero = x.dtype.type(1), x.dtype.type(0)
-    bad, mass = zero, zero
-    for i in range(x.size):
-        v, b = x[i], u[i]
-        b = zero if v == -np.inf else b
-        bad += zero if b >= zero else one
-        mass += b
-    return bad, mass
+@helper
+def _free_sums(q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
+    """Compute ⟨s, v⟩ and ‖s‖₁ of one row: s is 1, or q if ``entropic``, on the free entries, and 0 elsewhere."""
+    n, one, zero = q.size, q.dtype.type(1), q.dtype.type(0)
+    total, size = 0.0, 0.0
+    for start in range(0, n, _CHUNK):
+        stop = min(start + _CHUNK, n)
+        qs, us, gs = q[start:stop], u[start:stop], g[start:stop]
+        s, k = zero, zero
+        for i in range(qs.size):
+            a, b, e = qs[i], us[i], gs[i]
+            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+            k += on
+            s += on * e if on > zero else zero
+        total += s
+        size += k
+    return total, size
+
+
+@helper
+def _times_free(q: Any, u: Any, g: Any, mean: Any, entropic: bool, out: Any) -> None:
+    """Write s(v − mean) of one row, s as in ``_free_sums``."""
+    one, zero = q.dtype.type(1), q.dtype.type(0)
+    for i in range(q.size):
+        a, b, e = q[i], u[i], g[i]
+        on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
+        out[i] = on * (e - mean) if on > zero else zero
 
 
 @kernel
 def _product(first: int, last: int, p: Any, upper: Any, v: Any, out: Any, entropic: bool) -> None:
-    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row, s = 1 or p on the entries strictly between 0 and their bound."""
-    n = p.shape[1]
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) of each row, s as in ``_free_sums``."""
     kind = p.dtype.type
-    one, zero = kind(1), kind(0)
     for row in range(first, last):
         q, g, target = p[row], v[row], out[row]
         u = upper[row if upper.shape[0] > 1 else 0]
         if q[0] != q[0]:
             target[:] = np.nan
             continue
-        total, size = _means(q, u, g, entropic)
-        mean = kind(total / size) if size > 0.0 else zero
-        for i in range(n):
-            a, b, e = q[i], u[i], g[i]
-            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
-            target[i] = on * (e - mean) if on > zero else zero
+        total, size = _free_sums(q, u, g, entropic)
+        _times_free(q, u, g, kind(total / size) if size > 0.0 else kind(0), entropic, target)
 
 
-@inlined
-def _means(q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
-    """⟨s, v⟩ and ‖s‖₁."""
-    total, size = 0.0, 0.0
-    for start in range(0, q.size, _CHUNK):
-        stop = min(start + _CHUNK, q.size)
-        if entropic:
-            s, k = _some_weighted(q[start:stop], u[start:stop], g[start:stop])
-        else:
-            s, k = _some_free(q[start:stop], u[start:stop], g[start:stop])
-        total += s
-        size += k
-    return total, size
-
-
-@inlined
-def _some_free(q: Any, u: Any, g: Any) -> tuple[Any, Any]:
-    one, zero = q.dtype.type(1), q.dtype.type(0)
-    s, k = zero, zero
-    for i in range(q.size):
-        a, b, e = q[i], u[i], g[i]
-        on = (one if a > zero else zero) * (one if a < b else zero)
-        k += on
-        s += e if on > zero else zero
-    return s, k
-
-
-@inlined
-def _some_weighted(q: Any, u: Any, g: Any) -> tuple[Any, Any]:
-    one, zero = q.dtype.type(1), q.dtype.type(0)
-    s, k = zero, zero
-    for i in range(q.size):
-        a, b, e = q[i], u[i], g[i]
-        on = (one if a > zero else zero) * (a if a < b else zero)
-        k += on
-        s += on * e if on > zero else zero
-    return s, k
-
-
-@inlined
+@helper
 def _corner(x: Any, q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, float]:
-    """The mean of v and of z − Ω′(p) over who would leave its bound first and who would come in first."""
+    """Return the means of v and of z − Ω′(p) over two entries: the first to leave its bound, and the first to enter.
+
+    They decide where no entry is free.
+    """
     leaving, entering = -1, -1
     least, most = np.inf, -np.inf
     for i in range(q.size):
@@ -576,7 +542,7 @@ def _corner(x: Any, q: Any, u: Any, g: Any, entropic: bool) -> tuple[float, floa
 def _pull(
     first: int, last: int, x: Any, p: Any, upper: Any, v: Any, to_z: Any, to_u: Any, to_k: Any, entropic: bool
 ) -> None:
-    """The product, and the derivatives in bounds and budget, for each row."""
+    """Multiply v by the derivatives in scores, bounds and budget, for each row."""
     n = p.shape[1]
     kind = p.dtype.type
     one, zero = kind(1), kind(0)
@@ -588,7 +554,7 @@ def _pull(
             out_z[:] = out_u[:] = np.nan
             to_k[row, 0] = np.nan
             continue
-        total, size = _means(q, u, g, entropic)
+        total, size = _free_sums(q, u, g, entropic)
         tau, naught = 0.0, zero
         for i in range(n):
             naught += one if u[i] == zero else zero
@@ -602,10 +568,9 @@ def _pull(
             total, tau = _corner(source, q, u, g, entropic)
         mean, line = kind(total), kind(-np.inf) if entropic else kind(tau)
         to_k[row, 0] = mean
+        _times_free(q, u, g, mean, entropic, out_z)
         for i in range(n):
             a, b, e, z = q[i], u[i], g[i], source[i]
-            on = (one if a > zero else zero) * (one if a < b else zero) * (a if entropic else one)
             rising = (one if b > zero else zero) + (one if z > line else zero)
             held = (one if a >= b else zero) * rising
-            out_z[i] = on * (e - mean) if on > zero else zero
             out_u[i] = e - mean if held > zero else zero

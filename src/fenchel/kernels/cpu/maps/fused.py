@@ -1,4 +1,4 @@
-"""Fusedmax of rows, and products with its Jacobian: total variation along a row, then sparsemax."""
+"""Fusedmax of rows and its Jacobian product: the proximal operator of total variation along a row, then sparsemax."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
-from fenchel.kernels.cpu.maps.groups import MORE, map_rows, product_of_rows, threshold
-from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima, collect, support
+from fenchel.kernels.cpu.compiler import helper, kernel
+from fenchel.kernels.cpu.maps.groups import MORE, begin_product, begin_row, map_rows, product_of_rows, threshold
+from fenchel.kernels.cpu.maps.selection import BLOCK, collect
 
 
 def fused(z: Tensor, strength: float | Tensor) -> Tensor:
-    """Fusedmax along the last dimension; strength: a number, or one value per row."""
+    """Compute fusedmax of z (…, n) along the last dimension; strength: a number, or one value per row."""
     return map_rows(_fused_rows, z, strength)
 
 
 def fused_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
-    """J v of fusedmax given its result p for z."""
+    """Multiply v (…, n) by the Jacobian of fusedmax, given its result p for z."""
     return product_of_rows(_fused_product_rows, v, z, p, strength)
 
 
-@kernel
+@helper
 def _variation(w: Any, n: int, strength: float, y: Any, lower: Any, upper: Any, at: Any, slope: Any, rise: Any) -> None:
-    """y = argmin ½‖y − w‖² + λ Σ |yᵢ − yᵢ₊₁|, by dynamic programming over the derivative of the best value.
+    """Compute y = argmin ½‖y − w‖² + λ Σ |yᵢ − yᵢ₊₁| (n,), by dynamic programming over the derivative of the optimum.
 
     That of the first i terms, as a function of yᵢ₊₁, is f(b) = clip(b − wᵢ + f(b)) between −λ and λ: piecewise
     linear and increasing. It is kept as a queue of knots, each with the change of slope and of intercept from its left
@@ -59,9 +59,9 @@ def _variation(w: Any, n: int, strength: float, y: Any, lower: Any, upper: Any, 
         y[i] = min(max(y[i + 1], lower[i]), upper[i])
 
 
-@kernel
+@helper
 def _adjacent(x: Any, masked: bool, i: int, j: int) -> bool:
-    """Whether nothing but masked entries stands between two places of a row; the ends count as places."""
+    """Whether only masked entries lie between positions i and j of a row; −1 and n are the positions of its ends."""
     if j == i + 1:
         return True
     if not masked:
@@ -74,6 +74,7 @@ def _adjacent(x: Any, masked: bool, i: int, j: int) -> bool:
 
 @kernel
 def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
+    """Compute fusedmax of each row of x (rows, n): groups of equal values run by run, then their threshold."""
     n = x.shape[1]
     kind = x.dtype.type
     maxima = np.empty(n // BLOCK + 1, x.dtype)
@@ -83,12 +84,10 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
     values, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        top, least, bad = block_maxima(source, maxima)
-        if bad or top == -np.inf:
-            target[:] = np.nan if bad else 0
+        going, top, least = begin_row(source, maxima, target)
+        if not going:
             continue
         masked = least == -np.inf
-        target[:] = 0
         strength = strengths[row]
         count = collect(source, top, kind(-MORE * (1.0 + 4.0 * strength)), maxima, index)
         groups, start = 0, 0
@@ -106,10 +105,9 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
                 w[length - 1] -= strength
             for k in range(length):
                 low, high = min(low, w[k]), max(high, w[k])
-            if length * (high - low) <= strength:
-                y[:length] = w[0]
-            elif strength == 0.0:
-                y[:length] = w[:length]
+            if strength == 0.0 or length * (high - low) <= strength:
+                for k in range(length):  # assigning a slice to a slice would take a second more to compile
+                    y[k] = w[k] if strength == 0.0 else w[0]
             else:
                 _variation(w, length, strength, y, lower, upper, at, slope, rise)
             begin = 0
@@ -142,22 +140,13 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
 
 @kernel
 def _fused_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v: Any, out: Any) -> None:
+    """Compute J v of each row: the mean of v over each group, less its mean over the support."""
     n = p.shape[1]
     kind = p.dtype.type
     masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
     for row in range(first, last):
         source, scores, g, target = p[row], x[row], v[row], out[row]
-        count = support(source, masks, index, n)
-        target[:] = 0
-        if count == 0:
-            continue
-        if source[index[0]] != source[index[0]]:
-            target[:] = np.nan
-            continue
-        total = 0.0
-        for k in range(count):
-            total += g[index[k]]
-        mean = total / count
+        count, mean = begin_product(source, g, masks, index, target)
         alone = strengths[row] == 0.0
         start = 0
         while start < count:

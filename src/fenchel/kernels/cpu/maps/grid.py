@@ -1,4 +1,4 @@
-"""Tvmax of grids, and products with its Jacobian: total variation over a grid by flows, then sparsemax."""
+"""Tvmax of grids and its Jacobian product: the proximal operator of total variation on a grid, then sparsemax."""
 
 from __future__ import annotations
 
@@ -7,35 +7,36 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
-from fenchel.kernels.cpu.maps.groups import threshold
-from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima
+from fenchel.kernels.cpu.compiler import helper, kernel
+from fenchel.kernels.cpu.maps.groups import begin_row, threshold
+from fenchel.kernels.cpu.maps.selection import BLOCK
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
-_HARD = 100  # the work of an entry of a grid, in those of a row
-_ROUNDING = 64 * 2.2e-16  # an excess that is no more than rounding
+_HARD = 100  # operations per entry of a grid, as an estimate
+_ROUNDING = 64 * 2.2e-16  # an excess up to this, relative to the scores, is rounding error
 
 
 def grid(z: Tensor, strength: float | Tensor, width: float) -> Tensor:
-    """Tvmax along the last dimension, which holds the rows of a grid of that width one after the other."""
+    """Compute tvmax of z (…, n), whose last dimension holds the rows of a grid of that width one after the other."""
     x, out = as_rows(z), like(z)
     over_rows(_grid_rows, len(x), _HARD * x.size, x, each(strength, len(x)), int(width), as_rows(out))
     return out
 
 
 def grid_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor, width: float) -> Tensor:
-    """J v of tvmax given its result p."""
+    """Multiply v (…, n) by the Jacobian of tvmax, given its result p."""
     q, out = as_rows(p), like(p)
     over_rows(_grid_product_rows, len(q), q.size, q, each(strength, len(q)), int(width), as_rows(v), as_rows(out))
     return out
 
 
-@kernel
+@helper
 def _ways(i: int, n: int, width: int, ways: Any) -> int:
-    """The neighbours of i on the grid: right, left, below, above; how many there are.
+    """Write the neighbours of i on the grid, right, left, below, above, to ``ways`` (4, 3); return how many there are.
 
-    An edge is named after the one of its ends that comes first, with n added if it goes down.
+    A row of ``ways`` holds the neighbour, the edge that leads there, and the sign of its direction. The number of an
+    edge is that of its first end, plus n if it is vertical.
     """
     count = 0
     if (i + 1) % width != 0:
@@ -53,7 +54,7 @@ def _ways(i: int, n: int, width: int, ways: Any) -> int:
     return count
 
 
-@kernel
+@helper
 def _route(
     n: int,
     width: int,
@@ -66,10 +67,10 @@ def _route(
     queue: Any,
     ways: Any,
 ) -> None:
-    """Send excess to where it is missing, inside the groups and no more than λ over an edge: a maximum flow.
+    """Compute a maximum flow from nodes with excess > 0 to nodes with excess < 0, within groups, at most λ per edge.
 
-    In waves: measure the distance to the nearest need, then let everybody, the farthest first, pass on what they
-    have to those who are nearer. Afterwards ``far`` is negative where no need can be reached.
+    In rounds: measure the distance of each node to the nearest node with negative excess, then push excess to
+    neighbours that are nearer, from the farthest nodes on. Afterwards ``far`` is negative where none can be reached.
     """
     while True:
         tail = 0
@@ -113,14 +114,14 @@ def _route(
                         break
 
 
-@kernel
+@helper
 def _regions(
     n: int, width: int, strength: float, w: Any, group: Any, flow: Any, level: Any, size: Any, queue: Any, ways: Any
 ) -> int:
-    """argmin ½‖y − w‖² + λ Σ |yᵢ − yⱼ| over the edges of a grid between entries with group ≥ 0, all 0 at first.
+    """Solve argmin ½‖y − w‖² + λ Σ |yᵢ − yⱼ| over the edges of a grid between entries with group ≥ 0, all 0 at first.
 
-    Groups are parted until each can even out its excess over its mean; ``flow`` is then the solution of the dual
-    problem. Returns how many groups there are, numbered in ``group``, with their values in ``level``.
+    Groups are split until a flow within each cancels its deviations from its mean; ``flow`` is then the solution of
+    the dual problem. Returns how many groups there are, numbered in ``group``, with their values in ``level``.
     """
     excess, far = np.empty(n), np.empty(n, np.int32)
     spill, needy = np.empty(n), np.empty(n, np.int32)
@@ -129,7 +130,7 @@ def _regions(
         scale = max(scale, abs(w[i]) if group[i] >= 0 else 0.0)
     slack = _ROUNDING * scale
     flow[:] = 0.0
-    groups, settled, size[0] = 1, 0, 0
+    groups, finished, size[0] = 1, 0, 0
     for i in range(n):
         if group[i] >= 0:
             size[0] += 1
@@ -152,7 +153,7 @@ def _regions(
                     excess[i] -= spill[group[i]] / size[group[i]]
             for g in range(groups):
                 level[g] += spill[g] / size[g]
-        if settled == groups:
+        if finished == groups:
             return groups
         _route(n, width, strength, slack, group, excess, flow, far, queue, ways)
         spill[:groups] = 0.0
@@ -162,11 +163,11 @@ def _regions(
         before = groups
         for g in range(before):
             needy[g] = -1
-            if spill[g] > slack * (4 + size[g]):  # what cannot be routed belongs above
+            if spill[g] > slack * (4 + size[g]):  # entries whose excess cannot flow form a group with a larger value
                 needy[g] = groups
                 size[groups] = 0
                 groups += 1
-        settled = groups if groups == before else 0
+        finished = groups if groups == before else 0
         for i in range(n):
             g = group[i]
             if g >= 0 and far[i] < 0 and needy[g] >= 0:
@@ -184,6 +185,7 @@ def _regions(
 
 @kernel
 def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: Any) -> None:
+    """Compute tvmax of each grid of x (grids, n): groups of equal values among the candidates, then their threshold."""
     n = x.shape[1]
     kind = x.dtype.type
     maxima = np.empty(n // BLOCK + 1, x.dtype)
@@ -192,11 +194,9 @@ def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: A
     group, queue = np.empty(n, np.int32), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        top, _, bad = block_maxima(source, maxima)
-        if bad or top == -np.inf:
-            target[:] = np.nan if bad else 0
+        going, top, _ = begin_row(source, maxima, target)
+        if not going:
             continue
-        target[:] = 0
         strength = strengths[row]
         line = -(1.0 + 8.0 * strength)
         low = 0.0
@@ -227,6 +227,7 @@ def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: A
 
 @kernel
 def _grid_product_rows(first: int, last: int, p: Any, strengths: Any, width: int, v: Any, out: Any) -> None:
+    """Compute J v of each grid: the mean of v over each connected group, less its mean over the support."""
     n = p.shape[1]
     kind = p.dtype.type
     ways = np.empty((4, 3), np.int64)

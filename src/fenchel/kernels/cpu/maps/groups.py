@@ -1,8 +1,8 @@
-"""What the kernels of the grouping maps share: the threshold of groups, and rows laid out for them.
+"""What the kernels of fusedmax, oscarmax and tvmax share: the layout of rows, and the threshold of groups.
 
-An entry far below the best has no mass, whatever the penalty does, and then it takes part as a neighbour of height zero
-only: rows fall apart into short runs of candidates, and the rest is not looked at twice. All arithmetic is in double
-precision. Masked entries, −inf in the scores, do not part their neighbours in a row.
+An entry far enough below the largest has no mass, whatever the penalty is, and acts as a neighbour of value zero only.
+The kernels therefore work on short runs of candidates and read the other entries once. All arithmetic is in double
+precision. Masked entries, −inf in the scores, are skipped: the entries on both sides of them are neighbours.
 """
 
 from __future__ import annotations
@@ -12,31 +12,43 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper
+from fenchel.kernels.cpu.maps.selection import block_maxima, support
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
 MORE = 1.0 + 1e-6
-"""A factor on bounds: a few candidates too many do no harm."""
+"""A factor on bounds, above their rounding error: a few candidates too many do no harm."""
 
 
 def map_rows(rows: Any, z: Tensor, strength: float | Tensor) -> Tensor:
-    """Run a kernel of scores and strengths on all rows."""
+    """Run a kernel of scores (…, n) and strengths on all rows, and return its result (…, n)."""
     x, out = as_rows(z), like(z)
     over_rows(rows, len(x), x.size, x, each(strength, len(x)), as_rows(out))
     return out
 
 
 def product_of_rows(rows: Any, v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
-    """Run a kernel of a result, scores, strengths and a direction on all rows."""
+    """Run a kernel of a result p, scores z, strengths and a direction v on all rows, and return its product (…, n)."""
     q, out = as_rows(p), like(p)
     over_rows(rows, len(q), q.size, q, as_rows(z), each(strength, len(q)), as_rows(v), as_rows(out))
     return out
 
 
-@kernel
+@helper
+def begin_row(x: Any, maxima: Any, out: Any) -> tuple[bool, Any, Any]:
+    """Write the maxima of the blocks of one row x; set ``out`` to zero, or to NaN if x has NaN or +inf.
+
+    Returns whether the row has an entry to choose, its largest and its smallest score.
+    """
+    top, least, bad = block_maxima(x, maxima)
+    out[:] = np.nan if bad else 0
+    return not bad and top > -np.inf, top, least
+
+
+@helper
 def unmasked(x: Any, masked: bool) -> int:
-    """How many entries of a row are not masked."""
+    """Count the unmasked entries of a row; ``masked`` tells whether any is masked."""
     n: int = x.size
     kept = n
     if masked:
@@ -45,9 +57,9 @@ def unmasked(x: Any, masked: bool) -> int:
     return kept
 
 
-@kernel
+@helper
 def threshold(values: Any, sizes: Any, count: int) -> float:
-    """τ with Σ size·[value − τ]₊ = 1, from below: the support shrinks until it stays."""
+    """Find τ with Σ size·[value − τ]₊ = 1 over ``count`` groups, from below: the support shrinks until it stays."""
     tau, before = -np.inf, np.inf
     while True:
         size, total = 0.0, 0.0
@@ -59,3 +71,20 @@ def threshold(values: Any, sizes: Any, count: int) -> float:
             return tau
         before = size
         tau = (total - 1.0) / size
+
+
+@helper
+def begin_product(p: Any, v: Any, masks: Any, index: Any, out: Any) -> tuple[int, float]:
+    """Find the support of one row p and the mean of v over it; set ``out`` to zero, or to NaN if p is NaN.
+
+    Returns how many places of the support are in ``index``, 0 if p is NaN, and the mean.
+    """
+    count = support(p, masks, index, p.size)
+    bad = count > 0 and p[index[0]] != p[index[0]]
+    out[:] = np.nan if bad else 0
+    if count == 0 or bad:
+        return 0, 0.0
+    total = 0.0
+    for k in range(count):
+        total += v[index[k]]
+    return count, total / count

@@ -1,4 +1,4 @@
-"""Oscarmax of rows, and products with its Jacobian: isotonic regression of sorted scores, then sparsemax."""
+"""Oscarmax of rows and its Jacobian product: isotonic regression of the sorted scores, then sparsemax."""
 
 from __future__ import annotations
 
@@ -7,25 +7,35 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
-from fenchel.kernels.cpu.maps.groups import MORE, map_rows, product_of_rows, threshold, unmasked
-from fenchel.kernels.cpu.maps.selection import BLOCK, block_maxima, collect, support
+from fenchel.kernels.cpu.compiler import helper, kernel
+from fenchel.kernels.cpu.maps.groups import (
+    MORE,
+    begin_product,
+    begin_row,
+    map_rows,
+    product_of_rows,
+    threshold,
+    unmasked,
+)
+from fenchel.kernels.cpu.maps.selection import BLOCK, collect
 
-_FEW = 48  # so many numbers are sorted by insertion
+_SHORT = 48  # numbers: more are sorted by digits in single precision
+_RUN = 16  # numbers: so many are sorted by insertion
 
 
 def oscar(z: Tensor, strength: float | Tensor) -> Tensor:
-    """Oscarmax along the last dimension; strength: a number, or one value per row."""
+    """Compute oscarmax of z (…, n) along the last dimension; strength: a number, or one value per row."""
     return map_rows(_oscar_rows, z, strength)
 
 
 def oscar_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
-    """J v of oscarmax given its result p for z."""
+    """Multiply v (…, n) by the Jacobian of oscarmax, given its result p for z."""
     return product_of_rows(_oscar_product_rows, v, z, p, strength)
 
 
-@kernel
+@helper
 def _sort_by_digits(bits: Any, n: int, keys: Any, spare: Any, counts: Any) -> None:
+    """Sort the first n float32 numbers upwards, given as their bits: counting sort, digit by digit."""
     digit = 8 if n < 2048 else 11
     passes = 4 if n < 2048 else 3
     mask = np.uint32((1 << digit) - 1)
@@ -55,26 +65,50 @@ def _sort_by_digits(bits: Any, n: int, keys: Any, spare: Any, counts: Any) -> No
         bits[i] = key ^ (np.uint32(0x80000000) if key >> np.uint32(31) else np.uint32(0xFFFFFFFF))
 
 
-@kernel
-def _sort(a: Any, n: int, keys: Any, spare: Any, counts: Any) -> None:
-    """Sort a[:n] upwards: by insertion if short, by digits in single precision, by comparison in double."""
-    if n <= _FEW:
-        for i in range(1, n):
+@helper
+def _sort_by_merging(a: Any, n: int, spare: Any) -> None:
+    """Sort a[:n] upwards: short runs by insertion, then pairs of runs are merged, through ``spare``."""
+    for first in range(0, n, _RUN):
+        for i in range(first + 1, min(first + _RUN, n)):
             v = a[i]
             j = i
-            while j > 0 and a[j - 1] > v:
+            while j > first and a[j - 1] > v:
                 a[j] = a[j - 1]
                 j -= 1
             a[j] = v
-    elif a.itemsize == 8:
-        a[:n].sort()
-    else:
+    width = _RUN
+    while width < n:
+        for first in range(0, n, 2 * width):
+            middle, end = min(first + width, n), min(first + 2 * width, n)
+            i, j, k = first, middle, first
+            while i < middle and j < end:
+                one, other = a[i], a[j]
+                less = one <= other
+                spare[k] = one if less else other
+                i += 1 if less else 0
+                j += 0 if less else 1
+                k += 1
+            for m in range(i, middle):
+                spare[k + m - i] = a[m]
+            for m in range(k + middle - i, end):
+                spare[m] = a[m]
+        for k in range(n):
+            a[k] = spare[k]
+        width *= 2
+
+
+@helper
+def _sort(a: Any, n: int, other: Any, keys: Any, spare: Any, counts: Any) -> None:
+    """Sort a[:n] upwards: by digits if long and in single precision, else by merging; the rest are workspaces."""
+    if n > _SHORT and a.itemsize == 4:
         _sort_by_digits(a.view(np.uint32), n, keys, spare, counts)
+    else:
+        _sort_by_merging(a, n, other)
 
 
-@kernel
+@helper
 def _find(edges: Any, count: int, value: Any) -> int:
-    """The first of the descending edges that value reaches; count if none."""
+    """Return the index of the first of the descending edges that are ≤ value; ``count`` if there is none."""
     low, high = 0, count
     while low < high:
         middle = (low + high) // 2
@@ -87,6 +121,7 @@ def _find(edges: Any, count: int, value: Any) -> int:
 
 @kernel
 def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
+    """Compute oscarmax of each row of x (rows, n): pool adjacent violators among the candidates, then the threshold."""
     n = x.shape[1]
     kind = x.dtype.type
     maxima = np.empty(n // BLOCK + 1, x.dtype)
@@ -97,13 +132,11 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
     z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        top, least, bad = block_maxima(source, maxima)
-        if bad or top == -np.inf:
-            target[:] = np.nan if bad else 0
+        going, top, least = begin_row(source, maxima, target)
+        if not going:
             continue
         strength = strengths[row]
         masked = least == -np.inf
-        target[:] = 0
         kept = unmasked(source, masked)
         if masked:
             least = top
@@ -111,13 +144,13 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
                 v = source[i]
                 least = min(least, v if v > -np.inf else top)
         if strength > 0.0 and strength * kept >= 2.0 * (np.float64(top) - least):
-            # No group of best ones has a mean that far above the others': all are pooled.
+            # No group of the largest scores has a mean so far above the others that it stays apart: all are pooled.
             share = kind(1.0 / kept)
             for i in range(n):
                 target[i] = share if source[i] > -np.inf else target[i]
             continue
-        # The penalty can lift an entry over the best by λ(n − 1) at most; and without those who have no mass
-        # whatever happens, it is the penalty of fewer.
+        # The penalty raises an entry relative to the largest by at most λ(n − 1). Entries without mass do not count
+        # towards n, which excludes further entries.
         count = collect(source, top, kind(-MORE * (1.0 + (kept - 1) * strength)), maxima, index)
         for k in range(count):
             ordered[k] = source[index[k]]
@@ -131,7 +164,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
             if fewer == count:
                 break
             count = fewer
-        _sort(ordered, count, keys, spare, counts)
+        _sort(ordered, count, edges, keys, spare, counts)
         for k in range(count):  # in a loop of its own, or the compiler would take the ranks off first
             z[k] = np.float64(ordered[count - 1 - k]) - top
         groups = 0
@@ -170,20 +203,17 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
 
 @kernel
 def _oscar_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v: Any, out: Any) -> None:
+    """Compute J v of each row: the mean of v over all entries of equal value, less its mean over the support."""
     n = p.shape[1]
     kind = p.dtype.type
     masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
-    edges = np.empty(n, p.dtype)
+    edges, other = np.empty(n, p.dtype), np.empty(n, p.dtype)
     keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
     sums, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, g, target = p[row], v[row], out[row]
-        count = support(source, masks, index, n)
-        target[:] = 0
+        count, mean = begin_product(source, g, masks, index, target)
         if count == 0:
-            continue
-        if source[index[0]] != source[index[0]]:
-            target[:] = np.nan
             continue
         alone = strengths[row] == 0.0
         even = not alone
@@ -192,17 +222,13 @@ def _oscar_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v
             even = even and source[index[k]] == level
         if even:  # one group: its mean is that of the support
             continue
-        total = 0.0
-        for k in range(count):
-            total += g[index[k]]
-        mean = total / count
         if alone:
             for k in range(count):
                 target[index[k]] = kind(g[index[k]] - mean)
             continue
         for k in range(count):
             edges[k] = -source[index[k]]
-        _sort(edges, count, keys, spare, counts)
+        _sort(edges, count, other, keys, spare, counts)
         groups = 0
         for k in range(count):
             if k == 0 or edges[k] != edges[groups - 1]:

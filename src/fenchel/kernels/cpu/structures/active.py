@@ -2,13 +2,13 @@
 
     min_p ½‖Σ_k p_k y_k‖² − Σ_k p_k q_k   over distributions p,   q_k = ⟨θ, y_k⟩ + h_k
 
-A row keeps members y_k (the places of their ones), weights p > 0, and the bordered Gram matrix M of the members with
-its inverse (``kernels.gram``). A step takes a candidate into the active set, solves for the weights, and drops members
-whose weight runs out.
+A row keeps members y_k (the indices of their ones), weights p > 0, and the bordered Gram matrix M of the members with
+its inverse (``gram.py``). A step adds a candidate to the active set, solves for the weights, and drops members whose
+weight becomes 0.
 
-Rows have as much room as they need. Row b has room for rooms[b] members: their lists, weights and scores begin at
-starts[b] of the arrays ``members``, ``counts``, ``weights``, ``solution`` (λ, p), ``values`` q and ``extra`` h; its two
-matrices of rooms[b] + 1 rows begin at squares[b] of ``matrix`` and ``inverse``.
+Rows differ in capacity. Row b has space for capacities[b] members: their lists, weights and scores begin at starts[b]
+of the arrays ``members``, ``counts``, ``weights``, ``solution`` (λ, p), ``values`` q and ``extra`` h; its two matrices
+of capacities[b] + 1 rows begin at squares[b] of ``matrices`` and ``inverses``. ``row_of`` returns its views.
 """
 
 from __future__ import annotations
@@ -32,26 +32,36 @@ from fenchel.kernels.cpu.structures.gram import (
 )
 
 SOLVE, OFFER, CERTIFY = 0, 1, 2
-"""Take a candidate if it improves, else the row is done; take it or not; only measure the gap."""
+"""Modes: add a candidate that improves, else the row is done; add it if it improves; only measure the gap."""
 
 LIVE, DONE, FRESH, DOUBTED = 0, 1, 2, 3
-"""Going on; finished; going on, with weights as exact as they get; finished, by a candidate worse than a member."""
+"""States: unfinished; done; unfinished, with refined weights; done, after a candidate that is worse than a member."""
 
 TINY = 1e-15
-"""Weights up to this are none."""
+"""Weights up to this count as 0."""
 
 NEAR = 1e-7
-"""Gains below this, relative to their terms, are computed with care."""
+"""Gains below this, relative to their terms, are computed from differences."""
 
 STILL = 1e-14
-"""Weights that refinement would change by no more than this stay as they are."""
+"""Weights that refinement would change by at most this are left unchanged."""
 
 ROUNDING = 8 * 2.0**-52
 
 
 @helper
+def row_of(  # type: ignore[no-untyped-def]
+    b, starts, capacities, squares, members, counts, weights, solution, values, extra, matrices, inverses
+):  # fmt: skip
+    """Views of row b: members, counts, weights p, solution x, values q, extra h, M and M⁻¹."""
+    at = starts[b]
+    matrix, inverse = square(matrices, squares[b], capacities[b]), square(inverses, squares[b], capacities[b])
+    return members[at:], counts[at:], weights[at:], solution[at:], values[at:], extra[at:], matrix, inverse
+
+
+@helper
 def place(y, mark):  # type: ignore[no-untyped-def]
-    """Mark the parts of a candidate; count them."""
+    """Mark the parts of a candidate y (L,), filled up with −1; return how many there are."""
     count = 0
     while count < y.size and y[count] >= 0:
         mark[y[count]] = 1
@@ -61,7 +71,7 @@ def place(y, mark):  # type: ignore[no-untyped-def]
 
 @helper
 def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[no-untyped-def]
-    """The last member takes the place of another."""
+    """Replace the member at ``at`` by the last one."""
     if at != last:
         for j in range(counts[last]):
             members[at, j] = members[last, j]
@@ -74,27 +84,28 @@ def _forget(at, last, members, counts, values, extra, weights):  # type: ignore[
 
 @helper
 def keep(at, y, count, value, bonus, weight, own, tally, q, h, p):  # type: ignore[no-untyped-def]
-    """Write a candidate in the place of a member."""
+    """Write a candidate of ``count`` parts as the member at ``at``."""
     for j in range(count):
         own[at, j] = y[j]
     tally[at], q[at], h[at], p[at] = count, value, bonus, weight
 
 
 @helper
-def gram_column(mark, members, counts, size, u):  # type: ignore[no-untyped-def]
-    """The Gram column of the marked candidate, under the 1 of the border."""
-    u[0] = 1.0
+def sum_parts(source, members, counts, size, u):  # type: ignore[no-untyped-def]
+    """Write the sums of ``source`` (parts,) over the parts of each member to u[1], …, u[size].
+
+    The sums of a candidate's marks are its inner products with the members.
+    """
     for k in range(size):
-        common = 0
+        total = source.dtype.type(0)
         for i in range(counts[k]):
-            common += mark[members[k, i]]
-        u[k + 1] = common
+            total += source[members[k, i]]
+        u[k + 1] = total
 
 
 @helper
 def _aligned_column(y, count, members, size, u):  # type: ignore[no-untyped-def]
-    """The same for structures that are equal in a part only if it stands at the same place of their lists."""
-    u[0] = 1.0
+    """``sum_parts`` of the marks of y, where equal parts stand at the same place of the lists of structures."""
     for k in range(size):
         common = 0
         for i in range(count):
@@ -104,7 +115,7 @@ def _aligned_column(y, count, members, size, u):  # type: ignore[no-untyped-def]
 
 @helper
 def _mix(theta, members, counts, weights, size, mu, residual):  # type: ignore[no-untyped-def]
-    """μ = Σ p_k y_k, and θ − μ."""
+    """Write the mixture μ = Σ p_k y_k and the residual θ − μ, both (parts,)."""
     mu[:] = 0.0
     for k in range(size):
         weight = weights[k]
@@ -116,7 +127,7 @@ def _mix(theta, members, counts, weights, size, mu, residual):  # type: ignore[n
 
 @helper
 def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, newest, v, r):  # type: ignore[no-untyped-def]
-    """Go towards x; wherever a weight runs out on the way, drop its member.
+    """Move the weights to x; where a weight becomes 0 on the way, drop its member and solve for x anew.
 
     ``newest`` is the place of the newest member, ``size`` if there is none. Returns how many are left, and whether the
     newest was refused at once, so that nothing has changed.
@@ -152,9 +163,9 @@ def _descend(matrix, inverse, x, size, members, counts, values, extra, weights, 
 
 @helper
 def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # type: ignore[no-untyped-def]
-    """r = (1, q) − M (λ, p), from the reduced scores of the members: its largest entry.
+    """Write r = (1, q) − M (λ, p), from the reduced scores of the members; return its largest entry.
 
-    The mean residual is taken out of the sums and put back as a whole: what is left is small where members tie.
+    The mean residual is subtracted from all terms and added back once: the terms are then small where members tie.
     """
     mean, total = 0.0, 0.0
     for j in range(mu.size):
@@ -176,8 +187,7 @@ def _unevenness(members, counts, extra, weights, x, size, mu, residual, r):  # t
 
 @helper
 def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, size, mu, residual, u, v, r):  # type: ignore[no-untyped-def]
-    """Solve for the weights anew, so that they are right to the last digits. Returns how many members are left, and
-    whether anything changed."""
+    """Refine the weights to the last digits. Returns how many members are left, and whether anything changed."""
     if size == 1:
         return size, False
     n = size + 1
@@ -205,7 +215,7 @@ def _polish(theta, members, counts, values, extra, weights, x, matrix, inverse, 
 
 @helper
 def gain_of(y, count, bonus, weights, extra, size, mu, residual):  # type: ignore[no-untyped-def]
-    """⟨θ − μ, y − μ⟩ + h(y) − Σ p h: what a structure gains on the mixture, and the size of the terms."""
+    """The gain of a structure over the mixture, ⟨θ − μ, y − μ⟩ + h(y) − Σ p h, and the size of its terms."""
     gain, terms = bonus, 1.0 + abs(bonus)
     for j in range(count):
         gain += residual[y[j]]
@@ -234,10 +244,11 @@ def _doubtful(gain, least, residual):  # type: ignore[no-untyped-def]
 
 @helper
 def _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
-    """Put a candidate in the place of the member at ``at``, as the last one; solve for x. False if it cannot be."""
+    """Replace the member at ``at`` by a candidate, which comes last, and solve for x. False if M would be singular."""
     _forget(at, size - 1, own, tally, q, h, p)
     remove(matrix, inverse, size, at, q, x, v, r)
-    gram_column(mark, own, tally, size - 1, u)
+    u[0] = 1.0
+    sum_parts(mark, own, tally, size - 1, u)
     s = project(count, matrix, inverse, size - 1, u, v, r)
     if not s > FLAT:
         return False
@@ -249,8 +260,7 @@ def _swap(at, y, count, value, bonus, length, own, tally, q, h, p, x, matrix, in
 
 @helper
 def _take(y, count, value, bonus, own, tally, p, x, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
-    """Take a candidate with Gram column u into the active set: how many members there are then, and whether it was
-    refused."""
+    """Add a candidate with Gram column u. Returns the number of members, and whether the candidate was refused."""
     s = project(count, matrix, inverse, size, u, v, r)
     newest = size
     if s > FLAT:
@@ -286,11 +296,11 @@ def step(  # type: ignore[no-untyped-def]
     b, y, bonus, theta, own, tally, p, x, q, h, matrix, inverse, mu, residual, sizes, gap, floor, state, mode, goal,
     mark, u, v, r, aligned,
 ):  # fmt: skip
-    """One step of row b: take the candidate y into the active set, solve, drop members whose weight runs out.
+    """One step of row b: add the candidate y to the active set, solve, drop members whose weight becomes 0.
 
     The row's own arrays are its scores, members with their counts, weights p, solution x, values q, extra h, M, M⁻¹, mu
-    and residual; mark, u, v, r are room to work in. ``aligned`` tells that members' lists are of one length, and that
-    parts they have in common stand at the same place.
+    and residual; mark, u, v, r are workspaces. ``aligned`` tells that members' lists are of one length, and that parts
+    they have in common stand at the same place.
 
     A row is done when y, the best structure for θ − μ, does not improve on μ by more than the goal and rounding, and
     the weights are exact: then, and only then, its gain is the duality gap of these weights. Returns whether to go on.
@@ -311,21 +321,23 @@ def step(  # type: ignore[no-untyped-def]
             sizes[b] = size + 1
             _mix(theta, own, tally, p, size + 1, mu, residual)
     else:
+        u[0] = 1.0
         if aligned:
             _aligned_column(y, count, own, size, u)
         else:
-            gram_column(mark, own, tally, size, u)
+            sum_parts(mark, own, tally, size, u)
         known = False
         for k in range(size):
             known = known or (u[k + 1] == count and tally[k] == count)
-        # What the candidate gains: its reduced score less λ, which all members have, unless it is a close call.
+        # The gain is the candidate's reduced score less λ, which is that of all members; near 0 it is computed anew.
         gain = reduced - x[0]
         exact = mode != SOLVE or state[b] == FRESH
         if known or mode == CERTIFY or not gain > NEAR * terms:
             if not exact:
                 size, moved = _polish(theta, own, tally, q, h, p, x, matrix, inverse, size, mu, residual, u, v, r)
                 sizes[b], state[b], exact = size, FRESH, not moved
-                gram_column(mark, own, tally, size, u)
+                u[0] = 1.0
+                sum_parts(mark, own, tally, size, u)
             gain, terms = gain_of(y, count, bonus, p, h, size, mu, residual)
         least = max(goal[0], ROUNDING * terms)
         if mode != OFFER:
@@ -351,31 +363,31 @@ def step(  # type: ignore[no-untyped-def]
 
 @kernel
 def advance(  # type: ignore[no-untyped-def]
-    first, last, live, candidates, bonus, thetas, starts, rooms, squares, members, counts, sizes, weights, solution,
-    values, extra, matrices, inverses, mus, residuals, gap, floor, state, mode, goal,
+    first, last, live, candidates, bonus, thetas, starts, capacities, squares, members, counts, sizes, weights,
+    solution, values, extra, matrices, inverses, mus, residuals, gap, floor, state, mode, goal,
 ):  # fmt: skip
     """One ``step`` of every live row: candidates (n, L), filled up with −1, and their bonus h.
 
     Rows of (R, …): theta, mu, residual = θ − μ over D parts (−inf: forbidden). ``goal[0]`` is the gap at which a row is
     done.
     """
-    mark, u, v, r = workspace(rooms, thetas.shape[1])
+    mark, u, v, r = workspace(capacities, thetas.shape[1])
     for i in range(first, last):
         b = live[i]
-        at = starts[b]
-        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
+        own, tally, p, x, q, h, matrix, inverse = row_of(
+            b, starts, capacities, squares, members, counts, weights, solution, values, extra, matrices, inverses
+        )
         step(
-            b, candidates[i], bonus[i], thetas[b], members[at:], counts[at:], weights[at:], solution[at:], values[at:],
-            extra[at:], matrix, inverse, mus[b], residuals[b], sizes, gap, floor, state, mode, goal, mark, u, v, r,
-            np.bool_(False),
+            b, candidates[i], bonus[i], thetas[b], own, tally, p, x, q, h, matrix, inverse, mus[b], residuals[b], sizes,
+            gap, floor, state, mode, goal, mark, u, v, r, False,
         )  # fmt: skip
 
 
 @helper
 def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size, mark, u, v, r):  # type: ignore[no-untyped-def]
-    """Make a candidate a member with a given weight, unless it lies in the members' affine hull: how many there are.
+    """Add a candidate with a given weight, unless it lies in the members' affine hull. Returns the number of members.
 
-    The weights of the other members, and the solution, are left as they are: ``settle`` follows.
+    The weights of the other members, and the solution, are not changed: ``accept_weights`` follows.
     """
     count = place(y, mark)
     value = bonus
@@ -385,7 +397,8 @@ def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size,
         begin(matrix, inverse, count)
         s = 1.0
     else:
-        gram_column(mark, own, tally, size, u)
+        u[0] = 1.0
+        sum_parts(mark, own, tally, size, u)
         s = project(count, matrix, inverse, size, u, v, r)
         if s > FLAT:
             insert(matrix, inverse, size, count, u, v, s)
@@ -398,8 +411,8 @@ def include(y, bonus, weight, theta, own, tally, p, q, h, matrix, inverse, size,
 
 
 @helper
-def settle(theta, own, tally, q, p, x, size, mu, residual):  # type: ignore[no-untyped-def]
-    """Take the weights of members as they are, but for a sum of 1: the mixture, and the solution that goes with it."""
+def accept_weights(theta, own, tally, q, p, x, size, mu, residual):  # type: ignore[no-untyped-def]
+    """Normalise the given weights of members to sum 1; write the mixture and the solution x that belong to them."""
     total, level = 0.0, 0.0
     for k in range(size):
         total += p[k]
@@ -415,20 +428,20 @@ def settle(theta, own, tally, q, p, x, size, mu, residual):  # type: ignore[no-u
 
 @kernel
 def resume(  # type: ignore[no-untyped-def]
-    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    first, last, live, thetas, starts, capacities, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state,
 ):  # fmt: skip
-    """Solve rows on the members that they have, for scores that may be new; members whose weight runs out are dropped.
+    """Solve rows on their present members, for scores that may be new; members whose weight becomes 0 are dropped.
 
-    A row with a member that the scores forbid begins anew.
+    A row with a member that the scores forbid begins without members.
     """
-    _, u, _, r = workspace(rooms, thetas.shape[1])
+    _, u, _, r = workspace(capacities, thetas.shape[1])
     for i in range(first, last):
         b = live[i]
-        at, size = starts[b], sizes[b]
-        own, tally, q, h = members[at:], counts[at:], values[at:], extra[at:]
-        p, x = weights[at:], solution[at:]
-        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
+        size = sizes[b]
+        own, tally, p, x, q, h, matrix, inverse = row_of(
+            b, starts, capacities, squares, members, counts, weights, solution, values, extra, matrices, inverses
+        )
         allowed = True
         for k in range(size):
             q[k] = h[k]
@@ -451,16 +464,16 @@ def resume(  # type: ignore[no-untyped-def]
 
 @kernel
 def refine(  # type: ignore[no-untyped-def]
-    first, last, live, thetas, starts, rooms, squares, members, counts, sizes, weights, solution, values, extra,
+    first, last, live, thetas, starts, capacities, squares, members, counts, sizes, weights, solution, values, extra,
     matrices, inverses, mus, residuals, gap, floor, state,
 ):  # fmt: skip
-    """Weights of rows that stop before they are done: as exact as they get."""
-    _, u, v, r = workspace(rooms, thetas.shape[1])
+    """Refine the weights of rows that stop before they are done."""
+    _, u, v, r = workspace(capacities, thetas.shape[1])
     for i in range(first, last):
         b = live[i]
-        at = starts[b]
-        matrix, inverse = square(matrices, squares[b], rooms[b]), square(inverses, squares[b], rooms[b])
+        own, tally, p, x, q, h, matrix, inverse = row_of(
+            b, starts, capacities, squares, members, counts, weights, solution, values, extra, matrices, inverses
+        )
         sizes[b], _ = _polish(
-            thetas[b], members[at:], counts[at:], values[at:], extra[at:], weights[at:], solution[at:], matrix, inverse,
-            sizes[b], mus[b], residuals[b], u, v, r,
+            thetas[b], own, tally, q, h, p, x, matrix, inverse, sizes[b], mus[b], residuals[b], u, v, r
         )  # fmt: skip

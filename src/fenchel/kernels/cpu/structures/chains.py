@@ -1,4 +1,4 @@
-"""Loops over chains: the best sequence of states."""
+"""The best sequence of states of chains."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from fenchel.kernels.cpu.compiler import kernel
 
 @kernel
 def best_paths(first, last, unary, transition, lengths, states):  # type: ignore[no-untyped-def]
-    """Viterbi, a row a chain: unary (B, T, S), transition (1 or B, 1 or T−1, S, S), states (B, T).
+    """Find the best states (B, T) of chains by Viterbi's algorithm.
 
-    Scores are summed in double precision, or steps of 1 drown in a sum of 10⁸. Among equals the lowest state wins.
+    Scores: unary (B, T, S), transition (1 or B, 1 or T−1, S, S). They are summed in double precision, because
+    in single precision a step of 1 is lost in a sum of 10⁸. Among equals the lowest state wins.
     """
     _, steps, size = unary.shape
     best, reached = np.empty(size), np.empty(size)

@@ -1,17 +1,17 @@
-"""Flows along the edges of a layered graph (``kernels.layers``), and the paths that they consist of."""
+"""Flows along the edges of a layered graph (``layers.py``), and their decomposition into paths."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper
 from fenchel.kernels.cpu.structures.layers import gibbs
 
 USED = 1e-9
 """Edges with a larger probability are taken to be used by optimal structures."""
 
 
-@kernel
+@helper
 def used_edges(theta, nu, eps, layers, graph, value, step, node, used):  # type: ignore[no-untyped-def]
     """The probability of edges at temperature ε, in the place of ``step``, and whether it is more than nothing."""
     parts, begin = graph[0], graph[1]
@@ -23,7 +23,7 @@ def used_edges(theta, nu, eps, layers, graph, value, step, node, used):  # type:
                 used[t, e] = step[t, e] > USED
 
 
-@kernel
+@helper
 def _span(flow, used, ends, source, label, chosen):  # type: ignore[no-untyped-def]
     """Choose edges between two layers that form no cycles, and connect all that can be: those with more flow first."""
     width = label.size // 2
@@ -41,13 +41,13 @@ def _span(flow, used, ends, source, label, chosen):  # type: ignore[no-untyped-d
         least /= 10
 
 
-@kernel
-def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no-untyped-def]
+@helper
+def _balance(flow, ends, source, chosen, needed, degree, left):  # type: ignore[no-untyped-def]
     """Make the flow fit what has to flow through nodes, by the chosen edges: the only one of a node carries the rest.
 
-    ``room`` is what has to flow through nodes, ``degree`` and ``left`` are room to work in.
+    ``needed`` is what has to flow through nodes, ``degree`` and ``left`` are workspaces.
     """
-    width = room.size // 2
+    width = needed.size // 2
     degree[:] = 0
     edges = 0
     for e in range(ends.size):
@@ -58,22 +58,22 @@ def _balance(flow, ends, source, chosen, room, degree, left):  # type: ignore[no
             degree[w] += 1
             edges += 1
         else:
-            room[v] -= flow[e]
-            room[w] -= flow[e]
+            needed[v] -= flow[e]
+            needed[w] -= flow[e]
     while edges:
         for e in range(ends.size):
             v, w = source[e], width + ends[e]
             if left[e] and (degree[v] == 1 or degree[w] == 1):
-                flow[e] = room[v] if degree[v] == 1 else room[w]
-                room[v] -= flow[e]
-                room[w] -= flow[e]
+                flow[e] = needed[v] if degree[v] == 1 else needed[w]
+                needed[v] -= flow[e]
+                needed[w] -= flow[e]
                 degree[v] -= 1
                 degree[w] -= 1
                 left[e] = 0
                 edges -= 1
 
 
-@kernel
+@helper
 def _cancel(new, flow, link, kinds, ends, source, chosen, queue, by):  # type: ignore[no-untyped-def]
     """Push flow around the cycle that an edge closes, in the direction that scores more, until an edge carries nothing.
 
@@ -119,7 +119,7 @@ def _cancel(new, flow, link, kinds, ends, source, chosen, queue, by):  # type: i
     flow[out] = 0.0
 
 
-@kernel
+@helper
 def tree_flow(mu, layers, graph, used, flow):  # type: ignore[no-untyped-def]
     """Make a flow along the used edges one that has the marginals μ, no cycles between layers, and scores no less.
 
@@ -136,24 +136,24 @@ def tree_flow(mu, layers, graph, used, flow):  # type: ignore[no-untyped-def]
                     return False
     source, chosen, left = np.empty(ends.size, np.int64), np.empty(ends.size, np.uint8), np.empty(ends.size, np.uint8)
     label, queue, by = np.empty(2 * width, np.int64), np.empty(2 * width, np.int64), np.empty(2 * width, np.int64)
-    degree, room = np.empty(2 * width, np.int64), np.empty(2 * width)
+    degree, needed = np.empty(2 * width, np.int64), np.empty(2 * width)
     for w in range(width):
         for e in range(begin[w], begin[w + 1]):
             source[e] = w
     for t in range(layers - 1):
         for w in range(width):
-            room[w], room[width + w] = mu[parts[t, w]], mu[parts[t + 1, w]]
+            needed[w], needed[width + w] = mu[parts[t, w]], mu[parts[t + 1, w]]
         for e in range(ends.size):
             flow[t, e] = flow[t, e] if used[t, e] else 0.0
         _span(flow[t], used[t], ends, source, label, chosen)
-        _balance(flow[t], ends, source, chosen, room, degree, left)
+        _balance(flow[t], ends, source, chosen, needed, degree, left)
         for e in range(ends.size):
             if used[t, e] and not chosen[e]:
                 _cancel(e, flow[t], bonus[t if bonus.shape[0] > 1 else 0], kinds, ends, source, chosen, queue, by)
     return True
 
 
-@kernel
+@helper
 def widest_path(flow, layers, graph, value, choice, y):  # type: ignore[no-untyped-def]
     """The path whose smallest flow is largest, which is then taken out of the flow. y are its parts, up to −1.
 
@@ -187,7 +187,7 @@ def widest_path(flow, layers, graph, value, choice, y):  # type: ignore[no-untyp
     return amount, total
 
 
-@kernel
+@helper
 def best_path(scores, layers, graph, used, value, choice, y):  # type: ignore[no-untyped-def]
     """The best path over the edges that are used. y are its parts, filled up with −1.
 

@@ -6,10 +6,10 @@ M is regular exactly if the members y_k are affinely independent; the lower bloc
 weights p, by the members' scores q. M (λ, p) = (1, q) says that p is optimal on the members, and that all of them have
 the reduced score λ.
 
-The inverse is updated as members come and go: Niculae et al. (2018), appendix B. M holds integers and has no rounding
-error, so an update refines the column that it adds or takes away, where two equations of M or a small distance show the
-need: errors of the inverse then add up, but are not multiplied. Where a column is off by more than ``WORN`` the inverse
-is computed anew.
+The inverse is updated when members are added or removed: Niculae et al. (2018), appendix B. M holds integers and has no
+rounding error, so an update refines the column that it adds or removes, where two equations of M or a small distance
+show the need: errors of the inverse then add up, but are not multiplied. Where the residual of a column exceeds
+``WORN`` the inverse is computed anew.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ WORN = 1e-8
 
 
 @helper
-def square(flat, start, room):  # type: ignore[no-untyped-def]
-    """The (room + 1) × (room + 1) matrix of a row, as a view of the array of all rows."""
-    n = room + 1
+def square(flat, start, capacity):  # type: ignore[no-untyped-def]
+    """The (capacity + 1) × (capacity + 1) matrix of a row, as a view of the array of all rows."""
+    n = capacity + 1
     return flat[start : start + n * n].reshape(n, n)
 
 
 @helper
-def workspace(rooms, parts):  # type: ignore[no-untyped-def]
-    """Arrays to work in, for rows with so much room and so many parts: marks of parts, all 0, and three vectors."""
+def workspace(capacities, parts):  # type: ignore[no-untyped-def]
+    """Workspaces for rows of these capacities and so many parts: marks of parts (parts,), all 0, and three vectors."""
     most = 0
-    for room in rooms:
-        most = max(most, room)
+    for capacity in capacities:
+        most = max(most, capacity)
     mark = np.empty(parts, np.uint8)
     for j in range(parts):
         mark[j] = 0
@@ -52,7 +52,7 @@ def workspace(rooms, parts):  # type: ignore[no-untyped-def]
 
 @helper
 def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
-    """r = right − M x; its largest entry relative to that of the right-hand side."""
+    """Write r = right − M x (n,); return its largest entry relative to that of the right-hand side."""
     worst, scale = 0.0, 1.0
     for i in range(n):
         total = right[i]
@@ -65,8 +65,8 @@ def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
 
 
 @helper
-def equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
-    """The product of a row of M and x."""
+def row_product(matrix, n, row, x):  # type: ignore[no-untyped-def]
+    """The product of one row of M, or of M⁻¹, and x (n,): a number."""
     total = 0.0
     for j in range(n):
         total += matrix[row, j] * x[j]
@@ -75,27 +75,21 @@ def equation(matrix, n, row, x):  # type: ignore[no-untyped-def]
 
 @helper
 def multiply(inverse, n, u, v):  # type: ignore[no-untyped-def]
-    """v = M⁻¹u."""
+    """Write v = M⁻¹u (n,)."""
     for i in range(n):
-        total = 0.0
-        for j in range(n):
-            total += inverse[i, j] * u[j]
-        v[i] = total
+        v[i] = row_product(inverse, n, i, u)
 
 
 @helper
 def correct(inverse, n, r, x):  # type: ignore[no-untyped-def]
-    """x + M⁻¹r: a step of iterative refinement."""
+    """Add M⁻¹r to x (n,): a step of iterative refinement."""
     for i in range(n):
-        total = 0.0
-        for j in range(n):
-            total += inverse[i, j] * r[j]
-        x[i] += total
+        x[i] += row_product(inverse, n, i, r)
 
 
 @helper
 def rebuild(matrix, n, inverse):  # type: ignore[no-untyped-def]
-    """M⁻¹ from M alone: Gauss-Jordan elimination with pivots."""
+    """Compute M⁻¹ (n, n) from M alone, by Gauss-Jordan elimination with pivots."""
     left = np.empty((n, n))
     for i in range(n):
         for j in range(n):
@@ -124,7 +118,7 @@ def rebuild(matrix, n, inverse):  # type: ignore[no-untyped-def]
 
 @helper
 def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-def]
-    """v = M⁻¹u for the Gram column u of a candidate: its projection on the members' affine hull is Σ v_k y_k.
+    """Write v = M⁻¹u for the Gram column u of a candidate: its projection on the members' affine hull is Σ v_k y_k.
 
     Returns its squared distance to the hull, ⟨y, y⟩ − uᵀv − vᵀ(u − Mv), in which errors of v are squared.
     """
@@ -134,7 +128,7 @@ def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-d
     for i in range(n):
         s -= v[i] * u[i]
         total += v[i]
-    off = abs(total - u[0]) + abs(equation(matrix, n, size, v) - u[size])
+    off = abs(total - u[0]) + abs(row_product(matrix, n, size, v) - u[size])
     if s > CLOSE and off <= SHAKY * (1.0 + u[size]):
         return s
     if residual_of(matrix, n, u, v, r) > WORN:
@@ -150,14 +144,14 @@ def project(count, matrix, inverse, size, u, v, r):  # type: ignore[no-untyped-d
 
 @helper
 def begin(matrix, inverse, count):  # type: ignore[no-untyped-def]
-    """M and M⁻¹ of one member."""
+    """Write M and M⁻¹ (2, 2) of one member."""
     matrix[0, 0], matrix[0, 1], matrix[1, 0], matrix[1, 1] = 0.0, 1.0, 1.0, count
     inverse[0, 0], inverse[0, 1], inverse[1, 0], inverse[1, 1] = -count, 1.0, 1.0, 0.0
 
 
 @helper
 def insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-def]
-    """M and M⁻¹ with one more member: u its Gram column, v = M⁻¹u, s its squared distance."""
+    """Add one member to M and M⁻¹: u is its Gram column, v = M⁻¹u, s its squared distance to the hull."""
     n = size + 1
     for i in range(n):
         factor = v[i] / s
@@ -173,7 +167,7 @@ def insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-de
 
 @helper
 def erase(square, at, last):  # type: ignore[no-untyped-def]
-    """The last row and column take the place of another."""
+    """Replace a row and column of a matrix by the last ones."""
     if at != last:
         for i in range(last + 1):
             square[i, at] = square[i, last]
@@ -184,7 +178,7 @@ def erase(square, at, last):  # type: ignore[no-untyped-def]
 
 @helper
 def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-def]
-    """M, M⁻¹ and x = M⁻¹(1, q) without the member at ``at``; the last takes its place.
+    """Remove the member at ``at`` from M, M⁻¹ and x = M⁻¹(1, q); the last member takes its place.
 
     ``q`` are the values of the members that are left, in their new order.
     """
@@ -193,11 +187,11 @@ def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-de
     for a in range(n):
         v[a] = inverse[a, i]
         total += v[a]
-    off = abs(total) + abs(equation(matrix, n, i, v) - 1.0)
+    off = abs(total) + abs(row_product(matrix, n, i, v) - 1.0)
     if v[i] * CLOSE > 1.0 or off > SHAKY:
         worst = 0.0
         for a in range(n):
-            r[a] = (1.0 if a == i else 0.0) - equation(matrix, n, a, v)
+            r[a] = (1.0 if a == i else 0.0) - row_product(matrix, n, a, v)
             worst = max(worst, abs(r[a]))
         if worst > WORN:
             erase(matrix, i, n - 1)
@@ -218,7 +212,7 @@ def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-de
 
 @helper
 def solve_weights(matrix, inverse, size, q, x, u, r):  # type: ignore[no-untyped-def]
-    """x = (λ, p) = M⁻¹(1, q), refined. Scores are taken relative to the first: only λ depends on their level."""
+    """Solve for x = (λ, p) = M⁻¹(1, q), with one refinement. Scores are relative to the first, which changes λ only."""
     n = size + 1
     u[0] = 1.0
     for k in range(size):

@@ -1,8 +1,8 @@
 """Structures that are paths through a layered graph, such as chains: which edges the optimal mixture uses.
 
 With small transitions very many mixtures have nearly the same marginals, and an active set that grows by one structure
-at a time needs thousands of steps to find the best. Here the program is solved at a temperature ε first, by Newton's
-method, and cooled down: the minimiser of
+at a time needs thousands of steps to find the best. Here the program is smoothed first, with a temperature ε that falls
+step by step, and solved by Newton's method: the minimiser of
 
     F(ν) = ½‖ν‖² + ε log Σ_y exp((⟨θ − ν, y⟩ + h(y)) / ε)
 
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 
 WARM = 1.0
 """The temperature to begin with."""
@@ -42,7 +42,7 @@ UNLIKELY = 1e-14
 """Nodes with a smaller probability are left out of Newton's equations."""
 
 
-@kernel
+@helper
 def count_layers(theta, parts):  # type: ignore[no-untyped-def]
     """How many layers have a node that may be chosen, up to the first that has none."""
     for t in range(parts.shape[0]):
@@ -55,12 +55,12 @@ def count_layers(theta, parts):  # type: ignore[no-untyped-def]
     return parts.shape[0]
 
 
-@kernel
+@helper
 def gibbs(theta, nu, eps, layers, graph, value, step, node):  # type: ignore[no-untyped-def]
     """The Gibbs distribution of the scores θ − ν at temperature ε, as a Markov chain. False if there is no path.
 
-    node[t, w] is the probability of a node, step[t, e] that of an edge given the node it leaves. ``value`` is room for
-    the smoothed maximum over the rest of the path, relative to the largest in the layer.
+    node[t, w] is the probability of a node, step[t, e] that of an edge given the node it leaves. ``value`` is a
+    workspace for the smoothed maximum over the rest of the path, relative to the largest in the layer.
     """
     parts, begin, ends, kinds, bonus, last = graph
     width = parts.shape[1]
@@ -107,34 +107,35 @@ def gibbs(theta, nu, eps, layers, graph, value, step, node):  # type: ignore[no-
     return True
 
 
-@kernel
-def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, turned):  # type: ignore[no-untyped-def]
-    """cov ← PᵀcovP + D, from the nodes of layer t − 1 to the n of layer t: P their transition matrix, D the covariance
-    of what the transition adds."""
-    before = count[t - 1]
+@helper
+def _times_transition(t, n, columns, begin, ends, step, alive, count, place, source, target):  # type: ignore[no-untyped-def]
+    """Write Pᵀ source to target (n, columns): P is the transition matrix from layer t − 1 to the n nodes of layer t."""
     for i in range(n):
-        for j in range(before):
-            room[i, j] = 0.0
-    for a in range(before):
+        for j in range(columns):
+            target[i, j] = 0.0
+    for a in range(count[t - 1]):
         w = alive[t - 1, a]
         for e in range(begin[w], begin[w + 1]):
             i, p = place[ends[e]], step[t - 1, e]
             if i >= 0 and p > 0.0:
-                for j in range(before):
-                    room[i, j] += p * cov[a, j]
+                for j in range(columns):
+                    target[i, j] += p * source[a, j]
+
+
+@helper
+def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, turned):  # type: ignore[no-untyped-def]
+    """Replace cov by PᵀcovP + D (n, n): P as in ``_times_transition``, D the covariance that the transition adds."""
+    before = count[t - 1]
+    _times_transition(t, n, before, begin, ends, step, alive, count, place, cov, room)
     for i in range(n):
         for j in range(before):
             turned[j, i] = room[i, j]
-    for i in range(n):
-        for j in range(n):
-            cov[i, j] = 0.0
+    _times_transition(t, n, n, begin, ends, step, alive, count, place, turned, cov)
     for a in range(before):
         w = alive[t - 1, a]
         for e in range(begin[w], begin[w + 1]):
             i, p = place[ends[e]], step[t - 1, e]
             if i >= 0 and p > 0.0:
-                for j in range(n):
-                    cov[i, j] += p * turned[a, j]
                 share = p * node[t - 1, w]
                 cov[i, i] += share
                 for f in range(begin[w], begin[w + 1]):
@@ -143,18 +144,18 @@ def _propagate(t, n, begin, ends, step, node, alive, count, place, cov, room, tu
                         cov[i, j] -= share * step[t - 1, f]
 
 
-@kernel
+@helper
 def _solve(wanted, eps, layers, graph, step, node, z, alive, count, place, covariance, filtered):  # type: ignore[no-untyped-def]
     """z = (εI + C)⁻¹ wanted, C the covariance of the parts, in O(T W E): Newton's equations, as I + C/ε is F's Hessian.
 
     Indicators of the nodes of a Markov chain are a linear system that is driven by noise, s_t = Pᵀs_{t−1} + noise. So
     Cz is the best estimate of the parts from observations ``wanted`` with noise of variance ε, and z is found by a
     Kalman filter that observes one part after the other, and its backward pass. The filter leaves the estimate x and
-    its covariance; for the i-th observed part of layer t, gain[t, i] is the column of the covariance, spread[t, i] the
-    variance of the observation, surprise[t, i] what it differs by, and seen[t, i] the first node of the part.
+    its covariance; for the i-th observed part of layer t, gain[t, i] is the column of the covariance, variance[t, i]
+    that of the observation, error[t, i] its error, and seen[t, i] the first node of the part.
     """
     parts, begin, ends, _, _, _ = graph
-    (cov, room, turned, x, moved), (gain, seen, surprise, spread) = covariance, filtered
+    (cov, room, turned, x, moved), (gain, seen, error, variance) = covariance, filtered
     width, most = parts.shape[1], gain.shape[1]
     for j in range(z.size):
         z[j] = wanted[j] / eps
@@ -204,7 +205,7 @@ def _solve(wanted, eps, layers, graph, step, node, z, alive, count, place, covar
             for h in range(i, n):
                 if parts[t, alive[t, h]] == k:
                     total += g[h]
-            seen[t, found], spread[t, found], surprise[t, found] = i, total, off
+            seen[t, found], variance[t, found], error[t, found] = i, total, off
             found += 1
             for j in range(n):
                 share = g[j] / total
@@ -221,10 +222,10 @@ def _solve(wanted, eps, layers, graph, step, node, z, alive, count, place, covar
             found += 1
         for c in range(found - 1, -1, -1):
             k = parts[t, alive[t, seen[t, c]]]
-            total = surprise[t, c]
+            total = error[t, c]
             for j in range(n):
                 total -= gain[t, c, j] * x[j]
-            total /= spread[t, c]
+            total /= variance[t, c]
             z[k] = total
             for h in range(seen[t, c], n):
                 if parts[t, alive[t, h]] == k:
@@ -246,7 +247,7 @@ def _solve(wanted, eps, layers, graph, step, node, z, alive, count, place, covar
                 x[a] = moved[a]
 
 
-@kernel
+@helper
 def _mismatch(nu, eps, theta, layers, graph, value, step, node, off):  # type: ignore[no-untyped-def]
     """off = ν less the marginals of the Gibbs distribution of θ − ν, the gradient of F; its norm, inf if no path is."""
     if not gibbs(theta, nu, eps, layers, graph, value, step, node):
@@ -264,11 +265,11 @@ def _mismatch(nu, eps, theta, layers, graph, value, step, node, off):  # type: i
     return np.sqrt(total)
 
 
-@kernel
+@helper
 def _minimise(theta, nu, eps, near, most, layers, graph, chain, newton, vectors):  # type: ignore[no-untyped-def]
     """Newton's method for the minimiser of F at temperature ε, from ν, until a step is at most ``near`` times ε.
 
-    That is by how much the logarithm of a probability changes. The last three arguments are room to work in. Returns
+    That is by how much the logarithm of a probability changes. The last three arguments are workspaces. Returns
     how many steps it took; −1 if ``most`` were not enough, or if the last led no further.
     """
     value, step, node = chain
@@ -303,8 +304,8 @@ def _minimise(theta, nu, eps, near, most, layers, graph, chain, newton, vectors)
 
 
 @kernel
-def cool(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus, mus, eps):  # type: ignore[no-untyped-def]
-    """Follow the minimisers ν of F from the temperature ``WARM`` to ``COLD``, or as far as rounding allows.
+def anneal(first, last, rows, thetas, parts, begin, ends, kinds, bonus, final, nus, mus, eps):  # type: ignore[no-untyped-def]
+    """Compute the minimisers ν of F at falling temperatures, from ``WARM`` to ``COLD`` or as far as rounding allows.
 
     Rows b = rows[i] of thetas (R, D); of bonus (R, T − 1 or 1, C) and final (R, W) there may be one for all. nus[b] is
     the minimiser at the temperature eps[b], 0 if there is none, and mus[b] its limit as the temperature falls to 0.

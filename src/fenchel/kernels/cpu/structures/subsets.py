@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 
 
-@kernel
+@helper
 def best_sequence(scores, between, k, off, on, chosen):  # type: ignore[no-untyped-def]
     """Exactly k positions of a row, and a transition score wherever two neighbours are chosen.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fenchel.kernels.cpu.compiler import helper, inlined, kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 
 HEAD = 0
 """Where the heads of words are in the integers of a workspace."""
@@ -24,7 +24,7 @@ def words_present(scores, present):  # type: ignore[no-untyped-def]
     return count
 
 
-@inlined
+@helper
 def _best_head(score, v):  # type: ignore[no-untyped-def]
     """Where the largest score of row v stands; −1 if all are −inf. Rows are four long, or a multiple: a lane each."""
     a, b, c, d = score[v, 0], score[v, 1], score[v, 2], score[v, 3]
@@ -48,7 +48,7 @@ def _best_head(score, v):  # type: ignore[no-untyped-def]
     return i if a > -np.inf else -1
 
 
-@inlined
+@helper
 def _join(score, worth, u, v, new):  # type: ignore[no-untyped-def]
     """The arcs into a node made of nodes u and v: the better of each, in place of the arcs that u and v have."""
     for h in range(score.shape[1]):
