@@ -295,6 +295,9 @@ class _Written(RowMap):
         value = torch.where(masked, 0.0, p * torch.where(masked, 0.0, z)).sum(-1) - self.value(p)
         return torch.where(masked.all(-1), -torch.inf, value)
 
+    def class_loss(self, z: Tensor, index: Tensor, *a: Any) -> Tensor:
+        return self.class_loss_plainly(z, index, False, *a)[0]
+
     def solve(self, z: Tensor, *a: Any) -> Tensor:
         return self.omega.argmax(z)
 

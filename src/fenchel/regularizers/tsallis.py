@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import broadcasts, check_parameter
+from fenchel._operators import rows_first
 from fenchel._torch import apply_function, concrete, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
@@ -20,7 +21,6 @@ from fenchel.regularizers.rowmap import (
     recall,
     register_map,
     remember,
-    rows_first,
     saturate,
     saturated_sum,
 )
