@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_expands, check_indices, check_parameter, check_real, check_scores
+from fenchel._checks import check_expands, check_parameter, check_real
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import Parameter
-from fenchel.regularizers.rows import from_rows, on_device, parameter_rows, to_rows
+from fenchel.regularizers.rows import check_indices, check_scores, from_rows, on_device, parameter_rows, to_rows
 from fenchel.regularizers.tsallis import Gini
 
 _MEMBERS: dict[float, BoundedMap] = {1.0: BOUNDED_SHANNON, 2.0: BOUNDED_GINI}
