@@ -236,6 +236,25 @@ def test_a_compiled_loss_keeps_forward_mode() -> None:
     assert_close(found, expected)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["entmax", "entmax_loss"])
+def test_transformations_of_functions_compile_or_raise(name: str) -> None:
+    scores = torch.randn(3, 5, 4)
+
+    def function(s: Tensor) -> Tensor:
+        return LOSSES[name][0](s, None)
+
+    def compiled(transformed: Callable[..., Any]) -> Callable[..., Any]:
+        torch._dynamo.reset()
+        return torch.compile(lambda s: torch.func.vmap(transformed)(s), fullgraph=True, backend="aot_eager")
+
+    assert_close(compiled(function)(scores), torch.func.vmap(function)(scores))
+    for transformed in (torch.func.grad(function), torch.func.hessian(function)):
+        # The Function of an operator has one level of derivatives: torch refuses another.
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="custom_function_call"):
+            compiled(transformed)(scores)
+
+
 # -- export ----------------------------------------------------------------------------------------------------------
 
 

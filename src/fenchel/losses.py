@@ -101,12 +101,12 @@ def fy_loss(
     if label_smoothing:
         # Cross-entropy's target is the measure t = (1−ε) w_y e_y + ε w∘u. As a loss of the scores, |t| times that of
         # the distribution t/|t| has the same gradient, |t| p − t.
-        scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # what stands in an ignored row does not matter
-        hit = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
-        measure = _smooth(hit, label_smoothing, scores, dim, mask)
+        scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # the scores of ignored rows do not matter
+        one_hot = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
+        measure = _smooth(one_hot, label_smoothing, scores, dim, mask)
         measure = measure if weight is None else measure * each
         mass = measure.sum(dim, keepdim=True)
-        soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), hit)
+        soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), one_hot)
         loss = torch.where(kept, mass.squeeze(dim) * omega.loss(scores, soft, dim, mask), 0.0)
     else:
         loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)

@@ -213,10 +213,10 @@ def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, ma
             is not masked must have bounds that sum to at least 1 in every row; where values cannot be read, in
             graphs, a row that falls short gets its bounds.
         dim: the dimension to choose along.
-        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass, as in :func:`entmax`.
 
     Returns:
-        Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero.
+        Probabilities, as those of :func:`entmax`.
 
     Example:
         >>> import torch, fenchel

@@ -49,7 +49,7 @@ class RowMap(ABC):
     """
 
     name: str
-    """What kernels and operators know it by."""
+    """The name by which kernels and operators find the map."""
 
     traceable: bool = True
     """Whether the torch operations of ``solve`` do not depend on the data, so that a graph can hold them."""
@@ -102,7 +102,7 @@ class RowMap(ABC):
             name: of the parameters, for errors.
             a: the parameters, checked: numbers, or tensors that broadcast to the scores.
         """
-        # Small inputs feel every line that is passed by here.
+        # The usual case first: for small inputs the time of a call is that of its Python lines.
         if mask is None and dim == -1 and type(scores) is Tensor and type(a[0]) is float and not tracks(scores):
             kernel = kernels.find("argmax", self.name, a, scores)
             if kernel is not None and scores.dim() and scores.shape[-1]:
@@ -181,25 +181,22 @@ class RowMap(ABC):
 
     def jacobian(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
         """``product``, by a kernel unless it is differentiated itself."""
-        if tracks(v, z, p, *a):
-            return self.product(v, z, p, *a)
-        if torch.compiler.is_compiling():
-            in_graph: Tensor = product_operator(v, z, p, *pack(a), self.name)
-            return in_graph
-        kernel = kernels.find("product", self.name, a, v, p, *(() if z is None else (z,)))
-        product: Tensor = (self.product if kernel is None else kernel)(v, z, p, *a)
+        product: Tensor = self._differentiate("product", v, z, p, *a)
         return product
 
     def pull_any(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
         """``pull``, by a kernel unless it is differentiated itself."""
-        if tracks(v, z, p, *a):
-            return self.pull(v, z, p, *a)
-        if torch.compiler.is_compiling():
-            in_graph: tuple[Tensor, ...] = pull_operator(v, z, p, *pack(a), self.name)
-            return in_graph[: 1 + len(a)]
-        kernel = kernels.find("pull", self.name, a, v, p, *(() if z is None else (z,)))
-        pulled: tuple[Tensor | None, ...] = (self.pull if kernel is None else kernel)(v, z, p, *a)
-        return pulled
+        pulled: tuple[Tensor | None, ...] = self._differentiate("pull", v, z, p, *a)
+        return pulled[: 1 + len(a)]
+
+    def _differentiate(self, step: str, v: Tensor, z: Any, p: Tensor, *a: Any) -> Any:
+        if not tracks(v, z, p, *a):
+            if torch.compiler.is_compiling() and _rules.get(self.name) is self:
+                return (product_operator if step == "product" else pull_operator)(v, z, p, *pack(a), self.name)
+            kernel = kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
+            if kernel is not None:
+                return kernel(v, z, p, *a)
+        return getattr(self, step)(v, z, p, *a)
 
     def class_loss_any(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
         """``class_loss`` and, if asked for, its gradient p − y in the scores; else an empty tensor. Without a graph."""
@@ -210,7 +207,7 @@ class RowMap(ABC):
     def class_loss_plainly(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
         """``class_loss_any`` in torch operations."""
         kept = index >= 0
-        z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # what stands in a row that is left out does not matter
+        z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # the scores of ignored rows do not matter
         place = index.clamp_min(0).unsqueeze(-1)
         reached = z.gather(-1, place).squeeze(-1)
         impossible = reached == -torch.inf
@@ -239,7 +236,7 @@ class RowMap(ABC):
 
         Args:
             function: of the map and ``args``.
-            info: what torch tells a vmap rule.
+            info: the first argument of the rule.
             in_dims: which dimension of each argument is mapped.
             rows: how many of the arguments are rows; the others are parameters.
             args: the arguments.

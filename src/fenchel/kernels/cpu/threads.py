@@ -1,9 +1,10 @@
 """Rows over threads: torch's own OpenMP team where it can be reached, else a small thread pool.
 
-A kernel handles a range of rows without the GIL; rows are independent, so results do not depend on who did which.
-Numba's threading layers are unsafe after a fork or between threads, and any second set of threads fights with torch's,
-which stay awake for a while after their work. So a kernel is handed to the same team, through the OpenMP runtime
-that torch was loaded with; the workers never touch Python. After a fork that team is gone: a child uses its own pool.
+A kernel handles a range of rows without the GIL; rows are independent, so results do not depend on how they are shared
+out. Numba's threading layers are unsafe after a fork or between threads. Any second set of threads competes with
+torch's, which keep spinning for a while after their work. So kernels run on torch's own threads, through the OpenMP
+runtime that torch was loaded with; the workers never touch Python. After a fork these threads do not exist: a child
+uses a pool of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from llvmlite import ir
 from numba import int64, typeof
 
 SERIAL = 1 << 14
-"""Below this many elements a thread costs more than the work."""
+"""Below this many elements, starting a second thread costs more than it saves."""
 
-_PARTS = 4  # a thread, so that a slow one does not hold up the rest
+_PARTS = 4  # per thread, so that a slow thread does not delay the result
 
 _pool: ThreadPoolExecutor | None = None
 _forked = False
