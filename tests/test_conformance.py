@@ -12,8 +12,6 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev, jvp, vjp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fenchel import Fused, Norm, Oscar, Tsallis
-from fenchel.regularizers.rowmap import pack
 from maps import MAPS, Map
 
 DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
@@ -435,16 +433,6 @@ def test_a_trace_gives_the_same_results(case: Map) -> None:
     scores, others = torch.randn(3, 5), torch.randn(3, 5)
     graph = make_fx(lambda s: case.choose(s))(scores)
     assert torch.allclose(graph(others), case.choose(others), atol=1e-6)
-
-
-def test_operators_keep_what_their_shape_rules_promise() -> None:
-    scores = torch.randn(4, 3, 5).permute(2, 0, 1)
-    cases = [(Tsallis.rule, 1.0), (Tsallis.rule, 1.5), (Tsallis.rule, 3.0), (Norm.rule, 2.0)]
-    for rule, number in [*cases, (Fused.rule, 0.1), (Oscar.rule, 0.1)]:
-        packed = (*pack((number,)), rule.name)
-        torch.library.opcheck(torch.ops.fenchel.argmax.default, (scores, *packed), test_utils="test_faketensor")
-        p = rule.argmax(scores, number)
-        torch.library.opcheck(torch.ops.fenchel.max.default, (scores, p, *packed), test_utils="test_faketensor")
 
 
 @every_graph_map

@@ -140,7 +140,7 @@ def tracks_forward() -> bool:
 
 def tracks(*args: Any) -> bool:
     """Whether a derivative in either mode could be asked of some of these, if they are tensors."""
-    if tracks_forward():
+    if forward_ad._current_level >= 0 or torch._C._are_functorch_transforms_active():
         return True
     if torch.is_grad_enabled():
         for t in args:

@@ -7,16 +7,17 @@ from typing import Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_number, check_one_of, check_scores
+from fenchel._checks import check_number, check_one_of
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, autocast_dtype
+from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 __all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
 
 Reduction = Literal["none", "mean", "sum"]
+_REDUCTIONS = ("none", "mean", "sum")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -102,12 +103,12 @@ def fy_loss(
     if label_smoothing:
         # Cross-entropy's target is the measure t = (1−ε) w_y e_y + ε w∘u. As a loss of the scores, |t| times that of
         # the distribution t/|t| has the same gradient, |t| p − t.
-        scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # what stands in an ignored row does not matter
-        hit = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
-        measure = _smooth(hit, label_smoothing, scores, dim, mask)
+        scores = torch.where(kept.unsqueeze(dim), scores, 0.0)  # the scores of ignored rows do not matter
+        one_hot = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
+        measure = _smooth(one_hot, label_smoothing, scores, dim, mask)
         measure = measure if weight is None else measure * each
         mass = measure.sum(dim, keepdim=True)
-        soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), hit)
+        soft = torch.where(mass > 0, measure / torch.where(mass > 0, mass, 1.0), one_hot)
         loss = torch.where(kept, mass.squeeze(dim) * omega.loss(scores, soft, dim, mask), 0.0)
     else:
         loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)
@@ -175,8 +176,10 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
-    check_reduction(reduction)
-    check_smoothing(label_smoothing)
+    if reduction not in _REDUCTIONS:
+        check_reduction(reduction)
+    if label_smoothing != 0:
+        check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value per class, got {type(weight).__name__}")
     # Whether or not values are looked at: ``concrete`` raises if the memory was freed, before torch reads it.
@@ -186,7 +189,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
 
 def check_reduction(reduction: str) -> None:
     """Check the argument ``reduction``."""
-    check_one_of(reduction, "reduction", "none", "mean", "sum")
+    check_one_of(reduction, "reduction", *_REDUCTIONS)
 
 
 def check_distributed(omega: Regularizer | None = None, **arguments: object) -> None:
@@ -218,9 +221,10 @@ def check_smoothing(label_smoothing: float) -> None:
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:
     """Which class indices take part in the loss."""
     concrete(target)  # raises if its memory was freed, before torch reads it
-    if _holds(target.dtype, ignore_index):
+    numbers = None if target.dtype == torch.bool or target.dtype.is_complex else torch.iinfo(target.dtype)
+    if numbers is not None and numbers.min <= ignore_index <= numbers.max:
         return target != ignore_index
-    return torch.ones_like(target, dtype=torch.bool)
+    return torch.ones_like(target, dtype=torch.bool)  # a comparison with what the dtype cannot hold would wrap around
 
 
 def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:
@@ -236,13 +240,6 @@ def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor
     count = free.sum(dim, keepdim=True)
     even = target.sum(dim, keepdim=True) * free / count.clamp_min(1)
     return torch.where(count > 0, target + share * (even - target), target)
-
-
-def _holds(dtype: torch.dtype, value: int) -> bool:
-    """Whether an integer dtype can hold a value; if not, a comparison with it would wrap around."""
-    if dtype == torch.bool or dtype.is_complex:
-        return False
-    return torch.iinfo(dtype).min <= value <= torch.iinfo(dtype).max
 
 
 def _reduce(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:

@@ -8,12 +8,15 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_indices, check_positive, check_probabilities, check_scores
+from fenchel._checks import check_positive
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
 from fenchel.regularizers.rowmap import Parameter, RowMap, finish_loss
 from fenchel.regularizers.rows import (
     apply_mask,
     beside,
+    check_indices,
+    check_probabilities,
+    check_scores,
     from_rows,
     parameter_rows,
     shifted,
@@ -260,7 +263,10 @@ class Regularizer(nn.Module):
         rows = to_rows(scores, dim, mask)
         if self.rule is None:
             return Posed(rows, _Written(self), ())
-        return Posed(rows, self.rule, (parameter_rows(self.parameter, self.parameter_name, scores, dim),))  # type: ignore[arg-type]
+        a = self.parameter
+        return Posed(
+            rows, self.rule, (parameter_rows(a, self.parameter_name, scores, dim) if isinstance(a, Tensor) else a,)
+        )
 
     def _masses(self, scores: Tensor, dim: int, mask: Tensor | None) -> float | Tensor:
         """The sum of the choice in each row; the maximum changes by this times an offset of the scores."""
@@ -294,6 +300,9 @@ class _Written(RowMap):
         masked = z == -torch.inf
         value = torch.where(masked, 0.0, p * torch.where(masked, 0.0, z)).sum(-1) - self.value(p)
         return torch.where(masked.all(-1), -torch.inf, value)
+
+    def class_loss(self, z: Tensor, index: Tensor, *a: Any) -> Tensor:
+        return self.class_loss_plainly(z, index, False, *a)[0]
 
     def solve(self, z: Tensor, *a: Any) -> Tensor:
         return self.omega.argmax(z)

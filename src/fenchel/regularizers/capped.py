@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_expands, check_indices, check_parameter, check_real, check_scores
+from fenchel._checks import check_expands, check_parameter, check_real
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import Parameter
-from fenchel.regularizers.rows import from_rows, on_device, parameter_rows, to_rows
+from fenchel.regularizers.rows import check_indices, check_scores, from_rows, on_device, parameter_rows, to_rows
 from fenchel.regularizers.tsallis import Gini
 
 _MEMBERS: dict[float, BoundedMap] = {1.0: BOUNDED_SHANNON, 2.0: BOUNDED_GINI}
@@ -213,10 +213,10 @@ def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, ma
             is not masked must have bounds that sum to at least 1 in every row; where values cannot be read, in
             graphs, a row that falls short gets its bounds.
         dim: the dimension to choose along.
-        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too.
+        mask: boolean, broadcasts to ``scores``; True = may receive mass, as in :func:`entmax`.
 
     Returns:
-        Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero.
+        Probabilities, as those of :func:`entmax`.
 
     Example:
         >>> import torch, fenchel

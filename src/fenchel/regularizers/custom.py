@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_number
+from fenchel._operators import rows_first
 from fenchel._torch import apply_function, concrete, forward_mode, outside_graphs, readable
 from fenchel.regularizers.base import Posed, Regularizer
 from fenchel.regularizers.closures import Closure, hidden_leaf
-from fenchel.regularizers.rowmap import RowMap, on_support, rows_first
+from fenchel.regularizers.rowmap import RowMap, on_support
 from fenchel.regularizers.rows import to_rows
 from fenchel.regularizers.solvers.interior import TINY, Solution, diagonal_product, minimize, reduce
 

@@ -30,6 +30,7 @@ class GroupingMap(ParameterMap):
     """
 
     zero_at_vertices = False
+    traceable = False
 
     @abstractmethod
     def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
@@ -97,7 +98,8 @@ class GroupingMap(ParameterMap):
     def solve_in_trace(self, z: Tensor, *a: Any) -> Tensor:
         """Call the operator: the number of rounds depends on the data, so a trace cannot hold what it does."""
         with below_autograd():
-            return argmax_operator(z, *pack(a), self.name)
+            chosen: Tensor = argmax_operator(z, *pack(a), self.name)
+        return chosen
 
 
 def layout_of(a: tuple[Any, ...]) -> tuple[int, ...]:

@@ -169,15 +169,7 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
     Sparse for every alpha > 1; as alpha grows the weights on the support even out, and at inf they are equal.
     O(n log n) time: a sort, then a few vectorised passes.
 
-    Args:
-        scores: any shape, floating point.
-        alpha: a number in (1, inf], or a tensor that broadcasts to ``scores`` with size 1 along ``dim``;
-            differentiable.
-        dim: the dimension to choose along.
-        mask: boolean, broadcasts to ``scores``; True = may receive mass. Scores of −inf are masked too.
-
-    Returns:
-        Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero.
+    Arguments and result as in :func:`entmax`, but for alpha, which is in (1, inf].
 
     Example:
         >>> import torch, fenchel

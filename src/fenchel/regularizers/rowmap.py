@@ -8,8 +8,9 @@ for argmax_Ω, and how to differentiate it *given the answer*. With the paramete
 
 Every rule is written with differentiable operations on p, which is itself an output of the rule: derivatives of all
 orders are right. Eager mode runs the ``autograd.Function`` directly, which is faster; under ``torch.compile`` and
-``torch.export`` the same Function runs behind a registered operator, which stays one node of the graph. Kernels are
-looked up in ``kernels.find``; where there is none, the torch operations below compute.
+``torch.export`` the same Function runs behind a registered operator, which stays one node of the graph, and so do the
+products of its backward pass. Kernels are looked up in ``kernels.find`` when the step runs; where there is none, the
+torch operations below compute.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fenchel import kernels
+from fenchel._operators import define_operator, rows_first
 from fenchel._torch import (
     apply_function,
     below_autograd,
@@ -46,7 +49,10 @@ class RowMap(ABC):
     """
 
     name: str
-    """What kernels and operators know it by."""
+    """The name by which kernels and operators find the map."""
+
+    traceable: bool = True
+    """Whether the torch operations of ``solve`` do not depend on the data, so that a graph can hold them."""
 
     def keeps_scores(self, *a: Any) -> bool:
         """Whether derivatives read the scores, and not the answer alone; if not, z is None in them."""
@@ -96,7 +102,7 @@ class RowMap(ABC):
             name: of the parameters, for errors.
             a: the parameters, checked: numbers, or tensors that broadcast to the scores.
         """
-        # Small inputs feel every line that is passed by here.
+        # The usual case first: for small inputs the time of a call is that of its Python lines.
         if mask is None and dim == -1 and type(scores) is Tensor and type(a[0]) is float and not tracks(scores):
             kernel = kernels.find("argmax", self.name, a, scores)
             if kernel is not None and scores.dim() and scores.shape[-1]:
@@ -109,7 +115,8 @@ class RowMap(ABC):
         """argmax_Ω of rows, with derivatives of every order that exists."""
         a = self.align(z, *a)
         if torch.compiler.is_compiling():
-            return argmax_operator(z, *pack(a), self.name)
+            in_graph: Tensor = argmax_operator(z, *pack(a), self.name)
+            return in_graph
         chosen: Tensor = apply_function(_Argmax, self, z, *a) if tracks(z, *a) else self.solve_any(z, *a)
         return chosen
 
@@ -117,24 +124,23 @@ class RowMap(ABC):
         """max_Ω of rows given ``p = self.argmax(z, *a)``."""
         a = self.align(z, *a)
         if torch.compiler.is_compiling():
-            return _max_operator(z, p, *pack(a), self.name)
+            in_graph: Tensor = max_operator(z, p, *pack(a), self.name)
+            return in_graph
         maximum: Tensor = apply_function(_Max, self, z, p, *a)
         return maximum
 
     def class_loss(self, z: Tensor, index: Tensor, *a: Any) -> Tensor:
         """max_Ω(z) − z at an index, one value per row: 0 where the index is negative, +inf where its score is −inf."""
         a = self.align(z, *a)
-        if not tracks_forward() and concrete(index):
-            kernel = kernels.find("class_loss", self.name, a, z)
-            if kernel is not None:
-                loss: Tensor = apply_function(_ClassLoss, self, kernel, z, index, *a)
-                return loss
-        kept = index >= 0
-        z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # what stands in a row that is left out does not matter
-        reached = z.gather(-1, index.clamp_min(0).unsqueeze(-1)).squeeze(-1)
-        impossible = reached == -torch.inf
-        maximum = self.max(z, self.argmax(z, *a), *a)
-        return torch.where(kept, finish_loss(maximum, torch.where(impossible, 0.0, reached), impossible), 0.0)
+        residual = tracks(z, *a)
+        if torch.compiler.is_compiling():
+            results = class_loss_operator(z, index, residual, *pack(a), self.name)
+        elif residual:
+            results = apply_function(_ClassLoss, self, z, index, residual, *a)
+        else:
+            results = self.class_loss_any(z, index, residual, *a)
+        loss: Tensor = results[0]
+        return loss
 
     def attained(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
         """⟨p, z⟩ − Ω(p): the value of max_Ω, without derivatives. −inf where nothing may be chosen."""
@@ -174,16 +180,41 @@ class RowMap(ABC):
         return torch.where(usable, p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
     def jacobian(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
-        """``product`` in a backward pass; only higher derivatives differentiate it, which a kernel cannot."""
-        kernel = self._kernel("product", v, z, p, *a)
-        product: Tensor = (self.product if kernel is None else kernel)(v, z, p, *a)
+        """``product``, by a kernel unless it is differentiated itself."""
+        product: Tensor = self._differentiate("product", v, z, p, *a)
         return product
 
-    def _kernel(self, step: str, v: Tensor, z: Any, p: Tensor, *a: Any) -> Callable[..., Any] | None:
-        if tracks(v, z, p, *a):
-            return None
-        kernel: Callable[..., Any] | None = kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
-        return kernel
+    def pull_any(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
+        """``pull``, by a kernel unless it is differentiated itself."""
+        pulled: tuple[Tensor | None, ...] = self._differentiate("pull", v, z, p, *a)
+        return pulled[: 1 + len(a)]
+
+    def _differentiate(self, step: str, v: Tensor, z: Any, p: Tensor, *a: Any) -> Any:
+        if not tracks(v, z, p, *a):
+            if torch.compiler.is_compiling() and _rules.get(self.name) is self:
+                return (product_operator if step == "product" else pull_operator)(v, z, p, *pack(a), self.name)
+            kernel = kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
+            if kernel is not None:
+                return kernel(v, z, p, *a)
+        return getattr(self, step)(v, z, p, *a)
+
+    def class_loss_any(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+        """``class_loss`` and, if asked for, its gradient p − y in the scores; else an empty tensor. Without a graph."""
+        kernel = kernels.find("class_loss", self.name, a, z) if concrete(index) else None
+        results: tuple[Tensor, Tensor] = (self.class_loss_plainly if kernel is None else kernel)(z, index, residual, *a)
+        return results
+
+    def class_loss_plainly(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+        """``class_loss_any`` in torch operations."""
+        kept = index >= 0
+        z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # the scores of ignored rows do not matter
+        place = index.clamp_min(0).unsqueeze(-1)
+        reached = z.gather(-1, place).squeeze(-1)
+        impossible = reached == -torch.inf
+        p = self.argmax(z, *a)
+        loss = finish_loss(self.max(z, p, *a), torch.where(impossible, 0.0, reached), impossible)
+        loss = torch.where(kept, loss, 0.0)
+        return loss, _residual(p, place, kept, ~impossible) if residual else z.new_empty(0)
 
     # -- rules for the autograd.Functions ----------------------------------------------------------
 
@@ -205,7 +236,7 @@ class RowMap(ABC):
 
         Args:
             function: of the map and ``args``.
-            info: what torch tells a vmap rule.
+            info: the first argument of the rule.
             in_dims: which dimension of each argument is mapped.
             rows: how many of the arguments are rows; the others are parameters.
             args: the arguments.
@@ -286,19 +317,6 @@ def saturated_sum(x: Tensor) -> Tensor:
     return saturate((unit * saturate(x)).sum(-1, keepdim=True) / unit)
 
 
-def rows_first(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
-    """Arguments of a vmap rule with the mapped dimension in front."""
-    moved: list[Any] = []
-    for arg, dim in zip(args, in_dims, strict=True):
-        if not isinstance(arg, Tensor):
-            moved.append(arg)
-        elif dim is None:
-            moved.append(arg.expand(info.batch_size, *arg.shape))
-        else:
-            moved.append(arg.movedim(dim, 0))
-    return moved
-
-
 # -- the autograd.Functions ------------------------------------------------------------------------------------------
 
 
@@ -352,8 +370,7 @@ class _Argmax(torch.autograd.Function):
             p, a = _with_finite_gradient(p), [_with_finite_gradient(each) for each in a]
         if not any(needed):
             return None, rule.jacobian(grad, z, p, *a), *(None for _ in a)
-        kernel = rule._kernel("pull", grad, z, p, *a)
-        to_scores, *to_a = (rule.pull if kernel is None else kernel)(grad, z, p, *a)
+        to_scores, *to_a = rule.pull_any(grad, z, p, *a)
         return None, to_scores, *(each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
 
     @staticmethod
@@ -410,34 +427,60 @@ class _Max(torch.autograd.Function):
 
 
 class _ClassLoss(torch.autograd.Function):
-    """max_Ω − a score in one pass of a kernel, which leaves the gradient p − y behind."""
+    """The loss of class indices, and its gradient p − y in the scores, which comes out of the same pass."""
 
     @staticmethod
-    def forward(ctx: Any, rule: RowMap, kernel: Callable[..., Any], z: Tensor, index: Tensor, *a: Any) -> Tensor:
-        loss: Tensor
-        loss, ctx.residual = kernel(z, index, any(ctx.needs_input_grad), *a)
-        ctx.rule = rule
-        remember(ctx, z, index, *a)
-        return loss
+    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+        return rule.class_loss_any(z, index, residual, *a)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        z, index, *a = recall(ctx)
-        kept = (index >= 0).unsqueeze(-1)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.rule, z, index, _, *a = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        remember(ctx, z, index, output[1], *a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
         needed = ctx.needs_input_grad[4:]
-        grad = torch.where(kept, grad.unsqueeze(-1), 0.0)  # even if it is NaN, as for the mean of nothing
+        if grad is None:
+            return (None,) * (4 + len(needed))
+        z, index, residual, *a = recall(ctx)
+        grad = torch.where(index >= 0, grad, 0.0).unsqueeze(-1)  # even if it is NaN, as for the mean of nothing
         if not torch.is_grad_enabled() and not any(needed):
-            return None, None, grad * ctx.residual, None, *(None for _ in a)
-        scores = torch.where(kept, z, 0.0)
-        p = torch.where(kept, ctx.rule.argmax(scores, *a), 0.0)
-        place = index.clamp_min(0).unsqueeze(-1)
-        hit = kept & (z.detach().gather(-1, place) > -torch.inf)
-        to_scores = grad * (p - torch.zeros_like(p).scatter(-1, place, hit.to(p.dtype)))
-        if not any(needed):
-            return None, None, to_scores, None, *(None for _ in a)
-        to_a = (torch.where(kept, each, 0.0) for each in ctx.rule.envelope(scores, p, *a))
-        pairs = zip(to_a, needed, strict=True)
-        return None, None, to_scores, None, *(grad * each if is_needed else None for each, is_needed in pairs)
+            return None, grad * residual, None, None, *(None for _ in a)
+        to_scores, *to_a = _class_loss_slopes(ctx.rule, z, index, any(needed), *a)
+        gradients = (grad * each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
+        return None, grad * to_scores, None, None, *gradients
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, dz: Tensor | None, __: None, ___: None, *da: Tensor | None) -> tuple[Tensor, None]:
+        with nested_forward_mode():
+            z, index, _, *a = map(outside, recall(ctx))
+            slopes = _class_loss_slopes(ctx.rule, z, index, any(each is not None for each in da), *a)
+            changes = ((dx, slope) for dx, slope in zip((dz, *da), slopes, strict=True) if dx is not None)
+            return torch.stack([(dx * slope).sum(-1) for dx, slope in changes]).sum(0), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rule: RowMap, *args: Any) -> tuple[Any, int]:
+        return rule.map_over(_ClassLoss, info, in_dims[1:], 3, args)
+
+
+def _class_loss_slopes(rule: RowMap, z: Tensor, index: Tensor, learns: bool, *a: Any) -> tuple[Tensor, ...]:
+    """The gradient of the loss in the scores and in the parameters (zero unless asked for); differentiable."""
+    kept = index >= 0
+    place = index.clamp_min(0).unsqueeze(-1)
+    scores = torch.where(kept.unsqueeze(-1), z, 0.0)
+    p = rule.argmax(scores, *a)
+    residual = _residual(p, place, kept, z.detach().gather(-1, place).squeeze(-1) > -torch.inf)
+    envelope = rule.envelope(scores, p, *a) if learns else (torch.zeros_like(p[..., :1]) for _ in a)
+    return residual, *(torch.where(kept.unsqueeze(-1), each, 0.0) for each in envelope)
+
+
+def _residual(p: Tensor, place: Tensor, kept: Tensor, possible: Tensor) -> Tensor:
+    """p − y with y one-hot at an index (…, 1), or 0 where that is not possible; 0 in rows that are not kept."""
+    y = torch.zeros_like(p).scatter(-1, place, possible.unsqueeze(-1).to(p.dtype))
+    return torch.where(kept.unsqueeze(-1), p - y, 0.0)
 
 
 def remember(ctx: Any, *args: Any) -> None:
@@ -464,8 +507,6 @@ def recall(ctx: Any) -> list[Any]:
 
 # -- the operators, which stay whole in graphs -----------------------------------------------------------------------
 
-_LIBRARY: Any = torch.library.Library("fenchel", "FRAGMENT")  # type: ignore[no-untyped-call]
-_PARAMETERS = "Tensor? first, float first_number, Tensor? second, float second_number, str name"
 _rules: dict[str, RowMap] = {}
 _MISSING = math.nan  # stands for a parameter that a map does not have
 
@@ -473,55 +514,6 @@ _MISSING = math.nan  # stands for a parameter that a map does not have
 def register_map(rule: RowMap) -> None:
     """Let a map be part of graphs, under its name."""
     _rules[rule.name] = rule
-
-
-class _ArgmaxInGraph(_Argmax):
-    """The same rules when the operator is called: the forward pass is the operator itself, below autograd."""
-
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, *a: Any) -> Tensor:
-        with below_autograd():
-            return argmax_operator(z, *pack(a), rule.name)
-
-
-class _MaxInGraph(_Max):
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> Tensor:
-        with below_autograd():
-            return _max_operator(z, p, *pack(a), rule.name)
-
-
-def _define(
-    step: str,
-    tensors: str,
-    compute: Callable[..., Tensor],
-    like: Callable[[Tensor], Tensor],
-    function: type[torch.autograd.Function],
-) -> Callable[..., Tensor]:
-    """Register ``fenchel::{step}``: the computation, its shape, its vmap rule, and its derivatives.
-
-    The derivatives are the autograd.Function's own, forward mode included, which ``register_autograd`` would drop.
-    """
-
-    def by_rule(*args: Any) -> Tensor:
-        # Contiguous, whatever the input: the strides of a result are part of what the shape rule promises.
-        return compute(_rules[args[-1]], *_unpack(*args)).contiguous()
-
-    def with_derivatives(*args: Any) -> Tensor:
-        result: Tensor = apply_function(function, _rules[args[-1]], *_unpack(*args))
-        return result
-
-    _LIBRARY.define(f"{step}({tensors}, {_PARAMETERS}) -> Tensor")
-    _LIBRARY.impl(step, by_rule, "CompositeExplicitAutograd")
-    _LIBRARY.impl(step, with_derivatives, "Autograd")
-    operator: Callable[..., Tensor] = getattr(torch.ops.fenchel, step).default
-    torch.library.register_fake(f"fenchel::{step}", lambda z, *_: like(z), lib=_LIBRARY)
-    torch.library.register_vmap(
-        f"fenchel::{step}",
-        lambda info, in_dims, *args: (operator(*rows_first(info, in_dims, args)), 0),
-        lib=_LIBRARY,
-    )
-    return operator
 
 
 def pack(a: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -533,21 +525,133 @@ def pack(a: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _unpack(*args: Any) -> tuple[Any, ...]:
-    *rest, first, first_number, second, second_number, _ = args
+    """The map and its arguments, from those of an operator."""
+    *rest, first, first_number, second, second_number, name = args
     pairs = ((first, first_number), (second, second_number))
     a = [number if tensor is None else tensor for tensor, number in pairs]
-    return *rest, *(each for each in a if isinstance(each, Tensor) or each == each)
+    return _rules[name], *rest, *(each for each in a if isinstance(each, Tensor) or each == each)
 
 
-def _same_shape(z: Tensor) -> Tensor:
-    return torch.empty_like(z, memory_format=torch.contiguous_format)
+class _ArgmaxInGraph(_Argmax):
+    """The same rules when the operator is called: the forward pass is the operator itself, below autograd."""
+
+    @staticmethod
+    def forward(rule: RowMap, z: Tensor, *a: Any) -> Tensor:
+        with below_autograd():
+            chosen: Tensor = argmax_operator(z, *pack(a), rule.name)
+        return chosen
 
 
-def _one_per_row(z: Tensor) -> Tensor:
-    return z.new_empty(z.shape[:-1])
+class _MaxInGraph(_Max):
+    @staticmethod
+    def forward(rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> Tensor:
+        with below_autograd():
+            maximum: Tensor = max_operator(z, p, *pack(a), rule.name)
+        return maximum
 
 
-argmax_operator = _define("argmax", "Tensor z", lambda rule, *args: rule.solve_any(*args), _same_shape, _ArgmaxInGraph)
-_max_operator = _define(
-    "max", "Tensor z, Tensor p", lambda rule, *args: rule.attained(*args), _one_per_row, _MaxInGraph
+class _ClassLossInGraph(_ClassLoss):
+    @staticmethod
+    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+        with below_autograd():
+            results: tuple[Tensor, Tensor] = class_loss_operator(z, index, residual, *pack(a), rule.name)
+        return results
+
+
+def _define(
+    step: str,
+    arguments: str,
+    results: str,
+    compute: Callable[..., Any],
+    differentiable: Callable[..., Any],
+    fake: Callable[..., Any],
+) -> Callable[..., Any]:
+    """Register a step of all maps as ``fenchel::{step}``, whose last arguments are the parameters and name of a map.
+
+    Args:
+        step: the name of the operator.
+        arguments: those before the parameters, as in a schema.
+        results: as in a schema.
+        compute: called with the map, the arguments and the parameters: the result without derivatives.
+        differentiable: called as ``compute``: the result with derivatives.
+        fake: called with the arguments of the operator: tensors of the right shape.
+    """
+
+    def by_rule(*args: Any) -> Any:
+        return compute(*_unpack(*args))
+
+    def with_derivatives(*args: Any) -> Any:
+        if tracks(*args):
+            return differentiable(*_unpack(*args))
+        with below_autograd():
+            return operator(*args)
+
+    def decomposition(*args: Any) -> Any:
+        return by_rule(*args) if _rules[args[-1]].traceable else NotImplemented
+
+    parameters = "Tensor? first, float first_number, Tensor? second, float second_number, str name"
+    schema = f"({arguments}, {parameters}) -> {results}"
+    operator = define_operator(step, schema, by_rule, fake, with_derivatives, decomposition=decomposition)
+    return operator
+
+
+def _same_shape(tensor: Tensor, *_: Any) -> Tensor:
+    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
+
+
+def _pulled(results: tuple[Tensor | None, ...], *a: Any) -> tuple[Tensor, ...]:
+    """What ``pull`` returns as three tensors, empty where a parameter is a number or missing."""
+    to_scores = results[0]
+    assert to_scores is not None
+    to_a = [t if isinstance(each, Tensor) else None for t, each in zip(results[1:], a, strict=True)]
+    to_a += [None] * (2 - len(a))
+    return to_scores, *(to_scores.new_empty(0) if t is None else t for t in to_a)
+
+
+def _loss_and_residual(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+    loss, slope = rule.class_loss_any(z, index, residual, *a)
+    return loss, slope if residual else z.new_empty(0)  # kernels need not agree on the shape of what is empty
+
+
+argmax_operator = _define(
+    "argmax",
+    "Tensor z",
+    "Tensor",
+    lambda rule, *args: rule.solve_any(*args),
+    partial(apply_function, _ArgmaxInGraph),
+    _same_shape,
+)
+max_operator = _define(
+    "max",
+    "Tensor z, Tensor p",
+    "Tensor",
+    lambda rule, *args: rule.attained(*args),
+    partial(apply_function, _MaxInGraph),
+    lambda z, *_: z.new_empty(z.shape[:-1]),
+)
+product_operator = _define(
+    "product",
+    "Tensor v, Tensor? z, Tensor p",
+    "Tensor",
+    lambda rule, *args: rule.jacobian(*args),
+    lambda rule, *args: rule.product(*args),
+    _same_shape,
+)
+pull_operator = _define(
+    "pull",
+    "Tensor v, Tensor? z, Tensor p",
+    "(Tensor, Tensor, Tensor)",
+    lambda rule, v, z, p, *a: _pulled(rule.pull_any(v, z, p, *a), *a),
+    lambda rule, v, z, p, *a: _pulled(rule.pull(v, z, p, *a), *a),
+    lambda v, z, p, first, _, second, *__: tuple(
+        v.new_empty(0) if t is None else _same_shape(t) for t in (v, first, second)
+    ),
+)
+class_loss_operator = _define(
+    "class_loss",
+    "Tensor z, Tensor index, bool residual",
+    "(Tensor, Tensor)",
+    _loss_and_residual,
+    partial(apply_function, _ClassLossInGraph),
+    lambda z, index, residual, *_: (z.new_empty(z.shape[:-1]), _same_shape(z) if residual else z.new_empty(0)),
 )

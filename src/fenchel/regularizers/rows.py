@@ -1,12 +1,59 @@
-"""Scores, masks and parameters laid out as rows: checked, with the dimension to choose along last."""
+"""Scores, targets, masks and parameters: checked, and laid out as rows with the dimension to choose along last."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from fenchel._checks import broadcasts, check_expands, check_mask, check_scores
+from fenchel._checks import broadcasts, check_expands, check_floats, check_like, check_mask, is_integer, kind
 from fenchel._torch import concrete
+
+
+def check_scores(scores: Tensor, dim: int) -> int:
+    """Check scores and the dimension to choose along; return it counted from the front."""
+    if not isinstance(scores, Tensor) or not scores.is_floating_point():
+        check_floats(scores, "scores")
+    if type(dim) is not int and not is_integer(dim):
+        raise TypeError(f"dim must be an int, got {type(dim).__name__}")
+    concrete(scores)  # raises if the memory was freed, before torch reads it
+    rank = scores.dim()
+    if rank == 0:
+        raise ValueError("scores must have at least one dimension, got a scalar")
+    if not -rank <= dim < rank:
+        raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for scores of shape {tuple(scores.shape)}, got {dim}")
+    if scores.shape[dim] == 0:
+        raise ValueError(f"scores must not be empty along dim {dim}, got shape {tuple(scores.shape)}")
+    return int(dim) % rank
+
+
+def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Check class indices of the shape of scores without ``dim``; return them as int64."""
+    if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:
+        raise TypeError(f"target must hold integer class indices or floating-point probabilities, got {kind(target)}")
+    expected = scores.shape[:dim] + scores.shape[dim + 1 :]
+    if target.shape != expected:
+        raise ValueError(
+            f"target of class indices must have shape {tuple(expected)} for scores of shape "
+            f"{tuple(scores.shape)} with classes along dim {dim}, got {tuple(target.shape)}; "
+            "for torch's layout (N, C, …) pass dim=1"
+        )
+    target = target.long()  # before any comparison: eight bits would wrap around
+    classes = scores.shape[dim]
+    if concrete(target) and bool(((target < 0) | (target >= classes)).any()):
+        wrong = target[(target < 0) | (target >= classes)][0].item()
+        raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
+    return target
+
+
+def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    """Check probabilities of the shape of scores: not negative, with sum 1 along ``dim``."""
+    check_like(target, "target of probabilities", scores)
+    if concrete(target):
+        tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
+        totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
+        if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):
+            raise ValueError(f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}")
+    return target
 
 
 def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
@@ -20,7 +67,7 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
 def to_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
     """Checked scores with ``dim`` moved last, masked entries at −inf, in float32 or better."""
     dim = check_scores(scores, dim)
-    rows = apply_mask(scores, mask)
+    rows = scores if mask is None else apply_mask(scores, mask)
     if dim != rows.dim() - 1:
         rows = rows.movedim(dim, -1)
     return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_like, check_scores, is_integer
+from fenchel._checks import check_like, is_integer
 from fenchel._torch import outside_graphs
 from fenchel.regularizers.base import Posed, Regularizer, flatten
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap
-from fenchel.regularizers.rows import apply_mask, beside
+from fenchel.regularizers.rows import apply_mask, beside, check_scores
 from fenchel.regularizers.solvers import groups
 
 _Dims = int | tuple[int, int] | None

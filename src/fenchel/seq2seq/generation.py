@@ -7,19 +7,12 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._checks import (
-    check_count,
-    check_floats,
-    check_indices,
-    check_integers,
-    check_number,
-    check_positive,
-    check_scores,
-)
+from fenchel._checks import check_count, check_floats, check_integers, check_number, check_positive
 from fenchel._torch import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.rows import check_indices, check_scores
 
 _STEPS = 64
 """The number of bisections of λ in [0, 1], more than a float64 has binary digits."""

@@ -1,9 +1,10 @@
 """Rows over threads: torch's own OpenMP team where it can be reached, else a small thread pool.
 
-A kernel handles a range of rows without the GIL; rows are independent, so results do not depend on who did which.
-Numba's threading layers are unsafe after a fork or between threads, and any second set of threads fights with torch's,
-which stay awake for a while after their work. So a kernel is handed to the same team, through the OpenMP runtime
-that torch was loaded with; the workers never touch Python. After a fork that team is gone: a child uses its own pool.
+A kernel handles a range of rows without the GIL; rows are independent, so results do not depend on how they are shared
+out. Numba's threading layers are unsafe after a fork or between threads. Any second set of threads competes with
+torch's, which keep spinning for a while after their work. So kernels run on torch's own threads, through the OpenMP
+runtime that torch was loaded with; the workers never touch Python. After a fork these threads do not exist: a child
+uses a pool of its own.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from llvmlite import ir
 from numba import int64, typeof
 
 SERIAL = 1 << 14
-"""Below this many elements a thread costs more than the work."""
+"""Below this many elements, starting a second thread costs more than it saves."""
 
-_PARTS = 4  # a thread, so that a slow one does not hold up the rest
+_PARTS = 4  # per thread, so that a slow thread does not delay the result
 
 _pool: ThreadPoolExecutor | None = None
 _forked = False
@@ -51,12 +52,16 @@ def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any]
     if team is None:
         _over_pool(kernel, rows, threads, args)
         return
-    words = [_address(kernel, tuple(map(_kind, args)), args), 0, rows, min(threads * _PARTS, rows)]
+    key: list[Any] = [kernel]
+    words = [0, 0, rows, min(threads * _PARTS, rows)]
     for arg in args:
         if isinstance(arg, int):
+            key.append(int)
             words.append(int(arg))
         else:  # as Numba passes an array: owner, parent, size, item size, data, shape, strides
+            key.append((arg.dtype.num, arg.ndim, arg.flags.c_contiguous))
             words += [0, 0, arg.size, arg.itemsize, arg.__array_interface__["data"][0], *arg.shape, *arg.strides]
+    words[0] = _addresses.get(tuple(key)) or _addresses.setdefault(tuple(key), _compile(kernel, args))
     block = np.array(words, dtype=np.int64)
     team(_trampoline(len(words) - 4), block.__array_interface__["data"][0], threads, 0)
 
@@ -87,22 +92,16 @@ def _team() -> Callable[..., None] | None:
     return parallel
 
 
-def _kind(arg: np.ndarray[Any, Any] | int) -> tuple[Any, ...]:
-    return () if isinstance(arg, int) else (arg.dtype.num, arg.ndim, arg.flags.c_contiguous)
+_addresses: dict[tuple[Any, ...], int] = {}  # of kernels by the types of their arguments
 
 
-_addresses: dict[tuple[Any, ...], int] = {}
-
-
-def _address(kernel: Any, kinds: tuple[Any, ...], args: tuple[Any, ...]) -> int:
-    """The machine code of a kernel for arguments of these types."""
-    key = (kernel, *kinds)
-    if key not in _addresses:
-        signature = (int64, int64, *map(typeof, args))
-        kernel.compile(signature)
-        compiled = kernel.overloads[signature]
-        _addresses[key] = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
-    return _addresses[key]
+def _compile(kernel: Any, args: tuple[Any, ...]) -> int:
+    """The address of the machine code of a kernel for arguments of these types."""
+    signature = (int64, int64, *map(typeof, args))
+    kernel.compile(signature)
+    compiled = kernel.overloads[signature]
+    address: int = compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name)
+    return address
 
 
 _engines: list[Any] = []  # machine code lives as long as its engine

@@ -13,9 +13,9 @@ from fenchel.kernels.cpu.maps import rows
 from fenchel.kernels.cpu.threads import SERIAL, over_rows
 
 WHOLE = {1.0: 1, 0.5: 2}
-"""1/c for those c of entmax that kernels are specialised for …"""
+"""1/c for those c = α − 1 that the kernels of entmax are specialised for."""
 
-_ONE = {1.0: 1}  # … and of normmax
+_ONE = {1.0: 1}  # the same for normmax
 _LIKE = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
 
@@ -94,7 +94,7 @@ def like(tensor: Tensor) -> Tensor:
 
 
 def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """The rows of a tensor as a matrix, copied only if they are strewn."""
+    """The rows of a tensor as a matrix, copied only if they are not contiguous."""
     if tensor.requires_grad:
         tensor = tensor.detach()
     array: np.ndarray[Any, Any] = (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
@@ -102,14 +102,14 @@ def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
 
 
 def parameter(c: float | Tensor, x: np.ndarray[Any, Any], whole: dict[float, int] = WHOLE) -> np.ndarray[Any, Any]:
-    """One parameter for all rows, or one a row, as ``exponents`` tells."""
+    """One parameter for all rows, or one per row, in the form that ``exponents`` describes."""
     if isinstance(c, Tensor):
         return np.asarray(c.detach().reshape(-1).contiguous().numpy(), dtype=x.dtype)
     return _single(whole[c], np.int64) if c in whole else _single(c, x.dtype)
 
 
 def each(value: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
-    """A parameter in double, one value a row."""
+    """A parameter in double precision, one value per row."""
     if isinstance(value, Tensor):
         return np.asarray(value.detach().double().reshape(-1).contiguous().numpy())
     return np.full(rows, value, dtype=np.float64)

@@ -1,0 +1,79 @@
+"""Registered operators ``fenchel::…``: each stays one node in the graphs of ``torch.compile`` and ``torch.export``.
+
+Eager code calls kernels and autograd.Functions directly, because the dispatcher costs as much as a small kernel. Code
+that is compiled or exported calls an operator in their place, which calls the same kernels when the graph runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_LIBRARY: Any = torch.library.Library("fenchel", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+DECOMPOSITIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+"""Every operator in torch operations, for programs that run without this library:
+``program.run_decompositions({**torch.export.default_decompositions(), **DECOMPOSITIONS})``.
+
+Not in torch's own table: with symbolic shapes torch would trace these to find a shape that ``fake`` knows.
+"""
+
+
+def define_operator(
+    name: str,
+    schema: str,
+    compute: Callable[..., Any],
+    fake: Callable[..., Any],
+    autograd: Callable[..., Any],
+    *,
+    vmap: Callable[..., Any] | None = None,
+    decomposition: Callable[..., Any] | None = None,
+) -> Callable[..., Any]:
+    """Register ``fenchel::{name}`` and return it. All functions take the arguments of the schema by position.
+
+    Args:
+        name: of the operator.
+        schema: its arguments and results, such as ``"(Tensor z, float alpha) -> Tensor"``.
+        compute: the result for any device, without derivatives: by a kernel where there is one, else in torch
+            operations. It returns a tensor, or a tuple of tensors, none of which shares memory with an argument.
+        fake: contiguous tensors of the right shape and dtype in place of the result; their values do not matter.
+        autograd: the result with its derivatives. It calls the operator inside ``_torch.below_autograd()``, mostly from
+            the forward pass of an autograd.Function, whose own rules then serve forward mode and higher orders too.
+        vmap: the rule ``vmap(info, in_dims, *args)`` of ``torch.library.register_vmap``. By default the operator takes
+            any number of leading dimensions, and the mapped one is put in front of the others.
+        decomposition: the result in torch operations that a graph can hold, or NotImplemented if there are none. By
+            default ``compute``, which finds no kernel for the tensors of a trace.
+    """
+
+    def contiguous(*args: Any) -> Any:
+        # Whatever the strides of the inputs: those of a result are part of what ``fake`` promises.
+        result = compute(*args)
+        return tuple(t.contiguous() for t in result) if isinstance(result, tuple) else result.contiguous()
+
+    def over_leading_dimensions(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, int]:
+        return operator(*rows_first(info, in_dims, args)), 0
+
+    _LIBRARY.define(name + schema)
+    _LIBRARY.impl(name, contiguous, "CompositeExplicitAutograd")
+    _LIBRARY.impl(name, autograd, "Autograd")
+    operator: Callable[..., Any] = getattr(torch.ops.fenchel, name).default
+    torch.library.register_fake(f"fenchel::{name}", fake, lib=_LIBRARY)
+    torch.library.register_vmap(f"fenchel::{name}", vmap or over_leading_dimensions, lib=_LIBRARY)
+    DECOMPOSITIONS[operator] = decomposition or compute
+    return operator
+
+
+def rows_first(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
+    """Arguments of a vmap rule with the mapped dimension in front."""
+    moved: list[Any] = []
+    for arg, dim in zip(args, in_dims, strict=True):
+        if not isinstance(arg, Tensor):
+            moved.append(arg)
+        elif dim is None:
+            moved.append(arg.expand(info.batch_size, *arg.shape))
+        else:
+            moved.append(arg.movedim(dim, 0))
+    return moved
