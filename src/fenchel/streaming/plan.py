@@ -84,9 +84,9 @@ class Needs:
         formula: whether nothing but the plain formula will do: weights are handed out, the mask is learned, or somebody
             looks on (forward mode, ``torch.func``, graphs).
         causal: whether a query sees a part of the keys.
-        lists: whether supports can be kept as lists: not if keys and values are shared by different groups of query
-            heads, or weights are NaN.
+        lists: whether supports can be kept as lists: not if weights are NaN.
         random: whether weights are dropped at random.
+        graph: whether the call becomes part of a graph, where an operator computes by blocks: see ``supports``.
         by_chunks: whether patterns must be read some at a time.
         columns: how many of them, if that is fixed.
     """
@@ -97,6 +97,7 @@ class Needs:
     causal: bool = False
     lists: bool = True
     random: bool = False
+    graph: bool = False
     by_chunks: bool = False
     columns: int | None = None
 
@@ -107,6 +108,8 @@ _given: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", def
 @contextlib.contextmanager
 def using(plan: Plan | None) -> Iterator[None]:
     """Work by a plan of one's own, as tests do; where its method cannot serve, by the formula. None ends that.
+
+    Graphs of ``torch.compile`` and ``torch.export`` do not see it.
 
     Example:
         >>> import torch, fenchel
@@ -136,8 +139,8 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
         needs: what is asked for.
     """
     if needs.formula and needs.step == "attend":
-        return Plan("dense")  # first of all: in graphs nothing else can be asked
-    given = _given.get()
+        return Plan("dense")
+    given = None if needs.graph else _given.get()  # which the compiler cannot read
     if needs.step in ("recall", "energy"):
         return _of_patterns(omega, shapes, needs, given)
     if needs.step == "linear_class_loss":
@@ -154,8 +157,8 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
     if keys >= 256 and _serves("supports", omega, device, needs):
         return Plan("supports", rows=max((1 << 21) // keys, min(128, wide), 16) // 8 * 8)
     rows = max((1 << 19) // keys, min(128 * shapes.heads, wide))
-    # A matrix that is hardly larger than queries and outputs may as well be held.
-    large = keys > shapes.width and shapes.heads * shapes.rows > rows
+    # A matrix that is hardly larger than queries and outputs may as well be held. Graphs serve any number of rows.
+    large = keys > shapes.width and (needs.graph or shapes.heads * shapes.rows > rows)
     if large and _serves("parts", omega, device, needs):
         return Plan("parts", rows=rows)
     return Plan("dense")
@@ -163,10 +166,12 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
-    if method == "supports":
+    if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
             return False  # scores over so low a temperature could overflow
+        if needs.graph:  # kernels are looked up when the operator runs
+            return base.parameter is not None and not (method == "supports" and base.associative)
         like = torch.empty(0, dtype=needs.dtype, device=device)
         return kernels.find("attend", base.name, (base.parameter,), like) is not None
     if method == "parts":
