@@ -19,7 +19,7 @@ from fenchel import kernels
 from fenchel.regularizers.base import Regularizer
 
 Method = Literal["dense", "parts", "supports"]
-Step = Literal["attend", "linear_class_loss", "recall", "energy"]
+Step = Literal["attend", "recall", "energy"]
 
 
 @dataclass(frozen=True)
@@ -143,11 +143,23 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
     given = None if needs.graph else _given.get()  # which the compiler cannot read
     if needs.step in ("recall", "energy"):
         return _of_patterns(omega, shapes, needs, given)
-    if needs.step == "linear_class_loss":
-        return _of_tokens(shapes) if given is None else given
     if given is not None:
         return given if _serves(given.method, omega, device, needs) else replace(given, method="dense")
     return _of_queries(omega, shapes, device, needs)
+
+
+def plan_output(tokens: int, classes: int) -> Plan:
+    """The plan of an output layer, which has no other method than supports.
+
+    A block has a sixteenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
+    Gradients are made of the supports of many tokens at once, sorted by class, which pays up to a larger share than
+    for attention.
+    """
+    given = _given.get()
+    if given is not None:
+        return given
+    rows = max(16, min(-(-tokens // 16), 512), (1 << 16) // classes)
+    return Plan("supports", rows=max(1, min(rows, tokens)), share=0.15)
 
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
@@ -181,16 +193,6 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         # Parameters of single queries, or of keys that not all queries see, would have to be parted too.
         return not (len(shape) > 1 and shape[-2] > 1) and not (needs.causal and len(shape) > 0 and shape[-1] > 1)
     return True
-
-
-def _of_tokens(shapes: Shapes) -> Plan:
-    """Output layers: a sixteenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
-
-    Gradients are made of the supports of many tokens at once, sorted by class, which pays up to a larger share than
-    for attention.
-    """
-    share = max(16, min(-(-shapes.rows // 16), 512), (1 << 16) // shapes.columns)
-    return Plan("supports", rows=max(1, min(share, shapes.rows)), share=0.15)
 
 
 def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:
