@@ -80,7 +80,8 @@ def attention(
 
     A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
     supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
-    computed again in the backward pass.
+    computed again in the backward pass. Under ``torch.compile`` and ``torch.export`` that holds for every Ω with one
+    parameter, such as entmax, softmax and normmax, and without dropout; otherwise the matrix is held there.
 
     Args:
         query: (…, L, E).
@@ -229,17 +230,17 @@ def _average(weights: Tensor, value: Tensor, share: float) -> Tensor:
 
 
 def _rows_of_mask(rows: range, keys: int, mask: Tensor | None, is_causal: bool, like: Tensor) -> Tensor | None:
-    """What the queries of these rows may see of the first keys: rows of the mask, causal or not."""
+    """The mask of some queries for the first keys, combined with the causal one; None if all take part."""
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., rows.start : rows.stop, :]
     if not is_causal:
         return mask
     place = torch.arange(rows.start, rows.stop, device=like.device)
-    seen = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
+    causal = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
     if mask is None:
-        return seen
+        return causal
     mask = mask[..., :keys]
-    return mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, -torch.inf)
+    return mask & causal if mask.dtype == torch.bool else torch.where(causal, mask, -torch.inf)
 
 
 def _by_parts(
@@ -254,7 +255,7 @@ def _by_parts(
     shape: Sequence[int],
     chosen: Plan,
 ) -> Tensor:
-    """The formula for some queries at a time; what it takes to differentiate it is computed again when it is needed."""
+    """The formula for some queries at a time; the backward pass computes scores and weights again."""
     *batch, length, keys = shape
     dtype = query.dtype
     # Before the parts: the gradients of keys and values are sums over them.
@@ -265,9 +266,9 @@ def _by_parts(
     parts = []
     for first in range(0, length, size):
         rows = range(first, min(first + size, length))
-        seen = min(rows.stop, keys) if is_causal else keys
-        mask = _rows_of_mask(rows, seen, attn_mask, is_causal, query)
-        arguments = (query[..., rows.start : rows.stop, :], key[..., :seen, :], value[..., :seen, :])
+        visible = min(rows.stop, keys) if is_causal else keys
+        mask = _rows_of_mask(rows, visible, attn_mask, is_causal, query)
+        arguments = (query[..., rows.start : rows.stop, :], key[..., :visible, :], value[..., :visible, :])
 
         def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, mask: Tensor | None = mask) -> Tensor:
             chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega

@@ -1,4 +1,4 @@
-"""Output layers fused with their loss: no matrix of tokens × classes is ever held."""
+"""Output layers fused with their loss: the matrix of logits, tokens × classes, is never held."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def linear_entmax_loss(
 
     .. math:: L(h, y) = \max_{p \in \Delta} \; \langle p, s \rangle - \Omega(p) - s_y, \quad s = W h + b,
 
-    with Tsallis' :math:`\Omega`: the same as ``entmax_loss(hidden @ weight.T + bias, target, alpha)``. The logits of a
-    few tokens at a time are all that is held, and what is left of them is the support of :math:`p - y`: where that is
-    small, the gradients cost next to nothing. For ``"mean"`` and ``"sum"`` they are made in the forward pass; for
-    ``"none"`` the backward pass makes the logits again. Logits are made in float32 or better.
+    with Tsallis' :math:`\Omega`: the same as ``entmax_loss(hidden @ weight.T + bias, target, alpha)``. Only the
+    logits of a few tokens at a time are held, in float32 or better. Gradients are computed from the support of
+    :math:`p - y` where that is small: in the forward pass for ``"mean"`` and ``"sum"``, in the backward pass, which
+    computes the logits again, for ``"none"``.
 
     Differentiable once. Under ``torch.func`` and in forward mode it is the plain formula, which holds all logits and
     has derivatives of every order.
@@ -408,8 +408,8 @@ def _run(
                 alpha,
                 rates=own_rates,
                 most=chosen.share * residual.numel(),
-                room=workspace,
-                turned=transposed,
+                workspace=workspace,
+                transposed=transposed,
             )
         else:
             if bias is None:

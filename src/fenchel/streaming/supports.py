@@ -193,10 +193,10 @@ class Blocks:
                     value,
                     a,
                     mask=mask,
-                    seen=counts,
+                    key_counts=counts,
                     dropout=task.dropout,
                     most=math.inf if listed else most,
-                    room=self.workspace,
+                    workspace=self.workspace,
                 )
             if result is None:
                 if listed:
