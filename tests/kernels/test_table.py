@@ -39,13 +39,13 @@ class Numpy:
         return (p * z).sum(-1) - (p.square().sum(-1) - 1) / 2 - (y * z).sum(-1), p - y
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, mask, seen, dropout, most, room
+        self, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, mask, key_counts, dropout, most, workspace
     ) -> tuple[Tensor, ...] | None:
         self.calls.append("attend")
-        keys = key.shape[1] if seen is None else int(seen.max())
+        keys = key.shape[1] if key_counts is None else int(key_counts.max())
         scores = np.einsum("hre,hse->hrs", query.numpy(), key.numpy()[:, :keys])
-        if seen is not None:
-            scores[:, np.arange(keys) >= seen.numpy()[:, None]] = -np.inf
+        if key_counts is not None:
+            scores[:, np.arange(keys) >= key_counts.numpy()[:, None]] = -np.inf
         if mask is not None:
             scores = np.where(mask.numpy(), scores, -np.inf)
         weights = self.argmax(torch.from_numpy(scores), alpha).numpy()
@@ -86,13 +86,13 @@ class Numpy:
         *,
         rates,
         most,
-        room,
+        workspace,
         **_,
     ) -> tuple[Tensor, None]:
         self.calls.append("linear_class_loss")
         losses, residual = self.class_loss(hidden @ weight.T + (0 if bias is None else bias), index, True, alpha)
         if rates is not None:
-            room[: len(hidden)] = rates.unsqueeze(-1) * residual
+            workspace[: len(hidden)] = rates.unsqueeze(-1) * residual
         return losses, None
 
 

@@ -168,10 +168,10 @@ def test_rows_are_the_same_to_the_bit_whatever_the_threads() -> None:
 
 def _lists(inputs: tuple[Tensor, ...]) -> list[Tensor]:
     """What the loops make of given scores; the product that gives these is torch's."""
-    task = supports.Task(TSALLIS, Plan("supports"), 300, False, None, 0.0, lambda *_: (_[0], _[0]))
-    work = supports._Pass(*inputs, 1.5, task)
+    task = supports.Task(TSALLIS, 128, 18, (2,), 300)
+    work = supports.Blocks(*inputs, None, 1.5, task)
     output, found = work.forward(keep=True)
-    return [output, *work.backward(found, torch.ones_like(output), None, False)[:3]]
+    return [output, *work.backward(found, torch.ones_like(output), None, (True, True, True, False))[:3]]
 
 
 def test_keys_and_values_may_be_grouped_differently() -> None:

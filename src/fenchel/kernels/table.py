@@ -22,14 +22,14 @@ z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors w
 
 Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
 
-``attend``: ``kernel(query, key, value, a, mask=, seen=, dropout=, most=, room=)`` computes argmax_Ω(query keyᵀ) value,
-(heads, rows, depth), and the supports. It returns (output, starts, indices, weights, factors): row r has the entries
-``starts[r]`` to ``starts[r + 1]``, int64; ``indices`` are their keys, int32, increasing; ``factors`` is what dropout
-multiplies the weights by, empty without dropout. It returns None if there are more than ``most`` entries, or if a score
-is NaN or +inf. query is (heads, rows, width), key and value are (heads, keys, width), contiguous; a is a number or
-(heads, rows). Row r of a head sees the first ``seen[r]`` keys, all of them if ``seen`` is None. mask is boolean (True =
-takes part), to be added, or None; it is (heads, rows, keys that any row sees). ``room`` is memory to work in, 2 × heads
-× rows × keys entries.
+``attend``: ``kernel(query, key, value, a, mask=, key_counts=, dropout=, most=, workspace=)`` computes
+argmax_Ω(query keyᵀ) value, (heads, rows, depth), and the supports. It returns (output, starts, indices, weights,
+factors): row r has the entries ``starts[r]`` to ``starts[r + 1]``, int64; ``indices`` are their keys, int32,
+increasing; ``factors`` is what dropout multiplies the weights by, empty without dropout. It returns None if there are
+more than ``most`` entries, or if a score is NaN or +inf. query is (heads, rows, width), key and value are (heads, keys,
+width), contiguous; a is a number or (heads, rows). Row r of each head attends to the first ``key_counts[r]`` keys, to
+all of them if ``key_counts`` is None. mask is boolean (True = takes part), to be added, or None; it is (heads, rows,
+largest key count). ``workspace`` is memory for temporary results, 2 × heads × rows × keys entries.
 
 ``attend_backward``: ``kernel(grad, query, key, value, a, supports=, to_weights=, to_key=, to_value=, learns=)`` returns
 the gradient of the queries, and that of a, (heads, rows), if ``learns``, else None. It adds those of keys and values to
@@ -42,11 +42,11 @@ row to lists of indices and scores, for every Ω alike; its name is ``"supports"
 ``distances``: ``kernel(x, y)`` returns the squared distances between all points of two series, and
 ``distances_backward``: ``kernel(grad, x, y)`` their gradients; the name is ``"squared_euclidean"``.
 
-``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, most=, room=, turned=)`` returns the loss of a
-class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative. With ``rates``, one per token, it also
-returns the supports of rate·(p − y) as (starts, classes, values), else None. If these have more than ``most`` entries
-it returns None in their place, and leaves rate·(p − y) itself in the first rows of ``room``. That is memory to work in,
-(tokens or more, classes), and so is ``turned``, (some classes, tokens or more).
+``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, most=, workspace=, transposed=)`` returns the
+loss of a class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative. With ``rates``, one per
+token, it also returns the supports of rate·(p − y) as (starts, classes, values), else None. If these have more than
+``most`` entries it returns None in their place, and leaves rate·(p − y) itself in the first rows of ``workspace``,
+(tokens or more, classes). ``transposed``, (some classes, tokens or more), is memory for logits with the classes first.
 
 ``linear_class_loss_backward``: ``kernel(hidden, weight, supports, to_hidden=, to_weight=, to_bias=)`` adds the
 gradients for tokens with these supports to those tensors that are not None.

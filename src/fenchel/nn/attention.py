@@ -18,7 +18,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     """``torch.nn.MultiheadAttention`` with its signature and its ``state_dict``, plus ``omega``.
 
     A trained softmax model loads as it is: ``Shannon()`` reproduces it, any other regularizer makes it sparse.
-    A learnable alpha adds its own key; give it ``shape=(num_heads, 1, 1)`` for one alpha a head.
+    A learnable alpha adds its own key; give it ``shape=(num_heads, 1, 1)`` for one alpha per head.
 
     Masks are torch's: True in a boolean ``attn_mask`` or ``key_padding_mask`` means *may not attend*; a float mask is
     added. A query that may attend to nothing gets zero weights. ``is_causal`` works with and without ``attn_mask``.

@@ -516,6 +516,11 @@ def register_map(rule: RowMap) -> None:
     _rules[rule.name] = rule
 
 
+def registered_map(name: str) -> RowMap:
+    """The map of this name, for operators, which cannot take it as an argument."""
+    return _rules[name]
+
+
 def pack(a: tuple[Any, ...]) -> tuple[Any, ...]:
     """Up to two parameters as operators take them: each a tensor and a number, of which one counts."""
     packed: list[Any] = []

@@ -5,24 +5,25 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal, overload
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from fenchel._checks import broadcasts
+from fenchel._checks import broadcasts, check_broadcast, check_floats
 from fenchel._torch import concrete, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import as_autocast, autocast_dtype, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
 from fenchel.streaming.supports import NotListedError, Task, attend, joined
+
+_DEFAULT = Tsallis(1.5)
 
 
 @overload
@@ -79,7 +80,8 @@ def attention(
 
     A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
     supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
-    computed again in the backward pass.
+    computed again in the backward pass. Under ``torch.compile`` and ``torch.export`` that holds for every Ω with one
+    parameter, such as entmax, softmax and normmax, and without dropout; otherwise the matrix is held there.
 
     Args:
         query: (…, L, E).
@@ -104,7 +106,7 @@ def attention(
         >>> output.shape, weights.shape, bool((weights == 0).any())
         (torch.Size([2, 5, 8]), torch.Size([2, 5, 5]), True)
     """
-    omega = Tsallis(1.5) if omega is None else check_omega(omega)
+    omega = _DEFAULT if omega is None else check_omega(omega)
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
     result: Tensor | tuple[Tensor, Tensor] = masked_attention(
@@ -134,64 +136,48 @@ def masked_attention(
     return_weights: bool | Literal["sparse"] = False,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
-    _check_tensors(query, key, value)
-    if (half := autocast_dtype(query.device)) is not None:
-        query, key, value = (as_autocast(t, half) for t in (query, key, value))
-        with torch.autocast(query.device.type, enabled=False):
-            return masked_attention(
-                query,
-                key,
-                value,
-                omega,
-                attn_mask=attn_mask,
-                is_causal=is_causal,
-                scale=scale,
-                dropout_p=dropout_p,
-                return_weights=return_weights,
-            )
-    _check(query, key, value, attn_mask, dropout_p, return_weights)
-    _check_heads(query, key, "key")
-    _check_heads(query, value, "value")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            check_floats(tensor, name)
+        concrete(tensor)  # raises if its memory was freed, before torch reads it
+    half = autocast_dtype(query.device)
+    if half is not None:
+        query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
+    shape = _check(query, key, value, omega, attn_mask, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
-    batch = _broadcast(query.shape[:-2], _grouped(query, key), _grouped(query, value))
-    shape = (*batch, query.shape[-2], key.shape[-2])
-    _check_parameters(omega, shape)
-    if attn_mask is not None and not broadcasts(attn_mask.shape, shape):
-        raise ValueError(
-            f"attn_mask must broadcast to the scores, (…, L, S): it has shape {tuple(attn_mask.shape)}, "
-            f"the scores {tuple(shape)}"
-        )
-    shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(batch))
-    exact = torch.promote_types(query.dtype, torch.float32)
+    if key.dim() > 2 and value.dim() > 2 and key.shape[-3] != value.shape[-3]:  # shared by different groups of queries
+        key, value = _share_heads(query, key), _share_heads(query, value)
+    graph = torch.compiler.is_compiling()
     needs = Needs(
         "attend",
-        exact,
+        torch.promote_types(query.dtype, torch.float32),
         formula=return_weights is True
         or 0 in (*query.shape, *key.shape, *value.shape)
         or (attn_mask is not None and attn_mask.requires_grad)
         or tracks_forward()
-        or not concrete(query, key, value),
+        or (bool(dropout_p or return_weights) if graph else not concrete(query, key, value)),
         causal=is_causal,
-        lists=_same_heads(key, value),
         random=dropout_p > 0,
+        graph=graph,
     )
-    chosen = plan(omega, shapes, query.device, needs)
-    if chosen.method == "supports":
-        with contextlib.suppress(NotListedError):
-            return _by_supports(
-                query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p, return_weights, chosen
-            )
-        chosen = plan(omega, shapes, query.device, replace(needs, lists=False))
-    key, value = _share_heads(query, key), _share_heads(query, value)
-    if chosen.method == "parts" and not return_weights:
-        return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
-    attn_mask = _rows_of_mask(range(shape[-2]), shape[-1], attn_mask, is_causal, query)
-    output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p, chosen.share)
+    shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(shape[:-2]))
+    with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
+        chosen = plan(omega, shapes, query.device, needs)
+        if chosen.method == "supports" or (graph and chosen.method == "parts"):
+            with contextlib.suppress(NotListedError):
+                return _by_supports(
+                    query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p, return_weights, chosen
+                )
+            chosen = plan(omega, shapes, query.device, replace(needs, lists=False))
+        key, value = _share_heads(query, key), _share_heads(query, value)
+        if chosen.method == "parts" and not return_weights:
+            return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
+        attn_mask = _rows_of_mask(range(shape[-2]), shape[-1], attn_mask, is_causal, query)
+        output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p, chosen.share)
     if not return_weights:
         return output
     if return_weights == "sparse":
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+        with _beta_without_warning():
             return output, weights.expand(shape).reshape(math.prod(shape[:-1]), shape[-1]).to_sparse_csr()
     return output, weights
 
@@ -216,7 +202,7 @@ def _plain(
     if attn_mask is not None and mask is None:
         scores = scores + attn_mask.to(exact)
     elif mask is not None and not broadcasts(mask.shape, scores.shape):  # it spans a batch of the values alone
-        scores = scores.expand(_broadcast(scores.shape, mask.shape))
+        scores = scores.expand(check_broadcast("scores and attn_mask", scores.shape, mask.shape))
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
     weights = omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores
     output = _average(F.dropout(weights, dropout_p) if dropout_p else weights, value.to(exact), share)
@@ -244,17 +230,17 @@ def _average(weights: Tensor, value: Tensor, share: float) -> Tensor:
 
 
 def _rows_of_mask(rows: range, keys: int, mask: Tensor | None, is_causal: bool, like: Tensor) -> Tensor | None:
-    """What the queries of these rows may see of the first keys: rows of the mask, causal or not."""
+    """The mask of some queries for the first keys, combined with the causal one; None if all take part."""
     if mask is not None and mask.dim() > 1 and mask.shape[-2] > 1:
         mask = mask[..., rows.start : rows.stop, :]
     if not is_causal:
         return mask
     place = torch.arange(rows.start, rows.stop, device=like.device)
-    seen = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
+    causal = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
     if mask is None:
-        return seen
+        return causal
     mask = mask[..., :keys]
-    return mask & seen if mask.dtype == torch.bool else torch.where(seen, mask, -torch.inf)
+    return mask & causal if mask.dtype == torch.bool else torch.where(causal, mask, -torch.inf)
 
 
 def _by_parts(
@@ -269,7 +255,7 @@ def _by_parts(
     shape: Sequence[int],
     chosen: Plan,
 ) -> Tensor:
-    """The formula for some queries at a time; what it takes to differentiate it is computed again when it is needed."""
+    """The formula for some queries at a time; the backward pass computes scores and weights again."""
     *batch, length, keys = shape
     dtype = query.dtype
     # Before the parts: the gradients of keys and values are sums over them.
@@ -280,9 +266,9 @@ def _by_parts(
     parts = []
     for first in range(0, length, size):
         rows = range(first, min(first + size, length))
-        seen = min(rows.stop, keys) if is_causal else keys
-        mask = _rows_of_mask(rows, seen, attn_mask, is_causal, query)
-        arguments = (query[..., rows.start : rows.stop, :], key[..., :seen, :], value[..., :seen, :])
+        visible = min(rows.stop, keys) if is_causal else keys
+        mask = _rows_of_mask(rows, visible, attn_mask, is_causal, query)
+        arguments = (query[..., rows.start : rows.stop, :], key[..., :visible, :], value[..., :visible, :])
 
         def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, mask: Tensor | None = mask) -> Tensor:
             chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
@@ -321,92 +307,65 @@ def _by_supports(
     return_weights: bool | str,
     chosen: Plan,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention that works on supports alone: heads that share keys are joined to one with more rows."""
+    """Attention by blocks of rows and their supports: heads that share keys are joined to one with more rows."""
     base, gamma = omega.canonical()
     rule, parameter, name = base.rule, base.parameter, base.parameter_name
     assert rule is not None
     assert parameter is not None
     *batch, length, keys = shape
     dtype = query.dtype
-    exact = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-    shared = _broadcast(key.shape[:-2], value.shape[:-2])
-    if len(batch) and len(shared) and shared[-1] not in (1, batch[-1]):  # grouped queries
-        outer = (*batch[:-1], shared[-1])
-        groups = batch[-1] // shared[-1]
-    else:
-        outer, groups = tuple(batch), 1
+    exact = torch.promote_types(dtype, torch.float32)
+    outer, groups = tuple(batch), 1
+    heads_of_keys = max(key.shape[-3] if key.dim() > 2 else 1, value.shape[-3] if value.dim() > 2 else 1)
+    if batch and heads_of_keys not in (1, batch[-1]):  # grouped queries
+        outer, groups = (*batch[:-1], heads_of_keys), batch[-1] // heads_of_keys
     heads = math.prod(outer)
-    rows = groups * length
-    q = (query.to(exact) * (scale / gamma)).expand(*batch, length, query.shape[-1]).reshape(heads, rows, -1)
-    k, v = (t.to(exact).expand(*outer, *t.shape[-2:]).reshape(heads, keys, -1) for t in (key, value))
+    q = (query.to(exact) * (scale / gamma)).expand(*batch, length, query.shape[-1])
+    q = q.reshape(heads, groups * length, query.shape[-1])
+    k = key.to(exact).expand(*outer, *key.shape[-2:]).reshape(heads, keys, key.shape[-1])
+    v = value.to(exact).expand(*outer, *value.shape[-2:]).reshape(heads, keys, value.shape[-1])
     if isinstance(parameter, Tensor):
         parameter_rows(parameter, name, q.new_empty(()).expand(shape), -1)  # for its checks
-        parameter = parameter.to(exact).expand(*batch, length, 1).reshape(heads, rows)
-
-    full: Tensor | None = None
+        parameter = parameter.to(exact).expand(*batch, length, 1).reshape(heads, groups * length)
     if attn_mask is not None:
-        full = attn_mask if attn_mask.dtype == torch.bool else attn_mask.to(exact) / gamma
-        full = full.expand(shape).reshape(*outer, groups, length, keys) if groups > 1 else full.expand(shape)
-
-    def mask_rows(head: int, some: range) -> Tensor:
-        assert full is not None
-        place = [int(i) for i in np.unravel_index(head, outer)] if outer else []
-        here = full[tuple(place)]
-        number = torch.arange(some.start, some.stop, device=here.device)
-        return here[number // length, number % length] if groups > 1 else here[some.start : some.stop]
-
-    def dense(q: Tensor, k: Tensor, v: Tensor, a: Parameter, factors: Tensor | None) -> tuple[Tensor, Tensor]:
-        scores = q @ k.transpose(-2, -1)
-        mask = None if full is None else full.reshape(heads, rows, keys)
-        if is_causal:
-            seen = torch.ones(length, keys, dtype=torch.bool, device=q.device).tril().repeat(groups, 1)
-            scores = torch.where(seen, scores, -torch.inf)
-        if mask is not None and mask.dtype != torch.bool:
-            scores, mask = scores + mask, None
-        weights = rule.choose(scores, -1, mask, name, a.unsqueeze(-1) if isinstance(a, Tensor) else a)
-        return (weights if factors is None else weights * factors) @ v, weights
-
+        attn_mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask.to(exact) / gamma
+        if attn_mask.dim() > 2:  # (…, heads of the keys, groups, L, S)
+            own = (1, 1) if attn_mask.shape[-3] == 1 else (outer[-1], groups)
+            attn_mask = attn_mask.reshape(*attn_mask.shape[:-3], *own, *attn_mask.shape[-2:])
+    entries = int(chosen.share * keys) if chosen.method == "supports" else None
     sparse = return_weights == "sparse"
-    mask = None if full is None else mask_rows
-    task = Task(rule, chosen, length, is_causal, mask, dropout_p, dense, sparse)
-    output, weights = attend(q, k, v, parameter, task)
-    output = output.reshape(*batch, length, -1).to(dtype)
-    return (output, _csr(task, weights.to(dtype), (heads * rows, keys))) if sparse else output
-
-
-def _same_heads(key: Tensor, value: Tensor) -> bool:
-    heads = {t.shape[-3] for t in (key, value) if t.dim() > 2} - {1}
-    return len(heads) < 2
-
-
-def _broadcast(*shapes: Sequence[int]) -> tuple[int, ...]:
-    return tuple(np.broadcast_shapes(*map(tuple, shapes)))
-
-
-def _csr(task: Task, weights: Tensor, shape: tuple[int, int]) -> Tensor:
-    """The supports of all rows as one CSR matrix."""
+    task = Task(rule, chosen.rows, entries, outer, length, is_causal, dropout_p, sparse)
+    if torch.compiler.is_compiling():
+        output, weights = attend_in_graph(q, k, v, attn_mask, parameter, task), q
+    else:
+        output, weights = attend(q, k, v, attn_mask, parameter, task)
+    output = output.reshape(*batch, length, value.shape[-1]).to(dtype)
+    if not sparse:
+        return output
     supports = joined(task.found)
+    with _beta_without_warning():
+        lists = supports.starts, supports.indices.long(), weights.to(dtype)
+        return output, torch.sparse_csr_tensor(*lists, (heads * groups * length, keys), check_invariants=False)
+
+
+@contextlib.contextmanager
+def _beta_without_warning() -> Iterator[None]:
+    """Make a CSR matrix without torch's warning that these are new."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
-        return torch.sparse_csr_tensor(supports.starts, supports.indices.long(), weights, shape, check_invariants=False)
-
-
-def _check_tensors(query: Tensor, key: Tensor, value: Tensor) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            kind = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
-            raise TypeError(f"{name} must be a floating-point tensor, got {kind}")
-        concrete(tensor)  # raises if its memory was freed, before torch reads it
+        yield
 
 
 def _check(
     query: Tensor,
     key: Tensor,
     value: Tensor,
+    omega: Regularizer,
     attn_mask: Tensor | None,
     dropout_p: float,
     return_weights: bool | str,
-) -> None:
+) -> tuple[int, ...]:
+    """Check the arguments of ``attention``; return the shape of the scores, (…, L, S)."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if tensor.dtype != query.dtype:
             raise TypeError(f"{name} must have the dtype of query, {query.dtype}, got {tensor.dtype}")
@@ -416,44 +375,50 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    if attn_mask is not None and not isinstance(attn_mask, Tensor):
-        raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
-    if attn_mask is not None:
-        concrete(attn_mask)
-    if attn_mask is not None and attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
-        raise TypeError(f"attn_mask must be boolean or floating point, got {attn_mask.dtype}")
     if not 0.0 <= dropout_p <= 1.0:
         raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
     if return_weights not in (True, False, "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
+    batch: tuple[int, ...] = query.shape[:-2]
+    for name, shared in (("key", key), ("value", value)):
+        own: tuple[int, ...] = shared.shape[:-2]
+        if _is_grouped(query, shared):
+            if shared.shape[-3] == 0 or query.shape[-3] % shared.shape[-3]:
+                raise ValueError(
+                    f"query heads must be a multiple of {name} heads, got {query.shape[-3]} and {shared.shape[-3]}"
+                )
+            own = (*own[:-1], query.shape[-3])
+        if own != batch:
+            batch = check_broadcast(f"the batch dimensions of query and {name}", batch, own)
+    shape = (*batch, query.shape[-2], key.shape[-2])
+    if attn_mask is not None:
+        if not isinstance(attn_mask, Tensor):
+            raise TypeError(f"attn_mask must be a tensor, got {type(attn_mask).__name__}")
+        concrete(attn_mask)
+        if attn_mask.dtype != torch.bool and not attn_mask.is_floating_point():
+            raise TypeError(f"attn_mask must be boolean or floating point, got {attn_mask.dtype}")
+        if not broadcasts(attn_mask.shape, shape):
+            raise ValueError(
+                f"attn_mask must broadcast to the scores, (…, L, S): it has shape {tuple(attn_mask.shape)}, "
+                f"the scores {tuple(shape)}"
+            )
+    if len(batch) and batch[-1] != 1:
+        _check_parameters(omega, batch[-1])
+    return shape
 
 
-def _check_parameters(omega: Regularizer, shape: Sequence[int]) -> None:
+def _check_parameters(omega: Regularizer, heads: int) -> None:
     """Refuse parameters (heads, 1): they look like one value per head, and broadcast to one value per query."""
-    if len(shape) < 3 or shape[-3] == 1:
-        return
     for each in omega.modules():
         if not isinstance(each, Regularizer):
             continue
         for name, tensor in [*each.named_parameters(recurse=False), *each.named_buffers(recurse=False)]:
-            if tuple(tensor.shape) == (shape[-3], 1) and each.parameter_shape is not None:
+            if tuple(tensor.shape) == (heads, 1) and each.parameter_shape is not None:
                 raise ValueError(
                     f"omega must have parameters that broadcast to (…, heads, L, 1): {name} of {type(each).__name__} "
                     f"has shape {tuple(tensor.shape)}, which would be one value per query; for one value per head use "
-                    f"shape ({shape[-3]}, 1, 1), for one value per query (1, {shape[-3]}, 1)"
+                    f"shape ({heads}, 1, 1), for one value per query (1, {heads}, 1)"
                 )
-
-
-def _check_heads(query: Tensor, shared: Tensor, name: str) -> None:
-    if any(1 not in (q, s) and q != s for q, s in zip(query.shape[-4::-1], shared.shape[-4::-1], strict=False)):
-        raise ValueError(
-            f"query and {name} must have batch dimensions that broadcast, got {tuple(query.shape)} and "
-            f"{tuple(shared.shape)}"
-        )
-    if _is_grouped(query, shared) and (shared.shape[-3] == 0 or query.shape[-3] % shared.shape[-3]):
-        raise ValueError(
-            f"query heads must be a multiple of {name} heads, got {query.shape[-3]} and {shared.shape[-3]}"
-        )
 
 
 def _is_grouped(query: Tensor, shared: Tensor) -> bool:
@@ -461,11 +426,6 @@ def _is_grouped(query: Tensor, shared: Tensor) -> bool:
     return (
         query.dim() > 2 and shared.dim() > 2 and query.shape[-3] != 1 and shared.shape[-3] not in (1, query.shape[-3])
     )
-
-
-def _grouped(query: Tensor, shared: Tensor) -> Sequence[int]:
-    """The batch dimensions of keys or values as the queries see them."""
-    return (*shared.shape[:-3], query.shape[-3]) if _is_grouped(query, shared) else shared.shape[:-2]
 
 
 def _share_heads(query: Tensor, shared: Tensor) -> Tensor:

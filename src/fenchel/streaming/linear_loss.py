@@ -1,4 +1,4 @@
-"""Output layers fused with their loss: no matrix of tokens × classes is ever held."""
+"""Output layers fused with their loss: the matrix of logits, tokens × classes, is never held."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_integers, check_parameter
-from fenchel._torch import apply_function, concrete, tracks_forward
+from fenchel._checks import check_floats, check_integers, check_parameter
+from fenchel._operators import define_operator
+from fenchel._torch import apply_function, below_autograd, concrete, tracks, tracks_forward
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.rows import as_autocast, autocast_dtype
-from fenchel.regularizers.tsallis import TSALLIS, Tsallis
-from fenchel.streaming.plan import Needs, Plan, Shapes, plan
+from fenchel.regularizers.tsallis import TSALLIS
+from fenchel.streaming.plan import plan_output
 
 Lists = tuple[Tensor, Tensor, Tensor]
 """The supports of tokens: where each begins, classes, and values."""
+
+Gradients = list[Tensor | None]
+"""Those of hidden, weight, bias and alpha; None where one is not needed."""
 
 _ALLOWED = "1 <= alpha <= 2"
 _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
@@ -43,13 +47,13 @@ def linear_entmax_loss(
 
     .. math:: L(h, y) = \max_{p \in \Delta} \; \langle p, s \rangle - \Omega(p) - s_y, \quad s = W h + b,
 
-    with Tsallis' :math:`\Omega`: the same as ``entmax_loss(hidden @ weight.T + bias, target, alpha)``. The logits of a
-    few tokens at a time are all that is held, and what is left of them is the support of :math:`p - y`: where that is
-    small, the gradients cost next to nothing. For ``"mean"`` and ``"sum"`` they are made in the forward pass; for
-    ``"none"`` the backward pass makes the logits again. Logits are made in float32 or better.
+    with Tsallis' :math:`\Omega`: the same as ``entmax_loss(hidden @ weight.T + bias, target, alpha)``. Only the
+    logits of a few tokens at a time are held, in float32 or better. Gradients are computed from the support of
+    :math:`p - y` where that is small: in the forward pass for ``"mean"`` and ``"sum"``, in the backward pass, which
+    computes the logits again, for ``"none"``.
 
-    Differentiable once. Under ``torch.compile``, ``torch.func`` and forward mode it is the plain formula, logits and
-    all, with derivatives of every order.
+    Differentiable once. Under ``torch.func`` and in forward mode it is the plain formula, which holds all logits and
+    has derivatives of every order.
 
     Args:
         hidden: (…, D), floating point.
@@ -79,23 +83,23 @@ def linear_entmax_loss(
     alpha = check_alpha(alpha)
     check_reduction(reduction)
     check_smoothing(label_smoothing)
-    _check_layer(hidden, weight, bias)
-    _check_class_weight(class_weight, weight, label_smoothing)
-    check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
-    index = _check_target(target, hidden, weight, ignore_index)
+    index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not concrete(index) or not bool(kept.all()):
         # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
         hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
-    tensors = [t for t in (hidden, weight, bias, alpha, index, class_weight) if isinstance(t, Tensor)]
+    graph = torch.compiler.is_compiling()
+    plainly = tracks_forward() or not index.numel()
+    for tensor in (hidden, weight, bias, alpha, index, class_weight):
+        plainly = plainly or (isinstance(tensor, Tensor) and not graph and not concrete(tensor))
     half = autocast_dtype(hidden.device)
     if half is not None:
         hidden, weight = as_autocast(hidden, half), as_autocast(weight, half)
         bias = bias if bias is None else as_autocast(bias, half)
-    dtype = hidden.dtype if half is None else _wide(hidden.dtype)
+    exact = torch.promote_types(hidden.dtype, torch.float32)
+    dtype = hidden.dtype if half is None else exact
     with contextlib.nullcontext() if half is None else torch.autocast(hidden.device.type, enabled=False):
-        if not _plain(*tensors):
-            exact = _wide(hidden.dtype)
+        if plainly:
             logits = F.linear(hidden.to(exact), weight.to(exact), None if bias is None else bias.to(exact))
             loss = entmax_loss(
                 logits,
@@ -106,16 +110,21 @@ def linear_entmax_loss(
                 label_smoothing=label_smoothing,
                 reduction=reduction,
             )
+            return loss.to(dtype)
+        layer = hidden.reshape(index.numel(), hidden.shape[-1]), weight, bias, alpha
+        targets = _targets(index.reshape(-1), weight, bias, class_weight, label_smoothing, reduction)
+        problem = *layer, targets.index, targets.rates, reduction != "none"
+        if graph:
+            loss = _in_graph(*problem)
+        elif tracks(*layer):
+            loss = apply_function(_LinearLoss, _run, *problem)
         else:
-            rows = hidden.reshape(index.numel(), hidden.shape[-1]), weight, bias
-            task = _task(index.reshape(-1), weight, bias, class_weight, label_smoothing, reduction)
-            if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-                loss = apply_function(_LinearLoss, *rows, alpha, task)
-            else:
-                loss = task.reduce(task.factors * _run(*rows, alpha, task.index))
-            if task.even is not None:
-                loss = loss + task.reduce(_even_part(*rows, alpha, task, task.even))
-            loss = loss.reshape(target.shape) if reduction == "none" else loss
+            loss, _ = _run(*problem, _NOTHING)
+        if targets.even is not None:
+            more = _smoothing_terms(*layer, targets, targets.even)
+            more = more if reduction == "none" else more.sum()
+            loss = loss + (more if targets.total is None else more / targets.total)
+        loss = loss.reshape(target.shape) if reduction == "none" else loss
     return loss.to(dtype)
 
 
@@ -139,15 +148,22 @@ def check_alpha(alpha: float | Tensor) -> float | Tensor:
     return alpha if isinstance(alpha, Tensor) and alpha.requires_grad else value
 
 
-def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _check(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    bias: Tensor | None,
+    class_weight: Tensor | None,
+    label_smoothing: float,
+    ignore_index: int,
+) -> Tensor:
+    """Check the tensors of the layer and the targets; return class indices as int64, −1 where one is ignored."""
     for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
         if tensor is None and name == "bias":
             continue
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} must be a torch.Tensor, got {type(tensor).__name__}")
-        if not tensor.is_floating_point():
-            raise TypeError(f"{name} must have a floating-point dtype, got {tensor.dtype}")
-        if tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            check_floats(tensor, name)
+        elif tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
             raise TypeError(f"{name} must have the dtype of hidden, {hidden.dtype}, got {tensor.dtype}")
     if hidden.dim() == 0:
         raise ValueError("hidden must have shape (…, D), got a scalar")
@@ -156,71 +172,52 @@ def _check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
             f"weight must have shape (C, {hidden.shape[-1]}), one row per class, for hidden of shape "
             f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
         )
+    classes = len(weight)
     if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape ({len(weight)},), one value per class, got {tuple(bias.shape)}")
-
-
-def _check_class_weight(class_weight: Tensor | None, weight: Tensor, label_smoothing: float) -> None:
-    if class_weight is None:
-        return
-    if not isinstance(class_weight, Tensor):
-        raise TypeError(f"class_weight must be a tensor with one value per class, got {type(class_weight).__name__}")
-    if class_weight.shape != weight.shape[:1]:
-        raise ValueError(
-            f"class_weight must have shape ({len(weight)},), one value per class, got {tuple(class_weight.shape)}"
-        )
-    if class_weight.requires_grad:
-        raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
-    if label_smoothing and concrete(class_weight) and bool((class_weight < 0).any()):
-        raise ValueError(
-            "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
-        )
-
-
-def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: int) -> Tensor:
-    """Class indices as int64, −1 where one is ignored."""
-    check_integers(target, "target", "integer class indices")
+        raise ValueError(f"bias must have shape ({classes},), one value per class, got {tuple(bias.shape)}")
+    if class_weight is not None:
+        if not isinstance(class_weight, Tensor):
+            kind = type(class_weight).__name__
+            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind}")
+        if class_weight.shape != weight.shape[:1]:
+            raise ValueError(
+                f"class_weight must have shape ({classes},), one value per class, got {tuple(class_weight.shape)}"
+            )
+        if class_weight.requires_grad:
+            raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
+        if label_smoothing and concrete(class_weight) and bool((class_weight < 0).any()):
+            raise ValueError(
+                "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
+            )
+    check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
+    index = check_integers(target, "target", "integer class indices")
     if target.shape != hidden.shape[:-1]:
         raise ValueError(
             f"target must have shape {tuple(hidden.shape[:-1])}, that of hidden without its last dimension, "
             f"got {tuple(target.shape)}"
         )
     kept = is_kept(target, ignore_index)
-    index = target.long()
     if concrete(target):
-        wrong = index[kept & ((index < 0) | (index >= len(weight)))]
+        wrong = index[kept & ((index < 0) | (index >= classes))]
         if wrong.numel():
             raise ValueError(
-                f"target must hold class indices in [0, {len(weight) - 1}] or ignore_index, {ignore_index}, "
+                f"target must hold class indices in [0, {classes - 1}] or ignore_index, {ignore_index}, "
                 f"got {wrong[0].item()}"
             )
     return torch.where(kept, index, -1)
 
 
-def _plain(*tensors: Tensor) -> bool:
-    """Whether all that is asked for is values and first derivatives of data: no transformation looks on."""
-    return not tracks_forward() and concrete(*tensors)
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the loss itself, and of sums over chunks."""
-    return torch.promote_types(dtype, torch.float32)
-
-
-# -- what goes out ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
-class _Task:
-    """What is asked for besides the layer.
+class _Targets:
+    """The targets of all tokens, as measures over the classes.
 
     Args:
         index: the class of every token, −1 where it is ignored.
-        own: how much the target of every token has at its class, but for what is spread evenly.
+        own: how much each target has at its class, besides what is spread evenly.
         even: how much of every target is spread over each class, (C,); None without label smoothing.
-        factors: how much every target sums to; what the loss of a class is multiplied by.
-        total: what the sum is divided by; None if it is not.
-        summed: whether the losses are summed up.
+        factors: what each target sums to; the loss of the class is multiplied by it.
+        total: what the sum of all losses is divided by; None if it is not.
+        rates: what the loss of each token's class contributes to the result: factors, divided by the total.
     """
 
     index: Tensor
@@ -228,57 +225,47 @@ class _Task:
     even: Tensor | None
     factors: Tensor
     total: Tensor | None
-    summed: bool
-
-    def reduce(self, losses: Tensor) -> Tensor:
-        """What is returned, from the losses of all tokens."""
-        if not self.summed:
-            return losses
-        return losses.sum() if self.total is None else losses.sum() / self.total
-
-    def rates(self) -> Tensor:
-        """The share in what is returned of the loss of every token's class."""
-        return self.factors if self.total is None else self.factors / self.total
+    rates: Tensor
 
 
-def _task(
+def _targets(
     index: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     class_weight: Tensor | None,
     share: float,
     reduction: Reduction,
-) -> _Task:
-    dtype = _wide(weight.dtype)
+) -> _Targets:
+    dtype = torch.promote_types(weight.dtype, torch.float32)
     kept = index >= 0
     if class_weight is None:
-        each = kept.to(dtype)
+        own = kept.to(dtype)
     else:
         class_weight = class_weight.to(weight.device, dtype)
-        each = torch.where(kept, class_weight[index], 0.0)
-    total = each.sum() if reduction == "mean" else None
-    if not share:
-        return _Task(index, each, None, each, total, reduction != "none")
-    free = torch.ones_like(weight[:, 0], dtype=dtype) if bias is None else (bias.detach() != -torch.inf).to(dtype)
-    even = share / free.sum().clamp_min(1) * (free if class_weight is None else free * class_weight)
-    own = (1 - share) * each
-    # A forbidden class that no target has: any other serves as the one whose score the loss is measured from.
-    index = torch.where(kept & (own == 0) & (free[index] == 0), free.argmax(), index)
-    factors = torch.where(kept, own + even.sum(), 0.0)
-    return _Task(index, own, even, factors, total, reduction != "none")
+        own = torch.where(kept, class_weight[index], 0.0)
+    total = own.sum() if reduction == "mean" else None
+    even, factors = None, own
+    if share:
+        free = torch.ones_like(weight[:, 0], dtype=dtype) if bias is None else (bias.detach() != -torch.inf).to(dtype)
+        even = share / free.sum().clamp_min(1) * (free if class_weight is None else free * class_weight)
+        own = (1 - share) * own
+        # A forbidden class that no target has: any other serves as the one whose score the loss is measured from.
+        index = torch.where(kept & (own == 0) & (free[index] == 0), free.argmax(), index)
+        factors = torch.where(kept, own + even.sum(), 0.0)
+    return _Targets(index, own, even, factors, total, factors if total is None else factors / total)
 
 
-def _even_part(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, task: _Task, even: Tensor
+def _smoothing_terms(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, targets: _Targets, even: Tensor
 ) -> Tensor:
-    r"""What label smoothing adds to the losses of tokens beyond factor · loss of the class; 0 where one is ignored.
+    r"""What label smoothing adds to factor · loss of the class, (tokens,); 0 where a token is ignored.
 
     The target is the measure t = own·e_y + even with mass m, and the loss m·L(s, t/m): that is m·L(s, e_y), plus
     m·Ω(t/m), plus ⟨s, m·e_y − t⟩ = |even|·s_y − ⟨even, s⟩, for which no logits but s_y are needed. Ω is a sum over
     classes of ω(u) = (uᵅ − u)/(α(α−1)), and Σ ω(evenᵢ/m) = m^−α Σ ω(evenᵢ) + |even| ω(1/m), one sum for all tokens.
     """
-    dtype, kept = even.dtype, task.index >= 0
-    index = task.index.clamp_min(0)
+    dtype, kept = even.dtype, targets.index >= 0
+    index = targets.index.clamp_min(0)
     hidden = hidden.to(dtype)
     score = (weight[index].to(dtype) * hidden).sum(-1)
     mean = hidden @ (even @ weight.to(dtype))
@@ -287,54 +274,72 @@ def _even_part(
         offset = torch.where(free, bias.to(dtype), 0.0)
         score, mean = torch.where(free[index], score + offset[index], 0.0), mean + even @ offset
     a = alpha.reshape(()).to(dtype) if isinstance(alpha, Tensor) else alpha
-    mass = torch.where(task.factors > 0, task.factors, 1.0)
+    mass = torch.where(targets.factors > 0, targets.factors, 1.0)
 
     def omega(u: Tensor) -> Tensor:
         return TSALLIS.value(u.unsqueeze(-1), a)
 
     spread = even.sum()
     value = mass**-a * TSALLIS.value(even, a) + spread * omega(1 / mass)
-    value = value - omega(even[index] / mass) + omega((even[index] + task.own) / mass)
-    return torch.where(kept, spread * score - mean + task.factors * value, 0.0)
+    value = value - omega(even[index] / mass) + omega((even[index] + targets.own) / mass)
+    return torch.where(kept, spread * score - mean + targets.factors * value, 0.0)
+
+
+# -- derivatives -----------------------------------------------------------------------------------------------------
+
+_NOTHING = (False,) * 4
 
 
 class _LinearLoss(torch.autograd.Function):
+    """The loss by ``run``, which is ``_run`` or the operator that calls it.
+
+    The gradients of a sum are computed in the forward pass, up to the factor that the backward pass gets.
+    """
+
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, task: _Task
+        ctx: Any,
+        run: Callable[..., tuple[Tensor, Gradients]],
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        alpha: float | Tensor,
+        index: Tensor,
+        rates: Tensor,
+        summed: bool,
     ) -> Tensor:
-        ctx.task = task
-        ctx.number = alpha if isinstance(alpha, float) else None
-        tensors = [t for t in (bias, alpha) if isinstance(t, Tensor)]
-        ctx.has_bias = bias is not None
-        ctx.save_for_backward(hidden, weight, *tensors)
-        ctx.gradients = None
-        rates = None
-        if task.summed:
-            ctx.gradients = _Gradients.like(hidden, weight, bias, alpha, ctx.needs_input_grad)
-            rates = task.rates()
-        return task.reduce(task.factors * _run(hidden, weight, bias, alpha, task.index, rates, ctx.gradients))
+        ctx.run, ctx.number, ctx.index, ctx.rates = run, alpha, index, rates
+        ctx.save_for_backward(hidden, weight, bias, alpha if isinstance(alpha, Tensor) else None)
+        needed = ctx.needs_input_grad[1:5] if summed else _NOTHING
+        loss, gradients = run(hidden, weight, bias, alpha, index, rates, summed, needed)
+        ctx.gradients = gradients if summed else None
+        return loss
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        hidden, weight, *rest = ctx.saved_tensors
-        bias = rest.pop(0) if ctx.has_bias else None
-        alpha = rest.pop(0) if rest else ctx.number
-        inputs = hidden, weight, bias, alpha
-        gradients, ctx.gradients = ctx.gradients, None  # given away: they become the parameters' own
-        with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
+        *layer, alpha = ctx.saved_tensors
+        layer.append(ctx.number if alpha is None else alpha)
+        gradients = ctx.gradients
+        with torch.no_grad(), torch.autocast(grad.device.type, enabled=False):
             if gradients is None:
-                gradients = _Gradients.like(*inputs, ctx.needs_input_grad)
-                rates = ctx.task.rates()
-                _run(*inputs, ctx.task.index, grad.to(rates.dtype) * rates, gradients)
+                rates = grad.to(ctx.rates.dtype) * ctx.rates
+                _, gradients = ctx.run(*layer, ctx.index, rates, True, ctx.needs_input_grad[1:5])
+            elif ctx.run is not _run:
+                gradients = [each if each is None else each * grad for each in gradients]
             else:
-                gradients.scale(grad)
-            results = gradients.results(*inputs)
+                ctx.gradients = None  # given away: they become the parameters' own
+                if grad.device.type != "cpu" or float(grad) != 1.0:
+                    for each in gradients:
+                        _ = each if each is None else each.mul_(grad)
+            results: list[Any] = [None, *gradients, None, None, None]
+            for i, tensor in enumerate(layer, 1):
+                if results[i] is not None:
+                    results[i] = results[i].to(tensor.dtype)
             del gradients
         if torch.is_grad_enabled():
-            leaves = [t for t in (grad, *inputs) if isinstance(t, Tensor) and t.requires_grad]
+            leaves = [t for t in (grad, *layer) if isinstance(t, Tensor) and t.requires_grad]
             results = [g if g is None else apply_function(_Last, g, *leaves) for g in results]
-        return *results, None
+        return tuple(results)
 
 
 class _Last(torch.autograd.Function):
@@ -352,54 +357,6 @@ class _Last(torch.autograd.Function):
         )
 
 
-@dataclass
-class _Gradients:
-    """Sums over tokens, in float32 or better; None for those that nobody needs."""
-
-    hidden: Tensor | None
-    weight: Tensor | None
-    bias: Tensor | None
-    alpha: Tensor | None
-
-    @classmethod
-    def like(
-        cls, hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, needed: Sequence[bool]
-    ) -> _Gradients:
-        """Zeros for what is needed."""
-        pairs = zip((hidden, weight, bias, alpha), needed[:4], strict=True)
-        return cls(*(_zeros(t) if need and isinstance(t, Tensor) else None for t, need in pairs))
-
-    def add(self, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
-        """Add what tokens give, from rate·(p − y), (tokens, classes), by dense products."""
-        if self.hidden is not None:
-            torch.mm(residual, weight, out=self.hidden[part])
-        if self.weight is not None:
-            self.weight.addmm_(residual.t(), hidden)
-        if self.bias is not None:
-            self.bias.add_(residual.sum(0))
-
-    def scale(self, grad: Tensor) -> None:
-        """Multiply all by a scalar, in place."""
-        if grad.device.type == "cpu" and float(grad) == 1.0:
-            return
-        for each in (self.hidden, self.weight, self.bias, self.alpha):
-            if each is not None:
-                each.mul_(grad)
-
-    def results(self, *inputs: Any) -> list[Tensor | None]:
-        """As autograd wants them: in the dtypes of the inputs."""
-        pairs = zip((self.hidden, self.weight, self.bias, self.alpha), inputs, strict=True)
-        return [g if g is None else g.to(t.dtype) for g, t in pairs]
-
-
-def _zeros(like: Tensor) -> Tensor:
-    dtype = _wide(like.dtype)
-    if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
-        # Pages that nobody writes to cost nothing, and NumPy asks for large ones.
-        return torch.from_numpy(np.zeros(like.shape, str(dtype).removeprefix("torch.")))
-    return torch.zeros(like.shape, dtype=dtype, device=like.device)
-
-
 # -- block by block --------------------------------------------------------------------------------------------------
 
 
@@ -409,127 +366,210 @@ def _run(
     bias: Tensor | None,
     alpha: float | Tensor,
     index: Tensor,
-    rates: Tensor | None = None,
-    gradients: _Gradients | None = None,
-) -> Tensor:
-    """The loss of every token; with rates, the gradients of Σ rate·loss are added up too."""
-    dtype = _wide(hidden.dtype)  # in half precision logits would overflow, and lose the order of the classes
-    hidden, weight, index = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype), index.contiguous()
-    bias = bias if bias is None else bias.detach().to(dtype)
-    (tokens, width), classes = hidden.shape, len(weight)
-    chosen = plan(Tsallis(alpha), Shapes(tokens, classes, width), hidden.device, Needs("linear_class_loss", dtype))
-    held = (hidden, weight) if bias is None else (hidden, weight, bias)
+    rates: Tensor,
+    summed: bool,
+    needed: Sequence[bool],
+) -> tuple[Tensor, Gradients]:
+    """rate · loss of every token, or the sum, and the gradients of the sum in hidden, weight, bias and alpha.
+
+    Gradients are in float32 or better; those that are not needed are None. Logits are those of a block of tokens at a
+    time. Supports are collected until they have a quarter as many entries as a block has logits.
+    """
+    gradients: Gradients = []
+    for tensor, is_needed in zip((hidden, weight, bias, alpha), needed, strict=True):
+        gradients.append(_zeros(tensor) if is_needed and isinstance(tensor, Tensor) else None)
+    wanted = any(needed)
+    dtype = rates.dtype  # in half precision logits would overflow, and lose the order of the classes
+    hidden, weight = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype).contiguous()
+    bias = bias if bias is None else bias.detach().to(dtype).contiguous()
+    index, rates = index.contiguous(), rates.contiguous()
+    kernel: Any = None
+    finish: Any = None
     if isinstance(alpha, float):
-        kernel = kernels.find("linear_class_loss", TSALLIS.name, (alpha,), *held)
-        finish = kernels.find("linear_class_loss_backward", TSALLIS.name, (alpha,), *held)
-        if kernel is not None and finish is not None:
-            layer = hidden, weight.contiguous(), bias if bias is None else bias.contiguous()
-            rates = rates if rates is None else rates.contiguous()
-            return _run_by_supports(kernel, finish, *layer, alpha, index, rates, gradients, chosen)
-    losses = hidden.new_empty(tokens)
-    room = hidden.new_empty(chosen.rows, classes)
-    for first in range(0, tokens, chosen.rows):
-        part = slice(first, min(first + chosen.rows, tokens))
-        logits = room[: part.stop - first]
-        if bias is None:
-            torch.mm(hidden[part], weight.t(), out=logits)
-        else:
-            torch.addmm(bias, hidden[part], weight.t(), out=logits)
-        if gradients is None or rates is None:
-            losses[part] = TSALLIS.class_loss(logits, index[part], _as_row(alpha))
-        else:
-            losses[part] = _run_block(logits, hidden[part], weight, alpha, index[part], rates[part], gradients, part)
-    return losses
-
-
-def _run_by_supports(
-    kernel: Callable[..., tuple[Tensor, Lists | None]],
-    finish: Callable[..., None],
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    alpha: float,
-    index: Tensor,
-    rates: Tensor | None,
-    gradients: _Gradients | None,
-    chosen: Plan,
-) -> Tensor:
-    """``_run`` by kernels. Supports wait until there are a quarter as many entries as a block has logits."""
+        tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
+        kernel = kernels.find("linear_class_loss", TSALLIS.name, (alpha,), *tensors)
+        finish = kernels.find("linear_class_loss_backward", TSALLIS.name, (alpha,), *tensors)
     tokens, classes = len(hidden), len(weight)
-    losses = hidden.new_empty(tokens)
-    size = min(chosen.rows, max(tokens, 1))
-    room, turned = hidden.new_empty(size, classes), hidden.new_empty(min(chosen.columns, classes), size)
-    waiting: list[tuple[int, Lists]] = []
+    chosen = plan_output(tokens, classes)
+    size, losses = min(chosen.rows, tokens), hidden.new_empty(tokens)
+    workspace, transposed = hidden.new_empty(size, classes), hidden.new_empty(min(chosen.columns, classes), size)
+    collected: list[tuple[int, Lists]] = []
+    entries = 0
     for first in range(0, tokens, size):
         part = slice(first, min(first + size, tokens))
-        count = part.stop - first
-        losses[part], supports = kernel(
-            hidden[part],
-            weight,
-            bias,
-            index[part],
-            alpha,
-            rates=None if rates is None else rates[part],
-            most=chosen.share * count * classes,
-            room=room,
-            turned=turned,
-        )
-        if gradients is None or rates is None:
-            continue
-        if supports is None:
-            gradients.add(room[:count], hidden[part], weight, part)
-            continue
-        waiting.append((first, supports))
-        if sum(lists[1].numel() for _, lists in waiting) > (1 / 4 - chosen.share) * size * classes:
-            _finish(finish, waiting, hidden, weight, gradients)
-            waiting.clear()
-    if waiting and gradients is not None:
-        _finish(finish, waiting, hidden, weight, gradients)
-    return losses
+        residual, supports = workspace[: part.stop - first], None
+        own_rates = rates[part] if wanted else None
+        if kernel is not None and finish is not None:
+            losses[part], supports = kernel(
+                hidden[part],
+                weight,
+                bias,
+                index[part],
+                alpha,
+                rates=own_rates,
+                most=chosen.share * residual.numel(),
+                workspace=workspace,
+                transposed=transposed,
+            )
+        else:
+            if bias is None:
+                torch.mm(hidden[part], weight.t(), out=residual)
+            else:
+                torch.addmm(bias, hidden[part], weight.t(), out=residual)
+            losses[part], residual, slope = _class_losses(residual, index[part], alpha, own_rates, needed[3])
+            if gradients[3] is not None:
+                gradients[3] += slope
+        if supports is not None:
+            collected.append((first, supports))
+            entries += supports[1].numel()
+            if entries > (1 / 4 - chosen.share) * workspace.numel():
+                _add_supports(gradients, finish, collected, hidden, weight)
+                collected, entries = [], 0
+        elif wanted:
+            _add_residual(gradients, residual, hidden, weight, part)
+    if collected:
+        _add_supports(gradients, finish, collected, hidden, weight)
+    losses = rates * losses
+    return losses.sum() if summed else losses, gradients
 
 
-def _finish(
+def _class_losses(
+    logits: Tensor, index: Tensor, alpha: float | Tensor, rates: Tensor | None, learns: bool
+) -> tuple[Tensor, Tensor, Any]:
+    """The losses of rows of logits; with rates also rate·(p − y), and Σ rate·∂loss/∂alpha if alpha learns."""
+    a = TSALLIS.align(logits, alpha.detach().reshape(1, 1) if isinstance(alpha, Tensor) else alpha)
+    losses, residual = TSALLIS.class_loss_any(logits, index, rates is not None, *a)
+    if rates is None:
+        return losses, residual, None
+    kept = (index >= 0).unsqueeze(-1)
+    rates = torch.where(kept, rates.unsqueeze(-1), 0.0)  # even if it is NaN, as for the mean of nothing
+    slope = None
+    if learns:
+        logits = torch.where(kept, logits, 0.0)
+        slope = (rates * TSALLIS.envelope(logits, TSALLIS.argmax(logits, *a), *a)[0]).sum()
+    return losses, rates * residual, slope
+
+
+def _add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
+    """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C)."""
+    to_hidden, to_weight, to_bias, _ = gradients
+    if to_hidden is not None:
+        torch.mm(residual, weight, out=to_hidden[part])
+    if to_weight is not None:
+        to_weight.addmm_(residual.t(), hidden[part])
+    if to_bias is not None:
+        to_bias.add_(residual.sum(0))
+
+
+def _add_supports(
+    gradients: Gradients,
     finish: Callable[..., None],
-    waiting: list[tuple[int, Lists]],
+    collected: list[tuple[int, Lists]],
     hidden: Tensor,
     weight: Tensor,
-    gradients: _Gradients,
 ) -> None:
-    """Add up the gradients of the tokens whose supports wait."""
-    first, last = waiting[0][0], waiting[-1][0] + len(waiting[-1][1][0]) - 1
+    """Add the gradients of the tokens whose supports were collected, block by block, each with its first token."""
+    first, last = collected[0][0], collected[-1][0] + len(collected[-1][1][0]) - 1
     counts = torch.zeros(last - first, dtype=torch.long, device=hidden.device)  # none where a block was dense
-    for start, (starts, _, _) in waiting:
+    classes, values = [], []
+    for start, (starts, some_classes, some_values) in collected:
         counts[start - first : start - first + len(starts) - 1] = starts.diff()
-    starts = F.pad(counts.cumsum(0), (1, 0))
-    classes, values = (torch.cat([lists[i] for _, lists in waiting]) for i in (1, 2))
-    to_hidden = None if gradients.hidden is None else gradients.hidden[first:last]
-    to = {"to_hidden": to_hidden, "to_weight": gradients.weight, "to_bias": gradients.bias}
-    finish(hidden[first:last], weight, (starts, classes, values), **to)
+        classes.append(some_classes)
+        values.append(some_values)
+    to_hidden, to_weight, to_bias, _ = gradients
+    finish(
+        hidden[first:last],
+        weight,
+        (F.pad(counts.cumsum(0), (1, 0)), torch.cat(classes), torch.cat(values)),
+        to_hidden=None if to_hidden is None else to_hidden[first:last],
+        to_weight=to_weight,
+        to_bias=to_bias,
+    )
 
 
-def _as_row(alpha: float | Tensor) -> float | Tensor:
-    return alpha.detach().reshape(1, 1) if isinstance(alpha, Tensor) else alpha
+def _zeros(like: Tensor) -> Tensor:
+    """Zeros of the shape of a tensor, in float32 or better."""
+    dtype = torch.promote_types(like.dtype, torch.float32)
+    if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
+        # Pages that nobody writes to cost nothing, and NumPy asks for large ones.
+        return torch.from_numpy(np.zeros(like.shape, str(dtype).removeprefix("torch.")))
+    return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
 
-def _run_block(
-    logits: Tensor,
-    hidden: Tensor,
-    weight: Tensor,
-    alpha: float | Tensor,
-    index: Tensor,
-    rates: Tensor,
-    gradients: _Gradients,
-    part: slice,
-) -> Tensor:
-    """The losses of a block from its logits; its gradients are added up by dense products."""
-    with torch.enable_grad():
-        z, a = logits.detach().requires_grad_(), _as_row(alpha)
-        leaves = [z]
-        if gradients.alpha is not None and isinstance(a, Tensor):
-            leaves.append(a.requires_grad_())
-        losses = TSALLIS.class_loss(z, index, a)
-        residual, *slope = torch.autograd.grad(losses, leaves, rates)
-    gradients.add(residual, hidden, weight, part)
-    if gradients.alpha is not None:
-        gradients.alpha.add_(slope[0].reshape(gradients.alpha.shape))
-    return losses.detach()
+# -- the operator, which stays whole in graphs -----------------------------------------------------------------------
+
+
+def _in_graph(*problem: Any) -> Tensor:
+    """The loss of ``_run`` as part of a graph."""
+    return _call_operator(*problem, _NOTHING)[0]
+
+
+def _call_operator(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: float | Tensor, *rest: Any
+) -> tuple[Tensor, Gradients]:
+    """``_run`` by the operator."""
+    own = (alpha, 0.0) if isinstance(alpha, Tensor) else (None, alpha)
+    loss, *gradients = linear_class_loss_operator(hidden, weight, bias, *own, *rest)
+    return loss, [g if is_needed else None for g, is_needed in zip(gradients, rest[-1], strict=True)]
+
+
+def _below_autograd(*args: Any) -> tuple[Tensor, Gradients]:
+    with below_autograd():
+        return _call_operator(*args)
+
+
+def _problem(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, alpha: Tensor | None, number: float, *rest: Any
+) -> Any:
+    """The arguments of ``_run``, from those of the operator."""
+    return hidden, weight, bias, number if alpha is None else alpha, *rest
+
+
+def _compute(*args: Any) -> tuple[Tensor, ...]:
+    hidden, weight, bias, alpha, index, rates, summed, needed = _problem(*args)
+    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # no graph knows its value
+    loss, gradients = _run(hidden, weight, bias, alpha if needed[3] else number, index, rates, summed, needed)
+    return loss, *(loss.new_empty(0) if each is None else each for each in gradients)
+
+
+def _compute_plainly(*args: Any) -> tuple[Tensor, ...]:
+    """The results in torch operations that a graph can hold."""
+    hidden, weight, bias, alpha, index, rates, summed, needed = _problem(*args)
+    hidden, weight = hidden.to(rates.dtype), weight.to(rates.dtype)
+    logits = F.linear(hidden, weight, None if bias is None else bias.to(rates.dtype))
+    losses, residual, slope = _class_losses(logits, index, alpha, rates if any(needed) else None, needed[3])
+    losses, nothing = rates * losses, rates.new_empty(0)
+    return (
+        losses.sum() if summed else losses,
+        residual @ weight if needed[0] else nothing,
+        residual.t() @ hidden if needed[1] else nothing,
+        residual.sum(0) if needed[2] else nothing,
+        slope.reshape(alpha.shape) if needed[3] else nothing,
+    )
+
+
+def _empty(*args: Any) -> tuple[Tensor, ...]:
+    *layer, _, rates, summed, needed = _problem(*args)
+    loss = rates.new_empty(() if summed else rates.shape)
+    pairs = zip(layer, needed, strict=True)
+    return loss, *(rates.new_empty(each.shape if is_needed else 0) for each, is_needed in pairs)
+
+
+def _with_derivatives(*args: Any) -> tuple[Tensor, ...]:
+    if not tracks(*args):
+        with below_autograd():
+            results: tuple[Tensor, ...] = linear_class_loss_operator(*args)
+        return results
+    loss = apply_function(_LinearLoss, _below_autograd, *_problem(*args)[:-1])
+    return loss, *(loss.detach().new_empty(0) for _ in range(4))
+
+
+linear_class_loss_operator = define_operator(
+    "linear_class_loss",
+    "(Tensor hidden, Tensor weight, Tensor? bias, Tensor? alpha, float number, Tensor index, Tensor rates, bool summed,"
+    " bool[] needed) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _compute,
+    _empty,
+    _with_derivatives,
+    decomposition=_compute_plainly,
+)

@@ -1,8 +1,8 @@
 """Attention by supports: scores of some queries, their sparse weights as lists, and products over the lists alone.
 
-A block is a matrix of scores, one row per query. ``select`` leaves the support of each row at its front, ``pack`` joins
-the rows to lists; row r owns the entries from ``starts[r]`` to ``starts[r + 1]``. Keys and values are matrices with all
-heads below each other, ``heads[r]`` the first of row r's.
+A block is a matrix of scores, one row per query. ``select`` writes the support of each row to its front, and ``pack``
+copies the supports of all rows to lists; row r owns the entries from ``starts[r]`` to ``starts[r + 1]``. Keys and
+values of all heads are one matrix, in which ``heads[r]`` is the first row of the head that row r belongs to.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ def attend(
     alpha: float | Tensor,
     *,
     mask: Tensor | None,
-    seen: Tensor | None,
+    key_counts: Tensor | None,
     dropout: float,
     most: float,
-    room: Tensor,
+    workspace: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor] | None:
     """entmax(query keyᵀ) value of a block by its supports: see the table of kernels."""
     (heads, rows, _), count = query.shape, query.shape[0] * query.shape[1]
-    keys = key.shape[1] if seen is None else int(seen.max())
-    x = scores(query, key[:, :keys], mask, room).view(count, keys).numpy()
-    places = room[count * keys :].view(torch.int32)[: count * keys].view(count, keys).numpy()
-    limits = np.array([keys]) if seen is None else np.tile(seen.numpy(), heads)
+    keys = key.shape[1] if key_counts is None else int(key_counts.max())
+    x = scores(query, key[:, :keys], mask, workspace).view(count, keys).numpy()
+    places = workspace[count * keys :].view(torch.int32)[: count * keys].view(count, keys).numpy()
+    limits = np.array([keys]) if key_counts is None else np.tile(key_counts.numpy(), heads)
     counts = np.empty(count, np.int64)
     over_rows(select, count, x.size, x, parameter(alpha - 1, x), limits, places, counts)
     starts = np.zeros(count + 1, np.int64)
@@ -55,7 +55,7 @@ def attend(
     used = weights * factors if dropout else weights
     output = value.new_empty(heads, rows, value.shape[-1])
     work = max(weights.numel() * value.shape[-1], output.numel())
-    listed = starts, used.numpy(), indices.numpy(), _firsts(query, key)
+    listed = starts, used.numpy(), indices.numpy(), _first_keys(query, key)
     over_rows(combine, count, work, *listed, as_rows(value), as_rows(output))
     return output, torch.from_numpy(starts), indices, weights, factors
 
@@ -74,12 +74,12 @@ def attend_backward(
     learns: bool,
 ) -> tuple[Tensor, Tensor | None]:
     """The gradients of a block from its supports: see the table of kernels."""
-    starts, indices, weights, factors = (t.numpy() for t in supports)
+    starts, indices, weights, factors = map(Tensor.numpy, supports)
     g, q = as_rows(grad), as_rows(query)
     slopes, queries = np.empty_like(weights), torch.empty_like(query, memory_format=torch.contiguous_format)
     alphas = query.new_empty(query.shape[:2] if learns else 0)
     direct = slopes[:0] if to_weights is None else to_weights.contiguous().numpy()
-    firsts = _firsts(query, key)
+    first_keys = _first_keys(query, key)
     over_rows(
         pull_back,
         len(q),
@@ -89,7 +89,7 @@ def attend_backward(
         indices,
         factors,
         direct,
-        firsts,
+        first_keys,
         parameter(alpha - 1, q),
         g,
         as_rows(key),
@@ -105,19 +105,19 @@ def attend_backward(
             parts = -(-table.shape[1] // PART)
             work = weights.size * table.shape[1] + 1
             bounds = np.arange(heads + 1) * rows
-            listed = np.array([parts]), bounds, starts, entries, indices, firsts
+            listed = np.array([parts]), bounds, starts, entries, indices, first_keys
             over_rows(scatter, parts * heads, work, *listed, table, as_rows(to))
     return queries, alphas if learns else None
 
 
-def _firsts(query: Tensor, key: Tensor) -> Any:
-    """Where the keys of each row's head begin."""
+def _first_keys(query: Tensor, key: Tensor) -> Any:
+    """The first key of each row's head, in the matrix of the keys of all heads."""
     return np.repeat(np.arange(query.shape[0]) * key.shape[1], query.shape[1])
 
 
 @kernel
 def select(first: int, last: int, x: Any, powers: Any, limits: Any, index: Any, counts: Any) -> None:
-    """entmax of the first ``limits`` scores of each row: weights and indices of its support, at the front, in order."""
+    """entmax of the first ``limits`` scores of each row; weights and keys of the support are written to its front."""
     kind = x.dtype.type
     zero = kind(0)
     maxima, z, p, places = buffers(x.shape[1], x)
@@ -148,7 +148,7 @@ def select(first: int, last: int, x: Any, powers: Any, limits: Any, index: Any, 
 
 @kernel
 def pack(first: int, last: int, x: Any, index: Any, starts: Any, weights: Any, indices: Any) -> None:
-    """Join the fronts of the rows to lists."""
+    """Copy the supports at the fronts of the rows to lists."""
     for row in range(first, last):
         start = starts[row]
         for i in range(starts[row + 1] - start):
@@ -255,8 +255,8 @@ def scatter(
 ) -> None:
     """out[index] += weight · table[row]: the transpose of ``combine``, by parts of PART columns of one head's rows.
 
-    Part u of ``parts`` × the heads goes through the rows ``bounds[h]`` to ``bounds[h + 1]`` in order, so that sums do
-    not depend on who does them.
+    Each part of each head adds the rows ``bounds[h]`` to ``bounds[h + 1]`` in order, so that sums do not depend on the
+    number of threads.
     """
     width = table.shape[1]
     for unit in range(first, last):

@@ -1,9 +1,8 @@
 """An output layer and its entmax loss for a block of tokens, and the gradients from supports.
 
-A row of logits is read once. What is left of it afterwards, the support of rate·(p − y), takes the place of the logits:
-values from the front of the row, their classes from the back; a row with a large support holds its residual whole. The
-gradients are made of the supports of many tokens at once, sorted by class, so that weight and gradient pass through the
-caches as seldom as possible.
+A row of logits is read once. The support of rate·(p − y) is then written over it: values from the front of the row,
+their classes from the back. A row with a large support holds all of rate·(p − y) instead. Gradients are computed from
+the supports of many tokens at once, sorted by class, so that each row of the weight and of its gradient is read once.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from fenchel.kernels.cpu.maps.selection import BAD, buffers, is_narrow, weigh
 from fenchel.kernels.cpu.maps.simplex import parameter
 from fenchel.kernels.cpu.threads import over_rows
 
-_TILE = 32  # classes that are turned together
-_STRIP = 64  # columns of the hidden states that stay together
+_TILE = 32  # classes that are transposed together
+_STRIP = 64  # columns of the hidden states that one thread adds to
 
 Lists = tuple[Tensor, Tensor, Tensor]
 
@@ -36,13 +35,13 @@ def linear_class_loss(
     *,
     rates: Tensor | None,
     most: float,
-    room: Tensor,
-    turned: Tensor,
+    workspace: Tensor,
+    transposed: Tensor,
 ) -> tuple[Tensor, Lists | None]:
     """The entmax losses of tokens and the supports of their gradients: see the table of kernels."""
     tokens, classes = len(hidden), len(weight)
-    x = room[:tokens]
-    _logits(hidden, weight, bias, x, turned)
+    x = workspace[:tokens]
+    _logits(hidden, weight, bias, x, transposed)
     array, losses, counts = x.numpy(), hidden.new_empty(tokens), np.empty(tokens, np.int64)
     slots, rate = array.view(np.int32), np.empty(0, array.dtype) if rates is None else rates.numpy()
     arguments = parameter(alpha - 1, array), index.numpy(), rate, losses.numpy(), counts
@@ -50,12 +49,12 @@ def linear_class_loss(
     if rates is None:
         return losses, None
     if counts.sum() > most or counts.max(initial=0) == classes:
-        over_rows(_spread, tokens, x.numel(), array, slots, counts)
+        over_rows(_fill_rows, tokens, x.numel(), array, slots, counts)
         return losses, None
     starts = np.zeros(tokens + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     values, found = np.empty(starts[-1], array.dtype), np.empty(starts[-1], np.int32)
-    over_rows(_note, tokens, values.size, array, slots, starts, values, found)
+    over_rows(_copy_supports, tokens, values.size, array, slots, starts, values, found)
     return losses, (torch.from_numpy(starts), torch.from_numpy(found), torch.from_numpy(values))
 
 
@@ -69,9 +68,9 @@ def linear_class_loss_backward(
     to_bias: Tensor | None,
 ) -> None:
     """Add the gradients of tokens to those of many: see the table of kernels."""
-    starts, classes, values = (t.numpy() for t in supports)
+    starts, classes, values = map(Tensor.numpy, supports)
     bounds, tokens, ordered = np.empty(len(weight) + 2, np.int64), np.empty_like(classes), np.empty_like(values)
-    _sort(starts, classes, values, bounds, tokens, ordered)
+    _sort_by_class(starts, classes, values, bounds, tokens, ordered)
     bounds, work = bounds[:-1], values.size * hidden.shape[1]
     if to_hidden is not None:
         strips = -(-hidden.shape[1] // _STRIP)
@@ -83,22 +82,22 @@ def linear_class_loss_backward(
 
 
 def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, out: Tensor, block: Tensor) -> None:
-    """hidden @ weight.T + bias; classes first, then turned: with few tokens BLAS is faster that way."""
+    """hidden @ weight.T + bias, (tokens, classes). Computed with the classes first: faster for few tokens."""
     tokens, classes = out.shape
     rows, columns, block = out.numpy(), len(block), block.view(-1)
     for first in range(0, classes, columns):
         part = slice(first, min(first + columns, classes))
-        turned = block[: (part.stop - first) * tokens].view(-1, tokens)
+        transposed = block[: (part.stop - first) * tokens].view(-1, tokens)
         if bias is None:
-            torch.mm(weight[part], hidden.t(), out=turned)
+            torch.mm(weight[part], hidden.t(), out=transposed)
         else:
-            torch.addmm(bias[part].unsqueeze(1), weight[part], hidden.t(), out=turned)
-        _turn(turned.numpy(), first, rows)
+            torch.addmm(bias[part].unsqueeze(1), weight[part], hidden.t(), out=transposed)
+        _transpose(transposed.numpy(), first, rows)
 
 
 @kernel
-def _turn(block: Any, first: int, rows: Any) -> None:
-    """Columns of a block of classes become stretches of rows. On one thread: another would cost more than it gains."""
+def _transpose(block: Any, first: int, rows: Any) -> None:
+    """Copy logits (some classes, tokens) to columns of rows (tokens, classes). One thread: more would be slower."""
     classes, tokens = block.shape
     for start in range(0, classes, _TILE):
         stop = min(start + _TILE, classes)
@@ -111,9 +110,9 @@ def _turn(block: Any, first: int, rows: Any) -> None:
 def _residuals(
     first: int, last: int, x: Any, slots: Any, powers: Any, target: Any, rate: Any, loss: Any, count: Any
 ) -> None:
-    """The losses of rows and, if there are rates, what is left of each row: the support of rate·(p − y), or all of it.
+    """The losses of rows; if there are rates, the support of rate·(p − y), or all of it, is written over each row.
 
-    ``slots`` are the same rows as integers; ``count`` tells how many entries a row has, all if it is whole.
+    ``slots`` are the same rows as integers; ``count`` is the number of entries of a row, all if it was not packed.
     """
     kind = x.dtype.type
     one = kind(1)
@@ -131,8 +130,8 @@ def _residuals(
         if k > 0:
             value = attained(z, p, k, np.float64(c), weigh(z, k, c, power, True, p))
         whole = narrow or k == BAD or 2 * (k + 1) > n
-        room = x if whole and rate.size > 0 else nothing
-        settle(row, k, largest, value, x, p, index, one, narrow, target, loss, room)
+        residual = x if whole and rate.size > 0 else nothing
+        settle(row, k, largest, value, x, p, index, one, narrow, target, loss, residual)
         if rate.size > 0:
             factor = rate[row] if label >= 0 else kind(0)
             if whole:
@@ -147,11 +146,11 @@ def _residuals(
 
 @inlined
 def _pack(x: Any, slots: Any, k: int, p: Any, index: Any, label: int, factor: Any) -> int:
-    """Write the support of factor·(p − y) over a row, and how many entries it has."""
+    """Write the support of factor·(p − y) over a row; return its number of entries."""
     kind = x.dtype.type
     last = slots.size - 1
     size = 0
-    away = kind(-1) if label >= 0 else kind(0)  # what is still to be told of the label
+    away = kind(-1) if label >= 0 else kind(0)  # −y at the label, until an entry includes it
     for i in range(k):
         if p[i] > 0:
             value = p[i]
@@ -169,8 +168,8 @@ def _pack(x: Any, slots: Any, k: int, p: Any, index: Any, label: int, factor: An
 
 
 @kernel
-def _spread(first: int, last: int, x: Any, slots: Any, count: Any) -> None:
-    """Rows of which the support is left, whole again."""
+def _fill_rows(first: int, last: int, x: Any, slots: Any, count: Any) -> None:
+    """Replace packed supports by rows with all their entries."""
     n = x.shape[1]
     end = slots.shape[1] - 1
     values, index = np.empty(n, x.dtype), np.empty(n, np.int32)
@@ -186,8 +185,8 @@ def _spread(first: int, last: int, x: Any, slots: Any, count: Any) -> None:
 
 
 @kernel
-def _note(first: int, last: int, x: Any, slots: Any, ends: Any, values: Any, classes: Any) -> None:
-    """Copy the supports of rows to their places."""
+def _copy_supports(first: int, last: int, x: Any, slots: Any, ends: Any, values: Any, classes: Any) -> None:
+    """Copy the packed supports of rows to one list of values and classes."""
     end = slots.shape[1] - 1
     for row in range(first, last):
         place = ends[row]
@@ -197,8 +196,8 @@ def _note(first: int, last: int, x: Any, slots: Any, ends: Any, values: Any, cla
 
 
 @kernel
-def _sort(ends: Any, classes: Any, values: Any, bounds: Any, tokens: Any, sorted_values: Any) -> None:
-    """Entries by class, those of a class by token; class j has bounds[j] to bounds[j + 1]."""
+def _sort_by_class(ends: Any, classes: Any, values: Any, bounds: Any, tokens: Any, sorted_values: Any) -> None:
+    """Sort entries by class, then by token; class j owns the entries from bounds[j] to bounds[j + 1]."""
     bounds[:] = 0
     for i in range(ends[-1]):
         bounds[classes[i] + 2] += 1
@@ -225,7 +224,7 @@ def _to_weight(first: int, last: int, bounds: Any, tokens: Any, values: Any, hid
 
 @kernel
 def _to_hidden(first: int, last: int, bounds: Any, tokens: Any, values: Any, weight: Any, to: Any) -> None:
-    """Add value·weight[class] to some strips of columns of every token: classes in order, each is read once."""
+    """Add value·weight[class] to some strips of columns of every token; each row of the weight is read once."""
     begin, end = first * _STRIP, min(last * _STRIP, to.shape[1])
     for j in range(bounds.size - 1):
         source = weight[j, begin:end]
@@ -237,6 +236,7 @@ def _to_hidden(first: int, last: int, bounds: Any, tokens: Any, values: Any, wei
 
 @kernel
 def _to_bias(first: int, last: int, bounds: Any, values: Any, to: Any) -> None:
+    """Add the values of some classes to their entries."""
     for j in range(first, last):
         for i in range(bounds[j], bounds[j + 1]):
             to[j] += values[i]

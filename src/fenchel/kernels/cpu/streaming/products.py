@@ -1,4 +1,4 @@
-"""Scores of a block of queries and keys, into memory that is already there."""
+"""Scores of a block of queries and keys, in memory that the caller allocated."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import torch
 from torch import Tensor
 
 
-def scores(query: Tensor, key: Tensor, mask: Tensor | None, room: Tensor) -> Tensor:
-    """query keyᵀ, (heads, rows, keys), at the front of ``room``, with −inf where a boolean mask is False.
+def scores(query: Tensor, key: Tensor, mask: Tensor | None, workspace: Tensor) -> Tensor:
+    """query keyᵀ, (heads, rows, keys), at the front of ``workspace``, with −inf where a boolean mask is False.
 
     Args:
         query: (heads, rows, width).
         key: (heads, keys, width).
         mask: (heads, rows, keys), boolean or to be added; None if there is none.
-        room: at least heads × rows × keys entries.
+        workspace: at least heads × rows × keys entries.
     """
     heads, rows, keys = query.shape[0], query.shape[1], key.shape[1]
-    found = room[: heads * rows * keys].view(heads, rows, keys)
+    found = workspace[: heads * rows * keys].view(heads, rows, keys)
     if rows == 1:  # decoding: the same numbers, read in the order of the keys
         torch.bmm(key, query.transpose(1, 2), out=found.view(heads, keys, 1))
     else:
