@@ -13,10 +13,13 @@ ABSOLUTE = {torch.float64: 1e-12, torch.float32: 1e-6}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
-@pytest.fixture(autouse=True, params=["compiled", "plain"])
+@pytest.fixture(autouse=True, params=["compiled", "plain", "device"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "plain":
+    """With kernels, on the torch path, and on the torch path as devices take it: without a look at values."""
+    if request.param != "compiled":
         monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    if request.param == "device":
+        monkeypatch.setattr("fenchel.regularizers.solvers.thresholds.may_stop_early", lambda z: False)
 
 
 RANDOM = {
