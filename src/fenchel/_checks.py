@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._torch import concrete
+from fenchel._torch import concrete, known
 
 # -- questions -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ def check_parameter(
     """
     if isinstance(value, Tensor):
         value = _as_float(value, name)
-        if concrete(value):
+        if known(value):
             fine = (value >= lower) if closed else (value > lower)
             fine = fine & (value < torch.inf) if finite else fine
             if not bool(fine.all()):
@@ -256,7 +256,7 @@ def check_entries(fine: Tensor, value: Tensor, name: str, allowed: str) -> Tenso
         name: of the argument, for errors.
         allowed: what entries must do or be, for errors: "be finite".
     """
-    if concrete(fine, value) and not bool(fine.all()):
+    if known(fine, value) and not bool(fine.all()):
         raise ValueError(f"{name} must {allowed}, got {value[~fine][0].item():g}")
     return value
 
@@ -309,7 +309,7 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         )
     target = target.long()  # before any comparison: eight bits would wrap around
     classes = scores.shape[dim]
-    if concrete(target) and bool(((target < 0) | (target >= classes)).any()):
+    if known(target) and bool(((target < 0) | (target >= classes)).any()):
         wrong = target[(target < 0) | (target >= classes)][0].item()
         raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
     return target
@@ -318,7 +318,7 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
     """Check probabilities of the shape of scores: not negative, with sum 1 along ``dim``."""
     check_like(target, "target of probabilities", scores)
-    if concrete(target):
+    if known(target):
         tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
         totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
         if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import broadcasts, check_parameter
-from fenchel._torch import apply_function, concrete, nested_forward_mode, outside, tracks
+from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
 from fenchel.regularizers.rowmap import (
@@ -56,7 +56,7 @@ class _TsallisMap(ParameterMap):
         if isinstance(a, Tensor):
             finite_a, finite = _finite(a)
             c = finite_a - 1
-            if concrete(a) and bool((a <= 2).all()):
+            if known(a) and bool((a <= 2).all()):
                 return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
             return torch.where(finite, p, _one_hot(z))
@@ -69,6 +69,10 @@ class _TsallisMap(ParameterMap):
     def product(self, v: Tensor, z: Any, p: Tensor, a: Parameter) -> Tensor:
         """J = diag(s) − ssᵀ/‖s‖₁ with s = p^(2−α) on the support (002, Proposition 1)."""
         v = on_support(v, p)
+        if not isinstance(a, Tensor) and a <= 2 and not tracks(v, p):
+            s = p.sign() if a == 2 else p if a == 1 else p.pow(2 - a)
+            total = s.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)  # 0 in a row without a choice
+            return s * (v - (s * v).sum(-1, keepdim=True) / total)
         if isinstance(a, Tensor):
             a, finite = _finite(a)
             return torch.where(finite, _steep_product(v, p, a), 0.0)
@@ -382,7 +386,7 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
     dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
     start = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(alpha)
     share = (start.double() - low) / (high - low)
-    if concrete(share) and not bool(((share > 0) & (share < 1)).all()):
+    if known(share) and not bool(((share > 0) & (share < 1)).all()):
         raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
     if not broadcasts(share.shape, shape or share.shape):
         raise ValueError(f"shape must be one that alpha, of shape {tuple(share.shape)}, expands to, got {shape}")

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._checks import check_integers, check_parameter
-from fenchel._torch import apply_function, concrete, tracks_forward
+from fenchel._torch import apply_function, concrete, known, tracks_forward
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.rows import as_autocast, autocast_dtype
 from fenchel.regularizers.tsallis import TSALLIS, Tsallis
@@ -84,7 +84,7 @@ def linear_entmax_loss(
     check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
     index = _check_target(target, hidden, weight, ignore_index)
     kept = index >= 0
-    if not concrete(index) or not bool(kept.all()):
+    if not known(index) or not bool(kept.all()):
         # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
         hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     tensors = [t for t in (hidden, weight, bias, alpha, index, class_weight) if isinstance(t, Tensor)]
@@ -128,7 +128,7 @@ def check_alpha(alpha: float | Tensor) -> float | Tensor:
     if isinstance(alpha, Tensor):
         if alpha.numel() != 1:
             raise ValueError(f"alpha must be a number or a tensor with one element, got shape {tuple(alpha.shape)}")
-        if not concrete(alpha):
+        if not known(alpha):
             return alpha
     value = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
     if not 1 <= value <= 2:
@@ -171,7 +171,7 @@ def _check_class_weight(class_weight: Tensor | None, weight: Tensor, label_smoot
         )
     if class_weight.requires_grad:
         raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
-    if label_smoothing and concrete(class_weight) and bool((class_weight < 0).any()):
+    if label_smoothing and known(class_weight) and bool((class_weight < 0).any()):
         raise ValueError(
             "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
         )
@@ -187,7 +187,7 @@ def _check_target(target: Tensor, hidden: Tensor, weight: Tensor, ignore_index: 
         )
     kept = is_kept(target, ignore_index)
     index = target.long()
-    if concrete(target):
+    if known(target):
         wrong = index[kept & ((index < 0) | (index >= len(weight)))]
         if wrong.numel():
             raise ValueError(

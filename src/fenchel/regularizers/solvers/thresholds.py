@@ -21,15 +21,10 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from fenchel._torch import concrete
+from fenchel._torch import known
 
 _BLOCK = 1 << 16  # numbers per thread that are worked on at a time: a few temporaries of that size fit into its cache
 _FEW = 4  # candidates are gathered if they are at most one in so many
-
-
-def may_stop_early(z: Tensor) -> bool:
-    """Whether a loop may end by looking at values: on the CPU, outside of traces and transformations."""
-    return z.is_cpu and concrete(z)
 
 
 @cache
@@ -53,7 +48,7 @@ class _Newton:
     """
 
     def __init__(self, z: Tensor) -> None:
-        self.looks = may_stop_early(z)
+        self.looks = known(z)
         self.moving: Tensor | None = None
 
     def move(self, unknown: Tensor, excess: Tensor, slope: Tensor, unit: float | Tensor = 0.0) -> Tensor:
@@ -84,16 +79,16 @@ def _in_blocks(
         reach: entries with z ≤ −reach are known to be zero in the result. A number, or one per row, (…, 1).
         parameters: numbers, or tensors (…, 1).
     """
-    if not may_stop_early(z) or not z.numel():
+    if not known(z) or not z.numel():
         return solve(z, *parameters)
     n = z.shape[-1]
-    rows = z.reshape(-1, n)
+    rows = z.reshape(-1, n).contiguous()
     size = max(1, _BLOCK * torch.get_num_threads() // n)
     given = [
         each.expand(*z.shape[:-1], 1).reshape(-1, 1).split(size) if isinstance(each, Tensor) else each
         for each in (reach, *parameters)
     ]
-    result = torch.empty_like(rows, memory_format=torch.contiguous_format)
+    result = torch.empty_like(rows)
     for i, (part, into) in enumerate(zip(rows.split(size), result.split(size), strict=True)):
         bound, *others = (each if isinstance(each, float) else each[i] for each in given)
         candidates = part > -bound
@@ -107,7 +102,7 @@ def _in_blocks(
         first = count.cumsum(0) - count
         column = torch.arange(len(place)) - first.view(-1)[row]
         few = part.new_full((len(part), max(most, 1)), -torch.inf)
-        few[row, column] = part.reshape(-1)[place]
+        few[row, column] = part.view(-1)[place]
         into.zero_().view(-1)[place] = solve(few, *others)[row, column]
     return result.view(z.shape)
 
@@ -139,7 +134,7 @@ def _threshold(y: Tensor, c: float | Tensor) -> Tensor:
     and y ≤ 0; for c < 0, where y ≥ 0, they are the smallest, and the norm, of a negative order, is concave in τ.
     """
     numeric = not isinstance(c, Tensor)
-    if numeric and c in (0.5, 1.0) and not may_stop_early(y):
+    if numeric and c in (0.5, 1.0) and not known(y):
         tau = _threshold_of_sorted(y, c)
         steps = 0 if y.dtype != wide(y) else 2  # sums of sorted entries lose digits
     else:
@@ -232,20 +227,20 @@ def _smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor
     """
     ordered = z.sort(dim=-1, descending=True).values
     n = z.shape[-1]
-    ways = 2 if may_stop_early(z) else 4
+    ways = 2 if known(z) else 4
     full = 1 / scale**power  # the mass is measured in units of this
     exponent = power.unsqueeze(-1) if isinstance(power, Tensor) else power
-    known = torch.zeros_like(ordered[..., :1], dtype=torch.long)  # the last entry that is known to be in the support
+    last = torch.zeros_like(ordered[..., :1], dtype=torch.long)  # of those that are known to be in the support
     ahead = torch.arange(1, ways, device=z.device)
     stride = 1
     while stride * ways < n:
         stride *= ways
     while stride:
-        candidate = ordered.gather(-1, (known + stride * ahead).clamp_max(n - 1))
+        candidate = ordered.gather(-1, (last + stride * ahead).clamp_max(n - 1))
         mass = (ordered.unsqueeze(-2) - candidate.unsqueeze(-1)).clamp_min(0).pow(exponent).sum(-1)
-        known = known + stride * (mass < full).sum(-1, keepdim=True)
+        last = last + stride * (mass < full).sum(-1, keepdim=True)
         stride //= ways
-    return ordered.gather(-1, known.clamp_max(n - 1))
+    return ordered.gather(-1, last.clamp_max(n - 1))
 
 
 def entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
