@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_parameter
-from fenchel._torch import tracks
+from fenchel._torch import known, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.rowmap import Parameter, ParameterMap, on_support, register_map
@@ -28,7 +28,8 @@ class _NormMap(ParameterMap):
         return _norm(p, a).squeeze(-1) - 1
 
     def solve(self, z: Tensor, a: Parameter) -> Tensor:
-        return thresholds.normmax(z, a - 1)
+        p = thresholds.normmax(z, a - 1)
+        return p.masked_fill(~(a > 1), torch.nan) if isinstance(a, Tensor) and not known(a) else p
 
     def product(self, v: Tensor, z: Any, p: Tensor, a: Parameter) -> Tensor:
         """J = (N/(α−1)) (I − p1ᵀ) diag(r^(2−α)) (I − 1pᵀ) on the support.

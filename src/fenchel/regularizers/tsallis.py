@@ -59,7 +59,8 @@ class _TsallisMap(ParameterMap):
             if known(a) and bool((a <= 2).all()):
                 return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
-            return torch.where(finite, p, _one_hot(z))
+            p = torch.where(finite, p, _one_hot(z))
+            return p if known(a) else p.masked_fill(~(a > 0), torch.nan)  # nobody has looked at the values
         if a == 1:
             return torch.softmax(z, -1)
         if math.isinf(a):
@@ -132,7 +133,7 @@ class _Steep(torch.autograd.Function):
         v, p, a = recall(ctx)
         product = _steep_product(on_support(grad, p), p, a)
         safe = torch.where(p == 0, 1.0, p)
-        spread = product * _centred(v, p, a)
+        spread = product * _centred(v, p, a, _flattest(p, a))
         to_p = torch.where(p == 0, 0.0 * p, saturate((2 - a) * (spread / safe)))
         return product, to_p, -saturated_sum(safe.log() * spread) if ctx.needs_input_grad[2] else None
 
@@ -143,7 +144,7 @@ class _Steep(torch.autograd.Function):
             safe = torch.where(p == 0, 1.0, p)
             change = torch.zeros_like(p) if dp is None else (2 - a) * (dp / safe)
             change = change if da is None else change - safe.log() * da
-            direction = saturate(change * _centred(v, p, a))
+            direction = saturate(change * _centred(v, p, a, _flattest(p, a)))
             direction = direction if dv is None else direction + dv
             product: Tensor = _steep_product(on_support(direction, p), p, a)
         return product
@@ -159,27 +160,27 @@ def _steep(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
     So everything is measured from the entry k with the largest s: its own product is minus the sum of the
     others (J1 = 0), and none of the others suffers cancellation.
     """
-    support = p != 0
-    safe = torch.where(support, p, 1.0)
-    s = torch.where(support, safe.pow(2 - a), 0.0).clamp_max(torch.finfo(p.dtype).max)
-    first = torch.zeros_like(p, dtype=torch.bool).scatter(-1, _flattest(p, a), True)
-    product = torch.where(first, 0.0 * p, saturate(s * _centred(v, p, a)))
-    return torch.where(support, torch.where(first, -saturated_sum(product), product), 0.0 * p)
+    zero = p == 0
+    s = p.masked_fill(zero, 1.0).pow(2 - a).masked_fill(zero, 0.0).clamp_max(torch.finfo(p.dtype).max)
+    k = _flattest(p, a)
+    product = saturate(s * _centred(v, p, a, k)).scatter(-1, k, 0.0)
+    return on_support(product.scatter(-1, k, -saturated_sum(product)), p)
 
 
 def _flattest(p: Tensor, a: Parameter) -> Tensor:
     """Where the largest s = p^(2−α) of each row stands."""
     p = p.detach()
-    least, most = torch.where(p == 0, torch.inf, p), p
-    steep = torch.where(a > 2, -least, most) if isinstance(a, Tensor) else (-least if a > 2 else most)
-    return steep.argmax(-1, keepdim=True)
+    least = p.masked_fill(p == 0, torch.inf)
+    if isinstance(a, Tensor):
+        return torch.where(a > 2, -least, p).argmax(-1, keepdim=True)
+    return least.argmin(-1, keepdim=True) if a > 2 else p.argmax(-1, keepdim=True)
 
 
-def _centred(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
-    """v − v̄ with the mean v̄ = ⟨s, v⟩/‖s‖₁."""
-    safe = torch.where(p == 0, 1.0, p)
-    k = _flattest(p, a)
-    relative = torch.where(p == 0, 0.0, (safe / safe.gather(-1, k)).pow(2 - a))  # between 0 and 1
+def _centred(v: Tensor, p: Tensor, a: Parameter, k: Tensor) -> Tensor:
+    """v − v̄ with the mean v̄ = ⟨s, v⟩/‖s‖₁; k is where the largest s stands."""
+    zero = p == 0
+    safe = p.masked_fill(zero, 1.0)
+    relative = (safe / safe.gather(-1, k)).pow(2 - a).masked_fill(zero, 0.0)  # between 0 and 1
     # Smaller by a power of two, so that no sum overflows.
     unit = 0.5 ** (p.shape[-1].bit_length() + 1)
     v = unit * v

@@ -68,9 +68,7 @@ class _Newton:
         return self.moving is not None and not bool(self.moving.any())
 
 
-def _in_blocks(
-    solve: Callable[..., Tensor], z: Tensor, reach: float | Tensor, *parameters: float | Tensor
-) -> Tensor:
+def _in_blocks(solve: Callable[..., Tensor], z: Tensor, reach: float | Tensor, *parameters: float | Tensor) -> Tensor:
     """``solve(z, *parameters)``; on the CPU block by block, and on the candidates alone where these are few.
 
     Args:
@@ -85,11 +83,11 @@ def _in_blocks(
     rows = z.reshape(-1, n).contiguous()
     size = max(1, _BLOCK * torch.get_num_threads() // n)
     given = [
-        each.expand(*z.shape[:-1], 1).reshape(-1, 1).split(size) if isinstance(each, Tensor) else each
+        torch.split(each.expand(*z.shape[:-1], 1).reshape(-1, 1), size) if isinstance(each, Tensor) else each
         for each in (reach, *parameters)
     ]
     result = torch.empty_like(rows)
-    for i, (part, into) in enumerate(zip(rows.split(size), result.split(size), strict=True)):
+    for i, (part, into) in enumerate(zip(torch.split(rows, size), torch.split(result, size), strict=True)):
         bound, *others = (each if isinstance(each, float) else each[i] for each in given)
         candidates = part > -bound
         count = candidates.sum(-1, keepdim=True)
@@ -133,13 +131,12 @@ def _threshold(y: Tensor, c: float | Tensor) -> Tensor:
     The entries of y nearest to the threshold of a single one, which is −1, are 0. For c in (0, 1] they are the largest,
     and y ≤ 0; for c < 0, where y ≥ 0, they are the smallest, and the norm, of a negative order, is concave in τ.
     """
-    numeric = not isinstance(c, Tensor)
-    if numeric and c in (0.5, 1.0) and not known(y):
+    if not isinstance(c, Tensor) and c in (0.5, 1.0) and not known(y):
         tau = _threshold_of_sorted(y, c)
         steps = 0 if y.dtype != wide(y) else 2  # sums of sorted entries lose digits
     else:
         tau = torch.full_like(y[..., :1], -1.0)
-        bound = abs(c) if numeric else 1.0
+        bound = 1.0 if isinstance(c, Tensor) else abs(c)
         steps = newton_steps(y.shape[-1], bound, torch.finfo(y.dtype).eps / bound)
     newton = _Newton(y)
     for _ in range(steps):
@@ -201,10 +198,15 @@ def _entmax_by_offset(z: Tensor, c: float | Tensor) -> Tensor:
 
     For a small c it is nearly linear: the limit c → 0 is log Σ exp(z − A), and one step is exact.
     """
-    numeric = not isinstance(c, Tensor)
     inverse = 1 / c
-    rest = inverse - 1 if numeric else torch.where(c == 1, torch.finfo(z.dtype).tiny, inverse - 1)  # no 0 · −inf
-    steps = newton_steps(z.shape[-1], c if numeric else 1.0, torch.finfo(z.dtype).eps)
+    rest = inverse - 1
+    unit: float | Tensor
+    if isinstance(c, Tensor):
+        unit, bound = c.abs(), 1.0
+        rest = torch.where(c == 1, torch.finfo(z.dtype).tiny, rest)  # 0 times log 0 would be NaN
+    else:
+        unit = bound = abs(c)
+    steps = newton_steps(z.shape[-1], bound, torch.finfo(z.dtype).eps)
     newton = _Newton(z)
     y = c * z
     offset = torch.zeros_like(z[..., :1])
@@ -215,7 +217,7 @@ def _entmax_by_offset(z: Tensor, c: float | Tensor) -> Tensor:
             return _correct(p, s)
         total = p.sum(-1, keepdim=True)
         excess = total * torch.expm1(-c * total.log())
-        offset = newton.move(offset, -excess, s.sum(-1, keepdim=True), abs(c) if numeric else c.abs())
+        offset = newton.move(offset, -excess, s.sum(-1, keepdim=True), unit)
     raise AssertionError
 
 
