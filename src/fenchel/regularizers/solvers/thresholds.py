@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -27,7 +27,7 @@ _BLOCK = 1 << 16  # numbers per thread that are worked on at a time: a few tempo
 _FEW = 4  # candidates are gathered if they are at most one in so many
 
 
-@cache
+@lru_cache(1 << 10)
 def newton_steps(n: int, c: float, precision: float) -> int:
     """How many steps of Newton's method solve Σ [1 + c(z − A)]₊^(1/c) = 1 for n scores, |c| ≤ 1; see the module.
 
@@ -98,7 +98,7 @@ def _in_blocks(solve: Callable[..., Tensor], z: Tensor, reach: float | Tensor, *
         place = candidates.view(-1).nonzero().squeeze(-1)
         row = place // n
         first = count.cumsum(0) - count
-        column = torch.arange(len(place)) - first.view(-1)[row]
+        column = torch.arange(len(place), device=z.device) - first.view(-1)[row]
         few = part.new_full((len(part), max(most, 1)), -torch.inf)
         few[row, column] = part.view(-1)[place]
         into.zero_().view(-1)[place] = solve(few, *others)[row, column]
@@ -209,16 +209,16 @@ def _entmax_by_offset(z: Tensor, c: float | Tensor) -> Tensor:
     steps = newton_steps(z.shape[-1], bound, torch.finfo(z.dtype).eps)
     newton = _Newton(z)
     y = c * z
+    log = torch.log1p(y.clamp_min(-1))
     offset = torch.zeros_like(z[..., :1])
-    for i in range(steps + 1):
+    for _ in range(steps):
+        total = (log * inverse).exp().sum(-1, keepdim=True)
+        missing = total * torch.expm1(-c * total.log())
+        offset = newton.move(offset, -missing, (log * rest).exp().sum(-1, keepdim=True), unit)
         log = torch.log1p((y - offset).clamp_min(-1))
-        p, s = torch.exp(log * inverse), torch.exp(log * rest)
-        if i == steps or newton.converged:
-            return _correct(p, s)
-        total = p.sum(-1, keepdim=True)
-        excess = total * torch.expm1(-c * total.log())
-        offset = newton.move(offset, -excess, s.sum(-1, keepdim=True), unit)
-    raise AssertionError
+        if newton.converged:
+            break
+    return _correct((log * inverse).exp(), (log * rest).exp())
 
 
 def _smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor) -> Tensor:
@@ -330,8 +330,8 @@ def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
     """
     dtype = z.dtype
     # In double: next to a huge score log(upper) would be rounded away, and with it the order of the bounds.
-    z, upper = z.double(), upper.double()
-    budget = budget.double() if isinstance(budget, Tensor) else budget
+    z, upper = z.to(wide(z)), upper.to(wide(z))
+    budget = budget.to(z.dtype) if isinstance(budget, Tensor) else budget
     inside = upper > 0
     z = z - z.amax(-1, keepdim=True)
     t = torch.where(inside, z - torch.where(inside, upper, 1.0).log(), -torch.inf)
