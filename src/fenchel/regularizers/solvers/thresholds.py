@@ -159,7 +159,7 @@ def _threshold_of_sorted(y: Tensor, c: float) -> Tensor:
     That of the largest k is a lower bound of the whole row's, and reached for the right k.
     """
     ordered = y.clamp_min(-1).sort(dim=-1, descending=True).values.to(wide(y))
-    size = torch.arange(1, y.shape[-1] + 1, dtype=ordered.dtype, device=y.device)
+    size = torch.ones_like(ordered).cumsum(-1)  # a DTensor too, if y is one
     mean = ordered.cumsum(-1) / size
     if c == 1:
         tau = mean - size.reciprocal()
@@ -233,7 +233,7 @@ def _smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor
     full = 1 / scale**power  # the mass is measured in units of this
     exponent = power.unsqueeze(-1) if isinstance(power, Tensor) else power
     last = torch.zeros_like(ordered[..., :1], dtype=torch.long)  # of those that are known to be in the support
-    ahead = torch.arange(1, ways, device=z.device)
+    ahead = torch.ones_like(last).expand(*last.shape[:-1], ways - 1).cumsum(-1)
     stride = 1
     while stride * ways < n:
         stride *= ways
