@@ -1,5 +1,8 @@
-"""Default devices, single parameters from another device, tensor subclasses, dispatch modes, NumPy scalars."""
+"""Default devices, single parameters from another device, what a device is asked to do, tensor subclasses, dispatch
+modes, NumPy scalars."""
 
+import contextlib
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -128,6 +131,182 @@ def test_a_single_number_on_the_cpu_goes_with_scores_on_another_device(call: Cal
     result = call(scores, torch.tensor(1.5))
     assert result.is_meta
     assert result.shape == call(torch.randn(3, 5), torch.tensor(1.5)).shape
+
+
+# -- devices without kernels: how many operators, and never a look at values -------------------------------------------
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A device whose tensors count as data, and of which every look at a value is an error: meta tensors."""
+    real = fenchel._torch.concrete
+    for name, module in list(sys.modules.items()):
+        if name.split(".")[0] == "fenchel" and getattr(module, "concrete", None) is real:
+            monkeypatch.setattr(module, "concrete", lambda *tensors: not torch.compiler.is_compiling())
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # there is none for meta tensors
+    return "meta"
+
+
+def learned(*shape: int) -> Tensor:
+    return torch.full(shape, 1.5, device="meta", requires_grad=True)
+
+
+def indices(*shape: int) -> Tensor:
+    return torch.zeros(shape, dtype=torch.long, device="meta")
+
+
+def numbers(*shape: int) -> Tensor:
+    return torch.zeros(shape, device="meta")
+
+
+OMEGAS = {
+    "Tsallis(1.5)": lambda: Tsallis(1.5),
+    "Gini": Gini,
+    "Shannon": fenchel.Shannon,
+    "Hard": fenchel.Hard,
+    "Tsallis(3)": lambda: Tsallis(3.0),
+    "Norm": Norm,
+    "KSubsets": lambda: KSubsets(2),
+    "Capped": lambda: Capped(0.5),
+    "learnable": lambda: Tsallis(1.5, learnable=True, shape=(4, 1, 1)).to("meta"),
+    "scaled": lambda: numbers(4, 1, 1) * Gini(),
+}
+
+LOSSES: dict[str, Callable[..., Tensor]] = {
+    "indices": lambda loss, s: loss(s, indices(8)),
+    "one per row": lambda loss, s: loss(s, indices(8), reduction="none"),
+    "weights": lambda loss, s: loss(s, indices(8), weight=numbers(100)),
+    "smoothing": lambda loss, s: loss(s, indices(8), weight=numbers(100), label_smoothing=0.1),
+    "probabilities": lambda loss, s: loss(s, numbers(8, 100)),
+    "smooth probabilities": lambda loss, s: loss(s, numbers(8, 100), label_smoothing=0.1),
+}
+
+WITHOUT_SYNC: dict[str, Callable[[Tensor], Tensor]] = {
+    **{f"entmax {a}": lambda s, a=a: fenchel.entmax(s, a) for a in (0.5, 1.0, 1.0001, 1.3, 1.5, 2.0, 3.0, torch.inf)},
+    **{f"normmax {a}": lambda s, a=a: fenchel.normmax(s, a) for a in (1.1, 2.0, 5.0, torch.inf)},
+    "entmax of alphas": lambda s: fenchel.entmax(s, learned(8, 1)),
+    "entmax of an alpha": lambda s: fenchel.entmax(s, learned()),
+    "normmax of alphas": lambda s: fenchel.normmax(s, learned(8, 1)),
+    "masked entmax": lambda s: fenchel.entmax(s, mask=s > 0),
+    "entmax of half precision": lambda s: fenchel.entmax(s.half(), 1.5, dim=0),
+    "k_subsets": lambda s: fenchel.k_subsets(s, learned(8, 1)),
+    "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, numbers(8, 100)),
+    "constrained_softmax": lambda s: fenchel.constrained_softmax(s, 0.5),
+    **{
+        f"{loss.__name__} of {name}": lambda s, loss=loss, of=of: of(loss, s)
+        for loss in (fenchel.sparsemax_loss, fenchel.normmax_loss)
+        for name, of in LOSSES.items()
+    },
+    "loss with a tensor alpha": lambda s: fenchel.entmax_loss(s, indices(8), learned(8, 1)),
+    "soft loss with a tensor alpha": lambda s: fenchel.entmax_loss(s, numbers(8, 100), learned(8, 1)),
+    "k_subsets loss": lambda s: KSubsets(2).loss(s, numbers(8, 100)),
+    "output": lambda s: fenchel.linear_entmax_loss(s, numbers(50, 100), indices(8)),
+    "smooth output": lambda s: fenchel.linear_entmax_loss(
+        s, numbers(50, 100), indices(8), label_smoothing=0.1, class_weight=numbers(50)
+    ),
+    "output with a learned alpha": lambda s: fenchel.linear_entmax_loss(
+        s, numbers(50, 100), indices(8), alpha=learned()
+    ),
+    "output with a tensor alpha": lambda s: fenchel.linear_entmax_loss(
+        s, numbers(50, 100), indices(8), alpha=learned().detach()
+    ),
+    "nn.LinearEntmaxLoss": lambda s: fenchel.nn.LinearEntmaxLoss(100, 50, learnable=True).to("meta")(s, indices(8)),
+    "nn.EntmaxLoss": lambda s: fenchel.nn.EntmaxLoss(1.5).to("meta")(s, indices(8)),
+    "nn.Entmax": lambda s: fenchel.nn.Entmax(1.5, learnable=True).to("meta")(s),
+    "nn.MultiheadAttention": lambda s: fenchel.nn.MultiheadAttention(100, 4).to("meta")(s, s, s)[0],
+    "nn.MultiheadAttention with padding": lambda s: fenchel.nn.MultiheadAttention(100, 4, batch_first=True).to("meta")(
+        s[None], s[None], s[None], key_padding_mask=numbers(1, 8).bool(), need_weights=False
+    )[0],
+    **{
+        f"attention of {omega}": lambda s, make=make: fenchel.attention(
+            (q := numbers(2, 4, 64, 16) + s.sum()), q, q, make(), dropout_p=0.1
+        )
+        for omega, make in OMEGAS.items()
+    },
+    "attention by parts": lambda s: fenchel.attention((q := numbers(1, 4, 1024, 16) + s.sum()), q, q, is_causal=True),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_SYNC)
+def test_no_value_on_a_device_is_waited_for(name: str, device: str) -> None:
+    scores = torch.empty(8, 100, device=device, requires_grad=True)
+    WITHOUT_SYNC[name](scores).sum().backward()
+    assert scores.grad is not None
+    with torch.no_grad():
+        WITHOUT_SYNC[name](scores)
+
+
+def test_the_fake_device_refuses_every_look_at_a_value(device: str) -> None:
+    scores = torch.empty(8, 100, device=device)
+    looks = [
+        bool,
+        lambda s: s.sum().item(),
+        Tensor.cpu,
+        Tensor.nonzero,
+        lambda s: s[s > 0],
+        lambda s: torch.equal(s, s),
+    ]
+    for look in looks:
+        with pytest.raises((RuntimeError, NotImplementedError)):
+            look(scores)
+    assert fenchel.regularizers.rowmap.concrete(scores)
+
+
+@pytest.mark.parametrize(("choose", "least"), [(fenchel.entmax, 0.0), (fenchel.normmax, 1.0)])
+def test_an_alpha_out_of_range_on_a_device_makes_its_row_nan(
+    choose: Callable[..., Tensor], least: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    for module in ("_checks", "regularizers.tsallis", "regularizers.norm", "regularizers.solvers.thresholds"):
+        monkeypatch.setattr(f"fenchel.{module}.known", lambda *tensors: False)
+    scores = ROWS.index_fill(1, torch.tensor([2]), -torch.inf).requires_grad_()
+    p = choose(scores, torch.tensor([[least - 0.5], [least], [1.5], [torch.nan]]))
+    assert p.isnan().all(-1).tolist() == [True, True, False, True]
+    torch.testing.assert_close(p[2], choose(scores[2], 1.5))
+    (slope,) = torch.autograd.grad(p[2, 0], scores)
+    assert slope[2].isfinite().all()
+
+
+VIEWS = {"detach", "view", "expand", "unsqueeze", "squeeze", "alias", "slice", "_unsafe_view", "transpose", "permute"}
+
+
+class Launches(TorchDispatchMode):
+    """A mode that counts the operators that a device would have to launch."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func._schema.name.split("::")[1] not in VIEWS
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("choose", "forward", "backward"),
+    [
+        (fenchel.sparsemax, 40, 12),
+        (fenchel.entmax, 40, 12),
+        (lambda s: fenchel.normmax(s, torch.inf), 40, 12),
+        (fenchel.normmax, 40, 24),
+        (lambda s: fenchel.entmax(s, 1.0001), 120, 12),
+        (lambda s: fenchel.normmax(s, 1.1), 120, 24),
+        # From here on the steps that are proven to be enough take more than 120 operators.
+        (lambda s: fenchel.entmax(s, 1.1), 160, 12),
+        (lambda s: fenchel.entmax(s, 1.3), 140, 12),
+        (lambda s: fenchel.entmax(s, 0.5), 180, 12),
+        (lambda s: fenchel.entmax(s, 1.75), 220, 12),
+        (lambda s: fenchel.normmax(s, 20.0), 250, 24),
+        (lambda s: fenchel.entmax(s, 3.0), 440, 40),
+    ],
+)
+def test_a_device_launches_few_operators(choose: Callable[[Tensor], Tensor], forward: int, backward: int) -> None:
+    scores = torch.empty(8, 32_000, device="meta", requires_grad=True)
+    with Launches() as there:
+        p = choose(scores)
+    grad = torch.empty_like(p)
+    with Launches() as back:
+        p.backward(grad)
+    assert there.count <= forward
+    assert back.count <= backward
 
 
 class Plain(Tensor):

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._torch import concrete
+from fenchel._torch import concrete, known
 
 # -- questions -------------------------------------------------------------------------------------------------------
 
@@ -117,7 +117,7 @@ def check_parameter(
     """
     if isinstance(value, Tensor):
         value = _as_float(value, name)
-        if concrete(value):
+        if known(value):
             fine = (value >= lower) if closed else (value > lower)
             fine = fine & (value < torch.inf) if finite else fine
             if not bool(fine.all()):
@@ -256,7 +256,7 @@ def check_entries(fine: Tensor, value: Tensor, name: str, allowed: str) -> Tenso
         name: of the argument, for errors.
         allowed: what entries must do or be, for errors: "be finite".
     """
-    if concrete(fine, value) and not bool(fine.all()):
+    if known(fine, value) and not bool(fine.all()):
         raise ValueError(f"{name} must {allowed}, got {value[~fine][0].item():g}")
     return value
 
@@ -264,7 +264,7 @@ def check_entries(fine: Tensor, value: Tensor, name: str, allowed: str) -> Tenso
 def check_tril(value: Tensor, name: str) -> Tensor:
     """Check that matrices (…, D, D) are finite and lower triangular with a positive diagonal, if values can be read."""
     fine = value.isfinite() & (value == value.tril())
-    if concrete(fine, value) and not bool(fine.all() & (value.diagonal(dim1=-2, dim2=-1) > 0).all()):
+    if known(fine, value) and not bool(fine.all() & (value.diagonal(dim1=-2, dim2=-1) > 0).all()):
         raise ValueError(f"{name} must be lower triangular with a positive diagonal, and finite")
     return value
 

@@ -26,6 +26,7 @@ __all__ = [
     "forward_mode",
     "has_tangent",
     "is_mapped",
+    "known",
     "nested_forward_mode",
     "nested_from_mask",
     "on_cpu",
@@ -70,6 +71,16 @@ def concrete(*tensors: Tensor) -> bool:
                     f"a tensor of shape {tuple(t.shape)} holds no data: its storage has been freed (resized to 0 bytes)"
                 )
         except NotImplementedError:  # sparse and other layouts have no such storage
+            return False
+    return True
+
+
+def known(*tensors: Tensor) -> bool:
+    """Whether the values of tensors may be read at no cost: they are ``concrete``, and no device must be waited for."""
+    if not concrete(*tensors):
+        return False
+    for t in tensors:  # noqa: SIM110 (small inputs feel a generator)
+        if not t.is_cpu:
             return False
     return True
 

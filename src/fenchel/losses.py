@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_number, check_one_of
-from fenchel._torch import concrete
+from fenchel._torch import concrete, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
@@ -182,8 +182,8 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
         check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value per class, got {type(weight).__name__}")
-    # Whether or not values are looked at: ``concrete`` raises if the memory was freed, before torch reads it.
-    if weight is not None and concrete(weight) and label_smoothing and bool((weight < 0).any()):
+    # Whether or not values are looked at: ``known`` raises if the memory was freed, before torch reads it.
+    if weight is not None and known(weight) and label_smoothing and bool((weight < 0).any()):
         raise ValueError("weight must not be negative with label_smoothing: the smoothed target would not be a measure")
 
 

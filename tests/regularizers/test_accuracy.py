@@ -13,10 +13,13 @@ ABSOLUTE = {torch.float64: 1e-12, torch.float32: 1e-6}
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 
 
-@pytest.fixture(autouse=True, params=["compiled", "plain"])
+@pytest.fixture(autouse=True, params=["compiled", "plain", "device"])
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    if request.param == "plain":
+    """With kernels, on the torch path, and on the torch path as devices take it: without a look at values."""
+    if request.param != "compiled":
         monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    if request.param == "device":
+        monkeypatch.setattr("fenchel.regularizers.solvers.thresholds.known", lambda *t: False)
 
 
 RANDOM = {
@@ -81,6 +84,37 @@ def test_entmax_up_to_alpha_2_is_right_to_the_last_digits(alpha: float, kind: st
 def test_wide_rows_are_right_to_the_last_digits(alpha: float, dtype: torch.dtype) -> None:
     exact_errors(torch.randn(5_000, dtype=dtype), alpha)
     exact_errors(1e-4 * torch.randn(2_000, dtype=dtype), alpha)
+
+
+_LEVELS = torch.cat([torch.full((2**j,), 2.0**-j, dtype=torch.float64) for j in range(17)])[:100_000]
+_RANKS = torch.arange(1, 100_001, dtype=torch.float64)
+WIDE = {
+    "unit": torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(0)),
+    "flat": 1e-6 * torch.randn(100_000, dtype=torch.float64, generator=torch.Generator().manual_seed(1)),
+    "one and many": torch.cat([torch.zeros(1).double(), -1 + 1e-7 * torch.rand(99_999).double()]),
+    # Newton's method from the left leaves few of these behind in each step.
+    "powers of the rank": _RANKS**-1.0,
+    "roots of the rank": 2 * _RANKS**-0.5,
+    "levels": _LEVELS,
+    "square levels": 2 * _LEVELS**2,
+}
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.parametrize("alpha", [1.25, 1.5, 1.75, 2.0])
+def test_rows_of_100_000_satisfy_the_optimality_conditions(alpha: float, kind: str, dtype: torch.dtype) -> None:
+    """Σp = 1, and (α−1) z − p^(α−1) is the threshold on the support, which no score outside exceeds."""
+    scores = WIDE[kind].to(dtype)
+    p = fenchel.entmax(scores, alpha).double()
+    y = (alpha - 1) * (scores.double() - scores.double().max())
+    slack = 8 * torch.finfo(dtype).eps
+    assert abs(math.fsum(p.tolist()) - 1) <= ABSOLUTE[dtype]
+    tau = (y - p.pow(alpha - 1))[p > 0]
+    # p is known to rounding, and p^(α−1) is steep where p is small: there only the other entries tell the threshold.
+    level = tau[p[p > 0] >= p.max() / 2].mean()
+    assert bool((y[p == 0] <= level + slack).all())
+    assert bool(((y - level).clamp_min(0).pow(1 / (alpha - 1)) - p).abs().max() <= slack)
 
 
 @DTYPES

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._checks import check_expands, check_parameter, check_real
-from fenchel._torch import concrete
+from fenchel._torch import concrete, known
 from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
@@ -164,12 +164,12 @@ class KSubsets(Regularizer):
                 f"target must have the shape of scores, {tuple(scores.shape)}, with entries in [0, 1] that sum to k, "
                 f"got shape {tuple(target.shape)}"
             )
-        if not concrete(target, scores):
+        if not known(target, scores):
             return target
         rows = to_rows(scores, dim, mask)
         y = target.movedim(dim, -1).to(torch.promote_types(target.dtype, torch.float32))
         k = torch.as_tensor(self._masses(scores, dim, mask)).detach()
-        if not concrete(k):
+        if not known(k):
             return target
         slack = max(1e-3, 4 * torch.finfo(target.dtype).eps)
         off = (y.sum(-1) - k).abs() > slack * k.clamp_min(1)
@@ -325,7 +325,7 @@ def _upper_rows(upper: float | Tensor, scores: Tensor, dim: int) -> float | Tens
 
 def _check_room(rows: Tensor, upper: float | Tensor, budget: float) -> None:
     """Refuse bounds that are negative or NaN, or that sum to less than the budget in a row with something to choose."""
-    if not concrete(rows) or (isinstance(upper, Tensor) and not concrete(upper)):
+    if not known(rows) or (isinstance(upper, Tensor) and not known(upper)):
         return
     bounds = torch.as_tensor(upper, dtype=None if isinstance(upper, Tensor) else rows.dtype, device=rows.device)
     wrong, room = _room(rows, bounds)

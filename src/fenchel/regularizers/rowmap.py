@@ -175,9 +175,10 @@ class RowMap(ABC):
     def solve_plainly(self, z: Tensor, *a: Any) -> Tensor:
         """``solve_any`` in torch operations."""
         top = z.amax(-1, keepdim=True)
-        usable = top.isfinite()
-        p = self.solve(z - torch.where(usable, top, 0.0), *a)
-        return torch.where(usable, p, torch.where(top == -torch.inf, 0.0, torch.nan))
+        gone = top - top  # 0, or NaN where the largest score is not finite
+        unusable = gone != 0
+        p = self.solve(z - top.masked_fill(unusable, 0.0), *a)
+        return torch.where(unusable, gone.masked_fill(top == -torch.inf, 0.0), p)
 
     def jacobian(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
         """``product``, by a kernel unless it is differentiated itself."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import broadcasts, check_expands, check_floats, check_like, check_mask, is_integer, kind
-from fenchel._torch import concrete
+from fenchel._torch import concrete, known
 
 
 def check_scores(scores: Tensor, dim: int) -> int:
@@ -39,7 +39,7 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         )
     target = target.long()  # before any comparison: eight bits would wrap around
     classes = scores.shape[dim]
-    if concrete(target) and bool(((target < 0) | (target >= classes)).any()):
+    if known(target) and bool(((target < 0) | (target >= classes)).any()):
         wrong = target[(target < 0) | (target >= classes)][0].item()
         raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
     return target
@@ -48,7 +48,7 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
     """Check probabilities of the shape of scores: not negative, with sum 1 along ``dim``."""
     check_like(target, "target of probabilities", scores)
-    if concrete(target):
+    if known(target):
         tolerance = max(1e-3, 4 * torch.finfo(target.dtype).eps)
         totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
         if bool((target < 0).any()) or bool(((totals - 1).abs() > tolerance).any()):

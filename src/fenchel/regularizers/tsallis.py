@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from fenchel._checks import broadcasts, check_parameter
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, nested_forward_mode, outside, tracks
+from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
 from fenchel.regularizers.rowmap import (
@@ -56,10 +56,11 @@ class _TsallisMap(ParameterMap):
         if isinstance(a, Tensor):
             finite_a, finite = _finite(a)
             c = finite_a - 1
-            if concrete(a) and bool((a <= 2).all()):
+            if known(a) and bool((a <= 2).all()):
                 return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
-            return torch.where(finite, p, _one_hot(z))
+            p = torch.where(finite, p, _one_hot(z))
+            return p if known(a) else p.masked_fill(~(a > 0), torch.nan)  # nobody has looked at the values
         if a == 1:
             return torch.softmax(z, -1)
         if math.isinf(a):
@@ -69,6 +70,10 @@ class _TsallisMap(ParameterMap):
     def product(self, v: Tensor, z: Any, p: Tensor, a: Parameter) -> Tensor:
         """J = diag(s) − ssᵀ/‖s‖₁ with s = p^(2−α) on the support (002, Proposition 1)."""
         v = on_support(v, p)
+        if not isinstance(a, Tensor) and a <= 2 and not tracks(v, p):
+            s = p.sign() if a == 2 else p if a == 1 else p.pow(2 - a)
+            total = s.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)  # 0 in a row without a choice
+            return s * (v - (s * v).sum(-1, keepdim=True) / total)
         if isinstance(a, Tensor):
             a, finite = _finite(a)
             return torch.where(finite, _steep_product(v, p, a), 0.0)
@@ -128,7 +133,7 @@ class _Steep(torch.autograd.Function):
         v, p, a = recall(ctx)
         product = _steep_product(on_support(grad, p), p, a)
         safe = torch.where(p == 0, 1.0, p)
-        spread = product * _centred(v, p, a)
+        spread = product * _centred(v, p, a, _flattest(p, a))
         to_p = torch.where(p == 0, 0.0 * p, saturate((2 - a) * (spread / safe)))
         return product, to_p, -saturated_sum(safe.log() * spread) if ctx.needs_input_grad[2] else None
 
@@ -139,7 +144,7 @@ class _Steep(torch.autograd.Function):
             safe = torch.where(p == 0, 1.0, p)
             change = torch.zeros_like(p) if dp is None else (2 - a) * (dp / safe)
             change = change if da is None else change - safe.log() * da
-            direction = saturate(change * _centred(v, p, a))
+            direction = saturate(change * _centred(v, p, a, _flattest(p, a)))
             direction = direction if dv is None else direction + dv
             product: Tensor = _steep_product(on_support(direction, p), p, a)
         return product
@@ -155,27 +160,27 @@ def _steep(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
     So everything is measured from the entry k with the largest s: its own product is minus the sum of the
     others (J1 = 0), and none of the others suffers cancellation.
     """
-    support = p != 0
-    safe = torch.where(support, p, 1.0)
-    s = torch.where(support, safe.pow(2 - a), 0.0).clamp_max(torch.finfo(p.dtype).max)
-    first = torch.zeros_like(p, dtype=torch.bool).scatter(-1, _flattest(p, a), True)
-    product = torch.where(first, 0.0 * p, saturate(s * _centred(v, p, a)))
-    return torch.where(support, torch.where(first, -saturated_sum(product), product), 0.0 * p)
+    zero = p == 0
+    s = p.masked_fill(zero, 1.0).pow(2 - a).masked_fill(zero, 0.0).clamp_max(torch.finfo(p.dtype).max)
+    k = _flattest(p, a)
+    product = saturate(s * _centred(v, p, a, k)).scatter(-1, k, 0.0)
+    return on_support(product.scatter(-1, k, -saturated_sum(product)), p)
 
 
 def _flattest(p: Tensor, a: Parameter) -> Tensor:
     """Where the largest s = p^(2−α) of each row stands."""
     p = p.detach()
-    least, most = torch.where(p == 0, torch.inf, p), p
-    steep = torch.where(a > 2, -least, most) if isinstance(a, Tensor) else (-least if a > 2 else most)
-    return steep.argmax(-1, keepdim=True)
+    least = p.masked_fill(p == 0, torch.inf)
+    if isinstance(a, Tensor):
+        return torch.where(a > 2, -least, p).argmax(-1, keepdim=True)
+    return least.argmin(-1, keepdim=True) if a > 2 else p.argmax(-1, keepdim=True)
 
 
-def _centred(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
-    """v − v̄ with the mean v̄ = ⟨s, v⟩/‖s‖₁."""
-    safe = torch.where(p == 0, 1.0, p)
-    k = _flattest(p, a)
-    relative = torch.where(p == 0, 0.0, (safe / safe.gather(-1, k)).pow(2 - a))  # between 0 and 1
+def _centred(v: Tensor, p: Tensor, a: Parameter, k: Tensor) -> Tensor:
+    """v − v̄ with the mean v̄ = ⟨s, v⟩/‖s‖₁; k is where the largest s stands."""
+    zero = p == 0
+    safe = p.masked_fill(zero, 1.0)
+    relative = (safe / safe.gather(-1, k)).pow(2 - a).masked_fill(zero, 0.0)  # between 0 and 1
     # Smaller by a power of two, so that no sum overflows.
     unit = 0.5 ** (p.shape[-1].bit_length() + 1)
     v = unit * v
@@ -387,7 +392,7 @@ def _unsqueeze_alpha(alpha: float | Tensor, bounds: tuple[float, float], shape: 
     dtype = alpha.dtype if isinstance(alpha, Tensor) else torch.get_default_dtype()
     start = alpha.detach() if isinstance(alpha, Tensor) else torch.tensor(alpha)
     share = (start.double() - low) / (high - low)
-    if concrete(share) and not bool(((share > 0) & (share < 1)).all()):
+    if known(share) and not bool(((share > 0) & (share < 1)).all()):
         raise ValueError(f"alpha must start strictly inside bounds ({low:g}, {high:g}), got {show(alpha)}")
     if not broadcasts(share.shape, shape or share.shape):
         raise ValueError(f"shape must be one that alpha, of shape {tuple(share.shape)}, expands to, got {shape}")

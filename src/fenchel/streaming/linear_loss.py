@@ -15,7 +15,7 @@ from torch import Tensor
 from fenchel import kernels
 from fenchel._checks import check_floats, check_integers, check_parameter
 from fenchel._operators import define_operator
-from fenchel._torch import apply_function, below_autograd, concrete, tracks, tracks_forward
+from fenchel._torch import apply_function, below_autograd, concrete, known, tracks, tracks_forward
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.rows import as_autocast, autocast_dtype
 from fenchel.regularizers.tsallis import TSALLIS
@@ -85,7 +85,7 @@ def linear_entmax_loss(
     check_smoothing(label_smoothing)
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
-    if not concrete(index) or not bool(kept.all()):
+    if not known(index) or not bool(kept.all()):
         # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
         hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     graph = torch.compiler.is_compiling()
@@ -137,7 +137,7 @@ def check_alpha(alpha: float | Tensor) -> float | Tensor:
     if isinstance(alpha, Tensor):
         if alpha.numel() != 1:
             raise ValueError(f"alpha must be a number or a tensor with one element, got shape {tuple(alpha.shape)}")
-        if not concrete(alpha):
+        if not known(alpha):
             return alpha
     value = float(alpha.detach() if isinstance(alpha, Tensor) else alpha)
     if not 1 <= value <= 2:
@@ -185,7 +185,7 @@ def _check(
             )
         if class_weight.requires_grad:
             raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
-        if label_smoothing and concrete(class_weight) and bool((class_weight < 0).any()):
+        if label_smoothing and known(class_weight) and bool((class_weight < 0).any()):
             raise ValueError(
                 "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
             )
@@ -197,7 +197,7 @@ def _check(
             f"got {tuple(target.shape)}"
         )
     kept = is_kept(target, ignore_index)
-    if concrete(target):
+    if known(target):
         wrong = index[kept & ((index < 0) | (index >= classes))]
         if wrong.numel():
             raise ValueError(

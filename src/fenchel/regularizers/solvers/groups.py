@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import readable
-from fenchel.regularizers.solvers.thresholds import entmax_up_to_2
+from fenchel.regularizers.solvers.thresholds import entmax_up_to_2, wide
 
 _ROUNDING = 16
 """Differences from the mean of a group up to so many units in the last place count as rounding."""
@@ -23,7 +23,7 @@ _ROUNDING = 16
 
 def widen(z: Tensor) -> Tensor:
     """Rows in double precision, if their device has it."""
-    return z if z.device.type == "mps" else z.double()
+    return z.to(wide(z))
 
 
 def project(y: Tensor) -> Tensor:

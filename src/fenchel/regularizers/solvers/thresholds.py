@@ -1,189 +1,299 @@
 r"""Thresholds: the one number per row that a sparse map has to find, in plain torch for every device.
 
-Scores are rows with largest entry 0 and masked entries at −inf. A support is found exactly, by binary search over
-the sorted scores; what is left is a smooth convex equation in one unknown, solved by Newton's method from the side
-from which it converges monotonically. Nothing depends on the data but the numbers: where values cannot be read the
-loops have fixed lengths, so the functions can be traced, compiled and mapped.
+Scores are rows with largest entry 0 and masked entries at −inf. Most thresholds are the root of a function of one
+unknown that is convex, so that Newton's method converges from one side, and never passes the root. On the CPU the steps
+end when every row has converged. Elsewhere reading values would mean to wait for the device, and in a trace it cannot
+be done: there the number of steps is the one that ``newton_steps`` proves to be enough. At α = 1.5 and 2 a sort and the
+closed form take their place.
+
+Proof. Let f be convex and decreasing, with f(t₀) ≥ 0, and let Newton's method visit t₀, t₁, … with values fᵢ and slopes
+−gᵢ. The tangent at tᵢ₊₁ lies below f at tᵢ, hence fᵢ₊₁/fᵢ + gᵢ₊₁/gᵢ ≤ 1. If slopes differ by a factor R at most, the
+product of the ratios of slopes in k steps is at least 1/R, and the product of the ratios of values is largest if they
+are all equal: f_k ≤ f₀ (1 − R^(−1/k))ᵏ. For the norm ‖[z − t]₊‖_q of n entries, R is n^(1/q).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from fenchel._torch import concrete
+from fenchel._torch import known
 
-NEWTON_STEPS = 32
-"""Ordinary rows need 1 to 6 steps; the worst that could be constructed, with α > 2 and 10,000 entries, took 20."""
+_BLOCK = 1 << 16  # numbers per thread that are worked on at a time: a few temporaries of that size fit into its cache
+_FEW = 4  # candidates are gathered if they are at most one in so many
+
+
+@lru_cache(1 << 10)
+def newton_steps(n: int, c: float, precision: float) -> int:
+    """How many steps of Newton's method solve Σ [1 + c(z − A)]₊^(1/c) = 1 for n scores, |c| ≤ 1; see the module.
+
+    With R = n^|c|, the offset A is first off by (R − 1)/|c| at most. It is enough to reach ``precision``.
+    """
+    log_ratio = abs(c) * math.log(max(n, 2))
+    first = math.expm1(log_ratio) / abs(c)
+    steps = 1
+    while first * (-math.expm1(-log_ratio / steps)) ** steps > precision:
+        steps += 1
+    return steps
 
 
 class _Newton:
-    """Steps of Newton's method, row by row: a row whose step is down to rounding stays as it is.
+    """Steps of Newton's method, row by row. On the CPU a row whose step is down to rounding stays as it is.
 
-    So a row does not depend on the others, and on the CPU the loop may end when all have converged (elsewhere looking
-    would mean to wait for the device, and in a trace it cannot be done).
+    So a row does not depend on how many steps the others need.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, z: Tensor) -> None:
+        self.looks = known(z)
         self.moving: Tensor | None = None
 
-    def move(self, unknown: Tensor, step: Tensor, unit: float = 0.0) -> Tensor:
-        """The unknown after a step, which is small relative to ``unit`` or to the unknown itself."""
-        large = step.abs() > 8 * torch.finfo(step.dtype).eps * unknown.abs().clamp_min(unit)
-        if self.moving is None:
-            self.moving = large
-            return unknown + step
-        moved = torch.where(self.moving, unknown + step, unknown)
-        self.moving = self.moving & large
+    def move(self, unknown: Tensor, excess: Tensor, slope: Tensor, unit: float | Tensor = 0.0) -> Tensor:
+        """The unknown after the step excess/slope, which is small relative to ``unit`` or to the unknown itself."""
+        moved = torch.addcdiv(unknown, excess, slope)
+        if not self.looks:
+            return moved
+        large = (moved - unknown).abs() > 8 * torch.finfo(moved.dtype).eps * unknown.abs().clamp_min(unit)
+        if self.moving is not None:
+            moved, large = torch.where(self.moving, moved, unknown), self.moving & large
+        self.moving = large
         return moved
 
     @property
     def converged(self) -> bool:
         """Whether all rows have converged; False where values cannot be read."""
-        moving = self.moving
-        if moving is None or moving.device.type != "cpu" or not concrete(moving):
-            return False
-        return not bool(moving.any())
+        return self.moving is not None and not bool(self.moving.any())
 
 
-def smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor) -> Tensor:
-    r"""The smallest score zₖ of the support of p ∝ [scale·z − τ]₊^power with Σ [scale·z − τ]₊^power = 1.
+def _in_blocks(solve: Callable[..., Tensor], z: Tensor, reach: float | Tensor, *parameters: float | Tensor) -> Tensor:
+    """``solve(z, *parameters)``; on the CPU block by block, and on the candidates alone where these are few.
 
-    Entry k is in the support if and only if the mass at the threshold τ = scale·zₖ is below 1.
+    Args:
+        solve: computes rows from rows and parameters.
+        z: rows (…, n).
+        reach: entries with z ≤ −reach are known to be zero in the result. A number, or one per row, (…, 1).
+        parameters: numbers, or tensors (…, 1).
     """
-    ordered = z.sort(dim=-1, descending=True).values
+    if not known(z) or not z.numel():
+        return solve(z, *parameters)
     n = z.shape[-1]
-    lowest = torch.zeros_like(ordered[..., :1], dtype=torch.long)
-    highest = torch.full_like(lowest, n - 1)
-    for _ in range((n - 1).bit_length()):
-        middle = (lowest + highest + 1) // 2
-        candidate = ordered.gather(-1, middle)
-        mass = (scale * (ordered - candidate)).clamp_min(0).pow(power).sum(-1, keepdim=True)
-        inside = mass < 1
-        lowest = torch.where(inside, middle, lowest)
-        highest = torch.where(inside, highest, middle - 1)
-    return ordered.gather(-1, lowest)
+    rows = z.reshape(-1, n).contiguous()
+    size = max(1, _BLOCK * torch.get_num_threads() // n)
+    given = [
+        torch.split(each.expand(*z.shape[:-1], 1).reshape(-1, 1), size) if isinstance(each, Tensor) else each
+        for each in (reach, *parameters)
+    ]
+    result = torch.empty_like(rows)
+    for i, (part, into) in enumerate(zip(torch.split(rows, size), torch.split(result, size), strict=True)):
+        bound, *others = (each if isinstance(each, float) else each[i] for each in given)
+        candidates = part > -bound
+        count = candidates.sum(-1, keepdim=True)
+        most = int(count.max())
+        if _FEW * most > n:
+            into.copy_(solve(part, *others))
+            continue
+        place = candidates.view(-1).nonzero().squeeze(-1)
+        row = place // n
+        first = count.cumsum(0) - count
+        column = torch.arange(len(place), device=z.device) - first.view(-1)[row]
+        few = part.new_full((len(part), max(most, 1)), -torch.inf)
+        few[row, column] = part.view(-1)[place]
+        into.zero_().view(-1)[place] = solve(few, *others)[row, column]
+    return result.view(z.shape)
 
 
-def expm1_ratio(x: Tensor, c: float | Tensor) -> Tensor:
-    """expm1(c·x) / c, and its limit x at c = 0."""
-    if isinstance(c, Tensor):
-        at_zero = c == 0
-        nonzero = torch.where(at_zero, 1.0, c)
-        return torch.where(at_zero, x, torch.expm1(nonzero * x) / nonzero)
-    return torch.expm1(c * x) / c if c else x
+def _power(x: Tensor, exponent: float | Tensor) -> Tensor:
+    """x^exponent for x ≥ 0, with 0 at x = 0 even if the exponent is 0."""
+    if isinstance(exponent, Tensor):
+        return torch.where(x > 0, x.pow(exponent), x)
+    if exponent == 0:
+        return x.sign()
+    if exponent == 1:
+        return x
+    return x.square() if exponent == 2 else x.pow(exponent)
+
+
+def _mass(x: Tensor, c: float | Tensor) -> tuple[Tensor, Tensor]:
+    """p = x^(1/c), and s = x^(1/c − 1), c times its derivative, for x ≥ 0; x may be +inf if c < 0."""
+    if not isinstance(c, Tensor) and c < 0:
+        p = x.pow(1 / c)
+        return p, p / x
+    s = _power(x, 1 / c - 1)
+    return s * x, s
+
+
+def _threshold(y: Tensor, c: float | Tensor) -> Tensor:
+    r"""τ with Σ [y − τ]₊^(1/c) = 1, by Newton on the norm (Σ [y − τ]₊^(1/c))^c from τ = −1.
+
+    The entries of y nearest to the threshold of a single one, which is −1, are 0. For c in (0, 1] they are the largest,
+    and y ≤ 0; for c < 0, where y ≥ 0, they are the smallest, and the norm, of a negative order, is concave in τ.
+    """
+    if not isinstance(c, Tensor) and c in (0.5, 1.0) and not known(y):
+        tau = _threshold_of_sorted(y, c)
+        steps = 0 if y.dtype != wide(y) else 2  # sums of sorted entries lose digits
+    else:
+        tau = torch.full_like(y[..., :1], -1.0)
+        bound = 1.0 if isinstance(c, Tensor) else abs(c)
+        steps = newton_steps(y.shape[-1], bound, torch.finfo(y.dtype).eps / bound)
+    newton = _Newton(y)
+    for _ in range(steps):
+        p, s = _mass((y - tau).clamp_min(0), c)
+        total = p.sum(-1, keepdim=True)
+        tau = newton.move(tau, total - total.pow(1 - c), s.sum(-1, keepdim=True), unit=1.0)
+        if newton.converged:
+            break
+    return tau
+
+
+def wide(z: Tensor) -> torch.dtype:
+    """The widest floating-point dtype of the device of a tensor."""
+    return torch.float32 if z.device.type == "mps" else torch.float64
+
+
+def _threshold_of_sorted(y: Tensor, c: float) -> Tensor:
+    """The threshold for c = 1 and ½, from the sums of the largest k entries, and of their squares, for every k.
+
+    That of the largest k is a lower bound of the whole row's, and reached for the right k.
+    """
+    ordered = y.clamp_min(-1).sort(dim=-1, descending=True).values.to(wide(y))
+    size = torch.ones_like(ordered).cumsum(-1)  # a DTensor too, if y is one
+    mean = ordered.cumsum(-1) / size
+    if c == 1:
+        tau = mean - size.reciprocal()
+    else:
+        variance = ordered.square().cumsum(-1) / size - mean.square()
+        # NaN, or above the k-th entry, where that is below the threshold; the entry is a lower bound then.
+        tau = torch.fmin(mean - (size.reciprocal() - variance).sqrt(), ordered)
+    return tau.amax(-1, keepdim=True).to(y.dtype)
+
+
+def _correct(p: Tensor, s: Tensor) -> Tensor:
+    """p, moved along s to sum 1. A threshold is only as fine as its own last digit; p can be finer."""
+    return (p - s * ((p.sum(-1, keepdim=True) - 1) / s.sum(-1, keepdim=True))).clamp_min(0)
 
 
 _SMALL = 0.25  # below this |c|, (1 + c·u)^(1/c) magnifies the rounding of the sum too much
 
 
-def tsallis_exp(u: Tensor, c: float | Tensor) -> Tensor:
-    """[1 + c·u]₊^(1/c), the (2−α)-exponential for c = α − 1, and its limit exp(u) at c = 0."""
-    if isinstance(c, Tensor):
-        by_log = torch.where(c.abs() < _SMALL, c, _SMALL)
-        by_power = torch.where(c.abs() < _SMALL, 1.0, c)
-        return torch.where(c.abs() < _SMALL, _exp_by_log(u, by_log), _exp_by_power(u, by_power))
-    return _exp_by_log(u, c) if abs(c) < _SMALL else _exp_by_power(u, c)
-
-
-def _exp_by_power(u: Tensor, c: float | Tensor) -> Tensor:
-    return (1 + c * u).clamp_min(0).pow(1 / c)
-
-
-def _exp_by_log(u: Tensor, c: float | Tensor) -> Tensor:
-    if isinstance(c, Tensor):
-        nonzero = torch.where(c == 0, 1.0, c)
-        limited = torch.log1p((nonzero * u).clamp_min(-1)) / nonzero
-        return torch.exp(torch.where(c == 0, u, limited))
-    return torch.exp(torch.log1p((c * u).clamp_min(-1)) / c) if c else torch.exp(u)
-
-
 def entmax_up_to_2(z: Tensor, c: float | Tensor) -> Tensor:
-    r"""α-entmax for 0 < α ≤ 2 (c = α − 1), by Newton on the offset A of p = [1 + c(z − A)]₊^(1/c).
-
-    (Σp)^c is a norm of the shifted scores: convex (concave for c < 0) in A, and nearly linear, so that Newton
-    from A ≤ A* is monotone and takes few steps. At c = 0 it is log Σ exp(z − A), and one step is exact.
-    """
-    inside = z > -torch.inf
+    r"""α-entmax for 0 < α ≤ 2 (c = α − 1): p = [1 + c(z − A)]₊^(1/c) with the offset A for which Σp = 1."""
     if isinstance(c, Tensor):
-        positive = torch.where(c > 0, c, 1.0)
-        inside = inside & ((c <= 0) | (z >= smallest_of_support(z, positive, 1 / positive)))
-    elif c > 0:
-        inside = inside & (z >= smallest_of_support(z, c, 1 / c))
-    size = inside.sum(-1, keepdim=True).to(z.dtype)
-    smallest = torch.where(inside, z, 0.0).amin(-1, keepdim=True)
-    offset = (smallest - expm1_ratio(-size.log(), c)).clamp_min(0)
-    newton = _Newton()
-    for _ in range(NEWTON_STEPS):
-        p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
-        total = p.sum(-1, keepdim=True)
-        step = -total * expm1_ratio(-total.log(), c) / _curvature(p, c).sum(-1, keepdim=True)
-        offset = newton.move(offset, step, unit=1.0)
+        tiny = 1e-20  # so near to c = 0, where p = exp(z − A), nothing changes any more
+        c = torch.where(c.abs() < tiny, tiny, c)
+        return _in_blocks(_entmax_by_offset, z, torch.where(c > 0, 1 / c, torch.inf), c)
+    solve = _entmax_by_offset if abs(c) < _SMALL else _entmax_by_threshold
+    return _in_blocks(solve, z, 1 / c if c > 0 else math.inf, c)
+
+
+def _entmax_by_threshold(z: Tensor, c: float) -> Tensor:
+    y = z if c == 1 else c * z
+    return _correct(*_mass((y - _threshold(y, c)).clamp_min(0), c))
+
+
+def _entmax_by_offset(z: Tensor, c: float | Tensor) -> Tensor:
+    r"""Newton on B = c·A from 0; (Σp)^c is a norm of the shifted scores, convex (concave for c < 0) in A ≥ 0.
+
+    For a small c it is nearly linear: the limit c → 0 is log Σ exp(z − A), and one step is exact.
+    """
+    inverse = 1 / c
+    rest = inverse - 1
+    unit: float | Tensor
+    if isinstance(c, Tensor):
+        unit, bound = c.abs(), 1.0
+        rest = torch.where(c == 1, torch.finfo(z.dtype).tiny, rest)  # 0 times log 0 would be NaN
+    else:
+        unit = bound = abs(c)
+    steps = newton_steps(z.shape[-1], bound, torch.finfo(z.dtype).eps)
+    newton = _Newton(z)
+    y = c * z
+    log = torch.log1p(y.clamp_min(-1))
+    offset = torch.zeros_like(z[..., :1])
+    for _ in range(steps):
+        total = (log * inverse).exp().sum(-1, keepdim=True)
+        missing = total * torch.expm1(-c * total.log())
+        offset = newton.move(offset, -missing, (log * rest).exp().sum(-1, keepdim=True), unit)
+        log = torch.log1p((y - offset).clamp_min(-1))
         if newton.converged:
             break
-    p = torch.where(inside, tsallis_exp(z - offset, c), 0.0)
-    # The offset is only as fine as its own last digit; what is missing from Σp = 1 is given to p itself.
-    s = _curvature(p, c)
-    return (p - s * ((p.sum(-1, keepdim=True) - 1) / s.sum(-1, keepdim=True))).clamp_min(0)
+    return _correct((log * inverse).exp(), (log * rest).exp())
 
 
-def _curvature(p: Tensor, c: float | Tensor) -> Tensor:
-    """s = p^(2−α) on the support: minus the derivative of p with respect to the offset."""
-    return torch.where(p > 0, p.pow(1 - c), 0.0)
+def _smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor) -> Tensor:
+    r"""The smallest score zₖ of the support of p = [scale·z − τ]₊^power with Σp = 1.
+
+    Entry k is in the support if and only if the mass at the threshold τ = scale·zₖ is below 1. By a search in the
+    sorted scores that divides their number by 2 in each round; off the CPU by 4, which takes half as many operators.
+    """
+    ordered = z.sort(dim=-1, descending=True).values
+    n = z.shape[-1]
+    ways = 2 if known(z) else 4
+    full = 1 / scale**power  # the mass is measured in units of this
+    exponent = power.unsqueeze(-1) if isinstance(power, Tensor) else power
+    last = torch.zeros_like(ordered[..., :1], dtype=torch.long)  # of those that are known to be in the support
+    ahead = torch.ones_like(last).expand(*last.shape[:-1], ways - 1).cumsum(-1)
+    stride = 1
+    while stride * ways < n:
+        stride *= ways
+    while stride:
+        candidate = ordered.gather(-1, (last + stride * ahead).clamp_max(n - 1))
+        mass = (ordered.unsqueeze(-2) - candidate.unsqueeze(-1)).clamp_min(0).pow(exponent).sum(-1)
+        last = last + stride * (mass < full).sum(-1, keepdim=True)
+        stride //= ways
+    return ordered.gather(-1, last.clamp_max(n - 1))
 
 
 def entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
-    r"""α-entmax for α ≥ 2 (c = α − 1), by Newton on the smallest probability w of the support.
+    r"""α-entmax for α ≥ 2 (c = α − 1), by Newton on the smallest probability w of the support."""
+    return _in_blocks(_entmax_from_2, z, 1 / c, c)
 
-    p = (a^c + w^c)^(1/c) with a = (c(z − zₖ))^(1/c): the c-norm of (a, w), convex in w, with slopes between 1 and
-    the size of the support. Scores enter by their distance from zₖ alone, which keeps the small probabilities exact
-    where the threshold itself, in floating point, could not (an error δ in it is δ^(1/c) in mass).
+
+def _entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
+    r"""p = (a^c + w^c)^(1/c) with a = (c(z − zₖ))^(1/c): the c-norm of (a, w), with Σp convex in w.
+
+    Scores enter by their distance from zₖ alone, which keeps the small probabilities exact where the threshold itself,
+    in floating point, could not (an error δ in it is δ^(1/c) in mass). The slope is between 1 and n.
     """
-    zk = smallest_of_support(z, c, 1 / c)
+    zk = _smallest_of_support(z, c, 1 / c)
     inside = z >= zk
-    a = torch.where(inside, (c * (z - zk)).clamp_min(0).pow(1 / c), 0.0)
-    w = 1 / inside.sum(-1, keepdim=True).to(z.dtype)
-    newton = _Newton()
-    for _ in range(NEWTON_STEPS):
-        p = _hypotenuse(a, w, c)
-        slope = torch.where(inside & (p > 0), (w / p).pow(c - 1), 0.0).sum(-1, keepdim=True)
-        excess = torch.where(inside, p, 0.0).sum(-1, keepdim=True) - 1
-        w = newton.move(w, -excess / slope.clamp_min(1)).clamp_min(0)
+    weight = inside.to(z.dtype)
+    distance = torch.where(inside, c * (z - zk), 0.0)
+    log_distance = distance.log()
+    w = 1 / weight.sum(-1, keepdim=True)
+    newton = _Newton(z)
+    for _ in range(newton_steps(z.shape[-1], 1.0, z.shape[-1] * torch.finfo(z.dtype).eps)):  # Σp is at most 2 at first
+        log_w = w.log()
+        log_p = torch.logaddexp(log_distance, c * log_w) / c
+        missing = 1 - (weight * log_p.exp()).sum(-1, keepdim=True)
+        slope = (weight * ((c - 1) * (log_w - log_p)).exp()).sum(-1, keepdim=True)
+        w = newton.move(w, missing, slope).clamp_min(torch.finfo(z.dtype).tiny)
         if newton.converged:
             break
-    return torch.where(inside, _hypotenuse(a, w, c), 0.0)
+    a = distance.pow(1 / c)
+    p = weight * _hypotenuse(a, w, c)
+    # One more step, without the rounding of logarithms.
+    slope = (weight * (w / torch.maximum(p, w)).pow(c - 1)).sum(-1, keepdim=True)
+    w = (w - (p.sum(-1, keepdim=True) - 1) / slope).clamp_min(0)
+    return weight * _hypotenuse(a, w, c)
 
 
 def _hypotenuse(a: Tensor, w: Tensor, c: float | Tensor) -> Tensor:
     """(a^c + w^c)^(1/c) without under- or overflow."""
     longer, shorter = torch.maximum(a, w), torch.minimum(a, w)
-    ratio = torch.where(longer > 0, shorter / longer, 0.0)
+    ratio = shorter / longer.clamp_min(torch.finfo(a.dtype).tiny)
     return longer * (1 + ratio.pow(c)).pow(1 / c)
 
 
 def normmax(z: Tensor, c: float | Tensor) -> Tensor:
-    r"""α-normmax for 1 < α ≤ ∞ (c = α − 1): p ∝ b^(1/c), b = [z − μ]₊ with ‖b‖_q = 1 and q = 1 + 1/c.
+    r"""α-normmax for 1 < α ≤ ∞ (c = α − 1): p ∝ b^(1/c), b = [z − τ]₊ with ‖b‖_q = 1 and q = 1 + 1/c."""
+    return _in_blocks(_normmax, z, 1.0, c)
 
-    Newton on the offset x = zₖ − μ from the smallest score of the support; ‖z − zₖ + x‖_q is convex in x.
-    """
-    q = 1 + 1 / c
-    zk = smallest_of_support(z, 1.0, q)
-    inside = z >= zk
-    gaps = torch.where(inside, z - zk, 0.0)
-    size = inside.sum(-1, keepdim=True).to(z.dtype)
-    x = torch.minimum(size.pow(-1 / q), 1 - gaps.amax(-1, keepdim=True))
-    newton = _Newton()
-    for _ in range(NEWTON_STEPS):
-        b = gaps + x
-        total = torch.where(inside, b.pow(q), 0.0).sum(-1, keepdim=True)
-        slope = torch.where(inside, b.pow(q - 1), 0.0).sum(-1, keepdim=True)
-        x = newton.move(x, total * torch.expm1(-total.log() / q) / slope).clamp_min(0)
-        if newton.converged:
-            break
-    b = gaps + x
-    weights = torch.where(inside, (b / b.amax(-1, keepdim=True)).pow(1 / c), 0.0)
+
+def _normmax(z: Tensor, c: float | Tensor) -> Tensor:
+    b = (z - _threshold(z, 1 / (1 + 1 / c))).clamp_min(0)
+    weights = _power(b / b.amax(-1, keepdim=True), 1 / c)
     return weights / weights.sum(-1, keepdim=True)
 
 
@@ -220,8 +330,8 @@ def capped_softmax(z: Tensor, upper: Tensor, budget: float | Tensor) -> Tensor:
     """
     dtype = z.dtype
     # In double: next to a huge score log(upper) would be rounded away, and with it the order of the bounds.
-    z, upper = z.double(), upper.double()
-    budget = budget.double() if isinstance(budget, Tensor) else budget
+    z, upper = z.to(wide(z)), upper.to(wide(z))
+    budget = budget.to(z.dtype) if isinstance(budget, Tensor) else budget
     inside = upper > 0
     z = z - z.amax(-1, keepdim=True)
     t = torch.where(inside, z - torch.where(inside, upper, 1.0).log(), -torch.inf)
