@@ -175,18 +175,18 @@ assert type(rows.entmax._cache).__name__ == "NullCache"
 
 
 def test_the_switch_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert usable(torch.randn(3))
+    assert usable("entmax", torch.randn(3))
     monkeypatch.setattr("fenchel.kernels.ENABLED", False)
-    assert not usable(torch.randn(3))
+    assert not usable("entmax", torch.randn(3))
     monkeypatch.setattr(maps, "entmax", None)
     assert Tsallis(1.5).argmax(torch.zeros(2)).tolist() == [0.5, 0.5]
 
 
 def test_only_plain_data_on_the_cpu_is_usable() -> None:
-    assert not usable(torch.randn(3).half())
-    assert not usable(torch.randn(3, device="meta"))
+    assert not usable("entmax", torch.randn(3).half())
+    assert not usable("entmax", torch.randn(3, device="meta"))
     seen: list[bool] = []
-    torch.func.vmap(lambda t: (seen.append(usable(t)), t)[1])(torch.randn(2, 3))
+    torch.func.vmap(lambda t: (seen.append(usable("entmax", t)), t)[1])(torch.randn(2, 3))
     assert seen == [False]
 
 

@@ -153,11 +153,10 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                 break
         else:
             if row.ranges is _ANY or row.covers(parameters[0]):
-                dtype = tensors[0].dtype
-                if row.room is not None and dtype not in row.ready:  # asked here: most calls are not the first
-                    if not kernels.ready(row.room, dtype):
+                if row.room is not None and tensors and tensors[0].dtype not in row.ready:
+                    if not kernels.ready(row.room, tensors[0].dtype):
                         return None
-                    row.ready.add(dtype)
+                    row.ready.add(tensors[0].dtype)  # so that later calls need not ask
                 if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
                     module, _, function = row.kernel.partition(":")
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
