@@ -144,11 +144,10 @@ def _folder() -> Path | None:
 
 def _mark(part: str, dtype: torch.dtype) -> None:
     """Say on disk that a part is compiled for a dtype, and for all of them once it is."""
-    done = [store.mark(compilation.name_of(part, each)) for each in (dtype, *DTYPES)]
-    for mark in (done[0], store.mark(part) if all(each and each.exists() for each in done[1:]) else None):
-        if mark is not None:
-            with contextlib.suppress(OSError):  # a full disk: the next process looks into the cache again
-                mark.touch()
+    store.complete(compilation.name_of(part, dtype))
+    marks = [store.mark(compilation.name_of(part, each)) for each in DTYPES]
+    if all(mark is not None and mark.exists() for mark in marks):
+        store.complete(part)
 
 
 def calls() -> dict[str, dict[str, Call]]:

@@ -243,3 +243,13 @@ def test_children_that_are_killed_leave_nothing_that_hangs(cold: dict[str, str],
     done = subprocess.run(command, env=cold, capture_output=True, text=True, check=True, timeout=600)
     assert "Compiled" in done.stdout
     assert list(tmp_path.glob("lattices-float32-*.complete"))
+
+
+def test_a_new_mark_removes_those_of_other_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "folder", lambda: tmp_path)
+    others = [tmp_path / f"{name}-{'0' * 16}.complete" for name in ("room", "room-float32", "roomy")]
+    for each in others:
+        each.touch()
+    store.complete("room")
+    assert store.mark("room") in list(tmp_path.iterdir())
+    assert [each.exists() for each in others] == [False, True, True]

@@ -80,6 +80,18 @@ def mark(name: str) -> Path | None:
     return None if place is None else place / f"{name}-{_stamp()}.complete"
 
 
+def complete(name: str) -> None:
+    """Write the mark of this name, and remove those of other sources, versions and processors."""
+    place = mark(name)
+    if place is None:
+        return
+    with contextlib.suppress(OSError):  # the disk is full: the next process asks for the kernels again
+        place.touch()
+        for old in place.parent.glob(f"{name}-{'[0-9a-f]' * 16}.complete"):
+            if old != place:
+                old.unlink(missing_ok=True)
+
+
 @cache
 def folder() -> Path | None:
     """The first folder that can be written: ``NUMBA_CACHE_DIR``, the one beside the kernels, the user's cache."""
