@@ -62,6 +62,18 @@ class Regularizer(nn.Module):
     each has a default that is right for any Ω. A subclass sets ``rule``, the mathematics on rows (a ``RowMap``), and
     ``parameter``, the number or tensor that selects a member; or it writes ``forward`` and ``argmax`` in differentiable
     torch operations, and ``max`` and ``loss`` follow.
+
+    Example:
+        >>> import torch, fenchel
+        >>> class Squares(fenchel.Regularizer):  # Ω(p) = ‖p‖²
+        ...     def forward(self, p, dim=-1):
+        ...         return p.square().sum(dim)
+        ...
+        ...     def argmax(self, scores, dim=-1, mask=None):
+        ...         return fenchel.sparsemax(scores / 2, dim, mask)
+        >>> omega, scores = Squares(), torch.tensor([1.0, 0.5, -1.0])
+        >>> omega.argmax(scores), omega.max(scores), omega.loss(scores, torch.tensor(0))
+        (tensor([0.6250, 0.3750, 0.0000]), tensor(0.2812), tensor(0.2812))
     """
 
     rule: RowMap | None = None
@@ -325,6 +337,12 @@ class Scaled(Regularizer):
     """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``.
 
     Methods take ``dim`` as those of Ω do; None stands for the default of Ω. There is ``solve`` if Ω has it.
+
+    Example:
+        >>> import torch, fenchel
+        >>> scores = torch.tensor([1.0, 0.5, -1.0])
+        >>> (4.0 * fenchel.Gini()).argmax(scores), fenchel.Gini().argmax(scores / 4.0)
+        (tensor([0.5417, 0.4167, 0.0417]), tensor([0.5417, 0.4167, 0.0417]))
     """
 
     gamma: float | Tensor

@@ -347,7 +347,7 @@ def _check_room(rows: Tensor, upper: float | Tensor, budget: float) -> None:
 def _room(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
     if upper.device.type == rows.device.type:
-        kernel = kernels.find("room", "bounded", (), rows)
+        kernel = kernels.find("bound_sums", "bounded", (), rows)
         if kernel is not None:
             wrong, total = kernel(rows, upper.to(rows.dtype).expand(rows.shape))
             return wrong, total

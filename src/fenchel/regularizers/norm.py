@@ -181,7 +181,9 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
     .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - (\|p\|_\alpha - 1)
 
     Sparse for every alpha > 1; as alpha grows the weights on the support even out, and at inf they are equal.
-    O(n log n) time: a sort, then a few vectorised passes.
+
+    On the CPU a few passes over each row, without a sort. Other devices sort if alpha is 2 or inf; else the number of
+    passes does not depend on the scores.
 
     Arguments and result as in :func:`entmax`, but for alpha, which is in (1, inf].
 
