@@ -187,7 +187,9 @@ def test_a_barycenter_is_the_same_without_derivatives() -> None:
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             assert torch.equal(barycenter(series, steps=5), found)
-            assert torch.equal(barycenter(series.clone(), weights=torch.ones(3), lengths=torch.full((3,), 6), steps=5), found)
+            assert torch.equal(
+                barycenter(series.clone(), weights=torch.ones(3), lengths=torch.full((3,), 6), steps=5), found
+            )
 
 
 @pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
@@ -242,9 +244,13 @@ def test_barycenters_of_a_batch_are_those_of_its_sets() -> None:
     common = barycenter(sets, weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1])
     assert found.shape == (2, 2, 6, 2)
     for i, j in itertools.product(range(2), range(2)):
-        assert torch.equal(found[i, j], barycenter(sets[i, j], weights=weights[i, j], lengths=lengths[i, j], gamma=0.5, steps=4))
+        assert torch.equal(
+            found[i, j], barycenter(sets[i, j], weights=weights[i, j], lengths=lengths[i, j], gamma=0.5, steps=4)
+        )
         assert torch.equal(started[i, j], barycenter(sets[i, j], gamma=0.5, steps=4, init=init[i, j]))
-        assert torch.equal(common[i, j], barycenter(sets[i, j], weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1]))
+        assert torch.equal(
+            common[i, j], barycenter(sets[i, j], weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1])
+        )
     assert barycenter(sets[:0], steps=1).shape == (0, 2, 6, 2)
 
 

@@ -86,7 +86,7 @@ def _norm(p: Tensor, a: Parameter) -> Tensor:
 
 
 def _finite_norm(p: Tensor, a: Parameter, support_only: bool = False) -> Tensor:
-    """‖p‖_α; with ``support_only`` zeros are constants, whose steep higher derivatives must not be touched."""
+    """‖p‖_α. With ``support_only`` zeros of p are constants, so that their infinite higher derivatives play no role."""
     largest = p.detach().amax(-1, keepdim=True)
     scale = torch.where(largest == 0, 1.0, largest)  # the norm does not depend on it, its rounding does
     # At p = 0 the power has derivatives in p, but none in α, where 0^α log 0 would be NaN.
