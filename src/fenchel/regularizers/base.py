@@ -259,7 +259,7 @@ class Regularizer(nn.Module):
     def in_rows(
         self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
-        """The arguments of a loss, and Ω, with the dimensions of a choice flattened into one; unchanged if it has one."""
+        """The arguments of a loss, and Ω, for choices along one dimension; those over two dimensions are flattened."""
         return scores, target, dim, mask, self
 
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
