@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
-from fenchel._warmup import DTYPES, warmup
+from fenchel._warmup import DTYPES, room_names, warmup
 from fenchel.progress import bar
 
 
@@ -15,7 +15,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Read the command line, and do what it says."""
     parser = argparse.ArgumentParser(prog="python -m fenchel", description=__doc__)
     parser.add_argument("command", choices=["warmup"], help="compile kernels, or load them from the cache")
-    parser.add_argument("rooms", nargs="*", metavar="ROOM", help="such as maps, attention or dp; all if none is named")
+    parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"{', '.join(room_names())}; all if none is named")
     names = [str(dtype).removeprefix("torch.") for dtype in DTYPES]
     parser.add_argument("--dtype", choices=names, help="compile for this precision alone")
     given = parser.parse_args(arguments)

@@ -128,12 +128,17 @@ def _shown(progress: Progress | None) -> AbstractContextManager[Progress]:
 
 def _parts(rooms: Sequence[str]) -> list[str]:
     """The parts that rooms consist of, in the order of ``calls``."""
-    known = list(calls())
+    known = room_names()
     for room in rooms:
-        if room not in (*known, *ROOMS):
-            raise ValueError(f"a room must be one of {', '.join((*ROOMS, *known))}, got {room!r}")
+        if room not in known:
+            raise ValueError(f"a room must be one of {', '.join(known)}, got {room!r}")
     wanted = {part for room in rooms for part in ROOMS.get(room, (room,))}
-    return [part for part in known if part in wanted or not rooms]
+    return [part for part in calls() if part in wanted or not rooms]
+
+
+def room_names() -> tuple[str, ...]:
+    """All names that ``warmup`` takes: rooms of the library, then the parts that they consist of."""
+    return *ROOMS, *calls()
 
 
 def _folder() -> Path | None:

@@ -163,9 +163,9 @@ def test_a_barycenter_is_better_than_the_mean(omega) -> None:
         each = dtw(z.expand(2, *z.shape), bumps, 0.05, omega)
         return float((weights / 4 * each).sum())
 
-    found = barycenter(bumps, weights, gamma=0.05, omega=omega, steps=30)
+    found = barycenter(bumps, weights=weights, gamma=0.05, omega=omega, steps=30)
     assert cost(found) < cost(torch.einsum("k,ktd->td", weights / 4, bumps)) - 0.1
-    listed = barycenter([b[:, 0] for b in bumps], weights, gamma=0.05, omega=omega, steps=30)
+    listed = barycenter([b[:, 0] for b in bumps], weights=weights, gamma=0.05, omega=omega, steps=30)
     torch.testing.assert_close(listed, found[:, 0])
 
 
@@ -187,7 +187,9 @@ def test_a_barycenter_is_the_same_without_derivatives() -> None:
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
             assert torch.equal(barycenter(series, steps=5), found)
-            assert torch.equal(barycenter(series.clone(), torch.ones(3), torch.full((3,), 6), steps=5), found)
+            assert torch.equal(
+                barycenter(series.clone(), weights=torch.ones(3), lengths=torch.full((3,), 6), steps=5), found
+            )
 
 
 @pytest.mark.parametrize("omega", [Shannon(), Gini()], ids=str)
@@ -237,14 +239,18 @@ def test_a_series_of_nan_leaves_the_gradients_of_others_alone(
 def test_barycenters_of_a_batch_are_those_of_its_sets() -> None:
     sets, lengths = torch.randn(2, 2, 3, 6, 2), torch.randint(2, 7, (2, 2, 3))
     weights, init = torch.rand(2, 2, 3) + 0.1, torch.randn(2, 2, 4, 2)
-    found = barycenter(sets, weights, lengths, gamma=0.5, steps=4)
+    found = barycenter(sets, weights=weights, lengths=lengths, gamma=0.5, steps=4)
     started = barycenter(sets, gamma=0.5, steps=4, init=init)
-    common = barycenter(sets, weights[0, 0], lengths[1, 1], steps=2, init=init[0, 1])
+    common = barycenter(sets, weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1])
     assert found.shape == (2, 2, 6, 2)
     for i, j in itertools.product(range(2), range(2)):
-        assert torch.equal(found[i, j], barycenter(sets[i, j], weights[i, j], lengths[i, j], gamma=0.5, steps=4))
+        assert torch.equal(
+            found[i, j], barycenter(sets[i, j], weights=weights[i, j], lengths=lengths[i, j], gamma=0.5, steps=4)
+        )
         assert torch.equal(started[i, j], barycenter(sets[i, j], gamma=0.5, steps=4, init=init[i, j]))
-        assert torch.equal(common[i, j], barycenter(sets[i, j], weights[0, 0], lengths[1, 1], steps=2, init=init[0, 1]))
+        assert torch.equal(
+            common[i, j], barycenter(sets[i, j], weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1])
+        )
     assert barycenter(sets[:0], steps=1).shape == (0, 2, 6, 2)
 
 
@@ -265,8 +271,8 @@ def test_barycenters_of_a_batch_are_those_of_its_sets() -> None:
         (lambda: LinearChain(torch.zeros(60, 3), torch.zeros(3, 3)), r"unary must have shape \(B, T, S\)"),
         (lambda: barycenter([]), "series must be"),
         (lambda: barycenter(torch.zeros(60, 3)), r"series must have shape \(…, K, T, D\).*got \(60, 3\)"),
-        (lambda: barycenter(torch.zeros(2, 3, 1), torch.tensor([1.0, -1.0])), "weights must be at least 0"),
-        (lambda: barycenter(torch.zeros(2, 3, 1), torch.tensor([1.0])), r"weights must have shape \(2,\)"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), weights=torch.tensor([1.0, -1.0])), "weights must be at least 0"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), weights=torch.tensor([1.0])), r"weights must have shape \(2,\)"),
         (lambda: barycenter(torch.zeros(2, 3, 1), steps=0), "steps must be"),
         (lambda: barycenter(torch.zeros(2, 3, 1), lengths=torch.tensor([0, 3])), "lengths must be in"),
         (

@@ -259,7 +259,7 @@ class Walk:
         return self._expected([-_log_argmax(self.omega, z) for z in self.choices])
 
     def cross_entropy(self, other: Walk) -> Tensor:
-        """E[−log q] for q another walk through the same graph, (batch,); +inf where this one leaves its support."""
+        """E[−log q] for another walk q through the same graph, (batch,); +inf if a path of this walk has q = 0."""
         return self._expected([-_log_argmax(other.omega, z) for z in other.choices], other)
 
     def divergence(self, other: Walk) -> Tensor:

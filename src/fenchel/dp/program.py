@@ -26,6 +26,14 @@ class Paths:
     Args:
         paths: (B, k, …), most probable first; blank (−1, or False in a lattice) where there is none left.
         probs: (B, k), their probabilities, padded with 0.
+
+    Example:
+        >>> import torch, fenchel
+        >>> unary = torch.tensor([[[1.0, 0.0], [0.3, 0.0]]])
+        >>> best = fenchel.dp.LinearChain(unary, torch.zeros(2, 2), omega=fenchel.Gini()).top(2)
+        >>> best.paths, best.probs
+        (tensor([[[0, 0],
+                 [0, 1]]]), tensor([[0.6500, 0.3500]]))
     """
 
     paths: Tensor
@@ -66,6 +74,12 @@ class DynamicProgram(Recursion):
     ``vmap``, or ``torch.autograd.functional`` with ``vectorize=True``) in torch operations. ``torch.compile`` leaves
     programs as they are: its graph breaks there, and with ``fullgraph=True`` it raises an error, as does
     ``torch.export``.
+
+    Example:
+        >>> import torch, fenchel
+        >>> d = fenchel.dp.LinearChain(torch.tensor([[[1.0, 0.0], [0.3, 0.0]]]), torch.zeros(2, 2))
+        >>> d.map(), d.value, d.loss(d.map())
+        (tensor([[0, 0]]), tensor([2.1676]), tensor([0.8676]))
     """
 
     _dtype: torch.dtype

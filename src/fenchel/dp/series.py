@@ -109,6 +109,7 @@ def dtw_divergence(
 
 def barycenter(
     series: Tensor | Sequence[Tensor],
+    *,
     weights: Tensor | None = None,
     lengths: Tensor | None = None,
     gamma: float = 1.0,

@@ -306,7 +306,7 @@ class Faces:
             self._decompose(self.coupled)
 
     def _shaped(self) -> list[Tensor]:
-        """Whether a variable can move in the face of a factor, (batch, factors, size) for each group."""
+        """``moving`` by groups of factors: which variables can move within the face, (batch, factors, size) each."""
         parts = torch.split(self.moving, self.problem.sizes, 1)
         return [part.reshape(-1, *g.index.shape) for g, part in zip(self.problem.groups, parts, strict=True)]
 
@@ -554,7 +554,7 @@ def _newton_if_better(problem: Problem, state: State) -> State:
 
 
 def _with_step_changed(problem: Problem, before: State, after: State, gap: Tensor) -> State:
-    """A larger step size where copies differ by more than multipliers move, a smaller one where by less."""
+    """Double the step size where the primal residual is ten times the dual one, halve it in the opposite case."""
     moved = problem.copies(after.mu - before.mu)
     primal, dual = gap.norm(dim=1, keepdim=True), after.rho * moved.norm(dim=1, keepdim=True)
     factor = torch.where(primal > 10 * dual, 2.0, torch.where(dual > 10 * primal, 0.5, 1.0))

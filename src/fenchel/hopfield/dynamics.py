@@ -24,6 +24,13 @@ class Path:
         before: (…, E), the states before the last update: ``state`` is the average of patterns by their weights.
         steps: (…), how many updates changed the state; 0 for a query that is a fixed point.
         converged: (…), whether the last update moved the state by no more than the tolerance.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.hopfield import iterate, update
+        >>> path = iterate(lambda q: update(q, torch.eye(2), beta=4.0), torch.tensor([[0.9, 0.2]]))
+        >>> path.before, path.state
+        (tensor([[1., 0.]]), tensor([[1., 0.]]))
     """
 
     state: Tensor

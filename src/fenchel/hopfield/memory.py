@@ -36,6 +36,13 @@ class Retrieval:
         state: (…, D), the final state of each query: its ``weights`` times the patterns.
         steps: (…), how many updates changed the state; 0 for a query that is a fixed point.
         converged: (…), whether the last update moved the state by no more than the tolerance.
+
+    Example:
+        >>> import torch, fenchel
+        >>> memory = fenchel.hopfield.Memory(torch.eye(3), fenchel.Gini(), beta=4.0)
+        >>> found = memory.retrieve(torch.tensor([0.8, 0.1, 0.0]))
+        >>> found.state, found.weights, found.steps, found.converged
+        (tensor([1., 0., 0.]), tensor([1., 0., 0.]), tensor(1), tensor(True))
     """
 
     state: Tensor

@@ -148,7 +148,7 @@ def _after_fork() -> None:
 
 
 def _leave() -> None:
-    """At the end of the process children may go on: the next process finds what they compiled."""
+    """Let children go on when this process ends: the next process finds what they compiled."""
     for state in _compilations.values():
         if state.child is not None and state.child.poll() is None:
             state.child.returncode = 0  # or Python would warn that it still runs

@@ -10,7 +10,7 @@ step             call                                    result
 ``product``      ``kernel(v, z, p, *a)``                 J v, the Jacobian in the scores, given p = argmax_Ω(z)
 ``pull``         ``kernel(v, z, p, *a)``                 J v, and v times the derivatives in each parameter
 ``class_loss``   ``kernel(z, index, residual, *a)``      the loss of class indices, and p − y if ``residual``
-``room``         ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
+``bound_sums``   ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
 ``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
                                                          failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
@@ -18,7 +18,9 @@ step             call                                    result
 ``lattice``      ``.hessian_product(…)``                 ``alignments`` and ``lattices``
 ===============  ======================================  =========================================================
 
-z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row.
+z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
+recorded. Masked scores are −inf: ``argmax`` gives zeros for a row in which all are masked, and NaN for a row with a
+score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p.
 
 Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
 
@@ -194,7 +196,7 @@ _compiled("normmax", "product", "norm", "maps.simplex:normmax_product", _NORMMAX
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss", _NORMMAX)
 _compiled("bounded", "argmax", "bounded_gini", "maps.bounded:project")
 _compiled("bounded", "cap", "bounded_shannon", "maps.bounded:cap")
-_compiled("bounded", "room", "bounded", "maps.bounded:bound_sums")
+_compiled("bounded", "bound_sums", "bounded", "maps.bounded:bound_sums")
 _compiled("bounded", "product", "bounded_gini", "maps.bounded:product")
 _compiled("bounded", "pull", "bounded_gini", "maps.bounded:pull")
 _compiled("bounded", "product", "bounded_shannon", "maps.bounded:entropic_product")

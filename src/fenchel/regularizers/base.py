@@ -62,6 +62,18 @@ class Regularizer(nn.Module):
     each has a default that is right for any Ω. A subclass sets ``rule``, the mathematics on rows (a ``RowMap``), and
     ``parameter``, the number or tensor that selects a member; or it writes ``forward`` and ``argmax`` in differentiable
     torch operations, and ``max`` and ``loss`` follow.
+
+    Example:
+        >>> import torch, fenchel
+        >>> class Squares(fenchel.Regularizer):  # Ω(p) = ‖p‖²
+        ...     def forward(self, p, dim=-1):
+        ...         return p.square().sum(dim)
+        ...
+        ...     def argmax(self, scores, dim=-1, mask=None):
+        ...         return fenchel.sparsemax(scores / 2, dim, mask)
+        >>> omega, scores = Squares(), torch.tensor([1.0, 0.5, -1.0])
+        >>> omega.argmax(scores), omega.max(scores), omega.loss(scores, torch.tensor(0))
+        (tensor([0.6250, 0.3750, 0.0000]), tensor(0.2812), tensor(0.2812))
     """
 
     rule: RowMap | None = None
@@ -247,7 +259,7 @@ class Regularizer(nn.Module):
     def in_rows(
         self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
     ) -> tuple[Tensor, Tensor, Any, Tensor | None, Regularizer]:
-        """The arguments of a loss, and Ω, rearranged so that choices are along one dimension; unchanged if they are."""
+        """The arguments of a loss, and Ω, for choices along one dimension; those over two dimensions are flattened."""
         return scores, target, dim, mask, self
 
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
@@ -325,6 +337,12 @@ class Scaled(Regularizer):
     """γΩ: the same regularizer at another temperature. Made by ``gamma * omega``.
 
     Methods take ``dim`` as those of Ω do; None stands for the default of Ω. There is ``solve`` if Ω has it.
+
+    Example:
+        >>> import torch, fenchel
+        >>> scores = torch.tensor([1.0, 0.5, -1.0])
+        >>> (4.0 * fenchel.Gini()).argmax(scores), fenchel.Gini().argmax(scores / 4.0)
+        (tensor([0.5417, 0.4167, 0.0417]), tensor([0.5417, 0.4167, 0.0417]))
     """
 
     gamma: float | Tensor

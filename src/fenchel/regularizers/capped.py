@@ -328,7 +328,7 @@ def _check_room(rows: Tensor, upper: float | Tensor, budget: float) -> None:
     if not known(rows) or (isinstance(upper, Tensor) and not known(upper)):
         return
     bounds = torch.as_tensor(upper, dtype=None if isinstance(upper, Tensor) else rows.dtype, device=rows.device)
-    wrong, room = _room(rows, bounds)
+    wrong, room = _bound_sums(rows, bounds)
     if bool(wrong.any()):
         kept = torch.where(rows == -torch.inf, 0.0, bounds)
         raise ValueError(
@@ -344,10 +344,10 @@ def _check_room(rows: Tensor, upper: float | Tensor, budget: float) -> None:
         )
 
 
-def _room(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+def _bound_sums(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """How many bounds of unmasked entries are negative or NaN, and the sum of the bounds, of each row."""
     if upper.device.type == rows.device.type:
-        kernel = kernels.find("room", "bounded", (), rows)
+        kernel = kernels.find("bound_sums", "bounded", (), rows)
         if kernel is not None:
             wrong, total = kernel(rows, upper.to(rows.dtype).expand(rows.shape))
             return wrong, total

@@ -325,7 +325,7 @@ def _push(
 def _of_some(
     f: Callable[[tuple[Tensor, ...]], Tensor], captured: Sequence[Tensor], which: Sequence[bool]
 ) -> tuple[Any, ...]:
-    """f as a function of some of its tensors, and these."""
+    """f as a function of those captured tensors that ``which`` selects, followed by these tensors."""
 
     def of_some(*chosen: Tensor) -> Tensor:
         rest = iter(chosen)

@@ -38,7 +38,7 @@ class GroupingMap(ParameterMap):
 
     @abstractmethod
     def slope(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
-        """A gradient of the penalty whose sums over groups are right, up to a constant per row."""
+        """A subgradient of the penalty, of which only the sum over each group is used, up to a constant per row."""
 
     @abstractmethod
     def proximal(self, z: Tensor, strength: Tensor, *layout: int) -> Tensor:

@@ -86,7 +86,7 @@ def _norm(p: Tensor, a: Parameter) -> Tensor:
 
 
 def _finite_norm(p: Tensor, a: Parameter, support_only: bool = False) -> Tensor:
-    """‖p‖_α; with ``support_only`` zeros are constants, whose steep higher derivatives must not be touched."""
+    """‖p‖_α. With ``support_only`` zeros of p are constants, so that their infinite higher derivatives play no role."""
     largest = p.detach().amax(-1, keepdim=True)
     scale = torch.where(largest == 0, 1.0, largest)  # the norm does not depend on it, its rounding does
     # At p = 0 the power has derivatives in p, but none in α, where 0^α log 0 would be NaN.
@@ -181,7 +181,9 @@ def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Te
     .. math:: \operatorname{argmax}_{p \in \Delta} \; \langle p, s \rangle - (\|p\|_\alpha - 1)
 
     Sparse for every alpha > 1; as alpha grows the weights on the support even out, and at inf they are equal.
-    O(n log n) time: a sort, then a few vectorised passes.
+
+    On the CPU a few passes over each row, without a sort. Other devices sort if alpha is 2 or inf; else the number of
+    passes does not depend on the scores.
 
     Arguments and result as in :func:`entmax`, but for alpha, which is in (1, inf].
 

@@ -181,12 +181,12 @@ class RowMap(ABC):
         return torch.where(unusable, gone.masked_fill(top == -torch.inf, 0.0), p)
 
     def jacobian(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
-        """``product``, by a kernel unless it is differentiated itself."""
+        """``product``, by a kernel if there is one and no derivative of the product is needed."""
         product: Tensor = self._differentiate("product", v, z, p, *a)
         return product
 
     def pull_any(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> tuple[Tensor | None, ...]:
-        """``pull``, by a kernel unless it is differentiated itself."""
+        """``pull``, by a kernel if there is one and no derivative of its results is needed."""
         pulled: tuple[Tensor | None, ...] = self._differentiate("pull", v, z, p, *a)
         return pulled[: 1 + len(a)]
 

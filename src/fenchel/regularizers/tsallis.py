@@ -460,7 +460,10 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
               - \frac{1}{\alpha(\alpha-1)} \Big(\sum_i p_i^\alpha - 1\Big)
 
     Softmax at alpha 1, sparsemax at 2, argmax at inf; sparse for every alpha > 1, dense below. A lead of
-    1/(alpha − 1) takes all. O(n log n) time: a sort, then a few vectorised passes.
+    1/(alpha − 1) takes all.
+
+    On the CPU rows are sorted for alpha > 2 only, O(n log n); up to 2 a few passes over each row are enough. Other
+    devices sort if alpha is 1.5, 2, larger than 2 or a tensor; else the number of passes does not depend on the scores.
 
     Args:
         scores: any shape, floating point.

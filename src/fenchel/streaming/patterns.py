@@ -254,7 +254,7 @@ class _CandidateLists:
 
 
 def is_hard(omega: Regularizer) -> bool:
-    """Whether the best pattern takes all weight without any lead, so that rounding decides what ties."""
+    """Whether the margin of Ω is 0: the best pattern takes all weight, and rounding decides which patterns tie."""
     return omega.margin is not None and _number(omega.margin) == 0
 
 

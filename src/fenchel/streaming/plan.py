@@ -39,6 +39,12 @@ class Plan:
             rows that are left over: the last digits of a row would depend on how many others there are.
         entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
             order however long the longest list is.
+
+    Example:
+        >>> from fenchel.streaming import Plan
+        >>> plan = Plan("parts", rows=100)
+        >>> list(plan.groups(150))  # blocks are whole tiles: 104 rows, not 100
+        [slice(0, 104, None), slice(104, 150, None)]
     """
 
     method: Method = "dense"

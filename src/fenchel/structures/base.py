@@ -142,7 +142,7 @@ class Structure(nn.Module):
         """
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
-        """``map``."""
+        """The best structures; the same as ``map``."""
         return self.map(scores, mask)
 
     def higher(self, structures: Tensor) -> Tensor | None:

@@ -157,7 +157,7 @@ def _mixture(parts: Tensor, weights: Tensor, size: int) -> Tensor:
 
 
 class _Scores(torch.autograd.Function):
-    """Linear, and the adjoint of ``_Mixture``: each is the other's derivative."""
+    """The sum of theta over the parts of each member, (R, K): linear, its backward pass is ``_Mixture``."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, theta: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class _Scores(torch.autograd.Function):
 
 
 class _Mixture(torch.autograd.Function):
-    """Linear, and the adjoint of ``_Scores``."""
+    """The sum of the members times their weights, (R, size): linear, its backward pass is ``_Scores``."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, weights: Tensor, size: int) -> Tensor:

@@ -70,7 +70,7 @@ class ActiveSets:
         self.matrix, self.inverse = np.empty(int(entries.sum()), np.float32), np.empty(int(entries.sum()))
 
     def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
-        """The arrays of active sets, after the starts, capacities and squares of all rows, or of some."""
+        """All arrays of the active sets, as kernels take them; with ``rows``, the first three for these rows alone."""
         places: tuple[Array, ...] = (self.starts, self.capacities, self.squares)
         places = places if rows is None else tuple(place[rows] for place in places)
         scores = (self.weights, self.solution, self.values, self.higher)
@@ -211,7 +211,7 @@ class Solver(ActiveSets):
         self.higher[slots[held]] = scores[held]
 
     def _are_structures(self, ones: Array, rows: Array) -> Array:
-        """Which rows of zeros and ones are structures, given the mask: those that the oracle finds if asked for."""
+        """Which rows of ``ones`` are structures: those that the oracle returns for scores that favour them strongly."""
         posed = np.where(self.theta == -np.inf, -np.inf, np.where(ones, _FAR, -_FAR))
         best, _ = self.oracle(posed, rows)
         found = np.zeros((len(rows), ones.shape[1] + 1), dtype=bool)

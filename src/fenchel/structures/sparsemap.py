@@ -29,6 +29,13 @@ class Mixture:
         weights: (…, K), filled up with 0; differentiable. A structure that ties with the chosen ones may have weight 0.
         gap: (…), what the best structure could still gain; the squared error of the marginals is at most twice that.
         iterations: (…), structures tried.
+
+    Example:
+        >>> import torch, fenchel
+        >>> from fenchel.structures import SequentialSubsets
+        >>> found = fenchel.SparseMAP(SequentialSubsets(2, transition=0.5)).solve(torch.tensor([1.0, 0.2, 0.9]))
+        >>> found.structures.shape, found.weights.sum(), found.marginals.sum()
+        (torch.Size([3, 3]), tensor(1.), tensor(2.))
     """
 
     marginals: Tensor

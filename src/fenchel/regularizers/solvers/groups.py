@@ -72,9 +72,9 @@ def _above(excess: Tensor, first: Tensor, strength: Tensor, slack: Tensor) -> Te
 
 
 def _clipped_walk(step: Tensor, first: Tensor, bound: Tensor) -> Tensor:
-    """Fᵢ = stepᵢ + clip(Fᵢ₋₁, −bound, bound), anew at every first: a scan in log₂ n rounds.
+    """Fᵢ = stepᵢ + clip(Fᵢ₋₁, −bound, bound), and Fᵢ = stepᵢ where ``first``: a scan in log₂ n rounds.
 
-    Functions x ↦ clip(x + a, low, high) are closed under composition; a first one is constant, low = high.
+    Each step is a function x ↦ clip(x + a, low, high), constant (low = high) where ``first``; so are compositions.
     """
     a = step
     low, high = torch.where(first, step, step - bound), torch.where(first, step, step + bound)
@@ -162,7 +162,7 @@ def equals(p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def without(z: Tensor, zero: Tensor, strength: Tensor) -> Tensor:
-    """Scores of a grid without entries that are known to have no mass: −inf, and −λ for each one beside them."""
+    """Remove entries of a grid that are known to have no mass: set them to −inf, subtract λ from their neighbours."""
     kept = z > -torch.inf
     for dim in (-1, -2):
         edges = _Edges(kept, dim, z)
