@@ -297,6 +297,28 @@ def test_an_exported_program_decomposes_into_operations_of_torch(
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize(
+    "omega",
+    [
+        Tsallis(1.2),
+        pytest.param(Tsallis(0.7), marks=pytest.mark.slow),
+        pytest.param(Tsallis(3.0), marks=pytest.mark.slow),
+        pytest.param(Norm(5.0), marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_a_decomposed_program_takes_rows_of_every_width(omega: Regularizer) -> None:
+    free = {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC}
+    shapes = (free, {0: torch.export.Dim.DYNAMIC})
+    scores, index = torch.randn(5, 4), torch.zeros(5, dtype=torch.long)
+    program = torch.export.export(_Choice(omega), (scores, index), dynamic_shapes=shapes)
+    plain = program.run_decompositions({**torch.export.default_decompositions(), **DECOMPOSITIONS})
+    for rows, width in ((3, 2), (2, 300)):
+        scores, index = torch.randn(rows, width), torch.zeros(rows, dtype=torch.long)
+        assert_close(plain.module()(scores, index), _Choice(omega)(scores, index))
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
 def test_what_depends_on_the_data_stays_an_operator() -> None:
     program = torch.export.export(_Choice(Fused(0.1)), (torch.randn(5, 4), target.clamp_min(0)))
     plain = program.run_decompositions({**torch.export.default_decompositions(), **DECOMPOSITIONS})

@@ -200,6 +200,35 @@ def test_forks_while_threads_ask_do_not_hang(children: list[Child]) -> None:
             thread.join()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+def test_a_forked_process_does_not_warn_of_the_child_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    sleeper = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    monkeypatch.setattr(compilation, "_compilations", {KEY: compilation._Compilation(child=sleeper)})
+    try:
+        forked = os.fork()
+        if forked == 0:
+            # What is left of it ends without a warning that it still runs.
+            os._exit(0 if compilation._compilations[KEY].child is None and sleeper.returncode == 0 else 1)
+        assert os.waitpid(forked, 0) == (forked, 0)
+        assert compilation._compilations[KEY].child is sleeper
+        assert sleeper.poll() is None
+    finally:
+        sleeper.communicate(b"\n", timeout=60)
+
+
+def test_entries_of_the_path_that_are_not_strings_do_not_matter(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As Python itself, which passes them by."""
+    monkeypatch.setattr(sys, "path", [*sys.path, tmp_path, None])
+    monkeypatch.setattr(
+        compilation, "_CHILD", "import json, sys; assert all(map(str.isprintable, json.loads(sys.argv[1])))"
+    )
+    child = compilation._start(*KEY)
+    assert child is not None
+    assert child.wait(60) == 0
+
+
 @pytest.fixture
 def cold(tmp_path: Path) -> dict[str, str]:
     """The environment of a process whose cache is empty."""

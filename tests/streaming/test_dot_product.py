@@ -616,3 +616,13 @@ def test_values_of_a_batch_that_the_weights_lack(batch: tuple[int, ...]) -> None
     query, key, value = 20 * torch.randn(130, 4), torch.randn(4096, 4), torch.randn(*batch, 4096, 3)
     output = attention(query, key, value, Norm(2.0))
     assert_close(output, Norm(2.0).argmax(query @ key.T / 2) @ value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("omega", [Tsallis(1.5), Shannon()], ids=str)
+def test_a_mask_that_is_changed_before_the_backward_pass_is_noticed(omega: Regularizer) -> None:
+    query, key, value = 0.1 * randn(2, 20, 4), randn(2, 30, 4), randn(2, 30, 3)
+    mask = torch.rand(20, 30) > 0.3
+    output = attention(query, key, value, omega, attn_mask=mask)
+    mask.fill_(True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        output.sum().backward()

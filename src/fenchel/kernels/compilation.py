@@ -122,7 +122,8 @@ def _is_complete(key: Key) -> bool:
 def _start(room: str, dtype: torch.dtype | None) -> subprocess.Popen[bytes] | None:
     """A process that compiles the kernels of a room, with the same modules as this one; None if it cannot start."""
     store.announce("in another process; until they are ready, torch operations compute")
-    command = [sys.executable, "-c", _CHILD, json.dumps(sys.path), name_of(room, dtype), room]
+    path = [each for each in sys.path if isinstance(each, str)]  # Python passes other entries by
+    command = [sys.executable, "-c", _CHILD, json.dumps(path), name_of(room, dtype), room]
     if dtype is not None:
         command += ["--dtype", str(dtype).removeprefix("torch.")]
     quiet = {"FENCHEL_KERNELS": "wait", "FENCHEL_QUIET": "1", "OMP_NUM_THREADS": "1"}
@@ -143,17 +144,17 @@ def _start(room: str, dtype: torch.dtype | None) -> subprocess.Popen[bytes] | No
 def _after_fork() -> None:
     global _starting
     _starting = threading.Lock()  # another thread may have held it
-    for state in _compilations.values():
-        state.child = None  # the parent's
+    _forget_children()  # the parent's
 
 
-def _leave() -> None:
-    """Let children go on when this process ends: the next process finds what they compiled."""
+def _forget_children() -> None:
+    """Leave children to themselves, as at the end of the process: the next one finds what they compiled."""
     for state in _compilations.values():
         if state.child is not None and state.child.poll() is None:
             state.child.returncode = 0  # or Python would warn that it still runs
+        state.child = None
 
 
-atexit.register(_leave)
+atexit.register(_forget_children)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)

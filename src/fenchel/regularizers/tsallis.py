@@ -49,7 +49,7 @@ class _TsallisMap(ParameterMap):
         if math.isinf(a):
             return torch.zeros_like(p[..., 0])
         if abs(a - 1) < 0.25:
-            return _p_tsallis_log(p, torch.as_tensor(a - 1, dtype=p.dtype, device=p.device)).sum(-1) / a
+            return _p_tsallis_log(p, p.new_full((), a - 1)).sum(-1) / a
         return (p.pow(a) - p).sum(-1) / (a * (a - 1))
 
     def solve(self, z: Tensor, a: Parameter) -> Tensor:

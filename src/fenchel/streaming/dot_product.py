@@ -270,11 +270,16 @@ def _by_parts(
         mask = _rows_of_mask(rows, visible, attn_mask, is_causal, query)
         arguments = (query[..., rows.start : rows.stop, :], key[..., :visible, :], value[..., :visible, :])
 
-        def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor, mask: Tensor | None = mask) -> Tensor:
+        # An argument too: one that is changed before the backward pass is noticed.
+        masks = () if mask is None else (mask,)
+
+        def part(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
+            own = rest[: len(learned)]
             chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
+            mask = rest[-1] if len(rest) > len(own) else None
             return _plain(q, k, v, chooser, mask, scale, dropout_p, chosen.share)[0]
 
-        parts.append(recomputed(part, *arguments, *learned.values(), random=bool(dropout_p)))
+        parts.append(recomputed(part, *arguments, *learned.values(), *masks, random=bool(dropout_p)))
     return torch.cat(parts, dim=-2).to(dtype)
 
 

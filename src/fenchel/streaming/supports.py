@@ -355,8 +355,8 @@ class _Attend(torch.autograd.Function):
         parameter: float | Tensor,
         task: Task,
     ) -> tuple[Tensor, Tensor]:
-        ctx.mask, ctx.number, ctx.task = mask, parameter, task
-        ctx.save_for_backward(query, key, value, parameter if isinstance(parameter, Tensor) else None)
+        ctx.number, ctx.task = parameter, task
+        ctx.save_for_backward(query, key, value, mask, parameter if isinstance(parameter, Tensor) else None)
         ctx.set_materialize_grads(False)
         run = Blocks(query, key, value, mask, parameter, task)
         output, ctx.found = run.forward(keep=True)
@@ -367,8 +367,8 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor | None, weight_grad: Tensor | None) -> tuple[Any, ...]:
-        query, key, value, parameter = ctx.saved_tensors
-        problem = query, key, value, ctx.mask, ctx.number if parameter is None else parameter, ctx.task
+        query, key, value, mask, parameter = ctx.saved_tensors
+        problem = query, key, value, mask, ctx.number if parameter is None else parameter, ctx.task
         needed = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[4])
         grad = query.new_zeros(*query.shape[:2], value.shape[-1]) if grad is None else grad
         # In the precision of the forward pass, whatever autocast is set to when it is called.

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from fenchel._torch import known
 
+_ANY_WIDTH = 1 << 32  # stands for the width of rows where a trace leaves that open
 _BLOCK = 1 << 16  # numbers per thread that are worked on at a time: a few temporaries of that size fit into its cache
 _FEW = 4  # candidates are gathered if they are at most one in so many
 
@@ -39,6 +40,12 @@ def newton_steps(n: int, c: float, precision: float) -> int:
     while first * (-math.expm1(-log_ratio / steps)) ** steps > precision:
         steps += 1
     return steps
+
+
+def _most(z: Tensor) -> int:
+    """The number of scores per row, or more than there can be if it is a symbol, so that loops have a fixed length."""
+    n = z.shape[-1]
+    return _ANY_WIDTH if isinstance(n, torch.SymInt) else n
 
 
 class _Newton:
@@ -137,7 +144,7 @@ def _threshold(y: Tensor, c: float | Tensor) -> Tensor:
     else:
         tau = torch.full_like(y[..., :1], -1.0)
         bound = 1.0 if isinstance(c, Tensor) else abs(c)
-        steps = newton_steps(y.shape[-1], bound, torch.finfo(y.dtype).eps / bound)
+        steps = newton_steps(_most(y), bound, torch.finfo(y.dtype).eps / bound)
     newton = _Newton(y)
     for _ in range(steps):
         p, s = _mass((y - tau).clamp_min(0), c)
@@ -206,7 +213,7 @@ def _entmax_by_offset(z: Tensor, c: float | Tensor) -> Tensor:
         rest = torch.where(c == 1, torch.finfo(z.dtype).tiny, rest)  # 0 times log 0 would be NaN
     else:
         unit = bound = abs(c)
-    steps = newton_steps(z.shape[-1], bound, torch.finfo(z.dtype).eps)
+    steps = newton_steps(_most(z), bound, torch.finfo(z.dtype).eps)
     newton = _Newton(z)
     y = c * z
     log = torch.log1p(y.clamp_min(-1))
@@ -235,7 +242,7 @@ def _smallest_of_support(z: Tensor, scale: float | Tensor, power: float | Tensor
     last = torch.zeros_like(ordered[..., :1], dtype=torch.long)  # of those that are known to be in the support
     ahead = torch.ones_like(last).expand(*last.shape[:-1], ways - 1).cumsum(-1)
     stride = 1
-    while stride * ways < n:
+    while stride * ways < _most(z):
         stride *= ways
     while stride:
         candidate = ordered.gather(-1, (last + stride * ahead).clamp_max(n - 1))
@@ -263,7 +270,7 @@ def _entmax_from_2(z: Tensor, c: float | Tensor) -> Tensor:
     log_distance = distance.log()
     w = 1 / weight.sum(-1, keepdim=True)
     newton = _Newton(z)
-    for _ in range(newton_steps(z.shape[-1], 1.0, z.shape[-1] * torch.finfo(z.dtype).eps)):  # Σp is at most 2 at first
+    for _ in range(newton_steps(_most(z), 1.0, _most(z) * torch.finfo(z.dtype).eps)):  # Σp is at most 2 at first
         log_w = w.log()
         log_p = torch.logaddexp(log_distance, c * log_w) / c
         missing = 1 - (weight * log_p.exp()).sum(-1, keepdim=True)
