@@ -495,3 +495,19 @@ def test_normalised_memories_compare_directions() -> None:
 def test_bad_input_is_refused_by_name(error: type[Exception], match: str, call: Callable[[], object]) -> None:
     with pytest.raises(error, match=match):
         call()
+
+
+@pytest.mark.parametrize("normalize", [None, "sphere"])
+@pytest.mark.parametrize("method", ["step", "energy", "weights"])
+def test_forward_mode_reaches_the_patterns_of_a_memory_read_in_chunks(method: str, normalize: str | None) -> None:
+    torch.manual_seed(0)
+    patterns, query, direction = (torch.randn(n, 3, dtype=torch.float64) for n in (5, 2, 5))
+
+    def compute(held: Tensor) -> Tensor:
+        memory = Memory(held, 0.5 * fenchel.Tsallis(1.5), beta=1.3, chunk_size=2, normalize=normalize)
+        return getattr(memory, method)(query)
+
+    _, slope = torch.func.jvp(compute, (patterns,), (direction,))
+    h = 1e-6
+    expected = (compute(patterns + h * direction) - compute(patterns - h * direction)) / (2 * h)
+    torch.testing.assert_close(slope, expected, atol=1e-6, rtol=1e-6)

@@ -150,6 +150,7 @@ def candidates(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> C
         query = query.detach()
         lists = [_CandidateLists(query[rows], omega, plan) for rows in plan.groups(len(query))]
         for first, block in keys.blocks(plan.columns):
+            block = block.detach()  # tangents of forward mode too
             for each in lists:
                 each.add_block(first, block)
         width = 1
