@@ -9,9 +9,11 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 import fenchel
 from fenchel import kernels
+from fenchel.__main__ import main
 from fenchel._warmup import Warmth, calls, compiled_functions
 
 CALLS = """
@@ -138,6 +140,21 @@ def test_unknown_rooms_are_refused() -> None:
     done = subprocess.run([sys.executable, "-m", "fenchel", "warmup", "kitchen"], capture_output=True, text=True)
     assert done.returncode == 2
     assert "a room must be one of maps" in done.stderr
+
+
+def test_the_command_takes_rooms_and_a_precision(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[torch.dtype] = []
+    tiny = {"tiny": {"tiny": lambda scores: seen.append(scores.dtype) or scores * 2}}
+    monkeypatch.setattr(sys.modules["fenchel._warmup"], "calls", lambda: tiny)
+    monkeypatch.setattr(sys.modules["fenchel._warmup"], "_mark", lambda *key: None)
+    main(["warmup", "tiny", "--dtype", "float64"])
+    assert set(seen) == {torch.float64}
+    assert capsys.readouterr().out.startswith("Compiled 0 kernels")
+    with pytest.raises(SystemExit):
+        main(["warmup", "kitchen"])
+    assert "a room must be one of" in capsys.readouterr().err
 
 
 def test_a_terminal_gets_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -282,3 +282,14 @@ def test_a_new_mark_removes_those_of_other_versions(tmp_path: Path, monkeypatch:
     store.complete("room")
     assert store.mark("room") in list(tmp_path.iterdir())
     assert [each.exists() for each in others] == [False, True, True]
+
+
+def test_a_child_that_cannot_start_is_none_and_one_that_starts_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(Path("/nowhere/python")))
+    assert compilation._start("lattices", torch.float32) is None
+    monkeypatch.undo()
+    monkeypatch.setattr(compilation, "_CHILD", "import sys; sys.exit(sys.argv[2:] != ['lattices-float32', 'lattices', "
+                        "'--dtype', 'float32'])")  # fmt: skip
+    child = compilation._start("lattices", torch.float32)
+    assert child is not None
+    assert child.wait(60) == 0
