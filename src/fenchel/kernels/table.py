@@ -151,18 +151,19 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
     return None
 
 
-_ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
+_ENTMAX = ((1e-2, math.inf),)
+_OUTPUT = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))
 _PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``columns.KINDS``
-_NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
+_NORMMAX = _ANY
 
 register("argmax", "tsallis", "cpu.maps.simplex:entmax", ranges=_ENTMAX)
 register("product", "tsallis", "cpu.maps.simplex:entmax_product", ranges=_ENTMAX)
-register("pull", "tsallis", "cpu.maps.simplex:entmax_pull", ranges=((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)))
+register("pull", "tsallis", "cpu.maps.simplex:entmax_pull", ranges=_ENTMAX)
 register("class_loss", "tsallis", "cpu.maps.simplex:entmax_loss", ranges=_ENTMAX)
 register("attend", "tsallis", "cpu.streaming.attention:attend", ranges=((1 + 1e-3, 2.0),))
 register("attend_backward", "tsallis", "cpu.streaming.attention:attend_backward", ranges=((1 + 1e-3, 2.0),))
-register("linear_class_loss", "tsallis", "cpu.streaming.output:linear_class_loss", ranges=_ENTMAX)
-register("linear_class_loss_backward", "tsallis", "cpu.streaming.output:linear_class_loss_backward", ranges=_ENTMAX)
+register("linear_class_loss", "tsallis", "cpu.streaming.output:linear_class_loss", ranges=_OUTPUT)
+register("linear_class_loss_backward", "tsallis", "cpu.streaming.output:linear_class_loss_backward", ranges=_OUTPUT)
 register("chain", "tsallis", "cpu.dp.markov", ranges=_PROGRAMS)
 register("alignment", "tsallis", "cpu.dp.alignments", ranges=_PROGRAMS)
 register("lattice", "tsallis", "cpu.dp.lattices", ranges=_PROGRAMS)

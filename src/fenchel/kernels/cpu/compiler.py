@@ -14,7 +14,7 @@ import pickle
 import re
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ import numba
 import numpy.ma  # noqa: F401  (or Numba imports it at the first call, where a fork would inherit the import's lock)
 from llvmlite.binding import ffi
 from numba.core.caching import FunctionCache
+from numba.core.codegen import CPUCodeLibrary
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 
@@ -33,6 +34,12 @@ _FAST = {"reassoc", "nsz", "arcp", "contract"}
 
 OPTIONS: Any = {"nogil": True, "fastmath": _FAST, "error_model": "numpy", "boundscheck": False}
 """What Numba is told of every loop."""
+
+STRICT: Any = {**OPTIONS, "fastmath": False}
+"""The same for loops whose every operation is rounded as it is written."""
+
+INLINED: Any = {**STRICT, "forceinline": True}
+"""… and that become part of the kernels which call them."""
 
 
 def kernel(function: Callable[..., Any]) -> Any:
@@ -47,7 +54,12 @@ def helper(function: Callable[..., Any]) -> Any:
 
 def strict(function: Callable[..., Any]) -> Any:
     """Compile a loop along rows, one to a lane: what is left over after whole vectors is rounded as these are."""
-    return _compiled(function, {**OPTIONS, "fastmath": False})
+    return _compiled(function, STRICT)
+
+
+def strict_helper(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels compiled by ``strict`` call, and Python does not."""
+    return numba.njit(**{**INLINED, "no_cpython_wrapper": True, "no_cfunc_wrapper": True})(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
@@ -57,6 +69,7 @@ def inlined(function: Callable[..., Any]) -> Any:
 
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     compiled = numba.njit(**options)(function)
+    _kernels.add(function.__qualname__)
     cached = False
     with contextlib.suppress(RuntimeError):  # Numba found no folder that it may write to
         compiled._cache = _Cache(function)
@@ -65,13 +78,39 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
     def compile_once(signature: Any) -> Any:
         """Compile for these types while other processes that want the same wait, then read what was written."""
-        with global_compiler_lock, store.locked(f"{function.__module__}.{function.__qualname__} {signature}"):
+        with (
+            global_compiler_lock,
+            store.locked(f"{function.__module__}.{function.__qualname__} {signature}"),
+            _parts_left_as_they_are(),
+        ):
             if not cached:
                 store.announce()
             return compile_now(signature)
 
     compiled.compile = compile_once
     return compiled
+
+
+_kernels: set[str] = set()
+
+
+@contextlib.contextmanager
+def _parts_left_as_they_are() -> Iterator[None]:
+    """Optimise kernels only, and not each function that they are made of: these are part of them when they are.
+
+    Numba optimises every function when it is done, and once more wherever it is used. That takes half of the time.
+    """
+    optimise = CPUCodeLibrary._optimize_final_module
+
+    def optimise_kernels(library: Any) -> None:
+        if library.name in _kernels:
+            optimise(library)  # type: ignore[no-untyped-call]
+
+    CPUCodeLibrary._optimize_final_module = optimise_kernels  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        CPUCodeLibrary._optimize_final_module = optimise  # type: ignore[method-assign]
 
 
 class _Cache(FunctionCache):
