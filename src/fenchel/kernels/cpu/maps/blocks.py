@@ -16,10 +16,10 @@ from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.newton import GROUP, approach
 from fenchel.kernels.cpu.maps.parameters import reach_of
 
-LANES_WIDTH = 128
+LANES_WIDTH = 512
 """Up to this width every row is a lane; the rows beside it take no more time than one alone."""
 
-FILTERED_WIDTH = 1024
+FILTERED_WIDTH = 513
 """From this width on a row is filtered before it is solved, if few entries are left."""
 
 _COARSE = 4 * GROUP  # vectors of maxima that are solved for a first level

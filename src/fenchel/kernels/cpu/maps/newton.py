@@ -113,7 +113,9 @@ def _approach_curve(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
     a, b = vec.maximum(1.0 - _size(power - 1.0), 0.0), vec.maximum(1.0 - _size(power - 2.0), 0.0)
     c, d = vec.maximum(1.0 - _size(power - 3.0), 0.0), vec.maximum(1.0 - _size(power - 4.0), 0.0)
     whole = (base < 0.5) & (power <= 4.0)
-    bend = 1.0 / power
+    least = vec.select(power >= 2.0, 2.0, zero + 1.0)
+    least = vec.select(power >= 3.0, vec.select(power >= 4.0, 4.0, zero + 3.0), least)
+    bend = 1.0 / least  # by which the sum is a norm, convex in the level
     if vec.any_lane(whole):
         active = whole
         for _ in range(_STEPS):
@@ -135,19 +137,24 @@ def _approach_curve(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
             level = vec.select(active, level + step, level)
     inverse = 1.0 / vec.select((scale > 0.0) | (scale < 0.0), scale, 1.0)
     growth = scale + factor
+    active = base == base
     for _ in range(_STEPS):
         total, slope = zero, zero
         for start in range(0, m * lanes, GROUP * lanes):
+            t, s = zero, zero
             for j in range(GROUP):
                 v, p = _weight(vec.load(z, start + j * lanes), scale, inverse, factor, base, level)
-                total += p
-                slope += v
+                t += p
+                s += v
+            total += t
+            slope += s
         if across:
             total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)
-        excess = total - 1.0
         step = _norm_step(total, scale / growth) / (vec.maximum(slope, 1e-30) * growth)
-        level = vec.select(total > 0.0, level + step, level)
-        if not vec.any_lane(_size(excess) > 0.3):
+        active = active & (total > 0.0)
+        level = vec.select(active, level + step, level)
+        active = active & (_size(total - 1.0) > 0.3)
+        if not vec.any_lane(active):
             break
     return level
 

@@ -12,7 +12,7 @@ from numba.extending import overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 from fenchel.kernels.cpu.maps.parameters import power_at
-from fenchel.kernels.cpu.maps.steep import steep_product
+from fenchel.kernels.cpu.maps.steep import steep_product, steep_room
 
 _GROUP = 8  # vectors whose sum is in the precision of the rows
 _DENSE = 1024  # up to this width a row is not searched for vectors without support
@@ -29,8 +29,9 @@ def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any)
 @strict
 def steep_entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
     """As ``entmax_product`` for one c > 1, ∞ included."""
+    room = steep_room(p.shape[1])
     for row in range(first, last):
-        steep_product(p[row], powers[0], v[row], out[row])
+        steep_product(p, row, powers[0], v, out, room)
 
 
 def product_of_row(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
@@ -46,12 +47,55 @@ def _product_of_row(p: Any, row: Any, powers: Any, v: Any, out: Any, live: Any) 
 def _any_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
     c = power_at(powers, row)
     if c > 1.0:
-        steep_product(p[row], c, v[row], out[row])
+        steep_product(p, row, c, v, out, steep_room(p.shape[1]))
     else:
         _flat_product_of(p, row, powers, v, out, live)
 
 
 def _flat_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+    if p.shape[1] <= _DENSE:
+        _dense_product(p, row, powers, v, out)
+    else:
+        _sparse_product(p, row, powers, v, out, live)
+
+
+@strict_helper
+def _dense_product(p: Any, row: int, powers: Any, v: Any, out: Any) -> None:
+    n, lanes = p.shape[1], vec.lanes(p)
+    zero = vec.splat(p.dtype.type(0))
+    start, end = row * n, row * n + n // lanes * lanes
+    rest = n % lanes
+    power = curvature_power(powers, row, zero)
+    mass, along = zero, zero
+    for i in range(start, end, lanes):
+        q, g = vec.load(p, i), vec.load(v, i)
+        s = curvature(powers, q, power)
+        keep_curvature(powers, out, i, s)
+        mass += s
+        along += s * vec.select(q > 0.0, g, zero)
+    q, g, s = zero, zero, zero
+    if rest:
+        q, g = vec.load_part(p, end, rest, 0.0), vec.load_part(v, end, rest, 0.0)
+        s = curvature(powers, q, power)
+        mass += s
+        along += s * vec.select(q > 0.0, g, zero)
+    mean = _mean(vec.sum_everywhere(mass), vec.sum_everywhere(along))
+    for i in range(start, end, lanes):
+        s = curvature_again(powers, out, i, p, power)
+        vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
+    if rest:
+        vec.store_part(out, end, vec.select(s > 0.0, s * (g - mean), s), rest)
+
+
+@strict_helper
+def _mean(mass: Any, along: Any) -> Any:
+    """⟨s, v⟩/‖s‖₁, 0 in an empty row."""
+    return along / vec.select((mass > 0.0) | vec.unordered(mass, mass), mass, 1.0)
+
+
+@strict_helper
+def _sparse_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+    """Of a wide row look at those vectors alone that are not all zero."""
     n, lanes = p.shape[1], vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
     start = row * n
@@ -64,6 +108,7 @@ def _flat_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) ->
             i = start + live[j] * lanes
             q = vec.load(p, i)
             s = curvature(powers, q, power)
+            keep_curvature(powers, out, i, s)
             m += s
             a += s * vec.select(q > 0.0, vec.load(v, i), zero)
         mass, along = mass + vec.widen(m), along + vec.widen(a)
@@ -74,13 +119,12 @@ def _flat_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) ->
         q, g = vec.load_part(p, i, rest, 0.0), vec.load_part(v, i, rest, 0.0)
         s = curvature(powers, q, power)
         mass, along = mass + vec.widen(s), along + vec.widen(s * vec.select(q > 0.0, g, zero))
-    mass, along = vec.sum_everywhere(mass), vec.sum_everywhere(along)
-    mean = vec.narrow(along / vec.select((mass > 0.0) | vec.unordered(mass, mass), mass, 1.0), zero)
+    mean = vec.narrow(_mean(vec.sum_everywhere(mass), vec.sum_everywhere(along)), zero)
     if rest:
         vec.store_part(out, i, vec.select(s > 0.0, s * (g - mean), s), rest)
     for j in range(size):
         i = start + live[j] * lanes
-        s = curvature(powers, vec.load(p, i), power)
+        s = curvature_again(powers, out, i, p, power)
         vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
 
 
@@ -130,6 +174,30 @@ def _curvature(powers: Any, q: Any, power: Any) -> Any:
     if powers.dtype == types.int16:
         return lambda powers, q, power: vec.sqrt(q)
     return lambda powers, q, power: vec.select(q > 0.0, vec.exp2(power * vec.log2(vec.maximum(q, 1e-37))), q)
+
+
+def keep_curvature(powers: Any, out: Any, i: int, s: Any) -> None:
+    """Leave s where the product will stand, if it takes a power."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(keep_curvature, strict=False, jit_options=INLINED)
+def _keep_curvature(powers: Any, out: Any, i: Any, s: Any) -> Any:
+    if isinstance(powers.dtype, types.Integer):
+        return lambda powers, out, i, s: None
+    return lambda powers, out, i, s: vec.store(out, i, s)
+
+
+def curvature_again(powers: Any, out: Any, i: int, p: Any, power: Any) -> Any:
+    """s as it was kept, or computed once more."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(curvature_again, strict=False, jit_options=INLINED)
+def _curvature_again(powers: Any, out: Any, i: Any, p: Any, power: Any) -> Any:
+    if isinstance(powers.dtype, types.Integer):
+        return lambda powers, out, i, p, power: curvature(powers, vec.load(p, i), power)
+    return lambda powers, out, i, p, power: vec.load(out, i)
 
 
 @strict

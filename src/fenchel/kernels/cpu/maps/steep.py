@@ -132,42 +132,49 @@ def _smallest_probability(z: Any, size: int, least: float, c: float, p: Any, eno
 
 
 @strict_helper
-def steep_product(p: Any, c: float, v: Any, out: Any) -> None:
-    """J v for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers; 0 at c = ∞.
+def steep_product(p: Any, row: int, c: float, v: Any, out: Any, room: Any) -> None:
+    """J v of one row for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers.
 
-    Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0).
+    Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0). At
+    c = ∞ it is 0.
     """
     kind = p.dtype.type
-    n = p.size
+    n, lanes = p.shape[1], vec.lanes(p)
     limit = np.float64(np.finfo(p.dtype).max)
     unit = 2.0**-64  # products are smaller by a power of two until the end, so that no sum overflows
+    relative, _, index = room
     least, at, size, bad = math.inf, -1, 0, False
-    index = np.empty(n, np.int32)
-    for i in range(n):
-        share = np.float64(p[i])
-        if share != 0.0:
+    for start in range(0, n, lanes):
+        q = vec.load_part(p, row * n + start, min(lanes, n - start), 0.0)
+        found = vec.bits_of((q > 0.0) | vec.unordered(q, q))
+        while found != 0:
+            i = start + vec.lowest_bit(found)
+            share = np.float64(p[row, i])
             bad = bad or share != share
             index[size] = i
             size += 1
             if share < least:
                 least, at = share, i
-    out[:] = kind(np.nan) if bad else kind(0)
-    if bad or size == 0 or c == np.inf:
+            found &= found - np.uint64(1)
+    out[row, :] = kind(np.nan) if bad else kind(0)
+    if bad or size < 2 or c == np.inf:
         return
-    origin = np.float64(v[at]) * unit
+    origin = np.float64(v[row, at]) * unit
     mass, along = 0.0, 0.0
     for k in range(size):
         i = index[k]
-        relative = (np.float64(p[i]) / least) ** (1.0 - c)
-        mass += relative
-        along += relative * (np.float64(v[i]) * unit - origin)
-    mean = along / max(mass, 1.0)
+        relative[k] = 1.0 if i == at else (np.float64(p[row, i]) / least) ** (1.0 - c)
+        mass += relative[k]
+        along += relative[k] * (np.float64(v[row, i]) * unit - origin)
+    mean = along / mass
+    largest = least ** (1.0 - c)
     total = 0.0
     for k in range(size):
         i = index[k]
         if i != at:
-            value = min(np.float64(p[i]) ** (1.0 - c), limit) * ((np.float64(v[i]) * unit - origin) - mean)
+            s = largest * relative[k] if largest < 1e300 else np.float64(p[row, i]) ** (1.0 - c)
+            value = min(s, limit) * ((np.float64(v[row, i]) * unit - origin) - mean)
             value = min(max(value, -limit * unit), limit * unit)
             total += value
-            out[i] = kind(value / unit)
-    out[at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
+            out[row, i] = kind(value / unit)
+    out[row, at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
