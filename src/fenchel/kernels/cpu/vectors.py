@@ -487,7 +487,7 @@ def _lanes(typingctx: Any, x: Any) -> Any:
 
 
 def _exponent_limit(typingctx: Any, v: Any) -> Any:
-    """``largest_power`` for the lanes of a vector."""
+    """The largest y whose 2^y ``exp2`` tells from larger ones, for the lanes of a vector; −y is the smallest."""
     if not isinstance(v, Vector):
         return None
     return v.dtype(v), lambda context, builder, sig, args: ir.Constant(_element(v.dtype), LARGEST[v.dtype])
@@ -515,14 +515,6 @@ def _precision(typingctx: Any, x: Any) -> Any:
         return None
     value = 2.0**-22 if x.dtype == types.float32 else 2.0**-50
     return types.float64(x), lambda context, builder, sig, args: ir.Constant(ir.DoubleType(), value)
-
-
-def _largest_power(typingctx: Any, x: Any) -> Any:
-    """The largest y whose 2^y ``exp2`` tells from larger ones, for an array's elements; −y is the smallest."""
-    vector = _vector_of(x)
-    if vector is None:
-        return None
-    return x.dtype(x), lambda context, builder, sig, args: ir.Constant(_element(x.dtype), LARGEST[x.dtype])
 
 
 def _to_boundary(typingctx: Any, x: Any) -> Any:
@@ -565,7 +557,6 @@ lanes: Any = intrinsic(_lanes)
 precision: Any = intrinsic(_precision)
 exponent_limit: Any = intrinsic(_exponent_limit)
 polynomial: Any = intrinsic(_polynomial)
-largest_power: Any = intrinsic(_largest_power)
 to_boundary: Any = intrinsic(_to_boundary)
 splat: Any = intrinsic(_splat_like)
 select: Any = intrinsic(_select)

@@ -80,11 +80,11 @@ def _dense_product(p: Any, row: int, powers: Any, v: Any, out: Any) -> None:
         mass += s
         along += s * vec.select(q > 0.0, g, zero)
     mean = _mean(vec.sum_everywhere(mass), vec.sum_everywhere(along))
+    if rest:
+        vec.store_part(out, end, vec.select(s > 0.0, s * (g - mean), s), rest)
     for i in range(start, end, lanes):
         s = curvature_again(powers, out, i, p, power)
         vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
-    if rest:
-        vec.store_part(out, end, vec.select(s > 0.0, s * (g - mean), s), rest)
 
 
 @strict_helper
