@@ -162,6 +162,7 @@ def calls() -> dict[str, dict[str, Call]]:
             "sparsemax": fenchel.sparsemax,
             "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
             "entmax": lambda s: fenchel.entmax(s, 1.33),
+            "entmax 2.5": lambda s: fenchel.entmax(s, 2.5),
             "entmax, one alpha per row": lambda s: fenchel.entmax(s, torch.full_like(s[:, :1], 1.33)),
             "entmax, a learned alpha": lambda s: fenchel.entmax(
                 s, torch.tensor(1.33, dtype=s.dtype, requires_grad=True)
@@ -169,6 +170,7 @@ def calls() -> dict[str, dict[str, Call]]:
             "sparsemax_loss": lambda s: fenchel.sparsemax_loss(s, _classes(s)),
             "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
             "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
+            "entmax_loss 2.5": lambda s: fenchel.entmax_loss(s, _classes(s), 2.5),
         },
         "normmax": {
             "normmax 2": fenchel.normmax,

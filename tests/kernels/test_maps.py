@@ -169,7 +169,7 @@ caching.CacheImpl._locator_classes = []
 import torch, fenchel
 assert fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0])).tolist() == [0.75, 0.25, 0.0]
 from fenchel.kernels.cpu.maps import rows
-assert type(rows.entmax._cache).__name__ == "NullCache"
+assert type(rows.argmax_of_wide._cache).__name__ == "NullCache"
 """
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 

@@ -129,25 +129,68 @@ def test_compress_puts_the_lanes_of_a_mask_together(kind: Any) -> None:
 
 
 @strict
-def _transpose(x: Any, i: int, stride: int, rows: int, square: Any, out: Any) -> None:
-    vec.load_rows(x, i, stride, rows, square, 0)
-    copy = square.copy()
-    vec.store_rows(copy, 0, out, i, stride, rows)
+def _transpose(x: Any, i: int, stride: int, columns: Any, out: Any) -> None:
+    vec.load_square(x, i, stride, columns, 0)
+    vec.store_square(columns, 0, out, i, stride)
 
 
 @KINDS
 def test_rows_become_lanes_and_rows_again(kind: Any) -> None:
     n = lanes(kind)
     x = numbers(kind, n, 3 * n + 1)
-    for rows in (1, 3, n):
-        square, out = np.empty((n, n), kind), np.zeros_like(x)
-        _transpose(x[:rows], n + 2, x.shape[1], rows, square, out)
-        wanted = x[:, n + 2 : 2 * n + 2]
-        assert np.array_equal(square.T[:rows], wanted[:rows])
-        assert np.array_equal(square.T[rows:], np.broadcast_to(wanted[rows - 1], (n - rows, n)))
-        filled = np.zeros_like(x)
-        filled[:rows, n + 2 : 2 * n + 2] = wanted[:rows]
-        assert np.array_equal(out, filled)
+    columns, out = np.empty((n, n), kind), np.zeros_like(x)
+    _transpose(x, n + 2, x.shape[1], columns, out)
+    wanted = x[:, n + 2 : 2 * n + 2]
+    assert np.array_equal(columns.T, wanted)
+    filled = np.zeros_like(x)
+    filled[:, n + 2 : 2 * n + 2] = wanted
+    assert np.array_equal(out, filled)
+
+
+@strict
+def _everywhere(a: Any, out: Any) -> int:
+    n = vec.lanes(a)
+    vec.store(out, 0, vec.sum_everywhere(vec.load(a, 0)))
+    vec.store(out, n, vec.max_everywhere(vec.load(a, 0)))
+    return vec.to_boundary(a[1:])  # type: ignore[no-any-return]
+
+
+@KINDS
+def test_reductions_may_stand_in_every_lane(kind: Any) -> None:
+    n = lanes(kind)
+    a, out = numbers(kind, n), np.empty((2, n), kind)
+    ahead = _everywhere(a, out)
+    assert (out[0] == out[0, 0]).all()
+    assert abs(out[0, 0] - a.astype(np.float64).sum()) <= 8 * np.finfo(kind).eps * np.abs(a).sum()
+    assert (out[1] == a.max()).all()
+    assert (a.ctypes.data + (1 + ahead) * a.itemsize) % 64 == 0
+
+
+@strict
+def _log2_ratio(u: Any, scale: float, base: float, out: Any) -> None:
+    inverse = 1.0 / scale if scale != 0.0 else 1.0
+    for i in range(0, u.size, vec.lanes(u)):
+        vec.store(out, i, vec.log2_ratio(vec.load(u, i), scale, inverse, base))
+
+
+@KINDS
+def test_the_logarithm_over_its_scale_is_precise_down_to_scale_zero(kind: Any) -> None:
+    u = -np.exp(6 * np.random.default_rng(0).normal(size=9984)).astype(kind)
+    exact = u.astype(np.longdouble)
+    for scale in (kind(-0.9), kind(-0.1), kind(-1e-6), kind(0), kind(1e-6), kind(0.2)):
+        inside = 1 + scale * exact > 0.01
+        out = np.empty_like(u)
+        _log2_ratio(u, scale, 1.0, out)
+        wanted = np.log1p(scale * exact[inside]) / np.longdouble(scale) if scale else exact[inside]
+        wanted = wanted / np.log(np.longdouble(2))
+        # A digit of 1 + scale·u is lost where that is small.
+        limit = 4 * np.finfo(kind).eps * (np.abs(wanted) + 100 * np.abs(scale * exact[inside]))
+        assert np.all(np.abs(out[inside] - wanted) <= limit)
+    for scale in (kind(0.3), kind(0.75), kind(1)):
+        out = np.empty_like(u)
+        _log2_ratio(-u, scale, 0.0, out)
+        wanted = np.log2(-scale * exact) / scale
+        assert np.all(np.abs(out - wanted) <= 4 * np.finfo(kind).eps * np.maximum(np.abs(wanted), 2))
 
 
 @strict

@@ -167,9 +167,9 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
     return None
 
 
-_ENTMAX = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
+_ENTMAX = ((1e-2, math.inf),)
+_OUTPUT = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
 _PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``choices.KINDS``
-_NORMMAX = ((1.25, 10.0),)  # where powers stay in single precision's range
 
 
 def _compiled(room: str, step: str, name: str, kernel: str, ranges: tuple[Interval, ...] = _ANY) -> None:
@@ -179,21 +179,21 @@ def _compiled(room: str, step: str, name: str, kernel: str, ranges: tuple[Interv
 
 _compiled("entmax", "argmax", "tsallis", "maps.simplex:entmax", _ENTMAX)
 _compiled("entmax", "product", "tsallis", "maps.simplex:entmax_product", _ENTMAX)
-_compiled("entmax", "pull", "tsallis", "maps.simplex:entmax_pull", ((1e-2, 1 - 1e-3), (1 + 1e-3, 2.0)))
+_compiled("entmax", "pull", "tsallis", "maps.simplex:entmax_pull", _ENTMAX)
 _compiled("entmax", "class_loss", "tsallis", "maps.simplex:entmax_loss", _ENTMAX)
 _compiled("attention", "attend", "tsallis", "streaming.attention:attend", ((1 + 1e-3, 2.0),))
 _compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", ((1 + 1e-3, 2.0),))
-_compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _ENTMAX)
-_compiled("output", "linear_class_loss_backward", "tsallis", "streaming.output:linear_class_loss_backward", _ENTMAX)
+_compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _OUTPUT)
+_compiled("output", "linear_class_loss_backward", "tsallis", "streaming.output:linear_class_loss_backward", _OUTPUT)
 _compiled("memories", "collect", "supports", "streaming.memories:collect")
 _compiled("chains", "chain", "tsallis", "dp.markov", _PROGRAMS)
 _compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)
 _compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distances")
 _compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
 _compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
-_compiled("normmax", "argmax", "norm", "maps.simplex:normmax", _NORMMAX)
-_compiled("normmax", "product", "norm", "maps.simplex:normmax_product", _NORMMAX)
-_compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss", _NORMMAX)
+_compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
+_compiled("normmax", "product", "norm", "maps.simplex:normmax_product")
+_compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss")
 _compiled("bounded", "argmax", "bounded_gini", "maps.bounded:project")
 _compiled("bounded", "cap", "bounded_shannon", "maps.bounded:cap")
 _compiled("bounded", "bound_sums", "bounded", "maps.bounded:bound_sums")

@@ -40,6 +40,9 @@ OPTIONS: Any = {
 }  # fmt: skip
 """The options with which Numba compiles every loop."""
 
+STRICT: Any = {**OPTIONS, "fastmath": False}
+"""The same for loops whose every operation is rounded as it is written."""
+
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a loop over rows; on disk if the cache folder is writable, in memory if not."""
@@ -61,7 +64,12 @@ def helper(function: Callable[..., Any]) -> Any:
 
 def strict(function: Callable[..., Any]) -> Any:
     """Compile a loop along rows, one to a lane: what is left over after whole vectors is rounded as these are."""
-    return _compiled(function, {**OPTIONS, "fastmath": False})
+    return _compiled(function, STRICT)
+
+
+def strict_helper(function: Callable[..., Any]) -> Any:
+    """Compile a function that kernels compiled by ``strict`` call, and Python does not."""
+    return numba.njit(**INLINED)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
@@ -125,6 +133,10 @@ class _HelperCompiler(Compiler):
     def __init__(self, typing_context: Any, target_context: Any, library: Any, *args: Any) -> None:
         library = _HelperLibrary(target_context.codegen(), "helper")  # type: ignore[no-untyped-call]
         super().__init__(typing_context, target_context, library, *args)  # type: ignore[no-untyped-call]
+
+
+INLINED: Any = {**STRICT, "forceinline": True, "no_cpython_wrapper": True, "pipeline_class": _HelperCompiler}
+"""The options of functions that become part of the kernels which call them, compiled by ``strict``."""
 
 
 class _Cache(FunctionCache):

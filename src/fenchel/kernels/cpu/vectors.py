@@ -10,15 +10,15 @@ Arrays are contiguous, of any dimension, and ``i`` is an index into their elemen
 
 from __future__ import annotations
 
-import math
 import operator
 from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.typing import templates
 from numba.extending import intrinsic, lower_builtin, models, register_model
+
+from fenchel.kernels.cpu.powers import LARGEST, call, exp2_of, fused, larger, log2_of, log2_ratio_of, smaller, suffix
 
 LANES = {types.float32: 16, types.float64: 8}
 """How many numbers a vector has that is loaded from an array."""
@@ -28,7 +28,6 @@ _Model: Any = models.PrimitiveModel
 _signature: Any = templates.signature
 _global: Any = templates.infer_global
 _builtin: Any = lower_builtin
-_declare: Any = cgutils.get_or_insert_function
 
 
 class Vector(types.Type):
@@ -66,11 +65,6 @@ def _element(dtype: Any) -> Any:
     return ir.FloatType() if dtype == types.float32 else ir.DoubleType()
 
 
-def _constant(like: Any, value: float) -> Any:
-    """A constant in every lane of a vector type."""
-    return ir.Constant(like, [value] * like.count)
-
-
 def _indices(values: Any) -> Any:
     return ir.Constant(ir.VectorType(_I32, len(values)), list(values))
 
@@ -78,28 +72,6 @@ def _indices(values: Any) -> Any:
 def _splat(builder: Any, value: Any, lanes: int) -> Any:
     nothing = ir.Constant(ir.VectorType(value.type, lanes), ir.Undefined)
     return builder.shuffle_vector(builder.insert_element(nothing, value, _I32(0)), nothing, _indices([0] * lanes))
-
-
-def _call(builder: Any, name: str, result: Any, arguments: Any) -> Any:
-    """Call an intrinsic of LLVM by its full name."""
-    kind = ir.FunctionType(result, [a.type for a in arguments])
-    return builder.call(_declare(builder.module, kind, name), arguments)
-
-
-def _suffix(vector: Any) -> str:
-    return f"v{vector.count}f{32 if isinstance(vector.element, ir.FloatType) else 64}"
-
-
-def _fused(builder: Any, a: Any, b: Any, c: Any) -> Any:
-    return _call(builder, f"llvm.fmuladd.{_suffix(a.type)}", a.type, [a, b, c])
-
-
-def _larger(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered(">", a, b), a, b)
-
-
-def _smaller(builder: Any, a: Any, b: Any) -> Any:
-    return builder.select(builder.fcmp_ordered("<", a, b), a, b)
 
 
 def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any, like: Any) -> Any:
@@ -184,6 +156,7 @@ def _define(function: Any, template: Any, build: Any) -> None:
 
 for _function, _name in (
     (operator.add, "fadd"),
+    (operator.iadd, "fadd"),
     (operator.sub, "fsub"),
     (operator.mul, "fmul"),
     (operator.truediv, "fdiv"),
@@ -227,8 +200,8 @@ def _load_part(typingctx: Any, x: Any, i: Any, count: Any, fill: Any) -> Any:
         kind = context.get_value_type(vector)
         place = _address(context, builder, sig.args[0], args[0], args[1], kind)
         mask, rest = _first(builder, vector.lanes, args[2]), _splat(builder, args[3], vector.lanes)
-        name = f"llvm.masked.load.{_suffix(kind)}.p0"
-        return _call(builder, name, kind, [place, _I32(_size(kind)), mask, rest])
+        name = f"llvm.masked.load.{suffix(kind)}.p0"
+        return call(builder, name, kind, [place, _I32(_size(kind)), mask, rest])
 
     return vector(x, types.intp, types.intp, vector.dtype), codegen
 
@@ -255,8 +228,8 @@ def _store_part(typingctx: Any, x: Any, i: Any, v: Any, count: Any) -> Any:
         kind = args[2].type
         place = _address(context, builder, sig.args[0], args[0], args[1], kind)
         mask = _first(builder, v.lanes, args[3])
-        name = f"llvm.masked.store.{_suffix(kind)}.p0"
-        _call(builder, name, ir.VoidType(), [args[2], place, _I32(_size(kind)), mask])
+        name = f"llvm.masked.store.{suffix(kind)}.p0"
+        call(builder, name, ir.VoidType(), [args[2], place, _I32(_size(kind)), mask])
         return context.get_dummy_value()
 
     return types.void(x, types.intp, v, types.intp), codegen
@@ -271,8 +244,8 @@ def _compress(typingctx: Any, x: Any, i: Any, v: Any, mask: Any) -> Any:
         kind = args[2].type
         place = _address(context, builder, sig.args[0], args[0], args[1], kind)
         nothing = ir.Constant(kind, ir.Undefined)
-        name = f"llvm.experimental.vector.compress.{_suffix(kind)}"
-        builder.store(_call(builder, name, kind, [args[2], args[3], nothing]), place, align=_size(kind))
+        name = f"llvm.experimental.vector.compress.{suffix(kind)}"
+        builder.store(call(builder, name, kind, [args[2], args[3], nothing]), place, align=_size(kind))
         return context.get_dummy_value()
 
     return types.void(x, types.intp, v, mask), codegen
@@ -308,11 +281,13 @@ def _elementwise(build: Any, arity: int) -> Any:
         return lambda typingctx, a: typed((a,))
     if arity == 2:
         return lambda typingctx, a, b: typed((a, b))
-    return lambda typingctx, a, b, c: typed((a, b, c))
+    if arity == 3:
+        return lambda typingctx, a, b, c: typed((a, b, c))
+    return lambda typingctx, a, b, c, d: typed((a, b, c, d))
 
 
 def _sqrt(builder: Any, x: Any) -> Any:
-    return _call(builder, f"llvm.sqrt.{_suffix(x.type)}", x.type, [x])
+    return call(builder, f"llvm.sqrt.{suffix(x.type)}", x.type, [x])
 
 
 def _select(typingctx: Any, mask: Any, a: Any, b: Any) -> Any:
@@ -369,6 +344,26 @@ def _reduction(join: Any) -> Any:
     return typed
 
 
+def _in_every_lane(join: Any) -> Any:
+    """A reduction whose result stands in every lane: lanes are joined with those 1, 2, 4, … places further."""
+
+    def typed(typingctx: Any, v: Any) -> Any:
+        if not isinstance(v, Vector):
+            return None
+
+        def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+            vector, step = args[0], v.lanes // 2
+            while step:
+                nothing = ir.Constant(vector.type, ir.Undefined)
+                other = builder.shuffle_vector(vector, nothing, _indices([k ^ step for k in range(v.lanes)]))
+                vector, step = join(builder, vector, other), step // 2
+            return vector
+
+        return v(v), codegen
+
+    return typed
+
+
 def _sum_double(typingctx: Any, v: Any) -> Any:
     """The sum of all lanes, in double precision."""
     if not isinstance(v, Vector):
@@ -392,6 +387,26 @@ def _bits(typingctx: Any, mask: Any) -> Any:
     return types.uint64(mask), codegen
 
 
+def _first_lane(typingctx: Any, v: Any) -> Any:
+    """The number in lane 0."""
+    if not isinstance(v, Vector):
+        return None
+    return v.dtype(v), lambda context, builder, sig, args: builder.extract_element(args[0], _I32(0))
+
+
+def _everywhere(typingctx: Any, mask: Any) -> Any:
+    """True in every lane if any lane of a mask is."""
+    if not isinstance(mask, Mask):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.IntType(mask.lanes)
+        found = builder.icmp_unsigned("!=", builder.bitcast(args[0], kind), kind(0))
+        return _splat(builder, found, mask.lanes)
+
+    return mask(mask), codegen
+
+
 def _any(typingctx: Any, mask: Any) -> Any:
     """Whether any lane of a mask is true."""
     if not isinstance(mask, Mask):
@@ -402,72 +417,6 @@ def _any(typingctx: Any, mask: Any) -> Any:
         return builder.icmp_unsigned("!=", builder.bitcast(args[0], kind), kind(0))
 
     return types.boolean(mask), codegen
-
-
-# log2(1 + t) / t on [√½ − 1, √2 − 1] and exp2(f) on [−½, ½]: Chebyshev fits in single precision.
-_LOG_SINGLE = (
-    1.4426950216293335,
-    -0.7213473320007324,
-    0.4808982014656067,
-    -0.3606966435909271,
-    0.2885688841342926,
-    -0.23961904644966125,
-    0.2045752853155136,
-    -0.19102497398853302,
-    0.18631209433078766,
-    -0.11020159721374512,
-)
-_EXP_SINGLE = (
-    1.0,
-    0.6931471824645996,
-    0.24022650718688965,
-    0.05550327152013779,
-    0.00961802527308464,
-    0.0013400432653725147,
-    0.00015469732170458883,
-)
-# In double log2(m) = (2/ln 2)·artanh(s) at s = (m − 1)/(m + 1), |s| < 0.172, and exp2(f) by its series on [−½, ½].
-_LOG_DOUBLE = tuple(2 / (math.log(2) * (2 * k + 1)) for k in range(11))
-_EXP_DOUBLE = tuple(math.log(2) ** k / math.factorial(k) for k in range(14))
-
-
-def _polynomial(builder: Any, coefficients: tuple[float, ...], t: Any) -> Any:
-    """Horner's rule."""
-    value = _constant(t.type, coefficients[-1])
-    for c in reversed(coefficients[:-1]):
-        value = _fused(builder, value, t, _constant(t.type, c))
-    return value
-
-
-def _log2(builder: Any, x: Any) -> Any:
-    lanes, single = x.type.count, _size(x.type) == 4
-    whole = ir.VectorType(_I32 if single else _I64, lanes)
-    shift, root = (23, 0x3F3504F3) if single else (52, 0x3FE6A09E667F3BCD)  # the bits of √½
-    bits = builder.bitcast(x, whole)
-    exponent = builder.ashr(builder.sub(bits, _constant(whole, root)), _constant(whole, shift))
-    scaled = builder.sub(bits, builder.shl(exponent, _constant(whole, shift)))
-    t = builder.fsub(builder.bitcast(scaled, x.type), _constant(x.type, 1.0))
-    # By 32 bits, which every processor can convert.
-    number = builder.sitofp(exponent if single else builder.trunc(exponent, ir.VectorType(_I32, lanes)), x.type)
-    if single:
-        return _fused(builder, t, _polynomial(builder, _LOG_SINGLE, t), number)
-    s = builder.fdiv(t, builder.fadd(t, _constant(x.type, 2.0)))
-    return _fused(builder, s, _polynomial(builder, _LOG_DOUBLE, builder.fmul(s, s)), number)
-
-
-def _exp2(builder: Any, y: Any) -> Any:
-    lanes, single = y.type.count, _size(y.type) == 4
-    whole = ir.VectorType(_I32 if single else _I64, lanes)
-    limit, shift = (126.0, 23) if single else (1022.0, 52)
-    # Adding 1.5 · 2²³ (2⁵²) rounds to an integer in the low bits.
-    number, bits = (12582912.0, 0x4B400000) if single else (6755399441055744.0, 0x4338000000000000)
-    y = _smaller(builder, _larger(builder, y, _constant(y.type, -limit)), _constant(y.type, limit))
-    rounded = builder.fadd(y, _constant(y.type, number))
-    f = builder.fsub(y, builder.fsub(rounded, _constant(y.type, number)))
-    value = _polynomial(builder, _EXP_SINGLE if single else _EXP_DOUBLE, f)
-    power = builder.sub(builder.bitcast(rounded, whole), _constant(whole, bits))
-    lifted = builder.add(builder.bitcast(value, whole), builder.shl(power, _constant(whole, shift)))
-    return builder.bitcast(lifted, y.type)
 
 
 # Rows as lanes.
@@ -489,56 +438,98 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _load_rows(typingctx: Any, x: Any, i: Any, stride: Any, rows: Any, square: Any, j: Any) -> Any:
-    """``square[j:]`` = the square of ``x`` at i, whose rows are ``stride`` apart, transposed; the last row is repeated.
-
-    Lane r of column k goes to ``square[j + k · lanes + r]``. There are ``rows`` ≥ 1 rows in the array.
-    """
+def _load_square(typingctx: Any, x: Any, i: Any, stride: Any, columns: Any, j: Any) -> Any:
+    """Transpose the square of x at i, whose rows are ``stride`` apart, to ``columns[j:]``, one vector per column."""
     vector = _vector_of(x)
-    if vector is None or vector != _vector_of(square):
+    if vector is None or vector != _vector_of(columns):
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = context.get_value_type(vector)
-        last = builder.sub(args[3], _I64(1))
-        loaded = []
+        rows = []
         for r in range(vector.lanes):
-            row = builder.select(builder.icmp_signed("<", last, _I64(r)), last, _I64(r))
-            place = builder.add(args[1], builder.mul(row, args[2]))
-            loaded.append(
-                builder.load(_address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind))
-            )
-        for k, column in enumerate(_transposed(builder, loaded)):
-            place = builder.add(args[5], _I64(k * vector.lanes))
-            builder.store(column, _address(context, builder, sig.args[4], args[4], place, kind), align=_size(kind))
+            place = builder.add(args[1], builder.mul(_I64(r), args[2]))
+            rows.append(builder.load(_address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
+        for k, column in enumerate(_transposed(builder, rows)):
+            place = builder.add(args[4], _I64(k * vector.lanes))
+            builder.store(column, _address(context, builder, sig.args[3], args[3], place, kind), align=_size(kind))
         return context.get_dummy_value()
 
-    return types.void(x, types.intp, types.intp, types.intp, square, types.intp), codegen
+    return types.void(x, types.intp, types.intp, columns, types.intp), codegen
 
 
-def _store_rows(typingctx: Any, square: Any, j: Any, x: Any, i: Any, stride: Any, rows: Any) -> Any:
-    """The inverse of ``load_rows``: writes the first ``rows`` rows to x, and may overwrite ``square``."""
+def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: Any) -> Any:
+    """The inverse of ``load_square``."""
     vector = _vector_of(x)
-    if vector is None or vector != _vector_of(square):
+    if vector is None or vector != _vector_of(columns):
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = context.get_value_type(vector)
-        loaded = []
+        found = []
         for k in range(vector.lanes):
             place = builder.add(args[1], _I64(k * vector.lanes))
-            loaded.append(
-                builder.load(_address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind))
-            )
-        nowhere = _address(context, builder, sig.args[0], args[0], args[1], kind)
-        for r, row in enumerate(_transposed(builder, loaded)):
+            found.append(builder.load(_address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
+        for r, row in enumerate(_transposed(builder, found)):
             place = builder.add(args[3], builder.mul(_I64(r), args[4]))
-            wanted = _address(context, builder, sig.args[2], args[2], place, kind)
-            wanted = builder.select(builder.icmp_signed("<", _I64(r), args[5]), wanted, nowhere)
-            builder.store(row, wanted, align=_size(kind))
+            builder.store(row, _address(context, builder, sig.args[2], args[2], place, kind), align=_size(kind))
         return context.get_dummy_value()
 
-    return types.void(square, types.intp, x, types.intp, types.intp, types.intp), codegen
+    return types.void(columns, types.intp, x, types.intp, types.intp), codegen
+
+
+def _lanes(typingctx: Any, x: Any) -> Any:
+    """How many numbers a vector of an array's elements has, a constant."""
+    vector = _vector_of(x)
+    if vector is None:
+        return None
+    return types.intp(x), lambda context, builder, sig, args: _I64(vector.lanes)
+
+
+def _exponent_limit(typingctx: Any, v: Any) -> Any:
+    """The largest y whose 2^y ``exp2`` tells from larger ones, for the lanes of a vector; −y is the smallest."""
+    if not isinstance(v, Vector):
+        return None
+    return v.dtype(v), lambda context, builder, sig, args: ir.Constant(_element(v.dtype), LARGEST[v.dtype])
+
+
+def _polynomial(typingctx: Any, t: Any, coefficients: Any) -> Any:
+    """Σ coefficients[k] · t^k, where the coefficients are a tuple of constants."""
+    if not isinstance(t, Vector) or not isinstance(coefficients, types.UniTuple):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        value = None
+        for k in reversed(range(coefficients.count)):
+            c = context.cast(builder, builder.extract_value(args[1], k), coefficients.dtype, t.dtype)
+            c = _splat(builder, c, t.lanes)
+            value = c if value is None else fused(builder, value, args[0], c)
+        return value
+
+    return t(t, coefficients), codegen
+
+
+def _precision(typingctx: Any, x: Any) -> Any:
+    """Two units in the last place of 1 for the elements of an array, in double."""
+    if _vector_of(x) is None:
+        return None
+    value = 2.0**-22 if x.dtype == types.float32 else 2.0**-50
+    return types.float64(x), lambda context, builder, sig, args: ir.Constant(ir.DoubleType(), value)
+
+
+def _to_boundary(typingctx: Any, x: Any) -> Any:
+    """How many elements of an array come before the first that begins a vector's place in memory."""
+    vector = _vector_of(x)
+    if vector is None:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = builder.ptrtoint(context.make_array(sig.args[0])(context, builder, args[0]).data, _I64)
+        size = x.dtype.bitwidth // 8
+        rest = builder.and_(builder.neg(data), _I64(vector.lanes * size - 1))
+        return builder.udiv(rest, _I64(size))
+
+    return types.intp(x), codegen
 
 
 def _count_bits(typingctx: Any, bits: Any) -> Any:
@@ -560,33 +551,47 @@ load_part: Any = intrinsic(_load_part)
 store: Any = intrinsic(_store)
 store_part: Any = intrinsic(_store_part)
 compress: Any = intrinsic(_compress)
-load_rows: Any = intrinsic(_load_rows)
-store_rows: Any = intrinsic(_store_rows)
+load_square: Any = intrinsic(_load_square)
+store_square: Any = intrinsic(_store_square)
+lanes: Any = intrinsic(_lanes)
+precision: Any = intrinsic(_precision)
+exponent_limit: Any = intrinsic(_exponent_limit)
+polynomial: Any = intrinsic(_polynomial)
+to_boundary: Any = intrinsic(_to_boundary)
 splat: Any = intrinsic(_splat_like)
 select: Any = intrinsic(_select)
 unordered: Any = intrinsic(_unordered)
 widen: Any = intrinsic(_widen)
 narrow: Any = intrinsic(_narrow)
 
-fma: Any = intrinsic(_elementwise(_fused, 3))
+fma: Any = intrinsic(_elementwise(fused, 3))
 """a · b + c, rounded once where the processor can."""
-maximum: Any = intrinsic(_elementwise(_larger, 2))
+maximum: Any = intrinsic(_elementwise(larger, 2))
 """The larger of two; b if either is NaN."""
-minimum: Any = intrinsic(_elementwise(_smaller, 2))
+minimum: Any = intrinsic(_elementwise(smaller, 2))
 """The smaller of two; b if either is NaN."""
 sqrt: Any = intrinsic(_elementwise(_sqrt, 1))
 """The square root."""
-log2: Any = intrinsic(_elementwise(_log2, 1))
+log2: Any = intrinsic(_elementwise(log2_of, 1))
 """log2 of positive normal numbers, right to 2 (in double 3) units in the last place."""
-exp2: Any = intrinsic(_elementwise(_exp2, 1))
+exp2: Any = intrinsic(_elementwise(exp2_of, 1))
 """2^y, kept between the least and (nearly) the largest normal number, as right as ``log2``."""
+
+log2_ratio: Any = intrinsic(_elementwise(log2_ratio_of, 4))
+"""log2(base + scale · u) / scale of u, scale, 1/scale and base: see ``powers.log2_ratio_of``."""
 
 sum_lanes: Any = intrinsic(_reduction(lambda b, x, y: b.fadd(x, y)))
 """The sum of all lanes, in their own precision."""
-max_lanes: Any = intrinsic(_reduction(_larger))
+max_lanes: Any = intrinsic(_reduction(larger))
 """The largest lane, if none is NaN."""
+sum_everywhere: Any = intrinsic(_in_every_lane(lambda b, x, y: b.fadd(x, y)))
+"""The sum of all lanes, in every lane."""
+max_everywhere: Any = intrinsic(_in_every_lane(larger))
+"""The largest lane, if none is NaN, in every lane."""
 sum_double: Any = intrinsic(_sum_double)
 bits_of: Any = intrinsic(_bits)
+first_lane: Any = intrinsic(_first_lane)
+everywhere: Any = intrinsic(_everywhere)
 any_lane: Any = intrinsic(_any)
 count_bits: Any = intrinsic(_count_bits)
 lowest_bit: Any = intrinsic(_lowest_bit)

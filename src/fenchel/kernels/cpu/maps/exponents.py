@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 from numba import types
 from numba.extending import overload
-from numba.np.numpy_support import as_dtype
 
 from fenchel.kernels.cpu.compiler import OPTIONS
 
@@ -43,14 +41,3 @@ def _real_exponent(powers: Any, row: int, x: Any) -> Any:
 
 exponent = by_type(_whole_exponent, _real_exponent, 0)
 """c, 1/c and 1/c − 1 of a row of x."""
-
-
-def alone(c: Any, like: Any) -> Any:
-    """One parameter as an array, of integers if it is one, else of the type of ``like``."""
-    raise NotImplementedError("for kernels only")
-
-
-@overload(alone, strict=False, jit_options=OPTIONS)
-def _alone(c: Any, like: Any) -> Any:
-    kind = np.dtype(np.int64) if isinstance(c, types.Integer) else as_dtype(like)
-    return lambda c, like: np.full(1, c, kind)

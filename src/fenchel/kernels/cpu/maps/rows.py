@@ -1,438 +1,298 @@
-"""α-entmax and α-normmax of rows, their Jacobian products and their losses."""
+"""α-entmax and α-normmax of rows, and their losses with class indices."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 from numba import carray  # type: ignore[attr-defined]
+from numba.extending import overload
 
+from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.bits import pointer
-from fenchel.kernels.cpu.compiler import inlined, kernel, strict
-from fenchel.kernels.cpu.maps.exponents import alone, exponent
-from fenchel.kernels.cpu.maps.narrow_rows import quads
-from fenchel.kernels.cpu.maps.selection import (
-    BAD,
-    BLOCK,
-    NARROW,
-    buffers,
-    gather,
-    is_narrow,
-    scatter,
+from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.maps.blocks import (
+    FILTERED_WIDTH,
+    group_maxima,
+    load_candidates,
+    load_lanes,
+    load_row,
+    rough_level,
     shift,
-    sift,
-    top,
-    weigh,
+    store_candidates,
+    store_lanes,
+    store_row,
+    workspace,
 )
-from fenchel.kernels.cpu.powers import exp2, log2
+from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
+from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, rule_of, scale_of
+from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
 
 
-@kernel
-def entmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
-    """p = [1 + c(z − A)]₊^(1/c) for each row, with its own c = α − 1."""
-    kind = x.dtype.type
-    one = kind(1)
-    n = x.shape[1]
-    if n <= NARROW and powers.size == 1:
-        c = exponent(powers, 0, x)[0]
-        if c == one or c == kind(0.5):
-            quads(first, last, x, c != one, out)
-            return
-    maxima, z, p, index = buffers(n, x)
+@strict_helper
+def solve_lanes(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any) -> Any:
+    """p of narrow rows, one per lane, in the workspace.
+
+    Returns:
+        the number of vectors, the largest score, the rule of the rows and the offset A of their level, by lanes.
+    """
+    z, w, tops, numbers = room
+    rule, level = rule_of(powers, row, rows, norm, numbers)
+    m = load_lanes(x, row, rows, z)
+    top, bad = group_maxima(z, 0, m, tops)
+    offset = _solve(z, m, False, rule, norm, level, top, bad, w, tops)
+    return m, top, rule, offset
+
+
+@strict_helper
+def solve_row(x: Any, row: int, powers: Any, norm: bool, room: Any, index: Any) -> Any:
+    """p of one row, as ``solve_lanes``; returns the number of candidates too, −1 if all entries are there."""
+    z, w, tops, numbers = room
+    rule, level = rule_of(powers, row, 1, norm, numbers)
+    if x.shape[1] >= FILTERED_WIDTH:
+        m, count, top, level = load_candidates(x, row, rule, level, z, tops, index)
+        if count >= 0:
+            return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
+    m = load_row(x, row, z)
+    top, bad = group_maxima(z, 0, m, tops)
+    top, bad = vec.max_everywhere(top), vec.everywhere(bad)
+    offset = _solve(z, m, True, rule, norm, level, top, bad, w, tops)
+    return m, -1, top, rule, offset
+
+
+@strict_helper
+def _solve(
+    z: Any, m: int, across: bool, rule: Any, norm: bool, level: Any, top: Any, bad: Any, w: Any, tops: Any
+) -> Any:
+    bad = bad | (top == np.inf)
+    # Rows with NaN or +inf, and empty ones, become rows without any entry.
+    safe = vec.select(bad, np.inf, vec.select(top > -np.inf, top, 0.0))
+    shift(z, m, safe)
+    shift(tops, m // GROUP, safe)
+    level = rough_level(tops, m // GROUP, across, rule, level)
+    offset = _finish(z, m, across, rule, norm, level, w)
+    if vec.any_lane(bad):
+        _spoil(w, m, bad)
+    return offset
+
+
+@strict_helper
+def _finish(z: Any, m: int, across: bool, rule: Any, norm: bool, level: Any, w: Any) -> Any:
+    if len(rule) == 3:
+        level = approach(z, m, across, rule, level)
+    level, fine, _, slope = solve(z, m, across, rule, not norm, level, vec.precision(z), w)
+    if norm:
+        _rescale(w, m, vec.narrow(1.0 / vec.select(slope > 0.0, slope, 1.0), level))
+    return vec.widen(fine) + offset_of(rule, level)
+
+
+@strict_helper
+def _rescale(w: Any, m: int, factor: Any) -> None:
+    lanes = vec.lanes(w)
+    for i in range(0, m * lanes, lanes):
+        vec.store(w, i, vec.load(w, i) * factor)
+
+
+@strict_helper
+def _spoil(w: Any, m: int, bad: Any) -> None:
+    """NaN in place of the rows that are bad."""
+    lanes = vec.lanes(w)
+    for i in range(0, m * lanes, lanes):
+        vec.store(w, i, vec.select(bad, np.nan, vec.load(w, i)))
+
+
+@strict
+def argmax_of_narrow(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
+    """α-entmax of each row, or α-normmax if ``norm``, of rows up to LANES_WIDTH."""
+    _argmax_of_narrow(first, last, x, powers, norm, out)
+
+
+@strict_helper
+def _argmax_of_narrow(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
+    room, _ = workspace(x.shape[1], x)
+    for row in range(first, last, vec.lanes(x)):
+        rows = min(vec.lanes(x), last - row)
+        solve_lanes(x, row, rows, powers, norm != 0, room)
+        store_lanes(room[1], out, row, rows)
+        if norm == 0:
+            steep_rows(x, row, rows, powers, out)
+
+
+@strict
+def argmax_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
+    """As ``argmax_of_narrow`` for wider rows."""
+    _argmax_of_wide(first, last, x, powers, norm, out)
+
+
+@strict_helper
+def _argmax_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
+    room, index = workspace(x.shape[1], x)
     for row in range(first, last):
-        c, _, power = exponent(powers, row, x)
-        k, _ = candidates(x[row], c, power, maxima, p, z, index)
-        if k > 0:
-            weigh(z, k, c, power, True, p)
-        _place(out[row], k, index, p, one, is_narrow(n, power))
+        _, count, _, _, _ = solve_row(x, row, powers, norm != 0, room, index)
+        _store(room[1], count, index, out, row)
+        if norm == 0:
+            steep_rows(x, row, 1, powers, out)
 
 
-@kernel
-def normmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
-    """p ∝ b^(1/c) with b = [z + L]₊ and Σ b^(1 + 1/c) = 1, for each row with its own c = α − 1."""
-    kind = x.dtype.type
-    one = kind(1)
-    maxima, z, w, index = buffers(x.shape[1], x)
-    for row in range(first, last):
-        _, power, _ = exponent(powers, row, x)
-        k, _ = candidates(x[row], one, power, maxima, w, z, index)
-        scale = one
-        if k > 0:
-            weigh(z, k, one, power, False, w)
-            scale = _inverse_sum(w, k)
-        _place(out[row], k, index, w, scale, is_narrow(x.shape[1], power))
+@strict_helper
+def _store(w: Any, count: int, index: Any, out: Any, row: int) -> None:
+    if count >= 0:
+        store_candidates(w, count, index, out, row)
+    else:
+        store_row(w, out, row)
 
 
-@inlined
-def attained(z: Any, p: Any, k: int, c: float, level: float) -> float:
-    """max_Ω of Tsallis, ⟨p, z⟩ − Ω(p), where p^c = cz + L on the support; at least 0, the best score."""
-    along = 0.0
-    for i in range(k):
-        score, share = z[i], p[i]
-        along += np.float64(share) * np.float64(score if share > 0 else 0)
-    return max((c * along + (1.0 - level) / c) / (1.0 + c), 0.0)
+@strict
+def narrow_at(source: int, target: int, like: Any, rows: int, n: int, powers: Any, norm: int) -> None:
+    """``argmax_of_narrow`` of floats, such as ``like``, at an address: to lay out arrays takes longer than a row."""
+    shape = (rows, n)
+    x, out = carray(pointer(source, like), shape), carray(pointer(target, like), shape)
+    _argmax_of_narrow(0, rows, x, powers, norm, out)
 
 
-@kernel
-def entmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: Any, residual: Any) -> None:
-    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
-    kind = x.dtype.type
-    one = kind(1)
-    n = x.shape[1]
-    maxima, z, p, index = buffers(n, x)
-    for row in range(first, last):
-        c, _, power = exponent(powers, row, x)
-        k = 0
-        largest = kind(0)
-        if target[row] >= 0:
-            k, largest = candidates(x[row], c, power, maxima, p, z, index)
-        value = 0.0
-        if k > 0:
-            level = weigh(z, k, c, power, True, p)
-            value = attained(z, p, k, np.float64(c), level)
-        settle(row, k, largest, value, x, p, index, one, is_narrow(n, power), target, loss, residual)
+@strict
+def wide_at(source: int, target: int, like: Any, rows: int, n: int, powers: Any, norm: int) -> None:
+    """``argmax_of_wide`` of floats at an address."""
+    shape = (rows, n)
+    x, out = carray(pointer(source, like), shape), carray(pointer(target, like), shape)
+    _argmax_of_wide(0, rows, x, powers, norm, out)
 
 
-@kernel
-def normmax_loss(first: int, last: int, x: Any, powers: Any, target: Any, loss: Any, residual: Any) -> None:
-    """As ``entmax_loss`` for normmax, where max_Ω = 1 − L."""
-    kind = x.dtype.type
-    one = kind(1)
-    n = x.shape[1]
-    maxima, z, w, index = buffers(n, x)
-    for row in range(first, last):
-        _, power, _ = exponent(powers, row, x)
-        k = 0
-        largest = kind(0)
-        if target[row] >= 0:
-            k, largest = candidates(x[row], one, power, maxima, w, z, index)
-        value, scale = 0.0, one
-        if k > 0:
-            value = max(1.0 - weigh(z, k, one, power, False, w), 0.0)
-            scale = _inverse_sum(w, k)
-        settle(row, k, largest, value, x, w, index, scale, is_narrow(n, power), target, loss, residual)
-
-
-@inlined
-def candidates(x: Any, scale: Any, power: Any, maxima: Any, w: Any, z: Any, index: Any) -> Any:
-    """What ``shift`` or ``sift`` finds in a row, by its width, and its largest score."""
-    if is_narrow(x.size, power):
-        return shift(x, z)
-    return sift(x, scale, power, maxima, w, z, index)
-
-
-@inlined
-def _inverse_sum(w: Any, k: int) -> Any:
-    total = 0.0
-    for i in range(k):
-        total += np.float64(w[i])
-    return w.dtype.type(1.0 / total)
-
-
-@inlined
-def settle(
-    row: int,
-    k: int,
-    largest: Any,
-    value: float,
-    x: Any,
-    p: Any,
-    index: Any,
-    scale: Any,
-    narrow: bool,
-    target: Any,
-    loss: Any,
-    residual: Any,
+@strict
+def loss_of_narrow(
+    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
 ) -> None:
+    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
+    lanes = vec.lanes(x)
+    room, _ = workspace(x.shape[1], x)
+    z, w, values, _ = room
+    for row in range(first, last, lanes):
+        rows = min(lanes, last - row)
+        m, top, rule, offset = solve_lanes(x, row, rows, powers, norm != 0, room)
+        value = offset if norm else _maximum(rule, offset, _along(w, z, m))
+        vec.store(values, 0, vec.narrow(vec.maximum(value, 0.0), top))
+        vec.store(values, lanes, top)
+        if residual.size > 0:
+            store_lanes(w, residual, row, rows)
+        for r in range(rows):
+            finish_loss(row + r, x, values[r], values[lanes + r], w[r], target, loss, residual)
+
+
+@strict
+def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
+    """As ``loss_of_narrow`` for wider rows."""
+    room, index = workspace(x.shape[1], x)
+    z, w, _, _ = room
+    for row in range(first, last):
+        m, count, top, rule, offset = solve_row(x, row, powers, norm != 0, room, index)
+        value = offset if norm else _maximum(rule, offset, vec.sum_everywhere(_along(w, z, m)))
+        if residual.size > 0:
+            _store(w, count, index, residual, row)
+        number = max(vec.first_lane(value), 0.0)
+        finish_loss(row, x, number, vec.first_lane(top), w[0], target, loss, residual)
+
+
+@strict_helper
+def _maximum(rule: Any, offset: Any, along: Any) -> Any:
+    """max_Ω of entmax less the largest score: ⟨p, z⟩ − Ω(p) where p^c = 1 + c(z − A) on the support."""
+    c = scale_of(rule, offset)
+    return (c * along + offset) / (c + 1.0)
+
+
+@strict_helper
+def _along(w: Any, z: Any, m: int) -> Any:
+    """Σ w·z over the support, lane by lane."""
+    lanes = vec.lanes(z)
+    zero = vec.splat(z.dtype.type(0))
+    total = vec.widen(zero)
+    for start in range(0, m * lanes, GROUP * lanes):
+        t = zero
+        for j in range(GROUP):
+            p = vec.load(w, start + j * lanes)
+            t += p * vec.select(p > 0.0, vec.load(z, start + j * lanes), zero)
+        total += vec.widen(t)
+    return total
+
+
+@strict_helper
+def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, loss: Any, residual: Any) -> None:
     """Loss and residual of one row, whose target may be left out (negative) or impossible (a score of −inf)."""
     kind = x.dtype.type
     label = target[row]
     score = x[row, max(label, 0)]
     if label < 0:
         loss[row] = kind(0)
-    elif k == BAD:
+        if residual.size > 0:
+            residual[row, :] = kind(0)
+        return
+    if some != some:
         loss[row] = kind(np.nan)
     elif score == -np.inf:
         loss[row] = kind(np.inf)
     else:
-        # The gap is not negative; said so, the compiler cannot take its two large parts into the sum.
-        loss[row] = kind(value + max(np.float64(largest) - np.float64(score), 0.0))
-    if residual.size > 0:
-        _place(residual[row], k, index, p, scale, narrow)
-        if label >= 0 and score != -np.inf:
-            residual[row, label] -= kind(1)
+        loss[row] = kind(value + max(np.float64(top) - np.float64(score), 0.0))
+    if residual.size > 0 and score != -np.inf:
+        residual[row, label] -= kind(1)
 
 
-@inlined
-def _place(target: Any, k: int, index: Any, p: Any, scale: Any, narrow: bool) -> None:
-    """Put the candidates of a row where they belong; the rest is 0, or NaN in a bad row."""
-    kind = target.dtype.type
-    if k > 0 and narrow:
-        for i in range(k):
-            target[i] = p[i] * scale
-    else:
-        target[:] = kind(np.nan) if k == BAD else kind(0)
-        if k > 0:
-            for i in range(k):
-                target[index[i]] = p[i] * scale
+def steep_rows(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
+    """Those rows that have a c > 1 of their own, apart."""
+    raise NotImplementedError("for compiled code")
 
 
-@kernel
-def entmax_at(source: int, target: int, like: Any, rows: int, n: int, c: Any) -> None:
-    """``entmax`` of floats, such as ``like``, at an address, with one c: to lay out arrays takes longer than a row."""
-    x, out = pointer(source, like), pointer(target, like)
-    entmax(0, rows, carray(x, (rows, n)), alone(c, like), carray(out, (rows, n)))
+@overload(steep_rows, strict=False, jit_options=INLINED)
+def _steep_rows(x: Any, row: Any, rows: Any, powers: Any, out: Any) -> Any:
+    return (lambda x, row, rows, powers, out: None) if powers.ndim == 1 else _steep_rows_of
 
 
-@kernel
-def normmax_at(source: int, target: int, like: Any, rows: int, n: int, c: Any) -> None:
-    """``normmax`` of floats at an address."""
-    x, out = pointer(source, like), pointer(target, like)
-    normmax(0, rows, carray(x, (rows, n)), alone(c, like), carray(out, (rows, n)))
+def _steep_rows_of(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
+    for r in range(row, row + rows):
+        if powers[r, 0] > 1.0:
+            room = steep_room(x.shape[1])
+            count, _, _ = steep_entmax(x, r, powers[r, 0], room)
+            _store_steep(room, count, out, r)
 
 
-@kernel
-def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
-    """J v = (N/c)(I − p1ᵀ) diag((p/N)^(1−c)) (I − 1pᵀ) v with N = ‖p‖_α, for each row.
+@strict_helper
+def _store_steep(room: Any, count: int, out: Any, row: int) -> None:
+    kind = out.dtype.type
+    _, p, index = room
+    out[row, :] = kind(np.nan) if count < 0 else kind(0)
+    for i in range(count):
+        out[row, index[i]] = p[i]
 
-    With m the largest probability, w = (p/m)^(1−c) is the one power that is needed: (p/m)^α = (p/m)²/w.
-    """
-    n = p.shape[1]
-    kind = p.dtype.type
-    one, zero, tiny = kind(1), kind(0), kind(1e-30)
-    masks, index = np.empty(n // BLOCK + 1, np.uint64), np.empty(n + 1, np.int32)
-    shares, values, products = np.empty(n, p.dtype), np.empty(n, p.dtype), np.empty(n, p.dtype)
+
+@strict
+def steep_argmax(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
+    """α-entmax of each row for one α > 2, ∞ included."""
+    _steep_argmax(first, last, x, powers, out)
+
+
+@strict_helper
+def _steep_argmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
+    room = steep_room(x.shape[1])
     for row in range(first, last):
-        c, power, _ = exponent(powers, row, p)
-        source, g, target = p[row], v[row], out[row]
-        size = n if is_narrow(n, power) else gather(source, g, masks, index, shares, values)
-        if size < n:
-            source, g, target = shares[:size], values[:size], products[:size]
-        largest, _ = top(source)
-        largest = largest if largest > zero else one
-        inverse = one / largest
-        powered, along, weight, weighted = 0.0, 0.0, 0.0, 0.0
-        if c == one:
-            for i in range(size):
-                q, e = source[i], g[i]  # loaded before any choice, or the loop does not vectorise
-                e = e if q > zero else zero
-                powered += np.float64(q * inverse) * np.float64(q * inverse)
-                along += np.float64(q) * np.float64(e)
-                weight += 1.0 if q > zero else 0.0
-                weighted += np.float64(e)
-        else:
-            for i in range(size):
-                q = source[i]
-                w = exp2((one - c) * log2(max(q * inverse, tiny)))
-                target[i] = w if q > zero else q
-            for i in range(size):
-                q, w, e = source[i], target[i], g[i]
-                e = e if q > zero else zero
-                r = q * inverse
-                powered += np.float64(r * r / (w if q > zero else one))
-                along += np.float64(q * e)
-                weight += np.float64(w)
-                weighted += np.float64(w * e)
-        norm = powered ** (1.0 / (1.0 + c))  # of p/m
-        factor = np.float64(largest) / c * norm**c
-        slope, mean, balance = kind(factor), kind(along), kind(factor * (weighted - along * weight))
-        if c == one:
-            for i in range(size):
-                q, e = source[i], g[i]
-                target[i] = slope * (e - mean) - q * balance if q > zero else q
-        else:
-            for i in range(size):
-                q, w, e = source[i], target[i], g[i]
-                target[i] = slope * w * (e - mean) - q * balance if q > zero else q
-        if size < n:
-            scatter(products, index, size, out[row])
+        count, _, _ = steep_entmax(x, row, powers[0], room)
+        _store_steep(room, count, out, row)
 
 
-@kernel
-def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
-    """J v = s(v − ⟨s, v⟩/‖s‖₁) for each row; of a wide row with a small support, on that alone."""
-    n = p.shape[1]
-    kind = p.dtype.type
-    zero, one, half = kind(0), kind(1), kind(0.5)
-    masks, index = np.empty(n // BLOCK + 1, np.uint64), np.empty(n + 1, np.int32)
-    shares, values, products = np.empty(n, p.dtype), np.empty(n, p.dtype), np.empty(n, p.dtype)
+@strict
+def steep_argmax_at(source: int, target: int, like: Any, rows: int, n: int, powers: Any, norm: int) -> None:
+    """``steep_argmax`` of floats at an address."""
+    shape = (rows, n)
+    _steep_argmax(0, rows, carray(pointer(source, like), shape), powers, carray(pointer(target, like), shape))
+
+
+@strict
+def steep_class_loss(
+    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+) -> None:
+    """``class_loss`` for one α > 2, or one per row, of which those above 2 are taken."""
+    room = steep_room(x.shape[1])
     for row in range(first, last):
-        c, _, power = exponent(powers, row, p)
-        if c > one:
-            _steep_product(p[row], np.float64(c), v[row], out[row])
-            continue
-        if is_narrow(n, power):
-            source, g, target = p[row], v[row], out[row]
-            total, weighted = zero, zero
-            # One branch for each power, with all of its loops: parted, they do not vectorise.
-            if c == one:
-                for i in range(n):
-                    q, e = source[i], g[i]
-                    total += one if q > zero else q
-                    weighted += e if q > zero else q
-                mean = weighted / total if total != zero else zero
-                for i in range(n):
-                    q, e = source[i], g[i]
-                    target[i] = e - mean if q > zero else q
-            elif c == half:
-                for i in range(n):
-                    q, e = source[i], g[i]
-                    s = np.sqrt(q)
-                    total += s
-                    weighted += s * (e if q > zero else zero)
-                mean = weighted / total if total != zero else zero
-                for i in range(n):
-                    q, e = source[i], g[i]
-                    target[i] = np.sqrt(q) * (e - mean) if q > zero else q
-            else:
-                total, weighted = _curvature(source, g, c, target)
-                _centre(source, g, c, weighted / total if total != zero else zero, target)
-            continue
-        source, g, target = p[row], v[row], out[row]
-        size = gather(source, g, masks, index, shares, values)
-        if size < n:
-            source, g, target = shares[:size], values[:size], products[:size]
-        mass, along = 0.0, 0.0
-        for start in range(0, size, BLOCK):
-            stop = min(start + BLOCK, size)
-            total, weighted = _curvature(source[start:stop], g[start:stop], c, target[start:stop])
-            mass += total
-            along += weighted
-        _centre(source, g, c, kind(along / mass) if mass != 0.0 else zero, target)
-        if size < n:
-            scatter(products, index, size, out[row])
-
-
-@inlined
-def _curvature(p: Any, v: Any, c: Any, out: Any) -> tuple[Any, Any]:
-    """‖s‖₁ and ⟨s, v⟩ for s = p^(1−c) on the support; s itself goes to ``out`` where it costs a power.
-
-    A loop that stores and sums does not vectorise well, nor does one that loads after a choice.
-    """
-    kind = p.dtype.type
-    one, zero, tiny = kind(1), kind(0), kind(1e-37)
-    total, weighted = zero, zero
-    if c == one:
-        for i in range(p.size):
-            q, e = p[i], v[i]
-            total += one if q > zero else q
-            weighted += e if q > zero else q
-    elif c == kind(0.5):
-        for i in range(p.size):
-            q, e = p[i], v[i]
-            s = np.sqrt(q)
-            total += s
-            weighted += s * (e if q > zero else zero)
-    else:
-        power = one - c
-        for i in range(p.size):
-            q = p[i]
-            s = exp2(power * log2(max(q, tiny)))
-            out[i] = s if q > zero else q
-        for i in range(p.size):
-            s, e = out[i], v[i]
-            total += s
-            weighted += s * (e if s > zero else zero)
-    return total, weighted
-
-
-@inlined
-def _centre(p: Any, v: Any, c: Any, mean: Any, out: Any) -> None:
-    """out = s(v − mean) on the support, p off it: 0 or NaN."""
-    kind = p.dtype.type
-    zero = kind(0)
-    if c == kind(1):
-        for i in range(p.size):
-            q, e = p[i], v[i]
-            out[i] = e - mean if q > zero else q
-    elif c == kind(0.5):
-        for i in range(p.size):
-            q, e = p[i], v[i]
-            out[i] = np.sqrt(q) * (e - mean) if q > zero else q
-    else:
-        for i in range(p.size):
-            s, e = out[i], v[i]
-            out[i] = s * (e - mean) if s > zero else s
-
-
-@strict  # infinity and its sign matter here
-def _steep_product(p: Any, c: float, v: Any, out: Any) -> None:
-    """J v for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers.
-
-    Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0).
-    """
-    kind = p.dtype.type
-    n = p.size
-    limit = np.float64(np.finfo(p.dtype).max)
-    unit = 2.0**-64  # products are smaller by a power of two until the end, so that no sum overflows
-    least, at, bad = math.inf, -1, False
-    for i in range(n):
-        share = np.float64(p[i])
-        bad = bad or share != share
-        if 0.0 < share < least:
-            least, at = share, i
-    if bad or at < 0:
-        out[:] = kind(np.nan) if bad else kind(0)
-        return
-    gaps = np.empty(n)
-    for i in range(n):
-        gaps[i] = np.float64(v[i]) * unit - np.float64(v[at]) * unit
-    mass, along = 0.0, 0.0
-    for i in range(n):
-        share = np.float64(p[i])
-        if share > 0.0:
-            relative = (share / least) ** (1.0 - c)
-            mass += relative
-            along += relative * gaps[i]
-    mean = along / max(mass, 1.0)
-    total = 0.0
-    for i in range(n):
-        share = np.float64(p[i])
-        value = 0.0
-        if share > 0.0 and i != at:
-            value = min(share ** (1.0 - c), limit) * (gaps[i] - mean)
-            value = min(max(value, -limit * unit), limit * unit)
-            total += value
-        out[i] = kind(value / unit)
-    out[at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
-
-
-@kernel
-def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
-    """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value a row, for c ≤ 1."""
-    kind = p.dtype.type
-    n = p.shape[1]
-    for row in range(first, last):
-        c = np.float64(powers[row if powers.size > 1 else 0])
-        mass, along = 0.0, 0.0
-        for i in range(n):
-            share = np.float64(p[row, i])
-            if share != 0.0:
-                s = share ** (1.0 - c)
-                mass += s
-                along += s * sensitivity(share, c)
-        mean = along / mass if mass > 0.0 else 0.0
-        total = 0.0
-        for i in range(n):
-            share = np.float64(p[row, i])
-            if share != 0.0:
-                total -= np.float64(v[row, i]) * share ** (1.0 - c) * (sensitivity(share, c) - mean)
-        out[row] = kind(total)
-
-
-_MOMENTS = np.array([1 / (math.factorial(k) * (k + 2)) for k in range(19)])
-
-
-@inlined
-def sensitivity(p: float, c: float) -> Any:
-    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p; by its series near x = 0."""
-    log = math.log(p)
-    x = c * log
-    if abs(x) > 1.0:
-        moment = (1.0 + (x - 1.0) * math.exp(x)) / (x * x)
-    else:
-        moment = 0.0
-        for k in range(18, -1, -1):
-            moment = moment * x + _MOMENTS[k]
-    return log * log * moment
+        c = power_at(powers, row)
+        if c > 1.0:
+            count, top, value = steep_entmax(x, row, c, room)
+            if residual.size > 0:
+                _store_steep(room, count, residual, row)
+            finish_loss(row, x, value, top, value, target, loss, residual)

@@ -9,80 +9,136 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.maps import rows
+from fenchel.kernels.cpu.maps import products, rows
+from fenchel.kernels.cpu.maps.blocks import LANES_WIDTH
+from fenchel.kernels.cpu.maps.parameters import parameters
 from fenchel.kernels.cpu.threads import SERIAL, over_rows
 
-WHOLE = {1.0: 1, 0.5: 2}
-"""1/c for those c = α − 1 that the kernels of entmax are specialised for."""
-
-_ONE = {1.0: 1}  # the same for normmax
 _LIKE = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
 
+# A map on arrays, the same at addresses, and the loss.
+_NARROW = rows.argmax_of_narrow, rows.narrow_at, rows.loss_of_narrow
+_WIDE = rows.argmax_of_wide, rows.wide_at, rows.loss_of_wide
+_STEEP = rows.steep_argmax, rows.steep_argmax_at, rows.steep_class_loss
 
-def entmax(z: Tensor, alpha: float | Tensor) -> Tensor:
-    """α-entmax along the last dimension for α ≠ 1; a number, or one value per row."""
-    return _map(rows.entmax, rows.entmax_at, z, alpha - 1, WHOLE)
-
-
-def normmax(z: Tensor, alpha: float | Tensor) -> Tensor:
-    """α-normmax along the last dimension for α in [1¼, 10]; a number, or one value per row."""
-    return _map(rows.normmax, rows.normmax_at, z, alpha - 1, _ONE)
+Parameter = float | Tensor
 
 
-def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: float | Tensor) -> Tensor:
+def _kernels(z: Tensor) -> tuple[Any, Any, Any]:
+    return _NARROW if z.shape[-1] <= LANES_WIDTH else _WIDE
+
+
+def entmax(z: Tensor, alpha: Parameter) -> Tensor:
+    """α-entmax along the last dimension; a number, or one value per row."""
+    c = alpha - 1
+    if type(c) is float and c == 0:
+        return _softmax(z)
+    return _map(_STEEP if _is_steep(c) else _kernels(z), z, c, False)
+
+
+def normmax(z: Tensor, alpha: Parameter) -> Tensor:
+    """α-normmax along the last dimension; a number, or one value per row."""
+    return _map(_kernels(z), z, alpha - 1, True)
+
+
+def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-entmax given its result p."""
-    return _product(rows.entmax_product, v, p, alpha - 1, WHOLE)
+    c = alpha - 1
+    if type(c) is float and c == 0:
+        inside = torch.where(p > 0, v, 0.0).mul_(p)
+        return inside.sub_(inside.sum(-1, keepdim=True) * p)
+    return _product(products.steep_entmax_product if _is_steep(c) else products.entmax_product, v, p, c, False)
 
 
-def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
-    """J v of α-entmax given its result p, and ⟨v, ∂p/∂α⟩ for α ≤ 2, one value per row, dimension kept."""
+def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
+    """J v of α-entmax given its result p, and ⟨v, ∂p/∂α⟩, one value per row, dimension kept."""
     q = as_rows(p)
     out = torch.empty((*p.shape[:-1], 1), dtype=p.dtype, device="cpu")
-    over_rows(rows.entmax_alpha, q.shape[0], q.size, q, parameter(alpha - 1, q), as_rows(v), out.numpy().reshape(-1))
+    c = parameters(alpha - 1, False)
+    over_rows(products.entmax_alpha, q.shape[0], q.size, q, c, as_rows(v), out.numpy().reshape(-1))
     return entmax_product(v, z, p, alpha), out
 
 
-def normmax_product(v: Tensor, z: Any, p: Tensor, alpha: float | Tensor) -> Tensor:
+def normmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-normmax given its result p."""
-    return _product(rows.normmax_product, v, p, alpha - 1, _ONE)
+    return _product(products.normmax_product, v, p, alpha - 1, True)
 
 
-def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
-    return _loss(rows.entmax_loss, z, index, alpha - 1, residual, WHOLE)
+    c = alpha - 1
+    if type(c) is float and c == 0:
+        return _cross_entropy(z, index, residual)
+    kernels = [] if _is_steep(c) else [_kernels(z)[2]]
+    if _is_steep(c) or (isinstance(c, Tensor) and bool((c > 1).any())):
+        kernels.append(_STEEP[2])
+    return _loss(kernels, z, index, c, residual, False)
 
 
-def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: float | Tensor) -> tuple[Tensor, Tensor]:
+def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
-    return _loss(rows.normmax_loss, z, index, alpha - 1, residual, _ONE)
+    return _loss([_kernels(z)[2]], z, index, alpha - 1, residual, True)
+
+
+def _softmax(z: Tensor) -> Tensor:
+    p = torch.softmax(z, -1)
+    first = p[..., :1]
+    if bool(first.isnan().any()):  # also where all scores are −inf, and nothing is chosen
+        p = torch.where(z.amax(-1, keepdim=True) == -torch.inf, 0.0, p)
+    return p
+
+
+def _cross_entropy(z: Tensor, index: Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+    logs = torch.log_softmax(z, -1)
+    place = index.clamp_min(0).unsqueeze(-1)
+    kept = (index >= 0).unsqueeze(-1)
+    loss = -logs.gather(-1, place)
+    hit = z.gather(-1, place) > -torch.inf
+    regular = bool((kept & hit & loss.isfinite()).all())
+    if not regular:  # targets that are left out or impossible, rows with NaN or infinity
+        top = z.amax(-1, keepdim=True)
+        loss = torch.where(hit, loss, torch.where(top < torch.inf, torch.inf, torch.nan))
+        loss = torch.where(kept, loss, 0.0)
+        hit = hit & kept
+    if not residual:
+        return loss.squeeze(-1), z.new_empty(0, z.shape[-1])
+    p = logs.exp_() if regular else torch.where(kept, _softmax(z), 0.0)
+    return loss.squeeze(-1), p.scatter_add_(-1, place, -hit.to(p.dtype))
+
+
+def _is_steep(c: Parameter) -> bool:
+    return not isinstance(c, Tensor) and c > 1
 
 
 def _loss(
-    kernel: Any, z: Tensor, index: Tensor, c: float | Tensor, residual: bool, whole: dict[float, int]
+    kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: bool, norm: bool
 ) -> tuple[Tensor, Tensor]:
     x = as_rows(z)
     loss = torch.empty(z.shape[:-1], dtype=z.dtype, device="cpu")
     out = like(z) if residual else z.new_empty(0, z.shape[-1])
     target = index.contiguous().numpy().reshape(-1)
-    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x, whole), target, loss.numpy().reshape(-1), as_rows(out))
+    rest = parameters(c, norm), int(norm), target, loss.numpy().reshape(-1), as_rows(out)
+    for kernel in kernels:
+        over_rows(kernel, x.shape[0], x.size, x, *rest)
     return loss, out
 
 
-def _map(kernel: Any, at: Any, z: Tensor, c: float | Tensor, whole: dict[float, int]) -> Tensor:
+def _map(kernels: tuple[Any, Any, Any], z: Tensor, c: Parameter, norm: bool) -> Tensor:
+    kernel, at, _ = kernels
     out = like(z)
     size = z.numel()
     if size < SERIAL and type(c) is float and z.is_contiguous() and size:
         n = z.shape[-1]
-        at(z.data_ptr(), out.data_ptr(), _LIKE[z.dtype], size // n, n, whole.get(c, c))
+        at(z.data_ptr(), out.data_ptr(), _LIKE[z.dtype], size // n, n, parameters(c, norm), int(norm))
         return out
     x = as_rows(z)
-    over_rows(kernel, x.shape[0], x.size, x, parameter(c, x, whole), as_rows(out))
+    over_rows(kernel, x.shape[0], x.size, x, parameters(c, norm), int(norm), as_rows(out))
     return out
 
 
-def _product(kernel: Any, v: Tensor, p: Tensor, c: float | Tensor, whole: dict[float, int]) -> Tensor:
+def _product(kernel: Any, v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
     q, out = as_rows(p), like(p)
-    over_rows(kernel, q.shape[0], q.size, q, parameter(c, q, whole), as_rows(v), as_rows(out))
+    over_rows(kernel, q.shape[0], q.size, q, parameters(c, norm), as_rows(v), as_rows(out))
     return out
 
 
@@ -99,6 +155,10 @@ def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
         tensor = tensor.detach()
     array: np.ndarray[Any, Any] = (tensor if tensor.is_contiguous() else tensor.contiguous()).numpy()
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
+
+
+WHOLE = {1.0: 1, 0.5: 2}
+"""1/c for those c of entmax that kernels are specialised for."""
 
 
 def parameter(c: float | Tensor, x: np.ndarray[Any, Any], whole: dict[float, int] = WHOLE) -> np.ndarray[Any, Any]:

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import inlined, kernel
 from fenchel.kernels.cpu.maps.exponents import exponent
-from fenchel.kernels.cpu.maps.rows import sensitivity
 from fenchel.kernels.cpu.maps.selection import buffers, is_narrow, shift, sift, weigh
 from fenchel.kernels.cpu.maps.simplex import as_rows, parameter
+from fenchel.kernels.cpu.maps.streamed import sensitivity
 from fenchel.kernels.cpu.streaming.products import scores
 from fenchel.kernels.cpu.threads import over_rows
 

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import inlined, kernel
 from fenchel.kernels.cpu.maps.exponents import exponent
-from fenchel.kernels.cpu.maps.rows import attained, candidates, settle
 from fenchel.kernels.cpu.maps.selection import BAD, buffers, is_narrow, weigh
 from fenchel.kernels.cpu.maps.simplex import parameter
+from fenchel.kernels.cpu.maps.streamed import attained, candidates, settle
 from fenchel.kernels.cpu.threads import over_rows
 
 _TILE = 32  # classes that are transposed together

@@ -1,0 +1,145 @@
+"""The parameter c = α − 1 of rows, so typed that a kernel contains no more than its parameter needs.
+
+Kernels take an array. Of type ``WITHOUT_POWERS`` it is empty: sparsemax, and normmax of α = ∞, need no powers. Of type
+``SQUARES`` it holds 1/scale: 2 for 1.5-entmax, 1 for normmax of α = 2. Else it holds c itself in double: alone, for
+all rows, or as a column with one per row. Numba specialises on the type: what other parameters need is not compiled.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+from torch import Tensor
+
+from fenchel.kernels.cpu import vectors as vec
+from fenchel.kernels.cpu.compiler import INLINED, strict_helper
+
+WITHOUT_POWERS, SQUARES = np.int8, np.int16
+
+SOFT = 0.25
+"""Below this c, (1 + c·u)^(1/c) would magnify the rounding of the sum."""
+
+
+def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
+    """c for kernels: one number for all rows, or one per row."""
+    if isinstance(c, Tensor):
+        return np.asarray(c.detach().double().reshape(-1, 1).contiguous().numpy())
+    return _single(c, norm)
+
+
+@lru_cache
+def _single(c: float, norm: bool) -> np.ndarray[Any, Any]:
+    if c == (math.inf if norm else 1.0):
+        return np.empty(0, WITHOUT_POWERS)
+    if c == (1.0 if norm else 0.5):
+        return np.array([1 if norm else 2], SQUARES)
+    return np.array([c], np.float64)
+
+
+def rule_of(powers: Any, row: int, rows: int, norm: bool, room: Any) -> Any:
+    """The rule of ``newton.solve`` for the rows from ``row`` on, one per lane, and the level to start from."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(rule_of, strict=False, jit_options=INLINED)
+def _rule_of(powers: Any, row: Any, rows: Any, norm: Any, room: Any) -> Any:
+    return {types.int8: _no_powers, types.int16: _squares}.get(powers.dtype, _any_power)
+
+
+def _no_powers(powers: Any, row: int, rows: int, norm: bool, room: Any) -> Any:
+    return (), vec.splat(room.dtype.type(-1))
+
+
+def _squares(powers: Any, row: int, rows: int, norm: bool, room: Any) -> Any:
+    size = room.dtype.type(powers[0])
+    return (vec.splat(room.dtype.type(1) / size),), vec.splat(-size)
+
+
+def _any_power(powers: Any, row: int, rows: int, norm: bool, room: Any) -> Any:
+    lanes = vec.lanes(room)
+    for r in range(lanes):
+        c = power_at(powers, row + min(r, rows - 1))
+        scale, factor, base, level = _numbers(c, norm)
+        room[r], room[lanes + r], room[2 * lanes + r], room[3 * lanes + r] = scale, factor, base, level
+    rule = vec.load(room, 0), vec.load(room, lanes), vec.load(room, 2 * lanes)
+    return rule, vec.load(room, 3 * lanes)
+
+
+def power_at(powers: Any, row: int) -> Any:
+    """c of a row, from an array of doubles."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(power_at, strict=False, jit_options=INLINED)
+def _power_at(powers: Any, row: Any) -> Any:
+    return (lambda powers, row: powers[0]) if powers.ndim == 1 else (lambda powers, row: powers[row, 0])
+
+
+@strict_helper
+def _numbers(c: float, norm: bool) -> tuple[float, float, float, float]:
+    """Scale, factor and base of a rule, and the level to start from."""
+    if norm:
+        return 1.0, 1.0 / c, 0.0, -1.0
+    if c > 1.0:  # not for Newton on the level: such a row is solved apart
+        return 1.0, 0.0, 0.0, -1.0
+    return c, 1.0 - c, 1.0 if c < SOFT else 0.0, 0.0 if c < SOFT else -1.0 / c
+
+
+def reach_of(rule: Any, level: Any, room: Any) -> Any:
+    """How far below the largest score of the row in lane 0 entries may have mass, at this level: a number ≤ 0."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(reach_of, strict=False, jit_options=INLINED)
+def _reach_of(rule: Any, level: Any, room: Any) -> Any:
+    return _reach_by_logarithms if len(rule) == 3 else _reach
+
+
+def _reach(rule: Any, level: Any, room: Any) -> Any:
+    return vec.first_lane(level)
+
+
+def _reach_by_logarithms(rule: Any, level: Any, room: Any) -> Any:
+    scale, base = vec.first_lane(rule[0]), vec.first_lane(rule[2])
+    if scale <= 0:
+        return room.dtype.type(-np.inf)
+    return vec.first_lane(level) - (room.dtype.type(1.00001) / scale if base > 0 else room.dtype.type(0))
+
+
+def offset_of(rule: Any, level: Any) -> Any:
+    """A = τ + 1/scale of a level, in double."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(offset_of, strict=False, jit_options=INLINED)
+def _offset_of(rule: Any, level: Any) -> Any:
+    return (_offset_one, _offset_scaled, None, _offset_based)[len(rule)]
+
+
+def _offset_one(rule: Any, level: Any) -> Any:
+    return vec.widen(level) + 1.0
+
+
+def _offset_scaled(rule: Any, level: Any) -> Any:
+    return vec.widen(level) + 1.0 / vec.widen(rule[0])
+
+
+def _offset_based(rule: Any, level: Any) -> Any:
+    return vec.widen(level) + vec.select(vec.widen(rule[2]) > 0.5, 0.0, 1.0 / vec.widen(rule[0]))
+
+
+def scale_of(rule: Any, like: Any) -> Any:
+    """c of entmax in double, for a rule of it."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(scale_of, strict=False, jit_options=INLINED)
+def _scale_of(rule: Any, like: Any) -> Any:
+    if len(rule) == 0:
+        return lambda rule, like: like * 0.0 + 1.0
+    return lambda rule, like: vec.widen(rule[0])

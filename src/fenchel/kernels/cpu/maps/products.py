@@ -1,0 +1,351 @@
+"""Jacobian products of α-entmax for α ≤ 2 and of α-normmax, and the derivative of entmax in α, of rows."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+from numba import types
+from numba.extending import overload
+
+from fenchel.kernels.cpu import vectors as vec
+from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.maps.parameters import power_at
+from fenchel.kernels.cpu.maps.steep import steep_product, steep_room
+
+_GROUP = 8  # vectors whose sum is in the precision of the rows
+_DENSE = 1024  # up to this width a row is not searched for vectors without support
+
+
+@strict
+def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) with s = p^(1−c) on the support, for each row."""
+    live = np.empty(p.shape[1] // vec.lanes(p) + 1, np.int32)
+    for row in range(first, last):
+        product_of_row(p, row, powers, v, out, live)
+
+
+@strict
+def steep_entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """As ``entmax_product`` for one c > 1, ∞ included."""
+    room = steep_room(p.shape[1])
+    for row in range(first, last):
+        steep_product(p, row, powers[0], v, out, room)
+
+
+def product_of_row(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+    """``entmax_product`` of one row; with room for a list of vectors."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(product_of_row, strict=False, jit_options=INLINED)
+def _product_of_row(p: Any, row: Any, powers: Any, v: Any, out: Any, live: Any) -> Any:
+    return _flat_product if powers.ndim == 1 else _any_product
+
+
+def _any_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+    c = power_at(powers, row)
+    if c > 1.0:
+        steep_product(p, row, c, v, out, steep_room(p.shape[1]))
+    else:
+        _flat_product_of(p, row, powers, v, out, live)
+
+
+def _flat_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+    if p.shape[1] <= _DENSE:
+        _dense_product(p, row, powers, v, out)
+    else:
+        _sparse_product(p, row, powers, v, out, live)
+
+
+@strict_helper
+def _dense_product(p: Any, row: int, powers: Any, v: Any, out: Any) -> None:
+    n, lanes = p.shape[1], vec.lanes(p)
+    zero = vec.splat(p.dtype.type(0))
+    start, end = row * n, row * n + n // lanes * lanes
+    rest = n % lanes
+    power = curvature_power(powers, row, zero)
+    mass, along = zero, zero
+    for i in range(start, end, lanes):
+        q, g = vec.load(p, i), vec.load(v, i)
+        s = curvature(powers, q, power)
+        keep_curvature(powers, out, i, s)
+        mass += s
+        along += s * vec.select(q > 0.0, g, zero)
+    q, g, s = zero, zero, zero
+    if rest:
+        q, g = vec.load_part(p, end, rest, 0.0), vec.load_part(v, end, rest, 0.0)
+        s = curvature(powers, q, power)
+        mass += s
+        along += s * vec.select(q > 0.0, g, zero)
+    mean = _mean(vec.sum_everywhere(mass), vec.sum_everywhere(along))
+    if rest:
+        vec.store_part(out, end, vec.select(s > 0.0, s * (g - mean), s), rest)
+    for i in range(start, end, lanes):
+        s = curvature_again(powers, out, i, p, power)
+        vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
+
+
+@strict_helper
+def _mean(mass: Any, along: Any) -> Any:
+    """⟨s, v⟩/‖s‖₁, 0 in an empty row."""
+    return along / vec.select((mass > 0.0) | vec.unordered(mass, mass), mass, 1.0)
+
+
+@strict_helper
+def _sparse_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+    """Of a wide row look at those vectors alone that are not all zero."""
+    n, lanes = p.shape[1], vec.lanes(p)
+    zero = vec.splat(p.dtype.type(0))
+    start = row * n
+    power = curvature_power(powers, row, zero)
+    size, whole = _live_vectors(p, row, live, out), n // lanes
+    mass, along = vec.widen(zero), vec.widen(zero)
+    for first_of_group in range(0, size, _GROUP):
+        m, a = zero, zero
+        for j in range(first_of_group, min(first_of_group + _GROUP, size)):
+            i = start + live[j] * lanes
+            q = vec.load(p, i)
+            s = curvature(powers, q, power)
+            keep_curvature(powers, out, i, s)
+            m += s
+            a += s * vec.select(q > 0.0, vec.load(v, i), zero)
+        mass, along = mass + vec.widen(m), along + vec.widen(a)
+    rest = n - whole * lanes
+    i = start + whole * lanes
+    q, g, s = zero, zero, zero
+    if rest:
+        q, g = vec.load_part(p, i, rest, 0.0), vec.load_part(v, i, rest, 0.0)
+        s = curvature(powers, q, power)
+        mass, along = mass + vec.widen(s), along + vec.widen(s * vec.select(q > 0.0, g, zero))
+    mean = vec.narrow(_mean(vec.sum_everywhere(mass), vec.sum_everywhere(along)), zero)
+    if rest:
+        vec.store_part(out, i, vec.select(s > 0.0, s * (g - mean), s), rest)
+    for j in range(size):
+        i = start + live[j] * lanes
+        s = curvature_again(powers, out, i, p, power)
+        vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
+
+
+_flat_product_of = strict_helper(_flat_product)
+
+
+@strict_helper
+def _live_vectors(p: Any, row: int, live: Any, out: Any) -> Any:
+    """List the vectors of a row that are not all zero, all of a narrow one; the products of the others are set to 0."""
+    n, lanes = p.shape[1], vec.lanes(p)
+    whole = n // lanes
+    if n <= _DENSE:
+        for k in range(whole):
+            live[k] = k
+        return whole
+    zero = vec.splat(p.dtype.type(0))
+    size = 0
+    for k in range(whole):
+        q = vec.load(p, row * n + k * lanes)
+        vec.store(out, row * n + k * lanes, zero)
+        live[size] = k
+        size += 1 if vec.any_lane((q > 0.0) | vec.unordered(q, q)) else 0
+    return size
+
+
+def curvature_power(powers: Any, row: int, like: Any) -> Any:
+    """1 − c of a row as a vector, where it is needed."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(curvature_power, strict=False, jit_options=INLINED)
+def _curvature_power(powers: Any, row: Any, like: Any) -> Any:
+    if isinstance(powers.dtype, types.Integer):
+        return lambda powers, row, like: like
+    return lambda powers, row, like: like + (1.0 - power_at(powers, row))
+
+
+def curvature(powers: Any, q: Any, power: Any) -> Any:
+    """s = q^(1−c) where q > 0, NaN where it is NaN, else 0."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(curvature, strict=False, jit_options=INLINED)
+def _curvature(powers: Any, q: Any, power: Any) -> Any:
+    if powers.dtype == types.int8:
+        return lambda powers, q, power: vec.select(q > 0.0, 1.0, q)
+    if powers.dtype == types.int16:
+        return lambda powers, q, power: vec.sqrt(q)
+    return lambda powers, q, power: vec.select(q > 0.0, vec.exp2(power * vec.log2(vec.maximum(q, 1e-37))), q)
+
+
+def keep_curvature(powers: Any, out: Any, i: int, s: Any) -> None:
+    """Leave s where the product will stand, if it takes a power."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(keep_curvature, strict=False, jit_options=INLINED)
+def _keep_curvature(powers: Any, out: Any, i: Any, s: Any) -> Any:
+    if isinstance(powers.dtype, types.Integer):
+        return lambda powers, out, i, s: None
+    return lambda powers, out, i, s: vec.store(out, i, s)
+
+
+def curvature_again(powers: Any, out: Any, i: int, p: Any, power: Any) -> Any:
+    """s as it was kept, or computed once more."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(curvature_again, strict=False, jit_options=INLINED)
+def _curvature_again(powers: Any, out: Any, i: Any, p: Any, power: Any) -> Any:
+    if isinstance(powers.dtype, types.Integer):
+        return lambda powers, out, i, p, power: curvature(powers, vec.load(p, i), power)
+    return lambda powers, out, i, p, power: vec.load(out, i)
+
+
+@strict
+def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """J v = (N/c)(I − p1ᵀ) diag((p/N)^(1−c)) (I − 1pᵀ) v with N = ‖p‖_α, for each row; 0 at α = ∞.
+
+    With m the largest probability, w = (p/m)^(1−c) is the one power that is needed: (p/m)^α = (p/m)²/w.
+    """
+    n, lanes = p.shape[1], vec.lanes(p)
+    kind = p.dtype.type
+    zero = vec.splat(kind(0))
+    live = np.empty(n // lanes + 1, np.int32)
+    for row in range(first, last):
+        start = row * n
+        c = norm_exponent(powers, row)
+        size, whole = _live_vectors(p, row, live, out), n // lanes
+        rest = n - whole * lanes
+        tail = start + whole * lanes
+        last_p, last_v = vec.load_part(p, tail, rest, 0.0), vec.load_part(v, tail, rest, 0.0)
+        largest = last_p
+        for j in range(size):
+            largest = vec.maximum(vec.load(p, start + live[j] * lanes), largest)
+        top = vec.max_lanes(largest)
+        top = top if top > 0 else kind(1)
+        inverse = kind(1) / top
+        sums = vec.widen(zero), vec.widen(zero), vec.widen(zero), vec.widen(zero)
+        for first_of_group in range(0, size, _GROUP):
+            part = zero, zero, zero, zero
+            for j in range(first_of_group, min(first_of_group + _GROUP, size)):
+                i = start + live[j] * lanes
+                part = _terms(powers, vec.load(p, i), vec.load(v, i), inverse, c, part)
+            sums = _added(sums, part)
+        if rest:
+            sums = _added(sums, _terms(powers, last_p, last_v, inverse, c, (zero, zero, zero, zero)))
+        powered, along = vec.sum_lanes(sums[0]), vec.sum_lanes(sums[1])
+        weight, weighted = vec.sum_lanes(sums[2]), vec.sum_lanes(sums[3])
+        if c == np.inf:
+            factor = 0.0
+        else:
+            norm = powered ** (1.0 / (1.0 + c))  # of p/m
+            factor = np.float64(top) / c * norm**c
+        slope, mean, balance = kind(factor), kind(along), kind(factor * (weighted - along * weight))
+        for j in range(size):
+            i = start + live[j] * lanes
+            q = vec.load(p, i)
+            w = relative_weight(powers, q, inverse, c)
+            vec.store(out, i, vec.select(q > 0.0, slope * w * (vec.load(v, i) - mean) - q * balance, q))
+        if rest:
+            w = relative_weight(powers, last_p, inverse, c)
+            found = vec.select(last_p > 0.0, slope * w * (last_v - mean) - last_p * balance, last_p)
+            vec.store_part(out, tail, found, rest)
+
+
+@strict_helper
+def _added(sums: Any, part: Any) -> Any:
+    a, b, c, d = sums
+    e, f, g, h = part
+    return a + vec.widen(e), b + vec.widen(f), c + vec.widen(g), d + vec.widen(h)
+
+
+@strict_helper
+def _terms(powers: Any, q: Any, g: Any, inverse: Any, c: float, sums: Any) -> Any:
+    """(p/m)^α, p·v, w and w·v of one vector, added to sums."""
+    powered, along, weight, weighted = sums
+    inside = q > 0.0
+    e = vec.select(inside, g, 0.0)
+    r = q * inverse
+    w = relative_weight(powers, q, inverse, c)
+    w = vec.select(inside, w, 0.0)
+    term = vec.select(inside, r * r / vec.select(inside, w, 1.0), q)
+    return powered + term, along + q * e, weight + w, weighted + w * e
+
+
+def norm_exponent(powers: Any, row: int) -> Any:
+    """c of a row, from the array of ``parameters.parameters`` for normmax."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(norm_exponent, strict=False, jit_options=INLINED)
+def _norm_exponent(powers: Any, row: Any) -> Any:
+    if powers.dtype == types.int8:
+        return lambda powers, row: np.inf
+    if powers.dtype == types.int16:
+        return lambda powers, row: 1.0
+    return lambda powers, row: power_at(powers, row)
+
+
+def relative_weight(powers: Any, q: Any, inverse: Any, c: float) -> Any:
+    """(q·inverse)^(1−c) where q > 0."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(relative_weight, strict=False, jit_options=INLINED)
+def _relative_weight(powers: Any, q: Any, inverse: Any, c: Any) -> Any:
+    if powers.dtype == types.int8 or powers.dtype == types.int16:
+        return lambda powers, q, inverse, c: q * 0.0 + 1.0
+    return _relative_power
+
+
+def _relative_power(powers: Any, q: Any, inverse: Any, c: float) -> Any:
+    least = -vec.exponent_limit(q)
+    if c == np.inf:
+        return q * 0.0 + 1.0
+    return vec.exp2(vec.minimum((1.0 - c) * vec.log2(vec.maximum(q * inverse, 1e-30)), 0.0 - least))
+
+
+@strict
+def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+    """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value per row; powers are a column."""
+    n = p.shape[1]
+    slopes, products = np.empty((1, n), p.dtype), np.empty((1, n), p.dtype)
+    live = np.empty(n // vec.lanes(p) + 1, np.int32)
+    for row in range(first, last):
+        total = 0.0
+        if powers[row, 0] != np.inf:
+            sensitivities(p[row], powers[row, 0], slopes[0])
+            product_of_row(p[row : row + 1], 0, powers[row : row + 1], slopes, products, live)
+            total = _dot(p[row], v[row], products[0])
+        out[row] = -total
+
+
+@strict_helper
+def _dot(p: Any, v: Any, w: Any) -> Any:
+    """Σ v·w over the support of p."""
+    n, lanes = p.size, vec.lanes(p)
+    zero = vec.splat(p.dtype.type(0))
+    total = vec.widen(zero)
+    for i in range(0, n, lanes):
+        count = min(lanes, n - i)
+        q, g = vec.load_part(p, i, count, 0.0), vec.load_part(v, i, count, 0.0)
+        total += vec.widen(vec.select(q > 0.0, g, q)) * vec.widen(vec.load_part(w, i, count, 0.0))
+    return vec.sum_lanes(total)
+
+
+_MOMENTS = tuple(1 / (math.factorial(k) * (k + 2)) for k in range(19))
+
+
+@strict_helper
+def sensitivities(p: Any, c: float, out: Any) -> None:
+    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p, by its series near x = 0; 0 where p = 0."""
+    n, lanes = p.size, vec.lanes(p)
+    for i in range(0, n, lanes):
+        count = min(lanes, n - i)
+        q = vec.load_part(p, i, count, 0.0)
+        log = vec.log2(vec.maximum(q, 1e-37)) * math.log(2.0)
+        x = log * c
+        small = vec.minimum(vec.maximum(x, -1.0), 1.0)
+        near = vec.polynomial(small, _MOMENTS)
+        far = (1.0 + (x - 1.0) * vec.exp2(x * (1 / math.log(2.0)))) / (x * x)
+        moment = vec.select((x > 1.0) | (x < -1.0), far, near)
+        vec.store_part(out, i, vec.select(q > 0.0, log * log * moment, q), count)

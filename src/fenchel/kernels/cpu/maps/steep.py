@@ -1,0 +1,180 @@
+"""α-entmax for α > 2 and its Jacobian product, of one row, in double.
+
+p = [1 + c(z − A)]₊^(1/c) rises steeply at the threshold: an error δ there is δ^(1/c) in mass. So the smallest score of
+the support is found first, and all is measured from it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from fenchel.kernels.cpu import vectors as vec
+from fenchel.kernels.cpu.compiler import strict_helper
+
+_LANES = 8  # of doubles
+_STEPS = 100  # far more than it takes
+
+
+@strict_helper
+def steep_room(n: int) -> Any:
+    """Room for the candidates of a row of n scores, for their probabilities, and for their places."""
+    size = (n + 2 * _LANES) // _LANES * _LANES
+    return np.empty(size), np.empty(size), np.empty(size, np.int32)
+
+
+@strict_helper
+def steep_entmax(x: Any, row: int, c: float, room: Any) -> Any:
+    """α-entmax of one row for c > 1, ∞ included.
+
+    Returns:
+        the number of candidates, whose probabilities and places are in the room, −1 if the row has NaN or +inf; the
+        largest score, and max_Ω less that.
+    """
+    z, p, index = room
+    n, lanes = x.shape[1], vec.lanes(x)
+    nothing = x.dtype.type(-np.inf)
+    best = vec.splat(nothing)
+    bad = best > best
+    for i in range(0, n, lanes):
+        v = vec.load_part(x, row * n + i, min(lanes, n - i), nothing)
+        bad = bad | vec.unordered(v, v)
+        best = vec.maximum(v, best)
+    top = vec.max_lanes(best)
+    if vec.any_lane(bad) or top == np.inf:
+        return -1, top, np.nan
+    if top == nothing:
+        return 0, top, 0.0
+    reach = -1.0 / c
+    count = 0
+    for i in range(0, n, lanes):
+        v = vec.load_part(x, row * n + i, min(lanes, n - i), nothing)
+        found = vec.bits_of((v - top) >= reach)
+        while found != 0:
+            place = i + vec.lowest_bit(found)
+            index[count] = place
+            z[count] = x[row, place] - top
+            count += 1
+            found &= found - np.uint64(1)
+    size = (count + _LANES - 1) // _LANES * _LANES
+    for i in range(count, size):
+        z[i] = -np.inf
+    least = _smallest_of_support(z, size, c, reach)
+    w = _smallest_probability(z, size, least, c, p, 2.0**-28 if x.itemsize == 4 else 2.0**-51)
+    along = 0.0
+    for i in range(count):
+        along += p[i] * z[i]
+    value = 0.0
+    if c < np.inf:
+        offset = least + (1.0 - math.exp(c * math.log(w))) / c
+        value = max((c * along + offset) / (1.0 + c), 0.0)
+    return count, top, value
+
+
+@strict_helper
+def _smallest_of_support(z: Any, size: int, c: float, reach: float) -> float:
+    """The smallest score of the support: the smallest at which the mass of those above it is below 1, by bisection."""
+    inside, outside = 0.0, reach
+    for _ in range(2 * size + 100):
+        middle = 0.5 * (inside + outside)
+        lower, upper = vec.splat(-np.inf), vec.splat(0.0)
+        for i in range(0, size, _LANES):
+            v = vec.load(z, i)
+            lower = vec.maximum(vec.select(v <= middle, v, -np.inf), lower)
+            upper = vec.minimum(vec.select((v > middle) & (v > outside), v, 0.0), upper)
+        pivot = vec.max_lanes(lower)
+        if pivot <= outside:
+            pivot = -vec.max_lanes(0.0 - upper)
+        if pivot >= inside:
+            break
+        mass = vec.splat(0.0)
+        for i in range(0, size, _LANES):
+            gap = vec.load(z, i) - pivot
+            mass += vec.select(gap > 0.0, vec.exp2(vec.log2(gap * c) / c), 0.0)
+        if vec.sum_lanes(mass) < 1.0:
+            inside = pivot
+        else:
+            outside = pivot
+    return inside
+
+
+@strict_helper
+def _smallest_probability(z: Any, size: int, least: float, c: float, p: Any, enough: float) -> Any:
+    """The smallest probability w of a support with smallest score ``least``, and all of them.
+
+    p = (c(z − least) + w^c)^(1/c) is convex in w: Newton from 1/size is monotone.
+    """
+    zero = vec.splat(0.0)
+    inside = zero
+    for i in range(0, size, _LANES):
+        inside += vec.select(vec.load(z, i) >= least, 1.0, zero)
+    w = 1.0 / vec.sum_lanes(inside)
+    before = math.inf
+    for _ in range(_STEPS):
+        log = vec.log2(vec.splat(w))
+        power = vec.select(log < 0.0, vec.exp2(log * c), 1.0) if least < 0.0 else zero
+        total, slope = zero, zero
+        for i in range(0, size, _LANES):
+            gap = vec.load(z, i) - least
+            above = vec.log2(vec.maximum(gap * c + power, 1e-300)) / c
+            share = vec.select(gap > 0.0, vec.exp2(above), vec.select(gap == 0.0, w, zero))
+            vec.store(p, i, share)
+            total += share
+            slope += vec.select(gap > 0.0, vec.exp2((c - 1.0) * (log - above)), vec.select(gap == 0.0, 1.0, zero))
+        excess = vec.sum_lanes(total) - 1.0
+        if least == 0.0 or abs(excess) <= enough or abs(excess) >= before:
+            break
+        w = max(w - excess / vec.sum_lanes(slope), 0.5 * w)
+        before = abs(excess)
+    return w
+
+
+@strict_helper
+def steep_product(p: Any, row: int, c: float, v: Any, out: Any, room: Any) -> None:
+    """J v of one row for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers.
+
+    Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0). At
+    c = ∞ it is 0.
+    """
+    kind = p.dtype.type
+    n, lanes = p.shape[1], vec.lanes(p)
+    limit = np.float64(np.finfo(p.dtype).max)
+    unit = 2.0**-64  # products are smaller by a power of two until the end, so that no sum overflows
+    relative, _, index = room
+    least, at, size, bad = math.inf, -1, 0, False
+    for start in range(0, n, lanes):
+        q = vec.load_part(p, row * n + start, min(lanes, n - start), 0.0)
+        found = vec.bits_of((q > 0.0) | vec.unordered(q, q))
+        while found != 0:
+            i = start + vec.lowest_bit(found)
+            share = np.float64(p[row, i])
+            bad = bad or share != share
+            index[size] = i
+            size += 1
+            if share < least:
+                least, at = share, i
+            found &= found - np.uint64(1)
+    out[row, :] = kind(np.nan) if bad else kind(0)
+    if bad or size < 2 or c == np.inf:
+        return
+    origin = np.float64(v[row, at]) * unit
+    mass, along = 0.0, 0.0
+    for k in range(size):
+        i = index[k]
+        relative[k] = 1.0 if i == at else (np.float64(p[row, i]) / least) ** (1.0 - c)
+        mass += relative[k]
+        along += relative[k] * (np.float64(v[row, i]) * unit - origin)
+    mean = along / mass
+    largest = least ** (1.0 - c)
+    total = 0.0
+    for k in range(size):
+        i = index[k]
+        if i != at:
+            s = largest * relative[k] if largest < 1e300 else np.float64(p[row, i]) ** (1.0 - c)
+            value = min(s, limit) * ((np.float64(v[row, i]) * unit - origin) - mean)
+            value = min(max(value, -limit * unit), limit * unit)
+            total += value
+            out[row, i] = kind(value / unit)
+    out[row, at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
