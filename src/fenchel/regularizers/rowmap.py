@@ -11,6 +11,8 @@ orders are right. Eager mode runs the ``autograd.Function`` directly, which is f
 ``torch.export`` the same Function runs behind a registered operator, which stays one node of the graph, and so do the
 products of its backward pass. Kernels are looked up in ``kernels.find`` when the step runs; where there is none, the
 torch operations below compute.
+
+The file is long because the class, its autograd.Functions and its operators call each other.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The parameter c = α − 1 of the rows, so typed that a kernel compiles no more than its parameter needs.
 
-An array of reals holds c itself, one for all rows or one a row. Where 1/c is whole, as for sparsemax and 1.5-entmax, an
-array of one integer holds 1/c: Numba specialises on the type, and what only other powers need is never compiled.
+An array of reals holds c itself, one for all rows or one per row. Where 1/c is whole, as for sparsemax and 1.5-entmax,
+an array of one integer holds 1/c: Numba specialises on the type, and what only other powers need is never compiled.
 """
 
 from __future__ import annotations
