@@ -246,6 +246,8 @@ def compiled_functions() -> Iterator[Any]:
 
     for each in gc.get_objects():
         if type(each) is CPUDispatcher and each.targetoptions.get("nogil"):
+            if each.targetoptions.get("no_cpython_wrapper"):
+                continue  # a part of the kernels that call it
             module = each.py_func.__module__
             if module == "fenchel" or module.startswith("fenchel."):
                 yield each
