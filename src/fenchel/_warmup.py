@@ -159,6 +159,7 @@ def calls() -> dict[str, dict[str, Call]]:
     """For every part, one call for each of its kernels and for each kind of argument that it is compiled for."""
     return {
         "entmax": {
+            "softmax": fenchel.softmax,
             "sparsemax": fenchel.sparsemax,
             "entmax 1.5": lambda s: fenchel.entmax(s, 1.5),
             "entmax": lambda s: fenchel.entmax(s, 1.33),
@@ -171,10 +172,14 @@ def calls() -> dict[str, dict[str, Call]]:
             "entmax_loss 1.5": lambda s: fenchel.entmax_loss(s, _classes(s)),
             "entmax_loss": lambda s: fenchel.entmax_loss(s, _classes(s), 1.33),
             "entmax_loss 2.5": lambda s: fenchel.entmax_loss(s, _classes(s), 2.5),
+            "entmax_loss, one alpha per row": lambda s: fenchel.entmax_loss(
+                s, _classes(s), torch.linspace(1.5, 2.5, len(s), dtype=s.dtype).unsqueeze(1)
+            ),
         },
         "normmax": {
             "normmax 2": fenchel.normmax,
             "normmax": lambda s: fenchel.normmax(s, 3.0),
+            "normmax inf": lambda s: fenchel.normmax(s, float("inf")),
             "normmax, one alpha per row": lambda s: fenchel.normmax(s, torch.full_like(s[:, :1], 3.0)),
             "normmax_loss 2": lambda s: fenchel.normmax_loss(s, _classes(s)),
             "normmax_loss": lambda s: fenchel.normmax_loss(s, _classes(s), 3.0),

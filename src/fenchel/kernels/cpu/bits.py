@@ -74,14 +74,14 @@ from_ordered: Any = intrinsic(_from_ordered)
 
 
 def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
-    """An address as a pointer to floats of the type of ``like``."""
-    if not isinstance(address, types.Integer) or like not in _INT:
+    """An address as a pointer to floats of the type of those in the array ``like``."""
+    if not isinstance(address, types.Integer) or not isinstance(like, types.Array) or like.dtype not in _INT:
         return None
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_value_type(signature.return_type))
 
-    return _pointer_to(like)(address, like), codegen
+    return _pointer_to(like.dtype)(address, like), codegen
 
 
 pointer: Any = intrinsic(_pointer)

@@ -21,6 +21,9 @@ from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 
 WITHOUT_POWERS, SQUARES = np.int8, np.int16
 
+SOFTMAX = np.empty(0, np.int32)
+"""What products take for c = 0, where p itself is the curvature."""
+
 SOFT = 0.25
 """Below this c, (1 + c·u)^(1/c) would magnify the rounding of the sum."""
 

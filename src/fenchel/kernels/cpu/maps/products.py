@@ -173,6 +173,8 @@ def _curvature(powers: Any, q: Any, power: Any) -> Any:
         return lambda powers, q, power: vec.select(q > 0.0, 1.0, q)
     if powers.dtype == types.int16:
         return lambda powers, q, power: vec.sqrt(q)
+    if powers.dtype == types.int32:
+        return lambda powers, q, power: q
     return lambda powers, q, power: vec.select(q > 0.0, vec.exp2(power * vec.log2(vec.maximum(q, 1e-37))), q)
 
 

@@ -102,14 +102,16 @@ def _spoil(w: Any, m: int, bad: Any) -> None:
 
 
 @strict
-def argmax_of_narrow(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
-    """α-entmax of each row, or α-normmax if ``norm``, of rows up to LANES_WIDTH."""
-    _argmax_of_narrow(first, last, x, powers, norm, out)
+def argmax_of_narrow(
+    first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any
+) -> None:
+    """α-entmax of each row, or α-normmax if ``norm``, of rows up to LANES_WIDTH.
 
-
-@strict_helper
-def _argmax_of_narrow(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
-    room, _ = workspace(x.shape[1], x)
+    Scores and results are n floats per row at an address, of the type of ``like``: to lay out arrays takes longer than
+    a row.
+    """
+    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    room, _ = workspace(n, x)
     for row in range(first, last, vec.lanes(x)):
         rows = min(vec.lanes(x), last - row)
         solve_lanes(x, row, rows, powers, norm != 0, room)
@@ -119,14 +121,10 @@ def _argmax_of_narrow(first: int, last: int, x: Any, powers: Any, norm: int, out
 
 
 @strict
-def argmax_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
+def argmax_of_wide(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
     """As ``argmax_of_narrow`` for wider rows."""
-    _argmax_of_wide(first, last, x, powers, norm, out)
-
-
-@strict_helper
-def _argmax_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
-    room, index = workspace(x.shape[1], x)
+    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    room, index = workspace(n, x)
     for row in range(first, last):
         _, count, _, _, _ = solve_row(x, row, powers, norm != 0, room, index)
         _store(room[1], count, index, out, row)
@@ -140,22 +138,6 @@ def _store(w: Any, count: int, index: Any, out: Any, row: int) -> None:
         store_candidates(w, count, index, out, row)
     else:
         store_row(w, out, row)
-
-
-@strict
-def narrow_at(source: int, target: int, like: Any, rows: int, n: int, powers: Any, norm: int) -> None:
-    """``argmax_of_narrow`` of floats, such as ``like``, at an address: to lay out arrays takes longer than a row."""
-    shape = (rows, n)
-    x, out = carray(pointer(source, like), shape), carray(pointer(target, like), shape)
-    _argmax_of_narrow(0, rows, x, powers, norm, out)
-
-
-@strict
-def wide_at(source: int, target: int, like: Any, rows: int, n: int, powers: Any, norm: int) -> None:
-    """``argmax_of_wide`` of floats at an address."""
-    shape = (rows, n)
-    x, out = carray(pointer(source, like), shape), carray(pointer(target, like), shape)
-    _argmax_of_wide(0, rows, x, powers, norm, out)
 
 
 @strict
@@ -263,24 +245,13 @@ def _store_steep(room: Any, count: int, out: Any, row: int) -> None:
 
 
 @strict
-def steep_argmax(first: int, last: int, x: Any, powers: Any, norm: int, out: Any) -> None:
-    """α-entmax of each row for one α > 2, ∞ included."""
-    _steep_argmax(first, last, x, powers, out)
-
-
-@strict_helper
-def _steep_argmax(first: int, last: int, x: Any, powers: Any, out: Any) -> None:
-    room = steep_room(x.shape[1])
+def steep_argmax(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
+    """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
+    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    room = steep_room(n)
     for row in range(first, last):
         count, _, _ = steep_entmax(x, row, powers[0], room)
         _store_steep(room, count, out, row)
-
-
-@strict
-def steep_argmax_at(source: int, target: int, like: Any, rows: int, n: int, powers: Any, norm: int) -> None:
-    """``steep_argmax`` of floats at an address."""
-    shape = (rows, n)
-    _steep_argmax(0, rows, carray(pointer(source, like), shape), powers, carray(pointer(target, like), shape))
 
 
 @strict

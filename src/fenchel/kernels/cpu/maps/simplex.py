@@ -11,20 +11,23 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.maps import products, rows
 from fenchel.kernels.cpu.maps.blocks import LANES_WIDTH
-from fenchel.kernels.cpu.maps.parameters import parameters
-from fenchel.kernels.cpu.threads import SERIAL, over_rows
+from fenchel.kernels.cpu.maps.parameters import SOFTMAX, parameters
+from fenchel.kernels.cpu.threads import over_rows
 
-_LIKE = {torch.float32: np.float32(0), torch.float64: np.float64(0)}
+_LIKE: dict[torch.dtype, np.ndarray[Any, Any]] = {
+    torch.float32: np.empty(0, np.float32),
+    torch.float64: np.empty(0, np.float64),
+}
 
-# A map on arrays, the same at addresses, and the loss.
-_NARROW = rows.argmax_of_narrow, rows.narrow_at, rows.loss_of_narrow
-_WIDE = rows.argmax_of_wide, rows.wide_at, rows.loss_of_wide
-_STEEP = rows.steep_argmax, rows.steep_argmax_at, rows.steep_class_loss
+# A map and its loss.
+_NARROW = rows.argmax_of_narrow, rows.loss_of_narrow
+_WIDE = rows.argmax_of_wide, rows.loss_of_wide
+_STEEP = rows.steep_argmax, rows.steep_class_loss
 
 Parameter = float | Tensor
 
 
-def _kernels(z: Tensor) -> tuple[Any, Any, Any]:
+def _kernels(z: Tensor) -> tuple[Any, Any]:
     return _NARROW if z.shape[-1] <= LANES_WIDTH else _WIDE
 
 
@@ -33,20 +36,17 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
     c = alpha - 1
     if type(c) is float and c == 0:
         return _softmax(z)
-    return _map(_STEEP if _is_steep(c) else _kernels(z), z, c, False)
+    return _map(_STEEP[0] if _is_steep(c) else _kernels(z)[0], z, c, False)
 
 
 def normmax(z: Tensor, alpha: Parameter) -> Tensor:
     """α-normmax along the last dimension; a number, or one value per row."""
-    return _map(_kernels(z), z, alpha - 1, True)
+    return _map(_kernels(z)[0], z, alpha - 1, True)
 
 
 def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-entmax given its result p."""
     c = alpha - 1
-    if type(c) is float and c == 0:
-        inside = torch.where(p > 0, v, 0.0).mul_(p)
-        return inside.sub_(inside.sum(-1, keepdim=True) * p)
     return _product(products.steep_entmax_product if _is_steep(c) else products.entmax_product, v, p, c, False)
 
 
@@ -69,15 +69,15 @@ def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> t
     c = alpha - 1
     if type(c) is float and c == 0:
         return _cross_entropy(z, index, residual)
-    kernels = [] if _is_steep(c) else [_kernels(z)[2]]
+    kernels = [] if _is_steep(c) else [_kernels(z)[1]]
     if _is_steep(c) or (isinstance(c, Tensor) and bool((c > 1).any())):
-        kernels.append(_STEEP[2])
+        kernels.append(_STEEP[1])
     return _loss(kernels, z, index, c, residual, False)
 
 
 def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
-    return _loss([_kernels(z)[2]], z, index, alpha - 1, residual, True)
+    return _loss([_kernels(z)[1]], z, index, alpha - 1, residual, True)
 
 
 def _softmax(z: Tensor) -> Tensor:
@@ -123,22 +123,20 @@ def _loss(
     return loss, out
 
 
-def _map(kernels: tuple[Any, Any, Any], z: Tensor, c: Parameter, norm: bool) -> Tensor:
-    kernel, at, _ = kernels
-    out = like(z)
-    size = z.numel()
-    if size < SERIAL and type(c) is float and z.is_contiguous() and size:
-        n = z.shape[-1]
-        at(z.data_ptr(), out.data_ptr(), _LIKE[z.dtype], size // n, n, parameters(c, norm), int(norm))
+def _map(kernel: Any, z: Tensor, c: Parameter, norm: bool) -> Tensor:
+    out, size = like(z), z.numel()
+    if size == 0:
         return out
-    x = as_rows(z)
-    over_rows(kernel, x.shape[0], x.size, x, parameters(c, norm), int(norm), as_rows(out))
+    x, n = z if z.is_contiguous() else z.contiguous(), z.shape[-1]
+    arguments = x.data_ptr(), out.data_ptr(), n, int(norm), parameters(c, norm), _LIKE[z.dtype]
+    over_rows(kernel, size // n, size, *arguments)
     return out
 
 
 def _product(kernel: Any, v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
     q, out = as_rows(p), like(p)
-    over_rows(kernel, q.shape[0], q.size, q, parameters(c, norm), as_rows(v), as_rows(out))
+    powers = SOFTMAX if type(c) is float and c == 0 and not norm else parameters(c, norm)
+    over_rows(kernel, q.shape[0], q.size, q, powers, as_rows(v), as_rows(out))
     return out
 
 

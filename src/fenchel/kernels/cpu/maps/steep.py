@@ -163,7 +163,8 @@ def steep_product(p: Any, row: int, c: float, v: Any, out: Any, room: Any) -> No
     mass, along = 0.0, 0.0
     for k in range(size):
         i = index[k]
-        relative[k] = 1.0 if i == at else (np.float64(p[row, i]) / least) ** (1.0 - c)
+        share = np.float64(p[row, i])
+        relative[k] = 1.0 if share == least else (share / least) ** (1.0 - c)
         mass += relative[k]
         along += relative[k] * (np.float64(v[row, i]) * unit - origin)
     mean = along / mass
