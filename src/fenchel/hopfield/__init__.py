@@ -1,7 +1,8 @@
 """Associative memories: energy, retrieval, certificates, and layers made of them."""
 
 from fenchel.hopfield.association import Hopfield
-from fenchel.hopfield.certificates import Capacity, Certificate, capacity
+from fenchel.hopfield.capacity import Capacity, capacity
+from fenchel.hopfield.certificates import Certificate
 from fenchel.hopfield.classical import ClassicalMemory, DenseMemory
 from fenchel.hopfield.dynamics import Path, iterate, update
 from fenchel.hopfield.hflayers import load_hflayers
