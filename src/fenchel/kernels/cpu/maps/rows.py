@@ -74,10 +74,7 @@ def solve_row(x: Any, start: int, n: int, powers: Any, row: int, norm: bool, roo
     shift(tops, groups, top)
     level = rough_level(tops, groups, True, rule, level)
     count = filter_candidates(x, start, n, top, reach_of(rule, level, x), tops, groups, index)
-    if count >= 0:
-        m = gather_candidates(x, start, top, index, count, z)
-    else:
-        m = load_row(x, start, n, top, z)
+    m = gather_candidates(x, start, top, index, count, z) if count >= 0 else load_row(x, start, n, top, z)
     return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
 
 
