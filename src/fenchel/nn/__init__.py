@@ -1,6 +1,7 @@
 """Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention."""
 
 from fenchel.nn.attention import MultiheadAttention
+from fenchel.nn.long_memory import ChunkOutput, ChunkState, LongMemoryAttention
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
 from fenchel.nn.maps import (
     Argmax,
@@ -19,6 +20,8 @@ from fenchel.nn.output import LinearEntmaxLoss
 
 __all__ = [
     "Argmax",
+    "ChunkOutput",
+    "ChunkState",
     "ConstrainedSoftmax",
     "ConstrainedSparsemax",
     "Entmax",
@@ -27,6 +30,7 @@ __all__ = [
     "Fusedmax",
     "KSubsets",
     "LinearEntmaxLoss",
+    "LongMemoryAttention",
     "MultiheadAttention",
     "Normmax",
     "NormmaxLoss",
