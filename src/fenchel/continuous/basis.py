@@ -140,7 +140,7 @@ class Basis(nn.Module):
                 if length:
                     table[row, :length] = self._cached((length,), ridge)
             return table[index]
-        positions = (place - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
+        positions = (place.double() - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
         return self.regression(positions.unsqueeze(-1), mask, ridge=ridge)
 
     @property
