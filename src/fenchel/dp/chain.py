@@ -35,7 +35,8 @@ class LinearChain(DynamicProgram):
         end: (S,) or (B, S), scores of the last state, at each chain's own end; 0 if None.
         omega: smooths every maximum; one of the simplex.
 
-    A path is a tensor of states, (…, B, T), −1 after the end.
+    A path is a tensor of states, (…, B, T), −1 after the end. ``walk`` is (B, T−1, S, S): [t, i, j] is the probability
+    of state i at step t given state j at step t + 1, so that columns sum to 1; zero after the end.
 
     Example:
         >>> import torch
@@ -95,6 +96,12 @@ class LinearChain(DynamicProgram):
     def __repr__(self) -> str:
         batch, steps, states = self._inputs[0].shape
         return f"LinearChain({batch} chains of up to {steps} steps, {states} states, omega={self.omega})"
+
+    def _by_step(self, edges: Tensor) -> Tensor:
+        _, steps, states = self._inputs[0].shape
+        inside = torch.arange(1, steps, device=edges.device) < self.lengths.unsqueeze(-1)
+        each = edges[:, states : states + (steps - 1) * states**2].reshape(len(edges), steps - 1, states, states)
+        return torch.where(inside[..., None, None], each, 0.0 * each.detach())  # NaN stays NaN
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
