@@ -115,12 +115,14 @@ def parameters(omega: Regularizer) -> tuple[float, float]:
 
 # -- chains ------------------------------------------------------------------------------------------------
 
-LENGTHS = torch.tensor([4, 1, 3])
+LENGTHS, NONE = torch.tensor([4, 1, 3]), torch.tensor([4, 2, 0])
 STEPS, STATES = 4, 3
 
 
 def chain_edges(b, unary, transition, start=None, end=None, lengths=LENGTHS):
     length = int(lengths[b])
+    if length == 0:
+        return [("in", "out", 0.0, -1)], "in", "out"
     transition = transition.expand(len(unary), unary.shape[1] - 1, *transition.shape[-2:])
     states = range(unary.shape[2])
 
@@ -157,6 +159,14 @@ FULL = Problem(
     ),
     lambda unary, transition, start, end, omega: LinearChain(unary, transition, LENGTHS, start, end, omega),
     chain_edges,
+    chain_path,
+)
+
+EMPTY = Problem(
+    "chain of no steps",
+    FULL.make,
+    lambda unary, transition, start, end, omega: LinearChain(unary, transition, NONE, start, end, omega),
+    lambda b, *tensors: chain_edges(b, *tensors, lengths=NONE),
     chain_path,
 )
 
@@ -217,4 +227,4 @@ NET = Problem(
     lattice_path,
 )
 
-PROBLEMS = [SHARED, FULL, TABLE, NET]
+PROBLEMS = [SHARED, FULL, EMPTY, TABLE, NET]

@@ -334,9 +334,8 @@ EDGES = (torch.tensor([0, 1]), torch.tensor([1, 2]))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: LinearChain(UNARY, STEP, torch.tensor([4, -1])), ValueError, r"lengths must be in \[1, 4\].*got -1"),
-        (lambda: LinearChain(UNARY, STEP, torch.tensor([4, 0])), ValueError, r"lengths must be in \[1, 4\].*got 0"),
-        (lambda: LinearChain(UNARY, STEP, torch.tensor([5, 4])), ValueError, r"lengths must be in \[1, 4\].*got 5"),
+        (lambda: LinearChain(UNARY, STEP, torch.tensor([4, -1])), ValueError, r"lengths must be in \[0, 4\].*got -1"),
+        (lambda: LinearChain(UNARY, STEP, torch.tensor([5, 4])), ValueError, r"lengths must be in \[0, 4\].*got 5"),
         (lambda: LinearChain(UNARY, STEP, torch.tensor([4])), ValueError, r"lengths must have shape \(2,\)"),
         (lambda: LinearChain(UNARY, STEP, torch.tensor([4.0, 4.0])), TypeError, "lengths must be a tensor of integers"),
         (lambda: LinearChain(UNARY.long(), STEP), TypeError, "unary must be a floating-point tensor"),

@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 import pytest
 import torch
-from enumeration import NODES, PROBLEMS, TARGETS, Edge, Problem, solve
+from enumeration import FULL, NODES, PROBLEMS, TARGETS, Edge, Problem, parameters, solve
 from scipy import stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
@@ -59,7 +59,8 @@ def test_every_verb_agrees_with_enumeration(problem: Problem, omega: Regularizer
         paths, probs, scores = listed(problem, answer)
         torch.testing.assert_close(top.probs[b, : len(probs)], probs, rtol=0, atol=1e-12)
         assert (top.probs[b, len(probs) :] == 0).all()
-        found = {tuple(p.flatten().tolist()): q.item() for p, q in zip(top.paths[b], top.probs[b], strict=True)}
+        listing = zip(top.paths[b].flatten(1).tolist(), top.probs[b].tolist(), strict=True)
+        found = {tuple(p): q for p, q in reversed(list(listing))}  # a chain of no steps has the path of the padding
         for path, probability in zip(paths, probs, strict=True):
             assert found.get(tuple(path.flatten().tolist()), 0.0) == pytest.approx(probability.item(), abs=1e-12)
         given = best.expand(len(paths), *best.shape).clone()  # some path for the other batch elements
@@ -280,6 +281,8 @@ def along(problem: Problem, d: DynamicProgram, b: int, path: Tensor) -> Tensor:
         kinds = [[(1, 1), (1, 0), (0, 1)].index(step) for step in steps]
         return torch.stack([walk[i, j, kind] for (i, j), kind in zip(cells, kinds, strict=True)]).prod()
     states = path[path >= 0]
+    if len(states) == 0:
+        return torch.tensor(1.0, dtype=torch.float64)
     steps = torch.arange(len(states) - 1)
     return walk[steps, states[:-1], states[1:]].prod() * d.marginals[b, len(states) - 1, states[-1]]
 
@@ -428,3 +431,63 @@ def test_any_other_omega_of_the_simplex_will_do() -> None:
     d = PROBLEMS[0].build(*PROBLEMS[0].tensors(), Norm(2.0))
     torch.testing.assert_close(d.marginals.sum(-1)[0], torch.ones(4).double())
     assert d.value.shape == (BATCH,)
+
+
+def agreeing(b: int, tensors: tuple[Tensor, ...], target: Tensor, omega: Regularizer) -> float:
+    """max_Ω over the paths of a chain through the observed states, by a graph without the others."""
+    alpha, gamma = parameters(omega)
+    edges, first, last = FULL.edges(b, *tensors)
+    free = [e for e in edges if isinstance(e[1], str) or int(target[b, e[1][0]]) in (-100, e[1][1])]
+    return solve(free, first, last, alpha, gamma).value
+
+
+@either_way
+@every_omega
+def test_states_that_are_not_observed_leave_all_paths_that_agree(omega: Regularizer, compiled: bool) -> None:
+    tensors = FULL.tensors(1)
+    target = torch.tensor([[2, -100, -100, 0], [-100, 0, 0, 0], [-100, 1, 2, 7]])  # lengths 4, 1 and 3
+    d = FULL.build(*tensors, omega)
+    values = torch.tensor([agreeing(b, tensors, target, omega) for b in range(BATCH)], dtype=torch.float64)
+    torch.testing.assert_close(d.loss(target), d.value - values, rtol=0, atol=1e-12)
+    assert d.loss(target)[1] == 0  # nothing is observed
+    both = torch.stack([target, d.map()])
+    torch.testing.assert_close(d.loss(both), torch.stack([d.loss(target), d.loss(d.map())]), rtol=0, atol=1e-12)
+    if str(omega) in map(str, COMPILED):
+        inputs = leaves(FULL)
+        assert gradcheck(lambda *t: FULL.build(*t, omega).loss(target), inputs, fast_mode=True)
+        assert gradgradcheck(lambda *t: FULL.build(*t, omega).loss(target), inputs, fast_mode=True)
+
+
+def test_a_target_that_agrees_with_no_possible_path_has_an_infinite_loss() -> None:
+    step = torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]).requires_grad_()
+    loss = LinearChain(torch.zeros(2, 3, 2), step).loss(torch.tensor([[0, -100, 1], [0, -100, 0]]))
+    assert loss[0] == torch.inf
+    assert loss[1].item() == pytest.approx(math.log(2))
+    (gradient,) = torch.autograd.grad(loss.sum(), step)
+    assert gradient.isfinite().all()
+
+
+@either_way
+def test_a_chain_of_no_steps_reads_no_scores(compiled: bool) -> None:
+    """One path, of score 0, whatever stands in the scores; no derivative is NaN."""
+    scores = [torch.full((2, 3, 2), math.nan).double(), torch.full((2, 2, 2, 2), math.inf).double()]
+    scores += [torch.full((2, 2), math.nan).double(), torch.full((2, 2), math.nan).double()]
+    for each in scores:
+        each[0] = 0.0
+        each.requires_grad_()
+    unary, transition, start, end = scores
+    d = LinearChain(unary, transition, torch.tensor([3, 0]), start, end)
+    target = torch.tensor([[0, 1, 1], [-1, 5, -100]])
+    assert d.value[1] == d.loss(target)[1] == d.log_prob(target)[1] == d.entropy()[1] == 0
+    assert (d.map()[1] == -1).all()
+    assert (d.sample(2)[:, 1] == -1).all()
+    assert (d.top(2).paths[1] == -1).all()
+    assert d.top(2).probs[1].tolist() == [1, 0]
+    assert (d.marginals[1] == 0).all()
+    assert (d.transition_marginals[1] == 0).all()
+    assert d.kl_divergence(d)[1] == 0
+    for result in (d.value, d.marginals.cos(), d.transition_marginals.cos(), d.loss(target), d.entropy()):
+        first = torch.autograd.grad(result.sum(), scores, create_graph=True, materialize_grads=True)
+        for gradient in (*first, *torch.autograd.grad(sum(g.cos().sum() for g in first), scores)):
+            assert (gradient[1] == 0).all()
+            assert gradient.isfinite().all()

@@ -252,11 +252,15 @@ class DynamicProgram(Recursion):
         is the expected path less the target.
         """
         self._check_path(target, "target", None)
-        value, score = self._max(), self._score(target)
+        value, score = self._max(), self._reached(target)
         impossible = score == -torch.inf
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
         return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
+
+    def _reached(self, target: Tensor) -> Tensor:
+        """The score of a target, in double precision; max_Ω over all paths that agree with it if it is not complete."""
+        return self._score(target)
 
     def _walks(self, other: DynamicProgram) -> tuple[Walk, Walk]:
         """The random walks of two programs over the same paths."""
@@ -328,7 +332,7 @@ def precise(tensor: Tensor) -> Tensor:
     return tensor if tensor.device.type == "mps" else tensor.double()
 
 
-def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...]) -> Tensor:
+def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...], least: int = 1) -> Tensor:
     """Check the lengths of each batch element, (B,) for one size and (B, 2) for two; return them as int64.
 
     Args:
@@ -336,6 +340,7 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
         scores: (B, …), whose device the lengths are moved to.
         name: of the scores, for errors.
         sizes: the longest lengths.
+        least: the shortest length.
     """
     shape = (len(scores), len(sizes))[: len(sizes)]
     longest = torch.tensor(sizes, device=scores.device).expand(shape)
@@ -344,9 +349,9 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
     lengths = check_integers(lengths, "lengths").to(scores.device)
     if lengths.shape != shape:
         raise ValueError(f"lengths must have shape {shape}, one row per batch element, got {tuple(lengths.shape)}")
-    wrong = (lengths < 1) | (lengths > longest)
+    wrong = (lengths < least) | (lengths > longest)
     if concrete(lengths) and bool(wrong.any()):
-        allowed = " and ".join(f"[1, {size}]" for size in sizes)
+        allowed = " and ".join(f"[{least}, {size}]" for size in sizes)
         raise ValueError(f"lengths must be in {allowed}, the shape of {name}, got {lengths[wrong][0].item()}")
     return lengths
 
