@@ -358,6 +358,8 @@ def test_paths_are_returned_on_the_device_of_the_scores() -> None:
         assert d.sample(2).is_meta
         assert d.top(2).paths.is_meta
         assert d.top(2).probs.is_meta
+        assert d.walk.is_meta
+        assert d.bounds().upper.is_meta
     assert barycenter(scores, steps=2).is_meta
 
 
