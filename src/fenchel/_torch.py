@@ -21,6 +21,8 @@ from torch.utils._pytree import tree_map
 
 __all__ = [
     "apply_function",
+    "as_autocast",
+    "autocast_dtype",
     "below_autograd",
     "concrete",
     "forward_mode",
@@ -315,3 +317,15 @@ def standard_gamma(concentration: Tensor, generator: torch.Generator | None = No
 def nested_from_mask(tensor: Tensor, mask: Tensor) -> Tensor:
     """A nested tensor of the rows of (B, L, D) that a mask (B, L) keeps, which must be the first of each."""
     return torch._nested_tensor_from_mask(tensor, mask, mask_check=False)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast is set to on a device; None where it is off, or the device has none."""
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers are left alone."""
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor

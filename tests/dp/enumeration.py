@@ -16,8 +16,9 @@ Edge = tuple[Hashable, Hashable, float, int]
 """Source, target, score, and which entry of the flattened marginals it belongs to (−1: none)."""
 
 
-def choose(z: list[float], alpha: float, gamma: float) -> tuple[float, list[float]]:
-    """max and argmax of scores under γ times the Tsallis negentropy with index α."""
+def choose(z: list[float], alpha: float, gamma: float | Callable[[int], float]) -> tuple[float, list[float]]:
+    """max and argmax of scores under γ times the Tsallis negentropy with index α; γ may depend on their number."""
+    gamma = gamma(len(z)) if callable(gamma) else gamma
     if not z or max(z) == -math.inf:
         return -math.inf, [0.0] * len(z)
     alive = [i for i, v in enumerate(z) if v > -math.inf]
@@ -54,7 +55,9 @@ class Answer:
         return -sum(p * math.log(p) for _, p, _ in self.paths if p > 0)
 
 
-def solve(edges: list[Edge], source: Hashable, sink: Hashable, alpha: float, gamma: float) -> Answer:
+def solve(
+    edges: list[Edge], source: Hashable, sink: Hashable, alpha: float, gamma: float | Callable[[int], float]
+) -> Answer:
     """By recursion from the sink, without memory for paths: all of them are listed."""
     into: dict[Hashable, list[Edge]] = {}
     for edge in edges:

@@ -1,16 +1,18 @@
 """The verbs of every dynamic program, against all of its paths; with kernels and without."""
 
+import itertools
 import math
+from collections.abc import Hashable
 
 import pytest
 import torch
-from enumeration import FULL, PROBLEMS, Problem, parameters, solve
+from enumeration import FULL, NODES, PROBLEMS, TARGETS, Edge, Problem, parameters, solve
 from scipy import stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels, sparsemax
-from fenchel.dp import Alignment, Lattice, LinearChain
+from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -266,6 +268,102 @@ def test_a_custom_omega_that_is_zero_at_vertices_is_taken(problem: Problem) -> N
     d, gini = problem.build(*tensors, 0.5 * omega), problem.build(*tensors, 0.5 * Gini())
     torch.testing.assert_close(d.value, gini.value, rtol=0, atol=1e-8)
     torch.testing.assert_close(d.marginals, gini.marginals, rtol=0, atol=1e-6)
+
+
+def along(problem: Problem, d: DynamicProgram, b: int, path: Tensor) -> Tensor:
+    """The product of the walk's probabilities along a path, cell by cell, edge by edge or step by step."""
+    walk = d.walk[b]
+    if isinstance(d, Lattice):
+        return walk[path].prod()
+    if isinstance(d, Alignment):
+        cells = [tuple(c) for c in path.tolist() if c[0] >= 0]
+        steps = [(c[0] - a[0], c[1] - a[1]) for a, c in itertools.pairwise([(-1, -1), *cells])]
+        kinds = [[(1, 1), (1, 0), (0, 1)].index(step) for step in steps]
+        return torch.stack([walk[i, j, kind] for (i, j), kind in zip(cells, kinds, strict=True)]).prod()
+    states = path[path >= 0]
+    if len(states) == 0:
+        return torch.tensor(1.0, dtype=torch.float64)
+    steps = torch.arange(len(states) - 1)
+    return walk[steps, states[:-1], states[1:]].prod() * d.marginals[b, len(states) - 1, states[-1]]
+
+
+@every_problem
+@every_omega
+def test_the_walk_has_the_probabilities_of_paths(problem: Problem, omega: Regularizer) -> None:
+    tensors = problem.tensors(1)
+    d = problem.build(*tensors, omega)
+    for b, answer in enumerate(problem.answers(tensors, omega, BATCH)):
+        paths, probs, _ = listed(problem, answer)
+        found = torch.stack([along(problem, d, b, path) for path in paths])
+        torch.testing.assert_close(found, probs, rtol=0, atol=1e-12)
+
+
+def test_shapes_and_sums_of_walks() -> None:
+    lengths = torch.tensor([4, 1, 3])
+    walk = LinearChain(torch.randn(3, 4, 5), torch.randn(5, 5), lengths, omega=Gini()).walk
+    assert walk.shape == (3, 3, 5, 5)
+    inside = torch.arange(1, 4) < lengths[:, None]
+    torch.testing.assert_close(walk.sum(-2), inside[..., None].expand(3, 3, 5).float())
+    net = PROBLEMS[-1]
+    edges = net.build(*net.tensors(), Gini()).walk
+    into = torch.zeros(BATCH, NODES).double().index_add(1, TARGETS, edges)
+    torch.testing.assert_close(into, torch.tensor([0, 1, 0, 1, 1, 0, 0, 1]).double().expand(BATCH, NODES))
+    unary = torch.randn(3, 4, 5)
+    unary[0, 0, 0], unary[1] = math.nan, -torch.inf
+    walk = LinearChain(unary, torch.randn(5, 5)).walk
+    assert walk[0].isnan().all()
+    assert (walk[1] == 0).all()
+    assert walk[2].isfinite().all()
+
+
+@every_problem
+def test_derivatives_of_the_walk_and_of_the_bounds(problem: Problem) -> None:
+    inputs = leaves(problem)
+    assert gradcheck(lambda *t: problem.build(*t, Gini()).walk, inputs, fast_mode=True)
+    assert gradgradcheck(lambda *t: problem.build(*t, Shannon()).walk, inputs, fast_mode=True)
+    gamma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda c, *t: problem.build(*t, c * Gini()).bounds().lower, (gamma, *inputs), fast_mode=True)
+
+
+def normalized_entropy(p: Tensor) -> Tensor:
+    """Shannon's negative entropy, −1 at the uniform distribution whatever the number of entries."""
+    return -torch.special.entr(p).sum(-1) / math.log(p.shape[-1])
+
+
+def reachable(edges: list[Edge], source: Hashable, sink: Hashable) -> tuple[list[Edge], Hashable, Hashable]:
+    """A graph without the edges that no path from the source reaches; edges are in topological order of targets."""
+    seen, kept = {source}, []
+    for edge in sorted(edges, key=lambda e: e[1]) if isinstance(source, int) else edges:
+        if edge[0] in seen:
+            kept.append(edge)
+            seen.add(edge[1])
+    return kept, source, sink
+
+
+@every_problem
+def test_an_omega_may_depend_on_the_number_of_choices(problem: Problem) -> None:
+    tensors = problem.tensors(1)
+    d = problem.build(*tensors, 0.4 * Custom(normalized_entropy))
+    graphs = [reachable(*problem.edges(b, *tensors)) for b in range(BATCH)]
+    answers = [solve(*graph, 1.0, lambda n: 0.4 / math.log(max(n, 2))) for graph in graphs]
+    values = problem.sign * torch.tensor([a.value for a in answers], dtype=torch.float64)
+    torch.testing.assert_close(d.value, values, rtol=0, atol=1e-8)
+    marginals = d.marginals
+    expected = torch.stack([a.marginals(marginals[0].numel()) for a in answers]).reshape(marginals.shape)
+    torch.testing.assert_close(marginals, expected, rtol=0, atol=1e-6)
+
+
+@every_problem
+def test_derivatives_with_a_custom_omega(problem: Problem) -> None:
+    width = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    omega = Custom(lambda p: width * (p.pow(3).sum(-1) - 1))
+
+    def value(_: Tensor, *t: Tensor) -> Tensor:
+        return problem.build(*t, 0.5 * omega).value
+
+    inputs = (width, *leaves(problem))
+    assert gradcheck(value, inputs, fast_mode=True)
+    assert gradgradcheck(value, inputs, fast_mode=True)
 
 
 @every_problem

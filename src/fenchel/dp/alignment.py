@@ -35,7 +35,8 @@ class Alignment(DynamicProgram):
             one length. In general the diagonal is the straight line between the corners, and cells are allowed up to
             band + ½ steps of the shorter series from it; so there always is a path. None: all cells.
 
-    A path is a tensor of cells, (…, B, L, 2), −1 after the end.
+    A path is a tensor of cells, (…, B, L, 2), −1 after the end. ``walk`` is (B, N, M, 3): the probabilities that the
+    path comes to a cell diagonally, from above and from the left.
 
     Example:
         >>> import torch
@@ -73,6 +74,12 @@ class Alignment(DynamicProgram):
 
     def _signed(self, maximum: Tensor) -> Tensor:
         return 0.0 - maximum  # and no −0
+
+    def _ordered(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        return self._signed(upper), self._signed(lower)
+
+    def _by_step(self, edges: Tensor) -> Tensor:
+        return edges.reshape(-1, *self._inputs[0].shape[1:], 3)
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         columns = self._inputs[0].shape[2]

@@ -40,7 +40,8 @@ class LinearChain(DynamicProgram):
         omega: smooths every maximum; one of the simplex.
 
     A path is a tensor of states, (…, B, T), −1 after the end. States of −100 in a target are not observed: ``loss`` is
-    then the value less the value over all paths that agree with the others.
+    then the value less the value over all paths that agree with the others. ``walk`` is (B, T−1, S, S): [t, i, j] is
+    the probability of state i at step t given state j at step t + 1, so that columns sum to 1; zero after the end.
 
     Example:
         >>> import torch
@@ -101,6 +102,11 @@ class LinearChain(DynamicProgram):
     def __repr__(self) -> str:
         batch, steps, states = self._inputs[0].shape
         return f"LinearChain({batch} chains of up to {steps} steps, {states} states, omega={self.omega})"
+
+    def _by_step(self, edges: Tensor) -> Tensor:
+        _, steps, states = self._inputs[0].shape
+        each = edges[:, states : states + (steps - 1) * states**2].reshape(len(edges), steps - 1, states, states)
+        return torch.where(self._inside[:, 1:, None, None], each, 0.0 * each.detach())  # NaN stays NaN
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fenchel._checks import check_count, check_floats, check_integers
 from fenchel._torch import concrete
-from fenchel.dp.calculus import Recursion, stays_outside
+from fenchel.dp.calculus import Inputs, Recursion, stays_outside
 from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Hard, Shannon
@@ -40,6 +40,25 @@ class Paths:
     probs: Tensor
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of the score of the best path (of an alignment, of its cost).
+
+    Args:
+        lower: (B,).
+        upper: (B,).
+
+    Example:
+        >>> import torch, fenchel
+        >>> unary = torch.tensor([[[1.0, 0.0], [0.3, 0.0]]])
+        >>> fenchel.dp.LinearChain(unary, torch.zeros(2, 2), omega=fenchel.Gini()).bounds()
+        Bounds(lower=tensor([0.9225]), upper=tensor([1.4225]))
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+
 class DynamicProgram(Recursion):
     r"""The best path through a graph, smoothed: Bellman's recursion with :math:`\max_\Omega` in place of max.
 
@@ -54,12 +73,15 @@ class DynamicProgram(Recursion):
     ``d.cross_entropy(e)``   the mean of −log-probabilities under another program
     ``d.kl_divergence(e)``   cross-entropy less entropy: 0 where both have the same distribution
     ``d.loss(target)``       value − score of the target path: never negative
+    ``d.walk``               the probabilities of the walk's steps; differentiable
+    ``d.bounds()``           bounds of the score of the best path, from ``value``
     =======================  ======================================================================================
 
     With ``Shannon()`` paths have Gibbs probabilities, proportional to exp(score); with ``Gini()`` most have none.
     Any Ω over the simplex that is zero at one-hot vectors can be used: ``Hard``, ``Shannon``, ``Gini``, ``Tsallis``,
     ``Norm``, ``Custom`` of a function that is zero there, classes of your own with ``zero_at_vertices = True``, and γ
-    times one of them.
+    times one of them. An Ω of your own may depend on the number of entries and on their order; one that is alone is
+    chosen without asking Ω.
 
     Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
     blank; a score that is NaN or +inf makes its batch element NaN, and no other. Sums are kept in double precision.
@@ -106,6 +128,37 @@ class DynamicProgram(Recursion):
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
         return self._max()
+
+    @property
+    @stays_outside
+    def walk(self) -> Tensor:
+        """The probability of each edge given the node that it leads to, which is where the walk is: it goes backwards.
+
+        Zero for edges into nodes that no path reaches; differentiable.
+        """
+        return self._in_torch(_steps)[0].to(self._dtype)
+
+    @stays_outside
+    def bounds(self) -> Bounds:
+        r"""Bounds of the best path's score, computed from ``value`` alone; of its cost, for an alignment.
+
+        .. math:: \mathrm{value} - \max_{\text{paths}} \sum_{v \in \text{path}} U_v
+                  \;\le\; \max_{\text{paths}} \mathrm{score} \;\le\; \mathrm{value},
+                  \qquad U_v = {\max_\Omega}(0, \dots, 0) = \max_p -\Omega(p)
+
+        with as many zeros as node v has possible incoming edges. Proof: let x be the scores of a choice. Ω is zero at
+        one-hot vectors, so max_Ω(x) ≥ max(x); and ⟨p, x⟩ ≤ max(x), so max_Ω(x) ≤ max(x) + U_v. By induction over the
+        nodes, value v_Ω and best score v satisfy v ≤ v_Ω ≤ v + C, where C is U of the node plus the largest C of the
+        nodes before it. The lower bound is attained where every choice is between equal values, the upper one
+        where every choice has a lead of Ω's margin. Both have the derivatives of ``value``; γ also enters the lower.
+
+        Returns:
+            Their ``lower`` and ``upper``, (B,).
+
+        References: Mensch & Blondel (2018), who multiply the largest U by the number of nodes.
+        """
+        upper, slack = self._max(), self._in_torch(_slack)[0]
+        return Bounds(*(each.to(self._dtype) for each in self._ordered(upper - slack, upper)))
 
     @stays_outside
     @torch.no_grad()
@@ -225,6 +278,14 @@ class DynamicProgram(Recursion):
         """A maximum of scores, or its gradient, with the sign that users expect: costs are minus scores."""
         return maximum
 
+    def _ordered(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of a maximum of scores as users expect them: of costs, the other way round."""
+        return lower, upper
+
+    def _by_step(self, edges: Tensor) -> Tensor:
+        """Probabilities of the edges (B, edges) in the shape of ``walk``."""
+        return edges
+
     @abstractmethod
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         """Edges (n, B, levels) of a walk as paths (n, B, …); blank where not ``possible`` (…, B)."""
@@ -255,6 +316,15 @@ def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:
     none = edges < 0
     found = values.expand(*edges.shape[:-1], values.shape[-1]).gather(-1, edges.clamp_min(0))
     return torch.where(none, 0.0, found).sum(-1)
+
+
+def _steps(program: Recursion, walk: Walk) -> Inputs:
+    assert isinstance(program, DynamicProgram)
+    return (program._by_step(walk.probs()),)
+
+
+def _slack(_: Recursion, walk: Walk) -> Inputs:
+    return (walk.slack(),)
 
 
 def precise(tensor: Tensor) -> Tensor:
@@ -298,14 +368,14 @@ def check_choice(omega: Regularizer) -> Regularizer:
     for mass in (base.mass(1), base.mass(2)):
         if isinstance(mass, Tensor) or mass != 1:
             raise TypeError(
-                "omega must be over the simplex, for every step of a path is one choice: Hard, Shannon, Gini, Tsallis, "
-                f"Norm or a multiple of one of them; got {omega}"
+                "omega must be over the simplex, for every step of a path is one choice: use Hard, Shannon, Gini, "
+                f"Tsallis, Norm or a multiple of one of them; got {omega}, whose choices do not sum to 1 for "
+                "every number of entries"
             )
     if not base.zero_at_vertices:
         raise TypeError(
             "omega must be zero at one-hot vectors, so that the value is not below the score of the best path: Hard, "
-            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. From an Ω of your own, subtract "
-            "its value at one-hot vectors, if they share one; a class of your own sets zero_at_vertices = True"
+            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. {_at_vertices(base)}"
         )
     for name, parameter in ((base.parameter_name, base.parameter), ("gamma", gamma)):
         if isinstance(parameter, Tensor) and parameter.numel() != 1:
@@ -313,3 +383,26 @@ def check_choice(omega: Regularizer) -> Regularizer:
                 f"omega must have one {name} for all choices, got a tensor of shape {tuple(parameter.shape)}"
             )
     return omega
+
+
+def _at_vertices(omega: Regularizer) -> str:
+    """A sentence on the values of an Ω at one-hot vectors, and on what to do about them."""
+    values = []
+    for n in (2, 3):
+        try:
+            with torch.no_grad():
+                values += omega(torch.eye(n, dtype=torch.float64)).flatten().tolist()
+        except Exception as error:
+            return (
+                f"It cannot be computed for {n} entries ({type(error).__name__}: {error}), but nodes differ in how "
+                "many choices they have"
+            )
+    low, high = min(values), max(values)
+    if high - low > 1e-12 or low != low:
+        return f"Its values at one-hot vectors differ, from {low:g} to {high:g}: no constant can be subtracted"
+    if abs(low) > 1e-12:
+        return f"It is {low:g} there: subtract {low:g}"
+    return (
+        "Its value there is zero, but not every choice may be one-hot, or it does not say so: a class of your own sets "
+        "zero_at_vertices = True"
+    )

@@ -118,6 +118,9 @@ class Structure(nn.Module):
     patience: int | None = None
     """How many structures SparseMAP tries before it looks at all of them at once, by ``layers``; None: never."""
 
+    largest_graph: int = 10**8
+    """Edges times nodes of the graph of ``layers``: one of more takes longer than trying structures."""
+
     @property
     def margin(self) -> float | None:
         """The lead over every other structure y′, in units of ½‖y − y′‖², at which SparseMAP returns y alone.
