@@ -1,6 +1,7 @@
-"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention."""
+"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention; a layer that tags sequences."""
 
 from fenchel.nn.attention import MultiheadAttention
+from fenchel.nn.crf import CRF
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
 from fenchel.nn.maps import (
     Argmax,
@@ -18,6 +19,7 @@ from fenchel.nn.maps import (
 from fenchel.nn.output import LinearEntmaxLoss
 
 __all__ = [
+    "CRF",
     "Argmax",
     "ConstrainedSoftmax",
     "ConstrainedSparsemax",
