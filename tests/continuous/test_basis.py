@@ -106,9 +106,9 @@ def test_matrices_are_kept_by_length_until_the_basis_changes() -> None:
     assert set(basis.state_dict()) == {"centers", "covariances"}
 
 
-def test_matrices_that_are_kept_fit_into_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenchel.continuous.basis._CACHE_BYTES", 3000)  # 32 bytes per row: 93 rows
+def test_matrices_that_are_kept_fit_into_so_many_bytes() -> None:
     basis = GaussianBasis.line(8, widths=(0.1,))
+    basis.cache_bytes = 3000  # 32 bytes per row: 93 rows
     for length in (10, 20, 30, 40, 50):
         latest = basis.weights((length,))
         assert sum(kept[0].nbytes for kept in basis._cache.values()) <= 3000

@@ -13,8 +13,6 @@ from fenchel._checks import check_count, check_floats, check_mask, check_number,
 from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.matrices import check_positive_definite
 
-_CACHE_BYTES = 2**25  # the largest size of the matrices that a basis caches
-
 
 class Basis(nn.Module):
     """Base class of n functions of D dimensions, with ridge regression on them; subclasses define ``forward``.
@@ -208,6 +206,8 @@ class GaussianBasis(Basis):
 
     centers: Tensor
     covariances: Tensor
+    cache_bytes: int = 2**25
+    """The largest size of the matrices of regressions that a basis caches."""
 
     def __init__(self, centers: Tensor, covariances: Tensor) -> None:
         super().__init__()
@@ -291,7 +291,7 @@ class GaussianBasis(Basis):
         if key not in self._cache:
             with torch.inference_mode(False), torch.no_grad():  # the cached matrix may be used with gradients later
                 found = make()
-            if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > _CACHE_BYTES:
+            if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > self.cache_bytes:
                 self._cache.clear()
             self._cache[key] = found, *tensors  # with the tensors, so that their ids are not reused
         return self._cache[key][0]
