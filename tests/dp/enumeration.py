@@ -16,8 +16,9 @@ Edge = tuple[Hashable, Hashable, float, int]
 """Source, target, score, and which entry of the flattened marginals it belongs to (−1: none)."""
 
 
-def choose(z: list[float], alpha: float, gamma: float) -> tuple[float, list[float]]:
-    """max and argmax of scores under γ times the Tsallis negentropy with index α."""
+def choose(z: list[float], alpha: float, gamma: float | Callable[[int], float]) -> tuple[float, list[float]]:
+    """max and argmax of scores under γ times the Tsallis negentropy with index α; γ may depend on their number."""
+    gamma = gamma(len(z)) if callable(gamma) else gamma
     if not z or max(z) == -math.inf:
         return -math.inf, [0.0] * len(z)
     alive = [i for i, v in enumerate(z) if v > -math.inf]
@@ -54,7 +55,9 @@ class Answer:
         return -sum(p * math.log(p) for _, p, _ in self.paths if p > 0)
 
 
-def solve(edges: list[Edge], source: Hashable, sink: Hashable, alpha: float, gamma: float) -> Answer:
+def solve(
+    edges: list[Edge], source: Hashable, sink: Hashable, alpha: float, gamma: float | Callable[[int], float]
+) -> Answer:
     """By recursion from the sink, without memory for paths: all of them are listed."""
     into: dict[Hashable, list[Edge]] = {}
     for edge in edges:
@@ -112,12 +115,14 @@ def parameters(omega: Regularizer) -> tuple[float, float]:
 
 # -- chains ------------------------------------------------------------------------------------------------
 
-LENGTHS = torch.tensor([4, 1, 3])
+LENGTHS, NONE = torch.tensor([4, 1, 3]), torch.tensor([4, 2, 0])
 STEPS, STATES = 4, 3
 
 
 def chain_edges(b, unary, transition, start=None, end=None, lengths=LENGTHS):
     length = int(lengths[b])
+    if length == 0:
+        return [("in", "out", 0.0, -1)], "in", "out"
     transition = transition.expand(len(unary), unary.shape[1] - 1, *transition.shape[-2:])
     states = range(unary.shape[2])
 
@@ -154,6 +159,14 @@ FULL = Problem(
     ),
     lambda unary, transition, start, end, omega: LinearChain(unary, transition, LENGTHS, start, end, omega),
     chain_edges,
+    chain_path,
+)
+
+EMPTY = Problem(
+    "chain of no steps",
+    FULL.make,
+    lambda unary, transition, start, end, omega: LinearChain(unary, transition, NONE, start, end, omega),
+    lambda b, *tensors: chain_edges(b, *tensors, lengths=NONE),
     chain_path,
 )
 
@@ -214,4 +227,4 @@ NET = Problem(
     lattice_path,
 )
 
-PROBLEMS = [SHARED, FULL, TABLE, NET]
+PROBLEMS = [SHARED, FULL, EMPTY, TABLE, NET]

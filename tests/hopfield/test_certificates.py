@@ -16,8 +16,8 @@ from torch.testing import assert_close
 
 from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis
 from fenchel.hopfield import Memory, capacity
-from fenchel.hopfield import certificates as module
 from fenchel.hopfield.certificates import needed_lead
+from fenchel.streaming import Plan, using
 from fenchel.structures import AtMost, SequentialSubsets, Share, Structure, Subsets
 
 MARGINS = [
@@ -172,15 +172,15 @@ def test_a_single_pattern_has_no_rival() -> None:
     assert found.min_beta.item() == 0
 
 
-def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_change_nothing() -> None:
     x = draw(5, 30)
     x[3] = x[20]
     whole = Memory(x).certify()
-    monkeypatch.setattr(module, "BLOCK", 7)
-    parts = Memory(x).certify()
-    monkeypatch.setattr(module, "EXACT", 0)
-    single = Memory(x.float()).certify()
-    for name in ("separation", "stationary", "radius", "min_beta", "exact"):
+    with using(Plan(columns=7)):
+        parts = Memory(x).certify()
+    with using(Plan(columns=7, exact=0)):
+        single = Memory(x.float()).certify()
+    for name in ("separation", "stationary", "radius", "min_beta"):
         torch.testing.assert_close(getattr(parts, name), getattr(whole, name))
     torch.testing.assert_close(single.radius, whole.radius, atol=1e-5, rtol=1e-5)
 
@@ -255,7 +255,7 @@ def test_any_structure_of_all_subsets_of_k_is_certified_as_k_subsets(structure: 
 )
 @pytest.mark.parametrize("copies", [3, 8])
 def test_copies_take_all_at_the_lead_that_they_need_and_not_below(omega: Regularizer, copies: int) -> None:
-    lead = module.needed_lead(omega, torch.tensor([copies]))
+    lead = needed_lead(omega, torch.tensor([copies]))
     assert lead is not None
     scores = torch.zeros(copies + 2, dtype=torch.float64)
     for off, alone in ((1e-6, True), (-1e-6, False)):

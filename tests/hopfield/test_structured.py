@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fenchel import KSubsets, SparseMAP
 from fenchel.hopfield import Memory
+from fenchel.streaming import Plan, using
 from fenchel.structures import AtMost, SequentialSubsets, Structure
 
 N = 6
@@ -153,6 +154,6 @@ def test_blocks_of_patterns_and_of_rows_change_nothing(monkeypatch: pytest.Monke
     x = 2.0 * torch.randn(N, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     memory, y = Memory(x, SparseMAP(structure), 1.3), torch.tensor(sets, dtype=torch.bool)
     expected = vars(memory.certify(y))
-    monkeypatch.setattr("fenchel.hopfield.certificates.BLOCK", 4)
     monkeypatch.setattr("fenchel.hopfield.structured.ENTRIES", 20)
-    torch.testing.assert_close(vars(memory.certify(y)), expected)
+    with using(Plan(columns=4)):
+        torch.testing.assert_close(vars(memory.certify(y)), expected)

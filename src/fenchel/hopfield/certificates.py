@@ -14,16 +14,11 @@ from torch import Tensor
 from fenchel._checks import check_mask
 from fenchel.hopfield.structured import certify_structures
 from fenchel.regularizers.base import Regularizer
+from fenchel.streaming.plan import plan_pairs
 from fenchel.structures import SparseMAP
 
-Read = Callable[[int], Iterator[tuple[int, Tensor]]]
-"""``read(size)`` yields all patterns in blocks of so many: the index of the first, and the block."""
-
-EXACT = 1 << 36
-"""All pairs of patterns are compared in double precision up to so many multiplications, beyond in their own dtype."""
-
-BLOCK = 2048
-"""The number of patterns in a block: blocks are compared pair by pair."""
+Read = Callable[[], Iterator[tuple[int, Tensor]]]
+"""``read()`` yields all patterns by blocks of the plan: the index of the first, and the block."""
 
 PAIRS = 1 << 22
 """The most entries of differences of patterns that are held at a time."""
@@ -88,9 +83,9 @@ def certify_patterns(
     wanted = torch.ones(count, dtype=torch.bool, device="cpu") if wanted is None else wanted
     needed = lead / beta
     gap, radius = torch.full((2, count), math.nan, dtype=torch.float64, device="cpu")
-    mean = torch.stack([block.double().sum(0) for _, block in read(BLOCK)]).sum(0) / count
+    mean = torch.stack([block.double().sum(0) for _, block in read()]).sum(0) / count
     for i, patterns in _gathered(read, wanted):
-        exact = count * count * patterns.shape[1] <= EXACT
+        exact = count * count * patterns.shape[1] <= plan_pairs().exact
         dtype = torch.float64 if exact else torch.promote_types(patterns.dtype, torch.float32)
         here = _Centered(patterns, mean, dtype)
         gap[i], radius[i], _ = _least_leads(read, here, needed[i], partial(_same_group, group[i], group))
@@ -100,13 +95,13 @@ def certify_patterns(
 
 
 def _gathered(read: Read, wanted: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Blocks of at most BLOCK wanted patterns, each as their indices (n,) and the patterns (n, D), in one pass."""
+    """Wanted patterns by blocks of the plan, each as their indices (n,) and the patterns (n, D), in one pass."""
     places: list[Tensor] = []
     rows: list[Tensor] = []
     held = 0
-    for start, block in read(BLOCK):
+    for start, block in read():
         i = wanted[start : start + len(block)].nonzero().squeeze(-1)
-        if held + len(i) > BLOCK:
+        if held + len(i) > plan_pairs().columns:
             yield torch.cat(places), torch.cat(rows)
             places, rows, held = [], [], 0
         if len(i):
@@ -200,7 +195,7 @@ def _least_leads(
     """
     nearest, tightest = _Least(here), _Least(here)
     lowest = here.patterns.new_empty(len(here.patterns) // here.k, 0)
-    for start, block in read(BLOCK):
+    for start, block in read():
         other = _Centered(block, here.mean, here.centered.dtype)
         same = excluded(slice(start, start + len(block)))
         leads, distance = here.compare(other, same)
@@ -227,7 +222,7 @@ def certify_associations(read: Read, count: int, omega: Regularizer, beta: float
     if isinstance(simple, SparseMAP):  # only structures have an oracle, which their certificate calls
         closed = simple.structure.regularizer(count)
         if closed is None:
-            return Certificate(*certify_structures(partial(read, BLOCK), simple, factor, beta, chosen))
+            return Certificate(*certify_structures(read, simple, factor, beta, chosen))
         simple = closed.canonical()[0]
     mass, margin = simple.mass(count), simple.margin
     if mass is None or margin is None:
@@ -259,14 +254,14 @@ def _certify_sets(read: Read, chosen: Tensor, k: int, needed: float) -> tuple[Te
     long as the set is stationary. Where it is not, the ratio of a y′ may be below that of all swaps; no ball exists
     then, and both are negative.
 
-    One pass over the patterns gathers the members of all sets. Then there is one pass for every BLOCK members.
+    One pass over the patterns gathers the members of all sets. Then there is one pass for every block of members.
     """
     used_at, at = torch.unique(chosen.nonzero()[:, 1].reshape(-1, k), return_inverse=True)
     used = torch.zeros(chosen.shape[1], dtype=torch.bool, device="cpu").index_fill(0, used_at, True)
-    found = [(block[used[start : start + len(block)]], block.double().sum(0)) for start, block in read(BLOCK)]
+    found = [(block[used[start : start + len(block)]], block.double().sum(0)) for start, block in read()]
     rows, mean = torch.cat([part for part, _ in found]), torch.stack([total for _, total in found]).sum(0) / len(used)
     separation, gap, radius = torch.empty((3, len(chosen)), dtype=torch.float64, device="cpu")
-    for sets in torch.split(torch.arange(len(chosen), device="cpu"), max(BLOCK // k, 1)):
+    for sets in torch.split(torch.arange(len(chosen), device="cpu"), max(plan_pairs().columns // k, 1)):
         here = _Centered(rows[at[sets].flatten()], mean, torch.float64, k)
         members = chosen[sets].repeat_interleave(k, 0)
         lead = torch.full((len(members),), needed, dtype=torch.float64, device="cpu")
@@ -344,7 +339,7 @@ def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
     suspect = _may_repeat(read, count)
     seen: dict[bytes, int] = {}
     group = torch.arange(count, device="cpu")
-    for start, block in read(BLOCK):
+    for start, block in read():
         chosen = suspect[start : start + len(block)].nonzero().squeeze(-1)
         rows = (block[chosen].double() + 0.0).numpy()  # −0 and 0 are one
         for place, row in zip((start + chosen).tolist(), rows, strict=True):
@@ -355,7 +350,7 @@ def _groups(read: Read, count: int) -> tuple[Tensor, Tensor]:
 def _may_repeat(read: Read, count: int) -> Tensor:
     """Boolean (N,): patterns whose product with a random direction is another's, up to rounding."""
     products, slack = (torch.empty(count, dtype=torch.float64, device="cpu") for _ in range(2))
-    for start, block in read(BLOCK):
+    for start, block in read():
         rows = block.double()
         random = torch.Generator("cpu").manual_seed(0)
         direction = torch.randn(rows.shape[1], generator=random, dtype=torch.float64, device="cpu")

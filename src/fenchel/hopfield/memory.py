@@ -21,7 +21,7 @@ from fenchel.hopfield.implicit import attach
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
-from fenchel.streaming.plan import Needs, Plan, Shapes, Step
+from fenchel.streaming.plan import Needs, Plan, Shapes, Step, plan_pairs
 from fenchel.streaming.plan import plan as make_plan
 
 Rows = Tensor | np.ndarray[Any, Any]
@@ -311,10 +311,10 @@ class Memory(nn.Module):
                 at once, or structures. Without them every pattern is certified on its own.
         """
         with torch.no_grad():
-            beta = float(self.beta)
+            read, beta = partial(self._read_on_cpu, plan_pairs().columns), float(self.beta)
             if associations is None:
-                return certify_patterns(self._read_on_cpu, len(self), self.omega, beta)
-            return certify_associations(self._read_on_cpu, len(self), self.omega, beta, associations)
+                return certify_patterns(read, len(self), self.omega, beta)
+            return certify_associations(read, len(self), self.omega, beta, associations)
 
     def forward(self, query: Tensor) -> Tensor:
         """``step``."""

@@ -39,6 +39,8 @@ class Plan:
             rows that are left over: the last digits of a row would depend on how many others there are.
         entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
             order however long the longest list is.
+        exact: certificates compare all pairs of patterns in double precision up to so many multiplications, and beyond
+            in the dtype of the patterns.
 
     Example:
         >>> from fenchel.streaming import Plan
@@ -53,6 +55,7 @@ class Plan:
     share: float = 0.15
     tile: int = 8
     entries: int = 64
+    exact: int = 1 << 36
 
     @property
     def held(self) -> int:
@@ -166,6 +169,11 @@ def plan_output(tokens: int, classes: int) -> Plan:
         return given
     rows = max(16, min(-(-tokens // 16), 512), (1 << 16) // classes)
     return Plan("supports", rows=max(1, min(rows, tokens)))
+
+
+def plan_pairs() -> Plan:
+    """The plan of certificates, which compare blocks of ``columns`` patterns pair by pair."""
+    return _given.get() or Plan("parts", columns=1 << 11)
 
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
