@@ -1,7 +1,7 @@
 """Associative memories: energy, retrieval, certificates, and layers made of them."""
 
 from fenchel.hopfield.association import Hopfield
-from fenchel.hopfield.capacity import Capacity, capacity
+from fenchel.hopfield.storage import Capacity, capacity
 from fenchel.hopfield.certificates import Certificate
 from fenchel.hopfield.classical import ClassicalMemory, DenseMemory
 from fenchel.hopfield.dynamics import Path, iterate, update
