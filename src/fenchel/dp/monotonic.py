@@ -148,8 +148,8 @@ class Monotonic(DynamicProgram):
         good = good if blank is None else good | blank
         if not bool(good.all()):
             raise ValueError(
-                f"{name} must begin with token 0 and end with the last one, by steps of 0 or 1 from frame to frame; got "
-                f"{path[~good][0].tolist()}"
+                f"{name} must begin with token 0 and end with the last one, by steps of 0 or 1 from frame to frame; "
+                f"got {path[~good][0].tolist()}"
             )
 
     # -- the recursion -------------------------------------------------------------------------------
@@ -185,8 +185,11 @@ class Monotonic(DynamicProgram):
 
 @remembered()
 def _graph(tokens: int, frames: int) -> Graph:
-    """The graph of a table. Nodes: the source, then the cells [token, frame]. Edges of a cell: from the same token, from
-    the one before; all cells of the first frame come from the source, as every node must have an edge."""
+    """The graph of a table. Nodes: the source, then the cells [token, frame].
+
+    Edges of a cell: from the same token, from the one before. All cells of the first frame have one from the source, as
+    every node must have an edge.
+    """
     cells = np.arange(tokens * frames).reshape(tokens, frames)
     same, before = np.full((2, tokens, frames), -1)
     same[:, 0] = 0
