@@ -2,6 +2,7 @@
 
 from fenchel.nn.attention import MultiheadAttention
 from fenchel.nn.crf import CRF
+from fenchel.nn.long_memory import ChunkOutput, ChunkState, LongMemoryAttention
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
 from fenchel.nn.maps import (
     Argmax,
@@ -21,6 +22,8 @@ from fenchel.nn.output import LinearEntmaxLoss
 __all__ = [
     "CRF",
     "Argmax",
+    "ChunkOutput",
+    "ChunkState",
     "ConstrainedSoftmax",
     "ConstrainedSparsemax",
     "Entmax",
@@ -29,6 +32,7 @@ __all__ = [
     "Fusedmax",
     "KSubsets",
     "LinearEntmaxLoss",
+    "LongMemoryAttention",
     "MultiheadAttention",
     "Normmax",
     "NormmaxLoss",
