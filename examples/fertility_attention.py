@@ -1,7 +1,7 @@
 """A decoder spends a limited amount of attention on each letter: what was spent on a letter lowers its bound.
 
-A model learns to write words backwards, and may spend at most 1.2 steps of attention on each letter in all. So it has to
-move on: without bounds it could look at one letter at every step.
+A model learns to write words backwards, and may spend at most 1.2 steps of attention on each letter in all. So it has
+to move on: without bounds it could look at one letter at every step.
 """
 
 import torch
