@@ -356,6 +356,14 @@ def as_basis(basis: nn.Module) -> Basis:
     return basis if isinstance(basis, Basis) else FunctionBasis(basis)
 
 
+def as_line_basis(basis: nn.Module) -> Basis:
+    """``as_basis``, where functions of one dimension are needed."""
+    found = as_basis(basis)
+    if found.dim != 1:
+        raise ValueError(f"basis must have functions of one dimension, got {found}")
+    return found
+
+
 @dataclass(frozen=True)
 class ValueFunction:
     """The function V(t) = Bᵀψ(t) of points (…, D), with values (…, width).

@@ -378,7 +378,7 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
         sizes: the longest lengths.
         least: the shortest length.
     """
-    shape = (len(scores), len(sizes))[: len(sizes)]
+    shape = (scores.shape[0], len(sizes))[: len(sizes)]
     longest = torch.tensor(sizes, device=scores.device).expand(shape)
     if lengths is None:
         return longest
