@@ -17,7 +17,7 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_chain(), _tagging(), _growth(), _decode(), _alignment(), _monotonic()]
+    return [_chain(), _tagging(), _growth(), _decode(), _alignment(), _soft_dtw(), _monotonic()]
 
 
 def _chain() -> Workload:
@@ -150,6 +150,28 @@ def _alignment() -> Workload:
             Goal(ours, 1 / 4, "pysdtw", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _soft_dtw() -> Workload:
+    def series() -> tuple[Tensor, ...]:
+        return normal(32, 100, 3), normal(32, 100, 3, seed=1)
+
+    def pysdtw(package: Any, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = package.SoftDTW(gamma=1.0, use_cuda=False)(x, y).sum()
+        return total
+
+    ours = "nn.SoftDTW"
+    return Workload(
+        "soft-dtw",
+        "the module, forward and backward",
+        [
+            Contestant(ours, lambda x, y: fenchel.nn.SoftDTW()(x, y).sum()),
+            Contestant("normalize=True", lambda x, y: fenchel.nn.SoftDTW(normalize=True)(x, y).sum()),
+            peer("pysdtw", "pysdtw", pysdtw),
+        ],
+        [Case("32 × 100 × 100, 3-d", series)],
+        [Goal(ours, 1 / 4, "pysdtw", "largest")],
     )
 
 
