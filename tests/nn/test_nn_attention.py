@@ -85,12 +85,12 @@ def additive(*shape: int) -> Tensor:
 # -- torch's module -------------------------------------------------------------------------------------
 
 
-def test_the_signature_is_torchs_plus_omega() -> None:
+def test_the_signature_is_torchs_plus_omega_and_sink() -> None:
     ours, theirs = (
         inspect.signature(layer.__init__).parameters for layer in (MultiheadAttention, nn.MultiheadAttention)
     )
     assert list(ours)[: len(theirs)] == list(theirs)
-    assert list(ours)[len(theirs) :] == ["omega"]
+    assert list(ours)[len(theirs) :] == ["omega", "sink"]
     assert all(ours[name].default == p.default and ours[name].kind == p.kind for name, p in theirs.items())
     ours, theirs = (
         inspect.signature(layer.forward).parameters for layer in (MultiheadAttention, nn.MultiheadAttention)

@@ -187,13 +187,22 @@ class Attention:
         omega = own if isinstance(own, Regularizer) else self.omega
         dropout = dropout if module.training else 0.0
         weights: Tensor | None = None
-        if softcap is not None or s_aux is not None:
+        sink = None if s_aux is None else s_aux.reshape(-1, 1, 1)
+        if softcap is not None:
             mask = _combined(attention_mask, position_bias)
             output, weights = _with_score_matrix(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
         elif output_attentions or _captures_weights():
             mask = _combined(attention_mask, position_bias)
             output, weights = attention(
-                query, key, value, omega, attn_mask=mask, scale=scaling, dropout_p=dropout, return_weights=True
+                query,
+                key,
+                value,
+                omega,
+                attn_mask=mask,
+                scale=scaling,
+                dropout_p=dropout,
+                return_weights=True,
+                sink=sink,
             )
         else:
             causal = position_bias is None and _is_causal(attention_mask)
@@ -202,7 +211,7 @@ class Attention:
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
             mask = _combined(attention_mask, position_bias)
             output = attention(
-                query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout
+                query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout, sink=sink
             )
         return output.transpose(1, 2).contiguous(), weights
 

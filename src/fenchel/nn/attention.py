@@ -25,6 +25,9 @@ class MultiheadAttention(nn.MultiheadAttention):
     The weights that are returned are those before dropout; with ``need_weights=False`` no matrix of them is made, and
     long inputs take little memory, as in :func:`fenchel.attention`.
 
+    With ``sink=True`` each head has a learned score, the parameter ``sink`` (num_heads,), zero at first, that competes
+    with the keys and has no value: a head can attend to nothing.
+
     Example:
         >>> import torch, fenchel
         >>> _ = torch.manual_seed(0)
@@ -52,6 +55,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         dtype: Any = None,
         *,
         omega: Regularizer | None = None,
+        sink: bool = False,
     ) -> None:
         if not 0.0 <= dropout <= 1.0:
             raise ValueError(f"dropout must be in [0, 1], got {dropout}")
@@ -69,9 +73,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             dtype=dtype,
         )
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
+        self.sink = nn.Parameter(torch.zeros(num_heads, device=device, dtype=dtype)) if sink else None
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}, batch_first={self.batch_first}"
+        shown = f"{self.embed_dim}, {self.num_heads}, dropout={self.dropout:g}, batch_first={self.batch_first}"
+        return shown if getattr(self, "sink", None) is None else f"{shown}, sink=True"
 
     def _reset_parameters(self) -> None:
         self._qkv_same_embed_dim = self.in_proj_weight is not None
@@ -121,6 +127,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         if mask is not None and appended:
             mask = F.pad(mask, (0, key.shape[-2] - mask.shape[-1]), value=1.0 if mask.dtype == torch.bool else 0.0)
         dropout = self.dropout if self.training else 0.0
+        sink = getattr(self, "sink", None)  # layers that were pickled before there were sinks have none
         result = masked_attention(
             query,
             key,
@@ -130,6 +137,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             is_causal=is_causal,
             dropout_p=dropout,
             return_weights=need_weights,
+            sink=None if sink is None else sink.reshape(-1, 1, 1),
         )
         output, weights = result if need_weights else (result, None)
         output = self.out_proj(output.transpose(1, 2).flatten(-2))

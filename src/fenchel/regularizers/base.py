@@ -77,6 +77,9 @@ class Regularizer(nn.Module):
     """
 
     rule: RowMap | None = None
+    ordered: bool = False
+    """Whether the choice depends on the order of the entries, or on what each of them stands for."""
+
     associative: bool = False
     """Whether max_Ω of the parts' max_Ω is that of the whole, so that partial results merge by ``max`` and ``argmax``
     of their stacked values. Shannon's is."""

@@ -63,6 +63,7 @@ class Fused(Grouping):
     """
 
     rule = FUSED
+    ordered = True
 
     @property
     def margin(self) -> float | Tensor:

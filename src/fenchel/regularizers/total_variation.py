@@ -119,6 +119,8 @@ class TotalVariation2d(Grouping):
     References: Niculae & Blondel (2017); Chambolle & Darbon (2009).
     """
 
+    ordered = True
+
     def __init__(self, strength: float | Tensor = 0.1, shape: tuple[int, int] | None = None) -> None:
         super().__init__(strength)
         if shape is not None and (

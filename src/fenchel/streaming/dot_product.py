@@ -21,6 +21,7 @@ from fenchel.regularizers.rows import parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
+from fenchel.streaming.sink import check_sink, lists_without_sink, with_sink
 from fenchel.streaming.supports import NotListedError, Task, attend, joined
 
 _DEFAULT = Tsallis(1.5)
@@ -39,6 +40,7 @@ def attention(
     dropout_p: float = 0.0,
     return_weights: Literal[False] = False,
     enable_gqa: bool = True,
+    sink: Tensor | None = None,
 ) -> Tensor: ...
 
 
@@ -55,6 +57,7 @@ def attention(
     dropout_p: float = 0.0,
     return_weights: Literal[True, "sparse"],
     enable_gqa: bool = True,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]: ...
 
 
@@ -70,6 +73,7 @@ def attention(
     dropout_p: float = 0.0,
     return_weights: bool | Literal["sparse"] = False,
     enable_gqa: bool = True,
+    sink: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     r"""Average values by a regularized choice among keys.
 
@@ -94,9 +98,13 @@ def attention(
         dropout_p: the share of weights to drop; the rest is scaled up.
         enable_gqa: taken for the sake of torch's signature; heads are grouped wherever they are fewer.
         return_weights: True: also the weights, (…, L, S); ``"sparse"``: as one CSR matrix, rows flattened.
+        sink: a score that competes with those of the keys and has no value, (heads, 1, 1), or what else broadcasts to
+            (…, L, 1): the same as one more key whose value is zero. It is neither scaled nor masked. The weights of a
+            row sum to 1 less the weight of the sink. An Ω that depends on the order of the keys, and structures, refuse
+            it.
 
     Returns:
-        (…, L, D), or a pair of it and the weights (before dropout).
+        (…, L, D), or a pair of it and the weights (before dropout and without the sink).
 
     Example:
         >>> import torch, fenchel
@@ -105,6 +113,8 @@ def attention(
         >>> output, weights = fenchel.attention(query, key, value, fenchel.Gini(), return_weights=True)
         >>> output.shape, weights.shape, bool((weights == 0).any())
         (torch.Size([2, 5, 8]), torch.Size([2, 5, 5]), True)
+        >>> fenchel.attention(query, key, value, sink=torch.full((2, 1, 1), 100.0)).abs().max()  # all goes to the sink
+        tensor(0.)
     """
     omega = _DEFAULT if omega is None else check_omega(omega)
     if is_causal and attn_mask is not None:
@@ -119,6 +129,7 @@ def attention(
         scale=scale,
         dropout_p=dropout_p,
         return_weights=return_weights,
+        sink=sink,
     )
     return result
 
@@ -134,6 +145,7 @@ def masked_attention(
     scale: float | None = None,
     dropout_p: float = 0.0,
     return_weights: bool | Literal["sparse"] = False,
+    sink: Tensor | None = None,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
     for name, tensor in (("query", query), ("key", key), ("value", value)):
@@ -145,6 +157,13 @@ def masked_attention(
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
     shape = _check(query, key, value, omega, attn_mask, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    dtype, rows = query.dtype, 0
+    if sink is not None:
+        check_sink(sink, omega, shape)
+        with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
+            extended = with_sink(query, key, value, omega, attn_mask, is_causal, scale, sink, shape)
+        query, key, value, attn_mask, is_causal, shape, rows = extended
+        scale = 1.0
     if key.dim() > 2 and value.dim() > 2 and key.shape[-3] != value.shape[-3]:  # shared by different groups of queries
         key, value = _share_heads(query, key), _share_heads(query, value)
     graph = torch.compiler.is_compiling()
@@ -165,15 +184,27 @@ def masked_attention(
         chosen = plan(omega, shapes, query.device, needs)
         if chosen.method == "supports" or (graph and chosen.method == "parts"):
             with contextlib.suppress(NotListedError):
-                return _by_supports(
+                output, lists = _by_supports(
                     query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p, return_weights, chosen
                 )
+                output = output if sink is None else output[..., rows:, :].to(dtype)
+                if lists is None:
+                    return output
+                starts, indices, weights = lists if sink is None else lists_without_sink(*lists, shape[-2], rows)
+                size = len(starts) - 1, shape[-1] - (sink is not None)
+                with _beta_without_warning():
+                    entries = starts, indices, weights.to(dtype)
+                    return output, torch.sparse_csr_tensor(*entries, size, check_invariants=False)
             chosen = plan(omega, shapes, query.device, replace(needs, lists=False))
         key, value = _share_heads(query, key), _share_heads(query, value)
         if chosen.method == "parts" and not return_weights:
-            return _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
+            output = _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
+            return output if sink is None else output[..., rows:, :].to(dtype)
         attn_mask = _rows_of_mask(range(shape[-2]), shape[-1], attn_mask, is_causal, query)
         output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p, chosen.share)
+    if sink is not None:
+        output, weights = output[..., rows:, :].to(dtype), weights[..., rows:, 1:].to(dtype)
+        shape = (*shape[:-2], shape[-2] - rows, shape[-1] - 1)
     if not return_weights:
         return output
     if return_weights == "sparse":
@@ -311,8 +342,11 @@ def _by_supports(
     dropout_p: float,
     return_weights: bool | str,
     chosen: Plan,
-) -> Tensor | tuple[Tensor, Tensor]:
-    """Attention by blocks of rows and their supports: heads that share keys are joined to one with more rows."""
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+    """Attention by blocks of rows and their supports: heads that share keys are joined to one with more rows.
+
+    Also returns the weights, if they are wanted as a CSR matrix, by the lists of that: starts, indices and entries.
+    """
     base, gamma = omega.canonical()
     rule, parameter, name = base.rule, base.parameter, base.parameter_name
     assert rule is not None
@@ -346,11 +380,9 @@ def _by_supports(
         output, weights = attend(q, k, v, attn_mask, parameter, task)
     output = output.reshape(*batch, length, value.shape[-1]).to(dtype)
     if not sparse:
-        return output
+        return output, None
     supports = joined(task.found)
-    with _beta_without_warning():
-        lists = supports.starts, supports.indices.long(), weights.to(dtype)
-        return output, torch.sparse_csr_tensor(*lists, (heads * groups * length, keys), check_invariants=False)
+    return output, (supports.starts, supports.indices.long(), weights)
 
 
 @contextlib.contextmanager

@@ -108,6 +108,8 @@ class SparseMAP(Regularizer):
     References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024), section 4.
     """
 
+    ordered = True
+
     def __init__(self, structure: Structure, *, max_iter: int = 1000, tol: float = 1e-6) -> None:
         super().__init__()
         if not isinstance(structure, Structure):
