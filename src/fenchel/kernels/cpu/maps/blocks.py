@@ -1,4 +1,4 @@
-"""Rows into vectors and back: narrow rows as lanes, one row as it is, or the candidates of a wide one.
+"""One row into vectors: as it is, or the candidates of a wide one.
 
 Every reader leaves scores less their largest in ``z``, as ``newton`` takes them, and the maxima of groups of vectors in
 ``tops``. These are entries of the row, so that the level which they alone have is not above that of the row, and near
@@ -16,8 +16,8 @@ from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.newton import GROUP, approach
 from fenchel.kernels.cpu.maps.parameters import reach_of
 
-LANES_WIDTH = 512
-"""Up to this width every row is a lane; the rows beside it take no more time than one alone."""
+NARROW_WIDTH = 512
+"""Up to this width as many rows as a vector has lanes are solved together, by ``batches``."""
 
 FILTERED_WIDTH = 513
 """From this width on a row is filtered before it is solved, if few entries are left."""
@@ -33,51 +33,15 @@ def padded(vectors: int) -> int:
 
 @strict_helper
 def workspace(n: int, like: Any) -> Any:
-    """Room for scores, weights, maxima and parameters of a row or of lanes, on vector boundaries, and for places."""
+    """Room for scores, weights, maxima and parameters of a row, on vector boundaries, and for places."""
     lanes = vec.lanes(like)
-    size = padded(n) if n <= LANES_WIDTH else padded((n + lanes - 1) // lanes)
+    size = padded((n + lanes - 1) // lanes)
     tops = 2 * padded(size // GROUP + GROUP)
     room = np.empty((2 * size + tops + 5) * lanes, like.dtype)
     room = room[vec.to_boundary(room) :]
     first, second, third = size * lanes, 2 * size * lanes, (2 * size + tops) * lanes
     index = np.empty(n if n >= FILTERED_WIDTH else 0, np.int32)
     return (room[:first], room[first:second], room[second:third], room[third:]), index
-
-
-@strict_helper
-def load_lanes(x: Any, row: int, rows: int, z: Any) -> Any:
-    """Rows from ``row`` on as lanes, the last of them repeated; returns the number of vectors."""
-    n, lanes = x.shape[1], vec.lanes(x)
-    if rows == lanes and n >= lanes:
-        for column in range(0, n - lanes + 1, lanes):
-            vec.load_square(x, row * n + column, n, z, column * lanes)
-        if n % lanes:
-            vec.load_square(x, row * n + n - lanes, n, z, (n - lanes) * lanes)
-    else:
-        for r in range(lanes):
-            source = x[row + min(r, rows - 1)]
-            for i in range(n):
-                z[i * lanes + r] = source[i]
-    m = padded(n)
-    for i in range(n * lanes, m * lanes):
-        z[i] = -np.inf
-    return m
-
-
-@strict_helper
-def store_lanes(w: Any, out: Any, row: int, rows: int) -> None:
-    """Write lanes back to rows."""
-    n, lanes = out.shape[1], vec.lanes(out)
-    if rows == lanes and n >= lanes:
-        for column in range(0, n - lanes + 1, lanes):
-            vec.store_square(w, column * lanes, out, row * n + column, n)
-        if n % lanes:
-            vec.store_square(w, (n - lanes) * lanes, out, row * n + n - lanes, n)
-    else:
-        for r in range(rows):
-            target = out[row + r]
-            for i in range(n):
-                target[i] = w[i * lanes + r]
 
 
 @strict_helper
@@ -115,7 +79,7 @@ def load_candidates(x: Any, row: int, rule: Any, level: Any, z: Any, tops: Any, 
     groups += 1
     shift(tops, groups, top)
     level = rough_level(tops, groups, True, rule, level)
-    line, largest = reach_of(rule, level, x), vec.first_lane(top)
+    line, largest = vec.first_lane(reach_of(rule, level)), vec.first_lane(top)
     most = n // 4
     count = 0
     for group in range(groups):
@@ -143,25 +107,6 @@ def load_candidates(x: Any, row: int, rule: Any, level: Any, z: Any, tops: Any, 
     for i in range(count, m * lanes):
         z[i] = -np.inf
     return m, count, top, level
-
-
-@strict_helper
-def store_candidates(w: Any, count: int, index: Any, out: Any, row: int) -> None:
-    """Write the candidates of a row to their places, and zeros elsewhere."""
-    out[row, :] = 0
-    for i in range(count):
-        out[row, index[i]] = w[i]
-
-
-@strict_helper
-def store_row(w: Any, out: Any, row: int) -> None:
-    """Write one row back."""
-    n, lanes = out.shape[1], vec.lanes(out)
-    whole = n // lanes * lanes
-    for i in range(0, whole, lanes):
-        vec.store(out, row * n + i, vec.load(w, i))
-    for i in range(whole, n):
-        out[row, i] = w[i]
 
 
 @strict_helper

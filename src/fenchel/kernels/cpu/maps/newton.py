@@ -143,7 +143,7 @@ def _approach_curve(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
         for start in range(0, m * lanes, GROUP * lanes):
             t, s = zero, zero
             for j in range(GROUP):
-                v, p = _weight(vec.load(z, start + j * lanes), scale, inverse, factor, base, level)
+                v, p = weight(vec.load(z, start + j * lanes), scale, inverse, factor, base, level)
                 t += p
                 s += v
             total += t
@@ -166,7 +166,7 @@ def _size(x: Any) -> Any:
 
 
 @strict_helper
-def _weight(z: Any, scale: Any, inverse: Any, factor: Any, base: Any, level: Any) -> Any:
+def weight(z: Any, scale: Any, inverse: Any, factor: Any, base: Any, level: Any) -> Any:
     """w and w·b of one vector."""
     u = z - level
     b = base + scale * u
@@ -310,7 +310,7 @@ def _curve_sums(z: Any, m: int, scale: Any, inverse: Any, factor: Any, base: Any
         t, s = zero, zero
         for j in range(GROUP):
             i = start + j * lanes
-            v, p = _weight(vec.load(z, i), scale, inverse, factor, base, level)
+            v, p = weight(vec.load(z, i), scale, inverse, factor, base, level)
             vec.store(w, i, v)
             t += p
             s += v

@@ -5,48 +5,34 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]
 from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.bits import pointer
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, store_batch
 from fenchel.kernels.cpu.maps.blocks import (
     FILTERED_WIDTH,
     group_maxima,
     load_candidates,
-    load_lanes,
     load_row,
     rough_level,
     shift,
-    store_candidates,
-    store_lanes,
-    store_row,
     workspace,
 )
 from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
 from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, rule_of, scale_of
 from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
-
-
-@strict_helper
-def solve_lanes(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any) -> Any:
-    """p of narrow rows, one per lane, in the workspace.
-
-    Returns:
-        the number of vectors, the largest score, the rule of the rows and the offset A of their level, by lanes.
-    """
-    z, w, tops, numbers = room
-    rule, level = rule_of(powers, row, rows, norm, numbers)
-    m = load_lanes(x, row, rows, z)
-    top, bad = group_maxima(z, 0, m, tops)
-    offset = _solve(z, m, False, rule, norm, level, top, bad, w, tops)
-    return m, top, rule, offset
+from fenchel.kernels.cpu.maps.stores import finish_streams, matrix, store_candidates, store_row
 
 
 @strict_helper
 def solve_row(x: Any, row: int, powers: Any, norm: bool, room: Any, index: Any) -> Any:
-    """p of one row, as ``solve_lanes``; returns the number of candidates too, −1 if all entries are there."""
+    """p of one row, in the workspace.
+
+    Returns:
+        the number of vectors and of candidates (−1 if all entries are there), the largest score, the rule of the row
+        and the offset A of its level.
+    """
     z, w, tops, numbers = room
     rule, level = rule_of(powers, row, 1, norm, numbers)
     if x.shape[1] >= FILTERED_WIDTH:
@@ -103,33 +89,36 @@ def _spoil(w: Any, m: int, bad: Any) -> None:
 
 @strict
 def argmax_of_narrow(
-    first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
     """α-entmax of each row, or α-normmax if ``norm``, of rows up to LANES_WIDTH.
 
-    Scores and results are n floats per row at an address, of the type of ``like``: to lay out arrays takes longer than
-    a row.
+    Scores and results are at addresses: see ``stores.matrix``.
     """
-    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
-    room, _ = workspace(n, x)
+    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
+    room = batch_room(n, x)
     for row in range(first, last, vec.lanes(x)):
         rows = min(vec.lanes(x), last - row)
-        solve_lanes(x, row, rows, powers, norm != 0, room)
-        store_lanes(room[1], out, row, rows)
+        _, _, _, rule, _ = solve_batch(x, row, rows, powers, norm != 0, room)
+        store_batch(x, row, rows, rule, norm != 0, room, out)
         if norm == 0:
             steep_rows(x, row, rows, powers, out)
+    finish_streams()
 
 
 @strict
-def argmax_of_wide(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
+def argmax_of_wide(
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
+) -> None:
     """As ``argmax_of_narrow`` for wider rows."""
-    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
     room, index = workspace(n, x)
     for row in range(first, last):
         _, count, _, _, _ = solve_row(x, row, powers, norm != 0, room, index)
         _store(room[1], count, index, out, row)
         if norm == 0:
             steep_rows(x, row, 1, powers, out)
+    finish_streams()
 
 
 @strict_helper
@@ -146,18 +135,20 @@ def loss_of_narrow(
 ) -> None:
     """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
     lanes = vec.lanes(x)
-    room, _ = workspace(x.shape[1], x)
-    z, w, values, _ = room
+    room = batch_room(x.shape[1], x)
+    z, w, values = room[:3]
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
-        m, top, rule, offset = solve_lanes(x, row, rows, powers, norm != 0, room)
+        m, top, bad, rule, offset = solve_batch(x, row, rows, powers, norm != 0, room)
         value = offset if norm else _maximum(rule, offset, _along(w, z, m))
-        vec.store(values, 0, vec.narrow(vec.maximum(value, 0.0), top))
+        value = vec.narrow(vec.maximum(value, 0.0), top)
+        vec.store(values, 0, vec.select(bad, np.nan, value))
         vec.store(values, lanes, top)
         if residual.size > 0:
-            store_lanes(w, residual, row, rows)
+            store_batch(x, row, rows, rule, norm != 0, room, residual)
         for r in range(rows):
-            finish_loss(row + r, x, values[r], values[lanes + r], w[r], target, loss, residual)
+            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+    finish_streams()
 
 
 @strict
@@ -172,6 +163,7 @@ def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: 
             _store(w, count, index, residual, row)
         number = max(vec.first_lane(value), 0.0)
         finish_loss(row, x, number, vec.first_lane(top), w[0], target, loss, residual)
+    finish_streams()
 
 
 @strict_helper
@@ -237,21 +229,24 @@ def _steep_rows_of(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
 
 @strict_helper
 def _store_steep(room: Any, count: int, out: Any, row: int) -> None:
-    kind = out.dtype.type
     _, p, index = room
-    out[row, :] = kind(np.nan) if count < 0 else kind(0)
-    for i in range(count):
-        out[row, index[i]] = p[i]
+    if count < 0:
+        out[row, :] = out.dtype.type(np.nan)
+    else:
+        store_candidates(p, count, index, out, row)
 
 
 @strict
-def steep_argmax(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
+def steep_argmax(
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
+) -> None:
     """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
-    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
     room = steep_room(n)
     for row in range(first, last):
         count, _, _ = steep_entmax(x, row, powers[0], room)
         _store_steep(room, count, out, row)
+    finish_streams()
 
 
 @strict
