@@ -12,7 +12,9 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import fenchel
 from fenchel import Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis, kernels
-from fenchel.regularizers.rowmap import ParameterMap, on_support, register_map
+from fenchel.regularizers.derivatives import on_support
+from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.rowmap import ParameterMap
 
 PAGE = (Path(__file__).parent.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
 SOURCE = Path(fenchel.__file__).parent

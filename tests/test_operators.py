@@ -16,7 +16,8 @@ from fenchel._torch import below_autograd
 from fenchel.kernels import table
 from fenchel.regularizers.base import Scaled
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON
-from fenchel.regularizers.rowmap import RowMap, pack
+from fenchel.regularizers.operators import pack
+from fenchel.regularizers.rowmap import RowMap
 
 OPERATORS = torch.ops.fenchel
 STEPS = ("argmax", "max", "product", "pull", "class_loss")

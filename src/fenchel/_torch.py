@@ -21,10 +21,14 @@ from torch.utils._pytree import tree_map
 
 __all__ = [
     "apply_function",
+    "as_autocast",
+    "autocast_dtype",
     "below_autograd",
     "concrete",
     "forward_mode",
+    "from_cpu",
     "has_tangent",
+    "is_batched",
     "is_mapped",
     "is_simple",
     "known",
@@ -52,6 +56,15 @@ _is_compiling, _tracing_state = torch.compiler.is_compiling, torch._C._get_traci
 _dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 is_mapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transformation of functions, such as ``torch.func.vmap``."""
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` maps over a tensor, at any level of nested transformations."""
+    while is_mapped(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return False
 
 
 # -- what a tensor is ------------------------------------------------------------------------------------------------
@@ -134,6 +147,14 @@ def on_cpu(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+def from_cpu(tensor: Tensor, device: torch.device) -> Tensor:
+    """The opposite of ``on_cpu``: a tensor of the CPU's memory on a device, differentiable."""
+    if device.type == "cpu":
+        return tensor
+    moved: Tensor = apply_function(_Shape, tensor) if device.type == "meta" else tensor.to(device)
+    return moved
+
+
 class _Zeros(torch.autograd.Function):
     """Zeros on the CPU in place of a meta tensor, which gets a gradient as if they were its copy."""
 
@@ -143,7 +164,19 @@ class _Zeros(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.to("meta")
+        return from_cpu(grad, torch.device("meta"))
+
+
+class _Shape(torch.autograd.Function):
+    """A meta tensor in place of one on the CPU, which gets a gradient of ones, as a meta tensor has no values."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.to("meta")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.ones_like(grad, device="cpu")
 
 
 def local_rows(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
@@ -357,3 +390,15 @@ def standard_gamma(concentration: Tensor, generator: torch.Generator | None = No
 def nested_from_mask(tensor: Tensor, mask: Tensor) -> Tensor:
     """A nested tensor of the rows of (B, L, D) that a mask (B, L) keeps, which must be the first of each."""
     return torch._nested_tensor_from_mask(tensor, mask, mask_check=False)
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype that autocast is set to on a device; None where it is off, or the device has none."""
+    kind = device.type
+    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    return torch.get_autocast_dtype(kind) if on else None
+
+
+def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers are left alone."""
+    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_number, check_one_of
-from fenchel._torch import concrete, known
+from fenchel._torch import autocast_dtype, concrete, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.rows import apply_mask, autocast_dtype, check_scores
+from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 __all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
@@ -66,7 +66,7 @@ def fy_loss(
         >>> scores = torch.tensor([[3.0, 0.0, 0.0], [0.5, 0.0, 0.0]], requires_grad=True)
         >>> loss = fenchel.fy_loss(scores, torch.tensor([0, 0]), fenchel.Gini(), reduction="none")
         >>> loss
-        tensor([0.0000, 0.0833], grad_fn=<_ClassLossBackward>)
+        tensor([0.0000, 0.0833], grad_fn=<ClassLossBackward>)
         >>> loss.sum().backward()
         >>> scores.grad
         tensor([[ 0.0000,  0.0000,  0.0000],

@@ -10,14 +10,15 @@ from torch import Tensor
 
 import oracles
 from fenchel import Regularizer
-from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain
+from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain, Monotonic
 
 Edge = tuple[Hashable, Hashable, float, int]
 """Source, target, score, and which entry of the flattened marginals it belongs to (−1: none)."""
 
 
-def choose(z: list[float], alpha: float, gamma: float) -> tuple[float, list[float]]:
-    """max and argmax of scores under γ times the Tsallis negentropy with index α."""
+def choose(z: list[float], alpha: float, gamma: float | Callable[[int], float]) -> tuple[float, list[float]]:
+    """max and argmax of scores under γ times the Tsallis negentropy with index α; γ may depend on their number."""
+    gamma = gamma(len(z)) if callable(gamma) else gamma
     if not z or max(z) == -math.inf:
         return -math.inf, [0.0] * len(z)
     alive = [i for i, v in enumerate(z) if v > -math.inf]
@@ -54,7 +55,9 @@ class Answer:
         return -sum(p * math.log(p) for _, p, _ in self.paths if p > 0)
 
 
-def solve(edges: list[Edge], source: Hashable, sink: Hashable, alpha: float, gamma: float) -> Answer:
+def solve(
+    edges: list[Edge], source: Hashable, sink: Hashable, alpha: float, gamma: float | Callable[[int], float]
+) -> Answer:
     """By recursion from the sink, without memory for paths: all of them are listed."""
     into: dict[Hashable, list[Edge]] = {}
     for edge in edges:
@@ -112,12 +115,14 @@ def parameters(omega: Regularizer) -> tuple[float, float]:
 
 # -- chains ------------------------------------------------------------------------------------------------
 
-LENGTHS = torch.tensor([4, 1, 3])
+LENGTHS, NONE = torch.tensor([4, 1, 3]), torch.tensor([4, 2, 0])
 STEPS, STATES = 4, 3
 
 
 def chain_edges(b, unary, transition, start=None, end=None, lengths=LENGTHS):
     length = int(lengths[b])
+    if length == 0:
+        return [("in", "out", 0.0, -1)], "in", "out"
     transition = transition.expand(len(unary), unary.shape[1] - 1, *transition.shape[-2:])
     states = range(unary.shape[2])
 
@@ -157,6 +162,14 @@ FULL = Problem(
     chain_path,
 )
 
+EMPTY = Problem(
+    "chain of no steps",
+    FULL.make,
+    lambda unary, transition, start, end, omega: LinearChain(unary, transition, NONE, start, end, omega),
+    lambda b, *tensors: chain_edges(b, *tensors, lengths=NONE),
+    chain_path,
+)
+
 # -- alignments --------------------------------------------------------------------------------------------
 
 ROWS, COLUMNS = 3, 4
@@ -188,6 +201,34 @@ TABLE = Problem(
     sign=-1.0,
 )
 
+# -- tokens and frames -------------------------------------------------------------------------------------
+
+TOKENS, FRAMES = 3, 6
+SIZES = torch.tensor([[TOKENS, FRAMES], [2, 4], [1, 1]])
+
+
+def frame_edges(b, scores, lengths=SIZES):
+    n, m = lengths[b].tolist()
+    edges = []
+    for i, t in itertools.product(range(n), range(m)):
+        before = ["in"] if i == t == 0 else [(i, t - 1), (i - 1, t - 1)]
+        part = i * scores.shape[2] + t
+        edges += [(c, (i, t), float(scores[b, i, t]), part) for c in before if c == "in" or min(c) >= 0]
+    return edges, "in", (n - 1, m - 1)
+
+
+def frame_path(parts):
+    return torch.tensor([part // FRAMES for part in parts] + [-1] * (FRAMES - len(parts)))
+
+
+SPEECH = Problem(
+    "tokens and frames",
+    lambda g: (0.7 * torch.randn(3, TOKENS, FRAMES, generator=g),),
+    lambda scores, omega: Monotonic(scores, SIZES, omega),
+    frame_edges,
+    frame_path,
+)
+
 # -- lattices ----------------------------------------------------------------------------------------------
 
 SOURCES = torch.tensor([0, 0, 1, 2, 0, 3, 1, 3, 4, 0, 0, 2, 6])
@@ -214,4 +255,4 @@ NET = Problem(
     lattice_path,
 )
 
-PROBLEMS = [SHARED, FULL, TABLE, NET]
+PROBLEMS = [SHARED, FULL, EMPTY, TABLE, SPEECH, NET]

@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.autograd import functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fenchel import Custom, Fused, Gini, Hard, KSubsets, Regularizer, Shannon, Tsallis, kernels
+from fenchel import Capped, Custom, Fused, Gini, Hard, KSubsets, Regularizer, Shannon, SparseMAP, Tsallis, kernels
 from fenchel.dp import Alignment, Lattice, LinearChain, alignment, chain, lattice
+from fenchel.structures import AtMost
 
 every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
 either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
@@ -19,6 +20,10 @@ SMOOTH = [Shannon(), Gini(), Tsallis(1.5)]
 
 def half_square(p: Tensor) -> Tensor:
     return p.square().sum(-1) / 2
+
+
+def of_four(p: Tensor) -> Tensor:
+    return (p * torch.ones(4)).square().sum(-1) - 1
 
 
 @pytest.fixture(autouse=True)
@@ -329,9 +334,8 @@ EDGES = (torch.tensor([0, 1]), torch.tensor([1, 2]))
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: LinearChain(UNARY, STEP, torch.tensor([4, -1])), ValueError, r"lengths must be in \[1, 4\].*got -1"),
-        (lambda: LinearChain(UNARY, STEP, torch.tensor([4, 0])), ValueError, r"lengths must be in \[1, 4\].*got 0"),
-        (lambda: LinearChain(UNARY, STEP, torch.tensor([5, 4])), ValueError, r"lengths must be in \[1, 4\].*got 5"),
+        (lambda: LinearChain(UNARY, STEP, torch.tensor([4, -1])), ValueError, r"lengths must be in \[0, 4\].*got -1"),
+        (lambda: LinearChain(UNARY, STEP, torch.tensor([5, 4])), ValueError, r"lengths must be in \[0, 4\].*got 5"),
         (lambda: LinearChain(UNARY, STEP, torch.tensor([4])), ValueError, r"lengths must have shape \(2,\)"),
         (lambda: LinearChain(UNARY, STEP, torch.tensor([4.0, 4.0])), TypeError, "lengths must be a tensor of integers"),
         (lambda: LinearChain(UNARY.long(), STEP), TypeError, "unary must be a floating-point tensor"),
@@ -341,6 +345,11 @@ EDGES = (torch.tensor([0, 1]), torch.tensor([1, 2]))
         (lambda: LinearChain(UNARY, STEP, omega=KSubsets(2)), TypeError, "omega must be over the simplex.*KSubsets"),
         (lambda: LinearChain(UNARY, STEP, omega=Fused(0.1)), TypeError, "omega must be zero at one-hot.*Fused"),
         (lambda: LinearChain(UNARY, STEP, omega=Custom(half_square)), TypeError, "zero at one-hot vectors.*subtract"),
+        (lambda: Alignment(COSTS, omega=2.0 * Custom(half_square)), TypeError, r"It is 0.5 there: subtract 0.5"),
+        (lambda: Alignment(COSTS, omega=Fused(0.1)), TypeError, r"differ, from 0.1 to 0.2: no constant"),
+        (lambda: LinearChain(UNARY, STEP, omega=Capped(0.5)), TypeError, "not every choice may be one-hot"),
+        (lambda: LinearChain(UNARY, STEP, omega=Custom(of_four)), TypeError, "cannot be computed for 2 entries"),
+        (lambda: LinearChain(UNARY, STEP, omega=SparseMAP(AtMost(2))), TypeError, "do not sum to 1 for every number"),
         (lambda: LinearChain(UNARY, STEP, omega=Tsallis(torch.ones(2))), ValueError, "omega must have one alpha"),
         (
             lambda: LinearChain(UNARY, STEP).loss(torch.full((2, 4), 3)),

@@ -1,16 +1,18 @@
 """The verbs of every dynamic program, against all of its paths; with kernels and without."""
 
+import itertools
 import math
+from collections.abc import Hashable
 
 import pytest
 import torch
-from enumeration import PROBLEMS, Problem
+from enumeration import FULL, NODES, PROBLEMS, TARGETS, Edge, Problem, parameters, solve
 from scipy import stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels, sparsemax
-from fenchel.dp import Alignment, Lattice, LinearChain
+from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain, Monotonic
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -57,7 +59,8 @@ def test_every_verb_agrees_with_enumeration(problem: Problem, omega: Regularizer
         paths, probs, scores = listed(problem, answer)
         torch.testing.assert_close(top.probs[b, : len(probs)], probs, rtol=0, atol=1e-12)
         assert (top.probs[b, len(probs) :] == 0).all()
-        found = {tuple(p.flatten().tolist()): q.item() for p, q in zip(top.paths[b], top.probs[b], strict=True)}
+        listing = zip(top.paths[b].flatten(1).tolist(), top.probs[b].tolist(), strict=True)
+        found = {tuple(p): q for p, q in reversed(list(listing))}  # a chain of no steps has the path of the padding
         for path, probability in zip(paths, probs, strict=True):
             assert found.get(tuple(path.flatten().tolist()), 0.0) == pytest.approx(probability.item(), abs=1e-12)
         given = best.expand(len(paths), *best.shape).clone()  # some path for the other batch elements
@@ -267,6 +270,104 @@ def test_a_custom_omega_that_is_zero_at_vertices_is_taken(problem: Problem) -> N
     torch.testing.assert_close(d.marginals, gini.marginals, rtol=0, atol=1e-6)
 
 
+def along(problem: Problem, d: DynamicProgram, b: int, path: Tensor) -> Tensor:
+    """The product of the walk's probabilities along a path, cell by cell, edge by edge or step by step."""
+    walk = d.walk[b]
+    if isinstance(d, Lattice):
+        return walk[path].prod()
+    if isinstance(d, Alignment):
+        cells = [tuple(c) for c in path.tolist() if c[0] >= 0]
+        steps = [(c[0] - a[0], c[1] - a[1]) for a, c in itertools.pairwise([(-1, -1), *cells])]
+        kinds = [[(1, 1), (1, 0), (0, 1)].index(step) for step in steps]
+        return torch.stack([walk[i, j, kind] for (i, j), kind in zip(cells, kinds, strict=True)]).prod()
+    states = path[path >= 0]
+    if isinstance(d, Monotonic):
+        return walk[states, torch.arange(len(states)), torch.diff(states, prepend=states[:1])].prod()
+    if len(states) == 0:
+        return torch.tensor(1.0, dtype=torch.float64)
+    steps = torch.arange(len(states) - 1)
+    return walk[steps, states[:-1], states[1:]].prod() * d.marginals[b, len(states) - 1, states[-1]]
+
+
+@every_problem
+@every_omega
+def test_the_walk_has_the_probabilities_of_paths(problem: Problem, omega: Regularizer) -> None:
+    tensors = problem.tensors(1)
+    d = problem.build(*tensors, omega)
+    for b, answer in enumerate(problem.answers(tensors, omega, BATCH)):
+        paths, probs, _ = listed(problem, answer)
+        found = torch.stack([along(problem, d, b, path) for path in paths])
+        torch.testing.assert_close(found, probs, rtol=0, atol=1e-12)
+
+
+def test_shapes_and_sums_of_walks() -> None:
+    lengths = torch.tensor([4, 1, 3])
+    walk = LinearChain(torch.randn(3, 4, 5), torch.randn(5, 5), lengths, omega=Gini()).walk
+    assert walk.shape == (3, 3, 5, 5)
+    inside = torch.arange(1, 4) < lengths[:, None]
+    torch.testing.assert_close(walk.sum(-2), inside[..., None].expand(3, 3, 5).float())
+    net = PROBLEMS[-1]
+    edges = net.build(*net.tensors(), Gini()).walk
+    into = torch.zeros(BATCH, NODES).double().index_add(1, TARGETS, edges)
+    torch.testing.assert_close(into, torch.tensor([0, 1, 0, 1, 1, 0, 0, 1]).double().expand(BATCH, NODES))
+    unary = torch.randn(3, 4, 5)
+    unary[0, 0, 0], unary[1] = math.nan, -torch.inf
+    walk = LinearChain(unary, torch.randn(5, 5)).walk
+    assert walk[0].isnan().all()
+    assert (walk[1] == 0).all()
+    assert walk[2].isfinite().all()
+
+
+@every_problem
+def test_derivatives_of_the_walk_and_of_the_bounds(problem: Problem) -> None:
+    inputs = leaves(problem)
+    assert gradcheck(lambda *t: problem.build(*t, Gini()).walk, inputs, fast_mode=True)
+    assert gradgradcheck(lambda *t: problem.build(*t, Shannon()).walk, inputs, fast_mode=True)
+    gamma = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda c, *t: problem.build(*t, c * Gini()).bounds().lower, (gamma, *inputs), fast_mode=True)
+
+
+def normalized_entropy(p: Tensor) -> Tensor:
+    """Shannon's negative entropy, −1 at the uniform distribution whatever the number of entries."""
+    return -torch.special.entr(p).sum(-1) / math.log(p.shape[-1])
+
+
+def reachable(edges: list[Edge], source: Hashable, sink: Hashable) -> tuple[list[Edge], Hashable, Hashable]:
+    """A graph without the edges that no path from the source reaches; edges are in topological order of targets."""
+    seen, kept = {source}, []
+    for edge in sorted(edges, key=lambda e: e[1]) if isinstance(source, int) else edges:
+        if edge[0] in seen:
+            kept.append(edge)
+            seen.add(edge[1])
+    return kept, source, sink
+
+
+@every_problem
+def test_an_omega_may_depend_on_the_number_of_choices(problem: Problem) -> None:
+    tensors = problem.tensors(1)
+    d = problem.build(*tensors, 0.4 * Custom(normalized_entropy))
+    graphs = [reachable(*problem.edges(b, *tensors)) for b in range(BATCH)]
+    answers = [solve(*graph, 1.0, lambda n: 0.4 / math.log(max(n, 2))) for graph in graphs]
+    values = problem.sign * torch.tensor([a.value for a in answers], dtype=torch.float64)
+    torch.testing.assert_close(d.value, values, rtol=0, atol=1e-8)
+    marginals = d.marginals
+    expected = torch.stack([a.marginals(marginals[0].numel()) for a in answers]).reshape(marginals.shape)
+    torch.testing.assert_close(marginals, expected, rtol=0, atol=1e-6)
+
+
+@every_problem
+def test_derivatives_with_a_custom_omega(problem: Problem) -> None:
+    width = torch.tensor(0.7, dtype=torch.float64, requires_grad=True)
+    omega = Custom(lambda p: width * (p.pow(3).sum(-1) - 1))
+
+    def value(_: Tensor, *t: Tensor) -> Tensor:
+        return problem.build(*t, 0.5 * omega).value
+
+    inputs = (width, *leaves(problem))
+    assert gradcheck(value, inputs, fast_mode=True)
+    assert gradgradcheck(value, inputs, fast_mode=True)
+
+
 @every_problem
 def test_parameters_of_omega_are_trained(problem: Problem) -> None:
     tensors = problem.tensors(3)
@@ -332,3 +433,63 @@ def test_any_other_omega_of_the_simplex_will_do() -> None:
     d = PROBLEMS[0].build(*PROBLEMS[0].tensors(), Norm(2.0))
     torch.testing.assert_close(d.marginals.sum(-1)[0], torch.ones(4).double())
     assert d.value.shape == (BATCH,)
+
+
+def agreeing(b: int, tensors: tuple[Tensor, ...], target: Tensor, omega: Regularizer) -> float:
+    """max_Ω over the paths of a chain through the observed states, by a graph without the others."""
+    alpha, gamma = parameters(omega)
+    edges, first, last = FULL.edges(b, *tensors)
+    free = [e for e in edges if isinstance(e[1], str) or int(target[b, e[1][0]]) in (-100, e[1][1])]
+    return solve(free, first, last, alpha, gamma).value
+
+
+@either_way
+@every_omega
+def test_states_that_are_not_observed_leave_all_paths_that_agree(omega: Regularizer, compiled: bool) -> None:
+    tensors = FULL.tensors(1)
+    target = torch.tensor([[2, -100, -100, 0], [-100, 0, 0, 0], [-100, 1, 2, 7]])  # lengths 4, 1 and 3
+    d = FULL.build(*tensors, omega)
+    values = torch.tensor([agreeing(b, tensors, target, omega) for b in range(BATCH)], dtype=torch.float64)
+    torch.testing.assert_close(d.loss(target), d.value - values, rtol=0, atol=1e-12)
+    assert d.loss(target)[1] == 0  # nothing is observed
+    both = torch.stack([target, d.map()])
+    torch.testing.assert_close(d.loss(both), torch.stack([d.loss(target), d.loss(d.map())]), rtol=0, atol=1e-12)
+    if str(omega) in map(str, COMPILED):
+        inputs = leaves(FULL)
+        assert gradcheck(lambda *t: FULL.build(*t, omega).loss(target), inputs, fast_mode=True)
+        assert gradgradcheck(lambda *t: FULL.build(*t, omega).loss(target), inputs, fast_mode=True)
+
+
+def test_a_target_that_agrees_with_no_possible_path_has_an_infinite_loss() -> None:
+    step = torch.tensor([[0.0, -torch.inf], [-torch.inf, 0.0]]).requires_grad_()
+    loss = LinearChain(torch.zeros(2, 3, 2), step).loss(torch.tensor([[0, -100, 1], [0, -100, 0]]))
+    assert loss[0] == torch.inf
+    assert loss[1].item() == pytest.approx(math.log(2))
+    (gradient,) = torch.autograd.grad(loss.sum(), step)
+    assert gradient.isfinite().all()
+
+
+@either_way
+def test_a_chain_of_no_steps_reads_no_scores(compiled: bool) -> None:
+    """One path, of score 0, whatever stands in the scores; no derivative is NaN."""
+    scores = [torch.full((2, 3, 2), math.nan).double(), torch.full((2, 2, 2, 2), math.inf).double()]
+    scores += [torch.full((2, 2), math.nan).double(), torch.full((2, 2), math.nan).double()]
+    for each in scores:
+        each[0] = 0.0
+        each.requires_grad_()
+    unary, transition, start, end = scores
+    d = LinearChain(unary, transition, torch.tensor([3, 0]), start, end)
+    target = torch.tensor([[0, 1, 1], [-1, 5, -100]])
+    assert d.value[1] == d.loss(target)[1] == d.log_prob(target)[1] == d.entropy()[1] == 0
+    assert (d.map()[1] == -1).all()
+    assert (d.sample(2)[:, 1] == -1).all()
+    assert (d.top(2).paths[1] == -1).all()
+    assert d.top(2).probs[1].tolist() == [1, 0]
+    assert (d.marginals[1] == 0).all()
+    assert (d.transition_marginals[1] == 0).all()
+    assert d.kl_divergence(d)[1] == 0
+    for result in (d.value, d.marginals.cos(), d.transition_marginals.cos(), d.loss(target), d.entropy()):
+        first = torch.autograd.grad(result.sum(), scores, create_graph=True, materialize_grads=True)
+        for gradient in (*first, *torch.autograd.grad(sum(g.cos().sum() for g in first), scores)):
+            assert (gradient[1] == 0).all()
+            assert gradient.isfinite().all()

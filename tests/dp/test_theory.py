@@ -6,7 +6,7 @@ import pytest
 import torch
 from enumeration import NET, PROBLEMS, SHARED, TABLE, Problem, solve
 
-from fenchel import Gini, Hard, Regularizer, Shannon, Tsallis
+from fenchel import Gini, Hard, Norm, Regularizer, Shannon, Tsallis
 from fenchel.dp import LinearChain
 
 every_problem = pytest.mark.parametrize("problem", PROBLEMS, ids=str)
@@ -39,6 +39,50 @@ def test_the_error_is_within_its_bounds(problem: Problem, nodes: int, choices: i
         error = maximum(problem, omega, *tensors) - maximum(problem, Hard(), *tensors)
         assert (error >= 0).all()
         assert (error <= (nodes - 1) * most).all()
+
+
+def hard_maximum(problem: Problem, tensors: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    answers = problem.answers(tensors, Hard(), BATCH)
+    best = [max(score for _, _, score in answer.paths) for answer in answers]
+    return problem.sign * torch.tensor(best, dtype=torch.float64)
+
+
+@every_problem
+@pytest.mark.parametrize("omega", [Shannon(), Gini(), 0.3 * Tsallis(1.5), Norm(2.0), Hard()], ids=str)
+def test_the_best_path_is_within_the_bounds(problem: Problem, omega: Regularizer) -> None:
+    for seed, scale in ((0, 1.0), (1, 0.1), (2, 10.0)):
+        tensors = tuple(scale * t for t in problem.tensors(seed))
+        bounds, best = problem.build(*tensors, omega).bounds(), hard_maximum(problem, tensors)
+        assert (bounds.lower <= best + 1e-12).all()
+        assert (best <= bounds.upper + 1e-12).all()
+        equal = tuple(0.0 * t for t in tensors)
+        width = problem.build(*equal, omega).value.abs().min()  # no path has more to choose from
+        assert (bounds.upper - bounds.lower >= width - 1e-12).all()
+
+
+@pytest.mark.parametrize("omega", [Shannon(), Gini(), 2.0 * Tsallis(1.5), Norm(2.0)], ids=str)
+def test_both_bounds_are_attained(omega: Regularizer) -> None:
+    lengths = torch.tensor([4, 1, 3])
+    equal = LinearChain(torch.zeros(3, 4, 3).double(), torch.zeros(3, 3).double(), lengths, omega=omega).bounds()
+    torch.testing.assert_close(equal.lower, torch.zeros(3).double(), rtol=0, atol=1e-12)
+    lead = torch.tensor([100.0, 0.0, 0.0], dtype=torch.float64).expand(3, 4, 3)
+    clear = LinearChain(lead, torch.zeros(3, 3).double(), lengths, omega=omega).bounds()
+    torch.testing.assert_close(clear.upper, 100.0 * lengths.double(), rtol=0, atol=1e-12)
+    forbidden = torch.zeros(3, 3).double()
+    forbidden[:, 1:] = -torch.inf  # one choice of three at the start, and after it one of one
+    single = LinearChain(lead - lead, forbidden, lengths, omega=omega).bounds()
+    torch.testing.assert_close(single.lower, torch.zeros(3).double(), rtol=0, atol=1e-12)
+
+
+@every_problem
+def test_bounds_where_there_is_no_path_and_where_there_is_nan(problem: Problem) -> None:
+    first, *rest = problem.tensors()
+    first[0], first[1] = math.nan, -problem.sign * torch.inf
+    bounds = problem.build(first, *rest, Gini()).bounds()
+    for each in (bounds.lower, bounds.upper):
+        assert each[0].isnan()
+        assert each[1] == -problem.sign * torch.inf
+        assert each[2].isfinite()
 
 
 @every_problem

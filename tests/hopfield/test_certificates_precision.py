@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fenchel import Gini, KSubsets, Norm, Regularizer, SparseMAP, Tsallis
 from fenchel.hopfield import Memory
-from fenchel.hopfield import certificates as module
+from fenchel.streaming import Plan, using
 from fenchel.structures import SequentialSubsets, Subsets
 
 
@@ -82,15 +82,14 @@ def radii(x: Tensor, lead: float) -> Tensor:
 
 @pytest.mark.parametrize("exact", [1 << 36, 0])
 @pytest.mark.parametrize("offset", [0.0, 1e4, 1e8])
-def test_a_common_offset_leaves_the_radius_right(offset: float, exact: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EXACT", exact)
-    monkeypatch.setattr(module, "BLOCK", 16)
+def test_a_common_offset_leaves_the_radius_right(offset: float, exact: int) -> None:
     x = torch.randn(40, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     x[20:] = x[:20] + (1e-2 if offset == 1e4 else 1e-5) * x[20:]  # and pairs that are close
     x = x + offset
     dtype = torch.float32 if exact == 0 and offset < 1e8 else torch.float64
     x = x.to(dtype)
-    found = Memory(x, Gini(), 2.0).certify()
+    with using(Plan(columns=16, exact=exact)):
+        found = Memory(x, Gini(), 2.0).certify()
     torch.testing.assert_close(found.radius, radii(x.double(), 0.5), rtol=1e-7, atol=1e-7)
 
 

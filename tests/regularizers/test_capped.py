@@ -15,7 +15,7 @@ from torch.func import jacfwd, jacrev, vmap
 import fenchel
 from fenchel import Capped, Gini, KSubsets, Shannon, Tsallis, constrained_softmax, constrained_sparsemax, k_subsets
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON
-from fenchel.regularizers.rowmap import pack
+from fenchel.regularizers.operators import pack
 
 MAPS = [(constrained_sparsemax, Gini()), (constrained_softmax, Shannon())]
 both = pytest.mark.parametrize(("choose", "base"), MAPS, ids=["sparsemax", "softmax"])

@@ -3,14 +3,17 @@
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.chain import LinearChain
 from fenchel.dp.lattice import Lattice
-from fenchel.dp.program import DynamicProgram, Paths
+from fenchel.dp.monotonic import Monotonic
+from fenchel.dp.program import Bounds, DynamicProgram, Paths
 from fenchel.dp.series import barycenter, dtw, dtw_divergence
 
 __all__ = [
     "Alignment",
+    "Bounds",
     "DynamicProgram",
     "Lattice",
     "LinearChain",
+    "Monotonic",
     "Paths",
     "barycenter",
     "dtw",

@@ -35,7 +35,8 @@ class Alignment(DynamicProgram):
             one length. In general the diagonal is the straight line between the corners, and cells are allowed up to
             band + ½ steps of the shorter series from it; so there always is a path. None: all cells.
 
-    A path is a tensor of cells, (…, B, L, 2), −1 after the end.
+    A path is a tensor of cells, (…, B, L, 2), −1 after the end. ``walk`` is (B, N, M, 3): the probabilities that the
+    path comes to a cell diagonally, from above and from the left.
 
     Example:
         >>> import torch
@@ -62,6 +63,7 @@ class Alignment(DynamicProgram):
         omega: Regularizer | None = None,
         band: int | None = None,
     ) -> None:
+        costs, lengths = self._copied(costs, lengths)
         super().__init__(costs, "costs", "(B, N, M)", omega)
         self.lengths = check_lengths(lengths, costs, "costs", costs.shape[1:])
         self.band = None if band is None else check_count(band, "band", 0)
@@ -73,6 +75,12 @@ class Alignment(DynamicProgram):
 
     def _signed(self, maximum: Tensor) -> Tensor:
         return 0.0 - maximum  # and no −0
+
+    def _ordered(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        return self._signed(upper), self._signed(lower)
+
+    def _by_step(self, edges: Tensor) -> Tensor:
+        return edges.reshape(-1, *self._inputs[0].shape[1:], 3)
 
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         columns = self._inputs[0].shape[2]

@@ -17,6 +17,9 @@ from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
 
+NOT_OBSERVED = -100
+"""In a target, the state of a step that is not observed: ``torch.nn.functional.cross_entropy``'s ignore_index."""
+
 
 class LinearChain(DynamicProgram):
     r"""Sequences of states, scored by state and by step: a conditional random field for Shannon's Ω.
@@ -30,12 +33,15 @@ class LinearChain(DynamicProgram):
     Args:
         unary: (B, T, S), the score of each state at each step.
         transition: (S, S), [previous, current]; or (B, T−1, S, S), where B and T−1 may be 1.
-        lengths: (B,), integers from 1 to T; what stands after the end of a chain does not matter. T if None.
+        lengths: (B,), integers from 0 to T; what stands after the end of a chain does not matter. T if None. A chain of
+            length 0 has one path, all −1, of score 0.
         start: (S,) or (B, S), scores of the first state; 0 if None.
         end: (S,) or (B, S), scores of the last state, at each chain's own end; 0 if None.
         omega: smooths every maximum; one of the simplex.
 
-    A path is a tensor of states, (…, B, T), −1 after the end.
+    A path is a tensor of states, (…, B, T), −1 after the end. States of −100 in a target are not observed: ``loss`` is
+    then the value less the value over all paths that agree with the others. ``walk`` is (B, T−1, S, S): [t, i, j] is
+    the probability of state i at step t given state j at step t + 1, so that columns sum to 1; zero after the end.
 
     Example:
         >>> import torch
@@ -67,8 +73,10 @@ class LinearChain(DynamicProgram):
         end: Tensor | None = None,
         omega: Regularizer | None = None,
     ) -> None:
+        unary, transition, lengths, start, end = self._copied(unary, transition, lengths, start, end)
         super().__init__(unary, "unary", "(B, T, S)", omega)
-        self.lengths = check_lengths(lengths, unary, "unary", unary.shape[1:2])
+        self.lengths = check_lengths(lengths, unary, "unary", unary.shape[1:2], least=0)
+        self._inside = torch.arange(unary.shape[1], device=unary.device) < self.lengths.unsqueeze(-1)
         transition = _check_transition(transition, unary)
         start, end = _check_ends(start, "start", unary), _check_ends(end, "end", unary)
         dtype = self._inputs[0].dtype
@@ -82,7 +90,7 @@ class LinearChain(DynamicProgram):
         unary, transition, start, end = self._inputs
         batch, steps, states = unary.shape
         every = transition.expand(batch, steps - 1, states, states)
-        return self._expected_path((unary, every, start, end))[1].to(self._dtype)
+        return self._returned(self._expected_path((unary, every, start, end))[1])
 
     @stays_outside
     @torch.no_grad()
@@ -90,31 +98,35 @@ class LinearChain(DynamicProgram):
         unary, transition, start, end = self._inputs
         states = viterbi(self._with_ends(unary, start, end), precise(transition), self.lengths)
         possible = self._score(states.clamp_min(0)) > -torch.inf
-        return torch.where(possible.unsqueeze(-1), states, -1)
+        return torch.where(possible.unsqueeze(-1), states, -1).to(self._device)
 
     def __repr__(self) -> str:
         batch, steps, states = self._inputs[0].shape
         return f"LinearChain({batch} chains of up to {steps} steps, {states} states, omega={self.omega})"
 
+    def _by_step(self, edges: Tensor) -> Tensor:
+        _, steps, states = self._inputs[0].shape
+        each = edges[:, states : states + (steps - 1) * states**2].reshape(len(edges), steps - 1, states, states)
+        return torch.where(self._inside[:, 1:, None, None], each, 0.0 * each.detach())  # NaN stays NaN
+
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
-        inside = torch.arange(steps, device=edges.device) < self.lengths.unsqueeze(-1)
-        return torch.where(inside & possible.unsqueeze(-1), edges[..., :steps] % states, -1)
+        return torch.where(self._inside & possible.unsqueeze(-1), edges[..., :steps] % states, -1)
 
     def _total(self, path: Tensor, values: Tensor) -> Tensor:
         _, steps, states = self._inputs[0].shape
-        index = torch.arange(steps, device=path.device)
-        path = torch.where(index < self.lengths.unsqueeze(-1), path, 0).long().clamp_min(0)
-        last = path.gather(-1, (self.lengths - 1).expand(path.shape[:-1]).unsqueeze(-1))
-        path = torch.where(index < self.lengths.unsqueeze(-1), path, last)  # as the graph goes on after the end
-        step = states + ((index[1:] - 1) * states + path[..., :-1]) * states + path[..., 1:]
+        path = torch.where(self._inside, path, 0).long().clamp_min(0)
+        last = self._last_state(path)
+        path = torch.where(self._inside, path, last)  # as the graph goes on after the end
+        index = torch.arange(steps - 1, device=path.device)
+        step = states + (index * states + path[..., :-1]) * states + path[..., 1:]
         end = states + (steps - 1) * states**2 + last
         return sum_over_edges(values, torch.cat([path[..., :1], step, end], -1))
 
     def _score(self, path: Tensor) -> Tensor:
         unary, transition, start, end = self._inputs
         _, steps, states = unary.shape
-        inside = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
+        inside = self._inside
         path = torch.where(inside, path, 0).long()
         each = unary.expand(*path.shape, states).gather(-1, path.unsqueeze(-1)).squeeze(-1)
         score = torch.where(inside, precise(each), 0.0).sum(-1)
@@ -126,17 +138,38 @@ class LinearChain(DynamicProgram):
             else:
                 each = flat.expand(*pairs.shape[:-1], states**2).gather(-1, pairs).squeeze(-1)
             score = score + torch.where(inside[:, 1:], precise(each), 0.0).sum(-1)
-        last = path.gather(-1, (self.lengths - 1).expand(path.shape[:-1]).unsqueeze(-1))
-        for ends, state in ((start, path[..., :1]), (end, last)):
-            score = score + precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
+        for ends, state in ((start, path[..., :1]), (end, self._last_state(path))):
+            each = precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
+            score = score + torch.where(inside[:, 0], each, 0.0)
         return score
+
+    @stays_outside
+    def _reached(self, target: Tensor) -> Tensor:
+        hidden = self._inside & (target == NOT_OBSERVED)
+        if concrete(hidden) and not bool(hidden.any()):
+            return self._score(target)
+        unary, *rest = self._inputs
+        shape, states = target.shape, unary.shape[-1]
+        copies = target.shape[:-2].numel()
+        target, hidden = target.reshape(-1, shape[-1]), hidden.reshape(-1, shape[-1])
+        others = target.unsqueeze(-1) != torch.arange(states, device=target.device)
+        unary = torch.where(others & ~hidden.unsqueeze(-1), -torch.inf, unary.repeat(copies, 1, 1))
+        transition, start, end = (
+            each if len(each) == 1 else each.repeat(copies, *(1,) * (each.dim() - 1)) for each in rest
+        )
+        agreeing = LinearChain(unary, transition, self.lengths.repeat(copies), start, end, self.omega)
+        return agreeing._max().reshape(shape[:-1])
+
+    def _last_state(self, path: Tensor) -> Tensor:
+        """The last state of each path, (…, B, 1)."""
+        return path.gather(-1, (self.lengths - 1).clamp_min(0).expand(path.shape[:-1]).unsqueeze(-1))
 
     def _check_paths(self, other: DynamicProgram) -> None:
         assert isinstance(other, LinearChain)
         check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
-        return (check_integers(path, "path") < 0).all(-1)
+        return (check_integers(path, "path") < 0).all(-1) & self._inside[:, 0]
 
     def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
         path = check_integers(path, name)
@@ -144,30 +177,38 @@ class LinearChain(DynamicProgram):
         if path.shape[-2:] != (batch, steps):
             raise ValueError(f"{name} must have shape (…, {batch}, {steps}): states; got {tuple(path.shape)}")
         if concrete(path):
-            inside = torch.arange(steps, device=path.device) < self.lengths.unsqueeze(-1)
-            wrong = inside & ((path < 0) | (path >= states))
-            wrong = wrong if blank is None else wrong & ~blank.unsqueeze(-1)
+            wrong = self._inside & ((path < 0) | (path >= states))
+            # Without blanks this is the target of a loss.
+            wrong = wrong & (path != NOT_OBSERVED if blank is None else ~blank.unsqueeze(-1))
             if bool(wrong.any()):
-                raise ValueError(f"{name} must hold states in [0, {states - 1}], got {path[wrong][0].item()}")
+                hidden = f", or {NOT_OBSERVED} where it is not observed" if blank is None else ""
+                raise ValueError(f"{name} must hold states in [0, {states - 1}]{hidden}; got {path[wrong][0].item()}")
 
     # -- the recursion -------------------------------------------------------------------------------
 
     def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         unary, transition, start, end = inputs
-        value, walk = kernel.forward(unary, transition, (start, end), self.lengths, *self._numbers, keep)
-        return value, walk
+        value, walk = kernel.forward(unary, transition, (start, end), self._filled, *self._numbers, keep)
+        return torch.where(self._inside[:, 0], value, 0.0), walk
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         unary, transition, _, _ = inputs
-        found = kernel.gradient(weight, value, walk, self.lengths, unary.shape, transition.shape[1])
+        value = torch.where(self._inside[:, 0], value, -torch.inf)
+        found = kernel.gradient(weight, value, walk, self._filled, unary.shape, transition.shape[1])
         return self._like_inputs(inputs, *found)
 
     def _hessian_product(
         self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
         unary = self._with_ends(directions[0], *directions[2:])
-        change, found = kernel.hessian_product(weight, value, walk, self.lengths, unary, directions[1], *self._numbers)
+        value = torch.where(self._inside[:, 0], value, -torch.inf)
+        change, found = kernel.hessian_product(weight, value, walk, self._filled, unary, directions[1], *self._numbers)
         return change, self._like_inputs(inputs, *found)
+
+    @property
+    def _filled(self) -> Tensor:
+        """Lengths for kernels, which take no empty chains: these count as one step, and are left out of the results."""
+        return self.lengths.clamp_min(1)
 
     def _like_inputs(self, inputs: Inputs, states: Tensor, steps: Tensor) -> Inputs:
         """Results for states and steps in the shapes of the inputs, summed over the batch where it shares an input."""
@@ -187,13 +228,14 @@ class LinearChain(DynamicProgram):
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         unary, transition, start, end = map(precise, inputs)
-        batch, steps, states = unary.shape
-        inside = torch.arange(1, steps, device=unary.device) < self.lengths.unsqueeze(-1)
+        states = unary.shape[-1]
+        inside, filled = self._inside[:, 1:], self._inside[:, :1]
         each = unary[:, 1:].unsqueeze(-2) + transition
-        # After the end of a chain the walk stays where it is.
+        # After the end of a chain the walk stays where it is; an empty chain ends in state 0.
         stay = torch.where(torch.eye(states, dtype=torch.bool, device=unary.device), 0.0, -torch.inf).to(unary.dtype)
         each = torch.where(inside[..., None, None], each, stay)
-        scores = torch.cat([unary[:, 0] + start, each.flatten(1), end.expand(batch, states)], -1)
+        first, last = torch.where(filled, unary[:, 0] + start, stay[0]), torch.where(filled, end, 0.0)
+        scores = torch.cat([first, each.flatten(1), last], -1)
         return walk(self._graph, scores, omega)
 
     @cached_property
@@ -202,9 +244,10 @@ class LinearChain(DynamicProgram):
 
     def _collect(self, marginals: Tensor) -> Inputs:
         _, steps, states = self._inputs[0].shape
-        inside = torch.arange(steps, device=marginals.device) < self.lengths.unsqueeze(-1)
         first, between, _ = torch.split(marginals, [states, (steps - 1) * states**2, states], -1)
-        each = torch.where(inside[:, 1:, None, None], between.reshape(len(marginals), steps - 1, states, states), 0.0)
+        first = torch.where(self._inside[:, :1], first, 0.0)
+        between = between.reshape(len(marginals), steps - 1, states, states)
+        each = torch.where(self._inside[:, 1:, None, None], between, 0.0)
         invalid = torch.where(marginals[:, :1].isnan(), torch.nan, 0.0).to(marginals.dtype).unsqueeze(-1)
         nodes = torch.cat([first.unsqueeze(1), each.sum(-2)], 1)
         return nodes + invalid, each + invalid.unsqueeze(-1)  # after the end of a chain too

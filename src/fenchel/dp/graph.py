@@ -18,6 +18,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from fenchel._torch import apply_function, nested_forward_mode
 from fenchel.regularizers.base import Regularizer, simplified
@@ -76,6 +77,7 @@ class Level:
         sources: (nodes, choices), the nodes that edges come from.
         reads: the earlier levels that contain the sources.
         places: (nodes, choices), the positions of the sources in these levels, one level after the other.
+        degrees: (nodes,), how many incoming edges each node has; what follows in its row is padding.
     """
 
     first: int
@@ -83,6 +85,7 @@ class Level:
     sources: Indices
     reads: tuple[int, ...]
     places: Indices
+    degrees: Indices
 
 
 class Graph:
@@ -161,7 +164,8 @@ class Graph:
         padded = [np.full(shape, fill) for fill in (self.scores, 0, 0)]
         for array, values in zip(padded, (edges, tails, places), strict=True):
             array[heads, column] = values
-        return Level(int(first), padded[0], padded[1], tuple(reads.tolist()), padded[2])
+        degrees = np.diff(np.append(begin, len(heads)))
+        return Level(int(first), padded[0], padded[1], tuple(reads.tolist()), padded[2], degrees)
 
 
 def tensor_on(device: torch.device, indices: Indices) -> Tensor:
@@ -239,7 +243,7 @@ class Walk:
         walked: list[Tensor] = []
         for i in range(len(levels) - 1, -1, -1):
             level = levels[i]
-            taken = mass[i + 1].unsqueeze(-1) * _argmax(self.omega, self.choices[i])
+            taken = mass[i + 1].unsqueeze(-1) * _argmax(self.omega, level, self.choices[i])
             walked.append(taken.flatten(1))
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
@@ -248,28 +252,44 @@ class Walk:
                 mass[r] = mass[r] + part
         return self._mark_invalid(self._by_edge(walked[::-1], 0.0))
 
+    def probs(self) -> Tensor:
+        """The probability of each edge given its target, (batch, scores)."""
+        each = [_argmax(self.omega, level, z) for level, z in zip(self.graph.levels, self.choices, strict=True)]
+        return self._mark_invalid(self._by_edge([p.flatten(1) for p in each], 0.0))
+
+    def slack(self) -> Tensor:
+        """How much the value can be above the best score, (batch,): the largest sum over a path of max(−Ω)."""
+        found = [torch.zeros_like(self.values[0])]
+        for level, z in zip(self.graph.levels, self.choices, strict=True):
+            possible = z > -torch.inf
+            most = _max(self.omega, level, torch.where(possible, 0.0, z))
+            before = torch.where(possible, _at_sources(found, level), 0.0).amax(-1)
+            found.append(torch.where(possible.any(-1), most, 0.0) + before)
+        return self._mark_invalid(self._at_ends(found))
+
     def log_probs(self) -> Tensor:
         """The log-probability of each edge given its target, (batch, scores)."""
-        return self._mark_invalid(
-            self._by_edge([_log_argmax(self.omega, z).flatten(1) for z in self.choices], -torch.inf)
-        )
+        return self._mark_invalid(self._by_edge([each.flatten(1) for each in self._log_argmaxes()], -torch.inf))
 
     def entropy(self) -> Tensor:
         """Shannon's entropy of the walk in nats, (batch,)."""
-        return self._expected([-_log_argmax(self.omega, z) for z in self.choices])
+        return self._expected([-each for each in self._log_argmaxes()])
 
     def cross_entropy(self, other: Walk) -> Tensor:
         """E[−log q] for another walk q through the same graph, (batch,); +inf if a path of this walk has q = 0."""
-        return self._expected([-_log_argmax(other.omega, z) for z in other.choices], other)
+        return self._expected([-each for each in other._log_argmaxes()], other)
 
     def divergence(self, other: Walk) -> Tensor:
         """Kullback and Leibler's divergence from another walk through the same graph, (batch,), in nats."""
         costs = []
-        for z, y in zip(self.choices, other.choices, strict=True):
-            log_p, log_q = _log_argmax(self.omega, z), _log_argmax(other.omega, y)
+        for log_p, log_q in zip(self._log_argmaxes(), other._log_argmaxes(), strict=True):
             costs.append(torch.where(log_p == -torch.inf, 0.0, log_p) - log_q)
         found = self._expected(costs, other)
         return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
+
+    def _log_argmaxes(self) -> list[Tensor]:
+        """The log-probabilities of all choices, level by level."""
+        return [_log_argmax(self.omega, level, z) for level, z in zip(self.graph.levels, self.choices, strict=True)]
 
     def _expected(self, costs: Sequence[Tensor], other: Walk | None = None) -> Tensor:
         """The expected sum of the costs of all choices, (batch,).
@@ -279,7 +299,7 @@ class Walk:
         found = [torch.zeros_like(self.values[0])]
         lost = [torch.zeros_like(self.values[0], dtype=torch.bool)]
         for level, z, cost in zip(self.graph.levels, self.choices, costs, strict=True):
-            p = _argmax(self.omega, z)
+            p = _argmax(self.omega, level, z)
             taken, finite = p > 0, cost < torch.inf
             total = _at_sources(found, level) + torch.where(taken & finite, cost, 0.0)
             found.append(torch.where(taken, p * total, 0.0).sum(-1))
@@ -296,7 +316,7 @@ class Walk:
         draws = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(value)
 
         def draw(i: int, nodes: Tensor, _: Tensor) -> Tensor:
-            p = _rows_of_nodes(_argmax(self.omega, self.choices[i]), nodes)
+            p = _rows_of_nodes(_argmax(self.omega, self.graph.levels[i], self.choices[i]), nodes)
             below = p.cumsum(-1)
             number = (below <= (draws[i] * below[..., -1]).unsqueeze(-1)).sum(-1)
             last = p.shape[-1] - 1 - (p > 0).int().flip(-1).argmax(-1)
@@ -315,8 +335,8 @@ class Walk:
         start = torch.full_like(self.values[0], -torch.inf).unsqueeze(-1).repeat(1, 1, k)
         start[..., 0] = 0.0
         found, picks = [start], []
-        for level, z in zip(self.graph.levels, self.choices, strict=True):
-            ways = _at_sources(found, level) + _log_argmax(self.omega, z).unsqueeze(-1)  # (batch, nodes, choices, k)
+        for level, each in zip(self.graph.levels, self._log_argmaxes(), strict=True):
+            ways = _at_sources(found, level) + each.unsqueeze(-1)  # (batch, nodes, choices, k)
             logs, pick = ways.flatten(2).sort(dim=-1, descending=True, stable=True)
             found.append(logs[..., :k])
             picks.append(pick[..., :k])
@@ -391,26 +411,64 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     parts = torch.split(sorted_scores, graph.widths, -1)
     for level, part in zip(graph.levels, parts, strict=True):
         choices.append(_at_sources(values, level) + part.reshape(len(part), *level.edges.shape))
-        values.append(_max(omega, choices[-1]))
+        values.append(_max(omega, level, choices[-1]))
     return Walk(graph, omega, values, choices, ends, invalid)
 
 
-def _max(omega: Regularizer, z: Tensor) -> Tensor:
-    """max_Ω along the last dimension; −inf where there is no choice, with derivatives of 0 in the parameters of Ω."""
-    empty, filled = _fill_empty(z)
-    return torch.where(empty.squeeze(-1), -torch.inf, omega.max(filled))
+def _max(omega: Regularizer, level: Level, z: Tensor) -> Tensor:
+    """max_Ω over the choices of each node; −inf where there is none, with derivatives of 0 in the parameters of Ω."""
+
+    def of_rows(rows: Tensor) -> Tensor:
+        empty, filled = _fill_empty(rows)
+        return torch.where(empty, -torch.inf, omega.max(filled).unsqueeze(-1))
+
+    return _by_degree(omega, level, z, of_rows, lambda rows: rows, -torch.inf)[..., 0]
 
 
-def _argmax(omega: Regularizer, z: Tensor) -> Tensor:
-    """argmax_Ω along the last dimension; zeros where there is no choice."""
-    empty, filled = _fill_empty(z)
-    return torch.where(empty, 0.0, omega.argmax(filled))
+def _argmax(omega: Regularizer, level: Level, z: Tensor) -> Tensor:
+    """argmax_Ω over the choices of each node; zeros where there is none."""
+
+    def of_rows(rows: Tensor) -> Tensor:
+        empty, filled = _fill_empty(rows)
+        return torch.where(empty, 0.0, omega.argmax(filled))
+
+    return _by_degree(omega, level, z, of_rows, lambda rows: (rows > -torch.inf).to(rows.dtype), 0.0)
 
 
-def _log_argmax(omega: Regularizer, z: Tensor) -> Tensor:
-    """log(argmax_Ω) along the last dimension; −inf where a choice has no probability."""
-    empty, filled = _fill_empty(z)
-    return torch.where(empty, -torch.inf, omega.log_argmax(filled))
+def _log_argmax(omega: Regularizer, level: Level, z: Tensor) -> Tensor:
+    """log(argmax_Ω) over the choices of each node; −inf where a choice has no probability."""
+
+    def of_rows(rows: Tensor) -> Tensor:
+        empty, filled = _fill_empty(rows)
+        return torch.where(empty, -torch.inf, omega.log_argmax(filled))
+
+    return _by_degree(omega, level, z, of_rows, lambda rows: torch.where(rows > -torch.inf, 0.0, rows), -torch.inf)
+
+
+Rows = Callable[[Tensor], Tensor]
+
+
+def _by_degree(omega: Regularizer, level: Level, z: Tensor, of_rows: Rows, of_one: Rows, padding: float) -> Tensor:
+    """A function of the choices of each node, (batch, nodes, choices).
+
+    An Ω without a rule that the library knows may depend on how many entries there are, as an entropy divided by that
+    of the uniform distribution does. It gets rows without padding, and none with one entry, at which it is zero.
+
+    Args:
+        of_rows: the function, of rows with one number of choices.
+        of_one: the same for nodes with one choice.
+        padding: of the result.
+    """
+    if omega.canonical()[0].name is not None:
+        return of_rows(z)
+    found, order = [], []
+    for degree in np.unique(level.degrees).tolist():
+        nodes = np.flatnonzero(level.degrees == degree)
+        rows = z[:, tensor_on(z.device, nodes), :degree]
+        result = of_one(rows) if degree == 1 else of_rows(rows)
+        found.append(pad(result, (0, z.shape[-1] - result.shape[-1]), value=padding))
+        order.append(nodes)
+    return torch.cat(found, 1)[:, tensor_on(z.device, np.argsort(np.concatenate(order)))]
 
 
 def _fill_empty(z: Tensor) -> tuple[Tensor, Tensor]:

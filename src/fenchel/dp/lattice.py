@@ -30,7 +30,8 @@ class Lattice(DynamicProgram):
         num_nodes: how many nodes there are: 0 is the source, ``num_nodes - 1`` the sink.
         omega: smooths every maximum; one of the simplex.
 
-    A path is a set of edges: boolean, (…, B, E).
+    A path is a set of edges: boolean, (…, B, E). ``walk`` is (B, E): the probability of each edge given its target, so
+    that the edges into a node sum to 1; zero for edges on no path from source to sink.
 
     Example:
         >>> import torch
@@ -51,6 +52,7 @@ class Lattice(DynamicProgram):
     def __init__(
         self, sources: Tensor, targets: Tensor, scores: Tensor, num_nodes: int, omega: Regularizer | None = None
     ) -> None:
+        (scores,) = self._copied(scores)
         super().__init__(scores, "scores", "(B, E)", omega)
         self.num_nodes = check_count(num_nodes, "num_nodes", 2)
         self._shape = _check_edges(sources, targets, scores.shape[1], self.num_nodes)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_floats, check_integers
-from fenchel._torch import concrete
-from fenchel.dp.calculus import Recursion, stays_outside
+from fenchel._torch import concrete, from_cpu, on_cpu
+from fenchel.dp.calculus import Inputs, Recursion, stays_outside
 from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Hard, Shannon
+from fenchel.structures.base import module_on_cpu
 
 SHANNON = Shannon()
 """The Ω of programs for which none is given. It has no tensors, and one object serves all programs."""
@@ -40,6 +42,25 @@ class Paths:
     probs: Tensor
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """Bounds of the score of the best path (of an alignment, of its cost).
+
+    Args:
+        lower: (B,).
+        upper: (B,).
+
+    Example:
+        >>> import torch, fenchel
+        >>> unary = torch.tensor([[[1.0, 0.0], [0.3, 0.0]]])
+        >>> fenchel.dp.LinearChain(unary, torch.zeros(2, 2), omega=fenchel.Gini()).bounds()
+        Bounds(lower=tensor([0.9225]), upper=tensor([1.4225]))
+    """
+
+    lower: Tensor
+    upper: Tensor
+
+
 class DynamicProgram(Recursion):
     r"""The best path through a graph, smoothed: Bellman's recursion with :math:`\max_\Omega` in place of max.
 
@@ -54,12 +75,15 @@ class DynamicProgram(Recursion):
     ``d.cross_entropy(e)``   the mean of −log-probabilities under another program
     ``d.kl_divergence(e)``   cross-entropy less entropy: 0 where both have the same distribution
     ``d.loss(target)``       value − score of the target path: never negative
+    ``d.walk``               the probabilities of the walk's steps; differentiable
+    ``d.bounds()``           bounds of the score of the best path, from ``value``
     =======================  ======================================================================================
 
     With ``Shannon()`` paths have Gibbs probabilities, proportional to exp(score); with ``Gini()`` most have none.
     Any Ω over the simplex that is zero at one-hot vectors can be used: ``Hard``, ``Shannon``, ``Gini``, ``Tsallis``,
     ``Norm``, ``Custom`` of a function that is zero there, classes of your own with ``zero_at_vertices = True``, and γ
-    times one of them.
+    times one of them. An Ω of your own may depend on the number of entries and on their order; one that is alone is
+    chosen without asking Ω.
 
     Scores of −inf forbid what they belong to. Where nothing is left the value is −inf, marginals are zero and paths
     blank; a score that is NaN or +inf makes its batch element NaN, and no other. Sums are kept in double precision.
@@ -75,6 +99,10 @@ class DynamicProgram(Recursion):
     programs as they are: its graph breaks there, and with ``fullgraph=True`` it raises an error, as does
     ``torch.export``.
 
+    Scores on another device are copied to the CPU when the program is made, in one copy per dtype, for which the device
+    is waited for; later changes of a score in place are not seen. Everything is computed on the CPU. Each result is
+    copied to the device, its gradient to the CPU in the backward pass, and the gradients of the scores to the device.
+
     Example:
         >>> import torch, fenchel
         >>> d = fenchel.dp.LinearChain(torch.tensor([[[1.0, 0.0], [0.3, 0.0]]]), torch.zeros(2, 2))
@@ -83,12 +111,15 @@ class DynamicProgram(Recursion):
     """
 
     _dtype: torch.dtype
+    _device = torch.device("cpu")
 
     def __init__(self, scores: Tensor, name: str, shape: str, omega: Regularizer | None) -> None:
         check_floats(scores, name)
         if scores.dim() != len(shape.split(",")) or 0 in scores.shape[1:]:
             raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(scores.shape)}")
         self.omega = SHANNON if omega is None else check_choice(omega)
+        if self._device.type != "cpu":
+            self.omega, _ = module_on_cpu(self.omega)
         self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
         self._dtype = scores.dtype
         self._results, self._results_version = {}, None
@@ -96,23 +127,54 @@ class DynamicProgram(Recursion):
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._signed(self._max()).to(self._dtype)
+        return self._returned(self._signed(self._max()))
 
     @property
     def marginals(self) -> Tensor:
         """The expected path: the probability that each state, cell or edge is on the path."""
-        return self._signed(self._expected_path()[0]).to(self._dtype)
+        return self._returned(self._signed(self._expected_path()[0]))
 
     def exact_maximum(self) -> Tensor:
-        """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
+        """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, on the CPU, (B,)."""
         return self._max()
+
+    @property
+    @stays_outside
+    def walk(self) -> Tensor:
+        """The probability of each edge given the node that it leads to, which is where the walk is: it goes backwards.
+
+        Zero for edges into nodes that no path reaches; differentiable.
+        """
+        return self._returned(self._in_torch(_steps)[0])
+
+    @stays_outside
+    def bounds(self) -> Bounds:
+        r"""Bounds of the best path's score, computed from ``value`` alone; of its cost, for an alignment.
+
+        .. math:: \mathrm{value} - \max_{\text{paths}} \sum_{v \in \text{path}} U_v
+                  \;\le\; \max_{\text{paths}} \mathrm{score} \;\le\; \mathrm{value},
+                  \qquad U_v = {\max_\Omega}(0, \dots, 0) = \max_p -\Omega(p)
+
+        with as many zeros as node v has possible incoming edges. Proof: let x be the scores of a choice. Ω is zero at
+        one-hot vectors, so max_Ω(x) ≥ max(x); and ⟨p, x⟩ ≤ max(x), so max_Ω(x) ≤ max(x) + U_v. By induction over the
+        nodes, value v_Ω and best score v satisfy v ≤ v_Ω ≤ v + C, where C is U of the node plus the largest C of the
+        nodes before it. The lower bound is attained where every choice is between equal values, the upper one
+        where every choice has a lead of Ω's margin. Both have the derivatives of ``value``; γ also enters the lower.
+
+        Returns:
+            Their ``lower`` and ``upper``, (B,).
+
+        References: Mensch & Blondel (2018), who multiply the largest U by the number of nodes.
+        """
+        upper, slack = self._max(), self._in_torch(_slack)[0]
+        return Bounds(*map(self._returned, self._ordered(upper - slack, upper)))
 
     @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
         walk = self._walk(self._inputs, Hard())
-        return self._path(walk.best(), walk.value > -torch.inf)[0]
+        return self._path(walk.best(), walk.value > -torch.inf)[0].to(self._device)
 
     @stays_outside
     @torch.no_grad()
@@ -125,7 +187,7 @@ class DynamicProgram(Recursion):
         """
         n = check_count(n, "n")
         walk = self._walk(self._inputs, self.omega)
-        return self._path(walk.sample(n, generator), walk.value > -torch.inf)
+        return self._path(walk.sample(n, generator), walk.value > -torch.inf).to(self._device)
 
     @stays_outside
     @torch.no_grad()
@@ -135,20 +197,21 @@ class DynamicProgram(Recursion):
         walk = self._walk(self._inputs, self.omega)
         edges, logs = walk.top(k)
         paths = self._path(edges, logs > -torch.inf)  # a probability may underflow to 0
-        return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
+        return Paths(paths.transpose(0, 1).to(self._device), self._returned(torch.nan_to_num(logs.exp(), 0.0).t()))
 
     @stays_outside
     def log_prob(self, path: Tensor) -> Tensor:
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
+        path, known = _local(path)
         blank = self._blank(path)
-        self._check_path(path, "path", blank)
+        self._check_path(known, "path", blank)
         total = self._total(path, self._walk(self._inputs, self.omega).log_probs())
-        return torch.where(blank, -torch.inf, total).to(self._dtype)
+        return self._returned(torch.where(blank, -torch.inf, total))
 
     @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
-        return self._walk(self._inputs, self.omega).entropy().to(self._dtype)
+        return self._returned(self._walk(self._inputs, self.omega).entropy())
 
     @stays_outside
     def cross_entropy(self, other: DynamicProgram) -> Tensor:
@@ -168,7 +231,7 @@ class DynamicProgram(Recursion):
             (tensor([1.3296]), tensor([1.3296]))
         """
         p, q = self._walks(other)
-        return p.cross_entropy(q).to(torch.promote_types(self._dtype, other._dtype))
+        return self._returned(p.cross_entropy(q), torch.promote_types(self._dtype, other._dtype))
 
     @stays_outside
     def kl_divergence(self, other: DynamicProgram) -> Tensor:
@@ -190,7 +253,7 @@ class DynamicProgram(Recursion):
             (tensor([0.1637]), tensor([inf]))
         """
         p, q = self._walks(other)
-        return p.divergence(q).to(torch.promote_types(self._dtype, other._dtype))
+        return self._returned(p.divergence(q), torch.promote_types(self._dtype, other._dtype))
 
     def loss(self, target: Tensor) -> Tensor:
         """value − score of the target, never negative, one per batch element: the CRF's loss for a Shannon chain.
@@ -198,12 +261,34 @@ class DynamicProgram(Recursion):
         Zero where the target leads by so much that it takes all; +inf for a target that is not possible. The gradient
         is the expected path less the target.
         """
-        self._check_path(target, "target", None)
-        value, score = self._max(), self._score(target)
+        target, known = _local(target)
+        self._check_path(known, "target", None)
+        value, score = self._max(), self._reached(target)
         impossible = score == -torch.inf
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
-        return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
+        return self._returned(loss + torch.where(impossible, torch.inf, 0.0))
+
+    def _copied(self, *tensors: Any) -> Any:
+        """The tensors that a program is made from in the CPU's memory; results go to the device of the first.
+
+        To be called before all else. What is not a tensor is returned as it is, to be checked later. Lengths on the
+        meta device have no values, and None takes their place.
+        """
+        tensors = tuple(
+            None if isinstance(t, Tensor) and t.is_meta and not t.is_floating_point() else t for t in tensors
+        )
+        self._device = tensors[0].device if isinstance(tensors[0], Tensor) else torch.device("cpu")
+        found = iter(on_cpu(*(each for each in tensors if isinstance(each, Tensor))))
+        return tuple(next(found) if isinstance(each, Tensor) else each for each in tensors)
+
+    def _returned(self, result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A result in the dtype of the scores, on their device."""
+        return from_cpu(result.to(dtype or self._dtype), self._device)
+
+    def _reached(self, target: Tensor) -> Tensor:
+        """The score of a target, in double precision; max_Ω over all paths that agree with it if it is not complete."""
+        return self._score(target)
 
     def _walks(self, other: DynamicProgram) -> tuple[Walk, Walk]:
         """The random walks of two programs over the same paths."""
@@ -220,6 +305,14 @@ class DynamicProgram(Recursion):
     def _signed(self, maximum: Tensor) -> Tensor:
         """A maximum of scores, or its gradient, with the sign that users expect: costs are minus scores."""
         return maximum
+
+    def _ordered(self, lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+        """Bounds of a maximum of scores as users expect them: of costs, the other way round."""
+        return lower, upper
+
+    def _by_step(self, edges: Tensor) -> Tensor:
+        """Probabilities of the edges (B, edges) in the shape of ``walk``."""
+        return edges
 
     @abstractmethod
     def _path(self, edges: Tensor, possible: Tensor) -> Tensor:
@@ -246,6 +339,14 @@ class DynamicProgram(Recursion):
         """Which paths (…, B) are blank, as ``sample`` and ``top`` return them where no path is possible."""
 
 
+def _local(path: Tensor) -> tuple[Tensor, Tensor]:
+    """A path in the CPU's memory, and the one to check: that of a meta tensor has no values that could be."""
+    if not isinstance(path, Tensor) or path.is_cpu:
+        return path, path
+    (here,) = on_cpu(path)
+    return here, path if path.is_meta else here
+
+
 def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:
     """The sums of values (B, E) over the edges of paths (…, B, L); negative edges are padding."""
     none = edges < 0
@@ -253,19 +354,29 @@ def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:
     return torch.where(none, 0.0, found).sum(-1)
 
 
+def _steps(program: Recursion, walk: Walk) -> Inputs:
+    assert isinstance(program, DynamicProgram)
+    return (program._by_step(walk.probs()),)
+
+
+def _slack(_: Recursion, walk: Walk) -> Inputs:
+    return (walk.slack(),)
+
+
 def precise(tensor: Tensor) -> Tensor:
-    """A tensor in double precision, or as it is on a device without double precision."""
-    return tensor if tensor.device.type == "mps" else tensor.double()
+    """A tensor in double precision."""
+    return tensor.double()
 
 
-def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...]) -> Tensor:
+def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...], least: int = 1) -> Tensor:
     """Check the lengths of each batch element, (B,) for one size and (B, 2) for two; return them as int64.
 
     Args:
         lengths: integers; the sizes if None.
-        scores: (B, …), whose device the lengths are moved to.
+        scores: (B, …).
         name: of the scores, for errors.
         sizes: the longest lengths.
+        least: the shortest length.
     """
     shape = (len(scores), len(sizes))[: len(sizes)]
     longest = torch.tensor(sizes, device=scores.device).expand(shape)
@@ -274,9 +385,9 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
     lengths = check_integers(lengths, "lengths").to(scores.device)
     if lengths.shape != shape:
         raise ValueError(f"lengths must have shape {shape}, one row per batch element, got {tuple(lengths.shape)}")
-    wrong = (lengths < 1) | (lengths > longest)
+    wrong = (lengths < least) | (lengths > longest)
     if concrete(lengths) and bool(wrong.any()):
-        allowed = " and ".join(f"[1, {size}]" for size in sizes)
+        allowed = " and ".join(f"[{least}, {size}]" for size in sizes)
         raise ValueError(f"lengths must be in {allowed}, the shape of {name}, got {lengths[wrong][0].item()}")
     return lengths
 
@@ -293,14 +404,14 @@ def check_choice(omega: Regularizer) -> Regularizer:
     for mass in (base.mass(1), base.mass(2)):
         if isinstance(mass, Tensor) or mass != 1:
             raise TypeError(
-                "omega must be over the simplex, for every step of a path is one choice: Hard, Shannon, Gini, Tsallis, "
-                f"Norm or a multiple of one of them; got {omega}"
+                "omega must be over the simplex, for every step of a path is one choice: use Hard, Shannon, Gini, "
+                f"Tsallis, Norm or a multiple of one of them; got {omega}, whose choices do not sum to 1 for "
+                "every number of entries"
             )
     if not base.zero_at_vertices:
         raise TypeError(
             "omega must be zero at one-hot vectors, so that the value is not below the score of the best path: Hard, "
-            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. From an Ω of your own, subtract "
-            "its value at one-hot vectors, if they share one; a class of your own sets zero_at_vertices = True"
+            f"Shannon, Gini, Tsallis, Norm or a multiple of one of them; got {omega}. {_at_vertices(base)}"
         )
     for name, parameter in ((base.parameter_name, base.parameter), ("gamma", gamma)):
         if isinstance(parameter, Tensor) and parameter.numel() != 1:
@@ -308,3 +419,26 @@ def check_choice(omega: Regularizer) -> Regularizer:
                 f"omega must have one {name} for all choices, got a tensor of shape {tuple(parameter.shape)}"
             )
     return omega
+
+
+def _at_vertices(omega: Regularizer) -> str:
+    """A sentence on the values of an Ω at one-hot vectors, and on what to do about them."""
+    values = []
+    for n in (2, 3):
+        try:
+            with torch.no_grad():
+                values += omega(torch.eye(n, dtype=torch.float64)).flatten().tolist()
+        except Exception as error:
+            return (
+                f"It cannot be computed for {n} entries ({type(error).__name__}: {error}), but nodes differ in how "
+                "many choices they have"
+            )
+    low, high = min(values), max(values)
+    if high - low > 1e-12 or low != low:
+        return f"Its values at one-hot vectors differ, from {low:g} to {high:g}: no constant can be subtracted"
+    if abs(low) > 1e-12:
+        return f"It is {low:g} there: subtract {low:g}"
+    return (
+        "Its value there is zero, but not every choice may be one-hot, or it does not say so: a class of your own sets "
+        "zero_at_vertices = True"
+    )

@@ -78,9 +78,6 @@ class Regularizer(nn.Module):
     """
 
     rule: RowMap | None = None
-    zero_at_vertices: bool = False
-    """Whether Ω is zero at one-hot vectors, so that the loss of a class is max_Ω less its score."""
-
     associative: bool = False
     """Whether max_Ω of the parts' max_Ω is that of the whole, so that partial results merge by ``max`` and ``argmax``
     of their stacked values. Shannon's is."""
@@ -114,6 +111,14 @@ class Regularizer(nn.Module):
     def parameter(self) -> Parameter | None:
         """The parameter that selects a member of the family: a number, or a tensor with one value per row."""
         return None
+
+    @property
+    def zero_at_vertices(self) -> bool:
+        """Whether Ω is zero at one-hot vectors, so that the loss of a class is max_Ω less its score.
+
+        As its ``rule`` says; an Ω without one sets it in its class.
+        """
+        return self.rule is not None and self.rule.zero_at_vertices
 
     @property
     def parameter_shape(self) -> torch.Size | None:
@@ -376,7 +381,7 @@ class Scaled(Regularizer):
         return None if self.omega.parameter_shape is None else super().parameter_shape
 
     @property
-    def zero_at_vertices(self) -> bool:  # type: ignore[override]
+    def zero_at_vertices(self) -> bool:
         return self.omega.zero_at_vertices
 
     @property

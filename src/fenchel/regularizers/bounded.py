@@ -19,7 +19,8 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel.regularizers.rowmap import Parameter, RowMap, register_map
+from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.rowmap import Parameter, RowMap
 from fenchel.regularizers.solvers.thresholds import capped_projection, capped_softmax
 from fenchel.regularizers.tsallis import TSALLIS
 

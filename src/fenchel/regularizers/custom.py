@@ -15,7 +15,8 @@ from fenchel._operators import rows_first
 from fenchel._torch import apply_function, concrete, forward_mode, outside_graphs, readable
 from fenchel.regularizers.base import Posed, Regularizer
 from fenchel.regularizers.closures import Closure, hidden_leaf
-from fenchel.regularizers.rowmap import RowMap, on_support
+from fenchel.regularizers.derivatives import on_support
+from fenchel.regularizers.rowmap import RowMap
 from fenchel.regularizers.rows import to_rows
 from fenchel.regularizers.solvers.interior import TINY, Solution, diagonal_product, minimize, reduce
 
@@ -72,7 +73,7 @@ class Custom(Regularizer):
         return None
 
     @property
-    def zero_at_vertices(self) -> bool:  # type: ignore[override]
+    def zero_at_vertices(self) -> bool:
         """Whether ``fn`` is zero at one-hot vectors, tried with two and with three entries; False if it refuses these.
 
         Example:

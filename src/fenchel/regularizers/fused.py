@@ -8,7 +8,7 @@ from torch import Tensor
 from fenchel._torch import known
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap, check_strength
-from fenchel.regularizers.rowmap import register_map
+from fenchel.regularizers.operators import register_map
 from fenchel.regularizers.solvers import groups
 
 

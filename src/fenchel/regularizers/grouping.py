@@ -18,7 +18,9 @@ from torch import Tensor
 from fenchel._checks import check_parameter, check_real
 from fenchel._torch import below_autograd, readable
 from fenchel.regularizers.base import Regularizer, hold, show
-from fenchel.regularizers.rowmap import Parameter, ParameterMap, argmax_operator, on_support, pack
+from fenchel.regularizers.derivatives import on_support
+from fenchel.regularizers.operators import argmax_operator, pack
+from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.solvers import groups
 from fenchel.regularizers.tsallis import Gini
 
@@ -29,7 +31,6 @@ class GroupingMap(ParameterMap):
     Masked entries take no part in the penalty: they do not part their neighbours.
     """
 
-    zero_at_vertices = False
     traceable = False
 
     @abstractmethod

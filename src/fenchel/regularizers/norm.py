@@ -12,7 +12,9 @@ from fenchel._checks import check_parameter
 from fenchel._torch import known, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.rowmap import Parameter, ParameterMap, on_support, register_map
+from fenchel.regularizers.derivatives import on_support
+from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
 from fenchel.regularizers.solvers import thresholds
 
@@ -23,6 +25,7 @@ class _NormMap(ParameterMap):
     """Ω(p) = ‖p‖_α − 1. With N = ‖p‖_α and r = p/N: ∇Ω = r^(α−1), Hessian ((α−1)/N)(diag(r^(α−2)) − ∇Ω ∇Ωᵀ)."""
 
     name = "norm"
+    zero_at_vertices = True
 
     def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return _norm(p, a).squeeze(-1) - 1
@@ -136,7 +139,6 @@ class Norm(Regularizer):
     """
 
     rule = NORM
-    zero_at_vertices = True
     alpha: float | Tensor
 
     def __init__(self, alpha: float | Tensor = 2.0) -> None:

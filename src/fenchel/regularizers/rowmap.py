@@ -7,37 +7,34 @@ for argmax_Ω, and how to differentiate it *given the answer*. With the paramete
 * ∂ max_Ω / ∂ scores = argmax_Ω, and ∂ max_Ω / ∂ a follows from the envelope theorem.
 
 Every rule is written with differentiable operations on p, which is itself an output of the rule: derivatives of all
-orders are right. Eager mode runs the ``autograd.Function`` directly, which is faster; under ``torch.compile`` and
-``torch.export`` the same Function runs behind a registered operator, which stays one node of the graph, and so do the
-products of its backward pass. Kernels are looked up in ``kernels.find`` when the step runs; where there is none, the
-torch operations below compute.
-
-The file is long because the class, its autograd.Functions and its operators call each other.
+orders are right. Eager mode runs the autograd.Functions of ``derivatives`` directly, which is faster; under
+``torch.compile`` and ``torch.export`` they run behind the operators of ``operators``, which stay one node of the graph,
+and so do the products of the backward pass. Kernels are looked up in ``kernels.find`` when the step runs; where there
+is none, the torch operations below compute.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._operators import define_operator, rows_first
-from fenchel._torch import (
-    apply_function,
-    below_autograd,
-    concrete,
-    known,
-    local_rows,
-    nested_forward_mode,
-    outside,
-    tracks,
-    tracks_forward,
+from fenchel._operators import rows_first
+from fenchel._torch import apply_function, concrete, known, local_rows, tracks
+from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max, on_support, residual_at, saturated_sum
+from fenchel.regularizers.operators import (
+    argmax_operator,
+    class_loss_operator,
+    is_registered,
+    max_operator,
+    pack,
+    product_operator,
+    pull_operator,
 )
 from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
 
@@ -54,6 +51,9 @@ class RowMap(ABC):
 
     name: str
     """The name by which kernels and operators find the map."""
+
+    zero_at_vertices: bool = False
+    """Whether Ω is zero at one-hot vectors."""
 
     traceable: bool = True
     """Whether the torch operations of ``solve`` do not depend on the data, so that a graph can hold them."""
@@ -124,7 +124,7 @@ class RowMap(ABC):
         if torch.compiler.is_compiling():
             in_graph: Tensor = argmax_operator(z, *pack(a), self.name)
             return in_graph
-        chosen: Tensor = apply_function(_Argmax, self, z, *a) if tracks(z, *a) else self.solve_any(z, *a)
+        chosen: Tensor = apply_function(Argmax, self, z, *a) if tracks(z, *a) else self.solve_any(z, *a)
         return chosen
 
     def max(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
@@ -133,7 +133,7 @@ class RowMap(ABC):
         if torch.compiler.is_compiling():
             in_graph: Tensor = max_operator(z, p, *pack(a), self.name)
             return in_graph
-        maximum: Tensor = apply_function(_Max, self, z, p, *a)
+        maximum: Tensor = apply_function(Max, self, z, p, *a)
         return maximum
 
     def class_loss(self, z: Tensor, index: Tensor, *a: Any) -> Tensor:
@@ -143,7 +143,7 @@ class RowMap(ABC):
         if torch.compiler.is_compiling():
             results = class_loss_operator(z, index, residual, *pack(a), self.name)
         elif residual:
-            results = apply_function(_ClassLoss, self, z, index, residual, *a)
+            results = apply_function(ClassLoss, self, z, index, residual, *a)
         else:
             results = self.class_loss_any(z, index, residual, *a)
         loss: Tensor = results[0]
@@ -208,7 +208,7 @@ class RowMap(ABC):
 
     def _differentiate(self, step: str, v: Tensor, z: Any, p: Tensor, *a: Any) -> Any:
         if not tracks(v, z, p, *a):
-            if torch.compiler.is_compiling() and _rules.get(self.name) is self:
+            if torch.compiler.is_compiling() and is_registered(self):
                 return (product_operator if step == "product" else pull_operator)(v, z, p, *pack(a), self.name)
             kernel = kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
             if kernel is not None:
@@ -231,7 +231,7 @@ class RowMap(ABC):
         p = self.argmax(z, *a)
         loss = finish_loss(self.max(z, p, *a), torch.where(impossible, 0.0, reached), impossible)
         loss = torch.where(kept, loss, 0.0)
-        return loss, _residual(p, place, kept, ~impossible) if residual else z.new_empty(0)
+        return loss, residual_at(p, place, kept, ~impossible) if residual else z.new_empty(0)
 
     # -- rules for the autograd.Functions ----------------------------------------------------------
 
@@ -266,9 +266,6 @@ class ParameterMap(RowMap):
 
     From differentiating ∇Ω(p) + μ1 = scores: ∂ argmax_Ω / ∂a = −J ∂ₐ∇Ω(p), and ∂ max_Ω / ∂a = −∂ₐΩ(p).
     """
-
-    zero_at_vertices: bool = True
-    """Whether Ω is zero at one-hot vectors."""
 
     def attained(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
         value = super().attained(z, p, *a)
@@ -317,365 +314,3 @@ def finish_loss(
     excess = loss.clamp_max(0) if at_target is None else torch.where(at_target, loss, loss.clamp_max(0))
     # Added, not chosen: the other classes of an impossible row keep their gradient, as in cross_entropy.
     return loss - excess.detach() + torch.where(impossible, torch.inf, 0.0)
-
-
-def on_support(v: Tensor, p: Tensor) -> Tensor:
-    """v where p > 0, 0 where p = 0 (whatever v is there), NaN where p is NaN."""
-    return torch.where(p > 0, v, p.detach())
-
-
-def saturate(x: Tensor) -> Tensor:
-    """x with the largest number of its dtype in place of infinity."""
-    limit = torch.finfo(x.dtype).max
-    return x.clamp(-limit, limit)
-
-
-def saturated_sum(x: Tensor) -> Tensor:
-    """Sum along the last dimension, which is kept; what overflows is the largest number instead of inf or NaN."""
-    unit = 0.5 ** x.shape[-1].bit_length()  # a power of two: nothing is rounded
-    return saturate((unit * saturate(x)).sum(-1, keepdim=True) / unit)
-
-
-# -- the autograd.Functions ------------------------------------------------------------------------------------------
-
-
-class _FiniteGradient(torch.autograd.Function):
-    """Identity whose derivatives are finite numbers: where terms overflow, the largest number or, for inf − inf, 0."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x.view_as(x)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        pass
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return saturate(torch.where(grad.isnan(), 0.0, grad))
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        return tangent.view_as(tangent)
-
-
-def _with_finite_gradient(x: Any) -> Any:
-    return apply_function(_FiniteGradient, x) if isinstance(x, Tensor) and x.is_floating_point() else x
-
-
-class _Argmax(torch.autograd.Function):
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, *a: Any) -> Tensor:
-        return rule.solve_any(z, *a)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.rule, z, *a = inputs
-        remember(ctx, z if ctx.rule.keeps_scores(*a) else None, output, *a)
-        # Where only max_Ω is differentiated there is no gradient here: zeros in its place would be plain tensors, also
-        # for a DTensor, and their product would be computed in vain.
-        ctx.set_materialize_grads(False)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[2:]
-        if grad is None:
-            return (None,) * (2 + len(needed))
-        z, p, *a = recall(ctx)
-        rule: RowMap = ctx.rule
-        if tracks(grad, p, *a):
-            p, a = _with_finite_gradient(p), [_with_finite_gradient(each) for each in a]
-        if not any(needed):
-            return None, rule.jacobian(grad, z, p, *a), *(None for _ in a)
-        to_scores, *to_a = rule.pull_any(grad, z, p, *a)
-        return None, to_scores, *(each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, *da: Tensor | None) -> Tensor:
-        with nested_forward_mode():
-            z, p, *a = map(outside, recall(ctx))
-            rule: RowMap = ctx.rule
-            if dz is not None and all(each is None for each in da):
-                return rule.product(dz, z, p, *a)
-            return rule.push(dz, da, z, p, *a)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, rule: RowMap, z: Tensor, *a: Any) -> tuple[Tensor, int]:
-        return rule.map_over(_Argmax, info, in_dims[1:], 1, (z, *a))
-
-
-class _Max(torch.autograd.Function):
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> Tensor:
-        return rule.attained_any(z, p, *a)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.rule, z, p, *a = inputs
-        remember(ctx, z if ctx.rule.keeps_scores(*a) else None, p, *a)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        z, p, *a = recall(ctx)
-        grad = grad.unsqueeze(-1)
-        needed = ctx.needs_input_grad[3:]
-        if not any(needed):
-            return None, grad * p, None, *(None for _ in a)
-        to_a = ctx.rule.pull_max(grad, z, p, *a)
-        return (
-            None,
-            grad * p,
-            None,
-            *(each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True)),
-        )
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, dp: Tensor | None, *da: Tensor | None) -> Tensor:
-        with nested_forward_mode():
-            z, p, *a = map(outside, recall(ctx))
-            total = (torch.zeros_like(p) if dz is None else p * dz).sum(-1)
-            if any(each is not None for each in da):
-                total = total + ctx.rule.push_max(da, z, p, *a)
-        return total
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> tuple[Tensor, int]:
-        return rule.map_over(_Max, info, in_dims[1:], 2, (z, p, *a))
-
-
-class _ClassLoss(torch.autograd.Function):
-    """The loss of class indices, and its gradient p − y in the scores, which comes out of the same pass."""
-
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
-        return rule.class_loss_any(z, index, residual, *a)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.rule, z, index, _, *a = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
-        remember(ctx, z, index, output[1], *a)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
-        needed = ctx.needs_input_grad[4:]
-        if grad is None:
-            return (None,) * (4 + len(needed))
-        z, index, residual, *a = recall(ctx)
-        grad = torch.where(index >= 0, grad, 0.0).unsqueeze(-1)  # even if it is NaN, as for the mean of nothing
-        if not torch.is_grad_enabled() and not any(needed):
-            return None, grad * residual, None, None, *(None for _ in a)
-        to_scores, *to_a = _class_loss_slopes(ctx.rule, z, index, any(needed), *a)
-        gradients = (grad * each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
-        return None, grad * to_scores, None, None, *gradients
-
-    @staticmethod
-    def jvp(ctx: Any, _: None, dz: Tensor | None, __: None, ___: None, *da: Tensor | None) -> tuple[Tensor, None]:
-        with nested_forward_mode():
-            z, index, _, *a = map(outside, recall(ctx))
-            slopes = _class_loss_slopes(ctx.rule, z, index, any(each is not None for each in da), *a)
-            changes = ((dx, slope) for dx, slope in zip((dz, *da), slopes, strict=True) if dx is not None)
-            return torch.stack([(dx * slope).sum(-1) for dx, slope in changes]).sum(0), None
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, rule: RowMap, *args: Any) -> tuple[Any, int]:
-        return rule.map_over(_ClassLoss, info, in_dims[1:], 3, args)
-
-
-def _class_loss_slopes(rule: RowMap, z: Tensor, index: Tensor, learns: bool, *a: Any) -> tuple[Tensor, ...]:
-    """The gradient of the loss in the scores and in the parameters (zero unless asked for); differentiable."""
-    kept = index >= 0
-    place = index.clamp_min(0).unsqueeze(-1)
-    scores = torch.where(kept.unsqueeze(-1), z, 0.0)
-    p = rule.argmax(scores, *a)
-    residual = _residual(p, place, kept, z.detach().gather(-1, place).squeeze(-1) > -torch.inf)
-    envelope = rule.envelope(scores, p, *a) if learns else (torch.zeros_like(p[..., :1]) for _ in a)
-    return residual, *(torch.where(kept.unsqueeze(-1), each, 0.0) for each in envelope)
-
-
-def _residual(p: Tensor, place: Tensor, kept: Tensor, possible: Tensor) -> Tensor:
-    """p − y with y one-hot at an index (…, 1), or 0 where that is not possible; 0 in rows that are not kept."""
-    y = torch.zeros_like(p).scatter(-1, place, possible.unsqueeze(-1).to(p.dtype))
-    return torch.where(kept.unsqueeze(-1), p - y, 0.0)
-
-
-def remember(ctx: Any, *args: Any) -> None:
-    """Save tensors for derivatives in both modes, and other arguments beside them."""
-    tensors: list[Tensor] = []
-    others: list[Any] = []
-    for each in args:
-        if isinstance(each, Tensor):
-            tensors.append(each)
-            others.append(None)
-        else:
-            others.append((each,))
-    ctx.others = others
-    ctx.save_for_backward(*tensors)
-    if tracks_forward():
-        ctx.save_for_forward(*tensors)
-
-
-def recall(ctx: Any) -> list[Any]:
-    """What was remembered."""
-    tensors = iter(ctx.saved_tensors)
-    return [next(tensors) if other is None else other[0] for other in ctx.others]
-
-
-# -- the operators, which stay whole in graphs -----------------------------------------------------------------------
-
-_rules: dict[str, RowMap] = {}
-_MISSING = math.nan  # stands for a parameter that a map does not have
-
-
-def register_map(rule: RowMap) -> None:
-    """Let a map be part of graphs, under its name."""
-    _rules[rule.name] = rule
-
-
-def registered_map(name: str) -> RowMap:
-    """The map of this name, for operators, which cannot take it as an argument."""
-    return _rules[name]
-
-
-def pack(a: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Up to two parameters as operators take them: each a tensor and a number, of which one counts."""
-    packed: list[Any] = []
-    for each in (*a, *(_MISSING for _ in range(2 - len(a)))):
-        packed += [each, 0.0] if isinstance(each, Tensor) else [None, float(each)]
-    return tuple(packed)
-
-
-def _unpack(*args: Any) -> tuple[Any, ...]:
-    """The map and its arguments, from those of an operator."""
-    *rest, first, first_number, second, second_number, name = args
-    pairs = ((first, first_number), (second, second_number))
-    a = [number if tensor is None else tensor for tensor, number in pairs]
-    return _rules[name], *rest, *(each for each in a if isinstance(each, Tensor) or each == each)
-
-
-class _ArgmaxInGraph(_Argmax):
-    """The same rules when the operator is called: the forward pass is the operator itself, below autograd."""
-
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, *a: Any) -> Tensor:
-        with below_autograd():
-            chosen: Tensor = argmax_operator(z, *pack(a), rule.name)
-        return chosen
-
-
-class _MaxInGraph(_Max):
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> Tensor:
-        with below_autograd():
-            maximum: Tensor = max_operator(z, p, *pack(a), rule.name)
-        return maximum
-
-
-class _ClassLossInGraph(_ClassLoss):
-    @staticmethod
-    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
-        with below_autograd():
-            results: tuple[Tensor, Tensor] = class_loss_operator(z, index, residual, *pack(a), rule.name)
-        return results
-
-
-def _define(
-    step: str,
-    arguments: str,
-    results: str,
-    compute: Callable[..., Any],
-    differentiable: Callable[..., Any],
-    fake: Callable[..., Any],
-) -> Callable[..., Any]:
-    """Register a step of all maps as ``fenchel::{step}``, whose last arguments are the parameters and name of a map.
-
-    Args:
-        step: the name of the operator.
-        arguments: those before the parameters, as in a schema.
-        results: as in a schema.
-        compute: called with the map, the arguments and the parameters: the result without derivatives.
-        differentiable: called as ``compute``: the result with derivatives.
-        fake: called with the arguments of the operator: tensors of the right shape.
-    """
-
-    def by_rule(*args: Any) -> Any:
-        return compute(*_unpack(*args))
-
-    def with_derivatives(*args: Any) -> Any:
-        if tracks(*args):
-            return differentiable(*_unpack(*args))
-        with below_autograd():
-            return operator(*args)
-
-    def decomposition(*args: Any) -> Any:
-        return by_rule(*args) if _rules[args[-1]].traceable else NotImplemented
-
-    parameters = "Tensor? first, float first_number, Tensor? second, float second_number, str name"
-    schema = f"({arguments}, {parameters}) -> {results}"
-    operator = define_operator(step, schema, by_rule, fake, with_derivatives, decomposition=decomposition)
-    return operator
-
-
-def _same_shape(tensor: Tensor, *_: Any) -> Tensor:
-    return torch.empty_like(tensor, memory_format=torch.contiguous_format)
-
-
-def _pulled(results: tuple[Tensor | None, ...], *a: Any) -> tuple[Tensor, ...]:
-    """What ``pull`` returns as three tensors, empty where a parameter is a number or missing."""
-    to_scores = results[0]
-    assert to_scores is not None
-    to_a = [t if isinstance(each, Tensor) else None for t, each in zip(results[1:], a, strict=True)]
-    to_a += [None] * (2 - len(a))
-    return to_scores, *(to_scores.new_empty(0) if t is None else t for t in to_a)
-
-
-def _loss_and_residual(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
-    loss, slope = rule.class_loss_any(z, index, residual, *a)
-    return loss, slope if residual else z.new_empty(0)  # kernels need not agree on the shape of what is empty
-
-
-argmax_operator = _define(
-    "argmax",
-    "Tensor z",
-    "Tensor",
-    lambda rule, *args: rule.solve_any(*args),
-    partial(apply_function, _ArgmaxInGraph),
-    _same_shape,
-)
-max_operator = _define(
-    "max",
-    "Tensor z, Tensor p",
-    "Tensor",
-    lambda rule, *args: rule.attained_any(*args),
-    partial(apply_function, _MaxInGraph),
-    lambda z, *_: z.new_empty(z.shape[:-1]),
-)
-product_operator = _define(
-    "product",
-    "Tensor v, Tensor? z, Tensor p",
-    "Tensor",
-    lambda rule, *args: rule.jacobian(*args),
-    lambda rule, *args: rule.product(*args),
-    _same_shape,
-)
-pull_operator = _define(
-    "pull",
-    "Tensor v, Tensor? z, Tensor p",
-    "(Tensor, Tensor, Tensor)",
-    lambda rule, v, z, p, *a: _pulled(rule.pull_any(v, z, p, *a), *a),
-    lambda rule, v, z, p, *a: _pulled(rule.pull(v, z, p, *a), *a),
-    lambda v, z, p, first, _, second, *__: tuple(
-        v.new_empty(0) if t is None else _same_shape(t) for t in (v, first, second)
-    ),
-)
-class_loss_operator = _define(
-    "class_loss",
-    "Tensor z, Tensor index, bool residual",
-    "(Tensor, Tensor)",
-    _loss_and_residual,
-    partial(apply_function, _ClassLossInGraph),
-    lambda z, index, residual, *_: (z.new_empty(z.shape[:-1]), _same_shape(z) if residual else z.new_empty(0)),
-)

@@ -131,15 +131,3 @@ def support_size(p: Tensor, dim: int = -1) -> Tensor:
     """
     concrete(p)  # raises if the memory was freed, before torch reads it
     return (p != 0).sum(dim)
-
-
-def autocast_dtype(device: torch.device) -> torch.dtype | None:
-    """The dtype that autocast is set to on a device; None where it is off, or the device has none."""
-    kind = device.type
-    on = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    return torch.get_autocast_dtype(kind) if on else None
-
-
-def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers are left alone."""
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor

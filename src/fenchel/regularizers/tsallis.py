@@ -14,16 +14,9 @@ from fenchel._operators import rows_first
 from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
-from fenchel.regularizers.rowmap import (
-    Parameter,
-    ParameterMap,
-    on_support,
-    recall,
-    register_map,
-    remember,
-    saturate,
-    saturated_sum,
-)
+from fenchel.regularizers.derivatives import on_support, recall, remember, saturate, saturated_sum
+from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import beside, from_rows, to_rows
 from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_2
 
@@ -39,6 +32,7 @@ class _TsallisMap(ParameterMap):
     """
 
     name = "tsallis"
+    zero_at_vertices = True
 
     def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         if isinstance(a, Tensor):
@@ -258,7 +252,6 @@ class Tsallis(Regularizer):
     """
 
     rule = TSALLIS
-    zero_at_vertices = True
     given_alpha: float | Tensor | None
     raw_alpha: nn.Parameter | None
 

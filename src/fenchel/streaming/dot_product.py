@@ -15,9 +15,9 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_broadcast, check_floats
-from fenchel._torch import concrete, recomputed, tracks_forward
+from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.rows import as_autocast, autocast_dtype, parameter_rows
+from fenchel.regularizers.rows import parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan

@@ -15,9 +15,17 @@ from torch import Tensor
 from fenchel import kernels
 from fenchel._checks import check_floats, check_integers, check_parameter
 from fenchel._operators import define_operator
-from fenchel._torch import apply_function, below_autograd, concrete, known, tracks, tracks_forward
+from fenchel._torch import (
+    apply_function,
+    as_autocast,
+    autocast_dtype,
+    below_autograd,
+    concrete,
+    known,
+    tracks,
+    tracks_forward,
+)
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
-from fenchel.regularizers.rows import as_autocast, autocast_dtype
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming.plan import plan_output
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fenchel._operators import define_operator
 from fenchel._torch import apply_function, below_autograd, tracks
-from fenchel.regularizers.rowmap import registered_map
+from fenchel.regularizers.operators import registered_map
 from fenchel.streaming.supports import Blocks, Supports, Task, masked_scores, plain_gradients
 
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? parameter"

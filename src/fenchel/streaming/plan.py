@@ -39,6 +39,8 @@ class Plan:
             rows that are left over: the last digits of a row would depend on how many others there are.
         entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
             order however long the longest list is.
+        exact: certificates compare all pairs of patterns in double precision up to so many multiplications, and beyond
+            in the dtype of the patterns.
 
     Example:
         >>> from fenchel.streaming import Plan
@@ -53,6 +55,7 @@ class Plan:
     share: float = 0.15
     tile: int = 8
     entries: int = 64
+    exact: int = 1 << 36
 
     @property
     def held(self) -> int:
@@ -168,6 +171,11 @@ def plan_output(tokens: int, classes: int) -> Plan:
     return Plan("supports", rows=max(1, min(rows, tokens)))
 
 
+def plan_pairs() -> Plan:
+    """The plan of certificates, which compare blocks of ``columns`` patterns pair by pair."""
+    return _given.get() or Plan("parts", columns=1 << 11)
+
+
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
     """Attention: supports from 256 keys on, below which a matrix is faster; else the formula."""
     keys = max(shapes.columns, 1)
@@ -202,27 +210,25 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
 
 
 def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:
-    """Memories: all scores of some queries; from 2¹³ patterns on, or where they are read by chunks, one pass."""
+    """Memories: all scores of some queries; from 2¹³ patterns on, or where they are read by chunks, one pass.
+
+    Where one pass is not enough, chunks are read for all scores of some queries.
+    """
     base, _ = omega.canonical()
     one_pass: Method | None = None
     if base.associative:
         one_pass = "parts"
     elif base.line(torch.zeros(1, device="cpu")) is not None:
         one_pass = "supports"
-    if needs.by_chunks and one_pass is None:
-        raise ValueError(
-            "chunk_size, and patterns in a file, go with an Ω that can be computed in one pass, such as entmax with "
-            f"alpha > 1, normmax, k_subsets and softmax; omega is {omega}: leave chunk_size out and pass the patterns "
-            "as a tensor"
-        )
     count, columns = shapes.columns, needs.columns
     if given is not None:
         method = one_pass if one_pass is not None and (needs.by_chunks or given.method == one_pass) else "dense"
+        columns = count if method == "dense" and not needs.by_chunks else columns
         return replace(given, method=method, columns=given.columns if columns is None else columns)
     large = needs.step == "recall" and one_pass == "supports" and count >= 1 << 13
-    if one_pass is not None and (needs.by_chunks or large):
+    if needs.by_chunks or large:
         columns = (1 << 12) if columns is None else columns
-        return Plan(one_pass, rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
+        return Plan(one_pass or "dense", rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
     if needs.step == "energy":
         return Plan("dense", rows=max((1 << 22) // count // 8, 1) * 8, columns=count)
     tile = 8 * min(max((1 << 12) // count, 1), 16)  # as large as costs little

@@ -21,7 +21,6 @@ from fenchel.structures.mixture import Faces, Found, Group
 
 _MEMBERS = 48  # the capacity of a row at first
 _SMALL = 64  # members: rows with at most so many form one group
-_LARGE = 10**8  # edges times nodes: a graph of more takes longer than trying structures
 _FAR = 1e12  # scores larger than any higher-order score
 
 
@@ -257,7 +256,7 @@ class Solver(ActiveSets):
         problem = self.problem
         graph = problem.structure.layers(problem.batch, problem.shape, self.theta)
         work = graph.ends.size * graph.parts.size
-        if work > _LARGE:
+        if work > problem.structure.largest_graph:
             return
         nus, limits, eps = np.empty_like(self.theta), np.empty_like(self.theta), np.zeros(len(self.theta))
         run(layers.anneal, len(rows), 100 * work * len(rows), rows, self.theta, *graph, nus, limits, eps)

@@ -16,9 +16,9 @@ from numba.extending import overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.blocks import shift
-from fenchel.kernels.cpu.maps.newton import approach, solve, weight
+from fenchel.kernels.cpu.maps.newton import approach, solve, weights
 from fenchel.kernels.cpu.maps.parameters import offset_of, reach_of, rule_of
-from fenchel.kernels.cpu.maps.stores import is_streamed, put
+from fenchel.kernels.cpu.maps.stores import compress, is_streamed, put
 
 _TOPS = 4  # vectors of maxima per row
 _FEW = 128  # up to this width, one
@@ -139,13 +139,13 @@ def _load_candidates(x: Any, row: int, rows: int, few: Any, numbers: Any, z: Any
         while i + lanes <= end:
             v = vec.load(x, i) - top
             found = v > line
-            vec.compress(few, place, v, found)
+            compress(few, place, v, found)
             place += vec.count_bits(vec.bits_of(found))
             i += lanes
         if i < end:
             v = vec.load_part(x, i, end - i, kind(-np.inf)) - top
             found = v > line
-            vec.compress(few, place, v, found)
+            compress(few, place, v, found)
             place += vec.count_bits(vec.bits_of(found))
         numbers[_FACTOR * lanes + r] = place - r * stride
         most = max(most, place - r * stride)
@@ -165,7 +165,7 @@ def store_batch(x: Any, row: int, rows: int, rule: Any, norm: bool, room: Any, o
     n, lanes = x.shape[1], vec.lanes(x)
     kind = x.dtype.type
     numbers = room[4]
-    streamed = is_streamed(out)
+    streamed = is_streamed(out, n)
     for r in range(rows):
         if numbers[_MARK * lanes + r] != numbers[_MARK * lanes + r]:
             out[row + r, :] = kind(np.nan)
@@ -218,26 +218,19 @@ def result(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
 
 @overload(result, strict=False, jit_options=INLINED)
 def _result(rule: Any, norm: Any, z: Any, level: Any, fine: Any) -> Any:
-    return (_of_line, _of_parabola, None, _of_curve)[len(rule)]
+    return _result_by_logarithms if len(rule) == 3 else _result_without_logarithms
 
 
-def _of_line(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
-    b = vec.maximum((z - level) - fine, 0.0)
-    return vec.select(b > 0.0, 1.0, b) if norm else b
+def _result_without_logarithms(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
+    w, p = weights(rule, z, level, fine)
+    return w if norm else p
 
 
-def _of_parabola(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
-    b = rule[0] * vec.maximum((z - level) - fine, 0.0)
-    return b if norm else b * b
-
-
-def _of_curve(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
-    scale, factor, base = rule
+def _result_by_logarithms(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
     if not vec.any_lane(z > reach_of(rule, level)):
         return vec.maximum(level * 0.0, 0.0)
-    inverse = 1.0 / vec.select((scale > 0.0) | (scale < 0.0), scale, 1.0)
-    v, _ = weight(z, scale, inverse, factor, base, level)
+    w, _ = weights(rule, z, level, fine)
     if norm:
-        return v
-    b = base + scale * (z - level)
-    return vec.select((v > 0.0) & (b > fine), v * (b - fine), 0.0)
+        return w
+    b = rule[2] + rule[0] * (z - level)
+    return vec.select((w > 0.0) & (b > fine), w * (b - fine), 0.0)

@@ -28,17 +28,16 @@ def entmax_product(
     p, v and the result are at addresses: see ``stores.matrix``.
     """
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
-    room = _room(p)
+    room = product_room(n, p)
     for row in range(first, last):
-        product_of_row(p, row, powers, v, out, room)
+        product_of_row(p, row * n, n, powers, row, v, out, room)
     finish_streams()
 
 
 @strict_helper
-def _room(p: Any) -> Any:
-    """Room for a list of vectors of a row, and for what is kept of them."""
-    n = p.shape[1]
-    return np.empty(n // vec.lanes(p) + 1, np.int32), np.empty(n if n > _DENSE else 0, p.dtype)
+def product_room(n: int, like: Any) -> Any:
+    """Room for a list of the vectors of a row, and for what is kept of them."""
+    return np.empty(n // vec.lanes(like) + 1, np.int32), np.empty(n if n > _DENSE else 0, like.dtype)
 
 
 @strict
@@ -49,39 +48,39 @@ def steep_entmax_product(
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
     room = steep_room(n)
     for row in range(first, last):
-        steep_product(p, row, powers[0], v, out, room)
+        steep_product(p.reshape(-1), row * n, n, powers[0], v.reshape(-1), out.reshape(-1), room)
 
 
-def product_of_row(p: Any, row: int, powers: Any, v: Any, out: Any, room: Any) -> None:
-    """``entmax_product`` of one row; the room is that of ``_room``."""
+def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
+    """``entmax_product`` of one row, n entries from ``start`` on; the room is that of ``product_room``."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(product_of_row, strict=False, jit_options=INLINED)
-def _product_of_row(p: Any, row: Any, powers: Any, v: Any, out: Any, room: Any) -> Any:
+def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, out: Any, room: Any) -> Any:
     return _flat_product if powers.ndim == 1 else _any_product
 
 
-def _any_product(p: Any, row: int, powers: Any, v: Any, out: Any, room: Any) -> None:
+def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     c = power_at(powers, row)
     if c > 1.0:
-        steep_product(p, row, c, v, out, steep_room(p.shape[1]))
+        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), steep_room(n))
     else:
-        _flat_product_of(p, row, powers, v, out, room)
+        _flat_product_of(p, start, n, powers, row, v, out, room)
 
 
-def _flat_product(p: Any, row: int, powers: Any, v: Any, out: Any, room: Any) -> None:
-    if p.shape[1] <= _DENSE:
-        _dense_product(p, row, powers, v, out)
+def _flat_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
+    if n <= _DENSE:
+        _dense_product(p, start, n, powers, row, v, out)
     else:
-        _sparse_product(p, row, powers, v, out, room)
+        _sparse_product(p, start, n, powers, row, v, out, room)
 
 
 @strict_helper
-def _dense_product(p: Any, row: int, powers: Any, v: Any, out: Any) -> None:
-    n, lanes = p.shape[1], vec.lanes(p)
+def _dense_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any) -> None:
+    lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
-    start, end = row * n, row * n + n // lanes * lanes
+    end = start + n // lanes * lanes
     rest = n % lanes
     power = curvature_power(powers, row, zero)
     mass, along = zero, zero
@@ -112,15 +111,14 @@ def _mean(mass: Any, along: Any) -> Any:
 
 
 @strict_helper
-def _sparse_product(p: Any, row: int, powers: Any, v: Any, out: Any, room: Any) -> None:
+def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     """Of a wide row look at those vectors alone that are not all zero."""
     live, kept = room
-    n, lanes = p.shape[1], vec.lanes(p)
+    lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
-    start = row * n
     power = curvature_power(powers, row, zero)
-    streamed = is_streamed(out)
-    size, whole = _live_vectors(p, row, live, out, streamed), n // lanes
+    streamed = is_streamed(out, n)
+    size, whole = _live_vectors(p, start, n, live, out, streamed), n // lanes
     mass, along = vec.widen(zero), vec.widen(zero)
     for first_of_group in range(0, size, _GROUP):
         m, a = zero, zero
@@ -158,20 +156,20 @@ _flat_product_of = strict_helper(_flat_product)
 
 
 @strict_helper
-def _live_vectors(p: Any, row: int, live: Any, out: Any, streamed: bool) -> Any:
+def _live_vectors(p: Any, start: int, n: int, live: Any, out: Any, streamed: bool) -> Any:
     """List the vectors of a row that are not all zero, all of a narrow one; the others are set to 0 if not streamed."""
-    n, lanes = p.shape[1], vec.lanes(p)
+    lanes = vec.lanes(p)
     whole = n // lanes
     if n <= _DENSE:
         for k in range(whole):
             live[k] = k
         return whole
-    size = 0
     zero = vec.splat(p.dtype.type(0))
+    size = 0
     for k in range(whole):
-        q = vec.load(p, row * n + k * lanes)
+        q = vec.load(p, start + k * lanes)
         if not streamed:
-            vec.store(out, row * n + k * lanes, zero)
+            vec.store(out, start + k * lanes, zero)
         live[size] = k
         size += 1 if vec.any_lane((q > 0.0) | vec.unordered(q, q)) else 0
     return size
@@ -250,8 +248,8 @@ def normmax_product(
     for row in range(first, last):
         start = row * n
         c = norm_exponent(powers, row)
-        streamed = is_streamed(out)
-        size, whole = _live_vectors(p, row, live, out, streamed), n // lanes
+        streamed = is_streamed(out, n)
+        size, whole = _live_vectors(p, start, n, live, out, streamed), n // lanes
         rest = n - whole * lanes
         tail = start + whole * lanes
         last_p, last_v = vec.load_part(p, tail, rest, 0.0), vec.load_part(v, tail, rest, 0.0)
@@ -353,36 +351,38 @@ def _relative_power(powers: Any, q: Any, inverse: Any, c: float) -> Any:
 def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
     """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value per row; powers are a column."""
     n = p.shape[1]
-    slopes, products = np.empty((1, n), p.dtype), np.empty((1, n), p.dtype)
-    room = _room(p)
+    shares, given = p.reshape(-1), v.reshape(-1)
+    slopes, products = np.empty(n, p.dtype), np.empty(n, p.dtype)
+    room = product_room(n, p)
     for row in range(first, last):
         total = 0.0
         if powers[row, 0] != np.inf:
-            sensitivities(p[row], powers[row, 0], slopes[0])
-            product_of_row(p[row : row + 1], 0, powers[row : row + 1], slopes, products, room)
-            total = _dot(p[row], v[row], products[0])
+            q = shares[row * n : row * n + n]
+            sensitivities(q, 0, n, powers[row, 0], slopes)
+            product_of_row(q, 0, n, powers, row, slopes, products, room)
+            total = dot_on_support(q, 0, n, given[row * n : row * n + n], products)
         out[row] = -total
 
 
 @strict_helper
-def _dot(p: Any, v: Any, w: Any) -> Any:
-    """Σ v·w over the support of p."""
-    n, lanes = p.size, vec.lanes(p)
+def dot_on_support(p: Any, start: int, n: int, v: Any, w: Any) -> Any:
+    """Σ v·w over the support of p, of n entries from ``start`` on."""
+    lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
     total = vec.widen(zero)
-    for i in range(0, n, lanes):
-        count = min(lanes, n - i)
+    for i in range(start, start + n, lanes):
+        count = min(lanes, start + n - i)
         q, g = vec.load_part(p, i, count, 0.0), vec.load_part(v, i, count, 0.0)
         total += vec.widen(vec.select(q > 0.0, g, q)) * vec.widen(vec.load_part(w, i, count, 0.0))
     return vec.sum_lanes(total)
 
 
 @strict_helper
-def sensitivities(p: Any, c: float, out: Any) -> None:
-    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p; 0 where p = 0."""
-    n, lanes = p.size, vec.lanes(p)
+def sensitivities(p: Any, start: int, n: int, c: float, out: Any) -> None:
+    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p, of n entries from ``start`` on; 0 where p = 0."""
+    lanes = vec.lanes(p)
     for i in range(0, n, lanes):
         count = min(lanes, n - i)
-        q = vec.load_part(p, i, count, 0.0)
+        q = vec.load_part(p, start + i, count, 0.0)
         log, _, moment = moments(q, c)
         vec.store_part(out, i, vec.select(q > 0.0, log * log * moment, q), count)

@@ -11,55 +11,44 @@ from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, store_batch
 from fenchel.kernels.cpu.maps.blocks import (
-    FILTERED_WIDTH,
-    group_maxima,
-    load_candidates,
+    filter_candidates,
+    gather_candidates,
     load_row,
+    padded,
     rough_level,
+    row_maxima,
     shift,
     workspace,
 )
 from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
-from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, rule_of, scale_of
+from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, reach_of, rule_of, scale_of
+from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
 from fenchel.kernels.cpu.maps.stores import finish_streams, matrix, store_candidates, store_row
 
 
 @strict_helper
-def solve_row(x: Any, row: int, powers: Any, norm: bool, room: Any, index: Any) -> Any:
-    """p of one row, in the workspace.
+def solve_row(x: Any, start: int, n: int, powers: Any, row: int, norm: bool, room: Any, index: Any) -> Any:
+    """p of one row, n scores of x from ``start`` on, by the parameters of ``row``, in the workspace.
 
     Returns:
-        the number of vectors and of candidates (−1 if all entries are there), the largest score, the rule of the row
-        and the offset A of its level.
+        the number of vectors, the number of candidates, −1 if all entries are there, the largest score, the rule and
+        the offset A of the level. A row with NaN or +inf is all NaN, one without any score above −inf all 0.
     """
     z, w, tops, numbers = room
     rule, level = rule_of(powers, row, 1, norm, numbers)
-    if x.shape[1] >= FILTERED_WIDTH:
-        m, count, top, level = load_candidates(x, row, rule, level, z, tops, index)
-        if count >= 0:
-            return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
-    m = load_row(x, row, z)
-    top, bad = group_maxima(z, 0, m, tops)
-    top, bad = vec.max_everywhere(top), vec.everywhere(bad)
-    offset = _solve(z, m, True, rule, norm, level, top, bad, w, tops)
-    return m, -1, top, rule, offset
-
-
-@strict_helper
-def _solve(
-    z: Any, m: int, across: bool, rule: Any, norm: bool, level: Any, top: Any, bad: Any, w: Any, tops: Any
-) -> Any:
-    bad = bad | (top == np.inf)
-    # Rows with NaN or +inf, and empty ones, become rows without any entry.
-    safe = vec.select(bad, np.inf, vec.select(top > -np.inf, top, 0.0))
-    shift(z, m, safe)
-    shift(tops, m // GROUP, safe)
-    level = rough_level(tops, m // GROUP, across, rule, level)
-    offset = _finish(z, m, across, rule, norm, level, w)
-    if vec.any_lane(bad):
-        _spoil(w, m, bad)
-    return offset
+    groups, top, bad = row_maxima(x, start, n, z, tops)
+    largest = vec.first_lane(top)
+    wrong = vec.any_lane(bad) or largest == np.inf
+    if wrong or largest == -np.inf:
+        m = padded((n + vec.lanes(x) - 1) // vec.lanes(x))
+        fill(w, 0, m * vec.lanes(x), np.nan if wrong else 0.0)
+        return m, -1, top, rule, vec.widen(level)
+    shift(tops, groups, top)
+    level = rough_level(tops, groups, True, rule, level)
+    count = filter_candidates(x, start, n, top, reach_of(rule, level), tops, groups, index)
+    m = gather_candidates(x, start, top, index, count, z) if count >= 0 else load_row(x, start, n, top, z)
+    return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
 
 
 @strict_helper
@@ -79,19 +68,11 @@ def _rescale(w: Any, m: int, factor: Any) -> None:
         vec.store(w, i, vec.load(w, i) * factor)
 
 
-@strict_helper
-def _spoil(w: Any, m: int, bad: Any) -> None:
-    """NaN in place of the rows that are bad."""
-    lanes = vec.lanes(w)
-    for i in range(0, m * lanes, lanes):
-        vec.store(w, i, vec.select(bad, np.nan, vec.load(w, i)))
-
-
 @strict
 def argmax_of_narrow(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
-    """α-entmax of each row, or α-normmax if ``norm``, of rows up to LANES_WIDTH.
+    """α-entmax of each row, or α-normmax if ``norm``, of rows up to NARROW_WIDTH.
 
     Scores and results are at addresses: see ``stores.matrix``.
     """
@@ -102,7 +83,7 @@ def argmax_of_narrow(
         _, _, _, rule, _ = solve_batch(x, row, rows, powers, norm != 0, room)
         store_batch(x, row, rows, rule, norm != 0, room, out)
         if norm == 0:
-            steep_rows(x, row, rows, powers, out)
+            steep_rows(x.reshape(-1), n, row, rows, powers, out.reshape(-1))
     finish_streams()
 
 
@@ -111,22 +92,22 @@ def argmax_of_wide(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
     """As ``argmax_of_narrow`` for wider rows."""
-    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
+    x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):
-        _, count, _, _, _ = solve_row(x, row, powers, norm != 0, room, index)
-        _store(room[1], count, index, out, row)
+        _, count, _, _, _ = solve_row(x, row * n, n, powers, row, norm != 0, room, index)
+        _store(room[1], count, index, out, row * n, n)
         if norm == 0:
-            steep_rows(x, row, 1, powers, out)
+            steep_rows(x, n, row, 1, powers, out)
     finish_streams()
 
 
 @strict_helper
-def _store(w: Any, count: int, index: Any, out: Any, row: int) -> None:
+def _store(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
     if count >= 0:
-        store_candidates(w, count, index, out, row)
+        store_candidates(w, count, index, out, start, n)
     else:
-        store_row(w, out, row)
+        store_row(w, out, start, n)
 
 
 @strict
@@ -154,16 +135,23 @@ def loss_of_narrow(
 @strict
 def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
     """As ``loss_of_narrow`` for wider rows."""
-    room, index = workspace(x.shape[1], x)
-    z, w, _, _ = room
+    n = x.shape[1]
+    scores, out = x.reshape(-1), residual.reshape(-1)
+    room, index = workspace(n, x)
+    w = room[1]
     for row in range(first, last):
-        m, count, top, rule, offset = solve_row(x, row, powers, norm != 0, room, index)
-        value = offset if norm else _maximum(rule, offset, vec.sum_everywhere(_along(w, z, m)))
+        m, count, top, rule, offset = solve_row(scores, row * n, n, powers, row, norm != 0, room, index)
+        number = vec.first_lane(offset) if norm else value_of_row(m, rule, offset, room)
         if residual.size > 0:
-            _store(w, count, index, residual, row)
-        number = max(vec.first_lane(value), 0.0)
-        finish_loss(row, x, number, vec.first_lane(top), w[0], target, loss, residual)
+            _store(w, count, index, out, row * n, n)
+        finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss, residual)
     finish_streams()
+
+
+@strict_helper
+def value_of_row(m: int, rule: Any, offset: Any, room: Any) -> Any:
+    """max_Ω of entmax less the largest score, of a row that ``solve_row`` left in the workspace."""
+    return vec.first_lane(_maximum(rule, offset, vec.sum_everywhere(_along(room[1], room[0], m))))
 
 
 @strict_helper
@@ -197,7 +185,7 @@ def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, 
     if label < 0:
         loss[row] = kind(0)
         if residual.size > 0:
-            residual[row, :] = kind(0)
+            fill(residual, row * residual.shape[1], residual.shape[1], 0.0)
         return
     if some != some:
         loss[row] = kind(np.nan)
@@ -209,31 +197,31 @@ def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, 
         residual[row, label] -= kind(1)
 
 
-def steep_rows(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
-    """Those rows that have a c > 1 of their own, apart."""
+def steep_rows(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
+    """Those rows of n scores that have a c > 1 of their own, apart."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(steep_rows, strict=False, jit_options=INLINED)
-def _steep_rows(x: Any, row: Any, rows: Any, powers: Any, out: Any) -> Any:
-    return (lambda x, row, rows, powers, out: None) if powers.ndim == 1 else _steep_rows_of
+def _steep_rows(x: Any, n: Any, row: Any, rows: Any, powers: Any, out: Any) -> Any:
+    return (lambda x, n, row, rows, powers, out: None) if powers.ndim == 1 else _steep_rows_of
 
 
-def _steep_rows_of(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
+def _steep_rows_of(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
     for r in range(row, row + rows):
         if powers[r, 0] > 1.0:
-            room = steep_room(x.shape[1])
-            count, _, _ = steep_entmax(x, r, powers[r, 0], room)
-            _store_steep(room, count, out, r)
+            room = steep_room(n)
+            count, _, _ = steep_entmax(x, r * n, n, powers[r, 0], room)
+            _store_steep(room, count, out, r * n, n)
 
 
 @strict_helper
-def _store_steep(room: Any, count: int, out: Any, row: int) -> None:
+def _store_steep(room: Any, count: int, out: Any, start: int, n: int) -> None:
     _, p, index = room
     if count < 0:
-        out[row, :] = out.dtype.type(np.nan)
+        fill(out, start, n, np.nan)
     else:
-        store_candidates(p, count, index, out, row)
+        store_candidates(p, count, index, out, start, n)
 
 
 @strict
@@ -241,11 +229,11 @@ def steep_argmax(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
     """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
-    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
+    x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room = steep_room(n)
     for row in range(first, last):
-        count, _, _ = steep_entmax(x, row, powers[0], room)
-        _store_steep(room, count, out, row)
+        count, _, _ = steep_entmax(x, row * n, n, powers[0], room)
+        _store_steep(room, count, out, row * n, n)
     finish_streams()
 
 
@@ -254,11 +242,13 @@ def steep_class_loss(
     first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
 ) -> None:
     """``class_loss`` for one α > 2, or one per row, of which those above 2 are taken."""
-    room = steep_room(x.shape[1])
+    n = x.shape[1]
+    scores, out = x.reshape(-1), residual.reshape(-1)
+    room = steep_room(n)
     for row in range(first, last):
         c = power_at(powers, row)
         if c > 1.0:
-            count, top, value = steep_entmax(x, row, c, room)
+            count, top, value = steep_entmax(scores, row * n, n, c, room)
             if residual.size > 0:
-                _store_steep(room, count, residual, row)
+                _store_steep(room, count, out, row * n, n)
             finish_loss(row, x, value, top, value, target, loss, residual)

@@ -13,8 +13,9 @@ from numba import carray, types  # type: ignore[attr-defined]
 from numba.extending import intrinsic
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.bits import pointer
 from fenchel.kernels.cpu.compiler import strict_helper
+from fenchel.kernels.cpu.maps.places import fill
+from fenchel.kernels.cpu.powers import call, suffix
 
 _LARGE = 1 << 23  # bytes
 
@@ -45,6 +46,22 @@ def _insert(typingctx: Any, v: Any, lane: Any, value: Any) -> Any:
     return v(v, types.intp, v.dtype), codegen
 
 
+def _compress(typingctx: Any, x: Any, i: Any, v: Any, mask: Any) -> Any:
+    """Write the lanes of a mask next to each other, from element i on; a whole vector's room is overwritten."""
+    if not isinstance(v, vec.Vector) or v.dtype != x.dtype or not isinstance(mask, vec.Mask):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = args[2].type
+        place = vec.address(context, builder, sig.args[0], args[0], args[1], kind)
+        nothing = ir.Constant(kind, ir.Undefined)
+        name = f"llvm.experimental.vector.compress.{suffix(kind)}"
+        builder.store(call(builder, name, kind, [args[2], args[3], nothing]), place, align=v.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, v, mask), codegen
+
+
 def _finish_streams(typingctx: Any) -> Any:
     """Wait until what was streamed is visible to other threads."""
 
@@ -57,6 +74,7 @@ def _finish_streams(typingctx: Any) -> Any:
 
 stream: Any = intrinsic(_stream)
 insert: Any = intrinsic(_insert)
+compress: Any = intrinsic(_compress)
 finish_streams: Any = intrinsic(_finish_streams)
 
 
@@ -66,13 +84,13 @@ def matrix(address: int, size: int, n: int, like: Any) -> Any:
 
     Kernels take addresses, and not arrays: to make these in Python takes longer than a row.
     """
-    return carray(pointer(address, like), (size // n, n))
+    return carray(vec.pointer(address, like), (size // n, n))
 
 
 @strict_helper
-def is_streamed(out: Any) -> Any:
-    """Whether rows of an output are streamed: it is large, and every row begins at a vector boundary."""
-    aligned = out.shape[1] % vec.lanes(out) == 0 and vec.to_boundary(out) == 0
+def is_streamed(out: Any, n: int) -> Any:
+    """Whether rows of n entries of an output are streamed: it is large, and every row begins at a vector boundary."""
+    aligned = n % vec.lanes(out) == 0 and vec.to_boundary(out) == 0
     return aligned and out.size * out.itemsize >= _LARGE
 
 
@@ -94,21 +112,21 @@ def stream_zeros(out: Any, start: int, end: int) -> None:
 
 
 @strict_helper
-def store_candidates(w: Any, count: int, index: Any, out: Any, row: int) -> None:
+def store_candidates(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
     """Write the candidates of a row to their places, which increase, and zeros elsewhere."""
-    if is_streamed(out):
-        _stream_candidates(w, count, index, out, row)
+    if is_streamed(out, n):
+        _stream_candidates(w, count, index, out, start, n)
     else:
-        out[row, :] = 0
+        fill(out, start, n, 0)
         for i in range(count):
-            out[row, index[i]] = w[i]
+            out[start + index[i]] = w[i]
 
 
 @strict_helper
-def _stream_candidates(w: Any, count: int, index: Any, out: Any, row: int) -> None:
-    n, lanes = out.shape[1], vec.lanes(out)
+def _stream_candidates(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
+    lanes = vec.lanes(out)
     zero = vec.splat(out.dtype.type(0))
-    start, place, k = row * n, 0, 0
+    place, k = 0, 0
     while k < count:
         end = index[k] // lanes * lanes
         stream_zeros(out, start + place, start + end)
@@ -122,12 +140,12 @@ def _stream_candidates(w: Any, count: int, index: Any, out: Any, row: int) -> No
 
 
 @strict_helper
-def store_row(w: Any, out: Any, row: int) -> None:
+def store_row(w: Any, out: Any, start: int, n: int) -> None:
     """Write one row."""
-    n, lanes = out.shape[1], vec.lanes(out)
-    whole = n // lanes * lanes
-    streamed = is_streamed(out)
-    for i in range(0, whole, lanes):
-        put(out, row * n + i, vec.load(w, i), streamed)
-    for i in range(whole, n):
-        out[row, i] = w[i]
+    lanes = vec.lanes(out)
+    streamed = is_streamed(out, n)
+    for i in range(0, n - lanes + 1, lanes):
+        put(out, start + i, vec.load(w, i), streamed)
+    rest = n % lanes
+    if rest:
+        vec.store_part(out, start + n - rest, vec.load(w, n - rest), rest)

@@ -1,0 +1,223 @@
+"""Derivatives of every RowMap, given the answer: one autograd.Function per step, for both modes and vmap.
+
+Every rule is written with differentiable operations on p, which is itself an output of the rule: derivatives of all
+orders are right.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fenchel._torch import apply_function, nested_forward_mode, outside, tracks, tracks_forward
+
+if TYPE_CHECKING:
+    from fenchel.regularizers.rowmap import RowMap
+
+
+def on_support(v: Tensor, p: Tensor) -> Tensor:
+    """v where p > 0, 0 where p = 0 (whatever v is there), NaN where p is NaN."""
+    return torch.where(p > 0, v, p.detach())
+
+
+def saturate(x: Tensor) -> Tensor:
+    """x with the largest number of its dtype in place of infinity."""
+    limit = torch.finfo(x.dtype).max
+    return x.clamp(-limit, limit)
+
+
+def saturated_sum(x: Tensor) -> Tensor:
+    """Sum along the last dimension, which is kept; what overflows is the largest number instead of inf or NaN."""
+    unit = 0.5 ** x.shape[-1].bit_length()  # a power of two: nothing is rounded
+    return saturate((unit * saturate(x)).sum(-1, keepdim=True) / unit)
+
+
+class _FiniteGradient(torch.autograd.Function):
+    """Identity whose derivatives are finite numbers: where terms overflow, the largest number or, for inf − inf, 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return saturate(torch.where(grad.isnan(), 0.0, grad))
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        return tangent.view_as(tangent)
+
+
+def _with_finite_gradient(x: Any) -> Any:
+    return apply_function(_FiniteGradient, x) if isinstance(x, Tensor) and x.is_floating_point() else x
+
+
+class Argmax(torch.autograd.Function):
+    """argmax_Ω of rows."""
+
+    @staticmethod
+    def forward(rule: RowMap, z: Tensor, *a: Any) -> Tensor:
+        return rule.solve_any(z, *a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.rule, z, *a = inputs
+        remember(ctx, z if ctx.rule.keeps_scores(*a) else None, output, *a)
+        # Where only max_Ω is differentiated there is no gradient here: zeros in its place would be plain tensors, also
+        # for a DTensor, and their product would be computed in vain.
+        ctx.set_materialize_grads(False)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None) -> tuple[Tensor | None, ...]:
+        needed = ctx.needs_input_grad[2:]
+        if grad is None:
+            return (None,) * (2 + len(needed))
+        z, p, *a = recall(ctx)
+        rule: RowMap = ctx.rule
+        if tracks(grad, p, *a):
+            p, a = _with_finite_gradient(p), [_with_finite_gradient(each) for each in a]
+        if not any(needed):
+            return None, rule.jacobian(grad, z, p, *a), *(None for _ in a)
+        to_scores, *to_a = rule.pull_any(grad, z, p, *a)
+        return None, to_scores, *(each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, dz: Tensor | None, *da: Tensor | None) -> Tensor:
+        with nested_forward_mode():
+            z, p, *a = map(outside, recall(ctx))
+            rule: RowMap = ctx.rule
+            if dz is not None and all(each is None for each in da):
+                return rule.product(dz, z, p, *a)
+            return rule.push(dz, da, z, p, *a)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rule: RowMap, z: Tensor, *a: Any) -> tuple[Tensor, int]:
+        return rule.map_over(Argmax, info, in_dims[1:], 1, (z, *a))
+
+
+class Max(torch.autograd.Function):
+    """max_Ω of rows, given argmax_Ω."""
+
+    @staticmethod
+    def forward(rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> Tensor:
+        return rule.attained_any(z, p, *a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.rule, z, p, *a = inputs
+        remember(ctx, z if ctx.rule.keeps_scores(*a) else None, p, *a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        z, p, *a = recall(ctx)
+        grad = grad.unsqueeze(-1)
+        needed = ctx.needs_input_grad[3:]
+        if not any(needed):
+            return None, grad * p, None, *(None for _ in a)
+        to_a = ctx.rule.pull_max(grad, z, p, *a)
+        return (
+            None,
+            grad * p,
+            None,
+            *(each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True)),
+        )
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, dz: Tensor | None, dp: Tensor | None, *da: Tensor | None) -> Tensor:
+        with nested_forward_mode():
+            z, p, *a = map(outside, recall(ctx))
+            total = (torch.zeros_like(p) if dz is None else p * dz).sum(-1)
+            if any(each is not None for each in da):
+                total = total + ctx.rule.push_max(da, z, p, *a)
+        return total
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> tuple[Tensor, int]:
+        return rule.map_over(Max, info, in_dims[1:], 2, (z, p, *a))
+
+
+class ClassLoss(torch.autograd.Function):
+    """The loss of class indices, and its gradient p − y in the scores, which comes out of the same pass."""
+
+    @staticmethod
+    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+        return rule.class_loss_any(z, index, residual, *a)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.rule, z, index, _, *a = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.set_materialize_grads(False)
+        remember(ctx, z, index, output[1], *a)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Any, ...]:
+        needed = ctx.needs_input_grad[4:]
+        if grad is None:
+            return (None,) * (4 + len(needed))
+        z, index, residual, *a = recall(ctx)
+        grad = torch.where(index >= 0, grad, 0.0).unsqueeze(-1)  # even if it is NaN, as for the mean of nothing
+        if not torch.is_grad_enabled() and not any(needed):
+            return None, grad * residual, None, None, *(None for _ in a)
+        to_scores, *to_a = _class_loss_slopes(ctx.rule, z, index, any(needed), *a)
+        gradients = (grad * each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
+        return None, grad * to_scores, None, None, *gradients
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, dz: Tensor | None, __: None, ___: None, *da: Tensor | None) -> tuple[Tensor, None]:
+        with nested_forward_mode():
+            z, index, _, *a = map(outside, recall(ctx))
+            slopes = _class_loss_slopes(ctx.rule, z, index, any(each is not None for each in da), *a)
+            changes = ((dx, slope) for dx, slope in zip((dz, *da), slopes, strict=True) if dx is not None)
+            return torch.stack([(dx * slope).sum(-1) for dx, slope in changes]).sum(0), None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, rule: RowMap, *args: Any) -> tuple[Any, int]:
+        return rule.map_over(ClassLoss, info, in_dims[1:], 3, args)
+
+
+def _class_loss_slopes(rule: RowMap, z: Tensor, index: Tensor, learns: bool, *a: Any) -> tuple[Tensor, ...]:
+    """The gradient of the loss in the scores and in the parameters (zero unless asked for); differentiable."""
+    kept = index >= 0
+    place = index.clamp_min(0).unsqueeze(-1)
+    scores = torch.where(kept.unsqueeze(-1), z, 0.0)
+    p = rule.argmax(scores, *a)
+    residual = residual_at(p, place, kept, z.detach().gather(-1, place).squeeze(-1) > -torch.inf)
+    envelope = rule.envelope(scores, p, *a) if learns else (torch.zeros_like(p[..., :1]) for _ in a)
+    return residual, *(torch.where(kept.unsqueeze(-1), each, 0.0) for each in envelope)
+
+
+def residual_at(p: Tensor, place: Tensor, kept: Tensor, possible: Tensor) -> Tensor:
+    """p − y with y one-hot at an index (…, 1), or 0 where that is not possible; 0 in rows that are not kept."""
+    y = torch.zeros_like(p).scatter(-1, place, possible.unsqueeze(-1).to(p.dtype))
+    return torch.where(kept.unsqueeze(-1), p - y, 0.0)
+
+
+def remember(ctx: Any, *args: Any) -> None:
+    """Save tensors for derivatives in both modes, and other arguments beside them."""
+    tensors: list[Tensor] = []
+    others: list[Any] = []
+    for each in args:
+        if isinstance(each, Tensor):
+            tensors.append(each)
+            others.append(None)
+        else:
+            others.append((each,))
+    ctx.others = others
+    ctx.save_for_backward(*tensors)
+    if tracks_forward():
+        ctx.save_for_forward(*tensors)
+
+
+def recall(ctx: Any) -> list[Any]:
+    """What was remembered."""
+    tensors = iter(ctx.saved_tensors)
+    return [next(tensors) if other is None else other[0] for other in ctx.others]
