@@ -81,6 +81,8 @@ def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     Sparsemax of the proximal map of one-dimensional total variation. Neighbours that are fused have probabilities equal
     to the bit. Exact; on the CPU in linear time.
 
+    On devices without kernels it works in rounds with one host sync each, 4 to 5 on normal scores.
+
     Args:
         scores: any shape, floating point.
         strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.
