@@ -1,7 +1,9 @@
-"""Dynamic programming with max_Ω: chains, alignments (DTW), any directed graph without cycles."""
+"""Dynamic programming with max_Ω: chains, alignments (DTW), any directed graph without cycles, binary trees."""
 
 from fenchel.dp.alignment import Alignment
+from fenchel.dp.brackets import Bracketing, from_brackets, to_brackets
 from fenchel.dp.chain import LinearChain
+from fenchel.dp.constituency import Constituency
 from fenchel.dp.lattice import Lattice
 from fenchel.dp.program import Bounds, DynamicProgram, Paths
 from fenchel.dp.series import barycenter, dtw, dtw_divergence
@@ -9,6 +11,8 @@ from fenchel.dp.series import barycenter, dtw, dtw_divergence
 __all__ = [
     "Alignment",
     "Bounds",
+    "Bracketing",
+    "Constituency",
     "DynamicProgram",
     "Lattice",
     "LinearChain",
@@ -16,4 +20,6 @@ __all__ = [
     "barycenter",
     "dtw",
     "dtw_divergence",
+    "from_brackets",
+    "to_brackets",
 ]

@@ -15,7 +15,8 @@ step             call                                    result
                                                          failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
-``lattice``      ``.hessian_product(…)``                 ``alignments`` and ``lattices``
+``lattice``,     ``.hessian_product(…)``                 ``alignments``, ``lattices`` and ``spans``
+``constituency``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
@@ -191,6 +192,7 @@ _compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)
 _compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distances")
 _compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
 _compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
+_compiled("spans", "constituency", "tsallis", "dp.spans", _PROGRAMS)
 _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
 _compiled("normmax", "product", "norm", "maps.simplex:normmax_product")
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss")
