@@ -26,7 +26,9 @@ __all__ = [
     "below_autograd",
     "concrete",
     "forward_mode",
+    "from_cpu",
     "has_tangent",
+    "is_batched",
     "is_mapped",
     "known",
     "nested_forward_mode",
@@ -50,6 +52,15 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _batched = torch._C._functorch.is_legacy_batchedtensor
 is_mapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transformation of functions, such as ``torch.func.vmap``."""
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` maps over a tensor, at any level of nested transformations."""
+    while is_mapped(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return False
 
 
 # -- what a tensor is ------------------------------------------------------------------------------------------------
@@ -121,6 +132,14 @@ def on_cpu(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+def from_cpu(tensor: Tensor, device: torch.device) -> Tensor:
+    """The opposite of ``on_cpu``: a tensor of the CPU's memory on a device, differentiable."""
+    if device.type == "cpu":
+        return tensor
+    moved: Tensor = apply_function(_Shape, tensor) if device.type == "meta" else tensor.to(device)
+    return moved
+
+
 class _Zeros(torch.autograd.Function):
     """Zeros on the CPU in place of a meta tensor, which gets a gradient as if they were its copy."""
 
@@ -130,7 +149,19 @@ class _Zeros(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.to("meta")
+        return from_cpu(grad, torch.device("meta"))
+
+
+class _Shape(torch.autograd.Function):
+    """A meta tensor in place of one on the CPU, which gets a gradient of ones, as a meta tensor has no values."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.to("meta")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.ones_like(grad, device="cpu")
 
 
 # -- derivatives and transformations ---------------------------------------------------------------------------------

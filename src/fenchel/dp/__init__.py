@@ -5,6 +5,7 @@ from fenchel.dp.brackets import Bracketing, from_brackets, to_brackets
 from fenchel.dp.chain import LinearChain
 from fenchel.dp.constituency import Constituency
 from fenchel.dp.lattice import Lattice
+from fenchel.dp.monotonic import Monotonic
 from fenchel.dp.program import Bounds, DynamicProgram, Paths
 from fenchel.dp.series import barycenter, dtw, dtw_divergence
 
@@ -16,6 +17,7 @@ __all__ = [
     "DynamicProgram",
     "Lattice",
     "LinearChain",
+    "Monotonic",
     "Paths",
     "barycenter",
     "dtw",

@@ -73,6 +73,7 @@ class LinearChain(DynamicProgram):
         end: Tensor | None = None,
         omega: Regularizer | None = None,
     ) -> None:
+        unary, transition, lengths, start, end = self._copied(unary, transition, lengths, start, end)
         super().__init__(unary, "unary", "(B, T, S)", omega)
         self.lengths = check_lengths(lengths, unary, "unary", unary.shape[1:2], least=0)
         self._inside = torch.arange(unary.shape[1], device=unary.device) < self.lengths.unsqueeze(-1)
@@ -89,7 +90,7 @@ class LinearChain(DynamicProgram):
         unary, transition, start, end = self._inputs
         batch, steps, states = unary.shape
         every = transition.expand(batch, steps - 1, states, states)
-        return self._expected_path((unary, every, start, end))[1].to(self._dtype)
+        return self._returned(self._expected_path((unary, every, start, end))[1])
 
     @stays_outside
     @torch.no_grad()
@@ -97,7 +98,7 @@ class LinearChain(DynamicProgram):
         unary, transition, start, end = self._inputs
         states = viterbi(self._with_ends(unary, start, end), precise(transition), self.lengths)
         possible = self._score(states.clamp_min(0)) > -torch.inf
-        return torch.where(possible.unsqueeze(-1), states, -1)
+        return torch.where(possible.unsqueeze(-1), states, -1).to(self._device)
 
     def __repr__(self) -> str:
         batch, steps, states = self._inputs[0].shape

@@ -15,7 +15,8 @@ step             call                                    result
                                                          failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
-``lattice``,     ``.hessian_product(…)``                 ``alignments``, ``lattices`` and ``spans``
+``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic``, ``lattices`` and ``spans``
+``lattice``
 ``constituency``
 ===============  ======================================  =========================================================
 
@@ -191,6 +192,7 @@ _compiled("chains", "chain", "tsallis", "dp.markov", _PROGRAMS)
 _compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)
 _compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distances")
 _compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
+_compiled("monotonic", "monotonic", "tsallis", "dp.monotonic", _PROGRAMS)
 _compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
 _compiled("spans", "constituency", "tsallis", "dp.spans", _PROGRAMS)
 _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
