@@ -378,7 +378,7 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
         sizes: the longest lengths.
         least: the shortest length.
     """
-    shape = (len(scores), len(sizes))[: len(sizes)]
+    shape = (scores.shape[0], len(sizes))[: len(sizes)]
     if len(sizes) == 1:
         longest = torch.full(shape, sizes[0], device=scores.device)
     else:
