@@ -41,6 +41,7 @@ __all__ = [
     "readable",
     "recomputed",
     "standard_gamma",
+    "traced",
     "tracks",
     "tracks_forward",
     "transformed",
@@ -103,6 +104,11 @@ def is_simple(t: Tensor) -> bool:
     return t.is_cpu and t.data_ptr() != 0 and not t.storage_offset() and not t.is_neg() and not _batched(t)
 
 
+def traced() -> bool:
+    """Whether ``torch.jit.trace`` is at work."""
+    return torch._C._get_tracing_state() is not None
+
+
 def known(*tensors: Tensor) -> bool:
     """Whether the values of tensors may be read at no cost: they are ``concrete``, and no device must be waited for."""
     if not concrete(*tensors):
@@ -119,7 +125,7 @@ def readable(*tensors: Tensor) -> bool:
     More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
     but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or traced():
         return False
     if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
         return False
@@ -353,6 +359,8 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # an export that runs the code instead of reading it
                 raise RuntimeError(reason)
+            if traced():  # what is computed outside of torch would be a constant of the graph
+                raise RuntimeError(f"{reason}, nor of one that torch.jit.trace records; torch.export takes the others")
             # Until the compiler is loaded, there is none to turn off.
             return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 
