@@ -36,6 +36,7 @@ from fenchel.regularizers.operators import (
     product_operator,
     pull_operator,
 )
+from fenchel.regularizers.packed import is_packed, map_packed
 from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
@@ -109,9 +110,12 @@ class RowMap(ABC):
         # The usual case first: for small inputs the time of a call is that of its Python lines.
         if mask is None and dim == -1 and type(scores) is Tensor and type(a[0]) is float and not tracks(scores):
             kernel = kernels.find("argmax", self.name, a, scores)
-            if kernel is not None and scores.dim() and scores.shape[-1]:
+            if kernel is not None and not scores.is_nested and scores.dim() and scores.shape[-1]:
                 chosen: Tensor = kernel(scores, *a)
                 return chosen
+        if is_packed(scores):
+            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
+            return map_packed(call, scores, dim, mask, **{name: a[0]})
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
 
