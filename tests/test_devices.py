@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 import fenchel
 from fenchel import Capped, Custom, Fused, Gini, KSubsets, Norm, Oscar, SparseMAP, TotalVariation2d, Tsallis
 from fenchel.continuous import BetaGaussian
-from fenchel.dp import Lattice, LinearChain, barycenter, dtw
+from fenchel.dp import Alignment, Lattice, LinearChain, barycenter, dtw
 from fenchel.factors import Budget, Exactly, Knapsack
 from fenchel.hopfield import Hopfield, HopfieldEncoderLayer, Memory, capacity
 from fenchel.mixed import MaximumEntropy
@@ -307,6 +307,113 @@ def test_a_device_launches_few_operators(choose: Callable[[Tensor], Tensor], for
         p.backward(grad)
     assert there.count <= forward
     assert back.count <= backward
+
+
+# -- dynamic programs and factor graphs: computed on the CPU from one copy of the scores ------------------------------
+
+
+def tree_with_budgets(s: Tensor) -> Tensor:
+    graph = fenchel.FactorGraph()
+    u = graph.variables(s[:, :4, :5], batch_dims=1)
+    graph.add(fenchel.factors.DependencyTree(u))
+    graph.add(Budget(u[:, 1], 1))
+    graph.add(fenchel.factors.Sequence(u[:, :2], s[0, :2, :2]))
+    graph.solve()
+    return u.value
+
+
+PROGRAMS: dict[str, Callable[[Tensor], Tensor]] = {
+    "chain": lambda s: LinearChain(s, s[0, :6]).value,
+    "chain with lengths": lambda s: LinearChain(s, s[0, :6], indices(3) + 4, s[0, 0], s[:, 1], Gini()).value,
+    "chain loss": lambda s: LinearChain(s, s[0, :6]).loss(indices(3, 7)),
+    "transition marginals": lambda s: LinearChain(s, s[0, :6]).transition_marginals,
+    "chain with an alpha": lambda s: LinearChain(s, s[0, :6], omega=Tsallis(1.4, learnable=True).to("meta")).value,
+    "chain log_prob": lambda s: LinearChain(s, s[0, :6]).log_prob(indices(2, 3, 7)),
+    "chain entropy": lambda s: LinearChain(s, s[0, :6]).entropy(),
+    "kl_divergence": lambda s: LinearChain(s, s[0, :6]).kl_divergence(LinearChain(2 * s, s[0, :6])),
+    "alignment": lambda s: Alignment(s, omega=fenchel.Gini()).marginals,
+    "lattice": lambda s: Lattice(torch.arange(6), torch.arange(1, 7), s[:, 0], 7).value,
+    "dtw": lambda s: dtw(s, s[:, :3]),
+    "dtw_divergence": lambda s: fenchel.dp.dtw_divergence(s, s[:, :3]),
+    "factor graph": tree_with_budgets,
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_programs_and_graphs_go_to_the_cpu_and_back(name: str) -> None:
+    scores = torch.zeros(3, 7, 6, device="meta", requires_grad=True)
+    result = PROGRAMS[name](scores)
+    assert result.is_meta
+    result.sum().backward()
+    assert scores.grad is not None
+    assert scores.grad.is_meta
+    with torch.no_grad():
+        assert PROGRAMS[name](scores).is_meta
+
+
+def test_paths_are_returned_on_the_device_of_the_scores() -> None:
+    scores = torch.zeros(3, 7, 6, device="meta")
+    for d in (LinearChain(scores, scores[0, :6]), Alignment(scores)):
+        assert d.map().is_meta
+        assert d.sample(2).is_meta
+        assert d.top(2).paths.is_meta
+        assert d.top(2).probs.is_meta
+        assert d.walk.is_meta
+        assert d.bounds().upper.is_meta
+    assert barycenter(scores, steps=2).is_meta
+
+
+class OnDevice(Launches):
+    """A mode that counts the operators that have an argument on the device, and the copies from it."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        there = any(isinstance(each, Tensor) and each.is_meta for each in tree_leaves((args, kwargs)))
+        return super().__torch_dispatch__(func, types, args, kwargs) if there else func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda s: LinearChain(s, s[0, :21], s.new_full((4,), 20, dtype=torch.long)).loss(indices(4, 40)),
+        lambda s: Alignment(s, omega=Gini()).value,
+    ],
+)
+def test_the_number_of_operators_on_a_device_does_not_grow_with_the_steps(call: Callable[[Tensor], Tensor]) -> None:
+    scores = torch.zeros(4, 40, 21, device="meta", requires_grad=True)
+    with OnDevice() as launches:
+        call(scores).sum().backward()
+    assert launches.count <= 40
+
+
+def test_values_and_gradients_of_scores_on_a_device_are_those_of_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy from the device is replaced by one that has values, and keeps the gradient that goes back."""
+    steps = STATES.shape[1]
+    flat = torch.cat([STATES.reshape(-1), STEP.reshape(-1)])
+    sent = []
+
+    class Copy(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, tensor: Tensor) -> Tensor:
+            assert tensor.shape == flat.shape  # one copy for all scores
+            return flat.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Tensor) -> Tensor:
+            sent.append(grad)
+            return grad.to("meta")
+
+    monkeypatch.setattr("fenchel._torch._Zeros", Copy)
+    unary, step = (t.to("meta").requires_grad_() for t in (STATES, STEP))
+    d = LinearChain(unary, step, start=None, omega=Gini())
+    here = [t.clone().requires_grad_() for t in (STATES, STEP)]
+    expected = LinearChain(*here, omega=Gini())
+    assert d.value.is_meta
+    assert torch.equal(d.exact_maximum(), expected.exact_maximum())
+    d.value.sum().backward()
+    expected.value.sum().backward()
+    assert torch.equal(sent[0], torch.cat([t.grad.reshape(-1) for t in here if t.grad is not None]))
+    assert unary.grad is not None
+    assert unary.grad.shape == (2, steps, 3)
 
 
 class Plain(Tensor):

@@ -27,7 +27,9 @@ __all__ = [
     "beneath_derivatives",
     "concrete",
     "forward_mode",
+    "from_cpu",
     "has_tangent",
+    "is_batched",
     "is_mapped",
     "jagged_parts",
     "known",
@@ -39,6 +41,7 @@ __all__ = [
     "readable",
     "recomputed",
     "standard_gamma",
+    "traced",
     "tracks",
     "tracks_forward",
     "transformed",
@@ -54,6 +57,15 @@ is_mapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_t
 """Whether a tensor belongs to a transformation of functions, such as ``torch.func.vmap``."""
 
 
+def is_batched(t: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` maps over a tensor, at any level of nested transformations."""
+    while is_mapped(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return False
+
+
 # -- what a tensor is ------------------------------------------------------------------------------------------------
 
 
@@ -64,7 +76,7 @@ def concrete(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
+    if traced() or _get_current_dispatch_mode() is not None:
         return False
     for t in tensors:
         if type(t) not in _PLAIN or t.is_meta or t.is_neg() or is_mapped(t) or _batched(t):
@@ -77,6 +89,11 @@ def concrete(*tensors: Tensor) -> bool:
         except NotImplementedError:  # sparse and other layouts have no such storage
             return False
     return True
+
+
+def traced() -> bool:
+    """Whether ``torch.jit.trace`` is at work."""
+    return torch._C._get_tracing_state() is not None
 
 
 def known(*tensors: Tensor) -> bool:
@@ -95,7 +112,7 @@ def readable(*tensors: Tensor) -> bool:
     More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
     but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or traced():
         return False
     if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
         return False
@@ -133,6 +150,14 @@ def on_cpu(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(found)
 
 
+def from_cpu(tensor: Tensor, device: torch.device) -> Tensor:
+    """The opposite of ``on_cpu``: a tensor of the CPU's memory on a device, differentiable."""
+    if device.type == "cpu":
+        return tensor
+    moved: Tensor = apply_function(_Shape, tensor) if device.type == "meta" else tensor.to(device)
+    return moved
+
+
 class _Zeros(torch.autograd.Function):
     """Zeros on the CPU in place of a meta tensor, which gets a gradient as if they were its copy."""
 
@@ -142,7 +167,19 @@ class _Zeros(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return grad.to("meta")
+        return from_cpu(grad, torch.device("meta"))
+
+
+class _Shape(torch.autograd.Function):
+    """A meta tensor in place of one on the CPU, which gets a gradient of ones, as a meta tensor has no values."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.to("meta")
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return torch.ones_like(grad, device="cpu")
 
 
 # -- derivatives and transformations ---------------------------------------------------------------------------------
@@ -292,6 +329,8 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # an export that runs the code instead of reading it
                 raise RuntimeError(reason)
+            if traced():  # what is computed outside of torch would be a constant of the graph
+                raise RuntimeError(f"{reason}, nor of one that torch.jit.trace records; torch.export takes the others")
             # Until the compiler is loaded, there is none to turn off.
             return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 

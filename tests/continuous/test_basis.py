@@ -9,7 +9,7 @@ import scipy.stats as st
 import torch
 from torch import Tensor, nn
 
-from fenchel.continuous import GaussianBasis
+from fenchel.continuous import FunctionBasis, GaussianBasis
 
 
 def test_functions_are_scipys_normal_densities() -> None:
@@ -190,3 +190,50 @@ def test_sizes_that_do_not_fit_are_named() -> None:
         GaussianBasis.line(4, widths=0.1)
     with pytest.raises(TypeError, match="widths must be a sequence"):
         GaussianBasis.grid(4, widths=0.1)
+
+
+class _Powers(nn.Module):
+    """1, t and t² with a factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, t: Tensor) -> Tensor:
+        return torch.cat([self.factor * t**k for k in range(3)], -1)
+
+
+def test_any_module_is_a_basis_with_regression_as_least_squares() -> None:
+    basis = FunctionBasis(_Powers().double())
+    assert (len(basis), basis.dim) == (3, 1)
+    values = torch.randn(2, 7, 4, dtype=torch.float64)
+    mask = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
+    found = basis.fit(values, mask, ridge=0.1).coefficients
+    for row, count in enumerate((7, 5)):
+        t = (np.arange(count) + 0.5) / count
+        rows = np.concatenate([np.stack([t**0, t, t**2], -1), np.sqrt(0.1) * np.eye(3)])
+        target = np.concatenate([values[row, :count].numpy(), np.zeros((3, 4))])
+        np.testing.assert_allclose(
+            found[row].detach().numpy(), np.linalg.lstsq(rows, target, rcond=None)[0], atol=1e-10
+        )
+
+
+def test_the_parameters_of_a_module_get_gradients_through_the_regression() -> None:
+    module = _Powers().double()
+    basis, values = FunctionBasis(module), torch.randn(5, 2, dtype=torch.float64)
+
+    def loss(factor: float) -> Tensor:
+        module.factor.data.fill_(factor)
+        return basis.fit(values).coefficients.square().sum()
+
+    loss(1.3).backward()
+    slope = (loss(1.3 + 1e-6) - loss(1.3 - 1e-6)) / 2e-6
+    assert module.factor.grad is not None
+    torch.testing.assert_close(module.factor.grad, slope.detach(), rtol=1e-6, atol=1e-8)
+
+
+def test_modules_that_return_no_functions_are_refused() -> None:
+    with pytest.raises(TypeError, match="function must be a module"):
+        FunctionBasis(torch.sin)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"function must return ψ\(t\)"):
+        FunctionBasis(torch.nn.Flatten(0))

@@ -113,22 +113,6 @@ def test_parts_of_vectors_leave_the_rest_alone(kind: Any) -> None:
 
 
 @strict
-def _compress(a: Any, floor: Any, out: Any) -> int:
-    x = vec.load(a, 0)
-    vec.compress(out, 0, x, x > floor)
-    return vec.count_bits(vec.bits_of(x > floor))  # type: ignore[no-any-return]
-
-
-@KINDS
-def test_compress_puts_the_lanes_of_a_mask_together(kind: Any) -> None:
-    a = numbers(kind, lanes(kind))
-    for floor in (-9, -0.5, 0, 0.5, 9):
-        out = np.empty_like(a)
-        count = _compress(a, kind(floor), out)
-        assert np.array_equal(out[:count], a[a > floor])
-
-
-@strict
 def _transpose(x: Any, i: int, stride: int, columns: Any, out: Any) -> None:
     vec.load_square(x, i, stride, columns, 0)
     vec.store_square(columns, 0, out, i, stride)

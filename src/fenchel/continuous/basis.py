@@ -1,9 +1,9 @@
-"""Gaussian basis functions, and ridge regression of values at words or pixels on them."""
+"""Basis functions of time or space, and ridge regression of values at words or pixels on them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +14,174 @@ from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.matrices import check_positive_definite
 
 
-class GaussianBasis(nn.Module):
+class Basis(nn.Module):
+    """Base class of n functions of D dimensions, with ridge regression on them; subclasses define ``forward``.
+
+    A subclass also sets ``dim`` and defines ``__len__``, the number n of functions. ``FunctionBasis`` makes a basis of
+    any module.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import Basis
+        >>> class Line(Basis):  # 1 and t
+        ...     dim = 1
+        ...     def __len__(self): return 2
+        ...     def forward(self, t): return torch.cat([torch.ones_like(t), t], -1)
+        >>> function = Line().fit(torch.tensor([[1.0], [2.0], [3.0]]), ridge=1e-6)
+        >>> function(torch.tensor([[0.5]]))
+        tensor([[2.0000]])
+    """
+
+    dim: int
+    """The number of dimensions, D."""
+
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} functions of {self.dim} dimension{'s' * (self.dim > 1)})"
+
+    def forward(self, t: Tensor) -> Tensor:
+        """The values ψ(t), (…, n), at points (…, D)."""
+        raise NotImplementedError
+
+    def precise(self, t: Tensor) -> Tensor:
+        """The values ψ(t) in double precision, computed as precisely as the basis allows."""
+        value: Tensor = self(t)
+        return value.double()
+
+    @property
+    def _tensors(self) -> list[Tensor]:
+        """What the functions depend on."""
+        return [*self.parameters(), *self.buffers()]
+
+    @property
+    def like(self) -> Tensor:
+        """A tensor of the dtype and device of the results."""
+        floats = [each for each in self._tensors if each.is_floating_point()]
+        return floats[0] if floats else torch.empty(0)
+
+    def regression(self, positions: Tensor, mask: Tensor | None = None, *, ridge: float = 0.1) -> Tensor:
+        r"""The matrix G of ridge regression, (…, L, n): values H (L, width) have the coefficients B = Gᵀ H.
+
+        .. math:: \operatorname{argmin}_B \; \|F^\top B - H\|^2 + \lambda \|B\|^2, \qquad F_{j\ell} = \psi_j(t_\ell)
+
+        Args:
+            positions: of the values, (…, L, D); they need not be regular.
+            mask: boolean (…, L); True = there is a value. Rows of G that are masked are zero.
+            ridge: λ > 0.
+
+        Returns:
+            (…, L, n), in the dtype of the basis; computed in double precision.
+        """
+        check_number(ridge, "ridge", 0)
+        check_shape(positions, "positions", "…", "L", self.dim)
+        if mask is not None:
+            _check_mask(mask, positions.shape[-2])
+        full = self.precise(positions.double())  # (…, L, n): Fᵀ
+        if mask is not None:
+            full = torch.where(mask.unsqueeze(-1), full, 0.0)
+        few = full.shape[-2] < full.shape[-1]  # of two systems with the same solution the smaller one is solved
+        rows = full if few else full.mT
+        system = rows @ rows.mT + ridge * torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
+        found = torch.cholesky_solve(rows, torch.linalg.cholesky_ex(system).L)
+        return (found if few else found.mT).to(self.like.dtype)
+
+    def weights(
+        self,
+        shape: tuple[int, ...],
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        ridge: float = 0.1,
+    ) -> Tensor:
+        """``regression`` for sequences and images with regular positions; the result is cached.
+
+        Args:
+            shape: (L,) words, in the middles of L cells of [0, 1]; (h, w) for the pixels of an image, row by row.
+            mask: boolean (…, L); True = there is a value. Positions are spread over [0, 1] up to the last value.
+            positions: (…, L, D), in place of regular ones.
+            ridge: λ > 0.
+
+        Returns:
+            (L, n) or (…, L, n).
+        """
+        check_number(ridge, "ridge", 0)
+        size = math.prod(shape)
+        if size == 0:
+            raise ValueError(f"the sequence must not be empty, got shape {shape}")
+        if positions is None and len(shape) != self.dim:
+            raise ValueError(
+                f"for a basis of {self.dim} dimensions give positions, or a shape of as many sizes; got {shape}"
+            )
+        if mask is not None:
+            _check_mask(mask, size)
+        if positions is not None and positions.dim() > 1 and positions.shape[-2] != size:
+            raise ValueError(f"positions must be those of {size} values, got {tuple(positions.shape)}")
+        if positions is not None or (mask is not None and self.dim > 1):
+            where = grid_positions(shape, self.like) if positions is None else positions
+            return self.regression(where, mask, ridge=ridge)
+        if mask is None:
+            return self._cached(shape, ridge)
+        return self._padded(mask, ridge)
+
+    def _padded(self, mask: Tensor, ridge: float) -> Tensor:
+        """The matrices of a padded batch, cached by length where the mask only depends on lengths."""
+        size = mask.shape[-1]
+        place = torch.arange(1, size + 1, device=mask.device)
+        lengths = (mask * place).amax(-1)
+        full_prefix = torch.equal(mask, place <= lengths.unsqueeze(-1)) if concrete(mask) else False
+        if full_prefix and not self._trained:
+            unique, index = lengths.unique(return_inverse=True)  # type: ignore[no-untyped-call]
+            table = self.like.new_zeros(len(unique), size, len(self))
+            for row, length in enumerate(unique.tolist()):
+                if length:
+                    table[row, :length] = self._cached((length,), ridge)
+            return table[index]
+        positions = (place.double() - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
+        return self.regression(positions.unsqueeze(-1), mask, ridge=ridge)
+
+    @property
+    def _trained(self) -> bool:
+        return any(each.requires_grad for each in self._tensors)
+
+    def _cached(self, shape: tuple[int, ...], ridge: float) -> Tensor:
+        def make() -> Tensor:
+            return self.regression(grid_positions(shape, self.like), ridge=ridge)
+
+        return self.cached(("regular", shape, ridge), make)
+
+    def cached(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        """A matrix that depends on the basis and the key alone; a basis that knows its tensors may keep it."""
+        return make()
+
+    def fit(
+        self,
+        values: Tensor,
+        mask: Tensor | None = None,
+        positions: Tensor | None = None,
+        *,
+        ridge: float = 0.1,
+        shape: tuple[int, ...] | None = None,
+    ) -> ValueFunction:
+        """Fit a function of t to values at words or pixels by ridge regression.
+
+        Args:
+            values: (…, L, width).
+            mask: boolean (…, L); True = there is a value. Values at other positions are ignored.
+            positions: (…, L, D); the middles of L cells of [0, 1] if None.
+            ridge: λ > 0.
+            shape: (h, w) for the L pixels of an image, row by row.
+        """
+        shape = tuple(values.shape[-2:-1]) if shape is None else shape
+        check_floats(values, "values", "…", math.prod(shape), "width")
+        solver = self.weights(shape, mask, positions, ridge=ridge).to(values.dtype)
+        if mask is not None:
+            values = torch.where(mask.unsqueeze(-1), values, 0.0)
+        return ValueFunction(self, solver.mT @ values)
+
+
+class GaussianBasis(Basis):
     r"""n Gaussian functions of D dimensions: :math:`\psi_j(t) = \mathcal{N}(t; \mu_j, \Sigma_j)`.
 
     Args:
@@ -90,15 +257,12 @@ class GaussianBasis(nn.Module):
         return cls(centers.repeat(len(widths), 1), torch.cat(covariances))
 
     @property
-    def dim(self) -> int:
+    def dim(self) -> int:  # type: ignore[override]
         """The number of dimensions, D."""
         return int(self.centers.shape[-1])
 
     def __len__(self) -> int:
         return int(self.centers.shape[0])
-
-    def __repr__(self) -> str:
-        return f"GaussianBasis({len(self)} functions of {self.dim} dimension{'s' * (self.dim > 1)})"
 
     def forward(self, t: Tensor) -> Tensor:
         """The values ψ(t), (…, n), at points (…, D)."""
@@ -110,137 +274,86 @@ class GaussianBasis(nn.Module):
         value: Tensor = torch.exp(log - 0.5 * self.dim * math.log(2 * math.pi))
         return value
 
-    def regression(self, positions: Tensor, mask: Tensor | None = None, *, ridge: float = 0.1) -> Tensor:
-        r"""The matrix G of ridge regression, (…, L, n): values H (L, width) have the coefficients B = Gᵀ H.
+    def precise(self, t: Tensor) -> Tensor:
+        value: Tensor = self._in_double()(t.double())
+        return value
 
-        .. math:: \operatorname{argmin}_B \; \|F^\top B - H\|^2 + \lambda \|B\|^2, \qquad F_{j\ell} = \psi_j(t_\ell)
+    @property
+    def like(self) -> Tensor:
+        return self.centers
 
-        Args:
-            positions: of the values, (…, L, D); they need not be regular.
-            mask: boolean (…, L); True = there is a value. Rows of G that are masked are zero.
-            ridge: λ > 0.
-
-        Returns:
-            (…, L, n), in the dtype of the basis; computed in double precision.
-        """
-        check_number(ridge, "ridge", 0)
-        check_shape(positions, "positions", "…", "L", self.dim)
-        if mask is not None:
-            _check_mask(mask, positions.shape[-2])
-        full = self._in_double()(positions.double())  # (…, L, n): Fᵀ
-        if mask is not None:
-            full = torch.where(mask.unsqueeze(-1), full, 0.0)
-        few = full.shape[-2] < full.shape[-1]  # of two systems with the same solution the smaller one is solved
-        rows = full if few else full.mT
-        system = rows @ rows.mT + ridge * torch.eye(rows.shape[-2], dtype=rows.dtype, device=rows.device)
-        found = torch.cholesky_solve(rows, torch.linalg.cholesky_ex(system).L)
-        return (found if few else found.mT).to(self.centers.dtype)
+    def cached(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
+        tensors = self.centers, self.covariances
+        # Tensors that are made inside torch.func transforms must not be used outside.
+        if self._trained or tracks_forward() or not concrete(*tensors) or any(t.is_inference() for t in tensors):
+            return make()
+        key = (*key, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
+        if key not in self._cache:
+            with torch.inference_mode(False), torch.no_grad():  # the cached matrix may be used with gradients later
+                found = make()
+            if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > self.cache_bytes:
+                self._cache.clear()
+            self._cache[key] = found, *tensors  # with the tensors, so that their ids are not reused
+        return self._cache[key][0]
 
     def _in_double(self) -> GaussianBasis:
         """The same functions in double precision; gradients reach this basis."""
         if self.centers.dtype == torch.float64 and self.covariances.dtype == torch.float64:
             return self
         twin = GaussianBasis.__new__(GaussianBasis)
-        nn.Module.__init__(twin)
+        Basis.__init__(twin)
         twin.centers, twin.covariances = self.centers.double(), self.covariances.double()
         return twin
 
-    def weights(
-        self,
-        shape: tuple[int, ...],
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        *,
-        ridge: float = 0.1,
-    ) -> Tensor:
-        """``regression`` for sequences and images with regular positions; the result is cached.
 
-        Args:
-            shape: (L,) words, in the middles of L cells of [0, 1]; (h, w) for the pixels of an image, row by row.
-            mask: boolean (…, L); True = there is a value. Positions are spread over [0, 1] up to the last value.
-            positions: (…, L, D), in place of regular ones.
-            ridge: λ > 0.
+class FunctionBasis(Basis):
+    """The n functions of D dimensions that a module computes: any ψ(t), such as a network, polynomials or cosines.
 
-        Returns:
-            (L, n) or (…, L, n).
-        """
-        check_number(ridge, "ridge", 0)
-        size = math.prod(shape)
-        if size == 0:
-            raise ValueError(f"the sequence must not be empty, got shape {shape}")
-        if positions is None and len(shape) != self.dim:
-            raise ValueError(
-                f"for a basis of {self.dim} dimensions give positions, or a shape of as many sizes; got {shape}"
-            )
-        if mask is not None:
-            _check_mask(mask, size)
-        if positions is not None and positions.dim() > 1 and positions.shape[-2] != size:
-            raise ValueError(f"positions must be those of {size} values, got {tuple(positions.shape)}")
-        if positions is not None or (mask is not None and self.dim > 1):
-            where = grid_positions(shape, self.centers) if positions is None else positions
-            return self.regression(where, mask, ridge=ridge)
-        if mask is None:
-            return self._cached(shape, ridge)
-        return self._padded(mask, ridge)
+    Args:
+        function: a module that returns ψ(t), (…, n), at points (…, D).
+        dim: D.
 
-    def _padded(self, mask: Tensor, ridge: float) -> Tensor:
-        """The matrices of a padded batch, cached by length where the mask only depends on lengths."""
-        size = mask.shape[-1]
-        place = torch.arange(1, size + 1, device=mask.device)
-        lengths = (mask * place).amax(-1)
-        full_prefix = torch.equal(mask, place <= lengths.unsqueeze(-1)) if concrete(mask) else False
-        if full_prefix and not self._trained:
-            unique, index = lengths.unique(return_inverse=True)  # type: ignore[no-untyped-call]
-            table = self.centers.new_zeros(len(unique), size, len(self))
-            for row, length in enumerate(unique.tolist()):
-                if length:
-                    table[row, :length] = self._cached((length,), ridge)
-            return table[index]
-        positions = (place - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
-        return self.regression(positions.unsqueeze(-1), mask, ridge=ridge)
+    Expectations of its functions are computed by quadrature.
 
-    @property
-    def _trained(self) -> bool:
-        return self.centers.requires_grad or self.covariances.requires_grad
+    Example:
+        >>> import torch
+        >>> from fenchel.continuous import BetaGaussian, FunctionBasis
+        >>> class Powers(torch.nn.Module):
+        ...     def forward(self, t): return torch.cat([t**k for k in range(3)], -1)
+        >>> basis = FunctionBasis(Powers())
+        >>> basis
+        FunctionBasis(3 functions of 1 dimension)
+        >>> p = BetaGaussian(torch.ones(1), sigma=torch.tensor([[2 / 3]]))  # variance 1/5
+        >>> p.integrate(basis)
+        tensor([1.0000, 1.0000, 1.2000])
+    """
 
-    def _cached(self, shape: tuple[int, ...], ridge: float) -> Tensor:
-        tensors = self.centers, self.covariances
-        # Tensors that are made inside torch.func transforms must not be used outside.
-        if self._trained or tracks_forward() or not concrete(*tensors) or any(t.is_inference() for t in tensors):
-            return self.regression(grid_positions(shape, self.centers), ridge=ridge)
-        key = (shape, ridge, self.centers.dtype, self.centers.device, *((id(t), t._version) for t in tensors))
-        if key not in self._cache:
-            with torch.inference_mode(False), torch.no_grad():  # the cached matrix may be used with gradients later
-                found = self.regression(grid_positions(shape, self.centers), ridge=ridge)
-            if found.nbytes + sum(each[0].nbytes for each in self._cache.values()) > self.cache_bytes:
-                self._cache.clear()
-            self._cache[key] = found, *tensors  # with the tensors, so that their ids are not reused
-        return self._cache[key][0]
+    def __init__(self, function: nn.Module, dim: int = 1) -> None:
+        super().__init__()
+        if not isinstance(function, nn.Module):
+            raise TypeError(f"function must be a module that returns ψ(t), got {type(function).__name__}")
+        self.function, self.dim = function, check_count(dim, "dim")
+        like = self.like
+        with torch.no_grad():
+            found = function(torch.full((1, self.dim), 0.5, dtype=like.dtype, device=like.device))
+        if not isinstance(found, Tensor) or found.dim() != 2 or len(found) != 1 or not found.shape[-1]:
+            shape = tuple(found.shape) if isinstance(found, Tensor) else type(found).__name__
+            raise ValueError(f"function must return ψ(t), (…, n), at points (…, {dim}); got {shape} for (1, {dim})")
+        self._size = int(found.shape[-1])
 
-    def fit(
-        self,
-        values: Tensor,
-        mask: Tensor | None = None,
-        positions: Tensor | None = None,
-        *,
-        ridge: float = 0.1,
-        shape: tuple[int, ...] | None = None,
-    ) -> ValueFunction:
-        """Fit a function of t to values at words or pixels by ridge regression.
+    def __len__(self) -> int:
+        return self._size
 
-        Args:
-            values: (…, L, width).
-            mask: boolean (…, L); True = there is a value. Values at other positions are ignored.
-            positions: (…, L, D); the middles of L cells of [0, 1] if None.
-            ridge: λ > 0.
-            shape: (h, w) for the L pixels of an image, row by row.
-        """
-        shape = tuple(values.shape[-2:-1]) if shape is None else shape
-        check_floats(values, "values", "…", math.prod(shape), "width")
-        solver = self.weights(shape, mask, positions, ridge=ridge).to(values.dtype)
-        if mask is not None:
-            values = torch.where(mask.unsqueeze(-1), values, 0.0)
-        return ValueFunction(self, solver.mT @ values)
+    def forward(self, t: Tensor) -> Tensor:
+        """The values ψ(t), (…, n), at points (…, D)."""
+        check_shape(t, "t", "…", self.dim)
+        value: Tensor = self.function(t.to(self.like.dtype) if self._tensors else t)
+        return value
+
+
+def as_basis(basis: nn.Module) -> Basis:
+    """A ``Basis`` as it is, another module as a ``FunctionBasis`` of one dimension."""
+    return basis if isinstance(basis, Basis) else FunctionBasis(basis)
 
 
 @dataclass(frozen=True)
@@ -260,7 +373,7 @@ class ValueFunction:
                 [0.2420, 0.2420]])
     """
 
-    basis: GaussianBasis
+    basis: Basis
     coefficients: Tensor
 
     def __call__(self, t: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor
 from fenchel._checks import check_broadcast, check_count, check_floats
 from fenchel._quadrature import Array, gauss_legendre
 from fenchel._torch import apply_function, concrete, tracks_forward
-from fenchel.continuous.basis import GaussianBasis, ValueFunction
+from fenchel.continuous.basis import Basis, GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.ellipsoid import EllipsoidPower
 from fenchel.continuous.matrices import check_positive_definite
@@ -153,6 +153,13 @@ def _per_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, 
         rows = (index == number).nonzero().squeeze(-1)
         found = found.index_put((rows,), expectation(flat[0][rows], flat[1][rows], basis, value, angles=angles))
     return found.reshape(*shape, len(basis))
+
+
+def expected_functions(loc: Tensor, sigma: Tensor, basis: Basis, alpha: float) -> Tensor:
+    """``expectation`` for any basis, (…, n): by quadrature unless the functions are Gaussian."""
+    if isinstance(basis, GaussianBasis):
+        return expectation(loc, sigma, basis, alpha)
+    return BetaGaussian(loc, sigma=sigma, alpha=alpha).integrate(basis).to(loc.dtype)
 
 
 def expected_basis(density: BetaGaussian | EllipsoidPower, function: Any) -> Tensor | None:

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_floats, check_integers
-from fenchel._torch import concrete
+from fenchel._torch import concrete, from_cpu, on_cpu
 from fenchel.dp.calculus import Inputs, Recursion, stays_outside
 from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Hard, Shannon
+from fenchel.structures.base import module_on_cpu
 
 SHANNON = Shannon()
 """The Ω of programs for which none is given. It has no tensors, and one object serves all programs."""
@@ -97,6 +99,10 @@ class DynamicProgram(Recursion):
     programs as they are: its graph breaks there, and with ``fullgraph=True`` it raises an error, as does
     ``torch.export``.
 
+    Scores on another device are copied to the CPU when the program is made, in one copy per dtype, for which the device
+    is waited for; later changes of a score in place are not seen. Everything is computed on the CPU. Each result is
+    copied to the device, its gradient to the CPU in the backward pass, and the gradients of the scores to the device.
+
     Example:
         >>> import torch, fenchel
         >>> d = fenchel.dp.LinearChain(torch.tensor([[[1.0, 0.0], [0.3, 0.0]]]), torch.zeros(2, 2))
@@ -105,12 +111,15 @@ class DynamicProgram(Recursion):
     """
 
     _dtype: torch.dtype
+    _device = torch.device("cpu")
 
     def __init__(self, scores: Tensor, name: str, shape: str, omega: Regularizer | None) -> None:
         check_floats(scores, name)
         if scores.dim() != len(shape.split(",")) or 0 in scores.shape[1:]:
             raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(scores.shape)}")
         self.omega = SHANNON if omega is None else check_choice(omega)
+        if self._device.type != "cpu":
+            self.omega, _ = module_on_cpu(self.omega)
         self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
         self._dtype = scores.dtype
         self._results, self._results_version = {}, None
@@ -118,15 +127,15 @@ class DynamicProgram(Recursion):
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._signed(self._max()).to(self._dtype)
+        return self._returned(self._signed(self._max()))
 
     @property
     def marginals(self) -> Tensor:
         """The expected path: the probability that each state, cell or edge is on the path."""
-        return self._signed(self._expected_path()[0]).to(self._dtype)
+        return self._returned(self._signed(self._expected_path()[0]))
 
     def exact_maximum(self) -> Tensor:
-        """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, (B,)."""
+        """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, on the CPU, (B,)."""
         return self._max()
 
     @property
@@ -136,7 +145,7 @@ class DynamicProgram(Recursion):
 
         Zero for edges into nodes that no path reaches; differentiable.
         """
-        return self._in_torch(_steps)[0].to(self._dtype)
+        return self._returned(self._in_torch(_steps)[0])
 
     @stays_outside
     def bounds(self) -> Bounds:
@@ -158,14 +167,14 @@ class DynamicProgram(Recursion):
         References: Mensch & Blondel (2018), who multiply the largest U by the number of nodes.
         """
         upper, slack = self._max(), self._in_torch(_slack)[0]
-        return Bounds(*(each.to(self._dtype) for each in self._ordered(upper - slack, upper)))
+        return Bounds(*map(self._returned, self._ordered(upper - slack, upper)))
 
     @stays_outside
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
         walk = self._walk(self._inputs, Hard())
-        return self._path(walk.best(), walk.value > -torch.inf)[0]
+        return self._path(walk.best(), walk.value > -torch.inf)[0].to(self._device)
 
     @stays_outside
     @torch.no_grad()
@@ -178,7 +187,7 @@ class DynamicProgram(Recursion):
         """
         n = check_count(n, "n")
         walk = self._walk(self._inputs, self.omega)
-        return self._path(walk.sample(n, generator), walk.value > -torch.inf)
+        return self._path(walk.sample(n, generator), walk.value > -torch.inf).to(self._device)
 
     @stays_outside
     @torch.no_grad()
@@ -188,20 +197,21 @@ class DynamicProgram(Recursion):
         walk = self._walk(self._inputs, self.omega)
         edges, logs = walk.top(k)
         paths = self._path(edges, logs > -torch.inf)  # a probability may underflow to 0
-        return Paths(paths.transpose(0, 1), torch.nan_to_num(logs.exp(), 0.0).t().to(self._dtype))
+        return Paths(paths.transpose(0, 1).to(self._device), self._returned(torch.nan_to_num(logs.exp(), 0.0).t()))
 
     @stays_outside
     def log_prob(self, path: Tensor) -> Tensor:
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
+        path, known = _local(path)
         blank = self._blank(path)
-        self._check_path(path, "path", blank)
+        self._check_path(known, "path", blank)
         total = self._total(path, self._walk(self._inputs, self.omega).log_probs())
-        return torch.where(blank, -torch.inf, total).to(self._dtype)
+        return self._returned(torch.where(blank, -torch.inf, total))
 
     @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
-        return self._walk(self._inputs, self.omega).entropy().to(self._dtype)
+        return self._returned(self._walk(self._inputs, self.omega).entropy())
 
     @stays_outside
     def cross_entropy(self, other: DynamicProgram) -> Tensor:
@@ -221,7 +231,7 @@ class DynamicProgram(Recursion):
             (tensor([1.3296]), tensor([1.3296]))
         """
         p, q = self._walks(other)
-        return p.cross_entropy(q).to(torch.promote_types(self._dtype, other._dtype))
+        return self._returned(p.cross_entropy(q), torch.promote_types(self._dtype, other._dtype))
 
     @stays_outside
     def kl_divergence(self, other: DynamicProgram) -> Tensor:
@@ -243,7 +253,7 @@ class DynamicProgram(Recursion):
             (tensor([0.1637]), tensor([inf]))
         """
         p, q = self._walks(other)
-        return p.divergence(q).to(torch.promote_types(self._dtype, other._dtype))
+        return self._returned(p.divergence(q), torch.promote_types(self._dtype, other._dtype))
 
     def loss(self, target: Tensor) -> Tensor:
         """value − score of the target, never negative, one per batch element: the CRF's loss for a Shannon chain.
@@ -251,12 +261,30 @@ class DynamicProgram(Recursion):
         Zero where the target leads by so much that it takes all; +inf for a target that is not possible. The gradient
         is the expected path less the target.
         """
-        self._check_path(target, "target", None)
+        target, known = _local(target)
+        self._check_path(known, "target", None)
         value, score = self._max(), self._reached(target)
         impossible = score == -torch.inf
         loss = torch.where(value == -torch.inf, 0.0, value) - torch.where(impossible, 0.0, score)
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
-        return (loss + torch.where(impossible, torch.inf, 0.0)).to(self._dtype)
+        return self._returned(loss + torch.where(impossible, torch.inf, 0.0))
+
+    def _copied(self, *tensors: Any) -> Any:
+        """The tensors that a program is made from in the CPU's memory; results go to the device of the first.
+
+        To be called before all else. What is not a tensor is returned as it is, to be checked later. Lengths on the
+        meta device have no values, and None takes their place.
+        """
+        tensors = tuple(
+            None if isinstance(t, Tensor) and t.is_meta and not t.is_floating_point() else t for t in tensors
+        )
+        self._device = tensors[0].device if isinstance(tensors[0], Tensor) else torch.device("cpu")
+        found = iter(on_cpu(*(each for each in tensors if isinstance(each, Tensor))))
+        return tuple(next(found) if isinstance(each, Tensor) else each for each in tensors)
+
+    def _returned(self, result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+        """A result in the dtype of the scores, on their device."""
+        return from_cpu(result.to(dtype or self._dtype), self._device)
 
     def _reached(self, target: Tensor) -> Tensor:
         """The score of a target, in double precision; max_Ω over all paths that agree with it if it is not complete."""
@@ -311,6 +339,14 @@ class DynamicProgram(Recursion):
         """Which paths (…, B) are blank, as ``sample`` and ``top`` return them where no path is possible."""
 
 
+def _local(path: Tensor) -> tuple[Tensor, Tensor]:
+    """A path in the CPU's memory, and the one to check: that of a meta tensor has no values that could be."""
+    if not isinstance(path, Tensor) or path.is_cpu:
+        return path, path
+    (here,) = on_cpu(path)
+    return here, path if path.is_meta else here
+
+
 def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:
     """The sums of values (B, E) over the edges of paths (…, B, L); negative edges are padding."""
     none = edges < 0
@@ -328,8 +364,8 @@ def _slack(_: Recursion, walk: Walk) -> Inputs:
 
 
 def precise(tensor: Tensor) -> Tensor:
-    """A tensor in double precision, or as it is on a device without double precision."""
-    return tensor if tensor.device.type == "mps" else tensor.double()
+    """A tensor in double precision."""
+    return tensor.double()
 
 
 def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...], least: int = 1) -> Tensor:
@@ -337,12 +373,12 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
 
     Args:
         lengths: integers; the sizes if None.
-        scores: (B, …), whose device the lengths are moved to.
+        scores: (B, …).
         name: of the scores, for errors.
         sizes: the longest lengths.
         least: the shortest length.
     """
-    shape = (len(scores), len(sizes))[: len(sizes)]
+    shape = (scores.shape[0], len(sizes))[: len(sizes)]
     longest = torch.tensor(sizes, device=scores.device).expand(shape)
     if lengths is None:
         return longest

@@ -11,10 +11,11 @@ from torch.nn.utils.rnn import pad_sequence
 
 from fenchel import kernels
 from fenchel._checks import broadcasts, check_count, check_floats, check_integers
-from fenchel._torch import apply_function, concrete, tracks_forward
+from fenchel._torch import apply_function, concrete, from_cpu, tracks_forward
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.program import SHANNON
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.structures.base import module_on_cpu
 
 
 def dtw(
@@ -104,7 +105,7 @@ def dtw_divergence(
         difference = difference + (difference.clamp_min(0) - difference).detach()
     else:
         difference = difference.clamp_min(0)
-    return difference.to(torch.promote_types(x.dtype, y.dtype))
+    return from_cpu(difference.to(torch.promote_types(x.dtype, y.dtype)), x.device)
 
 
 def barycenter(
@@ -152,19 +153,21 @@ def barycenter(
     steps = check_count(steps, "steps")
     omega = _times_gamma(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
+    device = padded.device
+    omega, (padded, lengths) = module_on_cpu(omega, padded.detach(), lengths)  # not once in every step of the descent
     *batch, many, longest, depth = padded.shape
     weights = _check_weights(weights, padded)
     if init is not None:
         init = _check_init(init, padded, flat).to(padded.device)
     with torch.inference_mode(False), torch.enable_grad():  # the descent has derivatives, whatever the caller wants
-        sets = padded.detach().double().clone().reshape(-1, many, longest, depth)
+        sets = padded.double().clone().reshape(-1, many, longest, depth)
         found = padded.new_empty((len(sets), longest if init is None else init.shape[-2], depth))
         parts = (weights.clone().reshape(-1, many), lengths.clone().reshape(-1, many))
         starts = [None] * len(sets) if init is None else init.detach().double().clone().reshape(-1, *found.shape[1:])
         for i, (each, share, size, start) in enumerate(zip(sets, *parts, starts, strict=True)):
             mean = torch.einsum("k,ktd->td", share, _stretched(each, size)) if start is None else start
             found[i] = _descend(mean.clone(), each, share, size, omega, band, steps)
-    found = found.reshape(*batch, *found.shape[1:])
+    found = found.reshape(*batch, *found.shape[1:]).to(device)
     return found.squeeze(-1) if flat else found
 
 
@@ -315,7 +318,7 @@ def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tup
         raise ValueError(f"series must not be empty, got shape {tuple(series.shape)}")
     each = (*batch, many)
     if lengths is None:
-        return series, torch.full(each, longest, device=series.device), flat
+        return series, torch.full(each, longest, device="cpu"), flat
     lengths = check_integers(lengths, "lengths")
     if lengths.dim() == 0 or lengths.shape[-1] != many or not broadcasts(lengths.shape, each):
         raise ValueError(f"lengths must have shape {each}, one per series, got {tuple(lengths.shape)}")

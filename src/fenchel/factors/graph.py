@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_floats, check_number
-from fenchel._torch import outside_graphs
+from fenchel._torch import from_cpu, on_cpu, outside_graphs
 from fenchel.factors.base import Factor, WarmStart
 from fenchel.factors.consensus import (
     GRADIENT_TOLERANCE,
@@ -63,7 +63,7 @@ class Solution:
     """The residual and the number of iterations of a solved graph; the values are in its variables.
 
     Args:
-        residual: the largest disagreement of factors and variables, or of their multipliers, (…).
+        residual: the largest disagreement of factors and variables, or of their multipliers, (…), on the CPU as all.
         iterations: rounds of ADMM, (…); 0 if no two factors share a variable.
         converged: whether the residual is within the tolerance, boolean (…).
         end: multipliers and active sets, for ``graph.solve(start=solution)``; None if no two factors share a variable.
@@ -101,7 +101,8 @@ class FactorGraph:
     variable without a factor gets its score, clipped to [0, 1].
 
     Solved in double precision by ADMM, with one call per kind of factor, until the factors agree to rounding; directly
-    if no two factors share a variable. Derivatives are those of the solution, not of the iterations. Runs eagerly.
+    if no two factors share a variable. Derivatives are those of the solution, not of the iterations. Runs eagerly, on
+    the CPU: scores on another device are copied, all in one piece per dtype, and values and gradients are copied back.
     Scores may differ in size without bound: a score larger than the sum of all smaller ones decides before them.
 
     A round costs one call per kind of factor; a few dozen rounds are needed. In some rounds, and for derivatives, a
@@ -177,9 +178,18 @@ class FactorGraph:
     @property
     def values(self) -> Tensor:
         """The values of all variables, (…, number of variables) in float64, in the order in which they were added."""
+        return from_cpu(self.found(), self.device)
+
+    def found(self) -> Tensor:
+        """``values`` in the CPU's memory."""
         if self._values is None:
             raise RuntimeError("the graph has no values yet: call graph.solve() or graph.map() first")
         return self._values
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first variables' scores, where values are returned."""
+        return self._scores[0].device if self._scores else torch.device("cpu")
 
     @outside_graphs("FactorGraph")
     def solve(self, *, tol: float = 1e-9, max_iter: int = 5000, start: Solution | None = None) -> Solution:
@@ -266,12 +276,14 @@ class FactorGraph:
             raise ValueError("the graph has no variables: call graph.variables(scores) first")
         check_number(tol, "tol", 0)
         check_count(max_iter, "max_iter")
-        device = self._scores[0].device
         rows = math.prod(self.batch)
         lead = len(self.batch)
-        flat = [s.to(device, torch.float64).unsqueeze(-1).flatten(lead) for s in self._scores]
+        own = [s for factor in self.factors for s in factor.scores]
+        here = on_cpu(*self._scores, *own)
+        flat = [s.double().unsqueeze(-1).flatten(lead) for s in here[: len(self._scores)]]
         theta = torch.cat(flat, -1).reshape(rows, self._count)
-        groups = [_stacked(factors, self.batch, device) for factors in _by_kind(self.factors)]
+        copies = {id(old): new for old, new in zip(own, here[len(self._scores) :], strict=True)}
+        groups = [_stacked(factors, self.batch, copies) for factors in _by_kind(self.factors)]
         invalid = (theta.isnan() | (theta == torch.inf)).any(1)
         for group in groups:
             for s in group.scores:
@@ -335,25 +347,26 @@ def _by_kind(factors: list[Factor]) -> list[list[Factor]]:
     return list(groups.values())
 
 
-def _stacked(factors: list[Factor], batch: torch.Size, device: torch.device) -> Group:
-    index = torch.from_numpy(np.concatenate([f.index for f in factors])).to(device)
-    negated = torch.from_numpy(np.concatenate([f.negated for f in factors])).to(device)
-    scores = [[_batched(s, k, batch, device, f) for s, k in zip(f.scores, f.event_dims, strict=True)] for f in factors]
-    constants = [[c.to(device, torch.float64) for c in f.constants] for f in factors]
+def _stacked(factors: list[Factor], batch: torch.Size, copies: dict[int, Tensor]) -> Group:
+    """Factors of one kind as a group; ``copies`` are their scores in the CPU's memory, by the id of the original."""
+    scores = [
+        [_batched(copies[id(s)], k, batch, f) for s, k in zip(f.scores, f.event_dims, strict=True)] for f in factors
+    ]
+    constants = [[c.to("cpu", torch.float64) for c in f.constants] for f in factors]
     return Group(
         factors[0],
-        index,
-        negated,
+        torch.from_numpy(np.concatenate([f.index for f in factors])),
+        torch.from_numpy(np.concatenate([f.negated for f in factors])),
         tuple(torch.cat(same, 1) for same in zip(*scores, strict=True)),
         tuple(torch.cat(same, 1) for same in zip(*constants, strict=True)),
     )
 
 
-def _batched(score: Tensor, own: int, batch: torch.Size, device: torch.device, factor: Factor) -> Tensor:
+def _batched(score: Tensor, own: int, batch: torch.Size, factor: Factor) -> Tensor:
     """Scores of a factor as (batch, factors, …); one without batch dimensions is the same for all elements."""
     lead, rest = score.shape[: score.dim() - own - 1], score.shape[score.dim() - own - 1 :]
     try:
-        full = score.to(device, torch.float64).expand(*batch, *rest)
+        full = score.double().expand(*batch, *rest)
     except RuntimeError:
         raise ValueError(
             f"scores of {factor} must have the graph's batch dimensions, {tuple(batch)}, in front, or none, "

@@ -11,7 +11,7 @@ from fenchel import structures
 from fenchel.factors.base import Factor, WarmStart
 from fenchel.factors.variables import Variables
 from fenchel.structures import Chain, SparseMAP, Structure
-from fenchel.structures.base import best, own_tensors
+from fenchel.structures.base import best, module_on_cpu, own_tensors
 from fenchel.structures.solver import ActiveSets
 
 TOL = 1e-6
@@ -97,11 +97,12 @@ class Structured(Factor):
 
     def _with(self, tensors: tuple[Tensor, ...]) -> Structure:
         """The structure with these higher-order scores in place of its own."""
+        structure, _ = module_on_cpu(self.structure)
         if not tensors:
-            return self.structure
-        if self.structure.transition_dims is None:
-            return _Weighted(self.structure, tensors[0])
-        return self.structure.with_transitions(tensors[0])
+            return structure
+        if structure.transition_dims is None:
+            return _Weighted(structure, tensors[0])
+        return structure.with_transitions(tensors[0])
 
 
 class _ActiveSetStart(WarmStart):

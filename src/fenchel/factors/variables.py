@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fenchel._torch import from_cpu
+
 if TYPE_CHECKING:
     from fenchel.factors.graph import FactorGraph
 
@@ -46,13 +48,13 @@ class Variables:
     @property
     def value(self) -> Tensor:
         """The values that the graph's last ``solve()`` or ``map()`` found: batch dimensions, then ``shape``."""
-        flat = self.graph.values
-        index = torch.from_numpy(np.ascontiguousarray(self.index)).to(flat.device)
+        flat = self.graph.found()
+        index = torch.from_numpy(np.ascontiguousarray(self.index))
         value = flat[..., index.reshape(-1)].reshape((*flat.shape[:-1], *self.shape))
         if self.negated.any():
-            negated = torch.from_numpy(np.ascontiguousarray(self.negated)).to(flat.device).reshape(self.shape)
+            negated = torch.from_numpy(np.ascontiguousarray(self.negated)).reshape(self.shape)
             value = torch.where(negated, 1 - value, value)
-        return value.to(self.dtype)
+        return from_cpu(value.to(self.dtype), self.graph.device)
 
     def __getitem__(self, key: Any) -> Variables:
         key = tuple(map(_as_numpy, key)) if isinstance(key, tuple) else _as_numpy(key)

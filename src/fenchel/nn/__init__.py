@@ -1,6 +1,8 @@
-"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention."""
+"""Modules: drop-in for torch.nn's Softmax, CrossEntropyLoss and MultiheadAttention; a layer that tags sequences."""
 
 from fenchel.nn.attention import MultiheadAttention
+from fenchel.nn.crf import CRF
+from fenchel.nn.long_memory import ChunkOutput, ChunkState, LongMemoryAttention
 from fenchel.nn.losses import EntmaxLoss, FenchelYoungLoss, NormmaxLoss, SparsemaxLoss
 from fenchel.nn.maps import (
     Argmax,
@@ -18,7 +20,10 @@ from fenchel.nn.maps import (
 from fenchel.nn.output import LinearEntmaxLoss
 
 __all__ = [
+    "CRF",
     "Argmax",
+    "ChunkOutput",
+    "ChunkState",
     "ConstrainedSoftmax",
     "ConstrainedSparsemax",
     "Entmax",
@@ -27,6 +32,7 @@ __all__ = [
     "Fusedmax",
     "KSubsets",
     "LinearEntmaxLoss",
+    "LongMemoryAttention",
     "MultiheadAttention",
     "Normmax",
     "NormmaxLoss",

@@ -24,7 +24,7 @@ from __future__ import annotations
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -34,6 +34,8 @@ from fenchel._checks import broadcasts, check_floats
 from fenchel._torch import concrete, on_cpu, readable
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import apply_mask
+
+M = TypeVar("M", bound=nn.Module)
 
 Array = np.ndarray[Any, Any]
 
@@ -307,10 +309,18 @@ def best(structure: Structure, scores: Tensor, mask: Tensor | None = None) -> Te
 
 def copied(structure: Structure, scores: Tensor, mask: Tensor | None) -> tuple[Structure, Tensor, Tensor | None]:
     """A structure, scores and a mask in the CPU's memory; gradients go back to the tensors that they are copies of."""
-    own = own_tensors(structure)
-    given, *rest = on_cpu(scores, *own, *(() if mask is None else (mask,)))
-    plain = copy.deepcopy(structure, {id(old): new for old, new in zip(own, rest, strict=False)})
-    return plain, given, None if mask is None else rest[-1]
+    plain, (given, *rest) = module_on_cpu(structure, scores, *(() if mask is None else (mask,)))
+    return plain, given, rest[0] if rest else None
+
+
+def module_on_cpu(module: M, *tensors: Tensor) -> tuple[M, tuple[Tensor, ...]]:
+    """A module and tensors in the CPU's memory, differentiable, copied together; the module itself if it is there."""
+    own = own_tensors(module)
+    found = on_cpu(*tensors, *own)
+    count = len(tensors)
+    if not all(t.is_cpu for t in own):
+        module = copy.deepcopy(module, {id(old): new for old, new in zip(own, found[count:], strict=True)})
+    return module, found[:count]
 
 
 def own_tensors(structure: nn.Module) -> list[Tensor]:

@@ -28,6 +28,7 @@ _Model: Any = models.PrimitiveModel
 _signature: Any = templates.signature
 _global: Any = templates.infer_global
 _builtin: Any = lower_builtin
+_pointer_to: Any = types.CPointer
 
 
 class Vector(types.Type):
@@ -235,20 +236,15 @@ def _store_part(typingctx: Any, x: Any, i: Any, v: Any, count: Any) -> Any:
     return types.void(x, types.intp, v, types.intp), codegen
 
 
-def _compress(typingctx: Any, x: Any, i: Any, v: Any, mask: Any) -> Any:
-    """Write the lanes of a mask next to each other, from element i on; a whole vector's room is overwritten."""
-    if _vector_of(x) is None or _vector_of(x) != v or not isinstance(mask, Mask):
+def _pointer(typingctx: Any, address: Any, like: Any) -> Any:
+    """An address as a pointer to floats of the type of those in the array ``like``."""
+    if not isinstance(address, types.Integer) or _vector_of(like) is None:
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = args[2].type
-        place = _address(context, builder, sig.args[0], args[0], args[1], kind)
-        nothing = ir.Constant(kind, ir.Undefined)
-        name = f"llvm.experimental.vector.compress.{suffix(kind)}"
-        builder.store(call(builder, name, kind, [args[2], args[3], nothing]), place, align=_size(kind))
-        return context.get_dummy_value()
+        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
 
-    return types.void(x, types.intp, v, mask), codegen
+    return _pointer_to(like.dtype)(address, like), codegen
 
 
 # Lane by lane.
@@ -550,7 +546,7 @@ load: Any = intrinsic(_load)
 load_part: Any = intrinsic(_load_part)
 store: Any = intrinsic(_store)
 store_part: Any = intrinsic(_store_part)
-compress: Any = intrinsic(_compress)
+pointer: Any = intrinsic(_pointer)
 load_square: Any = intrinsic(_load_square)
 store_square: Any = intrinsic(_store_square)
 lanes: Any = intrinsic(_lanes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_chain(), _growth(), _decode(), _alignment()]
+    return [_chain(), _tagging(), _growth(), _decode(), _alignment(), _monotonic()]
 
 
 def _chain() -> Workload:
@@ -48,6 +48,36 @@ def _chain() -> Workload:
             Goal(ours, 1 / 50, "torch-struct", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _tagging() -> Workload:
+    """The layers that users train, made once, for sentences of different lengths."""
+    tags = 21
+
+    def batch() -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(3)
+        target = torch.randint(tags, (32, 50), generator=generator)
+        return normal(32, 50, tags), target, torch.arange(50) < torch.randint(25, 51, (32, 1), generator=generator)
+
+    @cache
+    def layer(package: Any, device: torch.device) -> Any:
+        return package.CRF(tags, batch_first=True).to(device)
+
+    def ours(emissions: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        total: Tensor = layer(fenchel.nn, emissions.device)(emissions, mask).loss(target).sum()
+        return total
+
+    def torchcrf(package: Any, emissions: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        total: Tensor = layer(package, emissions.device)(emissions, target, mask, reduction="sum")
+        return -total
+
+    return Workload(
+        "tagging",
+        "the tagging layer's loss of sentences × steps × tags, forward and backward",
+        [Contestant("nn.CRF", ours), peer("torchcrf", "pytorch-crf", torchcrf)],
+        [Case(f"32 × 50 × {tags}", batch)],
+        [Goal("nn.CRF", 1 / 5, "pytorch-crf", "largest")],
     )
 
 
@@ -120,6 +150,36 @@ def _alignment() -> Workload:
             Goal(ours, 1 / 4, "pysdtw", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _monotonic() -> Workload:
+    """A batch of speech synthesis: the search beside one that is written in torch."""
+
+    def loop(scores: Tensor) -> Tensor:
+        """The search in torch, frame by frame: what is written where there is no compiled one."""
+        batch, tokens, frames = scores.shape
+        value = scores.new_full((batch, tokens + 1), -torch.inf)
+        value[:, 1] = scores[:, 0, 0]
+        moves = []
+        for t in range(1, frames):
+            moves.append(value[:, :-1] > value[:, 1:])
+            best = torch.maximum(value[:, :-1], value[:, 1:]) + scores[:, :, t]
+            value = torch.cat([value[:, :1], best], 1)
+        token = torch.full((batch, 1), tokens - 1)
+        path = [token]
+        for move in reversed(moves):
+            token = token - move.gather(1, token).long()
+            path.append(token)
+        return torch.cat(path[::-1], 1)
+
+    ours = "Monotonic.map"
+    return Workload(
+        "monotonic",
+        "the best alignment of tokens to frames",
+        [Contestant(ours, lambda s: fenchel.dp.Monotonic(s).map()), Contestant("a loop over frames", loop)],
+        [Case("8 × 150 × 600", lambda: (normal(8, 150, 600),), backward=False, grad=False)],
+        [Goal(ours, 1 / 4, "a loop over frames", "largest")],
     )
 
 

@@ -14,13 +14,10 @@ import numpy as np
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.newton import GROUP, approach
-from fenchel.kernels.cpu.maps.parameters import reach_of
+from fenchel.kernels.cpu.maps.places import fill, list_above, load_row_part
 
 LANES_WIDTH = 512
 """Up to this width every row is a lane; the rows beside it take no more time than one alone."""
-
-FILTERED_WIDTH = 513
-"""From this width on a row is filtered before it is solved, if few entries are left."""
 
 _COARSE = 4 * GROUP  # vectors of maxima that are solved for a first level
 
@@ -36,12 +33,18 @@ def workspace(n: int, like: Any) -> Any:
     """Room for scores, weights, maxima and parameters of a row or of lanes, on vector boundaries, and for places."""
     lanes = vec.lanes(like)
     size = padded(n) if n <= LANES_WIDTH else padded((n + lanes - 1) // lanes)
+    return room_of(size, like), np.empty(n if n > LANES_WIDTH else 0, np.int32)
+
+
+@strict_helper
+def room_of(size: int, like: Any) -> Any:
+    """Room for scores, weights, maxima and parameters of so many vectors, on vector boundaries."""
+    lanes = vec.lanes(like)
     tops = 2 * padded(size // GROUP + GROUP)
     room = np.empty((2 * size + tops + 5) * lanes, like.dtype)
     room = room[vec.to_boundary(room) :]
     first, second, third = size * lanes, 2 * size * lanes, (2 * size + tops) * lanes
-    index = np.empty(n if n >= FILTERED_WIDTH else 0, np.int32)
-    return (room[:first], room[first:second], room[second:third], room[third:]), index
+    return room[:first], room[first:second], room[second:third], room[third:]
 
 
 @strict_helper
@@ -81,87 +84,71 @@ def store_lanes(w: Any, out: Any, row: int, rows: int) -> None:
 
 
 @strict_helper
-def load_row(x: Any, row: int, z: Any) -> Any:
-    """One row as it is; returns the number of vectors."""
-    n, lanes = x.shape[1], vec.lanes(x)
-    whole = n // lanes * lanes
-    for i in range(0, whole, lanes):
-        vec.store(z, i, vec.load(x, row * n + i))
-    m = padded((n + lanes - 1) // lanes)
-    for i in range(whole, m * lanes):
-        z[i] = x[row, i] if i < n else -np.inf
-    return m
+def load_row(x: Any, start: int, n: int, top: Any, z: Any) -> Any:
+    """One row less a number, as whole groups; returns the number of vectors."""
+    lanes = vec.lanes(x)
+    for i in range(0, n, lanes):
+        vec.store(z, i, load_row_part(x, start, i, n, x.dtype.type(-np.inf)) - top)
+    return pad(z, (n + lanes - 1) // lanes)
 
 
 @strict_helper
-def load_candidates(x: Any, row: int, rule: Any, level: Any, z: Any, tops: Any, index: Any) -> Any:
-    """Those entries of a wide row that can have mass, and where they stand.
-
-    Returns:
-        the number of vectors and of candidates, the largest score, and the level to start from; −1 in place of the
-        number of candidates if many are left, or if the row has NaN or infinity.
-    """
-    n, lanes = x.shape[1], vec.lanes(x)
+def row_maxima(x: Any, start: int, n: int, z: Any, tops: Any) -> Any:
+    """The maxima of groups of one row; returns how many groups there are, the largest entry, and whether one is NaN."""
+    lanes = vec.lanes(x)
     size = GROUP * lanes
     groups = n // size
-    top, bad = group_maxima(x, row * n, groups * GROUP, tops)
-    for i in range(size):  # the last group is not whole
-        place = groups * size + i
-        z[i] = x[row, place] if place < n else -np.inf
-    rest, worse = group_maxima(z, 0, GROUP, tops[groups * lanes :])
-    top, bad = vec.max_everywhere(vec.maximum(top, rest)), bad | worse
-    if vec.any_lane(bad | (top == np.inf) | (top == -np.inf)):
-        return 0, -1, top, level
-    groups += 1
-    shift(tops, groups, top)
-    level = rough_level(tops, groups, True, rule, level)
-    line, largest = reach_of(rule, level, x), vec.first_lane(top)
-    most = n // 4
+    top, bad = group_maxima(x, start, groups * GROUP, tops)
+    if groups * size < n:  # the last group is not whole
+        load_row(x, start + groups * size, n - groups * size, 0.0, z)
+        rest, worse = group_maxima(z, 0, GROUP, tops[groups * lanes :])
+        groups, top, bad = groups + 1, vec.maximum(rest, top), bad | worse
+    return groups, vec.max_everywhere(top), bad
+
+
+@strict_helper
+def filter_candidates(x: Any, start: int, n: int, top: Any, line: Any, tops: Any, groups: int, index: Any) -> Any:
+    """List the entries of a row that can have mass; returns how many there are, −1 if these are many."""
+    lanes = vec.lanes(x)
+    size = GROUP * lanes
     count = 0
     for group in range(groups):
-        if vec.any_lane(vec.load(tops, group * lanes) > line):
-            if count > most:
-                return 0, -1, top, level
-            for i in range(group * size, min(group * size + size, n), lanes):
-                if i + lanes <= n:
-                    found = vec.bits_of((vec.load(x, row * n + i) - top) > line)
-                    while found != 0:
-                        place = i + vec.lowest_bit(found)
-                        index[count] = place
-                        z[count] = x[row, place] - largest
-                        count += 1
-                        found &= found - np.uint64(1)
-                else:
-                    for place in range(i, n):
-                        if x[row, place] - largest > line:
-                            index[count] = place
-                            z[count] = x[row, place] - largest
-                            count += 1
-    if count > most:
-        return 0, -1, top, level
-    m = padded((count + lanes - 1) // lanes)
-    for i in range(count, m * lanes):
-        z[i] = -np.inf
-    return m, count, top, level
+        if vec.any_lane(vec.load(tops, group * lanes) >= line):
+            count = list_above(x, start, n, group * size, (group + 1) * size, top, line, index, count)
+            if count > n // 16 + group * size // 4:
+                return -1
+    return count
 
 
 @strict_helper
-def store_candidates(w: Any, count: int, index: Any, out: Any, row: int) -> None:
+def gather_candidates(x: Any, start: int, top: Any, index: Any, count: int, z: Any) -> Any:
+    """Candidates less the largest score, as whole groups; returns the number of vectors."""
+    lanes, largest = vec.lanes(x), vec.first_lane(top)
+    for k in range(count):
+        z[k] = x[start + index[k]] - largest
+    m = (count + lanes - 1) // lanes
+    for k in range(count, m * lanes):
+        z[k] = -np.inf
+    return pad(z, m)
+
+
+@strict_helper
+def store_candidates(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
     """Write the candidates of a row to their places, and zeros elsewhere."""
-    out[row, :] = 0
+    fill(out, start, n, 0)
     for i in range(count):
-        out[row, index[i]] = w[i]
+        out[start + index[i]] = w[i]
 
 
 @strict_helper
-def store_row(w: Any, out: Any, row: int) -> None:
+def store_row(w: Any, out: Any, start: int, n: int) -> None:
     """Write one row back."""
-    n, lanes = out.shape[1], vec.lanes(out)
-    whole = n // lanes * lanes
-    for i in range(0, whole, lanes):
-        vec.store(out, row * n + i, vec.load(w, i))
-    for i in range(whole, n):
-        out[row, i] = w[i]
+    lanes = vec.lanes(out)
+    for i in range(0, n - lanes + 1, lanes):
+        vec.store(out, start + i, vec.load(w, i))
+    rest = n % lanes
+    if rest:
+        vec.store_part(out, start + n - rest, vec.load(w, n - rest), rest)
 
 
 @strict_helper

@@ -50,7 +50,7 @@ def solve(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near:
 
 @overload(solve, strict=False, jit_options=INLINED)
 def _solve(z: Any, m: Any, across: Any, rule: Any, mass: Any, level: Any, near: Any, w: Any) -> Any:
-    return (_line, _parabola, None, _curve)[len(rule)]
+    return _solve_by_logarithms if len(rule) == 3 else _solve_without_logarithms
 
 
 def approach(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
@@ -60,99 +60,64 @@ def approach(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
 
 @overload(approach, strict=False, jit_options=INLINED)
 def _approach(z: Any, m: Any, across: Any, rule: Any, level: Any) -> Any:
-    return (_approach_line, _approach_parabola, None, _approach_curve)[len(rule)]
+    return _approach_by_logarithms if len(rule) == 3 else _approach_without_logarithms
 
 
-def _approach_line(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
-    lanes = vec.lanes(z)
-    zero = vec.splat(z.dtype.type(0))
+# Without logarithms: power 0 or 1.
+
+
+def _approach_without_logarithms(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
     for _ in range(_STEPS):
-        total, count = zero, zero
-        for start in range(0, m * lanes, GROUP * lanes):
-            for j in range(GROUP):
-                b = vec.load(z, start + j * lanes) - level
-                total += vec.maximum(b, 0.0)
-                count += vec.select(b > 0.0, 1.0, zero)
-        if across:
-            total, count = vec.sum_everywhere(total), vec.sum_everywhere(count)
+        total, slope = _rough_sums(z, m, across, rule, level)
         far = total > _FAR
         if not vec.any_lane(far):
             break
-        level = vec.select(far, level + (total - 1.0) / vec.maximum(count, 1.0), level)
+        level = vec.select(far, level + step(rule, total, slope), level)
     return level
 
 
-def _approach_parabola(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
-    lanes = vec.lanes(z)
-    scale = rule[0]
-    zero = vec.splat(z.dtype.type(0))
+def _solve_without_logarithms(
+    z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any
+) -> Any:
+    fine = vec.splat(z.dtype.type(0))
+    before = vec.widen(fine) + 1e30
+    active = fine == 0.0
+    total, slope = before, before
     for _ in range(_STEPS):
-        total, slope = zero, zero
-        for start in range(0, m * lanes, GROUP * lanes):
-            for j in range(GROUP):
-                b = vec.maximum(vec.load(z, start + j * lanes) - level, 0.0)
-                total = vec.fma(b, b, total)
-                slope += b
-        if across:
-            total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)
-        root = vec.sqrt(total) * scale
-        far = root > _FAR
-        if not vec.any_lane(far):
+        total, slope = _sums(z, m, across, rule, level, fine, mass, w)
+        size = _size(total - 1.0)
+        active = active & (total > 0.0) & (size > near) & ((size < before) | (size > 0.01))
+        if not vec.any_lane(active):
             break
-        # (T − √T)/(scale·Σ b) with T = root² and b = scale·(z − level)
-        level = vec.select(far, level + (root - 1.0) * root / (slope * scale * scale), level)
-    return level
+        level, fine = _moved(active, level, fine, step(rule, total, slope))
+        before = size * 0.5
+    return level, fine, total, slope
 
 
-def _approach_curve(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
+@strict_helper
+def _moved(active: Any, level: Any, fine: Any, change: Any) -> Any:
+    """The level and its fine part after a step, in those lanes that are active."""
+    rest = vec.widen(fine) + change
+    coarse = vec.narrow(vec.widen(level) + rest, level)
+    after = vec.narrow((vec.widen(level) - vec.widen(coarse)) + rest, level)
+    return vec.select(active, coarse, level), vec.select(active, after, fine)
+
+
+# By logarithms: any power.
+
+
+def _approach_by_logarithms(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
     """First between two whole powers, which take no logarithm; a step from there ends below the solution."""
-    lanes = vec.lanes(z)
     scale, factor, base = rule
-    zero = vec.splat(z.dtype.type(0))
     power = 1.0 + factor / vec.select(base > 0.5, 1.0, scale)
-    a, b = vec.maximum(1.0 - _size(power - 1.0), 0.0), vec.maximum(1.0 - _size(power - 2.0), 0.0)
-    c, d = vec.maximum(1.0 - _size(power - 3.0), 0.0), vec.maximum(1.0 - _size(power - 4.0), 0.0)
     whole = (base < 0.5) & (power <= 4.0)
-    least = vec.select(power >= 2.0, 2.0, zero + 1.0)
-    least = vec.select(power >= 3.0, vec.select(power >= 4.0, 4.0, zero + 3.0), least)
-    bend = 1.0 / least  # by which the sum is a norm, convex in the level
     if vec.any_lane(whole):
-        active = whole
-        for _ in range(_STEPS):
-            total, slope = zero, zero
-            for start in range(0, m * lanes, GROUP * lanes):
-                for j in range(GROUP):
-                    u = vec.maximum(scale * (vec.load(z, start + j * lanes) - level), 0.0)
-                    high = vec.fma(u, d, c)
-                    total = vec.fma(vec.fma(vec.fma(high, u, b), u, a), u, total)
-                    up = vec.fma(vec.fma(vec.fma(u, 4.0 * d, 3.0 * c), u, 2.0 * b), u, a)
-                    slope += vec.select(u > 0.0, up, zero)
-            if across:
-                total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)
-            excess = total - 1.0
-            active = active & (_size(excess) > _FAR - 1.0) & (total > 0.0)
-            if not vec.any_lane(active):
-                break
-            step = _norm_step(total, bend) / (slope * scale)
-            level = vec.select(active, level + step, level)
-    inverse = 1.0 / vec.select((scale > 0.0) | (scale < 0.0), scale, 1.0)
-    growth = scale + factor
+        level = _approach_by_polynomials(z, m, across, scale, power, whole, level)
     active = base == base
     for _ in range(_STEPS):
-        total, slope = zero, zero
-        for start in range(0, m * lanes, GROUP * lanes):
-            t, s = zero, zero
-            for j in range(GROUP):
-                v, p = _weight(vec.load(z, start + j * lanes), scale, inverse, factor, base, level)
-                t += p
-                s += v
-            total += t
-            slope += s
-        if across:
-            total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)
-        step = _norm_step(total, scale / growth) / (vec.maximum(slope, 1e-30) * growth)
+        total, slope = _rough_sums(z, m, across, rule, level)
         active = active & (total > 0.0)
-        level = vec.select(active, level + step, level)
+        level = vec.select(active, level + step(rule, total, slope), level)
         active = active & (_size(total - 1.0) > 0.3)
         if not vec.any_lane(active):
             break
@@ -160,112 +125,35 @@ def _approach_curve(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
 
 
 @strict_helper
-def _size(x: Any) -> Any:
-    """|x|."""
-    return vec.maximum(x, 0.0 - x)
-
-
-@strict_helper
-def _weight(z: Any, scale: Any, inverse: Any, factor: Any, base: Any, level: Any) -> Any:
-    """w and w·b of one vector."""
-    u = z - level
-    b = base + scale * u
-    y = factor * vec.log2_ratio(u, scale, inverse, base)
-    v = vec.select((b > 0.0) & (y > -vec.exponent_limit(y)), vec.exp2(y), 0.0)
-    return v, v * vec.select(v > 0.0, b, 0.0)
-
-
-def _line(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any) -> Any:
-    fine = vec.splat(z.dtype.type(0))
-    before = vec.widen(fine)
-    active = fine == 0.0
-    total, count = before, before
-    for _ in range(_STEPS):
-        total, count = _line_sums(z, m, level, fine, mass, w)
-        if across:
-            total, count = vec.sum_everywhere(total), vec.sum_everywhere(count)
-        excess = total - 1.0
-        # The level for the support at hand is exact if that stays.
-        active = active & (total > 0.0) & ((excess > near) | (excess < -near)) & ((count > before) | (count < before))
-        if not vec.any_lane(active):
-            break
-        level, fine = _moved(active, level, fine, excess / vec.maximum(count, 1.0))
-        before = count
-    return level, fine, total, count
-
-
-@strict_helper
-def _line_sums(z: Any, m: int, level: Any, fine: Any, mass: bool, w: Any) -> Any:
+def _approach_by_polynomials(z: Any, m: int, across: bool, scale: Any, power: Any, active: Any, level: Any) -> Any:
+    """The level for b^power replaced by its interpolation between the whole powers beside it, up to 4."""
     lanes = vec.lanes(z)
     zero = vec.splat(z.dtype.type(0))
-    total, count = vec.widen(zero), vec.widen(zero)
-    for start in range(0, m * lanes, GROUP * lanes):
-        t, k = zero, zero
-        for j in range(GROUP):
-            i = start + j * lanes
-            b = vec.maximum((vec.load(z, i) - level) - fine, 0.0)
-            on = vec.select(b > 0.0, 1.0, zero)
-            vec.store(w, i, b if mass else on)
-            t += b
-            k += on
-        total += vec.widen(t)
-        count += vec.widen(k)
-    return total, count
-
-
-def _parabola(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any) -> Any:
-    scale = rule[0]
-    fine = vec.splat(z.dtype.type(0))
-    before = vec.widen(fine) + 1e30
-    active = fine == 0.0
-    total, slope = before, before
+    a, b = vec.maximum(1.0 - _size(power - 1.0), 0.0), vec.maximum(1.0 - _size(power - 2.0), 0.0)
+    c, d = vec.maximum(1.0 - _size(power - 3.0), 0.0), vec.maximum(1.0 - _size(power - 4.0), 0.0)
+    least = vec.select(power >= 2.0, 2.0, zero + 1.0)
+    least = vec.select(power >= 3.0, vec.select(power >= 4.0, 4.0, zero + 3.0), least)
+    bend = 1.0 / least  # by which the sum is a norm, convex in the level
     for _ in range(_STEPS):
-        total, slope = _parabola_sums(z, m, scale, level, fine, mass, w)
+        total, slope = zero, zero
+        for start in range(0, m * lanes, GROUP * lanes):
+            for j in range(GROUP):
+                u = vec.maximum(scale * (vec.load(z, start + j * lanes) - level), 0.0)
+                high = vec.fma(u, d, c)
+                total = vec.fma(vec.fma(vec.fma(high, u, b), u, a), u, total)
+                up = vec.fma(vec.fma(vec.fma(u, 4.0 * d, 3.0 * c), u, 2.0 * b), u, a)
+                slope += vec.select(u > 0.0, up, zero)
         if across:
             total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)
-        excess = total - 1.0
-        size = vec.maximum(excess, 0.0 - excess)
-        active = active & (total > 0.0) & (size > near) & ((size < before) | (size > 0.01))
+        active = active & (_size(total - 1.0) > _FAR - 1.0) & (total > 0.0)
         if not vec.any_lane(active):
             break
-        step = (total - vec.sqrt(total)) / (vec.maximum(slope, 1e-30) * vec.widen(scale))
-        level, fine = _moved(active, level, fine, step)
-        before = size * 0.5
-    return level, fine, total, slope
+        level = vec.select(active, level + _norm_step(total, bend) / (slope * scale), level)
+    return level
 
 
-@strict_helper
-def _parabola_sums(z: Any, m: int, scale: Any, level: Any, fine: Any, mass: bool, w: Any) -> Any:
-    lanes = vec.lanes(z)
-    zero = vec.splat(z.dtype.type(0))
-    total, slope = vec.widen(zero), vec.widen(zero)
-    for start in range(0, m * lanes, GROUP * lanes):
-        t, s = zero, zero
-        for j in range(GROUP):
-            i = start + j * lanes
-            b = scale * vec.maximum((vec.load(z, i) - level) - fine, 0.0)
-            square = b * b
-            vec.store(w, i, square if mass else b)
-            t += square
-            s += b
-        total += vec.widen(t)
-        slope += vec.widen(s)
-    return total, slope
-
-
-@strict_helper
-def _moved(active: Any, level: Any, fine: Any, step: Any) -> Any:
-    """The level and its fine part after a step, in those lanes that are active."""
-    rest = vec.widen(fine) + step
-    coarse = vec.narrow(vec.widen(level) + rest, level)
-    after = vec.narrow((vec.widen(level) - vec.widen(coarse)) + rest, level)
-    return vec.select(active, coarse, level), vec.select(active, after, fine)
-
-
-def _curve(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any) -> Any:
-    scale, factor, base = rule
-    inverse = 1.0 / vec.select((scale > 0.0) | (scale < 0.0), scale, 1.0)
-    growth = scale + factor
+def _solve_by_logarithms(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any) -> Any:
+    scale, factor, _ = rule
     fine = vec.splat(z.dtype.type(0))
     before = vec.widen(fine) + 1e30
     active = fine == 0.0
@@ -273,55 +161,31 @@ def _curve(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near
     # A linear correction leaves the square of what it corrects.
     enough = math.sqrt(0.25 * near) if mass else near
     for _ in range(_STEPS):
-        total, slope = _curve_sums(z, m, scale, inverse, factor, base, level, w)
-        if across:
-            total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)
-        excess = total - 1.0
-        size = vec.maximum(excess, 0.0 - excess)
+        total, slope = _sums(z, m, across, rule, level, fine, False, w)
+        size = _size(total - 1.0)
         active = active & (total > 0.0) & (size > enough) & ((size < before) | (size > 0.01))
-        step = vec.narrow(
-            _norm_step(total, vec.widen(scale / growth)) / (vec.maximum(slope, 1e-300) * vec.widen(growth)),
-            level,
-        )
+        change = vec.narrow(step(rule, total, slope), level)
         before = size * 0.5
         if not vec.any_lane(active):
             if not mass:
                 break
-            share = excess / vec.maximum(slope, 1e-300)
-            fine = vec.narrow(share / vec.widen(growth), level)
-            corrected = _correct(z, m, scale, base, level, vec.narrow(share, level), w)
+            share = (total - 1.0) / vec.maximum(slope, 1e-300)
+            fine = vec.narrow(share / vec.widen(scale + factor), level)
+            corrected = _correct(z, m, rule, level, vec.narrow(share, level), w)
             if across:
                 corrected = vec.sum_everywhere(corrected)
-            size = vec.maximum(corrected - 1.0, 1.0 - corrected)
-            after = level + step
-            active = (size > near) & ((after > level) | (after < level)) & (total > 0.0)
+            after = level + change
+            active = (_size(corrected - 1.0) > near) & ((after > level) | (after < level)) & (total > 0.0)
             if not vec.any_lane(active):
                 break
-        level = vec.select(active, level + step, level)
+        level = vec.select(active, level + change, level)
     return level, fine, total, slope
 
 
 @strict_helper
-def _curve_sums(z: Any, m: int, scale: Any, inverse: Any, factor: Any, base: Any, level: Any, w: Any) -> Any:
-    lanes = vec.lanes(z)
-    zero = vec.splat(z.dtype.type(0))
-    total, slope = vec.widen(zero), vec.widen(zero)
-    for start in range(0, m * lanes, GROUP * lanes):
-        t, s = zero, zero
-        for j in range(GROUP):
-            i = start + j * lanes
-            v, p = _weight(vec.load(z, i), scale, inverse, factor, base, level)
-            vec.store(w, i, v)
-            t += p
-            s += v
-        total += vec.widen(t)
-        slope += vec.widen(s)
-    return total, slope
-
-
-@strict_helper
-def _correct(z: Any, m: int, scale: Any, base: Any, level: Any, share: Any, w: Any) -> Any:
+def _correct(z: Any, m: int, rule: Any, level: Any, share: Any, w: Any) -> Any:
     """w·(b − share) in place of w, not below 0, and its sum."""
+    scale, _, base = rule
     lanes = vec.lanes(z)
     zero = vec.splat(z.dtype.type(0))
     total = vec.widen(zero)
@@ -336,6 +200,108 @@ def _correct(z: Any, m: int, scale: Any, base: Any, level: Any, share: Any, w: A
             t += p
         total += vec.widen(t)
     return total
+
+
+# Sums and steps of every rule.
+
+
+@strict_helper
+def _sums(z: Any, m: int, across: bool, rule: Any, level: Any, fine: Any, mass: bool, w: Any) -> Any:
+    """Σ w·b and Σ w in double; w·b is written if ``mass``, else w."""
+    lanes = vec.lanes(z)
+    zero = vec.splat(z.dtype.type(0))
+    total, slope = vec.widen(zero), vec.widen(zero)
+    for start in range(0, m * lanes, GROUP * lanes):
+        t, s = zero, zero
+        for j in range(GROUP):
+            i = start + j * lanes
+            v, p = weights(rule, vec.load(z, i), level, fine)
+            vec.store(w, i, p if mass else v)
+            t += p
+            s += v
+        total += vec.widen(t)
+        slope += vec.widen(s)
+    if across:
+        return vec.sum_everywhere(total), vec.sum_everywhere(slope)
+    return total, slope
+
+
+@strict_helper
+def _rough_sums(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
+    """Σ w·b and Σ w in the precision of the rows."""
+    lanes = vec.lanes(z)
+    zero = vec.splat(z.dtype.type(0))
+    total, slope = zero, zero
+    for start in range(0, m * lanes, GROUP * lanes):
+        t, s = zero, zero
+        for j in range(GROUP):
+            v, p = weights(rule, vec.load(z, start + j * lanes), level, zero)
+            t += p
+            s += v
+        total += t
+        slope += s
+    if across:
+        return vec.sum_everywhere(total), vec.sum_everywhere(slope)
+    return total, slope
+
+
+def weights(rule: Any, z: Any, level: Any, fine: Any) -> Any:
+    """w and w·b of one vector of scores, at a level with a fine part (0 for rules by logarithms)."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(weights, strict=False, jit_options=INLINED)
+def _weights(rule: Any, z: Any, level: Any, fine: Any) -> Any:
+    return (_weights_of_power_0, _weights_of_power_1, None, _weights_by_logarithms)[len(rule)]
+
+
+def _weights_of_power_0(rule: Any, z: Any, level: Any, fine: Any) -> Any:
+    b = vec.maximum((z - level) - fine, 0.0)
+    return vec.select(b > 0.0, 1.0, b), b
+
+
+def _weights_of_power_1(rule: Any, z: Any, level: Any, fine: Any) -> Any:
+    b = rule[0] * vec.maximum((z - level) - fine, 0.0)
+    return b, b * b
+
+
+def _weights_by_logarithms(rule: Any, z: Any, level: Any, fine: Any) -> Any:
+    scale, factor, base = rule
+    inverse = 1.0 / vec.select((scale > 0.0) | (scale < 0.0), scale, 1.0)
+    u = z - level
+    b = base + scale * u
+    y = factor * vec.log2_ratio(u, scale, inverse, base)
+    v = vec.select((b > 0.0) & (y > -vec.exponent_limit(y)), vec.exp2(y), 0.0)
+    return v, v * vec.select(v > 0.0, b, 0.0)
+
+
+def step(rule: Any, total: Any, slope: Any) -> Any:
+    """Newton's step on the norm (Σ w·b)^(1/(1 + power)), of Σ w·b and Σ w."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(step, strict=False, jit_options=INLINED)
+def _step(rule: Any, total: Any, slope: Any) -> Any:
+    return (_step_of_power_0, _step_of_power_1, None, _step_by_logarithms)[len(rule)]
+
+
+def _step_of_power_0(rule: Any, total: Any, slope: Any) -> Any:
+    return (total - 1.0) / vec.maximum(slope, 1.0)
+
+
+def _step_of_power_1(rule: Any, total: Any, slope: Any) -> Any:
+    return (total - vec.sqrt(total)) / (vec.maximum(slope, 1e-30) * vec.narrow(vec.widen(rule[0]), total))
+
+
+def _step_by_logarithms(rule: Any, total: Any, slope: Any) -> Any:
+    scale, factor = vec.narrow(vec.widen(rule[0]), total), vec.narrow(vec.widen(rule[1]), total)
+    return _norm_step(total, scale / (scale + factor)) / (vec.maximum(slope, 1e-30) * (scale + factor))
+
+
+@strict_helper
+def _size(x: Any) -> Any:
+    """|x|."""
+    return vec.maximum(x, 0.0 - x)
 
 
 @strict_helper

@@ -21,49 +21,51 @@ _DENSE = 1024  # up to this width a row is not searched for vectors without supp
 @strict
 def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
     """J v = s(v − ⟨s, v⟩/‖s‖₁) with s = p^(1−c) on the support, for each row."""
-    live = np.empty(p.shape[1] // vec.lanes(p) + 1, np.int32)
+    n = p.shape[1]
+    live = np.empty(n // vec.lanes(p) + 1, np.int32)
     for row in range(first, last):
-        product_of_row(p, row, powers, v, out, live)
+        product_of_row(p, row * n, n, powers, row, v, out, live)
 
 
 @strict
 def steep_entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
     """As ``entmax_product`` for one c > 1, ∞ included."""
-    room = steep_room(p.shape[1])
+    n = p.shape[1]
+    room = steep_room(n)
     for row in range(first, last):
-        steep_product(p, row, powers[0], v, out, room)
+        steep_product(p.reshape(-1), row * n, n, powers[0], v.reshape(-1), out.reshape(-1), room)
 
 
-def product_of_row(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
-    """``entmax_product`` of one row; with room for a list of vectors."""
+def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
+    """``entmax_product`` of one row, n entries from ``start`` on; with room for a list of vectors."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(product_of_row, strict=False, jit_options=INLINED)
-def _product_of_row(p: Any, row: Any, powers: Any, v: Any, out: Any, live: Any) -> Any:
+def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, out: Any, live: Any) -> Any:
     return _flat_product if powers.ndim == 1 else _any_product
 
 
-def _any_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
     c = power_at(powers, row)
     if c > 1.0:
-        steep_product(p, row, c, v, out, steep_room(p.shape[1]))
+        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), steep_room(n))
     else:
-        _flat_product_of(p, row, powers, v, out, live)
+        _flat_product_of(p, start, n, powers, row, v, out, live)
 
 
-def _flat_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
-    if p.shape[1] <= _DENSE:
-        _dense_product(p, row, powers, v, out)
+def _flat_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
+    if n <= _DENSE:
+        _dense_product(p, start, n, powers, row, v, out)
     else:
-        _sparse_product(p, row, powers, v, out, live)
+        _sparse_product(p, start, n, powers, row, v, out, live)
 
 
 @strict_helper
-def _dense_product(p: Any, row: int, powers: Any, v: Any, out: Any) -> None:
-    n, lanes = p.shape[1], vec.lanes(p)
+def _dense_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any) -> None:
+    lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
-    start, end = row * n, row * n + n // lanes * lanes
+    end = start + n // lanes * lanes
     rest = n % lanes
     power = curvature_power(powers, row, zero)
     mass, along = zero, zero
@@ -94,13 +96,12 @@ def _mean(mass: Any, along: Any) -> Any:
 
 
 @strict_helper
-def _sparse_product(p: Any, row: int, powers: Any, v: Any, out: Any, live: Any) -> None:
+def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
     """Of a wide row look at those vectors alone that are not all zero."""
-    n, lanes = p.shape[1], vec.lanes(p)
+    lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
-    start = row * n
     power = curvature_power(powers, row, zero)
-    size, whole = _live_vectors(p, row, live, out), n // lanes
+    size, whole = _live_vectors(p, start, n, live, out), n // lanes
     mass, along = vec.widen(zero), vec.widen(zero)
     for first_of_group in range(0, size, _GROUP):
         m, a = zero, zero
@@ -132,9 +133,9 @@ _flat_product_of = strict_helper(_flat_product)
 
 
 @strict_helper
-def _live_vectors(p: Any, row: int, live: Any, out: Any) -> Any:
+def _live_vectors(p: Any, start: int, n: int, live: Any, out: Any) -> Any:
     """List the vectors of a row that are not all zero, all of a narrow one; the products of the others are set to 0."""
-    n, lanes = p.shape[1], vec.lanes(p)
+    lanes = vec.lanes(p)
     whole = n // lanes
     if n <= _DENSE:
         for k in range(whole):
@@ -143,8 +144,8 @@ def _live_vectors(p: Any, row: int, live: Any, out: Any) -> Any:
     zero = vec.splat(p.dtype.type(0))
     size = 0
     for k in range(whole):
-        q = vec.load(p, row * n + k * lanes)
-        vec.store(out, row * n + k * lanes, zero)
+        q = vec.load(p, start + k * lanes)
+        vec.store(out, start + k * lanes, zero)
         live[size] = k
         size += 1 if vec.any_lane((q > 0.0) | vec.unordered(q, q)) else 0
     return size
@@ -215,7 +216,7 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
     for row in range(first, last):
         start = row * n
         c = norm_exponent(powers, row)
-        size, whole = _live_vectors(p, row, live, out), n // lanes
+        size, whole = _live_vectors(p, start, n, live, out), n // lanes
         rest = n - whole * lanes
         tail = start + whole * lanes
         last_p, last_v = vec.load_part(p, tail, rest, 0.0), vec.load_part(v, tail, rest, 0.0)
@@ -310,25 +311,27 @@ def _relative_power(powers: Any, q: Any, inverse: Any, c: float) -> Any:
 def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
     """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value per row; powers are a column."""
     n = p.shape[1]
-    slopes, products = np.empty((1, n), p.dtype), np.empty((1, n), p.dtype)
+    shares, given = p.reshape(-1), v.reshape(-1)
+    slopes, products = np.empty(n, p.dtype), np.empty(n, p.dtype)
     live = np.empty(n // vec.lanes(p) + 1, np.int32)
     for row in range(first, last):
         total = 0.0
         if powers[row, 0] != np.inf:
-            sensitivities(p[row], powers[row, 0], slopes[0])
-            product_of_row(p[row : row + 1], 0, powers[row : row + 1], slopes, products, live)
-            total = _dot(p[row], v[row], products[0])
+            q = shares[row * n : row * n + n]
+            sensitivities(q, 0, n, powers[row, 0], slopes)
+            product_of_row(q, 0, n, powers, row, slopes, products, live)
+            total = dot_on_support(q, 0, n, given[row * n : row * n + n], products)
         out[row] = -total
 
 
 @strict_helper
-def _dot(p: Any, v: Any, w: Any) -> Any:
-    """Σ v·w over the support of p."""
-    n, lanes = p.size, vec.lanes(p)
+def dot_on_support(p: Any, start: int, n: int, v: Any, w: Any) -> Any:
+    """Σ v·w over the support of p, of n entries from ``start`` on."""
+    lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
     total = vec.widen(zero)
-    for i in range(0, n, lanes):
-        count = min(lanes, n - i)
+    for i in range(start, start + n, lanes):
+        count = min(lanes, start + n - i)
         q, g = vec.load_part(p, i, count, 0.0), vec.load_part(v, i, count, 0.0)
         total += vec.widen(vec.select(q > 0.0, g, q)) * vec.widen(vec.load_part(w, i, count, 0.0))
     return vec.sum_lanes(total)
@@ -338,11 +341,11 @@ _MOMENTS = tuple(1 / (math.factorial(k) * (k + 2)) for k in range(19))
 
 
 @strict_helper
-def sensitivities(p: Any, c: float, out: Any) -> None:
+def sensitivities(p: Any, start: int, n: int, c: float, out: Any) -> None:
     """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p, by its series near x = 0; 0 where p = 0."""
-    n, lanes = p.size, vec.lanes(p)
-    for i in range(0, n, lanes):
-        count = min(lanes, n - i)
+    lanes = vec.lanes(p)
+    for i in range(start, start + n, lanes):
+        count = min(lanes, start + n - i)
         q = vec.load_part(p, i, count, 0.0)
         log = vec.log2(vec.maximum(q, 1e-37)) * math.log(2.0)
         x = log * c

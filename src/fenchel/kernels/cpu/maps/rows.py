@@ -9,15 +9,16 @@ from numba import carray  # type: ignore[attr-defined]
 from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.bits import pointer
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 from fenchel.kernels.cpu.maps.blocks import (
-    FILTERED_WIDTH,
+    filter_candidates,
+    gather_candidates,
     group_maxima,
-    load_candidates,
     load_lanes,
     load_row,
+    padded,
     rough_level,
+    row_maxima,
     shift,
     store_candidates,
     store_lanes,
@@ -25,7 +26,8 @@ from fenchel.kernels.cpu.maps.blocks import (
     workspace,
 )
 from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
-from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, rule_of, scale_of
+from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, reach_of, rule_of, scale_of
+from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
 
 
@@ -40,40 +42,40 @@ def solve_lanes(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
     rule, level = rule_of(powers, row, rows, norm, numbers)
     m = load_lanes(x, row, rows, z)
     top, bad = group_maxima(z, 0, m, tops)
-    offset = _solve(z, m, False, rule, norm, level, top, bad, w, tops)
-    return m, top, rule, offset
-
-
-@strict_helper
-def solve_row(x: Any, row: int, powers: Any, norm: bool, room: Any, index: Any) -> Any:
-    """p of one row, as ``solve_lanes``; returns the number of candidates too, −1 if all entries are there."""
-    z, w, tops, numbers = room
-    rule, level = rule_of(powers, row, 1, norm, numbers)
-    if x.shape[1] >= FILTERED_WIDTH:
-        m, count, top, level = load_candidates(x, row, rule, level, z, tops, index)
-        if count >= 0:
-            return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
-    m = load_row(x, row, z)
-    top, bad = group_maxima(z, 0, m, tops)
-    top, bad = vec.max_everywhere(top), vec.everywhere(bad)
-    offset = _solve(z, m, True, rule, norm, level, top, bad, w, tops)
-    return m, -1, top, rule, offset
-
-
-@strict_helper
-def _solve(
-    z: Any, m: int, across: bool, rule: Any, norm: bool, level: Any, top: Any, bad: Any, w: Any, tops: Any
-) -> Any:
     bad = bad | (top == np.inf)
     # Rows with NaN or +inf, and empty ones, become rows without any entry.
     safe = vec.select(bad, np.inf, vec.select(top > -np.inf, top, 0.0))
     shift(z, m, safe)
     shift(tops, m // GROUP, safe)
-    level = rough_level(tops, m // GROUP, across, rule, level)
-    offset = _finish(z, m, across, rule, norm, level, w)
+    level = rough_level(tops, m // GROUP, False, rule, level)
+    offset = _finish(z, m, False, rule, norm, level, w)
     if vec.any_lane(bad):
         _spoil(w, m, bad)
-    return offset
+    return m, top, rule, offset
+
+
+@strict_helper
+def solve_row(x: Any, start: int, n: int, powers: Any, row: int, norm: bool, room: Any, index: Any) -> Any:
+    """p of one row, n scores of x from ``start`` on, by the parameters of ``row``, in the workspace.
+
+    Returns:
+        the number of vectors, the number of candidates, −1 if all entries are there, the largest score, the rule and
+        the offset A of the level. A row with NaN or +inf is all NaN, one without any score above −inf all 0.
+    """
+    z, w, tops, numbers = room
+    rule, level = rule_of(powers, row, 1, norm, numbers)
+    groups, top, bad = row_maxima(x, start, n, z, tops)
+    largest = vec.first_lane(top)
+    wrong = vec.any_lane(bad) or largest == np.inf
+    if wrong or largest == -np.inf:
+        m = padded((n + vec.lanes(x) - 1) // vec.lanes(x))
+        fill(w, 0, m * vec.lanes(x), np.nan if wrong else 0.0)
+        return m, -1, top, rule, vec.widen(level)
+    shift(tops, groups, top)
+    level = rough_level(tops, groups, True, rule, level)
+    count = filter_candidates(x, start, n, top, reach_of(rule, level, x), tops, groups, index)
+    m = gather_candidates(x, start, top, index, count, z) if count >= 0 else load_row(x, start, n, top, z)
+    return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
 
 
 @strict_helper
@@ -110,34 +112,34 @@ def argmax_of_narrow(
     Scores and results are n floats per row at an address, of the type of ``like``: to lay out arrays takes longer than
     a row.
     """
-    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    x, out = carray(vec.pointer(source, like), (last, n)), carray(vec.pointer(target, like), (last, n))
     room, _ = workspace(n, x)
     for row in range(first, last, vec.lanes(x)):
         rows = min(vec.lanes(x), last - row)
         solve_lanes(x, row, rows, powers, norm != 0, room)
         store_lanes(room[1], out, row, rows)
         if norm == 0:
-            steep_rows(x, row, rows, powers, out)
+            steep_rows(x.reshape(-1), n, row, rows, powers, out.reshape(-1))
 
 
 @strict
 def argmax_of_wide(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
     """As ``argmax_of_narrow`` for wider rows."""
-    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    x, out = carray(vec.pointer(source, like), last * n), carray(vec.pointer(target, like), last * n)
     room, index = workspace(n, x)
     for row in range(first, last):
-        _, count, _, _, _ = solve_row(x, row, powers, norm != 0, room, index)
-        _store(room[1], count, index, out, row)
+        _, count, _, _, _ = solve_row(x, row * n, n, powers, row, norm != 0, room, index)
+        _store(room[1], count, index, out, row * n, n)
         if norm == 0:
-            steep_rows(x, row, 1, powers, out)
+            steep_rows(x, n, row, 1, powers, out)
 
 
 @strict_helper
-def _store(w: Any, count: int, index: Any, out: Any, row: int) -> None:
+def _store(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
     if count >= 0:
-        store_candidates(w, count, index, out, row)
+        store_candidates(w, count, index, out, start, n)
     else:
-        store_row(w, out, row)
+        store_row(w, out, start, n)
 
 
 @strict
@@ -163,15 +165,22 @@ def loss_of_narrow(
 @strict
 def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
     """As ``loss_of_narrow`` for wider rows."""
-    room, index = workspace(x.shape[1], x)
-    z, w, _, _ = room
+    n = x.shape[1]
+    scores, out = x.reshape(-1), residual.reshape(-1)
+    room, index = workspace(n, x)
+    w = room[1]
     for row in range(first, last):
-        m, count, top, rule, offset = solve_row(x, row, powers, norm != 0, room, index)
-        value = offset if norm else _maximum(rule, offset, vec.sum_everywhere(_along(w, z, m)))
+        m, count, top, rule, offset = solve_row(scores, row * n, n, powers, row, norm != 0, room, index)
+        number = vec.first_lane(offset) if norm else value_of_row(m, rule, offset, room)
         if residual.size > 0:
-            _store(w, count, index, residual, row)
-        number = max(vec.first_lane(value), 0.0)
-        finish_loss(row, x, number, vec.first_lane(top), w[0], target, loss, residual)
+            _store(w, count, index, out, row * n, n)
+        finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss, residual)
+
+
+@strict_helper
+def value_of_row(m: int, rule: Any, offset: Any, room: Any) -> Any:
+    """max_Ω of entmax less the largest score, of a row that ``solve_row`` left in the workspace."""
+    return vec.first_lane(_maximum(rule, offset, vec.sum_everywhere(_along(room[1], room[0], m))))
 
 
 @strict_helper
@@ -205,7 +214,7 @@ def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, 
     if label < 0:
         loss[row] = kind(0)
         if residual.size > 0:
-            residual[row, :] = kind(0)
+            fill(residual, row * residual.shape[1], residual.shape[1], 0.0)
         return
     if some != some:
         loss[row] = kind(np.nan)
@@ -217,41 +226,40 @@ def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, 
         residual[row, label] -= kind(1)
 
 
-def steep_rows(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
-    """Those rows that have a c > 1 of their own, apart."""
+def steep_rows(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
+    """Those rows of n scores that have a c > 1 of their own, apart."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(steep_rows, strict=False, jit_options=INLINED)
-def _steep_rows(x: Any, row: Any, rows: Any, powers: Any, out: Any) -> Any:
-    return (lambda x, row, rows, powers, out: None) if powers.ndim == 1 else _steep_rows_of
+def _steep_rows(x: Any, n: Any, row: Any, rows: Any, powers: Any, out: Any) -> Any:
+    return (lambda x, n, row, rows, powers, out: None) if powers.ndim == 1 else _steep_rows_of
 
 
-def _steep_rows_of(x: Any, row: int, rows: int, powers: Any, out: Any) -> None:
+def _steep_rows_of(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
     for r in range(row, row + rows):
         if powers[r, 0] > 1.0:
-            room = steep_room(x.shape[1])
-            count, _, _ = steep_entmax(x, r, powers[r, 0], room)
-            _store_steep(room, count, out, r)
+            room = steep_room(n)
+            count, _, _ = steep_entmax(x, r * n, n, powers[r, 0], room)
+            _store_steep(room, count, out, r * n, n)
 
 
 @strict_helper
-def _store_steep(room: Any, count: int, out: Any, row: int) -> None:
-    kind = out.dtype.type
+def _store_steep(room: Any, count: int, out: Any, start: int, n: int) -> None:
     _, p, index = room
-    out[row, :] = kind(np.nan) if count < 0 else kind(0)
+    fill(out, start, n, np.nan if count < 0 else 0.0)
     for i in range(count):
-        out[row, index[i]] = p[i]
+        out[start + index[i]] = p[i]
 
 
 @strict
 def steep_argmax(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
     """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
-    x, out = carray(pointer(source, like), (last, n)), carray(pointer(target, like), (last, n))
+    x, out = carray(vec.pointer(source, like), last * n), carray(vec.pointer(target, like), last * n)
     room = steep_room(n)
     for row in range(first, last):
-        count, _, _ = steep_entmax(x, row, powers[0], room)
-        _store_steep(room, count, out, row)
+        count, _, _ = steep_entmax(x, row * n, n, powers[0], room)
+        _store_steep(room, count, out, row * n, n)
 
 
 @strict
@@ -259,11 +267,13 @@ def steep_class_loss(
     first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
 ) -> None:
     """``class_loss`` for one α > 2, or one per row, of which those above 2 are taken."""
-    room = steep_room(x.shape[1])
+    n = x.shape[1]
+    scores, out = x.reshape(-1), residual.reshape(-1)
+    room = steep_room(n)
     for row in range(first, last):
         c = power_at(powers, row)
         if c > 1.0:
-            count, top, value = steep_entmax(x, row, c, room)
+            count, top, value = steep_entmax(scores, row * n, n, c, room)
             if residual.size > 0:
-                _store_steep(room, count, residual, row)
+                _store_steep(room, count, out, row * n, n)
             finish_loss(row, x, value, top, value, target, loss, residual)

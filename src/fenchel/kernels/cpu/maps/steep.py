@@ -13,6 +13,7 @@ import numpy as np
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
+from fenchel.kernels.cpu.maps.places import extremes, fill, list_above, list_support
 
 _LANES = 8  # of doubles
 _STEPS = 100  # far more than it takes
@@ -26,38 +27,23 @@ def steep_room(n: int) -> Any:
 
 
 @strict_helper
-def steep_entmax(x: Any, row: int, c: float, room: Any) -> Any:
-    """α-entmax of one row for c > 1, ∞ included.
+def steep_entmax(x: Any, start: int, n: int, c: float, room: Any) -> Any:
+    """α-entmax of one row for c > 1, ∞ included; the row is n scores of x from ``start`` on.
 
     Returns:
         the number of candidates, whose probabilities and places are in the room, −1 if the row has NaN or +inf; the
         largest score, and max_Ω less that.
     """
     z, p, index = room
-    n, lanes = x.shape[1], vec.lanes(x)
-    nothing = x.dtype.type(-np.inf)
-    best = vec.splat(nothing)
-    bad = best > best
-    for i in range(0, n, lanes):
-        v = vec.load_part(x, row * n + i, min(lanes, n - i), nothing)
-        bad = bad | vec.unordered(v, v)
-        best = vec.maximum(v, best)
-    top = vec.max_lanes(best)
-    if vec.any_lane(bad) or top == np.inf:
+    top, _, bad = extremes(x, start, n)
+    if bad:
         return -1, top, np.nan
-    if top == nothing:
+    if top == -np.inf:
         return 0, top, 0.0
     reach = -1.0 / c
-    count = 0
-    for i in range(0, n, lanes):
-        v = vec.load_part(x, row * n + i, min(lanes, n - i), nothing)
-        found = vec.bits_of((v - top) >= reach)
-        while found != 0:
-            place = i + vec.lowest_bit(found)
-            index[count] = place
-            z[count] = x[row, place] - top
-            count += 1
-            found &= found - np.uint64(1)
+    count = list_above(x, start, n, 0, n, top, reach, index, 0)
+    for k in range(count):
+        z[k] = x[start + index[k]] - top
     size = (count + _LANES - 1) // _LANES * _LANES
     for i in range(count, size):
         z[i] = -np.inf
@@ -132,50 +118,44 @@ def _smallest_probability(z: Any, size: int, least: float, c: float, p: Any, eno
 
 
 @strict_helper
-def steep_product(p: Any, row: int, c: float, v: Any, out: Any, room: Any) -> None:
+def steep_product(p: Any, start: int, n: int, c: float, v: Any, out: Any, room: Any) -> None:
     """J v of one row for c > 1, where s = p^(1−c) is huge for small p and J the difference of huge numbers.
 
-    Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0). At
-    c = ∞ it is 0.
+    The row is n probabilities of p from ``start`` on. Everything is measured from the smallest probability: its own
+    product is minus the sum of the others (J1 = 0). At c = ∞ it is 0.
     """
     kind = p.dtype.type
-    n, lanes = p.shape[1], vec.lanes(p)
     limit = np.float64(np.finfo(p.dtype).max)
     unit = 2.0**-64  # products are smaller by a power of two until the end, so that no sum overflows
     relative, _, index = room
-    least, at, size, bad = math.inf, -1, 0, False
-    for start in range(0, n, lanes):
-        q = vec.load_part(p, row * n + start, min(lanes, n - start), 0.0)
-        found = vec.bits_of((q > 0.0) | vec.unordered(q, q))
-        while found != 0:
-            i = start + vec.lowest_bit(found)
-            share = np.float64(p[row, i])
-            bad = bad or share != share
-            index[size] = i
-            size += 1
-            if share < least:
-                least, at = share, i
-            found &= found - np.uint64(1)
-    out[row, :] = kind(np.nan) if bad else kind(0)
+    size = list_support(p, start, n, index)
+    least, at, bad = math.inf, -1, False
+    for k in range(size):
+        i = start + index[k]
+        share = np.float64(p[i])
+        bad = bad or share != share
+        if share < least:
+            least, at = share, i
+    fill(out, start, n, np.nan if bad else 0.0)
     if bad or size < 2 or c == np.inf:
         return
-    origin = np.float64(v[row, at]) * unit
+    origin = np.float64(v[at]) * unit
     mass, along = 0.0, 0.0
     for k in range(size):
-        i = index[k]
-        share = np.float64(p[row, i])
+        i = start + index[k]
+        share = np.float64(p[i])
         relative[k] = 1.0 if share == least else (share / least) ** (1.0 - c)
         mass += relative[k]
-        along += relative[k] * (np.float64(v[row, i]) * unit - origin)
+        along += relative[k] * (np.float64(v[i]) * unit - origin)
     mean = along / mass
     largest = least ** (1.0 - c)
     total = 0.0
     for k in range(size):
-        i = index[k]
+        i = start + index[k]
         if i != at:
-            s = largest * relative[k] if largest < 1e300 else np.float64(p[row, i]) ** (1.0 - c)
-            value = min(s, limit) * ((np.float64(v[row, i]) * unit - origin) - mean)
+            s = largest * relative[k] if largest < 1e300 else np.float64(p[i]) ** (1.0 - c)
+            value = min(s, limit) * ((np.float64(v[i]) * unit - origin) - mean)
             value = min(max(value, -limit * unit), limit * unit)
             total += value
-            out[row, i] = kind(value / unit)
-    out[row, at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
+            out[i] = kind(value / unit)
+    out[at] = kind(min(max(-total, -limit * unit), limit * unit) / unit)
