@@ -129,7 +129,7 @@ def _forward(first, last, costs, lengths, settings, kind, value, walk):  # type:
     wide = _padded(min(rows, columns))
     lines = np.empty((3, rows + 1))
     top = np.empty(wide)
-    x, spare = np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype)
+    x, spare, work = np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype), np.empty(3 * wide, costs.dtype)
     excess, diagonals = np.empty(wide, costs.dtype), _diagonal_lines(rows, costs.dtype)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
@@ -167,7 +167,7 @@ def _forward(first, last, costs, lengths, settings, kind, value, walk):  # type:
                 x2[w] = number((left - base) * inverse_gamma)
             for w in range(width, padded):
                 x0[w], x1[w], x2[w] = number(0), number(0), number(0)
-            smooth_three(kind, padded, x, walk[b, offset : offset + 3 * padded] if keep else spare, excess)
+            smooth_three(kind, padded, x, walk[b, offset : offset + 3 * padded] if keep else spare, excess, work)
             for w in range(width):
                 here[w + 1] = top[w] + gamma * excess[w] - cost[w]
             offset += 3 * padded

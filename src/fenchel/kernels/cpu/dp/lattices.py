@@ -83,7 +83,11 @@ def _forward(start, stop, scores, first, sources, settings, kind, value, walk): 
     v = np.zeros((nodes, width))
     base = np.empty(width)
     bad = np.zeros(width, np.int64)
-    x, q = np.empty(most * width, scores.dtype), np.empty(most * width, scores.dtype)
+    x, q, work = (
+        np.empty(most * width, scores.dtype),
+        np.empty(most * width, scores.dtype),
+        np.empty(3 * width, scores.dtype),
+    )
     excess = np.empty(width, scores.dtype)
     for node in range(1, nodes):
         top = v[node]
@@ -101,7 +105,7 @@ def _forward(start, stop, scores, first, sources, settings, kind, value, walk): 
             before, score = v[sources[begin + d]], scores[begin + d]
             for w in range(width):
                 x[d * width + w] = number((before[w] + score[start + w] - base[w]) * inverse_gamma)
-        smooth(kind, choices, width, x, q, excess)
+        smooth(kind, choices, width, x, q, excess, work)
         for d in range(choices):
             for w in range(width):
                 walk[begin + d, start + w] = q[d * width + w]

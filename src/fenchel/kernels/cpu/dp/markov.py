@@ -159,7 +159,7 @@ def _forward(  # type: ignore[no-untyped-def]
     square = size * size
     keep = walk.shape[0] > 0
     v, top, base = np.empty(size), np.empty(size), np.empty(size)
-    x, spare, work = np.empty(square, unary.dtype), np.empty(square, unary.dtype), np.empty(size, unary.dtype)
+    x, spare, work = np.empty(square, unary.dtype), np.empty(square, unary.dtype), np.empty(3 * size, unary.dtype)
     excess, table = np.empty(size, unary.dtype), x.reshape((size, size))
     weights, peaks = np.empty((size, size), unary.dtype), np.empty(size)
     known, close = False, False
@@ -203,7 +203,7 @@ def _forward(  # type: ignore[no-untyped-def]
                 before, onward, choice = v[p], step[p], table[p]
                 for s in range(size):
                     choice[s] = number((before + onward[s] - base[s]) * inverse_gamma)
-            smooth(kind, size, size, x, q, excess)
+            smooth(kind, size, size, x, q, excess, work)
             for s in range(size):
                 v[s] = top[s] + gamma * excess[s] + unary[b, t, s]
         highest = -np.inf
@@ -213,7 +213,7 @@ def _forward(  # type: ignore[no-untyped-def]
         for s in range(size):
             x[s] = number((v[s] - (highest if highest > -np.inf else 0.0)) * inverse_gamma)
         offset = (steps - 1) * square
-        smooth(kind, size, 1, x, walk[b, offset:] if keep else spare, excess)
+        smooth(kind, size, 1, x, walk[b, offset:] if keep else spare, excess, work)
         value[b] = highest + gamma * excess[0]
 
 
