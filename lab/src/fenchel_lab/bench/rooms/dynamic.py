@@ -17,7 +17,17 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_chain(), _tagging(), _growth(), _decode(), _alignment(), _monotonic()]
+    return [
+        _chain(),
+        _tagging(),
+        _growth(),
+        _decode(),
+        _alignment(),
+        _soft_dtw(),
+        _monotonic(),
+        _trees(),
+        _inside(),
+    ]
 
 
 def _chain() -> Workload:
@@ -150,6 +160,65 @@ def _alignment() -> Workload:
             Goal(ours, 1 / 4, "pysdtw", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _trees() -> Workload:
+    def torch_struct(package: Any, scores: Tensor) -> Tensor:
+        expected: Tensor = package.TreeCRF(scores.unsqueeze(-1)).marginals
+        return expected
+
+    ours, sparse = "Constituency, Shannon", "Constituency, Gini"
+    return Workload(
+        "trees",
+        "expected binary trees over words (inside-outside)",
+        [
+            Contestant(ours, lambda s: fenchel.dp.Constituency(s).marginals),
+            Contestant(sparse, lambda s: fenchel.dp.Constituency(s, omega=fenchel.Gini()).marginals),
+            peer("torch_struct", "torch-struct", torch_struct),
+        ],
+        [Case("32 × 20 words", lambda: (normal(32, 20, 20),), backward=False, grad=False)],
+        [Goal(ours, 1 / 30, "torch-struct", "largest"), Goal(sparse, 2.5, ours, "largest")],
+    )
+
+
+def _inside() -> Workload:
+    def torch_struct(package: Any, scores: Tensor) -> Tensor:
+        total: Tensor = package.TreeCRF(scores.unsqueeze(-1)).partition.sum()
+        return total
+
+    ours = "Constituency, Shannon"
+    return Workload(
+        "inside",
+        "log-partition functions of binary trees over words, forward and backward",
+        [
+            Contestant(ours, lambda s: fenchel.dp.Constituency(s).value.sum()),
+            peer("torch_struct", "torch-struct", torch_struct),
+        ],
+        [Case("32 × 20 words", lambda: (normal(32, 20, 20),))],
+        [Goal(ours, 1 / 10, "torch-struct", "largest")],
+    )
+
+
+def _soft_dtw() -> Workload:
+    def series() -> tuple[Tensor, ...]:
+        return normal(32, 100, 3), normal(32, 100, 3, seed=1)
+
+    def pysdtw(package: Any, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = package.SoftDTW(gamma=1.0, use_cuda=False)(x, y).sum()
+        return total
+
+    ours = "nn.SoftDTW"
+    return Workload(
+        "soft-dtw",
+        "the module, forward and backward",
+        [
+            Contestant(ours, lambda x, y: fenchel.nn.SoftDTW()(x, y).sum()),
+            Contestant("normalize=True", lambda x, y: fenchel.nn.SoftDTW(normalize=True)(x, y).sum()),
+            peer("pysdtw", "pysdtw", pysdtw),
+        ],
+        [Case("32 × 100 × 100, 3-d", series)],
+        [Goal(ours, 1 / 4, "pysdtw", "largest")],
     )
 
 
