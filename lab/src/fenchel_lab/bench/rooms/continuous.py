@@ -115,8 +115,8 @@ def _long() -> Workload:
 
     return Workload(
         "long memory",
-        f"causal attention to chunks of {CHUNK} × 64 and a sticky long memory of {FUNCTIONS} functions: processor time, "
-        f"{WINDOW} times the fastest of {WINDOW} chunks",
+        f"causal attention to chunks of {CHUNK} × 64 and a sticky long memory of {FUNCTIONS} functions: "
+        f"processor time, {WINDOW} times the fastest of {WINDOW} chunks",
         [
             Contestant(early, lambda count: stream(2 * WINDOW)),
             Contestant(late, lambda count: stream(int(count))),
