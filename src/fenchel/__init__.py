@@ -17,7 +17,7 @@ from fenchel import (
     structures,
 )
 from fenchel._warmup import warmup
-from fenchel.factors import FactorGraph
+from fenchel.factors import FactorGraph, LPSparseMAP
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.regularizers import (
     Capped,
@@ -59,6 +59,7 @@ __all__ = [
     "Gini",
     "Hard",
     "KSubsets",
+    "LPSparseMAP",
     "Norm",
     "Oscar",
     "Regularizer",
