@@ -3,9 +3,9 @@
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.capped import Capped, KSubsets, constrained_softmax, constrained_sparsemax, k_subsets
 from fenchel.regularizers.custom import Custom
-from fenchel.regularizers.fused import Fused, fusedmax
+from fenchel.regularizers.fused import Fused, fusedmax, prox_tv1d
 from fenchel.regularizers.norm import Norm, normmax
-from fenchel.regularizers.oscar import Oscar, oscarmax
+from fenchel.regularizers.oscar import Oscar, oscarmax, prox_oscar
 from fenchel.regularizers.rows import support_size
 from fenchel.regularizers.total_variation import TotalVariation2d, tvmax2d
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
@@ -32,6 +32,8 @@ __all__ = [
     "k_subsets",
     "normmax",
     "oscarmax",
+    "prox_oscar",
+    "prox_tv1d",
     "softmax",
     "sparsemax",
     "support_size",
