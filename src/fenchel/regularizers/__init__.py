@@ -7,6 +7,7 @@ from fenchel.regularizers.fused import Fused, fusedmax, prox_tv1d
 from fenchel.regularizers.norm import Norm, normmax
 from fenchel.regularizers.oscar import Oscar, oscarmax, prox_oscar
 from fenchel.regularizers.rows import support_size
+from fenchel.regularizers.segments import segment_entmax
 from fenchel.regularizers.total_variation import TotalVariation2d, tvmax2d
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
 
@@ -34,6 +35,7 @@ __all__ = [
     "oscarmax",
     "prox_oscar",
     "prox_tv1d",
+    "segment_entmax",
     "softmax",
     "sparsemax",
     "support_size",
