@@ -30,10 +30,17 @@ def padded(vectors: int) -> int:
 
 @strict_helper
 def workspace(n: int, like: Any) -> Any:
-    """Room for scores, weights, maxima and parameters of a row or of lanes, on vector boundaries, and for places."""
+    """Room for a row of n scores or, if it is narrow, for one per lane, and for places."""
+    if n <= LANES_WIDTH:
+        return room_of(padded(n), like), np.empty(0, np.int32)
+    return row_workspace(n, like)
+
+
+@strict_helper
+def row_workspace(n: int, like: Any) -> Any:
+    """Room for a row of up to n scores, and for places."""
     lanes = vec.lanes(like)
-    size = padded(n) if n <= LANES_WIDTH else padded((n + lanes - 1) // lanes)
-    return room_of(size, like), np.empty(n if n > LANES_WIDTH else 0, np.int32)
+    return room_of(padded((n + lanes - 1) // lanes), like), np.empty(n, np.int32)
 
 
 @strict_helper

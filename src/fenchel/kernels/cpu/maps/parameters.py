@@ -35,6 +35,13 @@ def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
     return _single(c, norm)
 
 
+def parameters_of_rows(c: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
+    """c of entmax for kernels that serve c > 1 too: where that may be, as a column."""
+    if not isinstance(c, Tensor) and c > 1.0:
+        return np.full((rows, 1), c)
+    return parameters(c, False)
+
+
 @lru_cache
 def _single(c: float, norm: bool) -> np.ndarray[Any, Any]:
     if c == (math.inf if norm else 1.0):
