@@ -17,7 +17,7 @@ from torch import Tensor
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict
 from fenchel.kernels.cpu.maps.blocks import row_workspace
-from fenchel.kernels.cpu.maps.parameters import parameters_of_rows, power_at
+from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
 from fenchel.kernels.cpu.maps.products import dot_on_support, product_of_row, sensitivities
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows
@@ -103,7 +103,8 @@ def attend_backward(
     over_rows(combine, count, work, starts, slopes, indices, firsts, as_rows(key), 0, as_rows(queries))
     alphas = query.new_empty(query.shape[:2]) if learns else None
     if alphas is not None:
-        over_rows(alpha_gradients, count, work, starts, weights, powers, slopes, given, alphas.numpy().reshape(-1))
+        own = parameters(alpha - 1, False)
+        over_rows(alpha_gradients, count, work, starts, weights, own, slopes, given, alphas.numpy().reshape(-1))
     if to_key is not None or to_value is not None:
         bounds = np.empty(query.shape[0] * key.shape[1] + 2, np.int64)
         rows, order = np.empty_like(indices), np.empty(indices.size, np.int64)
