@@ -171,7 +171,7 @@ ENGINES: list[Callable[[Regularizer], Answers]] = [
     model,
 ]
 TABLE = [(engine, name) for engine in ENGINES for name in SPELLINGS]
-REFUSED = {"chunked": "chunk_size", "certificate": "margin"}  # what Custom cannot answer
+REFUSED = {"certificate": "margin"}  # what Custom cannot answer
 
 
 def shown(each: str | Callable[[Regularizer], Answers]) -> str:

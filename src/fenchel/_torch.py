@@ -28,6 +28,7 @@ __all__ = [
     "forward_mode",
     "from_cpu",
     "has_tangent",
+    "is_batched",
     "is_mapped",
     "known",
     "nested_forward_mode",
@@ -51,6 +52,15 @@ _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _batched = torch._C._functorch.is_legacy_batchedtensor
 is_mapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transformation of functions, such as ``torch.func.vmap``."""
+
+
+def is_batched(t: Tensor) -> bool:
+    """Whether ``torch.func.vmap`` maps over a tensor, at any level of nested transformations."""
+    while is_mapped(t):
+        if torch._C._functorch.is_batchedtensor(t):
+            return True
+        t = torch._C._functorch.get_unwrapped(t)
+    return False
 
 
 # -- what a tensor is ------------------------------------------------------------------------------------------------

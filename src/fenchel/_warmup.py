@@ -36,7 +36,7 @@ DTYPES = (torch.float32, torch.float64)
 ROOMS = {
     "maps": ("entmax", "normmax", "bounded", "grouping"),
     "losses": ("entmax", "normmax"),
-    "dp": ("chains", "alignments", "lattices"),
+    "dp": ("chains", "alignments", "monotonic", "lattices"),
     "factors": ("structures",),
     "hopfield": ("entmax", "memories"),
 }
@@ -218,6 +218,9 @@ def calls() -> dict[str, dict[str, Call]]:
         "alignments": {
             "alignments": _alignments,
         },
+        "monotonic": {
+            "monotonic alignments": _monotonic,
+        },
         "lattices": {
             "lattices": _lattices,
         },
@@ -344,6 +347,12 @@ def _alignments(scores: Tensor) -> Tensor:
     d = fenchel.dp.Alignment(scores[:, :8].reshape(3, 4, 2), omega=_SMOOTH)
     series = fenchel.dp.dtw(scores[:, :4, None], scores[:, 4:8, None], omega=_SMOOTH)
     return d.value + d.marginals.square().sum((1, 2)) + series
+
+
+def _monotonic(scores: Tensor) -> Tensor:
+    d = fenchel.dp.Monotonic(scores[:, :8].reshape(3, 2, 4), omega=_SMOOTH)
+    d.map()
+    return d.value + d.marginals.square().sum((1, 2))
 
 
 def _lattices(scores: Tensor) -> Tensor:

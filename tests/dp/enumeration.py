@@ -10,7 +10,7 @@ from torch import Tensor
 
 import oracles
 from fenchel import Regularizer
-from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain
+from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain, Monotonic
 
 Edge = tuple[Hashable, Hashable, float, int]
 """Source, target, score, and which entry of the flattened marginals it belongs to (−1: none)."""
@@ -201,6 +201,34 @@ TABLE = Problem(
     sign=-1.0,
 )
 
+# -- tokens and frames -------------------------------------------------------------------------------------
+
+TOKENS, FRAMES = 3, 6
+SIZES = torch.tensor([[TOKENS, FRAMES], [2, 4], [1, 1]])
+
+
+def frame_edges(b, scores, lengths=SIZES):
+    n, m = lengths[b].tolist()
+    edges = []
+    for i, t in itertools.product(range(n), range(m)):
+        before = ["in"] if i == t == 0 else [(i, t - 1), (i - 1, t - 1)]
+        part = i * scores.shape[2] + t
+        edges += [(c, (i, t), float(scores[b, i, t]), part) for c in before if c == "in" or min(c) >= 0]
+    return edges, "in", (n - 1, m - 1)
+
+
+def frame_path(parts):
+    return torch.tensor([part // FRAMES for part in parts] + [-1] * (FRAMES - len(parts)))
+
+
+SPEECH = Problem(
+    "tokens and frames",
+    lambda g: (0.7 * torch.randn(3, TOKENS, FRAMES, generator=g),),
+    lambda scores, omega: Monotonic(scores, SIZES, omega),
+    frame_edges,
+    frame_path,
+)
+
 # -- lattices ----------------------------------------------------------------------------------------------
 
 SOURCES = torch.tensor([0, 0, 1, 2, 0, 3, 1, 3, 4, 0, 0, 2, 6])
@@ -227,4 +255,4 @@ NET = Problem(
     lattice_path,
 )
 
-PROBLEMS = [SHARED, FULL, EMPTY, TABLE, NET]
+PROBLEMS = [SHARED, FULL, EMPTY, TABLE, SPEECH, NET]

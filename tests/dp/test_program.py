@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels, sparsemax
-from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain
+from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain, Monotonic
 
 BATCH = 3
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -281,6 +281,8 @@ def along(problem: Problem, d: DynamicProgram, b: int, path: Tensor) -> Tensor:
         kinds = [[(1, 1), (1, 0), (0, 1)].index(step) for step in steps]
         return torch.stack([walk[i, j, kind] for (i, j), kind in zip(cells, kinds, strict=True)]).prod()
     states = path[path >= 0]
+    if isinstance(d, Monotonic):
+        return walk[states, torch.arange(len(states)), torch.diff(states, prepend=states[:1])].prod()
     if len(states) == 0:
         return torch.tensor(1.0, dtype=torch.float64)
     steps = torch.arange(len(states) - 1)

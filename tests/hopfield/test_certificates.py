@@ -197,6 +197,12 @@ def _is(weights: Tensor, y: Tensor) -> Tensor:
     return (weights - y.double()).abs().amax(-1) < 1e-14
 
 
+def least_lead(scores: Tensor, y: Tensor) -> Tensor:
+    """The lead in score of each association over the best of all others, where all are given."""
+    values = scores @ y.double().T
+    return values.diagonal() - values.masked_fill(torch.eye(len(y), dtype=torch.bool), -torch.inf).amax(-1)
+
+
 @given(seeds, st.sampled_from([(2, 1.0), (3, 1.0), (2, 0.5)]), st.floats(0.3, 10.0))
 @settings(max_examples=15)
 def test_an_association_is_returned_iff_its_patterns_lead(seed: int, case: tuple[int, float], beta: float) -> None:
@@ -209,7 +215,8 @@ def test_an_association_is_returned_iff_its_patterns_lead(seed: int, case: tuple
     q = y.double() @ x
     scores = beta * q @ x.T
     gap = torch.where(y, scores, torch.inf).amin(-1) - torch.where(y, -torch.inf, scores).amax(-1)
-    torch.testing.assert_close(found.separation, gap / beta)
+    torch.testing.assert_close(found.separation, least_lead(q @ x.T, y))
+    assert bool(found.exact.all())
     clear = (gap - gamma).abs() > 1e-9
     returned = _is(memory.weights(q), y)
     assert torch.equal(found.stationary[clear], returned[clear])
@@ -230,7 +237,9 @@ def test_an_association_is_returned_iff_its_patterns_lead(seed: int, case: tuple
 
 
 @pytest.mark.parametrize(
-    "structure", [SequentialSubsets(2), Subsets(Share(0.3)), SequentialSubsets(Share(0.3))], ids=str
+    "structure",
+    [SequentialSubsets(2), SequentialSubsets(2, torch.zeros(6)), Subsets(Share(0.3)), SequentialSubsets(Share(0.3))],
+    ids=str,
 )
 def test_any_structure_of_all_subsets_of_k_is_certified_as_k_subsets(structure: Structure) -> None:
     patterns = 2 * torch.randn(7, 4, dtype=torch.float64)
@@ -257,7 +266,7 @@ def test_copies_take_all_at_the_lead_that_they_need_and_not_below(omega: Regular
 def test_subsets_as_a_structure_are_k_subsets() -> None:
     x, y = draw(1, 6), associations(6, 2)
     one, other = Memory(x, KSubsets(2), 2.0).certify(y), Memory(x, SparseMAP(Subsets(2)), 2.0).certify(y)
-    for name in ("separation", "stationary", "radius", "min_beta"):
+    for name in ("separation", "stationary", "radius", "min_beta", "exact"):
         torch.testing.assert_close(getattr(one, name), getattr(other, name))
 
 
@@ -326,6 +335,22 @@ def test_so_many_random_patterns_are_retrieved() -> None:
         failed += 1 - cosine < 1 / beta + 2 * 0.02
     assert failed <= 200 * failure
     assert bool((Memory(x, Gini(), beta).certify().radius >= 0.02).all()) or failed
+
+
+def test_capacity_tells_how_much_noise_random_patterns_stand() -> None:
+    """Equation 11, with ζ from N; and the inverse of how many patterns a noise allows."""
+    beta, norm, d, p, count = 50.0, 2.0, 40, 0.01, 5000
+    found = capacity(d, beta, Tsallis(1.5), norm=norm, failure=p, count=count).random_noise
+    kappa = math.gamma(d / 2) / math.gamma((d - 1) / 2) / ((d - 1) * math.sqrt(math.pi))
+    zeta = (count**2 * kappa / (2 * p)) ** (1 / (d - 1))
+    assert found == pytest.approx(norm / 2 * (1 - math.cos(1 / zeta)) - 2.0 / (2 * beta * norm))
+    assert found > 0
+    assert capacity(d, beta, Tsallis(1.5), norm=norm, noise=found, failure=p).random == pytest.approx(count)
+    assert math.isnan(capacity(d, beta, Gini()).random_noise)
+    assert capacity(d, beta, Gini(), count=1).random_noise == math.inf
+    assert capacity(2, 0.1, Gini(), count=10**9).random_noise < 0
+    with pytest.raises(ValueError, match="count must be at least 1"):
+        capacity(d, beta, Gini(), count=0)
 
 
 def test_capacity_at_its_ends() -> None:

@@ -249,8 +249,44 @@ def test_patterns_may_lie_in_a_file(tmp_path: Path) -> None:
     assert not memory.state_dict()
     with pytest.raises(TypeError, match="file"):
         memory.add(queries)
-    with pytest.raises(ValueError, match="one pass"):
-        Memory(stored, fenchel.Fused(0.1))
+
+
+@pytest.mark.parametrize(
+    "omega",
+    [SparseMAP(SequentialSubsets(3, 0.4)), 0.5 * SparseMAP(SequentialSubsets(3, torch.linspace(-1, 1, 29)))],
+    ids=str,
+)
+def test_an_omega_that_needs_all_scores_is_read_in_chunks(omega: Regularizer, tmp_path: Path) -> None:
+    """Sequential subsets cross the boundaries of chunks."""
+    x, queries, values = normal(30, 4, dtype=torch.float32), normal(5, 4, seed=1, dtype=torch.float32), normal(30, 2)
+    kept = np.memmap(tmp_path / "patterns", dtype=np.float32, mode="w+", shape=(30, 4))
+    kept[:] = x.numpy()
+    kept.flush()
+    stored = np.memmap(tmp_path / "patterns", dtype=np.float32, mode="r", shape=(30, 4))
+    weights = omega.argmax(1.2 * queries @ x.T)
+    for memory in (Memory(x, omega, 1.2, 7, values=values), Memory(stored, omega, 1.2, values=values)):
+        torch.testing.assert_close(memory.weights(queries), weights)
+        torch.testing.assert_close(memory.step(queries), weights @ x)
+        torch.testing.assert_close(memory.retrieve(queries, 1).value, weights @ values.float())
+        energy = queries.square().sum(-1) / 2 - omega.max(1.2 * queries @ x.T) / 1.2
+        torch.testing.assert_close(memory.energy(queries), energy)
+        assert memory.step(queries[:0]).shape == (0, 4)
+    patterns = torch.nn.Parameter(x.double())
+    for target in (Memory(patterns, omega, 1.2, 7), Memory(patterns, omega, 1.2)):
+        gradient = torch.autograd.grad(target.step(queries.double()).square().sum(), patterns)[0]
+        expected = (omega.argmax(1.2 * queries.double() @ patterns.T) @ patterns).square().sum()
+        torch.testing.assert_close(gradient, torch.autograd.grad(expected, patterns)[0])
+
+
+@pytest.mark.parametrize("omega", [Tsallis(1.5), KSubsets(2), Shannon(), fenchel.Hard()], ids=str)
+def test_a_memory_in_chunks_is_mapped_by_vmap(omega: Regularizer) -> None:
+    x, queries = normal(30, 4), normal(5, 4, seed=1)
+    memory = Memory(x, omega, 1.3, chunk_size=7)
+    for method in (memory.step, memory.energy, memory.weights):
+        torch.testing.assert_close(torch.vmap(method)(queries), method(queries))
+    many = torch.stack([x, -x])
+    mapped = torch.vmap(lambda held: torch.func.functional_call(memory, {"patterns": held}, queries))(many)
+    torch.testing.assert_close(mapped, torch.stack([Memory(held, omega, 1.3).step(queries) for held in many]))
 
 
 def test_patterns_are_added_and_removed() -> None:
@@ -478,7 +514,6 @@ def test_normalised_memories_compare_directions() -> None:
             lambda: Memory(torch.zeros(2, 2), fenchel.Tsallis(torch.tensor([[1.2], [1.5]]))),
         ),
         (ValueError, "chunk_size must be at least 1", lambda: Memory(torch.zeros(2, 2), chunk_size=0)),
-        (ValueError, "one pass", lambda: Memory(torch.zeros(2, 2), fenchel.Fused(0.1), chunk_size=1)),
         (ValueError, "normalize must be", lambda: Memory(torch.zeros(2, 2), normalize="unit")),
         (ValueError, r"width, 2.*got shape \(3,\)", lambda: Memory(torch.zeros(2, 2)).step(torch.zeros(3))),
         (

@@ -3,6 +3,7 @@
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.chain import LinearChain
 from fenchel.dp.lattice import Lattice
+from fenchel.dp.monotonic import Monotonic
 from fenchel.dp.program import Bounds, DynamicProgram, Paths
 from fenchel.dp.series import barycenter, dtw, dtw_divergence
 
@@ -12,6 +13,7 @@ __all__ = [
     "DynamicProgram",
     "Lattice",
     "LinearChain",
+    "Monotonic",
     "Paths",
     "barycenter",
     "dtw",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import check_count, check_floats, check_one_of, check_positive
-from fenchel._torch import concrete, tracks
+from fenchel._torch import concrete, is_batched, tracks
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import iterate, update
 from fenchel.hopfield.implicit import attach
@@ -108,7 +108,9 @@ class Memory(nn.Module):
         beta: inverse temperature, a positive number or a tensor with one entry. A tensor is copied; an
             ``nn.Parameter`` is trained.
         chunk_size: how many patterns are read at a time, so that no matrix of queries × patterns is held. The results
-            are exact, with one pass per step. For entmax with alpha > 1, normmax, k_subsets and softmax.
+            are exact. Entmax with alpha > 1, normmax, k_subsets and softmax take one pass per step. Any other Ω, such
+            as SparseMAP over sequential k-subsets, is solved on all scores of a few queries at a time. Under ``vmap``
+            all patterns are read at once.
         values: (N, V), recalled in place of the patterns (hetero-association); the same kinds as ``patterns``.
         normalize: ``"sphere"`` scales patterns, and states before they are compared with them, to norm 1; ``"layer"``
             to mean 0 and variance 1. The energy as a function of the scaled state never increases either.
@@ -163,8 +165,6 @@ class Memory(nn.Module):
             if len(values) != len(self.patterns):
                 raise ValueError(f"values must be as many as the patterns, {len(self)}, got {len(values)}")
         self._check_fit(len(self))
-        if self._chunked:
-            self._plan("recall", self.patterns)  # raises if Ω needs all scores at once
 
     # -- stored patterns -------------------------------------------------------------------------------
 
@@ -329,10 +329,10 @@ class Memory(nn.Module):
 
     # -- parts of these --------------------------------------------------------------------------------
 
-    @property
-    def _chunked(self) -> bool:
-        """Whether patterns are read some at a time."""
-        return self.chunk_size is not None or self.in_file
+    def _by_chunks(self, rows: Tensor) -> bool:
+        """Whether patterns are read some at a time. Where ``vmap`` maps, lists of candidates cannot be kept."""
+        chunked = self.chunk_size is not None or self.in_file
+        return chunked and not any(is_batched(t) for t in (rows, *self.parameters(), *self.buffers()))
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
@@ -353,7 +353,7 @@ class Memory(nn.Module):
     def _plan(self, step: Step, rows: Tensor) -> Plan:
         """How scores of rows (R, D) are computed."""
         width = 2 * self.patterns.shape[1]
-        needs = Needs(step, rows.dtype, by_chunks=self._chunked, columns=self.chunk_size)
+        needs = Needs(step, rows.dtype, by_chunks=self._by_chunks(rows), columns=self.chunk_size)
         return make_plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
 
     def _stored(self, name: str, dtype: torch.dtype) -> streams.Stored:
@@ -382,7 +382,7 @@ class Memory(nn.Module):
         """argmax_Ω(βXq) times the patterns, (R, D), or the values, (R, V), for checked states (R, D)."""
         rows = _normalized(states, self.normalize)
         learns = tracks(rows, *self.parameters(), *self.buffers())
-        if self._chunked or (not learns and concrete(rows, self.patterns)):
+        if self._by_chunks(rows) or (not learns and concrete(rows, self.patterns)):
             rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
             keys = self._stored("patterns", rows.dtype)
             values = keys if name == "patterns" else self._stored(name, rows.dtype)

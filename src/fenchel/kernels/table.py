@@ -15,7 +15,8 @@ step             call                                    result
                                                          failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
-``lattice``      ``.hessian_product(…)``                 ``alignments`` and ``lattices``
+``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic`` and ``lattices``
+``lattice``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
@@ -192,6 +193,7 @@ _compiled("chains", "chain", "tsallis", "dp.markov", _PROGRAMS)
 _compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)
 _compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distances")
 _compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
+_compiled("monotonic", "monotonic", "tsallis", "dp.monotonic", _PROGRAMS)
 _compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
 _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
 _compiled("normmax", "product", "norm", "maps.simplex:normmax_product")

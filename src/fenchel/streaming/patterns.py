@@ -5,6 +5,8 @@ because every further pattern raises the threshold. So each query keeps the supp
 the map is solved on that, exactly. A query whose support outgrows a chunk (that of a query of zero is everything) keeps
 nothing, and is solved on all its scores later, few such queries at a time.
 
+An Ω without a threshold, such as SparseMAP, is solved on all scores of a few queries at a time.
+
 For softmax, whose partial results can be merged, each chunk is merged into a running log-sum-exp and a running mean.
 The backward pass reads the chunks again: with the final log-sum-exp the weights of a chunk are known, and so are its
 gradients.
@@ -49,7 +51,7 @@ def recall(query: Tensor, keys: Stored, values: Stored, omega: Regularizer, plan
     rows = pad_rows(query, plan.tile)
     if plan.method == "parts":
         found = softmax_average(rows, keys, values, omega.canonical()[1], plan)[1]
-    elif plan.method == "supports":
+    elif plan.method == "supports" or _by_chunks(keys, plan):
 
         def average(scores: Tensor, place: Tensor | None) -> Tensor:
             weights = omega.argmax(scores)
@@ -74,7 +76,7 @@ def maximum(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tens
     if plan.method == "parts":
         gamma = omega.canonical()[1]
         found = gamma * softmax_average(rows, keys, None, gamma, plan)[0]
-    elif plan.method == "supports":
+    elif plan.method == "supports" or _by_chunks(keys, plan):
         found = _on_supports(rows, keys, omega, plan, lambda scores, _: omega.max(scores))
     else:
         patterns = keys.prepare(keys.held)  # converted once, not for each group of queries
@@ -86,7 +88,7 @@ def weights(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tens
     """argmax_Ω(query · keys), (R, N), dense, for queries (R, D) that are scaled by β."""
     omega = simplified(omega)
     rows = pad_rows(query, plan.tile)
-    if plan.method == "dense":
+    if plan.method == "dense" and not _by_chunks(keys, plan):
         found = omega.argmax(rows @ keys.prepare(keys.held).T)
     elif plan.method == "parts":
         found = omega.argmax(torch.cat([rows @ block.T for _, block in keys.blocks(plan.columns)], -1))
@@ -100,6 +102,11 @@ def weights(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tens
 
         found = _on_supports(rows, keys, omega, plan, scatter)
     return found[: len(query)]
+
+
+def _by_chunks(keys: Stored, plan: Plan) -> bool:
+    """Whether all scores of some queries are computed at a time, and from some patterns at a time."""
+    return plan.method == "dense" and plan.columns < len(keys.held)
 
 
 def pad_rows(rows: Tensor, multiple: int) -> Tensor:
@@ -269,12 +276,15 @@ def _number(value: float | Tensor) -> float:
 def _on_supports(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan, function: Function) -> Tensor:
     """``function(scores, indices)`` of the supports of queries (R, D), some queries at a time.
 
+    By a dense plan, of all scores: Ω has no level below which nothing has weight.
+
     Scores are computed again where derivatives are needed, differentiably; and without a margin, where equal patterns
     must have equal scores, to the last bit, wherever they lie.
     """
     if not len(query):
-        scores = query.sum(-1, keepdim=True)
-        return function(scores, scores.long())
+        return function(query.sum(-1, keepdim=True).expand(0, len(keys.held)), None)
+    if plan.method == "dense":
+        return _on_all(query, keys, plan, function, hard=False)
     found = candidates(query, keys, omega, plan)
     hard = is_hard(omega)
     learns = torch.is_grad_enabled() and (query.requires_grad or keys.held.requires_grad)

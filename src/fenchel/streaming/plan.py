@@ -217,27 +217,25 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
 
 
 def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:
-    """Memories: all scores of some queries; from 2¹³ patterns on, or where they are read by chunks, one pass."""
+    """Memories: all scores of some queries; from 2¹³ patterns on, or where they are read by chunks, one pass.
+
+    Where one pass is not enough, chunks are read for all scores of some queries.
+    """
     base, _ = omega.canonical()
     one_pass: Method | None = None
     if base.associative:
         one_pass = "parts"
     elif base.line(torch.zeros(1, device="cpu")) is not None:
         one_pass = "supports"
-    if needs.by_chunks and one_pass is None:
-        raise ValueError(
-            "chunk_size, and patterns in a file, go with an Ω that can be computed in one pass, such as entmax with "
-            f"alpha > 1, normmax, k_subsets and softmax; omega is {omega}: leave chunk_size out and pass the patterns "
-            "as a tensor"
-        )
     count, columns = shapes.columns, needs.columns
     if given is not None:
         method = one_pass if one_pass is not None and (needs.by_chunks or given.method == one_pass) else "dense"
+        columns = count if method == "dense" and not needs.by_chunks else columns
         return replace(given, method=method, columns=given.columns if columns is None else columns)
     large = needs.step == "recall" and one_pass == "supports" and count >= 1 << 13
-    if one_pass is not None and (needs.by_chunks or large):
+    if needs.by_chunks or large:
         columns = (1 << 12) if columns is None else columns
-        return Plan(one_pass, rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
+        return Plan(one_pass or "dense", rows=max((1 << 22) // columns // 8, 1) * 8, columns=columns)
     if needs.step == "energy":
         return Plan("dense", rows=max((1 << 22) // count // 8, 1) * 8, columns=count)
     tile = 8 * min(max((1 << 12) // count, 1), 16)  # as large as costs little

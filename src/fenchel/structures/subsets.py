@@ -211,6 +211,12 @@ class SequentialSubsets(_Exact):
         """Whether there are transitions other than the number 0."""
         return isinstance(self.transition, Tensor) or self.transition != 0
 
+    def regularizer(self, count: int | None = None) -> Regularizer | None:
+        """``KSubsets``, if transitions are the number 0, or, where there is a count, a tensor of zeros."""
+        if count is not None and self.has_higher and not bool(self._scores().any()):
+            return Subsets(self.k).regularizer(count)
+        return super().regularizer(count)
+
     def check(self, shape: torch.Size) -> None:
         super().check(shape)
         t = self.transition

@@ -17,7 +17,7 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_chain(), _growth(), _decode(), _alignment()]
+    return [_chain(), _growth(), _decode(), _alignment(), _monotonic()]
 
 
 def _chain() -> Workload:
@@ -120,6 +120,36 @@ def _alignment() -> Workload:
             Goal(ours, 1 / 4, "pysdtw", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _monotonic() -> Workload:
+    """A batch of speech synthesis: the search beside one that is written in torch."""
+
+    def loop(scores: Tensor) -> Tensor:
+        """The search in torch, frame by frame: what is written where there is no compiled one."""
+        batch, tokens, frames = scores.shape
+        value = scores.new_full((batch, tokens + 1), -torch.inf)
+        value[:, 1] = scores[:, 0, 0]
+        moves = []
+        for t in range(1, frames):
+            moves.append(value[:, :-1] > value[:, 1:])
+            best = torch.maximum(value[:, :-1], value[:, 1:]) + scores[:, :, t]
+            value = torch.cat([value[:, :1], best], 1)
+        token = torch.full((batch, 1), tokens - 1)
+        path = [token]
+        for move in reversed(moves):
+            token = token - move.gather(1, token).long()
+            path.append(token)
+        return torch.cat(path[::-1], 1)
+
+    ours = "Monotonic.map"
+    return Workload(
+        "monotonic",
+        "the best alignment of tokens to frames",
+        [Contestant(ours, lambda s: fenchel.dp.Monotonic(s).map()), Contestant("a loop over frames", loop)],
+        [Case("8 × 150 × 600", lambda: (normal(8, 150, 600),), backward=False, grad=False)],
+        [Goal(ours, 1 / 4, "a loop over frames", "largest")],
     )
 
 
