@@ -90,6 +90,20 @@ def test_alpha_is_learned() -> None:
     gradgradcheck(call, (alpha, *inputs))
 
 
+def test_heads_may_have_alphas_of_every_size() -> None:
+    """Dense ones next to 1, and steep ones above 2, beside a sparse one; lists for some blocks, none, or all."""
+    alphas = torch.tensor([1.5, 1.0, 1.0003, 0.8, 2.5, torch.inf], dtype=torch.float64).reshape(6, 1, 1)
+    inputs = (randn(6, 20, 5), randn(6, 300, 5), randn(6, 300, 4))
+    for rows, share in ((20, 0.15), (1 << 16, 0.0), (1 << 16, 1.0)):
+        agree(inputs, Plan("supports", rows=rows, share=share), omega=Tsallis(alphas))
+
+
+def test_steep_alphas_have_the_derivatives_of_finite_differences() -> None:
+    alpha = torch.tensor([[1.3], [2.5], [1.0], [3.0]], dtype=torch.float64).requires_grad_()
+    inputs = (randn(2, 4, 3), randn(2, 9, 3), randn(2, 9, 2), alpha)
+    assert gradcheck(lambda q, k, v, a: attention(q, k, v, Tsallis(a)), inputs)
+
+
 def test_sparse_weights_are_differentiable_in_lists() -> None:
     inputs = randn(2, 3, 2), randn(2, 4, 2), randn(2, 4, 2)
 

@@ -425,7 +425,7 @@ def _run(
             else:
                 torch.addmm(bias, hidden[part], weight.t(), out=residual)
             losses[part], residual, slope = _class_losses(residual, index[part], alpha, own_rates, needed[3])
-        if gradients[3] is not None:
+        if gradients[3] is not None and slope is not None:
             gradients[3] += slope
         if supports is not None:
             collected.append((first, supports))

@@ -71,9 +71,7 @@ def unpack_rows(first: int, last: int, x: Any, slots: Any, packed: Any, counts: 
 
 
 @strict
-def copy_lists(
-    first: int, last: int, x: Any, slots: Any, packed: Any, starts: Any, values: Any, places: Any
-) -> None:
+def copy_lists(first: int, last: int, x: Any, slots: Any, packed: Any, starts: Any, values: Any, places: Any) -> None:
     """Copy the entries of rows that are not zero to lists."""
     n, end = x.shape[1], slots.shape[1] - 1
     index = np.empty(n, np.int32)
@@ -141,7 +139,12 @@ def _combine_columns(
     zero = vec.splat(table.dtype.type(0))
     a, b, c, d = zero, zero, zero, zero
     if more:
-        a, b, c, d = vec.load(out, to), vec.load(out, to + lanes), vec.load(out, to + 2 * lanes), vec.load(out, to + 3 * lanes)
+        a, b, c, d = (
+            vec.load(out, to),
+            vec.load(out, to + lanes),
+            vec.load(out, to + 2 * lanes),
+            vec.load(out, to + 3 * lanes),
+        )
     for i in range(begin, end):
         k, value = (head + places[i]) * width + left, values[i]
         a = vec.fma(vec.load(table, k), value, a)
@@ -189,7 +192,16 @@ def scatter(first: int, last: int, bounds: Any, rows: Any, values: Any, table: A
 
 @strict
 def dot_rows(
-    first: int, last: int, starts: Any, places: Any, firsts: Any, left: Any, right: Any, factors: Any, more: Any, out: Any
+    first: int,
+    last: int,
+    starts: Any,
+    places: Any,
+    firsts: Any,
+    left: Any,
+    right: Any,
+    factors: Any,
+    more: Any,
+    out: Any,
 ) -> None:
     """⟨left[row], right[place]⟩ · factor + more of every entry; without factors and more where these are empty."""
     width, lanes = left.shape[1], vec.lanes(left)
