@@ -27,7 +27,13 @@ every_alpha = pytest.mark.parametrize("alpha", ALPHAS)
 every_reduction = pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 
 # How peaked the logits of every token are, and so how large its support: small, large, and one next to the other.
-REGIMES = {"sparse": [6.0], "dense": [0.01], "mixed": [6.0, 0.01, 0.3], "one flat token": [6.0] * 30 + [0.001]}
+REGIMES = {
+    "sparse": [6.0],
+    "dense": [0.01],
+    "mixed": [6.0, 0.01, 0.3],
+    "one flat token": [6.0] * 30 + [0.001],
+    "flat and peaked blocks": [6.0] * 16 + [0.01] * 16,
+}
 every_regime = pytest.mark.parametrize("regime", REGIMES)
 
 
@@ -115,7 +121,8 @@ def test_the_regimes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -
     remove = kernels.register(
         "linear_class_loss_backward", "tsallis", lambda *args, **to: (calls.append("sparse"), finish(*args, **to))
     )
-    expected = {"sparse": {"sparse"}, "dense": {"dense"}, "mixed": {"dense"}, "one flat token": {"dense", "sparse"}}
+    expected = {"sparse": {"sparse"}, "dense": {"dense"}, "mixed": {"dense"}, "one flat token": {"sparse"}}
+    expected["flat and peaked blocks"] = {"dense", "sparse"}
     with using(Plan(rows=16, share=0.15)):
         for regime, scales in REGIMES.items():
             calls.clear()

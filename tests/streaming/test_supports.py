@@ -210,15 +210,16 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dot_product, "attend", refuse)
     query, key, value = randn(3, 4), randn(5, 4), randn(5, 2)
-    for omega in (Shannon(), Norm(2.0), Tsallis(3.0), Tsallis(0.9)):
+    for omega in (Shannon(), Norm(2.0), Tsallis(1.0), Tsallis(0.9)):
         attention(query, key, value, omega)
     attention(query, key, value, return_weights=True)
     attention(query, key, value, attn_mask=randn(3, 5))
     monkeypatch.setattr("fenchel.kernels.ENABLED", False)
     attention(query, key, value)
     monkeypatch.setattr("fenchel.kernels.ENABLED", True)
-    with pytest.raises(AssertionError, match="lists"):
-        attention(query, key, value)
+    for omega in (Tsallis(1.5), Tsallis(3.0), Tsallis(1.0003), Tsallis(torch.tensor([[1.0], [1.5], [2.5]]))):
+        with pytest.raises(AssertionError, match="lists"):
+            attention(query, key, value, omega)
 
 
 def test_how_many_rows_there_are_does_not_decide_how_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

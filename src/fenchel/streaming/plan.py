@@ -163,13 +163,13 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
 def plan_output(tokens: int, classes: int) -> Plan:
     """The plan of an output layer, which has no other method than supports.
 
-    A block has about a twelfth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
+    A block has a sixteenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
     Products of some thousand classes at a time are faster than one of all.
     """
     given = _given.get()
     if given is not None:
         return given
-    rows = max(16, min(-(-tokens // 192) * 16, 512), (1 << 16) // classes)
+    rows = max(16, min(-(-tokens // 16), 512), (1 << 16) // classes)
     return Plan("supports", rows=max(1, min(rows, tokens)), columns=1 << 11)
 
 
@@ -184,7 +184,8 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
     wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
     if keys >= 256 and _serves("supports", omega, device, needs):
         rows = max((1 << 19) // keys, min(128, wide), 16)
-        if math.prod(omega.parameter_shape or ()) > 1:  # by heads: one with a wide support leaves the others sparse
+        own = omega.canonical()[0].parameter
+        if isinstance(own, Tensor) and own.numel() > 1:  # by heads: one with a wide support leaves the others sparse
             rows = min(rows, max(shapes.rows, (1 << 16) // keys))
         return Plan("supports", rows=-(-rows // 8) * 8)
     rows = max((1 << 19) // keys, min(128 * shapes.heads, wide))
