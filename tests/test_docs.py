@@ -29,12 +29,14 @@ def test_every_example_of_the_readme_runs_after_those_before_it() -> None:
         exec(compile(block, "README.md", "exec"), names)
 
 
-def test_every_example_of_the_page_on_hopfield_layers_runs() -> None:
-    text = (ROOT / "docs" / "hopfield-layers.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["hopfield-layers.md", "soft-dtw.md"])
+def test_every_example_of_a_page_runs_after_those_before_it(page: str) -> None:
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    names: dict[str, object] = {}
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert blocks
     for block in blocks:
-        exec(compile(block, "hopfield-layers.md", "exec"), {})
+        exec(compile(block, page, "exec"), names)
 
 
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
@@ -43,10 +45,12 @@ def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/coming-from-entmax.md", "docs/hopfield-layers.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/coming-from-entmax.md", "docs/hopfield-layers.md", "docs/soft-dtw.md"]
+)
 def test_every_name_in_the_documentation_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    names = set(re.findall(r"fenchel\.((?:nn\.)?\w+)", text))
+    names = set(re.findall(r"fenchel\.((?:(?:nn|dp)\.)?\w+)", text))
     assert len(names) > 5
     for name in names:
         value: Any = fenchel

@@ -349,6 +349,6 @@ def test_an_operator_is_defined_in_one_call() -> None:
         Double.apply,
     )
     x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
-    torch.library.opcheck(double, (x,))
+    torch.library.opcheck(torch.ops.fenchel.double_for_a_test.default, (x,))
     assert gradcheck(double, (x,))
     assert_close(torch.func.vmap(double, 1)(x.detach())[1], 2 * x.detach().T.sum(-1))

@@ -117,6 +117,8 @@ def test_a_study_refuses_options_that_would_change_nothing(
     )
     code, text = run("study", "run", "broken", "--full", *out)
     assert (code, text) == (2, "broken has one protocol, and always follows it: leave --full out.")
+    code, text = run("study", "run", "broken", "--checkpoints", str(tmp_path / "kept"), *out)
+    assert (code, text) == (2, "broken writes no checkpoints: leave --checkpoints out.")
     code, text = run("study", "run", "echo", "--full", *out)
     assert (code, text) == (2, "echo needs data for --full (mnist): give --data, or FENCHEL_DATA.")
     registered["plain"] = replace(registered["echo"], name="plain", data=())

@@ -1,7 +1,9 @@
 """Registered operators ``fenchel::…``: each stays one node in the graphs of ``torch.compile`` and ``torch.export``.
 
 Eager code calls kernels and autograd.Functions directly, because the dispatcher costs as much as a small kernel. Code
-that is compiled or exported calls an operator in their place, which calls the same kernels when the graph runs.
+that is compiled or exported calls an operator in their place, which calls the same kernels when the graph runs. A graph
+that is to run without this library holds torch operations instead: one that ``torch.onnx.export`` captures, and every
+exported one if kernels are off.
 """
 
 from __future__ import annotations
@@ -11,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from fenchel import kernels
 
 _LIBRARY: Any = torch.library.Library("fenchel", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -32,7 +36,9 @@ def define_operator(
     vmap: Callable[..., Any] | None = None,
     decomposition: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
-    """Register ``fenchel::{name}`` and return it. All functions take the arguments of the schema by position.
+    """Register ``fenchel::{name}`` and return a function that calls it, or its decomposition in an export.
+
+    All functions take the arguments of the schema by position.
 
     Args:
         name: of the operator.
@@ -62,8 +68,20 @@ def define_operator(
     operator: Callable[..., Any] = getattr(torch.ops.fenchel, name).default
     torch.library.register_fake(f"fenchel::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"fenchel::{name}", vmap or over_leading_dimensions, lib=_LIBRARY)
-    DECOMPOSITIONS[operator] = decomposition or compute
-    return operator
+    DECOMPOSITIONS[operator] = decomposed = decomposition or compute
+
+    def call(*args: Any) -> Any:
+        result = decomposed(*args) if exports_plainly() else NotImplemented
+        return operator(*args) if result is NotImplemented else result
+
+    return call
+
+
+def exports_plainly() -> bool:
+    """Whether an export is at work whose graph holds torch operations in place of operators of this library."""
+    if not torch.compiler.is_exporting():
+        return False
+    return not kernels.ENABLED or torch.onnx.is_in_onnx_export()
 
 
 def rows_first(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:

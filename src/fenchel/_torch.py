@@ -39,6 +39,7 @@ __all__ = [
     "readable",
     "recomputed",
     "standard_gamma",
+    "traced",
     "tracks",
     "tracks_forward",
     "transformed",
@@ -73,7 +74,7 @@ def concrete(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    if torch._C._get_tracing_state() is not None or _get_current_dispatch_mode() is not None:
+    if traced() or _get_current_dispatch_mode() is not None:
         return False
     for t in tensors:
         if type(t) not in _PLAIN or t.is_meta or t.is_neg() or is_mapped(t) or _batched(t):
@@ -86,6 +87,11 @@ def concrete(*tensors: Tensor) -> bool:
         except NotImplementedError:  # sparse and other layouts have no such storage
             return False
     return True
+
+
+def traced() -> bool:
+    """Whether ``torch.jit.trace`` is at work."""
+    return torch._C._get_tracing_state() is not None
 
 
 def known(*tensors: Tensor) -> bool:
@@ -104,7 +110,7 @@ def readable(*tensors: Tensor) -> bool:
     More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
     but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
     """
-    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+    if torch.compiler.is_compiling() or traced():
         return False
     if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
         return False
@@ -311,6 +317,8 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # an export that runs the code instead of reading it
                 raise RuntimeError(reason)
+            if traced():  # what is computed outside of torch would be a constant of the graph
+                raise RuntimeError(f"{reason}, nor of one that torch.jit.trace records; torch.export takes the others")
             # Until the compiler is loaded, there is none to turn off.
             return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)
 

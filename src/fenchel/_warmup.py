@@ -36,7 +36,7 @@ DTYPES = (torch.float32, torch.float64)
 ROOMS = {
     "maps": ("entmax", "normmax", "bounded", "grouping"),
     "losses": ("entmax", "normmax"),
-    "dp": ("chains", "alignments", "monotonic", "lattices"),
+    "dp": ("chains", "alignments", "monotonic", "lattices", "spans"),
     "factors": ("structures",),
     "hopfield": ("entmax", "memories"),
 }
@@ -227,6 +227,9 @@ def calls() -> dict[str, dict[str, Call]]:
         "lattices": {
             "lattices": _lattices,
         },
+        "spans": {
+            "spans": _spans,
+        },
         "structures": {
             "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
             "SequentialSubsets, hard": lambda s: _mixture(_HardSubsets(2, 0.5), s[:, :8]),
@@ -369,6 +372,11 @@ def _lattices(scores: Tensor) -> Tensor:
     edges = torch.arange(8)
     d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
     return d.value + d.marginals.square().sum(1)
+
+
+def _spans(scores: Tensor) -> Tensor:
+    d = fenchel.dp.Constituency(scores[:, :8].reshape(3, 2, 2, 2), omega=_SMOOTH)
+    return d.value + d.marginals.square().sum((1, 2, 3))
 
 
 def _memories(scores: Tensor) -> Tensor:

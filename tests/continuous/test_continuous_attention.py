@@ -14,8 +14,11 @@ from fenchel.continuous import (
     Encoder,
     Focus,
     GaussianBasis,
+    LocationScale,
     MatchedEncoder,
     PooledEncoder,
+    ScoreDensity,
+    Triangular,
 )
 
 D = torch.float64
@@ -272,3 +275,108 @@ def test_a_query_of_another_batch_is_told_by_name() -> None:
     fixed = ContinuousAttention(GaussianBasis.line(4))
     with pytest.raises(ValueError, match=r"dimensions of loc and values must broadcast .* \(2,\) and \(3,\)"):
         fixed(torch.randn(3, 10, 8), loc=torch.full((2, 1), 0.5), sigma=torch.full((2, 1, 1), 0.1))
+
+
+# -- densities that are given, and other bases -----------------------------------------------------------------------
+
+
+DENSITIES = {
+    "triangular": lambda: Triangular(torch.tensor([0.4, 0.6]).double(), torch.tensor([0.04, 0.1]).double()),
+    "location-scale": lambda: LocationScale(
+        torch.tensor([0.4, 0.6]).double(), torch.tensor([0.2, 0.3]).double(), lambda s: s**4
+    ),
+    "score": lambda: ScoreDensity(lambda t: 5 * torch.sin(torch.tensor([[9.0], [20.0]]) * t)),
+    "beta-gaussian": lambda: BetaGaussian(
+        torch.tensor([[0.4], [0.6]]).double(), sigma=torch.full((2, 1, 1), 0.02).double(), alpha=1.5
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DENSITIES)
+def test_any_density_attends_by_the_expected_value_function(kind: str) -> None:
+    basis, density = GaussianBasis.line(8, widths=(0.1,)).double(), DENSITIES[kind]()
+    values = torch.randn(2, 20, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    found = ContinuousAttention(basis).attend(values, density=density)
+    function = basis.fit(values)
+    # The midpoint rule, with cells that end at 0 and 1, where a density may jump.
+    places = (torch.arange(21000, dtype=torch.float64) + 0.5) / 21000 * 1.4 - 0.2
+    at = places.unsqueeze(-1).expand(-1, 2)
+    p = density.log_prob(at.unsqueeze(-1) if kind == "beta-gaussian" else at).exp()  # (places, 2)
+    expected = 1.4 * torch.einsum("tb,btd->bd", p, function(places[:, None])) / 21000
+    torch.testing.assert_close(found.context, expected, atol=2e-5, rtol=1e-4)
+    assert found.density is density
+    assert found.focus.loc.shape == (2, 1, 1, 1)
+    assert found.focus.sigma.shape == (2, 1, 1, 1, 1)
+    mean = 1.4 * (p * at).mean(0)
+    torch.testing.assert_close(found.focus.loc.flatten(), mean, atol=1e-4, rtol=1e-4)
+
+
+def test_an_encoder_may_return_a_density_per_head() -> None:
+    class Wells(Encoder):
+        num_heads = 2
+
+        def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> ScoreDensity:
+            return ScoreDensity(lambda t: -40 * (t - query.unsqueeze(-1)) ** 2)  # (B, heads, n)
+
+    basis = GaussianBasis.line(8, widths=(0.1,)).double()
+    attention = ContinuousAttention(basis, encoder=Wells())
+    values, query = torch.randn(3, 20, 4, dtype=torch.float64), torch.rand(3, 2, dtype=torch.float64)
+    query.requires_grad_()
+    found = attention.attend(values, query)
+    assert found.context.shape == (3, 4)
+    plain = ContinuousAttention(basis)
+    for head in range(2):
+        part, center = slice(2 * head, 2 * head + 2), query[:, head, None]
+        alone = plain(values[..., part], density=ScoreDensity(lambda t, center=center: -40 * (t - center) ** 2))
+        torch.testing.assert_close(found.context[:, part], alone)
+    (grad,) = torch.autograd.grad(found.context.sum(), query)
+    assert bool((grad != 0).all())
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_other_bases_than_gaussian_ones(alpha: float) -> None:
+    class Copy(torch.nn.Module):
+        """The same Gaussian functions, of which the library does not know that they are Gaussian."""
+
+        def forward(self, t: Tensor) -> Tensor:
+            centers = torch.linspace(0, 1, 8, dtype=t.dtype)
+            return torch.exp(-50 * (t - centers) ** 2) * 10 / (2 * torch.pi) ** 0.5
+
+    values = torch.randn(2, 20, 3, dtype=torch.float64)
+    where = {"loc": torch.tensor([[0.3], [0.6]]).double(), "sigma": torch.full((2, 1, 1), 0.01).double()}
+    known = ContinuousAttention(GaussianBasis.line(8, widths=(0.1,)).double(), alpha)
+    other = ContinuousAttention(Copy(), alpha)
+    torch.testing.assert_close(other(values, **where), known(values, **where), atol=1e-5, rtol=1e-5)
+
+
+def test_densities_that_cannot_be_integrated_are_refused() -> None:
+    attention, values = ContinuousAttention(GaussianBasis.line(8)), torch.randn(2, 20, 3)
+    with pytest.raises(TypeError, match="density must have expectation"):
+        attention(values, density=torch.distributions.Normal(0.0, 1.0))
+    with pytest.raises(ValueError, match="pass loc and sigma, or a density"):
+        attention(values, density=Triangular(0.5, 0.1), loc=torch.zeros(1), sigma=torch.ones(1, 1))
+    with pytest.raises(ValueError, match="neither loc and sigma nor a density"):
+        ContinuousAttention(GaussianBasis.line(8), encoder=PooledEncoder(3))(values, density=Triangular(0.5, 0.1))
+
+
+@pytest.mark.parametrize("dim", [1, 2])
+def test_the_first_densities_of_a_pooled_encoder_have_the_initial_width(dim: int) -> None:
+    encoder = PooledEncoder(5, dim=dim, num_heads=2, components=2, initial_width=0.3)
+    with torch.no_grad():
+        focus = encoder(torch.zeros(1, 5), torch.zeros(1, 1, dim), None)
+    diagonal = focus.sigma[..., 0, 0]
+    if dim == 1:
+        p = BetaGaussian(focus.loc, sigma=focus.sigma)
+        radius = p.support_radius * p.scale_tril[..., 0, 0]
+        torch.testing.assert_close(radius, torch.full_like(radius, 0.3), atol=1e-4, rtol=1e-4)
+    else:
+        torch.testing.assert_close(diagonal, torch.full_like(diagonal, 2 / 3 * 0.027 + 1e-6), atol=1e-5, rtol=1e-4)
+
+
+def test_parameters_of_an_encoder_without_an_initial_width_load() -> None:
+    before, after = PooledEncoder(5, initial_width=None), PooledEncoder(5)
+    after.load_state_dict(before.state_dict())
+    query, where = torch.randn(4, 5), torch.zeros(4, 1, 1)
+    torch.testing.assert_close(after(query, where, None).sigma, before(query, where, None).sigma)
+    with pytest.raises(ValueError, match="initial_width must satisfy"):
+        PooledEncoder(5, initial_width=0.0)

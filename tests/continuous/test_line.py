@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 import scipy.stats as st
 import torch
+from scipy import integrate
 from scipy.integrate import tanhsinh
 from torch import Tensor
 
-from fenchel.continuous import BetaGaussian, LocationScale, Triangular
+from fenchel.continuous import BetaGaussian, GaussianBasis, LocationScale, Triangular
 
 
 def double(*values: float) -> Tensor:
@@ -114,3 +115,29 @@ def test_batches_and_errors() -> None:
         LocationScale(torch.zeros(2), torch.ones(2), lambda s: torch.ones((), requires_grad=True) * s**2)
     with pytest.raises(ValueError, match=r"probabilities in \[0, 1\]"):
         p.icdf(torch.tensor(1.5))
+
+
+@pytest.mark.parametrize("shape", ["triangular", "quartic"])
+def test_expected_basis_functions_are_integrals(shape: str) -> None:
+    loc, scale = (torch.tensor(v, dtype=torch.float64) for v in ([0.4, 0.7], [0.04, 0.3]))
+    p = Triangular(loc, scale) if shape == "triangular" else LocationScale(loc, scale, lambda s: s**4 / 4)
+    basis = GaussianBasis.line(3, widths=(0.02,)).double()
+    found = p.expectation(basis)
+    for row in range(2):
+        reach, mean = float(p.support_radius[row]), float(loc[row])
+        for j, center in enumerate((0.0, 0.5, 1.0)):
+
+            def value(t: float, j: int = j, row: int = row) -> float:
+                at = torch.tensor([t, t], dtype=torch.float64)
+                return float(p.log_prob(at)[row].exp() * basis(at[:1, None])[0, j])
+
+            points = [x for x in (mean, center - 0.06, center, center + 0.06) if abs(x - mean) < reach]
+            expected = integrate.quad(value, mean - reach, mean + reach, points=points, limit=100)[0]
+            assert float(found[row, j]) == pytest.approx(expected, abs=1e-8)
+
+
+def test_derivatives_of_expectations_agree_with_finite_differences() -> None:
+    basis = GaussianBasis.line(3, widths=(0.2,)).double()
+    inputs = [torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (0.4, 0.05)]
+    for make in (Triangular, lambda loc, scale: LocationScale(loc, scale, lambda s: s**3 / 6)):
+        assert torch.autograd.gradcheck(lambda *x: make(*x).expectation(basis), inputs)  # noqa: B023

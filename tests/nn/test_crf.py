@@ -87,6 +87,10 @@ def test_every_verb_agrees_with_enumeration_of_what_the_mask_leaves(omega: Regul
             assert chain.log_prob(given)[b].exp().item() == pytest.approx(probability, abs=1e-11)
         torch.testing.assert_close(chain.marginals[b], marginals, rtol=0, atol=1e-12)
         torch.testing.assert_close(chain.transition_marginals[b], links, rtol=0, atol=1e-12)
+        for t, after in itertools.pairwise(kept.nonzero().flatten().tolist()):
+            reached = marginals[after] > 1e-9
+            steps = links[t][:, reached] / marginals[after, reached]
+            torch.testing.assert_close(chain.walk[b, t][:, reached], steps, rtol=0, atol=1e-9)
         assert tuple(best[b].tolist()) == max(scores, key=lambda path: scores[path][0])
         for path, probability in zip(top.paths[b].tolist(), top.probs[b].tolist(), strict=True):
             if probability > 0:

@@ -16,8 +16,7 @@ from fenchel import Gini, Norm, Regularizer, Shannon, Tsallis, attention, kernel
 from fenchel._operators import DECOMPOSITIONS
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming import supports
-from fenchel.streaming.linear_loss import linear_class_loss_operator
-from fenchel.streaming.operators import attend_in_graph, attend_operator
+from fenchel.streaming.operators import attend_in_graph
 
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
 
@@ -201,7 +200,7 @@ def test_operators_are_what_their_schemas_say() -> None:
     for entries, keep in ((None, True), (2, True), (2, False)):
         args = (*inputs, torch.rand(3, 4) < 0.7, None, 1.5, "tsallis", (2,), 3, True, 2, entries, keep)
         # Entries beyond the lists are not written, so that two calls need not agree in them.
-        torch.library.opcheck(attend_operator, args, test_utils=("test_schema", "test_faketensor"))
+        torch.library.opcheck(torch.ops.fenchel.attend.default, args, test_utils=("test_schema", "test_faketensor"))
 
 
 # -- output layers ---------------------------------------------------------------------------------------------------
@@ -291,13 +290,14 @@ def test_the_operator_of_output_layers_is_its_decomposition(summed: bool) -> Non
     hidden, weight, bias, target = output_layer()
     rates, alpha = torch.rand(40, dtype=torch.float64), torch.tensor(1.3, dtype=torch.float64)
     index = torch.where(target < 0, -1, target)
+    operator = torch.ops.fenchel.linear_class_loss.default
     for needed in ([True] * 4, [False] * 4, [True, False, True, False]):
         args = (hidden.detach(), weight.detach(), bias.detach(), alpha, 0.0, index, rates, summed, needed)
-        torch.library.opcheck(linear_class_loss_operator, args)
-        expected = DECOMPOSITIONS[linear_class_loss_operator](*args)
-        assert_close(linear_class_loss_operator(*args), expected, **EXACT)
+        torch.library.opcheck(operator, args)
+        expected = DECOMPOSITIONS[operator](*args)
+        assert_close(operator(*args), expected, **EXACT)
     gradcheck(
-        lambda h, w, b: linear_class_loss_operator(h, w, b, None, 1.5, index, rates, summed, [False] * 4)[0],
+        lambda h, w, b: operator(h, w, b, None, 1.5, index, rates, summed, [False] * 4)[0],
         (hidden, weight, bias),
         fast_mode=True,
     )

@@ -150,6 +150,9 @@ def run_study(
     full: Annotated[
         bool, typer.Option("--full", help="The longest protocol; the study's text says what differs from the paper.")
     ] = False,
+    checkpoints: Annotated[
+        Path | None, typer.Option(help="Folder for checkpoints, from which the study resumes if it was interrupted.")
+    ] = None,
     force: Force = False,
 ) -> None:
     """Run one study; save its figures (PNG), tables (CSV) and record (JSON)."""
@@ -167,12 +170,15 @@ def run_study(
         raise refusal(f"{name} has one protocol, and always follows it: leave --full out.")
     if full and chosen.data and folder is None:
         raise refusal(f"{name} needs data for --full ({', '.join(chosen.data)}): give --data, or {data.VARIABLE}.")
+    if checkpoints is not None and not chosen.resumes:
+        raise refusal(f"{name} writes no checkpoints: leave --checkpoints out.")
     results = out or Path("report") / chosen.name
     with _refused():
         output(chosen.name).claim(results, force)
     try:
         with progress_bars() as bars:
-            run = follow(bars, chosen.title, lambda bar: report.run(chosen, report.Context(folder, seed, full, bar)))
+            asked = partial(report.Context, folder, seed, full, checkpoints=checkpoints)
+            run = follow(bars, chosen.title, lambda bar: report.run(chosen, asked(progress=bar)))
     except KeyboardInterrupt:
         raise interruption(f"{name} was not done: nothing was written to {results}.") from None
     if isinstance(run.error, data.MissingDataError | data.BrokenDataError):

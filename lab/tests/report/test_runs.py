@@ -121,7 +121,7 @@ def test_the_commit_is_that_of_the_package_or_none(tmp_path: Path, monkeypatch: 
 
 
 def test_a_study_on_data_says_what_its_long_protocol_leaves_out(small: Study, tmp_path: Path) -> None:
-    long = replace(small, full="With `--full` all. What differs: the data.")
+    long = replace(small, full="With `--full` all. What differs: the data.", data=("mnist",))
     for context, told in (
         (Context(data=tmp_path), True),
         (Context(data=tmp_path, full=True), True),
@@ -130,3 +130,6 @@ def test_a_study_on_data_says_what_its_long_protocol_leaves_out(small: Study, tm
         result = run(long, context).result
         assert result is not None
         assert (result.paragraphs[-1] == long.full) == told
+    result = run(replace(long, data=()), Context(None)).result  # it needs none, and has one short protocol
+    assert result is not None
+    assert result.paragraphs[-1] == long.full

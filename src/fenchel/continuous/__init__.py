@@ -2,12 +2,14 @@
 
 from fenchel.continuous.attention import Attended, ContinuousAttention, Encoder, Focus, MatchedEncoder, PooledEncoder
 from fenchel.continuous.basis import Basis, FunctionBasis, GaussianBasis, ValueFunction
+from fenchel.continuous.deformed import beta_exp, beta_log
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.divergences import generalized_covariance, wasserstein2
 from fenchel.continuous.ellipsoid import EllipsoidPower
 from fenchel.continuous.integrals import expectation
 from fenchel.continuous.line import LocationScale, Triangular
 from fenchel.continuous.memory import LongMemory, MemoryState, Recalled
+from fenchel.continuous.score import ScoreDensity
 
 __all__ = [
     "Attended",
@@ -25,8 +27,11 @@ __all__ = [
     "MemoryState",
     "PooledEncoder",
     "Recalled",
+    "ScoreDensity",
     "Triangular",
     "ValueFunction",
+    "beta_exp",
+    "beta_log",
     "expectation",
     "generalized_covariance",
     "wasserstein2",

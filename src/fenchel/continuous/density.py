@@ -7,16 +7,18 @@ from collections.abc import Callable
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import lazy_property
 
 from fenchel._checks import check_broadcast, check_entries, check_floats, check_number, check_one_given
 from fenchel._torch import concrete
+from fenchel.continuous.deformed import log_of
 from fenchel.continuous.ellipsoid import EllipsoidPower, Inside
 from fenchel.continuous.incomplete import standard_cdf, standard_icdf
 from fenchel.continuous.matrices import (
     broadcast_shapes,
+    check_positive_definite,
     check_shapes,
     check_value,
     check_values,
@@ -111,6 +113,32 @@ class BetaGaussian(Distribution):
         if sigma is not None:
             self.sigma = matrix.expand(*batch, -1, -1)
         super().__init__(batch, loc.shape[-1:], validate_args=False)
+
+    @classmethod
+    def from_canonical(cls, theta1: Tensor, theta2: Tensor, alpha: float | Tensor = 2.0) -> BetaGaussian:
+        r"""The β-Gaussian with the score :math:`f_\theta(t) = \theta_1^\top t + t^\top \theta_2 t`.
+
+        Args:
+            theta1: Σ⁻¹μ, (…, D).
+            theta2: −½Σ⁻¹, (…, D, D), symmetric and negative definite.
+            alpha: as in the constructor.
+
+        Example:
+            >>> import torch
+            >>> from fenchel.continuous import BetaGaussian
+            >>> p = BetaGaussian.from_canonical(torch.tensor([50.0]), torch.tensor([[-50.0]]), alpha=1.0)
+            >>> p.loc, p.sigma
+            (tensor([0.5000]), tensor([[0.0100]]))
+
+        References: Martins et al. (2020), section 2.3.
+        """
+        check_shapes(theta1, theta2, "theta2")
+        theta1, theta2 = in_one_precision(theta1, theta2)
+        if concrete(theta2):
+            check_positive_definite(-theta2, "-theta2")
+        root = torch.linalg.cholesky_ex(-(theta2 + theta2.mT)).L  # of Σ⁻¹
+        loc = torch.cholesky_solve(theta1.unsqueeze(-1), root).squeeze(-1)
+        return cls(loc, sigma=torch.cholesky_inverse(root), alpha=alpha)
 
     @classmethod
     def from_moments(cls, mean: Tensor, covariance: Tensor, alpha: float | Tensor = 2.0) -> BetaGaussian:
@@ -233,6 +261,15 @@ class BetaGaussian(Distribution):
         return self.loc
 
     @property
+    def log_partition(self) -> Tensor:
+        r"""A_α(θ), (…), with which the density is :math:`\exp_{2-\alpha}(\theta_1^\top t + t^\top \theta_2 t - A)`.
+
+        θ₁ = Σ⁻¹μ and θ₂ = −½Σ⁻¹. Its gradient in θ is the mean of (t, t tᵀ) under the escort distribution.
+        """
+        height = 0.5 * mahalanobis(self.scale_tril, self.loc)
+        return height - log_of(self.log_peak, self._law.c)
+
+    @property
     def _spread(self) -> Number:
         """The covariance divided by p₀ᶜ Σ; NaN where there is no mean."""
         return self._law.each(lambda one: one.spread if one.has_mean else math.nan)
@@ -349,6 +386,10 @@ class BetaGaussian(Distribution):
             law.each(lambda one: one.log_constant + one.log_power(_escort(one, beta))),
         )
         return integrate(function, self.loc, self._scaled_root, weight, nodes, angles, *narrow)
+
+    def expectation(self, basis: nn.Module) -> Tensor:
+        """E_p[ψ_j(t)], (…, n), of a ``Basis`` or of a module that returns (…, n) at points (…, D); as ``integrate``."""
+        return self.integrate(basis)
 
     # -- losses ------------------------------------------------------------------------------------------------------
 

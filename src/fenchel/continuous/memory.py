@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from fenchel._checks import check_count, check_floats, check_mask, check_number, check_shape
 from fenchel.continuous.attention import Focus
-from fenchel.continuous.basis import ValueFunction, as_basis, grid_positions
+from fenchel.continuous.basis import ValueFunction, as_line_basis, grid_positions
+from fenchel.continuous.deformed import inverse_softplus
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.integrals import expected_functions
 from fenchel.continuous.radial import check_one_alpha
@@ -145,9 +146,7 @@ class LongMemory(nn.Module):
         prior: float = 0.1,
     ) -> None:
         super().__init__()
-        self.basis = as_basis(basis)
-        if self.basis.dim != 1:
-            raise ValueError(f"basis must have functions of one dimension, got {self.basis}")
+        self.basis = as_line_basis(basis)
         self.embed_dim, self.num_heads = check_count(embed_dim, "embed_dim"), check_count(num_heads, "num_heads")
         if self.embed_dim % self.num_heads:
             raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
@@ -375,11 +374,6 @@ class LongMemory(nn.Module):
         check_shape(state.coefficients, "state.coefficients", "B", len(self.basis), self.embed_dim)
         if len(state.coefficients) != len(like):
             raise ValueError(f"{name} must have the {len(state.coefficients)} sequences of state, got {len(like)}")
-
-
-def inverse_softplus(value: float) -> float:
-    """The x with log(1 + exp(x)) = value > 0."""
-    return value + math.log(-math.expm1(-value))
 
 
 def quantiles(mass: Tensor, levels: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_floats, check_integers
-from fenchel._torch import concrete
+from fenchel._torch import concrete, traced
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
 from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
@@ -92,13 +92,18 @@ class LinearChain(DynamicProgram):
         every = transition.expand(batch, steps - 1, states, states)
         return self._returned(self._expected_path((unary, every, start, end))[1])
 
-    @stays_outside
-    @torch.no_grad()
     def map(self) -> Tensor:
+        # The best path can be exported: without kernels it is found in torch operations, step by step.
+        return self._best() if torch.compiler.is_exporting() or traced() else self._best_outside()
+
+    @torch.no_grad()
+    def _best(self) -> Tensor:
         unary, transition, start, end = self._inputs
         states = viterbi(self._with_ends(unary, start, end), precise(transition), self.lengths)
         possible = self._score(states.clamp_min(0)) > -torch.inf
         return torch.where(possible.unsqueeze(-1), states, -1).to(self._device)
+
+    _best_outside = stays_outside(_best)
 
     def __repr__(self) -> str:
         batch, steps, states = self._inputs[0].shape
@@ -221,10 +226,9 @@ class LinearChain(DynamicProgram):
 
     def _with_ends(self, unary: Tensor, start: Tensor, end: Tensor) -> Tensor:
         """The scores of the states, in double precision, with those of the ends added to the first and the last."""
-        unary = precise(unary) + 0.0  # a copy
-        unary[:, 0] += start
-        unary[torch.arange(len(unary), device=unary.device), self.lengths - 1] += end
-        return unary
+        last = torch.arange(unary.shape[1], device=unary.device) == self.lengths.unsqueeze(-1) - 1
+        unary = torch.cat([precise(unary[:, :1]) + start.unsqueeze(1), precise(unary[:, 1:])], 1)
+        return unary + torch.where(last.unsqueeze(-1), precise(end).unsqueeze(1), 0.0)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         unary, transition, start, end = map(precise, inputs)

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fenchel import kernels
-from fenchel._checks import broadcasts, check_count, check_floats, check_integers
-from fenchel._torch import apply_function, concrete, from_cpu, tracks_forward
+from fenchel._checks import broadcasts, check_count, check_floats, check_integers, check_positive
+from fenchel._torch import concrete, from_cpu, on_cpu
 from fenchel.dp.alignment import Alignment
+from fenchel.dp.costs import Cost, squared_distances
 from fenchel.dp.program import SHANNON
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.structures.base import module_on_cpu
@@ -37,7 +36,8 @@ def dtw(
         x: (…, N, D), with one batch dimension or more; for series of numbers D is 1.
         y: (…, M, D), whose batch dimensions broadcast with those of x: ``dtw(x[:, None], y)`` compares every x with
             every y.
-        gamma: the temperature; towards 0 it is plain DTW.
+        gamma: the temperature; towards 0 it is plain DTW. A number, or a tensor that broadcasts with the batch
+            dimensions, one temperature per pair; differentiable.
         omega: smooths every minimum; Shannon's if None.
         band: as in :class:`Alignment`.
         lengths: (…, 2), integers: how much of each x and each y there is; batch dimensions may be 1. All if None.
@@ -58,9 +58,7 @@ def dtw(
 
     References: Cuturi & Blondel (2017); Mensch & Blondel (2018), section 4.2.
     """
-    lengths = _check_pair(x, y, lengths)
-    d, shape = _alignments(x, y, lengths, _times_gamma(omega, gamma), band)
-    return d.value.reshape(shape)
+    return smoothed_dtw(x, y, gamma, omega, band, lengths)
 
 
 def dtw_divergence(
@@ -91,21 +89,7 @@ def dtw_divergence(
 
     References: Blondel, Mensch & Vert (2021).
     """
-    lengths = _check_pair(x, y, lengths)
-    omega = _times_gamma(omega, gamma)
-
-    def exact(a: Tensor, b: Tensor, which: list[int]) -> Tensor:
-        d, shape = _alignments(a, b, None if lengths is None else lengths[..., which], omega, band)
-        return -d.exact_maximum().reshape(shape)
-
-    difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
-    base, _ = omega.canonical()
-    not_smoothed = not isinstance(base.margin, Tensor) and base.margin == 0
-    if base.associative or not_smoothed:  # what is below zero is rounding: the gradient is right as it is
-        difference = difference + (difference.clamp_min(0) - difference).detach()
-    else:
-        difference = difference.clamp_min(0)
-    return from_cpu(difference.to(torch.promote_types(x.dtype, y.dtype)), x.device)
+    return divergence(x, y, gamma, omega, band, lengths)
 
 
 def barycenter(
@@ -171,6 +155,72 @@ def barycenter(
     return found.squeeze(-1) if flat else found
 
 
+def smoothed_dtw(
+    x: Tensor,
+    y: Tensor,
+    gamma: float | Tensor,
+    omega: Regularizer | None,
+    band: int | None,
+    lengths: Tensor | None,
+    cost: Cost = squared_distances,
+) -> Tensor:
+    """``dtw`` for any cost: a function of (B, N, D) and (B, M, D) that returns (B, N, M)."""
+    lengths = _check_pair(x, y, lengths)
+    value = _exact(x, y, lengths, *_separated(omega, gamma), band, cost)
+    return from_cpu(value.to(torch.promote_types(x.dtype, y.dtype)), x.device)
+
+
+def divergence(
+    x: Tensor,
+    y: Tensor,
+    gamma: float | Tensor,
+    omega: Regularizer | None,
+    band: int | None,
+    lengths: Tensor | None,
+    cost: Cost = squared_distances,
+) -> Tensor:
+    """``dtw_divergence`` for any cost, as in ``smoothed_dtw``."""
+    lengths = _check_pair(x, y, lengths)
+    omega, each = _separated(omega, gamma)
+
+    def exact(a: Tensor, b: Tensor, which: list[int]) -> Tensor:
+        return _exact(a, b, None if lengths is None else lengths[..., which], omega, each, band, cost)
+
+    difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
+    base, _ = omega.canonical()
+    not_smoothed = not isinstance(base.margin, Tensor) and base.margin == 0
+    if base.associative or not_smoothed:  # what is below zero is rounding: the gradient is right as it is
+        difference = difference + (difference.clamp_min(0) - difference).detach()
+    else:
+        difference = difference.clamp_min(0)
+    return from_cpu(difference.to(torch.promote_types(x.dtype, y.dtype)), x.device)
+
+
+def _exact(
+    x: Tensor,
+    y: Tensor,
+    lengths: Tensor | None,
+    omega: Regularizer,
+    gamma: Tensor | None,
+    band: int | None,
+    cost: Cost,
+) -> Tensor:
+    """Smoothed DTW in double precision, on the CPU; gamma is None or a tensor that broadcasts with the batch."""
+    if gamma is None:
+        d, shape = _alignments(x, y, lengths, omega, band, cost)
+        return 0.0 - d.exact_maximum().reshape(shape)  # and no −0
+    # min_γΩ(c) = γ min_Ω(c/γ): kernels take one γ, and no gradient in it.
+    x, y, lengths, shape = _expanded(x, y, lengths, gamma.shape)
+    gamma = gamma.expand(shape).reshape(-1)
+    costs = cost(x, y)
+    infinite = costs.isinf()
+    scaled = torch.where(infinite, costs, torch.where(infinite, 0.0, costs) / gamma.to(costs.device)[:, None, None])
+    value = 0.0 - Alignment(scaled, lengths, omega, band).exact_maximum()
+    infinite = value.isinf()
+    (gamma,) = on_cpu(gamma)
+    return torch.where(infinite, value, torch.where(infinite, 0.0, value) * gamma).reshape(shape)
+
+
 def _descend(
     mean: Tensor, padded: Tensor, weights: Tensor, lengths: Tensor, omega: Regularizer, band: int | None, steps: int
 ) -> Tensor:
@@ -191,22 +241,37 @@ def _descend(
 
 
 def _alignments(
-    x: Tensor, y: Tensor, lengths: Tensor | None, omega: Regularizer, band: int | None
+    x: Tensor,
+    y: Tensor,
+    lengths: Tensor | None,
+    omega: Regularizer,
+    band: int | None,
+    cost: Cost = squared_distances,
 ) -> tuple[Alignment, torch.Size]:
     """One alignment per pair, flattened, and the shape that the batch dimensions broadcast to."""
-    shape = _broadcast(x, y, lengths)
+    x, y, lengths, shape = _expanded(x, y, lengths)
+    return Alignment(cost(x, y), lengths, omega, band), shape
+
+
+def _expanded(
+    x: Tensor, y: Tensor, lengths: Tensor | None, others: Sequence[int] = ()
+) -> tuple[Tensor, Tensor, Tensor | None, torch.Size]:
+    """Series (B, N, D) and (B, M, D) of all pairs, their lengths (B, 2), and the batch dimensions that B stands for."""
+    shape = _broadcast(x, y, lengths, others)
     if lengths is not None:
         lengths = lengths.expand(*shape, 2).reshape(-1, 2)
     x, y = (each.expand(*shape, *each.shape[-2:]).reshape(-1, *each.shape[-2:]) for each in (x, y))
     if lengths is not None:  # values after the end may be NaN
         x, y = (_cut(each, lengths[:, i]) for i, each in enumerate((x, y)))
-    return Alignment(_distances(x, y), lengths, omega, band), shape
+    return x, y, lengths, shape
 
 
-def _broadcast(x: Tensor, y: Tensor, lengths: Tensor | None) -> torch.Size:
-    """The shape that the batch dimensions of series and lengths broadcast to."""
+def _broadcast(x: Tensor, y: Tensor, lengths: Tensor | None, others: Sequence[int] = ()) -> torch.Size:
+    """The shape that the batch dimensions of series and lengths, and other dimensions, broadcast to."""
     pairs = () if lengths is None else lengths.shape[:-1]
-    shape: torch.Size = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2], pairs)  # type: ignore[no-untyped-call]
+    shape: torch.Size = torch.broadcast_shapes(  # type: ignore[no-untyped-call]
+        x.shape[:-2], y.shape[:-2], pairs, tuple(others)
+    )
     return shape
 
 
@@ -216,47 +281,19 @@ def _cut(series: Tensor, lengths: Tensor) -> Tensor:
     return torch.where(there.unsqueeze(-1), series, 0.0)
 
 
-def _distances(x: Tensor, y: Tensor) -> Tensor:
-    """Squared distances between all points, (B, N, M)."""
-    kernel = kernels.find("distances", "squared_euclidean", (), x, y)
-    if kernel is not None and x.dtype == y.dtype and not tracks_forward():
-        distances: Tensor = apply_function(_Distances, kernel, x, y)
-        return distances
-    finite, gaps = _differences(x, y)  # not by products, which cancel where series meet
-    infinite = torch.where(finite, 0.0, (x.unsqueeze(2) - y.unsqueeze(1)).detach().square().sum(-1))
-    return gaps.square().sum(-1) + infinite
-
-
-def _differences(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Which pairs of points have finite differences, (B, N, M), and the differences, (B, N, M, D), 0 for the others."""
-    gaps = x.unsqueeze(2) - y.unsqueeze(1)
-    finite = gaps.isfinite().all(-1)
-    return finite, torch.nan_to_num(gaps, 0.0, 0.0, 0.0) * finite.unsqueeze(-1)
-
-
-class _Distances(torch.autograd.Function):
-    """Squared distances between all points, (B, N, M), by a kernel."""
-
-    @staticmethod
-    def forward(ctx: Any, kernel: Any, x: Tensor, y: Tensor) -> Tensor:
-        ctx.save_for_backward(x, y)
-        distances: Tensor = kernel(x, y)
-        return distances
-
-    @staticmethod
-    def backward(ctx: Any, weight: Tensor) -> tuple[None, Tensor, Tensor]:
-        x, y = ctx.saved_tensors
-        kernel = kernels.find("distances_backward", "squared_euclidean", (), weight, x, y)
-        if torch.is_grad_enabled() or kernel is None:
-            each = 2.0 * weight.unsqueeze(-1) * _differences(x, y)[1]
-            return None, each.sum(2), -each.sum(1)
-        return None, *kernel(weight, x, y)
-
-
 def _times_gamma(omega: Regularizer | None, gamma: float | Tensor) -> Regularizer:
     """γΩ, where Ω is Shannon's if None."""
     omega = SHANNON if omega is None else check_omega(omega)
     return omega if isinstance(gamma, (float, int)) and gamma == 1 else gamma * omega
+
+
+def _separated(omega: Regularizer | None, gamma: float | Tensor) -> tuple[Regularizer, Tensor | None]:
+    """γΩ and None for a number γ; Ω and γ for a tensor."""
+    if not isinstance(gamma, Tensor):
+        return _times_gamma(omega, gamma), None
+    each = check_positive(gamma, "gamma")
+    assert isinstance(each, Tensor)
+    return _times_gamma(omega, 1.0), each
 
 
 def _check_series(series: Tensor, name: str, shape: str) -> None:

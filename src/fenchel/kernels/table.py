@@ -15,8 +15,9 @@ step             call                                    result
                                                          failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
-``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic`` and ``lattices``
+``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic``, ``lattices`` and ``spans``
 ``lattice``
+``constituency``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
@@ -195,6 +196,7 @@ _compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distanc
 _compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
 _compiled("monotonic", "monotonic", "tsallis", "dp.monotonic", _PROGRAMS)
 _compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
+_compiled("spans", "constituency", "tsallis", "dp.spans", _PROGRAMS)
 _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
 _compiled("normmax", "product", "norm", "maps.simplex:normmax_product")
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss")

@@ -18,6 +18,7 @@ from fenchel.nn.maps import (
     TVmax2d,
 )
 from fenchel.nn.output import LinearEntmaxLoss
+from fenchel.nn.soft_dtw import SoftDTW
 
 __all__ = [
     "CRF",
@@ -37,6 +38,7 @@ __all__ = [
     "Normmax",
     "NormmaxLoss",
     "Oscarmax",
+    "SoftDTW",
     "Softmax",
     "Sparsemax",
     "SparsemaxLoss",

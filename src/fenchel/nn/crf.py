@@ -209,10 +209,11 @@ class _Tagging(LinearChain):
 
     @property
     def transition_marginals(self) -> Tensor:
-        links = super().transition_marginals
-        if self._place is None or links.shape[1] == 0:
-            return links
-        return _take(torch.cat([links, torch.zeros_like(links[:, :1])], 1), self._place)[:, :-1]
+        return self._unpack_links(super().transition_marginals)
+
+    @property
+    def walk(self) -> Tensor:
+        return self._unpack_links(super().walk)
 
     def map(self) -> Tensor:
         return self._unpack(super().map())
@@ -279,6 +280,12 @@ class _Tagging(LinearChain):
     def _pack(self, path: Tensor) -> Tensor:
         """A path (…, B, T) in the order of the chain."""
         return path if self._order is None else path.gather(-1, self._order.expand(path.shape))
+
+    def _unpack_links(self, links: Tensor) -> Tensor:
+        """Of (B, T−1, …), the link from each position to the next that is left; zero if there is none."""
+        if self._place is None or links.shape[1] == 0:
+            return links
+        return _take(torch.cat([links, torch.zeros_like(links[:, :1])], 1), self._place)[:, :-1]
 
     def _unpack(self, path: Tensor) -> Tensor:
         """A path (…, B, T) of the chain in the order of the positions."""

@@ -42,12 +42,12 @@ class Setting:
     chunk: int = 256
     memory: int = 128
     rate_of_compression: int = 4
-    contraction: float | None = 0.75
+    contraction: float | None = 0.95
     width: int = 48
     heads: int = 4
     layers: int = 2
-    batch: int = 8
-    steps: int = 200
+    batch: int = 16
+    steps: int = 2000
     rate: float = 3e-3
     penalty: float = 1e-6
 
@@ -171,17 +171,21 @@ KINDS: dict[str, Callable[[Setting], nn.Module]] = {
 class Layer(nn.Module):
     """Attention and a network, each added to its input."""
 
-    def __init__(self, attention: nn.Module, width: int) -> None:
+    def __init__(self, attention: nn.Module, width: int, hidden: int) -> None:
         super().__init__()
         self.attention = attention
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(2))
-        self.network = nn.Sequential(nn.Linear(width, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        self.network = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width))
 
     def forward(self, x: Tensor, state: Any) -> tuple[Tensor, Tensor]:
         """The output (B, L, D) and the penalty (B,)."""
         output, penalty = self.attention(self.norms[0](x), state)
         x = x + output
         return x + self.network(self.norms[1](x)), penalty
+
+
+def _parameters(module: nn.Module) -> int:
+    return sum(p.numel() for p in module.parameters())
 
 
 class Sorter(nn.Module):
@@ -200,7 +204,11 @@ class Sorter(nn.Module):
         self.setting = setting
         self.embedding = nn.Embedding(setting.tokens + 1, setting.width)
         plain = [RecentAttention(setting.width, setting.heads, 0) for _ in range(setting.layers - 1)]
-        self.layers = nn.ModuleList(Layer(each, setting.width) for each in (KINDS[kind](setting), *plain))
+        memory, width = KINDS[kind](setting), setting.width
+        # A wider network makes up for the parameters that a long memory has and the others do not.
+        missing = _parameters(_long(setting)) - _parameters(memory)
+        first = Layer(memory, width, 2 * width + round(missing / (2 * width + 1)))
+        self.layers = nn.ModuleList([first, *(Layer(each, width, 2 * width) for each in plain)])
         self.norm = nn.LayerNorm(setting.width)
         self.output = nn.Linear(setting.width, setting.tokens)
 

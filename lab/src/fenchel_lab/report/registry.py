@@ -23,12 +23,14 @@ class Context:
         seed: of everything random. Torch's global generator is seeded with it before the study starts.
         full: the longest protocol that the study has, as near to the paper as the data allow.
         progress: called as the work advances.
+        checkpoints: folder for checkpoints, if the study writes any; it resumes from those that are there.
     """
 
     data: Path | None = field(default_factory=local)
     seed: int = 0
     full: bool = False
     progress: Progress = silent
+    checkpoints: Path | None = None
 
 
 Function = Callable[[Context], Result]
@@ -46,6 +48,7 @@ class Study:
     data: tuple[str, ...] = ()
     full: str = ""
     tour: bool = True
+    resumes: bool = False
 
 
 class UnknownStudyError(LookupError):
@@ -56,7 +59,14 @@ _STUDIES: dict[str, Study] = {}
 
 
 def study(
-    title: str, *, source: str, order: float, data: Sequence[str] = (), full: str = "", tour: bool = True
+    title: str,
+    *,
+    source: str,
+    order: float,
+    data: Sequence[str] = (),
+    full: str = "",
+    tour: bool = True,
+    resumes: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function as the study of its name.
 
@@ -66,7 +76,8 @@ def study(
         order: chapters are sorted by it; leave gaps.
         data: the sets of `fenchel_lab.data` that it reads when it is given a folder; none if it has no use for one.
         full: what ``--full`` does, and what still differs from the paper; empty if there is one protocol only.
-        tour: whether it is a chapter of the tour; one that says little without its data is not.
+        tour: whether it is a chapter of the tour; one that says little without its data, or takes long, is not.
+        resumes: whether it writes checkpoints to a folder that it is given, and resumes from them.
     """
     if unknown := sorted(set(data) - set(SETS)):
         raise ValueError(f"data names {', '.join(unknown)}; there are {', '.join(SETS)}")
@@ -77,7 +88,7 @@ def study(
             raise ValueError(
                 f"two studies are called {name!r}: in {_STUDIES[name].function.__module__} and {function.__module__}"
             )
-        _STUDIES[name] = Study(name, title, source, order, function, tuple(data), full, tour)
+        _STUDIES[name] = Study(name, title, source, order, function, tuple(data), full, tour, resumes)
         return function
 
     return register

@@ -95,7 +95,7 @@ def run(study: Study, context: Context) -> Run:
         with style.applied(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(context.seed)
             result = study.function(context)
-        if study.full and context.data is not None:
+        if study.full and (context.data is not None or not study.data):
             result = replace(result, summary=f"{result.summary}\n\n{study.full}")
         # A figure that cannot be drawn is the failure of its study: find out here.
         for figure in result.figures:

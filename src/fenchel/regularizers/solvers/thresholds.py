@@ -23,7 +23,9 @@ from torch import Tensor
 
 from fenchel._torch import known
 
-_ANY_WIDTH = 1 << 32  # stands for the width of rows where a trace leaves that open
+# Stands for the width of rows where a trace leaves that open. Positions beyond it stay below 2³¹, for ONNX Runtime 1.31
+# does not clip larger integers.
+_ANY_WIDTH = 1 << 29
 _BLOCK = 1 << 16  # numbers per thread that are worked on at a time: a few temporaries of that size fit into its cache
 _FEW = 4  # candidates are gathered if they are at most one in so many
 
@@ -45,7 +47,7 @@ def newton_steps(n: int, c: float, precision: float) -> int:
 def _most(z: Tensor) -> int:
     """The number of scores per row, or more than there can be if it is a symbol, so that loops have a fixed length."""
     n = z.shape[-1]
-    return _ANY_WIDTH if isinstance(n, torch.SymInt) else n
+    return n if type(n) is int else _ANY_WIDTH  # in a trace of torch.jit it is a tensor
 
 
 class _Newton:
@@ -172,8 +174,9 @@ def _threshold_of_sorted(y: Tensor, c: float) -> Tensor:
         tau = mean - size.reciprocal()
     else:
         variance = ordered.square().cumsum(-1) / size - mean.square()
-        # NaN, or above the k-th entry, where that is below the threshold; the entry is a lower bound then.
-        tau = torch.fmin(mean - (size.reciprocal() - variance).sqrt(), ordered)
+        rest = size.reciprocal() - variance
+        # Negative, or tau above the k-th entry, where that is below the threshold; the entry is a lower bound then.
+        tau = torch.where(rest >= 0, torch.minimum(mean - rest.clamp_min(0).sqrt(), ordered), ordered)
     return tau.amax(-1, keepdim=True).to(y.dtype)
 
 
@@ -356,7 +359,7 @@ def _last_below(ordered: Tensor, p: Callable[[Tensor], Tensor], budget: float | 
     n = ordered.shape[-1]
     lowest = torch.full_like(ordered[..., :1], -1, dtype=torch.long)
     highest = torch.full_like(lowest, n - 1)
-    for _ in range(n.bit_length()):
+    for _ in range(_most(ordered).bit_length()):
         middle = (lowest + highest + 1) // 2
         below = p(ordered.gather(-1, middle.clamp_min(0))).sum(-1, keepdim=True) < budget
         lowest, highest = (

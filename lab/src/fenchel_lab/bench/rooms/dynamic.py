@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -17,7 +17,17 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_chain(), _growth(), _decode(), _alignment(), _monotonic()]
+    return [
+        _chain(),
+        _tagging(),
+        _growth(),
+        _decode(),
+        _alignment(),
+        _soft_dtw(),
+        _monotonic(),
+        _trees(),
+        _inside(),
+    ]
 
 
 def _chain() -> Workload:
@@ -48,6 +58,36 @@ def _chain() -> Workload:
             Goal(ours, 1 / 50, "torch-struct", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _tagging() -> Workload:
+    """The layers that users train, made once, for sentences of different lengths."""
+    tags = 21
+
+    def batch() -> tuple[Tensor, ...]:
+        generator = torch.Generator().manual_seed(3)
+        target = torch.randint(tags, (32, 50), generator=generator)
+        return normal(32, 50, tags), target, torch.arange(50) < torch.randint(25, 51, (32, 1), generator=generator)
+
+    @cache
+    def layer(package: Any, device: torch.device) -> Any:
+        return package.CRF(tags, batch_first=True).to(device)
+
+    def ours(emissions: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        total: Tensor = layer(fenchel.nn, emissions.device)(emissions, mask).loss(target).sum()
+        return total
+
+    def torchcrf(package: Any, emissions: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+        total: Tensor = layer(package, emissions.device)(emissions, target, mask, reduction="sum")
+        return -total
+
+    return Workload(
+        "tagging",
+        "the tagging layer's loss of sentences × steps × tags, forward and backward",
+        [Contestant("nn.CRF", ours), peer("torchcrf", "pytorch-crf", torchcrf)],
+        [Case(f"32 × 50 × {tags}", batch)],
+        [Goal("nn.CRF", 1 / 5, "pytorch-crf", "largest")],
     )
 
 
@@ -120,6 +160,65 @@ def _alignment() -> Workload:
             Goal(ours, 1 / 4, "pysdtw", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _trees() -> Workload:
+    def torch_struct(package: Any, scores: Tensor) -> Tensor:
+        expected: Tensor = package.TreeCRF(scores.unsqueeze(-1)).marginals
+        return expected
+
+    ours, sparse = "Constituency, Shannon", "Constituency, Gini"
+    return Workload(
+        "trees",
+        "expected binary trees over words (inside-outside)",
+        [
+            Contestant(ours, lambda s: fenchel.dp.Constituency(s).marginals),
+            Contestant(sparse, lambda s: fenchel.dp.Constituency(s, omega=fenchel.Gini()).marginals),
+            peer("torch_struct", "torch-struct", torch_struct),
+        ],
+        [Case("32 × 20 words", lambda: (normal(32, 20, 20),), backward=False, grad=False)],
+        [Goal(ours, 1 / 30, "torch-struct", "largest"), Goal(sparse, 2.5, ours, "largest")],
+    )
+
+
+def _inside() -> Workload:
+    def torch_struct(package: Any, scores: Tensor) -> Tensor:
+        total: Tensor = package.TreeCRF(scores.unsqueeze(-1)).partition.sum()
+        return total
+
+    ours = "Constituency, Shannon"
+    return Workload(
+        "inside",
+        "log-partition functions of binary trees over words, forward and backward",
+        [
+            Contestant(ours, lambda s: fenchel.dp.Constituency(s).value.sum()),
+            peer("torch_struct", "torch-struct", torch_struct),
+        ],
+        [Case("32 × 20 words", lambda: (normal(32, 20, 20),))],
+        [Goal(ours, 1 / 10, "torch-struct", "largest")],
+    )
+
+
+def _soft_dtw() -> Workload:
+    def series() -> tuple[Tensor, ...]:
+        return normal(32, 100, 3), normal(32, 100, 3, seed=1)
+
+    def pysdtw(package: Any, x: Tensor, y: Tensor) -> Tensor:
+        total: Tensor = package.SoftDTW(gamma=1.0, use_cuda=False)(x, y).sum()
+        return total
+
+    ours = "nn.SoftDTW"
+    return Workload(
+        "soft-dtw",
+        "the module, forward and backward",
+        [
+            Contestant(ours, lambda x, y: fenchel.nn.SoftDTW()(x, y).sum()),
+            Contestant("normalize=True", lambda x, y: fenchel.nn.SoftDTW(normalize=True)(x, y).sum()),
+            peer("pysdtw", "pysdtw", pysdtw),
+        ],
+        [Case("32 × 100 × 100, 3-d", series)],
+        [Goal(ours, 1 / 4, "pysdtw", "largest")],
     )
 
 

@@ -48,7 +48,7 @@ def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
 
 def _by_steps(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     """The same in torch operations, one step of all chains at a time."""
-    batch, steps, _ = unary.shape
+    steps = unary.shape[1]
     unary, transition = unary.double(), transition.double()
     best, back = unary[:, 0], []
     for t in range(1, steps):
@@ -57,11 +57,10 @@ def _by_steps(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
         going = (t < lengths).unsqueeze(-1)
         best = torch.where(going, reached + unary[:, t], best)
         back.append(before)
-    states = torch.full((batch, steps), -1, dtype=torch.long, device=unary.device)
-    state = best.argmax(-1)
+    state, states = best.argmax(-1), []
     for t in range(steps - 1, -1, -1):
-        states[:, t] = torch.where(t < lengths, state, -1)
+        states.append(torch.where(t < lengths, state, -1))
         if t:
             earlier = back[t - 1].gather(1, state.unsqueeze(-1)).squeeze(-1)
             state = torch.where(t < lengths, earlier, state)
-    return states
+    return torch.stack(states[::-1], 1)
