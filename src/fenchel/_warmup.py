@@ -175,6 +175,10 @@ def calls() -> dict[str, dict[str, Call]]:
             "entmax_loss, one alpha per row": lambda s: fenchel.entmax_loss(
                 s, _classes(s), torch.linspace(1.5, 2.5, len(s), dtype=s.dtype).unsqueeze(1)
             ),
+            "entmax_loss, a learned alpha": lambda s: fenchel.entmax_loss(
+                s, _classes(s), torch.tensor(1.5, dtype=s.dtype, requires_grad=True)
+            ),
+            "entmax_loss of probabilities": lambda s: fenchel.entmax_loss(s, torch.softmax(s.detach(), -1)),
         },
         "normmax": {
             "normmax 2": fenchel.normmax,

@@ -14,11 +14,10 @@ import torch
 from numba.extending import overload
 from torch import Tensor
 
-from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict
-from fenchel.kernels.cpu.maps.blocks import row_workspace
+from fenchel.kernels.cpu.maps.blocks import workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
-from fenchel.kernels.cpu.maps.products import dot_on_support, product_of_row, sensitivities
+from fenchel.kernels.cpu.maps.products import dot_on_support, product_of_row, product_room, sensitivities
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows
 from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
@@ -131,7 +130,7 @@ def find_supports(
     ``counts`` is how many weights are not zero, ``packed`` whether the row holds these alone; a row with NaN or +inf
     is not ``finite``.
     """
-    room, index = row_workspace(x.shape[1], x)
+    room, index = workspace(x.shape[1], x)
     for row in range(first, last):
         n = limits[row if limits.size > 1 else 0]
         count, w, places, finite[row] = weights_of_row(x.reshape(-1), row * x.shape[1], n, powers, row, room, index)
@@ -172,10 +171,10 @@ def score_gradients(first: int, last: int, starts: Any, weights: Any, powers: An
     longest = 0
     for row in range(first, last):
         longest = max(longest, starts[row + 1] - starts[row])
-    live = np.empty(longest // vec.lanes(weights) + 1, np.int32)
+    room = product_room(longest, weights)
     for row in range(first, last):
-        start = starts[row]
-        product_of_row(weights, start, starts[row + 1] - start, powers, row, given, slopes, live)
+        start, end = starts[row], starts[row + 1]  # a part of its own: whole arrays may be written by aligned stores
+        product_of_row(weights[start:end], 0, end - start, powers, row, given[start:end], slopes[start:end], room)
 
 
 @strict
@@ -184,8 +183,8 @@ def alpha_gradients(
 ) -> None:
     """The gradient of every row's alpha, −⟨∂ln_c(p)/∂c, dS⟩: the Jacobian is symmetric."""
     for row in range(first, last):
-        start, n, c = starts[row], starts[row + 1] - starts[row], power_at(powers, row)
+        start, end, c = starts[row], starts[row + 1], power_at(powers, row)
         out[row] = 0
         if c < np.inf:
-            sensitivities(weights, start, n, c, room)
-            out[row] = -dot_on_support(weights, start, n, slopes, room)
+            sensitivities(weights, start, end - start, c, room[start:end])
+            out[row] = -dot_on_support(weights[start:end], 0, end - start, slopes[start:end], room[start:end])

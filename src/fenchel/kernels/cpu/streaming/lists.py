@@ -13,7 +13,6 @@ import numpy as np
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict, strict_helper
-from fenchel.kernels.cpu.maps.blocks import store_row
 from fenchel.kernels.cpu.maps.places import count_nonzero, fill, list_nonzero
 
 STRIP = 64
@@ -39,7 +38,8 @@ def write_row(w: Any, count: int, index: Any, size: int, x: Any, slots: Any, row
     """
     n, last = x.shape[1], slots.shape[1] - 1
     if count < 0:
-        store_row(w, x, row * n, size)
+        for i in range(0, size, vec.lanes(x)):
+            vec.store_part(x, row * n + i, vec.load(w, i), min(vec.lanes(x), size - i))
         fill(x, row * n + size, n - size, 0.0)
         return count_nonzero(x, row * n, size), False
     if 2 * (count + 1) > n:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict, strict_helper
-from fenchel.kernels.cpu.maps.blocks import row_workspace
+from fenchel.kernels.cpu.maps.blocks import workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, scale_of
 from fenchel.kernels.cpu.maps.places import count_nonzero
 from fenchel.kernels.cpu.maps.products import dot_on_support, sensitivities
@@ -122,7 +122,7 @@ def class_losses(
     ``counts`` is how many entries of a row are not zero, ``packed`` whether it holds these alone.
     """
     n = x.shape[1]
-    room, index = row_workspace(n, x)
+    room, index = workspace(n, x)
     w = room[1]
     for row in range(first, last):
         label = target[row]
