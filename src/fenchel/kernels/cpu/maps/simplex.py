@@ -50,7 +50,7 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
         return _map(_STEEP[0], z, alpha, False)
     kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
     p = _map(kernel, z, alpha, False)
-    if type(alpha) is float and len(_small) < _MANY:
+    if size < SERIAL and type(alpha) is float and len(_small) < _MANY:
         rest = parameters(alpha - 1, False), _LIKE[z.dtype]
         _small[alpha, z.dtype, n <= NARROW_WIDTH] = entry_point(kernel, 0, 0, 0, 0, 0, 0, 0, *rest), *rest
     return p
