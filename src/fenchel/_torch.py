@@ -30,7 +30,9 @@ __all__ = [
     "has_tangent",
     "is_batched",
     "is_mapped",
+    "is_simple",
     "known",
+    "local_rows",
     "nested_forward_mode",
     "nested_from_mask",
     "on_cpu",
@@ -51,6 +53,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _PLAIN = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _batched = torch._C._functorch.is_legacy_batchedtensor
+_is_compiling, _tracing_state = torch.compiler.is_compiling, torch._C._get_tracing_state
+_dispatch_modes, _transforms = torch._C._len_torch_dispatch_stack, torch._C._are_functorch_transforms_active
 is_mapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 """Whether a tensor belongs to a transformation of functions, such as ``torch.func.vmap``."""
 
@@ -72,9 +76,8 @@ def concrete(*tensors: Tensor) -> bool:
 
     Raises a RuntimeError if the memory of one was freed: compiled code, and some of torch's own, would crash.
     """
-    if torch.compiler.is_compiling():
-        return False
-    if traced() or _get_current_dispatch_mode() is not None:
+    # Small inputs feel every line: names are looked up once.
+    if _is_compiling() or _tracing_state() is not None or _dispatch_modes():
         return False
     for t in tensors:
         if type(t) not in _PLAIN or t.is_meta or t.is_neg() or is_mapped(t) or _batched(t):
@@ -87,6 +90,18 @@ def concrete(*tensors: Tensor) -> bool:
         except NotImplementedError:  # sparse and other layouts have no such storage
             return False
     return True
+
+
+def is_simple(t: Tensor) -> bool:
+    """Whether a plain tensor is ``known`` and nothing ``tracks`` it: one look for small inputs, which feel every line.
+
+    False does not mean that it is not.
+    """
+    if forward_ad._current_level >= 0 or _transforms() or _is_compiling() or _dispatch_modes():
+        return False
+    if _tracing_state() is not None or (t.requires_grad and torch.is_grad_enabled()):
+        return False
+    return t.is_cpu and t.data_ptr() != 0 and not t.storage_offset() and not t.is_neg() and not _batched(t)
 
 
 def traced() -> bool:
@@ -168,6 +183,33 @@ class _Shape(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return torch.ones_like(grad, device="cpu")
+
+
+def local_rows(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
+    """The part that this process has of a DTensor with whole rows, and what makes a DTensor of a result of its shape.
+
+    None for any other tensor, and in a trace. Differentiable.
+    """
+    if type(t) in _PLAIN or torch.compiler.is_compiling():
+        return None
+    library = sys.modules.get("torch.distributed.tensor")
+    if library is None or not isinstance(t, library.DTensor):
+        return None
+    last = t.dim() - 1
+    for each in t.placements:
+        if not each.is_replicate() and not (type(each) is library.Shard and each.dim % t.dim() != last):
+            return None
+    strides = [1] * t.dim()
+    for i in range(last, 0, -1):
+        strides[i - 1] = strides[i] * max(t.shape[i], 1)
+
+    def whole(part: Tensor) -> Tensor:
+        made: Tensor = library.DTensor.from_local(
+            part, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=tuple(strides)
+        )
+        return made
+
+    return t.to_local(), whole
 
 
 # -- derivatives and transformations ---------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ DTYPES = (torch.float32, torch.float64)
 ROOMS = {
     "maps": ("entmax", "normmax", "bounded", "grouping"),
     "losses": ("entmax", "normmax"),
-    "dp": ("chains", "alignments", "monotonic", "lattices"),
+    "dp": ("chains", "alignments", "monotonic", "lattices", "spans"),
     "factors": ("structures",),
     "hopfield": ("entmax", "memories"),
 }
@@ -175,6 +175,10 @@ def calls() -> dict[str, dict[str, Call]]:
             "entmax_loss, one alpha per row": lambda s: fenchel.entmax_loss(
                 s, _classes(s), torch.linspace(1.5, 2.5, len(s), dtype=s.dtype).unsqueeze(1)
             ),
+            "entmax_loss, a learned alpha": lambda s: fenchel.entmax_loss(
+                s, _classes(s), torch.tensor(1.5, dtype=s.dtype, requires_grad=True)
+            ),
+            "entmax_loss of probabilities": lambda s: fenchel.entmax_loss(s, torch.softmax(s.detach(), -1)),
         },
         "normmax": {
             "normmax 2": fenchel.normmax,
@@ -223,6 +227,9 @@ def calls() -> dict[str, dict[str, Call]]:
         },
         "lattices": {
             "lattices": _lattices,
+        },
+        "spans": {
+            "spans": _spans,
         },
         "structures": {
             "SequentialSubsets": lambda s: _mixture(SequentialSubsets(2, 0.5), s[:, :8]),
@@ -359,6 +366,11 @@ def _lattices(scores: Tensor) -> Tensor:
     edges = torch.arange(8)
     d = fenchel.dp.Lattice(edges // 2, edges // 2 + 1, scores[:, :8], 5, _SMOOTH)
     return d.value + d.marginals.square().sum(1)
+
+
+def _spans(scores: Tensor) -> Tensor:
+    d = fenchel.dp.Constituency(scores[:, :8].reshape(3, 2, 2, 2), omega=_SMOOTH)
+    return d.value + d.marginals.square().sum((1, 2, 3))
 
 
 def _memories(scores: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -227,3 +228,53 @@ def test_small_inputs_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> Non
     pool.over_rows(lambda first, last: calls.append((first, last)), 10, pool.SERIAL)
     assert sorted(calls) == [(0, 2), (2, 5), (5, 7), (7, 10)]
     assert os.cpu_count()
+
+
+@pytest.mark.parametrize("sigma", [0.01, 4.0])
+@pytest.mark.parametrize("choose", [lambda s: entmax(s, 2.0), entmax, lambda s: entmax(s, 2.5), normmax])
+def test_rows_of_an_output_beyond_the_caches_are_those_of_small_ones(
+    choose: Callable[..., Tensor], sigma: float
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    scores = (sigma * torch.randn(66, 32768, generator=generator)).requires_grad_()  # 8.7 MB: written past the caches
+    scores.data[3, 5], scores.data[4] = torch.nan, -torch.inf
+    direction = torch.randn(66, 32768, generator=generator)
+    p = choose(scores)
+    (gradient,) = torch.autograd.grad(p, scores, direction)
+    for i in (0, 3, 4, 65):
+        row = scores[i : i + 1].detach().requires_grad_()
+        alone = choose(row)
+        assert torch.equal(p[i].isnan(), alone[0].isnan())
+        assert torch.equal(p[i].nan_to_num(), alone[0].nan_to_num())
+        (expected,) = torch.autograd.grad(alone, row, direction[i : i + 1])
+        assert torch.equal(gradient[i].nan_to_num(), expected[0].nan_to_num())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [1, 7, 16, 21, 64, 130, 512])
+def test_narrow_rows_do_not_depend_on_their_neighbours(width: int, dtype: torch.dtype) -> None:
+    scores = torch.randn(37, width, generator=torch.Generator().manual_seed(width), dtype=dtype)
+    scores *= torch.logspace(-3, 2, 37, dtype=dtype).unsqueeze(1)
+    scores[5, width // 2], scores[6], scores[7, 0], scores[20, ::2] = torch.nan, -torch.inf, torch.inf, -torch.inf
+    for choose in (lambda s: entmax(s, 2.0), entmax, lambda s: entmax(s, 1.2), lambda s: entmax(s, 0.7), normmax):
+        p = choose(scores)
+        assert p[5].isnan().all()
+        assert p[7].isnan().all()
+        assert not p[6].any()
+        kept = [i for i in range(37) if i not in (5, 7)]
+        assert torch.equal(p[kept], torch.cat([choose(scores[i : i + 1]) for i in kept]))
+
+
+@pytest.mark.parametrize("alpha", [0.5, 1.0, 1.001, 1.2, 1.5, 2.0, 3.0, torch.inf])
+def test_values_agree_with_the_torch_path(alpha: float) -> None:
+    scores = 3 * torch.randn(9, 70, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    scores[2, 3:], scores[3, 10:20], scores[4] = -torch.inf, -torch.inf, -torch.inf
+    p, rule = entmax(scores, alpha), Tsallis.rule
+    column = torch.full((9, 1), alpha, dtype=torch.float64)
+    torch.testing.assert_close(maps.entmax_value(p, alpha), rule.value(p, alpha), rtol=1e-13, atol=1e-14)
+    torch.testing.assert_close(maps.entmax_max(scores, p, column), rule.attained(scores, p, alpha), rtol=1e-13, atol=0)
+    expected = -rule.value_sensitivity(None, p, column)
+    torch.testing.assert_close(maps.entmax_envelope(p, column), expected, rtol=1e-12, atol=1e-14)
+    single = maps.entmax_value(p.float(), alpha)
+    torch.testing.assert_close(single.double(), rule.value(p, alpha), rtol=1e-6, atol=1e-7)
+    assert maps.entmax_value(torch.full((1, 3), torch.nan), alpha).isnan().all() or alpha == torch.inf

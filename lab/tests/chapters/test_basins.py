@@ -13,6 +13,8 @@ from fenchel.hopfield import Memory
 from fenchel_lab.chapters.basins import BASINS_AT, MAPS, PATTERNS, grid, metastable_sizes, path, reached, size_histogram
 from fenchel_lab.report import Run
 
+BETA = BASINS_AT[0]
+
 
 def sparsemax(scores: np.ndarray) -> np.ndarray:
     """Projection onto the simplex by sorting."""
@@ -23,19 +25,19 @@ def sparsemax(scores: np.ndarray) -> np.ndarray:
 
 
 def test_queries_reach_what_a_plain_loop_reaches() -> None:
-    memory, x = Memory(PATTERNS, Gini(), BASINS_AT), PATTERNS.numpy()
+    memory, x = Memory(PATTERNS, Gini(), BETA), PATTERNS.numpy()
     queries = grid(8)
     found = reached(memory, queries)
     for query, ends in zip(queries.numpy(), found.numpy(), strict=True):
         for _ in range(60):
-            query = x.T @ sparsemax(BASINS_AT * x @ query)
+            query = x.T @ sparsemax(BETA * x @ query)
         np.testing.assert_array_equal(ends, np.linalg.norm(x - query, axis=-1) < 1e-9)
 
 
 def test_pairs_are_reached_as_pairs_and_softmax_reaches_nothing_exactly() -> None:
-    pairs = reached(Memory(PATTERNS, KSubsets(2), BASINS_AT), grid(7))
+    pairs = reached(Memory(PATTERNS, KSubsets(2), BETA), grid(7))
     assert bool((pairs.sum(-1) == 2).any())
-    assert not bool(reached(Memory(PATTERNS, Shannon(), BASINS_AT), grid(7)).any())
+    assert not bool(reached(Memory(PATTERNS, Shannon(), BETA), grid(7)).any())
     assert bool(reached(Memory(PATTERNS, Shannon(), 100.0), grid(7), 0.01).any())
 
 
@@ -59,7 +61,7 @@ def test_circles_are_the_certified_balls(chapter: Callable[[str], Run]) -> None:
     assert result is not None
     panel = dict(zip(MAPS, result.figures[1].drawing.axes, strict=True))["sparsemax"]
     circles = [patch for patch in panel.patches if isinstance(patch, Circle)]
-    x, beta = PATTERNS.numpy(), BASINS_AT
+    x, beta = PATTERNS.numpy(), BETA
     for circle, pattern in zip(circles, x, strict=True):
         others = [other for other in x if not np.array_equal(other, pattern)]
         radius = min((pattern @ (pattern - o) - 1 / beta) / math.dist(pattern, o) for o in others)

@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 import torch
 
-from fenchel_lab.chapters.grouping import LENGTH, STRENGTHS, SWEPT, blobs, regions, signal
+from fenchel_lab.chapters.grouping import LENGTH, STRENGTHS, SWEPT, blobs, denoised, regions, signal
 from fenchel_lab.report import Run
 
 
@@ -13,6 +14,18 @@ def test_regions_are_connected_groups_of_equal_entries() -> None:
     assert regions(torch.tensor([0.2, 0.2, 0.0, 0.2, 0.3, 0.1])) == 4
     assert regions(torch.tensor([[0.1, 0.1, 0.0], [0.0, 0.1, 0.2], [0.1, 0.0, 0.2]])) == 3
     assert regions(torch.zeros(3)) == 0
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.1, 0.8, 4.0, 100.0])
+def test_denoising_satisfies_its_optimality_conditions(strength: float) -> None:
+    z = signal(1) * 3
+    x = denoised(z, strength)
+    forces = (z - x).cumsum(0)  # minus the multipliers of the steps: at most λ, and λ where there is a step
+    assert float(forces.abs().max()) <= strength + 1e-9
+    assert abs(float(forces[-1])) < 1e-9
+    steps = x.diff()
+    moved = steps.abs() > 1e-9
+    np.testing.assert_allclose(forces[:-1][moved], -strength * steps[moved].sign(), atol=1e-9)
 
 
 def test_scores_depend_on_the_seed_alone() -> None:

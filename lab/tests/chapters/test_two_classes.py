@@ -88,3 +88,19 @@ def test_curves_are_the_closed_forms(
 ) -> None:
     x, y = curve(chapter("two_classes"), panel, colour)
     np.testing.assert_allclose(y, closed(x), atol=1e-12)
+
+
+def test_smoothed_maxima_have_their_closed_forms(chapter: Callable[[str], Run]) -> None:
+    result = chapter("two_classes").result
+    assert result is not None
+    value, slope = result.figures[1].drawing.axes[:2]
+    drawn = {line.get_label(): line.get_xydata() for line in value.lines}
+    t = drawn["softmax"][:, 0]
+    inside = np.abs(t) < 1
+    np.testing.assert_allclose(drawn["softmax"][:, 1], np.logaddexp(t, 0), atol=1e-12)
+    np.testing.assert_allclose(
+        drawn["sparsemax"][:, 1], np.where(inside, (t + 1) ** 2 / 4, np.maximum(t, 0)), atol=1e-12
+    )
+    np.testing.assert_allclose(drawn["argmax"][:, 1], np.maximum(t, 0))
+    ramp = slope.lines[2].get_ydata()
+    np.testing.assert_allclose(ramp, np.clip((t + 1) / 2, 0, 1), atol=1e-12)

@@ -20,6 +20,7 @@ from fenchel.continuous.integrals import expected_functions
 from fenchel.continuous.matrices import matrix_root
 from fenchel.continuous.radial import check_one_alpha
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.tsallis import Shannon
 
 
@@ -105,12 +106,15 @@ class Encoder(nn.Module):
     """
 
     num_heads: int = 1
+    reads_scores: bool = False
+    """Whether the query holds one score per value, (…, L), and not a vector."""
 
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus | Distribution:
         """The densities for a query, positions (…, L, D) of the values, and a mask (…, L), True for values."""
         raise NotImplementedError
 
 
+@written_by("width", "dim", "num_heads", "components", "eps")
 class PooledEncoder(Encoder):
     r"""Densities computed from a vector (…, width), such as a pooled document: :math:`\mu = \mathrm{sigmoid}(W_1 v)`.
 
@@ -180,6 +184,7 @@ class PooledEncoder(Encoder):
         return Focus(loc, sigma + self.eps * torch.eye(self.dim, dtype=sigma.dtype, device=sigma.device), shares)
 
 
+@written_by("omega", "num_heads", "eps", "exact")
 class MatchedEncoder(Encoder):
     r"""Densities matched to discrete attention p by its moments: :math:`\mu = \mathbb{E}_p[t]`, Σ = Cov_p[t].
 
@@ -198,6 +203,8 @@ class MatchedEncoder(Encoder):
         >>> MatchedEncoder()(torch.zeros(2), positions, None).loc.flatten()
         tensor([0.5000])
     """
+
+    reads_scores = True
 
     def __init__(
         self, omega: Regularizer | None = None, *, num_heads: int = 1, eps: float = 1e-6, exact: bool = False
@@ -242,6 +249,7 @@ class Where(TypedDict, total=False):
     shape: Sequence[int] | None
 
 
+@written_by("basis", "alpha", "encoder", "combined", "ridge")
 class ContinuousAttention(nn.Module):
     r"""Attention with a density: the context (…, width) is the expectation of a value function of time or space.
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fenchel._checks import check_count, check_floats, check_mask, check_number, check_shape
 from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.matrices import check_positive_definite
+from fenchel.regularizers.configs import written_by
 
 
 class Basis(nn.Module):
@@ -181,6 +182,7 @@ class Basis(nn.Module):
         return ValueFunction(self, solver.mT @ values)
 
 
+@written_by("centers", "covariances")
 class GaussianBasis(Basis):
     r"""n Gaussian functions of D dimensions: :math:`\psi_j(t) = \mathcal{N}(t; \mu_j, \Sigma_j)`.
 

@@ -116,9 +116,8 @@ class Recursion(ABC):
             self._results["forward"] = found
         return found[:2]
 
-    def _gradient_once(self, kernel: Any, inputs: Inputs) -> Inputs:
+    def _gradient_once(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor) -> Inputs:
         """What ``_gradient`` returns for weights of 1, computed once per shape of the inputs."""
-        value, walk = self._forward_once(kernel, True)
         key = "gradient", *(each.shape for each in inputs)
         if key not in self._results:
             self._results[key] = self._gradient(kernel, inputs, value, walk, torch.ones_like(value))
@@ -229,7 +228,7 @@ class _Gradient(torch.autograd.Function):
         ctx.recursion, ctx.kernel, ctx.value, ctx.walk = recursion, kernel, value, walk
         ctx.save_for_backward(weight, *inputs)
         if unit:
-            return recursion._gradient_once(kernel, inputs)
+            return recursion._gradient_once(kernel, inputs, value, walk)
         return recursion._gradient(kernel, inputs, torch.where(weight == 0, -torch.inf, value), walk, weight)
 
     @staticmethod

@@ -74,9 +74,9 @@ class Level:
     Args:
         first: the number of its first node.
         edges: (nodes, choices), the score of each incoming edge; padding has the last score of all, which is −inf.
-        sources: (nodes, choices), the nodes that edges come from.
+        sources: (nodes, choices), the nodes that edges come from; (nodes, choices, 2) for hyperedges.
         reads: the earlier levels that contain the sources.
-        places: (nodes, choices), the positions of the sources in these levels, one level after the other.
+        places: as sources, their positions in these levels, one level after the other.
         degrees: (nodes,), how many incoming edges each node has; what follows in its row is padding.
     """
 
@@ -95,7 +95,8 @@ class Graph:
     functions, in inference mode or on fake data could not be used outside.
 
     Args:
-        sources: (E,), the node that each edge comes from.
+        sources: (E,), the node that each edge comes from; (E, 2) for hyperedges, which come from two, and whose value
+            is the sum of theirs. The source of the graph, of value 0, stands for none.
         targets: (E,), the node that each edge goes to. Every node but one, the source, is the target of an edge.
         levels: (nodes,), 0 for the source, and greater at the target of an edge than at its source.
         edges: (E,), the index of each edge's score; 0, 1, … if not given.
@@ -126,7 +127,8 @@ class Graph:
         """The number of bytes once all properties have been computed."""
         degrees = np.bincount(self._heads, minlength=len(self.ranks))
         padded = int((np.maximum.reduceat(degrees, self._firsts[:-1]) * np.diff(self._firsts)).sum())
-        return 8 * (len(self.ranks) + 3 * len(self._edges) + 4 * padded + self.scores)
+        arity = self._tails.size // max(len(self._tails), 1)
+        return 8 * (len(self.ranks) + (2 + arity) * len(self._edges) + 2 * (1 + arity) * padded + self.scores)
 
     @cached_property
     def levels(self) -> list[Level]:
@@ -161,9 +163,10 @@ class Graph:
         reads = np.unique(origins)
         offsets = np.cumsum([0, *(self._firsts[reads + 1] - self._firsts[reads])])
         places = tails - self._firsts[origins] + offsets[np.searchsorted(reads, origins)]
-        padded = [np.full(shape, fill) for fill in (self.scores, 0, 0)]
-        for array, values in zip(padded, (edges, tails, places), strict=True):
-            array[heads, column] = values
+        padded = []
+        for values, fill in ((edges, self.scores), (tails, 0), (places, 0)):
+            padded.append(np.full((*shape, *values.shape[1:]), fill))
+            padded[-1][heads, column] = values
         degrees = np.diff(np.append(begin, len(heads)))
         return Level(int(first), padded[0], padded[1], tuple(reads.tolist()), padded[2], degrees)
 
@@ -247,7 +250,8 @@ class Walk:
             walked.append(taken.flatten(1))
             sizes = [self.values[r].shape[-1] for r in level.reads]
             passed = torch.zeros_like(torch.cat([self.values[r] for r in level.reads], -1))
-            passed = passed.index_add(1, tensor_on(taken.device, level.places.reshape(-1)), walked[-1])
+            for places in level.places.reshape(walked[-1].shape[-1], -1).T:
+                passed = passed.index_add(1, tensor_on(taken.device, places.copy()), walked[-1])
             for r, part in zip(level.reads, torch.split(passed, sizes, -1), strict=True):
                 mass[r] = mass[r] + part
         return self._mark_invalid(self._by_edge(walked[::-1], 0.0))
@@ -263,31 +267,31 @@ class Walk:
         for level, z in zip(self.graph.levels, self.choices, strict=True):
             possible = z > -torch.inf
             most = _max(self.omega, level, torch.where(possible, 0.0, z))
-            before = torch.where(possible, _at_sources(found, level), 0.0).amax(-1)
+            before = torch.where(possible, _added_at_sources(found, level), 0.0).amax(-1)
             found.append(torch.where(possible.any(-1), most, 0.0) + before)
         return self._mark_invalid(self._at_ends(found))
 
     def log_probs(self) -> Tensor:
         """The log-probability of each edge given its target, (batch, scores)."""
-        return self._mark_invalid(self._by_edge([each.flatten(1) for each in self._log_argmaxes()], -torch.inf))
+        return self._mark_invalid(self._by_edge([each.flatten(1) for each in self.log_choices()], -torch.inf))
 
     def entropy(self) -> Tensor:
         """Shannon's entropy of the walk in nats, (batch,)."""
-        return self._expected([-each for each in self._log_argmaxes()])
+        return self._expected([-each for each in self.log_choices()])
 
     def cross_entropy(self, other: Walk) -> Tensor:
         """E[−log q] for another walk q through the same graph, (batch,); +inf if a path of this walk has q = 0."""
-        return self._expected([-each for each in other._log_argmaxes()], other)
+        return self._expected([-each for each in other.log_choices()], other)
 
     def divergence(self, other: Walk) -> Tensor:
         """Kullback and Leibler's divergence from another walk through the same graph, (batch,), in nats."""
         costs = []
-        for log_p, log_q in zip(self._log_argmaxes(), other._log_argmaxes(), strict=True):
+        for log_p, log_q in zip(self.log_choices(), other.log_choices(), strict=True):
             costs.append(torch.where(log_p == -torch.inf, 0.0, log_p) - log_q)
         found = self._expected(costs, other)
         return found + torch.where(found < 0, -found, 0.0).detach()  # what is below 0 is rounding
 
-    def _log_argmaxes(self) -> list[Tensor]:
+    def log_choices(self) -> list[Tensor]:
         """The log-probabilities of all choices, level by level."""
         return [_log_argmax(self.omega, level, z) for level, z in zip(self.graph.levels, self.choices, strict=True)]
 
@@ -301,22 +305,19 @@ class Walk:
         for level, z, cost in zip(self.graph.levels, self.choices, costs, strict=True):
             p = _argmax(self.omega, level, z)
             taken, finite = p > 0, cost < torch.inf
-            total = _at_sources(found, level) + torch.where(taken & finite, cost, 0.0)
+            total = _added_at_sources(found, level) + torch.where(taken & finite, cost, 0.0)
             found.append(torch.where(taken, p * total, 0.0).sum(-1))
-            lost.append((taken & (_at_sources(lost, level) | ~finite)).any(-1))
+            lost.append((taken & (_added_at_sources(lost, level) | ~finite)).any(-1))
         value = self._at_ends(found) + torch.where(self._at_ends(lost), torch.inf, 0.0)
         return self._mark_invalid(value if other is None else other._mark_invalid(value))
 
     @torch.no_grad()
     def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
         """Draw n walks of each batch element: (n, batch, levels), the edge into each level, −1 where it is skipped."""
-        value = self.value
-        device = value.device if generator is None else generator.device
-        shape = (len(self.graph.levels), n, len(value))
-        draws = torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(value)
+        draws = self._draw(n, generator)
 
         def draw(i: int, nodes: Tensor, _: Tensor) -> Tensor:
-            p = _rows_of_nodes(_argmax(self.omega, self.graph.levels[i], self.choices[i]), nodes)
+            p = rows_of_nodes(_argmax(self.omega, self.graph.levels[i], self.choices[i]), nodes)
             below = p.cumsum(-1)
             number = (below <= (draws[i] * below[..., -1]).unsqueeze(-1)).sum(-1)
             last = p.shape[-1] - 1 - (p > 0).int().flip(-1).argmax(-1)
@@ -324,10 +325,15 @@ class Walk:
 
         return self._trace_back(draw, n)
 
+    def _draw(self, n: int, generator: torch.Generator | None) -> Sequence[Tensor]:
+        """Random numbers for each choice of n walks: (n, batch) per level."""
+        shape = (len(self.graph.levels), n, len(self.invalid))
+        return list(uniform(shape, self.values[0], generator))
+
     @torch.no_grad()
     def best(self) -> Tensor:
         """The walk that takes the best edge at every node: (1, batch, levels), edges as in ``sample``."""
-        return self._trace_back(lambda i, nodes, _: _rows_of_nodes(self.choices[i], nodes).argmax(-1), 1)
+        return self._trace_back(lambda i, nodes, _: rows_of_nodes(self.choices[i], nodes).argmax(-1), 1)
 
     @torch.no_grad()
     def top(self, k: int) -> tuple[Tensor, Tensor]:
@@ -335,8 +341,8 @@ class Walk:
         start = torch.full_like(self.values[0], -torch.inf).unsqueeze(-1).repeat(1, 1, k)
         start[..., 0] = 0.0
         found, picks = [start], []
-        for level, each in zip(self.graph.levels, self._log_argmaxes(), strict=True):
-            ways = _at_sources(found, level) + each.unsqueeze(-1)  # (batch, nodes, choices, k)
+        for level, each in zip(self.graph.levels, self.log_choices(), strict=True):
+            ways = at_sources(found, level) + each.unsqueeze(-1)  # (batch, nodes, choices, k)
             logs, pick = ways.flatten(2).sort(dim=-1, descending=True, stable=True)
             found.append(logs[..., :k])
             picks.append(pick[..., :k])
@@ -344,7 +350,7 @@ class Walk:
 
         def follow(i: int, nodes: Tensor, here: Tensor) -> Tensor:
             nonlocal ranks
-            pick = _rows_of_nodes(picks[i], nodes).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
+            pick = rows_of_nodes(picks[i], nodes).gather(-1, ranks.unsqueeze(-1)).squeeze(-1)
             ranks = torch.where(here, pick % k, ranks)
             return pick // k
 
@@ -410,7 +416,7 @@ def walk(graph: Graph, scores: Tensor, omega: Regularizer, ends: Tensor | None =
     values, choices = [torch.zeros_like(scores[:, :1])], []
     parts = torch.split(sorted_scores, graph.widths, -1)
     for level, part in zip(graph.levels, parts, strict=True):
-        choices.append(_at_sources(values, level) + part.reshape(len(part), *level.edges.shape))
+        choices.append(_added_at_sources(values, level) + part.reshape(len(part), *level.edges.shape))
         values.append(_max(omega, level, choices[-1]))
     return Walk(graph, omega, values, choices, ends, invalid)
 
@@ -477,12 +483,27 @@ def _fill_empty(z: Tensor) -> tuple[Tensor, Tensor]:
     return empty, torch.where(empty, 0.0, z)
 
 
-def _at_sources(each: Sequence[Tensor], level: Level) -> Tensor:
-    """Of values for the nodes of earlier levels, those at the sources of a level's edges."""
+def at_sources(each: Sequence[Tensor], level: Level) -> Tensor:
+    """Of values for the nodes of earlier levels, those at the sources of a level's edges: (batch, *sources, …)."""
     found = torch.cat([each[r] for r in level.reads], 1) if len(level.reads) > 1 else each[level.reads[0]]
     return found[:, tensor_on(found.device, level.places)]
 
 
-def _rows_of_nodes(values: Tensor, nodes: Tensor) -> Tensor:
-    """Of (batch, nodes, …), the rows of nodes (n, batch)."""
-    return values[torch.arange(len(values), device=values.device), nodes]
+def _added_at_sources(each: Sequence[Tensor], level: Level) -> Tensor:
+    """The same for each edge, (batch, nodes, choices): the sum of two for a hyperedge."""
+    found = at_sources(each, level)
+    if level.places.ndim == 2:
+        return found
+    return found.any(3) if found.dtype == torch.bool else found.sum(3)
+
+
+def uniform(shape: tuple[int, ...], like: Tensor, generator: torch.Generator | None) -> Tensor:
+    """Random numbers between 0 and 1, in double precision if the device has it."""
+    device = like.device if generator is None else generator.device
+    return torch.rand(shape, generator=generator, dtype=torch.float64, device=device).to(like)
+
+
+def rows_of_nodes(values: Tensor, nodes: Tensor) -> Tensor:
+    """Of (batch, nodes, …), the rows of nodes (n, batch, …)."""
+    element = torch.arange(len(values), device=values.device).reshape(-1, *(1,) * (nodes.dim() - 2))
+    return values[element, nodes]

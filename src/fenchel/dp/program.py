@@ -379,7 +379,10 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
         least: the shortest length.
     """
     shape = (scores.shape[0], len(sizes))[: len(sizes)]
-    longest = torch.tensor(sizes, device=scores.device).expand(shape)
+    if len(sizes) == 1:
+        longest = torch.full(shape, sizes[0], device=scores.device)
+    else:
+        longest = torch.tensor(sizes, device=scores.device).expand(shape)
     if lengths is None:
         return longest
     lengths = check_integers(lengths, "lengths").to(scores.device)

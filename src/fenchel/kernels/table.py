@@ -10,13 +10,17 @@ step             call                                    result
 ``product``      ``kernel(v, z, p, *a)``                 J v, the Jacobian in the scores, given p = argmax_Ω(z)
 ``pull``         ``kernel(v, z, p, *a)``                 J v, and v times the derivatives in each parameter
 ``class_loss``   ``kernel(z, index, residual, *a)``      the loss of class indices, and p − y if ``residual``
+``value``        ``kernel(p, *a)``                       Ω of the rows of p, one value per row
+``max``          ``kernel(z, p, *a)``                    max_Ω of the rows of z, given p = argmax_Ω(z)
+``envelope``     ``kernel(p, a)``                        the derivative of max_Ω in its one parameter, given p; (…, 1)
 ``bound_sums``   ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
 ``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
                                                          failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
-``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic`` and ``lattices``
+``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic``, ``lattices`` and ``spans``
 ``lattice``
+``constituency``
 ===============  ======================================  =========================================================
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
@@ -68,7 +72,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import concrete
+from fenchel._torch import concrete, is_simple
 
 Parameter = float | Tensor
 Interval = tuple[float, float]
@@ -102,6 +106,8 @@ class _Row:
 
 
 _table: dict[tuple[str, str], list[_Row]] = {}
+_found: dict[Any, Any] = {}  # what ``find`` found for numbers, on the CPU: small inputs feel the search
+_MANY = 1 << 10
 
 
 def register(
@@ -130,7 +136,22 @@ def register(
     row = _Row(kernel, device, dtypes, ranges, room)
     rows = _table.setdefault((step, name), [])
     rows.insert(0, row)
-    return lambda: rows.remove(row)
+    _found.clear()
+
+    def remove() -> None:
+        rows.remove(row)
+        _found.clear()
+
+    return remove
+
+
+def choose(name: str, a: tuple[Any, ...], scores: Tensor) -> Tensor | None:
+    """``find("argmax", …)`` and its call for plain scores and numbers that it was called with before; else None."""
+    kernel = _found.get(("argmax", name, a, scores.dtype))
+    if kernel is None or not kernels.ENABLED or not is_simple(scores) or not scores.dim():
+        return None
+    chosen: Tensor = kernel(scores, *a)
+    return chosen
 
 
 def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) -> Any:
@@ -142,7 +163,17 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
         parameters: of the map: numbers, tensors, or None where one is left out.
         tensors: those that the kernel would read.
     """
-    rows = _table.get((step, name)) if kernels.ENABLED else None
+    if not kernels.ENABLED:
+        return None
+    key = (step, name, parameters, tensors[0].dtype) if tensors else None
+    kernel = _found.get(key)
+    if kernel is not None:
+        for t in tensors:
+            if t.dtype is not tensors[0].dtype or not t.is_cpu:
+                break
+        else:
+            return kernel if concrete(*tensors) else None
+    rows = _table.get((step, name))
     if not rows:
         return None
     for a in parameters:
@@ -164,6 +195,10 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                     module, _, function = row.kernel.partition(":")
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
                     row.kernel = getattr(found, function) if function else found
+                if row.device == "cpu" and all(type(a) is float for a in parameters):
+                    if len(_found) >= _MANY:
+                        _found.clear()
+                    _found[key] = row.kernel
                 return row.kernel
     return None
 
@@ -181,6 +216,9 @@ def _compiled(room: str, step: str, name: str, kernel: str, ranges: tuple[Interv
 _compiled("entmax", "argmax", "tsallis", "maps.simplex:entmax", _ENTMAX)
 _compiled("entmax", "product", "tsallis", "maps.simplex:entmax_product", _ENTMAX)
 _compiled("entmax", "pull", "tsallis", "maps.simplex:entmax_pull", _ENTMAX)
+_compiled("entmax", "value", "tsallis", "maps.simplex:entmax_value", _ENTMAX)
+_compiled("entmax", "max", "tsallis", "maps.simplex:entmax_max", _ENTMAX)
+_compiled("entmax", "envelope", "tsallis", "maps.simplex:entmax_envelope", _ENTMAX)
 _compiled("entmax", "class_loss", "tsallis", "maps.simplex:entmax_loss", _ENTMAX)
 _compiled("attention", "attend", "tsallis", "streaming.attention:attend", ((1 + 1e-3, 2.0),))
 _compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", ((1 + 1e-3, 2.0),))
@@ -193,6 +231,7 @@ _compiled("alignments", "distances", "squared_euclidean", "dp.alignments:distanc
 _compiled("alignments", "distances_backward", "squared_euclidean", "dp.alignments:distances_backward")
 _compiled("monotonic", "monotonic", "tsallis", "dp.monotonic", _PROGRAMS)
 _compiled("lattices", "lattice", "tsallis", "dp.lattices", _PROGRAMS)
+_compiled("spans", "constituency", "tsallis", "dp.spans", _PROGRAMS)
 _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
 _compiled("normmax", "product", "norm", "maps.simplex:normmax_product")
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss")

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import check_positive
+from fenchel._torch import known
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
 from fenchel.regularizers.rowmap import Parameter, RowMap, finish_loss
 from fenchel.regularizers.rows import (
@@ -201,8 +202,12 @@ class Regularizer(nn.Module):
             target = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
         posed = self._pose(scores, dim, mask).shifted()
         rows, rule, a = posed
-        masked = rows == -torch.inf
         y = target.movedim(dim, -1).to(rows.dtype)
+        if known(rows) and rows.numel() and bool(rows.detach().amin() > -torch.inf):  # nothing is masked
+            value = rule.target_value(y, *a)
+            impossible = torch.zeros_like(rows[..., 0], dtype=torch.bool)
+            return finish_loss(posed.max(), (y * rows).sum(-1), impossible, value).to(scores.dtype)
+        masked = rows == -torch.inf
         reached = (y * torch.where(masked, 0.0, rows)).sum(-1)
         value = rule.target_value(y, *a, masked=masked & (y == 0))
         return finish_loss(posed.max(), reached, ((y != 0) & masked).any(-1), value).to(scores.dtype)

@@ -39,6 +39,8 @@ class Custom(Regularizer):
 
     Runs eagerly: ``torch.compile`` breaks its graph here, ``fullgraph=True`` and ``torch.export`` raise.
 
+    On devices it works in rounds with one host sync each, some 20.
+
     Args:
         fn: maps p of shape (…, n) to Ω(p) of shape (…); a function, or an ``nn.Module``, which is then trained too.
         tol: the duality gap that certifies a row, relative to its terms; a row that does not reach it is warned of.

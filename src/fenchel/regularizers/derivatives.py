@@ -108,7 +108,7 @@ class Max(torch.autograd.Function):
 
     @staticmethod
     def forward(rule: RowMap, z: Tensor, p: Tensor, *a: Any) -> Tensor:
-        return rule.attained(z, p, *a)
+        return rule.attained_any(z, p, *a)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fenchel._torch import known
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap, check_strength
 from fenchel.regularizers.operators import register_map
@@ -17,7 +18,8 @@ class _FusedMap(GroupingMap):
     name = "fused"
 
     def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
-        return self._steps(p, kept).abs().sum(-1, keepdim=True)
+        whole = known(kept) and bool(kept.all())
+        return (p.diff(dim=-1) if whole else self._steps(p, kept)).abs().sum(-1, keepdim=True)
 
     def slope(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
         step = self._steps(p, kept).sign().detach()
@@ -78,6 +80,8 @@ def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
 
     Sparsemax of the proximal map of one-dimensional total variation. Neighbours that are fused have probabilities equal
     to the bit. Exact; on the CPU in linear time.
+
+    On devices without kernels it works in rounds with one host sync each, 4 to 5 on normal scores.
 
     Args:
         scores: any shape, floating point.

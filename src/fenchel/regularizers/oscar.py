@@ -70,6 +70,8 @@ def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     Isotonic regression of the sorted scores, then sparsemax. The price of a pair adds up: among n entries a strength of
     2·(largest − smallest score)/n makes all of them equal. Exact, O(n log n) time, on the CPU mostly less.
 
+    On devices without kernels it works in rounds with one host sync each, 2 to 7 on normal scores.
+
     Args:
         scores: any shape, floating point.
         strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, tracks
+from fenchel._torch import apply_function, concrete, known, local_rows, tracks
 from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max, on_support, residual_at, saturated_sum
 from fenchel.regularizers.operators import (
     argmax_operator,
@@ -107,16 +107,19 @@ class RowMap(ABC):
             a: the parameters, checked: numbers, or tensors that broadcast to the scores.
         """
         # The usual case first: for small inputs the time of a call is that of its Python lines.
-        if mask is None and dim == -1 and type(scores) is Tensor and type(a[0]) is float and not tracks(scores):
-            kernel = kernels.find("argmax", self.name, a, scores)
-            if kernel is not None and scores.dim() and scores.shape[-1]:
-                chosen: Tensor = kernel(scores, *a)
+        if mask is None and dim == -1 and type(scores) is Tensor:
+            chosen = kernels.choose(self.name, a, scores)
+            if chosen is not None:
                 return chosen
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
 
     def argmax(self, z: Tensor, *a: Any) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
+        part = local_rows(z)
+        if part is not None and not any(isinstance(each, Tensor) for each in a):
+            rows, whole = part
+            return whole(self.argmax(rows, *a))
         a = self.align(z, *a)
         if torch.compiler.is_compiling():
             in_graph: Tensor = argmax_operator(z, *pack(a), self.name)
@@ -148,13 +151,22 @@ class RowMap(ABC):
 
     def attained(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
         """⟨p, z⟩ − Ω(p): the value of max_Ω, without derivatives. −inf where nothing may be chosen."""
+        if known(z) and z.numel() and bool(z.amin() > -torch.inf):  # nothing is masked
+            return (p * z).sum(-1) - self.value(p, *a)
         masked = z == -torch.inf
         value = torch.where(p == 0, 0.0, p * z).sum(-1) - self.value(p, *a, masked=masked)
         return torch.where(masked.all(-1), -torch.inf, value)
 
+    def attained_any(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
+        """``attained``, by a kernel if there is one."""
+        kernel = None if tracks(z, p, *a) else kernels.find("max", self.name, a, z, p)
+        value: Tensor = (self.attained if kernel is None else kernel)(z, p, *a)
+        return value
+
     def target_value(self, y: Tensor, *a: Any, masked: Tensor | None = None) -> Tensor:
-        """``value`` of a target of the loss."""
-        return self.value(y, *a, masked=masked)
+        """``value`` of a target of the loss, by a kernel if there is one."""
+        kernel = None if tracks(y, *a) else kernels.find("value", self.name, a, y)
+        return self.value(y, *a, masked=masked) if kernel is None else kernel(y, *a)
 
     def align(self, z: Tensor, *a: Any) -> tuple[Any, ...]:
         """Parameters in the precision of the rows, tensors with one value per row: every rule may assume it."""
@@ -280,7 +292,9 @@ class ParameterMap(RowMap):
         return self.product(direction, z, p, *a)
 
     def envelope(self, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
-        return -self.value_sensitivity(z, p, *a), *(torch.zeros_like(p[..., :1]) for _ in a[1:])
+        kernel = None if tracks(p, *a) else kernels.find("envelope", self.name, a, p)
+        slope = -self.value_sensitivity(z, p, *a) if kernel is None else kernel(p, *a)
+        return slope, *(torch.zeros_like(p[..., :1]) for _ in a[1:])
 
 
 def finish_loss(

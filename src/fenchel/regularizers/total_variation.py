@@ -236,6 +236,8 @@ def tvmax2d(scores: Tensor, strength: float | Tensor = 0.1, mask: Tensor | None 
     the duality gap. Pixels of a region have probabilities equal to the bit. Cannot be part of a compiled, exported or
     traced graph.
 
+    On devices without kernels it works in rounds with one host sync each, some 40 to 200 on normal scores.
+
     Args:
         scores: (…, height, width), floating point.
         strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along the last two dimensions;

@@ -494,7 +494,7 @@ def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tens
 
     References: Martins & Astudillo (2016).
     """
-    return entmax(scores, 2.0, dim, mask)
+    return TSALLIS.choose(scores, dim, mask, "alpha", 2.0)
 
 
 def softmax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ beam_search(model, [source_symbols])[0].exact
 from fenchel.seq2seq import checkpoints, saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Batches, Pair, Source, collate, read
 from fenchel.seq2seq.checkpoints import DivergedError
+from fenchel.seq2seq.fertility import FertilityPredictor
 from fenchel.seq2seq.generation import (
     best_epsilon,
     distinct,
@@ -46,6 +47,7 @@ __all__ = [
     "Completion",
     "DivergedError",
     "Ensemble",
+    "FertilityPredictor",
     "History",
     "Hypothesis",
     "Pair",

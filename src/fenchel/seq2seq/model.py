@@ -16,7 +16,7 @@ from fenchel._checks import check_count, check_share
 from fenchel.losses import Reduction, fy_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, simplified
-from fenchel.regularizers.configs import Config
+from fenchel.regularizers.configs import Config, from_config, to_config
 from fenchel.seq2seq import saving
 from fenchel.seq2seq.batches import IGNORED, Batch, Source, read
 from fenchel.seq2seq.vocabulary import Vocabulary
@@ -162,7 +162,7 @@ class Seq2Seq(nn.Module):
             "format": saving.FORMAT,
             "model": type(self).__name__,
             "sizes": {self.names_in_files.get(name, name): getattr(self, name) for name in self.sizes},
-            "attention": self.attention_omega.config(),
+            "attention": to_config(self._attention),
             "output": self.omega.config(),
             "source": list(self.source.symbols),
             "target": list(self.target.symbols),
@@ -178,23 +178,41 @@ class Seq2Seq(nn.Module):
 
     def _check_writable(self) -> None:
         """Raise a ValueError if a regularizer of the model cannot be written to a file."""
-        for name, omega in (("attention", self.attention_omega), ("output", self.omega)):
-            if omega.config() is None:
+        for name, part in (("attention", self._attention), ("output", self.omega)):
+            if to_config(part) is None:
                 raise ValueError(
-                    f"{name} is {omega}, which a file cannot hold; save model.state_dict() by torch.save instead, and "
+                    f"{name} is {part}, which a file cannot hold; save model.state_dict() by torch.save instead, and "
                     "load it into a model with the same arguments"
                 )
 
+    @property
+    def _attention(self) -> nn.Module:
+        """The argument ``attention``, as a file describes it."""
+        return self.attention_omega
+
+    @classmethod
+    def _options(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Further arguments of the class: those of ``load``, or else what a file says."""
+        if given:
+            raise TypeError(f"{cls.__name__} has no argument {min(given)}")
+        return {}
+
     @classmethod
     def load(
-        cls, folder: Path | str, *, attention: Regularizer | None = None, output: Regularizer | None = None
+        cls,
+        folder: Path | str,
+        *,
+        attention: Regularizer | nn.Module | None = None,
+        output: Regularizer | None = None,
+        **options: Any,
     ) -> Self:
         """Load a model of this class or a subclass from a folder, in evaluation mode.
 
         Args:
             folder: the folder that was given to ``save``.
-            attention: a regularizer in place of the saved one.
+            attention: attention in place of the saved one.
             output: a regularizer in place of the saved one.
+            options: further arguments of the class in place of the saved ones, such as ``fertility`` of ``Recurrent``.
         """
         known = {kind.__name__: kind for kind in [cls, *Seq2Seq.__subclasses__()] if kind is not Seq2Seq}
         kinds = {name: kind for name, kind in known.items() if issubclass(kind, cls)}
@@ -210,8 +228,9 @@ class Seq2Seq(nn.Module):
             for name in ("attention", "output"):
                 _check_numbers(settings[name])
             omegas = {
-                "attention": attention or _read(settings["attention"], "attention"),
-                "output": output or _read(settings["output"], "output"),
+                "attention": attention or _read(settings["attention"], "attention", nn.Module),
+                "output": output or _read(settings["output"], "output", Regularizer),
+                **kind._options(settings, options),
             }
         made = saving.build(folder, kind.__name__, tensors, lambda: cast(Any, kind)(source, target, **sizes, **omegas))
         return cast(Self, made)
@@ -232,10 +251,10 @@ def _check_output(omega: Regularizer, symbols: int) -> None:
         raise ValueError(f"output must be a choice of one symbol, such as Tsallis(1.5); got {omega}") from None
 
 
-def _read(config: Config | None, name: str) -> Regularizer:
+def _read(config: Config | None, name: str, expected: type[nn.Module]) -> nn.Module:
     if config is None:  # folders of the first version
         raise ValueError(f"the model's {name} regularizer is not in the file: load with {name}=…")
-    return Regularizer.from_config(config)
+    return from_config(config, expected)
 
 
 def _own(omega: Regularizer) -> Regularizer:

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import cast
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fenchel._checks import check_count
-from fenchel.regularizers import Regularizer
+from fenchel.continuous import ContinuousAttention
+from fenchel.regularizers import Gini, Regularizer
+from fenchel.regularizers.configs import from_config, to_config
 from fenchel.seq2seq.batches import Source
+from fenchel.seq2seq.fertility import (
+    check_base,
+    check_fertility,
+    constrained,
+    describe,
+    fertilities,
+    read_fertility,
+)
 from fenchel.seq2seq.lstm import cell, read_both_ways
 from fenchel.seq2seq.model import Seq2Seq, check_depth
 from fenchel.seq2seq.vocabulary import Vocabulary
@@ -30,6 +41,8 @@ class State:
         cells: the cells of all layers, (N, D) each.
         feed: the last output o, (N, D), which is an input of the next step.
         attention: the attention weights of that output over the source, (N, J).
+        coverage: the sum of the attention weights of all steps so far, (N, J).
+        fertility: what the coverage may be at most, (N, J); None without bounds.
     """
 
     memory: Tensor
@@ -39,6 +52,8 @@ class State:
     cells: tuple[Tensor, ...]
     feed: Tensor
     attention: Tensor
+    coverage: Tensor
+    fertility: Tensor | None
 
 
 class Recurrent(Seq2Seq):
@@ -50,6 +65,12 @@ class Recurrent(Seq2Seq):
     where h are the states of the encoder and s those of the decoder, whose inputs are the embedding of the last symbol
     and the last :math:`o`. Dropout is applied to embeddings, between layers and to :math:`o`.
 
+    Attention may also be continuous: π then is the weight of each state in the expectation of a function of time, and
+    may be negative. With a *fertility* no symbol receives more attention in all steps together than its own: at each
+    step the weights are bounded by what is left of it (Malaviya et al., 2018). If less than 1 is left of the whole
+    source, all of that is taken, and the weights sum to less than 1. ``beam_search`` returns what each symbol received,
+    ``Hypothesis.coverage``.
+
     Args:
         source: the vocabulary of the sources.
         target: the vocabulary of the targets.
@@ -57,19 +78,37 @@ class Recurrent(Seq2Seq):
         hidden: the width of the states; even, half of it for each direction of the encoder.
         layers: the number of layers of encoder and decoder each.
         dropout: the probability that an entry is dropped in training.
-        attention: the regularizer of π; ``Tsallis(1.5)`` by default.
+        attention: the regularizer of π; ``Tsallis(1.5)`` by default, with a fertility ``Gini()``. Or a
+            :class:`~fenchel.continuous.ContinuousAttention` on the line, which is copied. Its encoder gets the scores z
+            (a ``MatchedEncoder``) or the state of the decoder (a ``PooledEncoder(hidden)``).
         output: the regularizer of p; ``Tsallis(1.5)`` by default.
+        fertility: a number for all symbols; a tensor (len(source),) with one number per symbol of the vocabulary,
+            trained if it is a parameter; or a module that maps encodings (N, J, hidden) to (N, J), such as
+            ``FertilityPredictor(hidden)``, which is copied and trained. None: no bounds. Attention must be ``Gini()``
+            or ``Shannon()``.
 
     Example:
-        >>> import torch
+        >>> import torch, fenchel
+        >>> from fenchel.continuous import ContinuousAttention, GaussianBasis, MatchedEncoder
         >>> from fenchel.seq2seq import Pair, Recurrent, Vocabulary, collate
         >>> letters = Vocabulary("abc")
         >>> model = Recurrent(letters, letters, embedding=8, hidden=8)
         >>> loss = model(collate([Pair(tuple("ab"), tuple("abc"))], letters, letters))
         >>> model.attend("ab", "abc").shape  # one row per target symbol, and one for the end
         torch.Size([4, 2])
+        >>> model = Recurrent(letters, letters, embedding=8, hidden=8, fertility=1.5)
+        >>> bool((model.attend("ab", "abc").sum(0) <= 1.5001).all())
+        True
+        >>> both = ContinuousAttention(GaussianBasis.line(30), encoder=MatchedEncoder(fenchel.Gini()), combined=True)
+        >>> model = Recurrent(letters, letters, embedding=8, hidden=8, attention=both)
+        >>> model.attend("ab", "abc").shape
+        torch.Size([4, 2])
+
+    References: Peters, Niculae & Martins (2019); Malaviya, Ferreira & Martins (2018) for fertility; Martins et al.
+    (2020), section 4, for discrete and continuous attention added up.
     """
 
+    fertility: float | Tensor | nn.Module | None
     sizes = ("embedding", "hidden", "layers", "dropout")
 
     def __init__(
@@ -81,10 +120,16 @@ class Recurrent(Seq2Seq):
         hidden: int = 300,
         layers: int = 2,
         dropout: float = 0.3,
-        attention: Regularizer | None = None,
+        attention: Regularizer | ContinuousAttention | None = None,
         output: Regularizer | None = None,
+        fertility: float | Tensor | nn.Module | None = None,
     ) -> None:
-        super().__init__(source, target, hidden, attention=attention, output=output)
+        if attention is not None and not isinstance(attention, (Regularizer, ContinuousAttention)):
+            raise TypeError(f"attention must be a Regularizer or a ContinuousAttention, got {type(attention).__name__}")
+        continuous = attention if isinstance(attention, ContinuousAttention) else None
+        omega = None if isinstance(attention, ContinuousAttention) else attention
+        omega = Gini() if omega is None and fertility is not None else omega
+        super().__init__(source, target, hidden, attention=omega, output=output)
         if check_count(hidden, "hidden") % 2:
             raise ValueError(f"hidden must be even, got {hidden}")
         check_depth(layers, dropout)
@@ -95,8 +140,19 @@ class Recurrent(Seq2Seq):
         self.encoder = nn.LSTM(embedding, hidden // 2, layers, batch_first=True, bidirectional=True, dropout=between)
         widths = [embedding + hidden, *[hidden] * (layers - 1)]
         self.decoder = nn.ModuleList(nn.LSTMCell(width, hidden) for width in widths)
-        self.key = nn.Linear(hidden, hidden, bias=False)
+        self.continuous = None if continuous is None else self._own_attention(continuous)
+        scored = self.continuous is None or _reads_scores(self.continuous)
+        self.key = nn.Linear(hidden, hidden, bias=False) if scored else None
         self.context = nn.Linear(2 * hidden, hidden)
+        bounds = None if fertility is None else check_fertility(fertility, len(source))
+        if isinstance(bounds, Tensor) and not isinstance(bounds, nn.Parameter):
+            self.register_buffer("fertility", bounds)
+        else:
+            self.fertility = bounds
+        if fertility is not None:
+            if continuous is not None:
+                raise ValueError("fertility must be None with continuous attention, whose weights may be negative")
+            check_base(self.attention_omega)
 
     def encode(self, source: Source) -> State:
         embedded = self._drop(self.source_embedding(source.numbers))
@@ -107,12 +163,14 @@ class Recurrent(Seq2Seq):
         rows = memory.shape[0]
         return State(
             memory,
-            self.key(memory),
+            memory if self.key is None else self.key(memory),
             mask,
             hidden.unbind(0),
             cells.unbind(0),
             memory.new_zeros(rows, self.hidden),
             memory.new_zeros(rows, memory.shape[1]),
+            memory.new_zeros(rows, memory.shape[1]),
+            None if self.fertility is None else fertilities(self.fertility, source.numbers, memory),
         )
 
     def decode(self, state: State, inputs: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,7 +206,34 @@ class Recurrent(Seq2Seq):
             tuple(each[index] for each in state.cells),
             state.feed[index],
             state.attention[index],
+            state.coverage[index],
+            None if state.fertility is None else state.fertility[index],
         )
+
+    def coverage(self, state: State, row: int) -> Tensor:
+        """The attention that each symbol of the source of a row has received so far, (J,)."""
+        return state.coverage[row][state.mask[row, :, 0] == 0]
+
+    # -- folders -------------------------------------------------------------------------------------------------------
+
+    def settings(self) -> dict[str, Any]:
+        found = super().settings()
+        return found if self.fertility is None else found | {"fertility": describe(self.fertility, to_config)}
+
+    @property
+    def _attention(self) -> nn.Module:
+        return self.attention_omega if self.continuous is None else self.continuous
+
+    @classmethod
+    def _options(cls, settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        rest = {name: value for name, value in given.items() if name != "fertility"}
+        options = super()._options(settings, rest)
+        fertility = given.get("fertility")
+        return options | {
+            "fertility": read_fertility(settings.get("fertility"), from_config) if fertility is None else fertility
+        }
+
+    # -- parts of these ------------------------------------------------------------------------------------------------
 
     @property
     def _cells(self) -> list[nn.LSTMCell]:
@@ -174,12 +259,44 @@ class Recurrent(Seq2Seq):
             hidden.append(new_hidden)
             cells.append(new_cell)
         top = hidden[-1]
-        scores = torch.baddbmm(state.mask, state.keys, top.unsqueeze(-1)).squeeze(-1)
-        weights = self.attention_omega.argmax(scores)
-        context = torch.bmm(weights.unsqueeze(1), state.memory).squeeze(1)
+        weights, context = self._attend(top, state)
         output = torch.tanh(self.context(torch.cat([top, context], 1)))
         output = output if factor is None else output * factor
-        return State(state.memory, state.keys, state.mask, tuple(hidden), tuple(cells), output, weights)
+        coverage = state.coverage + weights
+        return replace(
+            state, hidden=tuple(hidden), cells=tuple(cells), feed=output, attention=weights, coverage=coverage
+        )
+
+    def _attend(self, top: Tensor, state: State) -> tuple[Tensor, Tensor]:
+        """Weights over the source, (N, J), and the context, (N, D), for states of the decoder (N, D)."""
+        scores = top if self.key is None else torch.baddbmm(state.mask, state.keys, top.unsqueeze(-1)).squeeze(-1)
+        if self.continuous is not None:
+            found = self.continuous.attend(state.memory, scores, state.mask.squeeze(-1) == 0)
+            return found.weights.mean(-2), found.context
+        if state.fertility is None:
+            weights = self.attention_omega.argmax(scores)
+        else:
+            weights = constrained(scores, state.fertility - state.coverage, self.attention_omega)
+        return weights, torch.bmm(weights.unsqueeze(1), state.memory).squeeze(1)
+
+    def _own_attention(self, given: ContinuousAttention) -> ContinuousAttention:
+        """A copy of continuous attention, in the precision of the model."""
+        if given.encoder is None or given.basis.dim != 1:
+            raise ValueError(f"attention must have an encoder and a basis of one dimension, got {given}")
+        heads, width = given.encoder.num_heads, getattr(given.encoder, "width", self.hidden)
+        if _reads_scores(given) and heads != 1:
+            raise ValueError(f"attention must have one head if its encoder reads scores, got {heads}")
+        if self.hidden % heads or width != self.hidden:
+            raise ValueError(
+                f"attention must have an encoder of width {self.hidden}, and heads that divide it, got width {width} "
+                f"and {heads} heads"
+            )
+        return copy.deepcopy(given).to(self.output.weight.dtype)
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
+
+
+def _reads_scores(attention: ContinuousAttention) -> bool:
+    """Whether the query of continuous attention holds the scores of the symbols, and not the state of the decoder."""
+    return attention.encoder is not None and attention.encoder.reads_scores

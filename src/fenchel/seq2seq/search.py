@@ -20,6 +20,9 @@ from fenchel.seq2seq.vocabulary import STOP
 class Stepper(Protocol):
     """A distribution over strings, computed symbol by symbol. States have one row per hypothesis.
 
+    A stepper may also have a method ``coverage(state, row)``: the attention that each part of the source of a row has
+    received so far, (J,), which a search returns with its hypotheses.
+
     Example:
         A distribution that does not depend on the source: "1" with probability ¾, "2" with ¼.
 
@@ -59,6 +62,8 @@ class Hypothesis:
         log_probability: of the string and its end, in nats.
         score: what it is ranked by: ``log_probability``, unless there is a length penalty.
         finished: False if it was cut at ``max_length``; then the probability is that of all strings with this prefix.
+        coverage: (J,), the attention that each symbol of the source has received in all steps, that of the end
+            included; None for models that do not tell.
 
     Example:
         >>> Hypothesis((2, 3), math.log(0.5), math.log(0.5)).probability
@@ -69,6 +74,7 @@ class Hypothesis:
     log_probability: float
     score: float
     finished: bool = True
+    coverage: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def probability(self) -> float:
@@ -179,9 +185,9 @@ def _search(
     state = stepper.start(sources)
     for length in range(max_length + 1):
         probabilities, state = _step(stepper, tokens, state)
-        parents, tokens, scores = _continued(probabilities, live, beam_size, rows)
+        parents, tokens, scores = _continued(probabilities, live, beam_size, rows, _Coverage(stepper, state))
         if length == max_length:
-            live.cut(parents, tokens, scores, rows)
+            live.cut(parents, tokens, scores, rows, _Coverage(stepper, state))
             break
         live, kept = _next(parents, tokens, scores, live, rows)
         if not len(kept):
@@ -220,6 +226,16 @@ def enumerate_support(
     return _search(stepper, sources, beam_size, max_length, rows) if rows else []
 
 
+class _Coverage:
+    """The coverage of a row of the states, on the CPU; None if the model does not tell."""
+
+    def __init__(self, stepper: Stepper, state: Any) -> None:
+        self.known, self.state = getattr(stepper, "coverage", None), state
+
+    def __call__(self, row: int) -> Tensor | None:
+        return None if self.known is None else self.known(self.state, row).cpu()
+
+
 def _step(stepper: Stepper, tokens: Tensor, state: Any) -> tuple[Tensor, Any]:
     probabilities, state = stepper.step(tokens, state)
     if bool(probabilities.isnan().any()):
@@ -240,16 +256,16 @@ class _Live:
     scores: Tensor
     prefixes: list[tuple[int, ...]]
 
-    def cut(self, parents: Tensor, tokens: Tensor, scores: Tensor, rows: Sequence[_Row]) -> None:
+    def cut(self, parents: Tensor, tokens: Tensor, scores: Tensor, rows: Sequence[_Row], coverage: _Coverage) -> None:
         """Record the prefixes of each source that would exceed ``max_length``."""
         for parent, _, score in zip(parents.tolist(), tokens.tolist(), scores.tolist(), strict=True):
             rows[int(self.rows[parent])].lose(score)
-        for row, prefix, score in zip(self.rows.tolist(), self.prefixes, self.scores.tolist(), strict=True):
-            rows[row].cut.append((score, prefix))
+        for number, (prefix, score) in enumerate(zip(self.prefixes, self.scores.tolist(), strict=True)):
+            rows[int(self.rows[number])].cut.append((score, prefix, coverage(number)))
 
 
 def _continued(
-    probabilities: Tensor, live: _Live, beam_size: int, rows: Sequence[_Row]
+    probabilities: Tensor, live: _Live, beam_size: int, rows: Sequence[_Row], coverage: _Coverage
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The best ``beam_size`` continuations of every source: parents, tokens and log-probabilities, in order.
 
@@ -271,7 +287,7 @@ def _continued(
     ended = _logs(probabilities[:, STOP]) + live.scores
     for number in ended.isfinite().nonzero().flatten().tolist():
         row = rows[int(live.rows[number])]
-        row.finish(live.prefixes[number], float(ended[number]), inside=bool(inside[number]))
+        row.finish(live.prefixes[number], float(ended[number]), coverage(number), inside=bool(inside[number]))
     going_on = (tokens != STOP).nonzero().flatten()
     scores, tokens, parents = scores[going_on], tokens[going_on], parents[going_on]
     source = live.rows[parents]
@@ -316,15 +332,15 @@ class _Row:
         self.finished: list[Hypothesis] = []
         self.aside: list[Hypothesis] = []
         """Strings whose end was not among the best continuations."""
-        self.cut: list[tuple[float, tuple[int, ...]]] = []
+        self.cut: list[tuple[float, tuple[int, ...], Tensor | None]] = []
         self.lost = -math.inf
         """The largest log-probability of a prefix that was pruned or cut."""
         self.tree: dict[tuple[int, ...], float] | None = {} if keep_tree else None
 
-    def finish(self, prefix: tuple[int, ...], score: float, *, inside: bool) -> None:
+    def finish(self, prefix: tuple[int, ...], score: float, coverage: Tensor | None, *, inside: bool) -> None:
         """Record a string that ended; ``inside`` tells whether its end is among the best continuations."""
         where = self.finished if inside or self.all_ends else self.aside
-        where.append(Hypothesis(prefix, score, self._ranked(score, len(prefix))))
+        where.append(Hypothesis(prefix, score, self._ranked(score, len(prefix)), coverage=coverage))
 
     def lose(self, score: float) -> None:
         """Record that prefixes with at most this log-probability are not continued."""
@@ -359,8 +375,8 @@ class _Row:
         optimal = exact or (bool(ranked) and ranked[0].score >= max(self._bound(self.lost), others))
         seen, mass = len(ended), math.fsum(each.probability for each in ended)
         if not ranked:
-            score, prefix = max(self.cut, key=lambda each: each[0], default=(-math.inf, ()))
-            ranked = [Hypothesis(prefix, score, self._ranked(score, len(prefix)), finished=False)]
+            score, prefix, coverage = max(self.cut, key=lambda each: each[0], default=(-math.inf, (), None))
+            ranked = [Hypothesis(prefix, score, self._ranked(score, len(prefix)), finished=False, coverage=coverage)]
         return Beam(tuple(ranked[: self.n_best]), exact, optimal, seen, min(mass, 1.0), self.tree or {})
 
 

@@ -22,7 +22,9 @@ PATTERNS = torch.tensor(
 )
 STARTS = torch.tensor([[0.35, 0.3], [-0.15, 0.4], [-0.45, 0.05], [0.15, -0.45]], dtype=torch.float64)
 SIDE = 1.3
-CONTOURS_AT, BASINS_AT = 4.0, 6.0
+CONTOURS_AT = 4.0
+BASINS_AT = (4.0, 10.0)
+"""The paper's."""
 BETAS = (1.0, 4.0, 10.0)
 NEAR = 0.01
 """How close to a pattern softmax, which reaches none, has to end."""
@@ -35,6 +37,16 @@ MAPS: dict[str, Regularizer] = {
     "5-normmax": Norm(5.0),
     "k_subsets 2": KSubsets(2),
 }
+
+DRAWN = {
+    4.0: "Six panels. Softmax is white throughout. Under 1.5-entmax one of six patterns has a coloured sector, and "
+    "none has a dashed circle. Under sparsemax and 2-normmax six sectors meet, each with a circle. Under 5-normmax "
+    "white strips lie between sectors. The last panel has six sectors of mixed colours, each between two neighbours.",
+    10.0: "Six panels. Under softmax three of six patterns have a coloured sector. Under 1.5-entmax, sparsemax and "
+    "both norms six sectors meet, each with a dashed circle, smaller under 1.5-entmax. The last panel has six sectors "
+    "of mixed colours, each between two neighbours.",
+}
+"""What the panels show, by β."""
 
 SUMMARY = """
 Six patterns in the plane are the whole memory. Every point is a query; an update moves it downhill, to a mixture of
@@ -58,9 +70,9 @@ def basins(context: Context) -> Result:
     """Draw energies with the paths of queries, and the basins with their certified circles; count where queries end."""
     contours = _contours()
     context.progress(0.3, "energies")
-    reached = _basins()
-    context.progress(0.6, "basins")
-    return Result(SUMMARY, figures=[contours, reached], tables=[_ends()])
+    drawn = [_basins(beta) for beta in BASINS_AT]
+    context.progress(0.8, "basins")
+    return Result(SUMMARY, figures=[contours, *drawn], tables=[_ends()])
 
 
 def grid(points: int, side: float = SIDE) -> Tensor:
@@ -143,12 +155,12 @@ def _contours() -> Figure:
     )
 
 
-def _basins() -> Figure:
+def _basins(beta: float) -> Figure:
     drawing, panels = style.panels(3, 2, height=2.05)
     points = 121
     colours = np.array([to_rgb(colour) for colour in style.PALETTE])
     for axes, (name, omega) in zip(panels, MAPS.items(), strict=True):
-        memory = Memory(PATTERNS, omega, BASINS_AT)
+        memory = Memory(PATTERNS, omega, beta)
         ends = reached(memory, grid(points), NEAR if is_dense(omega) else 1e-9).double().numpy()
         count = ends.sum(-1, keepdims=True)
         image = np.concatenate([ends @ colours / np.maximum(count, 1), 0.45 * (count > 0)], -1)
@@ -162,14 +174,11 @@ def _basins() -> Figure:
                 axes.add_patch(Circle(centre, radius, fill=False, color=style.INK, linestyle="--", linewidth=0.9))
     return Figure(
         drawing,
-        caption=f"Basins of attraction at β = {BASINS_AT:g}: the colour tells the pattern at which a query ends, the "
+        caption=f"Basins of attraction at β = {beta:g}: the colour tells the pattern at which a query ends, the "
         f"mean of two colours a pair, white a metastable state. Softmax counts within {NEAR:g}, the others exactly. "
         "Dashed: the balls from which one update retrieves exactly, as certified.",
-        alt="Six panels. Softmax is white throughout. Under 1.5-entmax five of six patterns have a coloured sector "
-        "and a small dashed circle, the sixth has neither. Under sparsemax and 2-normmax six sectors meet, with larger "
-        "circles. Under 5-normmax two white strips lie between sectors. The last panel has six sectors of mixed "
-        "colours, each between two neighbours.",
-        paper="Figures 3 and 6, right: basins at β = 4 and 10 on other patterns, without circles (the radius of "
+        alt=DRAWN[beta],
+        paper="Figures 3 and 6, right: basins at the same β on other patterns, without circles (the radius of "
         "Proposition 2 is smaller than the certified one). There too white gives way to colour as alpha grows for "
         "entmax, and comes back for normmax.",
     )

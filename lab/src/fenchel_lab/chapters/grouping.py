@@ -15,6 +15,7 @@ from fenchel_lab.report.result import Cell
 
 LENGTH, SIDE = 24, 16
 STRENGTHS = {"fusedmax": 0.2, "oscarmax": 0.022, "tvmax2d": 0.06}
+DENOISING = (0.1, 0.8, 4.0)
 SWEPT = (0.0, 0.005, 0.015, 0.05, 0.15, 0.5)
 
 SUMMARY = """
@@ -39,7 +40,7 @@ def grouping(context: Context) -> Result:
     context.progress(0.3, "scores")
     figure = _figure(sequence, image)
     context.progress(0.7, "drawn")
-    return Result(SUMMARY, figures=[figure], tables=[_counts(sequence, image)])
+    return Result(SUMMARY, figures=[figure, _denoised(context.seed)], tables=[_counts(sequence, image)])
 
 
 def signal(seed: int) -> Tensor:
@@ -110,6 +111,37 @@ def _figure(sequence: Tensor, image: Tensor) -> Figure:
         "level. Oscarmax: bars of few heights. Tvmax2d: two solid discs.",
         paper="The paper draws fusedmax and oscarmax attention over words: contiguous segments for the one, clusters "
         "of equal weight that need not be adjacent for the other. Tvmax2d is fusedmax's penalty on a grid.",
+    )
+
+
+def denoised(signal: Tensor, strength: float) -> Tensor:
+    """Total-variation denoising of a signal (n,): argmin_x ½‖x − signal‖² + strength · Σ |xᵢ₊₁ − xᵢ|, by fusedmax.
+
+    Fusedmax is the projection of this onto the simplex. Scaled down until nothing leaves the support, it is the
+    denoised signal but for a constant, and the mean of a signal does not change by denoising.
+    """
+    spread = float(signal.max() - signal.min())
+    scale = 0.5 / (len(signal) * spread) if spread else 1.0
+    p = fusedmax(scale * signal, scale * strength)
+    return (p - p.mean()) / scale + signal.mean()
+
+
+def _denoised(seed: int) -> Figure:
+    drawing, panels = style.panels(3, 1, height=1.3, sharex=True, sharey=True)
+    level = torch.tensor([0.0, 1.0, 0.4, 0.4, -0.5, 0.2], dtype=torch.float64).repeat_interleave(25)
+    noisy = level + 0.25 * _noise((len(level),), seed)
+    for axes, strength in zip(panels, DENOISING, strict=True):
+        axes.plot(noisy, ".", markersize=2.5, color=style.MUTED)
+        axes.plot(level, color=style.FAINT, linewidth=1.2)
+        axes.plot(denoised(noisy, strength), color=style.PALETTE[0], linewidth=1.4)
+        axes.set(title=f"λ = {strength:g}")
+    return Figure(
+        drawing,
+        caption="Total-variation denoising, which is inside of fusedmax: a signal of level segments (grey line) in "
+        "noise (dots), and the signal next to the dots that pays λ for every step between neighbours (blue).",
+        alt="Three panels. With a small λ the blue line follows the noise, with a larger one it is level along the "
+        "segments, with a still larger one the steps are smaller than they should be.",
+        paper="Fusedmax is this denoising followed by sparsemax (Niculae & Blondel, 2017, proposition 1).",
     )
 
 

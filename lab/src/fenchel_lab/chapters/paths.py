@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from itertools import combinations
+from typing import Any
 
 import torch
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure as Drawing
 from matplotlib.lines import Line2D
 from torch import Tensor
@@ -62,7 +64,9 @@ is highest.
 def paths(context: Context) -> Result:
     """Draw the path of every map, and count its support along the way."""
     return Result(
-        SUMMARY.format(bonus=BONUS), figures=[_figure(), _subsets()], tables=[_supports(), _thresholds(context)]
+        SUMMARY.format(bonus=BONUS),
+        figures=[_figure(), _subsets(), _surfaces()],
+        tables=[_supports(), _thresholds(context)],
     )
 
 
@@ -132,6 +136,44 @@ def _subsets() -> Figure:
         "above, others below. As it gets hotter the rest enter one after the other and the shares come closer.",
         paper="Figures 2 and 5 draw such paths for the same θ, k-hot where it is cold enough for the margin of 1, as "
         "here. The axis is ours, and so is the bonus, which the paper does not tell.",
+    )
+
+
+def _surfaces() -> Figure:
+    """The first entry of softmax and of sparsemax of [t₁, t₂, 0], over the plane."""
+    drawing = Drawing(figsize=(style.WIDTH, 2.5), layout="constrained")
+    shades = LinearSegmentedColormap.from_list("mass", [style.FAINT, style.PALETTE[0]])
+    line = torch.linspace(-3, 3, 61, dtype=torch.float64)
+    first_score, second_score = torch.meshgrid(line, line, indexing="ij")
+    scores = torch.stack([first_score, second_score, torch.zeros_like(first_score)], -1)
+    for number, (name, omega) in enumerate((("softmax", Shannon()), ("sparsemax", Gini())), 1):
+        axes: Any = drawing.add_subplot(1, 2, number, projection="3d")
+        height = omega.argmax(scores)[..., 0]
+        axes.plot_surface(
+            first_score.numpy(),
+            second_score.numpy(),
+            height.numpy(),
+            cmap=shades,
+            vmin=0,
+            vmax=1,
+            rcount=31,
+            ccount=31,
+            linewidth=0.25,
+            edgecolor=style.MUTED,
+        )
+        axes.set(xticks=[-3, 0, 3], yticks=[-3, 0, 3], zticks=[0, 0.5, 1], zlim=(0, 1))
+        axes.set_xlabel("t₁", labelpad=-6)
+        axes.set_ylabel("t₂", labelpad=-6)
+        axes.tick_params(pad=-3, labelsize=7)
+        axes.set_title(name, loc="center")
+        axes.view_init(elev=24, azim=-125)
+    return Figure(
+        drawing,
+        caption="The probability of the first of three choices with the scores [t₁, t₂, 0], over t₁ and t₂.",
+        alt="Two surfaces that rise from 0 to 1 with t₁ and fall with t₂. Softmax's is curved everywhere; sparsemax's "
+        "is made of flat pieces: a floor at 0, a ceiling at 1, and ramps between them.",
+        paper="Martins's talk draws sparsemax in two and three dimensions: piecewise linear, with plateaus at 0 and 1. "
+        "So it is here.",
     )
 
 

@@ -77,7 +77,7 @@ def two_classes(context: Context) -> Result:
         paper="Tsallis negentropies have margin 1/(α−1) for α > 1 and norm negentropies 1; cross-entropy has none. "
         "For a Fenchel-Young loss, zero loss and a one-hot map are the same event (Definition 1).",
     )
-    return Result(SUMMARY, figures=[_figure()], tables=[table])
+    return Result(SUMMARY, figures=[_figure(), _maxima()], tables=[table])
 
 
 def zero_loss_from(omega: Regularizer) -> float | None:
@@ -127,6 +127,30 @@ def _figure() -> Figure:
         "norms at 1, Hard at 0.",
         paper="The papers state the margins as formulas (table below). The talk relates them to the slope of the "
         "entropy at the corners of the simplex: the slopes at p = 0 in the top row.",
+    )
+
+
+def _maxima() -> Figure:
+    """max_Ω([t, 0]) and its slope, the first entry of argmax_Ω([t, 0])."""
+    drawing, (value, slope) = style.panels(1, 2, height=2.3)
+    t = torch.linspace(-3, 3, 601, dtype=torch.float64)
+    scores = torch.stack([t, torch.zeros_like(t)], -1)
+    for curve in (*TSALLIS, HARD):
+        value.plot(t, curve.omega.max(scores), color=curve.colour, linestyle=curve.line, label=curve.map)
+        slope.plot(t, curve.omega.argmax(scores)[:, 0], color=curve.colour, linestyle=curve.line)
+    value.set(title="max of [t, 0]", xlabel="t")
+    slope.set(title="its slope", xlabel="t", yticks=[0, 0.5, 1])
+    drawing.legend(*value.get_legend_handles_labels(), ncols=4, loc="outside upper center", columnspacing=1.2)
+    return Figure(
+        drawing,
+        caption="Smoothed maxima max_Ω([t, 0]) of two scores, and their derivatives argmax_Ω([t, 0])₁. Outside of its "
+        "margin a sparse Ω has the hard maximum and a slope of exactly 0 or 1.",
+        alt="Left, four curves that bend from 0 to the diagonal: the hard maximum with a corner at 0, sparsemax and "
+        "1.5-entmax above it near 0 and equal to it further out, softmax above it everywhere. Right, a step, a ramp "
+        "from −1 to 1, and two smooth curves from 0 to 1.",
+        paper="Blondel's slides on structured attention and differentiable dynamic programming (2019) "
+        "draw argmax, softmax and sparsemax of [t, 0] so. With Ω zero at one-hot vectors, as here, no smoothed maximum "
+        "is below the hard one.",
     )
 
 

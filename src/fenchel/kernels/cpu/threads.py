@@ -44,8 +44,8 @@ if hasattr(os, "register_at_fork"):
 
 def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int) -> None:
     """Run ``kernel(first, last, *args)`` on all rows, split among threads; arguments are arrays and integers."""
-    threads = min(torch.get_num_threads(), rows)
-    if threads < 2 or elements < SERIAL:
+    threads = 1 if elements < SERIAL else min(torch.get_num_threads(), rows)
+    if threads < 2:
         kernel(0, rows, *args)
         return
     team = None if _forked else _team()
@@ -64,6 +64,14 @@ def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any]
     words[0] = _addresses.get(tuple(key)) or _addresses.setdefault(tuple(key), _compile(kernel, args))
     block = np.array(words, dtype=np.int64)
     team(_trampoline(len(words) - 4), block.__array_interface__["data"][0], threads, 0)
+
+
+def entry_point(kernel: Any, *args: np.ndarray[Any, Any] | int) -> Callable[..., None]:
+    """The compiled code of a kernel for arguments of these types, which it must be called with: it does not look."""
+    signature = tuple(map(typeof, args))
+    kernel.compile(signature)
+    found: Callable[..., None] = kernel.overloads[signature].entry_point
+    return found
 
 
 def _over_pool(kernel: Any, rows: int, threads: int, args: tuple[Any, ...]) -> None:

@@ -75,7 +75,7 @@ def _splat(builder: Any, value: Any, lanes: int) -> Any:
     return builder.shuffle_vector(builder.insert_element(nothing, value, _I32(0)), nothing, _indices([0] * lanes))
 
 
-def _address(context: Any, builder: Any, kind: Any, array: Any, index: Any, like: Any) -> Any:
+def address(context: Any, builder: Any, kind: Any, array: Any, index: Any, like: Any) -> Any:
     """Where a vector begins in an array."""
     data = context.make_array(kind)(context, builder, array).data
     return builder.bitcast(builder.gep(data, [index]), like.as_pointer())
@@ -186,7 +186,7 @@ def _load(typingctx: Any, x: Any, i: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = context.get_value_type(vector)
-        return builder.load(_address(context, builder, sig.args[0], args[0], args[1], kind), align=_size(kind))
+        return builder.load(address(context, builder, sig.args[0], args[0], args[1], kind), align=_size(kind))
 
     return vector(x, types.intp), codegen
 
@@ -199,7 +199,7 @@ def _load_part(typingctx: Any, x: Any, i: Any, count: Any, fill: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = context.get_value_type(vector)
-        place = _address(context, builder, sig.args[0], args[0], args[1], kind)
+        place = address(context, builder, sig.args[0], args[0], args[1], kind)
         mask, rest = _first(builder, vector.lanes, args[2]), _splat(builder, args[3], vector.lanes)
         name = f"llvm.masked.load.{suffix(kind)}.p0"
         return call(builder, name, kind, [place, _I32(_size(kind)), mask, rest])
@@ -214,7 +214,7 @@ def _store(typingctx: Any, x: Any, i: Any, v: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = args[2].type
-        builder.store(args[2], _address(context, builder, sig.args[0], args[0], args[1], kind), align=_size(kind))
+        builder.store(args[2], address(context, builder, sig.args[0], args[0], args[1], kind), align=_size(kind))
         return context.get_dummy_value()
 
     return types.void(x, types.intp, v), codegen
@@ -227,7 +227,7 @@ def _store_part(typingctx: Any, x: Any, i: Any, v: Any, count: Any) -> Any:
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         kind = args[2].type
-        place = _address(context, builder, sig.args[0], args[0], args[1], kind)
+        place = address(context, builder, sig.args[0], args[0], args[1], kind)
         mask = _first(builder, v.lanes, args[3])
         name = f"llvm.masked.store.{suffix(kind)}.p0"
         call(builder, name, ir.VoidType(), [args[2], place, _I32(_size(kind)), mask])
@@ -445,10 +445,10 @@ def _load_square(typingctx: Any, x: Any, i: Any, stride: Any, columns: Any, j: A
         rows = []
         for r in range(vector.lanes):
             place = builder.add(args[1], builder.mul(_I64(r), args[2]))
-            rows.append(builder.load(_address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
+            rows.append(builder.load(address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
         for k, column in enumerate(_transposed(builder, rows)):
             place = builder.add(args[4], _I64(k * vector.lanes))
-            builder.store(column, _address(context, builder, sig.args[3], args[3], place, kind), align=_size(kind))
+            builder.store(column, address(context, builder, sig.args[3], args[3], place, kind), align=_size(kind))
         return context.get_dummy_value()
 
     return types.void(x, types.intp, types.intp, columns, types.intp), codegen
@@ -465,10 +465,10 @@ def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: 
         found = []
         for k in range(vector.lanes):
             place = builder.add(args[1], _I64(k * vector.lanes))
-            found.append(builder.load(_address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
+            found.append(builder.load(address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
         for r, row in enumerate(_transposed(builder, found)):
             place = builder.add(args[3], builder.mul(_I64(r), args[4]))
-            builder.store(row, _address(context, builder, sig.args[2], args[2], place, kind), align=_size(kind))
+            builder.store(row, address(context, builder, sig.args[2], args[2], place, kind), align=_size(kind))
         return context.get_dummy_value()
 
     return types.void(columns, types.intp, x, types.intp, types.intp), codegen

@@ -1,8 +1,9 @@
-"""Continuous attention, beside attention to words."""
+"""Continuous attention, beside attention to words; and a long memory over a million tokens."""
 
 from __future__ import annotations
 
 import copy
+import time
 
 import torch
 from torch import Tensor
@@ -11,19 +12,22 @@ from fenchel.continuous import (
     ContinuousAttention,
     Encoder,
     GaussianBasis,
+    LongMemory,
     MatchedEncoder,
     PooledEncoder,
     expectation,
 )
+from fenchel.nn import LongMemoryAttention
 from fenchel_lab.bench.inputs import bounds, normal
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
 
 DOCUMENTS, WORDS, FUNCTIONS = 256, 512, 128
+CHUNK, CHUNKS, WINDOW = 512, 1954, 100  # 1,954 chunks of 512 are a million tokens
 
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_continuous(), _plane()]
+    return [_continuous(), _plane(), _long()]
 
 
 def _continuous() -> Workload:
@@ -84,4 +88,45 @@ def _plane() -> Workload:
             )
         ],
         [Goal("expectation 2", 10.0, "expectation 1", "largest")],
+    )
+
+
+def _long() -> Workload:
+    """A layer with a long memory reads a million tokens: the last chunks must cost what the first ones do.
+
+    The memory that is measured is what a stream of a million tokens needs beyond one of two hundred chunks.
+    """
+    early, late = f"chunks {WINDOW + 1} to {2 * WINDOW}", f"last {WINDOW} chunks"
+
+    def stream(count: int) -> Tensor:
+        torch.manual_seed(0)
+        basis = GaussianBasis.line(FUNCTIONS, widths=(0.02, 0.05))
+        memory = LongMemory(basis, 64, 4, alpha=1.0, contraction=0.75, sticky=True)
+        layer, state = LongMemoryAttention(memory, recent=CHUNK).eval(), None
+        chunk, seconds = normal(1, CHUNK, 64), 0.0
+        with torch.no_grad():
+            for number in range(count):
+                if number == count - WINDOW:
+                    seconds = time.process_time()
+                state = layer(chunk, state).state
+        return torch.tensor(time.process_time() - seconds)
+
+    return Workload(
+        "long memory",
+        f"causal attention to chunks of {CHUNK} × 64 and a sticky long memory of {FUNCTIONS} functions: processor time "
+        f"of {WINDOW} chunks",
+        [
+            Contestant(early, lambda count: stream(2 * WINDOW)),
+            Contestant(late, lambda count: stream(int(count))),
+        ],
+        [
+            Case(
+                f"{CHUNK * CHUNKS:,} tokens",
+                lambda: (torch.tensor(CHUNKS),),
+                backward=False,
+                small=lambda: (torch.tensor(2 * WINDOW),),
+            )
+        ],
+        [Goal(late, 1.25, early, "largest"), Goal(late, 16 * 2**20, statistic="memory")],
+        stopwatch=True,
     )

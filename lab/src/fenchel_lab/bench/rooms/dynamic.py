@@ -17,7 +17,17 @@ CHAINS, STEPS, STATES = 64, 50, 20
 
 def workloads() -> list[Workload]:
     """In the order of the report."""
-    return [_chain(), _tagging(), _growth(), _decode(), _alignment(), _soft_dtw(), _monotonic()]
+    return [
+        _chain(),
+        _tagging(),
+        _growth(),
+        _decode(),
+        _alignment(),
+        _soft_dtw(),
+        _monotonic(),
+        _trees(),
+        _inside(),
+    ]
 
 
 def _chain() -> Workload:
@@ -150,6 +160,43 @@ def _alignment() -> Workload:
             Goal(ours, 1 / 4, "pysdtw", "largest"),
             Goal(sparse, 2.5, ours, "largest"),
         ],
+    )
+
+
+def _trees() -> Workload:
+    def torch_struct(package: Any, scores: Tensor) -> Tensor:
+        expected: Tensor = package.TreeCRF(scores.unsqueeze(-1)).marginals
+        return expected
+
+    ours, sparse = "Constituency, Shannon", "Constituency, Gini"
+    return Workload(
+        "trees",
+        "expected binary trees over words (inside-outside)",
+        [
+            Contestant(ours, lambda s: fenchel.dp.Constituency(s).marginals),
+            Contestant(sparse, lambda s: fenchel.dp.Constituency(s, omega=fenchel.Gini()).marginals),
+            peer("torch_struct", "torch-struct", torch_struct),
+        ],
+        [Case("32 × 20 words", lambda: (normal(32, 20, 20),), backward=False, grad=False)],
+        [Goal(ours, 1 / 30, "torch-struct", "largest"), Goal(sparse, 2.5, ours, "largest")],
+    )
+
+
+def _inside() -> Workload:
+    def torch_struct(package: Any, scores: Tensor) -> Tensor:
+        total: Tensor = package.TreeCRF(scores.unsqueeze(-1)).partition.sum()
+        return total
+
+    ours = "Constituency, Shannon"
+    return Workload(
+        "inside",
+        "log-partition functions of binary trees over words, forward and backward",
+        [
+            Contestant(ours, lambda s: fenchel.dp.Constituency(s).value.sum()),
+            peer("torch_struct", "torch-struct", torch_struct),
+        ],
+        [Case("32 × 20 words", lambda: (normal(32, 20, 20),))],
+        [Goal(ours, 1 / 10, "torch-struct", "largest")],
     )
 
 

@@ -14,10 +14,10 @@ import numpy as np
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.newton import GROUP, approach
-from fenchel.kernels.cpu.maps.places import fill, list_above, load_row_part
+from fenchel.kernels.cpu.maps.places import list_above, load_row_part
 
-LANES_WIDTH = 512
-"""Up to this width every row is a lane; the rows beside it take no more time than one alone."""
+NARROW_WIDTH = 512
+"""Up to this width as many rows as a vector has lanes are solved together, by ``batches``."""
 
 _COARSE = 4 * GROUP  # vectors of maxima that are solved for a first level
 
@@ -30,10 +30,9 @@ def padded(vectors: int) -> int:
 
 @strict_helper
 def workspace(n: int, like: Any) -> Any:
-    """Room for scores, weights, maxima and parameters of a row or of lanes, on vector boundaries, and for places."""
+    """Room for scores, weights, maxima and parameters of a row, on vector boundaries, and for places."""
     lanes = vec.lanes(like)
-    size = padded(n) if n <= LANES_WIDTH else padded((n + lanes - 1) // lanes)
-    return room_of(size, like), np.empty(n if n > LANES_WIDTH else 0, np.int32)
+    return room_of(padded((n + lanes - 1) // lanes), like), np.empty(n, np.int32)
 
 
 @strict_helper
@@ -45,42 +44,6 @@ def room_of(size: int, like: Any) -> Any:
     room = room[vec.to_boundary(room) :]
     first, second, third = size * lanes, 2 * size * lanes, (2 * size + tops) * lanes
     return room[:first], room[first:second], room[second:third], room[third:]
-
-
-@strict_helper
-def load_lanes(x: Any, row: int, rows: int, z: Any) -> Any:
-    """Rows from ``row`` on as lanes, the last of them repeated; returns the number of vectors."""
-    n, lanes = x.shape[1], vec.lanes(x)
-    if rows == lanes and n >= lanes:
-        for column in range(0, n - lanes + 1, lanes):
-            vec.load_square(x, row * n + column, n, z, column * lanes)
-        if n % lanes:
-            vec.load_square(x, row * n + n - lanes, n, z, (n - lanes) * lanes)
-    else:
-        for r in range(lanes):
-            source = x[row + min(r, rows - 1)]
-            for i in range(n):
-                z[i * lanes + r] = source[i]
-    m = padded(n)
-    for i in range(n * lanes, m * lanes):
-        z[i] = -np.inf
-    return m
-
-
-@strict_helper
-def store_lanes(w: Any, out: Any, row: int, rows: int) -> None:
-    """Write lanes back to rows."""
-    n, lanes = out.shape[1], vec.lanes(out)
-    if rows == lanes and n >= lanes:
-        for column in range(0, n - lanes + 1, lanes):
-            vec.store_square(w, column * lanes, out, row * n + column, n)
-        if n % lanes:
-            vec.store_square(w, (n - lanes) * lanes, out, row * n + n - lanes, n)
-    else:
-        for r in range(rows):
-            target = out[row + r]
-            for i in range(n):
-                target[i] = w[i * lanes + r]
 
 
 @strict_helper
@@ -130,25 +93,6 @@ def gather_candidates(x: Any, start: int, top: Any, index: Any, count: int, z: A
     for k in range(count, m * lanes):
         z[k] = -np.inf
     return pad(z, m)
-
-
-@strict_helper
-def store_candidates(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
-    """Write the candidates of a row to their places, and zeros elsewhere."""
-    fill(out, start, n, 0)
-    for i in range(count):
-        out[start + index[i]] = w[i]
-
-
-@strict_helper
-def store_row(w: Any, out: Any, start: int, n: int) -> None:
-    """Write one row back."""
-    lanes = vec.lanes(out)
-    for i in range(0, n - lanes + 1, lanes):
-        vec.store(out, start + i, vec.load(w, i))
-    rest = n % lanes
-    if rest:
-        vec.store_part(out, start + n - rest, vec.load(w, n - rest), rest)
 
 
 @strict_helper

@@ -93,25 +93,21 @@ def _numbers(c: float, norm: bool) -> tuple[float, float, float, float]:
     return c, 1.0 - c, 1.0 if c < SOFT else 0.0, 0.0 if c < SOFT else -1.0 / c
 
 
-def reach_of(rule: Any, level: Any, room: Any) -> Any:
-    """How far below the largest score of the row in lane 0 entries may have mass, at this level: a number ≤ 0."""
+def reach_of(rule: Any, level: Any) -> Any:
+    """How far below the largest score of a row entries may have mass, at this level, by lanes: numbers ≤ 0."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(reach_of, strict=False, jit_options=INLINED)
-def _reach_of(rule: Any, level: Any, room: Any) -> Any:
-    return _reach_by_logarithms if len(rule) == 3 else _reach
+def _reach_of(rule: Any, level: Any) -> Any:
+    return _reach_by_logarithms if len(rule) == 3 else lambda rule, level: level
 
 
-def _reach(rule: Any, level: Any, room: Any) -> Any:
-    return vec.first_lane(level)
-
-
-def _reach_by_logarithms(rule: Any, level: Any, room: Any) -> Any:
-    scale, base = vec.first_lane(rule[0]), vec.first_lane(rule[2])
-    if scale <= 0:
-        return room.dtype.type(-np.inf)
-    return vec.first_lane(level) - (room.dtype.type(1.00001) / scale if base > 0 else room.dtype.type(0))
+def _reach_by_logarithms(rule: Any, level: Any) -> Any:
+    scale, base = rule[0], rule[2]
+    sparse = scale > 0.0
+    reach = vec.select(base > 0.5, 1.00001 / vec.select(sparse, scale, 1.0), 0.0)
+    return vec.select(sparse, level - reach, -np.inf)
 
 
 def offset_of(rule: Any, level: Any) -> Any:

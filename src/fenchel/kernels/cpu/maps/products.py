@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -13,52 +12,68 @@ from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 from fenchel.kernels.cpu.maps.parameters import power_at
 from fenchel.kernels.cpu.maps.steep import steep_product, steep_room
+from fenchel.kernels.cpu.maps.stores import finish_streams, is_streamed, matrix, put, stream_zeros
+from fenchel.kernels.cpu.maps.values import moments
 
 _GROUP = 8  # vectors whose sum is in the precision of the rows
 _DENSE = 1024  # up to this width a row is not searched for vectors without support
 
 
 @strict
-def entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
-    """J v = s(v − ⟨s, v⟩/‖s‖₁) with s = p^(1−c) on the support, for each row."""
-    n = p.shape[1]
-    live = np.empty(n // vec.lanes(p) + 1, np.int32)
+def entmax_product(
+    first: int, last: int, chosen: int, changes: int, target: int, size: int, n: int, powers: Any, like: Any
+) -> None:
+    """J v = s(v − ⟨s, v⟩/‖s‖₁) with s = p^(1−c) on the support, for each row.
+
+    p, v and the result are at addresses: see ``stores.matrix``.
+    """
+    p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
+    room = product_room(n, p)
     for row in range(first, last):
-        product_of_row(p, row * n, n, powers, row, v, out, live)
+        product_of_row(p, row * n, n, powers, row, v, out, room)
+    finish_streams()
+
+
+@strict_helper
+def product_room(n: int, like: Any) -> Any:
+    """Room for a list of the vectors of a row, and for what is kept of them."""
+    return np.empty(n // vec.lanes(like) + 1, np.int32), np.empty(n if n > _DENSE else 0, like.dtype)
 
 
 @strict
-def steep_entmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+def steep_entmax_product(
+    first: int, last: int, chosen: int, changes: int, target: int, size: int, n: int, powers: Any, like: Any
+) -> None:
     """As ``entmax_product`` for one c > 1, ∞ included."""
-    n = p.shape[1]
+    p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
     room = steep_room(n)
     for row in range(first, last):
         steep_product(p.reshape(-1), row * n, n, powers[0], v.reshape(-1), out.reshape(-1), room)
 
 
-def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
-    """``entmax_product`` of one row, n entries from ``start`` on; with room for a list of vectors."""
+def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
+    """``entmax_product`` of one row, n entries from ``start`` on; the room is that of ``product_room``."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(product_of_row, strict=False, jit_options=INLINED)
-def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, out: Any, live: Any) -> Any:
+def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, out: Any, room: Any) -> Any:
     return _flat_product if powers.ndim == 1 else _any_product
 
 
-def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
+def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     c = power_at(powers, row)
     if c > 1.0:
         steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), steep_room(n))
     else:
-        _flat_product_of(p, start, n, powers, row, v, out, live)
+        _flat_product_of(p, start, n, powers, row, v, out, room)
 
 
-def _flat_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
+def _flat_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     if n <= _DENSE:
         _dense_product(p, start, n, powers, row, v, out)
     else:
-        _sparse_product(p, start, n, powers, row, v, out, live)
+        _sparse_product(p, start, n, powers, row, v, out, room)
 
 
 @strict_helper
@@ -85,7 +100,7 @@ def _dense_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, ou
     if rest:
         vec.store_part(out, end, vec.select(s > 0.0, s * (g - mean), s), rest)
     for i in range(start, end, lanes):
-        s = curvature_again(powers, out, i, p, power)
+        s = curvature_again(powers, out, i, p, i, power)
         vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
 
 
@@ -96,12 +111,14 @@ def _mean(mass: Any, along: Any) -> Any:
 
 
 @strict_helper
-def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, live: Any) -> None:
+def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     """Of a wide row look at those vectors alone that are not all zero."""
+    live, kept = room
     lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
     power = curvature_power(powers, row, zero)
-    size, whole = _live_vectors(p, start, n, live, out), n // lanes
+    streamed = is_streamed(out, n)
+    size, whole = _live_vectors(p, start, n, live, out, streamed), n // lanes
     mass, along = vec.widen(zero), vec.widen(zero)
     for first_of_group in range(0, size, _GROUP):
         m, a = zero, zero
@@ -109,7 +126,7 @@ def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, o
             i = start + live[j] * lanes
             q = vec.load(p, i)
             s = curvature(powers, q, power)
-            keep_curvature(powers, out, i, s)
+            keep_curvature(powers, kept, j * lanes, s)
             m += s
             a += s * vec.select(q > 0.0, vec.load(v, i), zero)
         mass, along = mass + vec.widen(m), along + vec.widen(a)
@@ -123,18 +140,24 @@ def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, o
     mean = vec.narrow(_mean(vec.sum_everywhere(mass), vec.sum_everywhere(along)), zero)
     if rest:
         vec.store_part(out, i, vec.select(s > 0.0, s * (g - mean), s), rest)
+    end = start
     for j in range(size):
         i = start + live[j] * lanes
-        s = curvature_again(powers, out, i, p, power)
-        vec.store(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s))
+        if streamed:
+            stream_zeros(out, end, i)
+        s = curvature_again(powers, kept, j * lanes, p, i, power)
+        put(out, i, vec.select(s > 0.0, s * (vec.load(v, i) - mean), s), streamed)
+        end = i + lanes
+    if streamed:
+        stream_zeros(out, end, start + whole * lanes)
 
 
 _flat_product_of = strict_helper(_flat_product)
 
 
 @strict_helper
-def _live_vectors(p: Any, start: int, n: int, live: Any, out: Any) -> Any:
-    """List the vectors of a row that are not all zero, all of a narrow one; the products of the others are set to 0."""
+def _live_vectors(p: Any, start: int, n: int, live: Any, out: Any, streamed: bool) -> Any:
+    """List the vectors of a row that are not all zero, all of a narrow one; the others are set to 0 if not streamed."""
     lanes = vec.lanes(p)
     whole = n // lanes
     if n <= _DENSE:
@@ -145,7 +168,8 @@ def _live_vectors(p: Any, start: int, n: int, live: Any, out: Any) -> Any:
     size = 0
     for k in range(whole):
         q = vec.load(p, start + k * lanes)
-        vec.store(out, start + k * lanes, zero)
+        if not streamed:
+            vec.store(out, start + k * lanes, zero)
         live[size] = k
         size += 1 if vec.any_lane((q > 0.0) | vec.unordered(q, q)) else 0
     return size
@@ -179,44 +203,53 @@ def _curvature(powers: Any, q: Any, power: Any) -> Any:
     return lambda powers, q, power: vec.select(q > 0.0, vec.exp2(power * vec.log2(vec.maximum(q, 1e-37))), q)
 
 
-def keep_curvature(powers: Any, out: Any, i: int, s: Any) -> None:
-    """Leave s where the product will stand, if it takes a power."""
+def keep_curvature(powers: Any, kept: Any, k: int, s: Any) -> None:
+    """Keep s at element k, if it takes a power or a root."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(keep_curvature, strict=False, jit_options=INLINED)
-def _keep_curvature(powers: Any, out: Any, i: Any, s: Any) -> Any:
-    if isinstance(powers.dtype, types.Integer):
-        return lambda powers, out, i, s: None
-    return lambda powers, out, i, s: vec.store(out, i, s)
+def _keep_curvature(powers: Any, kept: Any, k: Any, s: Any) -> Any:
+    if _is_cheap(powers):
+        return lambda powers, kept, k, s: None
+    return lambda powers, kept, k, s: vec.store(kept, k, s)
 
 
-def curvature_again(powers: Any, out: Any, i: int, p: Any, power: Any) -> Any:
-    """s as it was kept, or computed once more."""
+def curvature_again(powers: Any, kept: Any, k: int, p: Any, i: int, power: Any) -> Any:
+    """s as it was kept at element k, or computed once more from p at element i."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(curvature_again, strict=False, jit_options=INLINED)
-def _curvature_again(powers: Any, out: Any, i: Any, p: Any, power: Any) -> Any:
-    if isinstance(powers.dtype, types.Integer):
-        return lambda powers, out, i, p, power: curvature(powers, vec.load(p, i), power)
-    return lambda powers, out, i, p, power: vec.load(out, i)
+def _curvature_again(powers: Any, kept: Any, k: Any, p: Any, i: Any, power: Any) -> Any:
+    if _is_cheap(powers):
+        return lambda powers, kept, k, p, i, power: curvature(powers, vec.load(p, i), power)
+    return lambda powers, kept, k, p, i, power: vec.load(kept, k)
+
+
+def _is_cheap(powers: Any) -> bool:
+    """Whether s is p itself, or 1."""
+    return powers.dtype in (types.int8, types.int32)
 
 
 @strict
-def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
+def normmax_product(
+    first: int, last: int, chosen: int, changes: int, target: int, size: int, n: int, powers: Any, like: Any
+) -> None:
     """J v = (N/c)(I − p1ᵀ) diag((p/N)^(1−c)) (I − 1pᵀ) v with N = ‖p‖_α, for each row; 0 at α = ∞.
 
     With m the largest probability, w = (p/m)^(1−c) is the one power that is needed: (p/m)^α = (p/m)²/w.
     """
-    n, lanes = p.shape[1], vec.lanes(p)
+    p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
+    lanes = vec.lanes(p)
     kind = p.dtype.type
     zero = vec.splat(kind(0))
     live = np.empty(n // lanes + 1, np.int32)
     for row in range(first, last):
         start = row * n
         c = norm_exponent(powers, row)
-        size, whole = _live_vectors(p, start, n, live, out), n // lanes
+        streamed = is_streamed(out, n)
+        size, whole = _live_vectors(p, start, n, live, out, streamed), n // lanes
         rest = n - whole * lanes
         tail = start + whole * lanes
         last_p, last_v = vec.load_part(p, tail, rest, 0.0), vec.load_part(v, tail, rest, 0.0)
@@ -243,15 +276,22 @@ def normmax_product(first: int, last: int, p: Any, powers: Any, v: Any, out: Any
             norm = powered ** (1.0 / (1.0 + c))  # of p/m
             factor = np.float64(top) / c * norm**c
         slope, mean, balance = kind(factor), kind(along), kind(factor * (weighted - along * weight))
+        end = start
         for j in range(size):
             i = start + live[j] * lanes
+            if streamed:
+                stream_zeros(out, end, i)
             q = vec.load(p, i)
             w = relative_weight(powers, q, inverse, c)
-            vec.store(out, i, vec.select(q > 0.0, slope * w * (vec.load(v, i) - mean) - q * balance, q))
+            put(out, i, vec.select(q > 0.0, slope * w * (vec.load(v, i) - mean) - q * balance, q), streamed)
+            end = i + lanes
+        if streamed:
+            stream_zeros(out, end, tail)
         if rest:
             w = relative_weight(powers, last_p, inverse, c)
             found = vec.select(last_p > 0.0, slope * w * (last_v - mean) - last_p * balance, last_p)
             vec.store_part(out, tail, found, rest)
+    finish_streams()
 
 
 @strict_helper
@@ -313,13 +353,13 @@ def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -
     n = p.shape[1]
     shares, given = p.reshape(-1), v.reshape(-1)
     slopes, products = np.empty(n, p.dtype), np.empty(n, p.dtype)
-    live = np.empty(n // vec.lanes(p) + 1, np.int32)
+    room = product_room(n, p)
     for row in range(first, last):
         total = 0.0
         if powers[row, 0] != np.inf:
             q = shares[row * n : row * n + n]
             sensitivities(q, 0, n, powers[row, 0], slopes)
-            product_of_row(q, 0, n, powers, row, slopes, products, live)
+            product_of_row(q, 0, n, powers, row, slopes, products, room)
             total = dot_on_support(q, 0, n, given[row * n : row * n + n], products)
         out[row] = -total
 
@@ -337,20 +377,12 @@ def dot_on_support(p: Any, start: int, n: int, v: Any, w: Any) -> Any:
     return vec.sum_lanes(total)
 
 
-_MOMENTS = tuple(1 / (math.factorial(k) * (k + 2)) for k in range(19))
-
-
 @strict_helper
 def sensitivities(p: Any, start: int, n: int, c: float, out: Any) -> None:
-    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p, by its series near x = 0; 0 where p = 0."""
+    """∂ ln_c(p)/∂c = log²p ∫₀¹ t exp(xt) dt at x = c·log p, of n entries from ``start`` on; 0 where p = 0."""
     lanes = vec.lanes(p)
-    for i in range(start, start + n, lanes):
-        count = min(lanes, start + n - i)
-        q = vec.load_part(p, i, count, 0.0)
-        log = vec.log2(vec.maximum(q, 1e-37)) * math.log(2.0)
-        x = log * c
-        small = vec.minimum(vec.maximum(x, -1.0), 1.0)
-        near = vec.polynomial(small, _MOMENTS)
-        far = (1.0 + (x - 1.0) * vec.exp2(x * (1 / math.log(2.0)))) / (x * x)
-        moment = vec.select((x > 1.0) | (x < -1.0), far, near)
+    for i in range(0, n, lanes):
+        count = min(lanes, n - i)
+        q = vec.load_part(p, start + i, count, 0.0)
+        log, _, moment = moments(q, c)
         vec.store_part(out, i, vec.select(q > 0.0, log * log * moment, q), count)

@@ -5,53 +5,26 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray  # type: ignore[attr-defined]
 from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, store_batch
 from fenchel.kernels.cpu.maps.blocks import (
     filter_candidates,
     gather_candidates,
-    group_maxima,
-    load_lanes,
     load_row,
     padded,
     rough_level,
     row_maxima,
     shift,
-    store_candidates,
-    store_lanes,
-    store_row,
     workspace,
 )
 from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
 from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, reach_of, rule_of, scale_of
 from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
-
-
-@strict_helper
-def solve_lanes(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any) -> Any:
-    """p of narrow rows, one per lane, in the workspace.
-
-    Returns:
-        the number of vectors, the largest score, the rule of the rows and the offset A of their level, by lanes.
-    """
-    z, w, tops, numbers = room
-    rule, level = rule_of(powers, row, rows, norm, numbers)
-    m = load_lanes(x, row, rows, z)
-    top, bad = group_maxima(z, 0, m, tops)
-    bad = bad | (top == np.inf)
-    # Rows with NaN or +inf, and empty ones, become rows without any entry.
-    safe = vec.select(bad, np.inf, vec.select(top > -np.inf, top, 0.0))
-    shift(z, m, safe)
-    shift(tops, m // GROUP, safe)
-    level = rough_level(tops, m // GROUP, False, rule, level)
-    offset = _finish(z, m, False, rule, norm, level, w)
-    if vec.any_lane(bad):
-        _spoil(w, m, bad)
-    return m, top, rule, offset
+from fenchel.kernels.cpu.maps.stores import finish_streams, matrix, store_candidates, store_row
 
 
 @strict_helper
@@ -73,7 +46,7 @@ def solve_row(x: Any, start: int, n: int, powers: Any, row: int, norm: bool, roo
         return m, -1, top, rule, vec.widen(level)
     shift(tops, groups, top)
     level = rough_level(tops, groups, True, rule, level)
-    count = filter_candidates(x, start, n, top, reach_of(rule, level, x), tops, groups, index)
+    count = filter_candidates(x, start, n, top, reach_of(rule, level), tops, groups, index)
     m = gather_candidates(x, start, top, index, count, z) if count >= 0 else load_row(x, start, n, top, z)
     return m, count, top, rule, _finish(z, m, True, rule, norm, level, w)
 
@@ -95,43 +68,38 @@ def _rescale(w: Any, m: int, factor: Any) -> None:
         vec.store(w, i, vec.load(w, i) * factor)
 
 
-@strict_helper
-def _spoil(w: Any, m: int, bad: Any) -> None:
-    """NaN in place of the rows that are bad."""
-    lanes = vec.lanes(w)
-    for i in range(0, m * lanes, lanes):
-        vec.store(w, i, vec.select(bad, np.nan, vec.load(w, i)))
-
-
 @strict
 def argmax_of_narrow(
-    first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
-    """α-entmax of each row, or α-normmax if ``norm``, of rows up to LANES_WIDTH.
+    """α-entmax of each row, or α-normmax if ``norm``, of rows up to NARROW_WIDTH.
 
-    Scores and results are n floats per row at an address, of the type of ``like``: to lay out arrays takes longer than
-    a row.
+    Scores and results are at addresses: see ``stores.matrix``.
     """
-    x, out = carray(vec.pointer(source, like), (last, n)), carray(vec.pointer(target, like), (last, n))
-    room, _ = workspace(n, x)
+    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
+    room = batch_room(n, x)
     for row in range(first, last, vec.lanes(x)):
         rows = min(vec.lanes(x), last - row)
-        solve_lanes(x, row, rows, powers, norm != 0, room)
-        store_lanes(room[1], out, row, rows)
+        _, _, _, rule, _ = solve_batch(x, row, rows, powers, norm != 0, room)
+        store_batch(x, row, rows, rule, norm != 0, room, out)
         if norm == 0:
             steep_rows(x.reshape(-1), n, row, rows, powers, out.reshape(-1))
+    finish_streams()
 
 
 @strict
-def argmax_of_wide(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
+def argmax_of_wide(
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
+) -> None:
     """As ``argmax_of_narrow`` for wider rows."""
-    x, out = carray(vec.pointer(source, like), last * n), carray(vec.pointer(target, like), last * n)
+    x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):
         _, count, _, _, _ = solve_row(x, row * n, n, powers, row, norm != 0, room, index)
         _store(room[1], count, index, out, row * n, n)
         if norm == 0:
             steep_rows(x, n, row, 1, powers, out)
+    finish_streams()
 
 
 @strict_helper
@@ -148,18 +116,20 @@ def loss_of_narrow(
 ) -> None:
     """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
     lanes = vec.lanes(x)
-    room, _ = workspace(x.shape[1], x)
-    z, w, values, _ = room
+    room = batch_room(x.shape[1], x)
+    z, w, values = room[:3]
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
-        m, top, rule, offset = solve_lanes(x, row, rows, powers, norm != 0, room)
+        m, top, bad, rule, offset = solve_batch(x, row, rows, powers, norm != 0, room)
         value = offset if norm else _maximum(rule, offset, _along(w, z, m))
-        vec.store(values, 0, vec.narrow(vec.maximum(value, 0.0), top))
+        value = vec.narrow(vec.maximum(value, 0.0), top)
+        vec.store(values, 0, vec.select(bad, np.nan, value))
         vec.store(values, lanes, top)
         if residual.size > 0:
-            store_lanes(w, residual, row, rows)
+            store_batch(x, row, rows, rule, norm != 0, room, residual)
         for r in range(rows):
-            finish_loss(row + r, x, values[r], values[lanes + r], w[r], target, loss, residual)
+            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+    finish_streams()
 
 
 @strict
@@ -175,6 +145,7 @@ def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: 
         if residual.size > 0:
             _store(w, count, index, out, row * n, n)
         finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss, residual)
+    finish_streams()
 
 
 @strict_helper
@@ -247,19 +218,23 @@ def _steep_rows_of(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -
 @strict_helper
 def _store_steep(room: Any, count: int, out: Any, start: int, n: int) -> None:
     _, p, index = room
-    fill(out, start, n, np.nan if count < 0 else 0.0)
-    for i in range(count):
-        out[start + index[i]] = p[i]
+    if count < 0:
+        fill(out, start, n, np.nan)
+    else:
+        store_candidates(p, count, index, out, start, n)
 
 
 @strict
-def steep_argmax(first: int, last: int, source: int, target: int, n: int, norm: int, powers: Any, like: Any) -> None:
+def steep_argmax(
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
+) -> None:
     """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
-    x, out = carray(vec.pointer(source, like), last * n), carray(vec.pointer(target, like), last * n)
+    x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room = steep_room(n)
     for row in range(first, last):
         count, _, _ = steep_entmax(x, row * n, n, powers[0], room)
         _store_steep(room, count, out, row * n, n)
+    finish_streams()
 
 
 @strict

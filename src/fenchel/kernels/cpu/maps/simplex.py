@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.maps import products, rows
-from fenchel.kernels.cpu.maps.blocks import LANES_WIDTH
+from fenchel.kernels.cpu.maps import products, rows, values
+from fenchel.kernels.cpu.maps.blocks import NARROW_WIDTH
 from fenchel.kernels.cpu.maps.parameters import SOFTMAX, parameters
-from fenchel.kernels.cpu.threads import over_rows
+from fenchel.kernels.cpu.threads import SERIAL, entry_point, over_rows
 
 _LIKE: dict[torch.dtype, np.ndarray[Any, Any]] = {
     torch.float32: np.empty(0, np.float32),
@@ -24,24 +24,42 @@ _NARROW = rows.argmax_of_narrow, rows.loss_of_narrow
 _WIDE = rows.argmax_of_wide, rows.loss_of_wide
 _STEEP = rows.steep_argmax, rows.steep_class_loss
 
+# What a small entmax calls: compiled code by alpha, dtype and whether rows are narrow, and its last arguments.
+_small: dict[tuple[float, torch.dtype, bool], tuple[Any, ...]] = {}
+_MANY = 1 << 10
+
 Parameter = float | Tensor
 
 
 def _kernels(z: Tensor) -> tuple[Any, Any]:
-    return _NARROW if z.shape[-1] <= LANES_WIDTH else _WIDE
+    return _NARROW if z.shape[-1] <= NARROW_WIDTH else _WIDE
 
 
 def entmax(z: Tensor, alpha: Parameter) -> Tensor:
     """α-entmax along the last dimension; a number, or one value per row."""
-    c = alpha - 1
-    if type(c) is float and c == 0:
+    size, n = z.numel(), z.shape[-1]
+    if size < SERIAL and type(alpha) is float:  # the time of a small call is that of its Python lines
+        found = _small.get((alpha, z.dtype, n <= NARROW_WIDTH))
+        if found is not None and size and z.is_contiguous():
+            out = torch.empty_like(z)
+            entry, powers, dtype = found
+            entry(0, size // n, z.data_ptr(), out.data_ptr(), size, n, 0, powers, dtype)
+            return out
+    if type(alpha) is float and alpha == 1:
         return _softmax(z)
-    return _map(_STEEP[0] if _is_steep(c) else _kernels(z)[0], z, c, False)
+    if type(alpha) is float and alpha > 2:
+        return _map(_STEEP[0], z, alpha, False)
+    kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
+    p = _map(kernel, z, alpha, False)
+    if type(alpha) is float and len(_small) < _MANY:
+        rest = parameters(alpha - 1, False), _LIKE[z.dtype]
+        _small[alpha, z.dtype, n <= NARROW_WIDTH] = entry_point(kernel, 0, 0, 0, 0, 0, 0, 0, *rest), *rest
+    return p
 
 
 def normmax(z: Tensor, alpha: Parameter) -> Tensor:
     """α-normmax along the last dimension; a number, or one value per row."""
-    return _map(_kernels(z)[0], z, alpha - 1, True)
+    return _map(_kernels(z)[0], z, alpha, True)
 
 
 def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
@@ -73,6 +91,31 @@ def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> t
     if _is_steep(c) or (isinstance(c, Tensor) and bool((c > 1).any())):
         kernels.append(_STEEP[1])
     return _loss(kernels, z, index, c, residual, False)
+
+
+def entmax_value(p: Tensor, alpha: Parameter) -> Tensor:
+    """Ω of rows, one value per row."""
+    return _value(p, p.new_empty(0, p.shape[-1]), alpha)
+
+
+def entmax_max(z: Tensor, p: Tensor, alpha: Parameter) -> Tensor:
+    """max_Ω of rows z whose argmax is p, one value per row."""
+    return _value(p, z, alpha)
+
+
+def _value(p: Tensor, z: Tensor, alpha: Parameter) -> Tensor:
+    q, out = as_rows(p), torch.empty(p.shape[:-1], dtype=p.dtype, device="cpu")
+    rest = as_rows(z), each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    over_rows(values.entmax_value, len(q), q.size, q, *rest)
+    return out
+
+
+def entmax_envelope(p: Tensor, alpha: Parameter) -> Tensor:
+    """The derivative of max_Ω in α where its argmax is p, one value per row, dimension kept."""
+    q, out = as_rows(p), torch.empty((*p.shape[:-1], 1), dtype=p.dtype, device="cpu")
+    rest = each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    over_rows(values.entmax_envelope, len(q), q.size, q, *rest)
+    return out
 
 
 def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
@@ -123,20 +166,24 @@ def _loss(
     return loss, out
 
 
-def _map(kernel: Any, z: Tensor, c: Parameter, norm: bool) -> Tensor:
-    out, size = like(z), z.numel()
-    if size == 0:
-        return out
-    x, n = z if z.is_contiguous() else z.contiguous(), z.shape[-1]
-    arguments = x.data_ptr(), out.data_ptr(), n, int(norm), parameters(c, norm), _LIKE[z.dtype]
-    over_rows(kernel, size // n, size, *arguments)
+def _map(kernel: Any, z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
+    x = z if z.is_contiguous() else z.contiguous()
+    out, size = torch.empty_like(x), x.numel()
+    if size:
+        n = x.shape[-1]
+        powers = parameters(alpha - 1, norm)
+        over_rows(kernel, size // n, size, x.data_ptr(), out.data_ptr(), size, n, int(norm), powers, _LIKE[x.dtype])
     return out
 
 
 def _product(kernel: Any, v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
-    q, out = as_rows(p), like(p)
-    powers = SOFTMAX if type(c) is float and c == 0 and not norm else parameters(c, norm)
-    over_rows(kernel, q.shape[0], q.size, q, powers, as_rows(v), as_rows(out))
+    p, v = p if p.is_contiguous() else p.contiguous(), v if v.is_contiguous() else v.contiguous()
+    out, size = torch.empty_like(p), p.numel()
+    if size:
+        n = p.shape[-1]
+        powers = SOFTMAX if type(c) is float and c == 0 and not norm else parameters(c, norm)
+        arguments = p.data_ptr(), v.data_ptr(), out.data_ptr(), size, n, powers, _LIKE[p.dtype]
+        over_rows(kernel, size // n, size, *arguments)
     return out
 
 

@@ -1,0 +1,178 @@
+"""Binary trees as bracketed strings, and back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fenchel._checks import check_mask
+
+
+@dataclass(frozen=True)
+class Bracketing:
+    """Trees that were read from strings.
+
+    Args:
+        trees: boolean, (B, N, N), or with labels (B, N, N, L): True at the spans of each tree, as
+            :class:`fenchel.dp.Constituency` has them. N is the largest number of words.
+        lengths: (B,), the numbers of words.
+        words: the words of each tree.
+
+    Example:
+        >>> from fenchel.dp import from_brackets
+        >>> found = from_brackets(["((the cat) sleeps)", "(cats sleep)"])
+        >>> found.trees.shape, found.lengths, found.words[1]
+        (torch.Size([2, 3, 3]), tensor([3, 2]), ['cats', 'sleep'])
+    """
+
+    trees: Tensor
+    lengths: Tensor
+    words: list[list[str]]
+
+
+def to_brackets(tree: Tensor, words: Sequence[Any] | None = None, labels: Sequence[str] | None = None) -> Any:
+    """Write binary trees as bracketed strings, such as ``(S (NP the cat) sleeps)``.
+
+    Args:
+        tree: boolean, (…, N, N) or, if ``labels`` are given, (…, N, N, L): True at the spans of a tree, [first word,
+            last word], both included. One without any span becomes an empty string.
+        words: the words; for batches a list of such lists, nested as the leading dimensions. Their positions, 0, 1, …,
+            if None.
+        labels: the names of the L labels. A span with label "" is written without one; words are in brackets of their
+            own if they have one.
+
+    Returns:
+        A string, or nested lists of strings, one for each tree.
+
+    Example:
+        >>> import torch
+        >>> from fenchel.dp import to_brackets
+        >>> tree = torch.eye(3, dtype=torch.bool)
+        >>> tree[0, 1] = tree[0, 2] = True
+        >>> to_brackets(tree), to_brackets(tree, ["the", "cat", "sleeps"])
+        ('((0 1) 2)', '((the cat) sleeps)')
+    """
+    check_mask(tree, "tree", "in the tree")
+    spans = tree.unsqueeze(-1) if labels is None else tree
+    names = [""] if labels is None else list(labels)
+    if spans.dim() < 3 or spans.shape[-3] != spans.shape[-2] or spans.shape[-1] != len(names):
+        wanted = "(…, N, N)" if labels is None else f"(…, N, N, {len(names)}), one for each of labels"
+        raise ValueError(f"tree must have shape {wanted}, got {tuple(tree.shape)}")
+    if spans.dim() > 3:
+        if words is not None and len(words) != len(spans):
+            raise ValueError(f"words must be a list for each of {len(spans)} trees, got {len(words)}")
+        each = [None] * len(spans) if words is None else words
+        return [to_brackets(t, w, labels) for t, w in zip(tree, each, strict=True)]
+    found: dict[tuple[int, int], int] = {}
+    for i, j, label in spans.nonzero().tolist():
+        if i > j or (i, j) in found:
+            raise ValueError(f"tree must have spans from left to right with one label each, got {(i, j)}")
+        found[i, j] = label
+    length = 1 + max((j for _, j in found), default=-1)
+    given = [str(i) for i in range(length)] if words is None else [str(w) for w in words]
+    if len(given) < length:
+        raise ValueError(f"words must be {length}, as many as the tree has, got {len(given)}")
+    for word in given[:length]:
+        if not word or word in names or re.search(r"[\s()]", word):
+            raise ValueError(f"words must have no space and no bracket, and not be the name of a label; got {word!r}")
+    return _write(found, 0, length - 1, given, names) if length else ""
+
+
+def _write(found: dict[tuple[int, int], int], i: int, j: int, words: list[str], names: list[str]) -> str:
+    if (i, j) not in found:
+        raise ValueError(f"tree must have the span {(i, j)}: the whole sentence, its words, two parts of each span")
+    label = names[found[i, j]]
+    if i == j:
+        return f"({label} {words[i]})" if label else words[i]
+    splits = [k for k in range(i, j) if (i, k) in found and (k + 1, j) in found]
+    if len(splits) != 1:
+        raise ValueError(f"tree must split span {(i, j)} into two parts that it has, in one way; got {len(splits)}")
+    parts = (_write(found, *part, words, names) for part in ((i, splits[0]), (splits[0] + 1, j)))
+    return "(" + (f"{label} " if label else "") + " ".join(parts) + ")"
+
+
+def from_brackets(texts: str | Sequence[str], labels: Sequence[str] | None = None) -> Bracketing:
+    """Read binary trees from bracketed strings, which :func:`to_brackets` writes.
+
+    Args:
+        texts: one string, which is then a batch of one, or several.
+        labels: the names that follow opening brackets, in the order of the last dimension of the result; "" among them
+            is for brackets and words without a name. Without labels, brackets hold words and brackets alone.
+
+    Returns:
+        ``trees``, ``lengths`` and ``words``.
+
+    Example:
+        >>> from fenchel.dp import from_brackets, to_brackets
+        >>> found = from_brackets("(S (NP the cat) sleeps)", labels=["", "NP", "S"])
+        >>> found.trees.shape, found.words, to_brackets(found.trees[0], found.words[0], ["", "NP", "S"])
+        (torch.Size([1, 3, 3, 3]), [['the', 'cat', 'sleeps']], '(S (NP the cat) sleeps)')
+    """
+    texts = [texts] if isinstance(texts, str) else list(texts)
+    names = None if labels is None else {name: i for i, name in enumerate(labels)}
+    read = [_read(text, names) for text in texts]
+    longest = max((len(words) for words, _ in read), default=0)
+    trees = torch.zeros((len(texts), longest, longest, 1 if labels is None else len(labels)), dtype=torch.bool)
+    for tree, (_, spans) in zip(trees, read, strict=True):
+        for span in spans:
+            tree[span] = True
+    lengths = torch.tensor([len(words) for words, _ in read], dtype=torch.long)
+    return Bracketing(trees if labels is not None else trees.squeeze(-1), lengths, [words for words, _ in read])
+
+
+def _read(text: str, names: dict[str, int] | None) -> tuple[list[str], list[tuple[int, int, int]]]:
+    """The words of a string and the spans of its tree: first word, last word, label."""
+    if not isinstance(text, str):
+        raise TypeError(f"texts must be strings, got {type(text).__name__}")
+    tokens = re.findall(r"[()]|[^\s()]+", text)
+    words: list[str] = []
+    spans: list[tuple[int, int, int]] = []
+    at = 0
+
+    def fail(problem: str) -> ValueError:
+        return ValueError(f"texts must hold one binary tree each, but {problem} in {text!r}")
+
+    def number(name: str) -> int:
+        if names is None:
+            return 0
+        if name not in names:
+            raise fail(f"{name!r} is not one of labels {list(names)}")
+        return names[name]
+
+    def read() -> None:
+        nonlocal at
+        first, start = len(words), at
+        if at >= len(tokens) or tokens[at] == ")":
+            raise fail("a word or an opening bracket is missing")
+        at += 1
+        if tokens[start] != "(":
+            words.append(tokens[start])
+            spans.append((first, first, number("")))
+            return
+        # A name follows the bracket if something else follows the name.
+        name = ""
+        if names is not None and at < len(tokens) and tokens[at] in names:
+            name, at = tokens[at], at + 1
+        parts = 0
+        while at < len(tokens) and tokens[at] != ")":
+            read()
+            parts += 1
+        if at >= len(tokens):
+            raise fail("a closing bracket is missing")
+        at += 1
+        if parts == 1 and tokens[at - 2] != ")" and name:  # a word with a name of its own
+            spans[-1] = (first, first, number(name))
+            return
+        if parts != 2:
+            raise fail(f"a bracket has {parts} parts instead of two (words may have brackets with a label)")
+        spans.append((first, len(words) - 1, number(name)))
+
+    read()
+    if at < len(tokens):
+        raise fail("something follows the tree")
+    return words, spans

@@ -1,0 +1,151 @@
+"""Rows in memory: where they are, and how results are written, past the caches where the whole output is large.
+
+A store usually reads its place into the caches first. Where an output is larger than these, that read takes as long as
+the store, and what it evicts has to be read again. ``stream`` writes without it; rows must begin at a vector boundary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba import carray, types  # type: ignore[attr-defined]
+from numba.extending import intrinsic
+
+from fenchel.kernels.cpu import vectors as vec
+from fenchel.kernels.cpu.compiler import strict_helper
+from fenchel.kernels.cpu.maps.places import fill
+from fenchel.kernels.cpu.powers import call, suffix
+
+_LARGE = 1 << 23  # bytes
+
+
+def _stream(typingctx: Any, x: Any, i: Any, v: Any) -> Any:
+    """Write a vector past the caches, from element i on, which must begin a vector's place in memory."""
+    if not isinstance(v, vec.Vector) or v.dtype != x.dtype:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = args[2].type
+        size = v.lanes * v.dtype.bitwidth // 8
+        store = builder.store(args[2], vec.address(context, builder, sig.args[0], args[0], args[1], kind), align=size)
+        store.set_metadata("nontemporal", builder.module.add_metadata([ir.Constant(ir.IntType(32), 1)]))
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, v), codegen
+
+
+def _insert(typingctx: Any, v: Any, lane: Any, value: Any) -> Any:
+    """A vector with a number in place of one lane."""
+    if not isinstance(v, vec.Vector):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        return builder.insert_element(args[0], args[2], args[1])
+
+    return v(v, types.intp, v.dtype), codegen
+
+
+def _compress(typingctx: Any, x: Any, i: Any, v: Any, mask: Any) -> Any:
+    """Write the lanes of a mask next to each other, from element i on; a whole vector's room is overwritten."""
+    if not isinstance(v, vec.Vector) or v.dtype != x.dtype or not isinstance(mask, vec.Mask):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = args[2].type
+        place = vec.address(context, builder, sig.args[0], args[0], args[1], kind)
+        nothing = ir.Constant(kind, ir.Undefined)
+        name = f"llvm.experimental.vector.compress.{suffix(kind)}"
+        builder.store(call(builder, name, kind, [args[2], args[3], nothing]), place, align=v.dtype.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return types.void(x, types.intp, v, mask), codegen
+
+
+def _finish_streams(typingctx: Any) -> Any:
+    """Wait until what was streamed is visible to other threads."""
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        builder.fence("seq_cst")
+        return context.get_dummy_value()
+
+    return types.void(), codegen
+
+
+stream: Any = intrinsic(_stream)
+insert: Any = intrinsic(_insert)
+compress: Any = intrinsic(_compress)
+finish_streams: Any = intrinsic(_finish_streams)
+
+
+@strict_helper
+def matrix(address: int, size: int, n: int, like: Any) -> Any:
+    """``size`` floats at an address, n per row, of the type of ``like``.
+
+    Kernels take addresses, and not arrays: to make these in Python takes longer than a row.
+    """
+    return carray(vec.pointer(address, like), (size // n, n))
+
+
+@strict_helper
+def is_streamed(out: Any, n: int) -> Any:
+    """Whether rows of n entries of an output are streamed: it is large, and every row begins at a vector boundary."""
+    aligned = n % vec.lanes(out) == 0 and vec.to_boundary(out) == 0
+    return aligned and out.size * out.itemsize >= _LARGE
+
+
+@strict_helper
+def put(out: Any, i: int, v: Any, streamed: bool) -> None:
+    """Write a vector from element i on."""
+    if streamed:
+        stream(out, i, v)
+    else:
+        vec.store(out, i, v)
+
+
+@strict_helper
+def stream_zeros(out: Any, start: int, end: int) -> None:
+    """Zeros from one element to another, a whole number of vectors."""
+    zero = vec.splat(out.dtype.type(0))
+    for i in range(start, end, vec.lanes(out)):
+        stream(out, i, zero)
+
+
+@strict_helper
+def store_candidates(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
+    """Write the candidates of a row to their places, which increase, and zeros elsewhere."""
+    if is_streamed(out, n):
+        _stream_candidates(w, count, index, out, start, n)
+    else:
+        fill(out, start, n, 0)
+        for i in range(count):
+            out[start + index[i]] = w[i]
+
+
+@strict_helper
+def _stream_candidates(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None:
+    lanes = vec.lanes(out)
+    zero = vec.splat(out.dtype.type(0))
+    place, k = 0, 0
+    while k < count:
+        end = index[k] // lanes * lanes
+        stream_zeros(out, start + place, start + end)
+        found = zero
+        place = end + lanes
+        while k < count and index[k] < place:
+            found = insert(found, index[k] - end, out.dtype.type(w[k]))
+            k += 1
+        stream(out, start + end, found)
+    stream_zeros(out, start + place, start + n)
+
+
+@strict_helper
+def store_row(w: Any, out: Any, start: int, n: int) -> None:
+    """Write one row."""
+    lanes = vec.lanes(out)
+    streamed = is_streamed(out, n)
+    for i in range(0, n - lanes + 1, lanes):
+        put(out, start + i, vec.load(w, i), streamed)
+    rest = n % lanes
+    if rest:
+        vec.store_part(out, start + n - rest, vec.load(w, n - rest), rest)
