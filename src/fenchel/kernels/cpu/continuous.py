@@ -1,10 +1,11 @@
-"""Gaussians integrated over an interval or a disc with the weight (1 − ‖u‖²)^k, and how the integrals respond.
+"""Integrals of Gaussians over an interval or a disc with the weight (1 − ‖u‖²)^k, and their derivatives.
 
-Everything is in double precision. Along a ray the moments of a Gaussian are closed: a scaled complementary error
-function, from a table of polynomials, and one exponential an end; where the Gaussian is wider than the ray, Gauss and
-Legendre's rule takes over, as the moments would cancel. Over the angle a trapezoid rule runs over the window in which
-the Gaussian is seen from the middle of the disc; where that would take too many rays, chords along the Gaussian do.
-A Gaussian that is all inside, or all outside, needs neither.
+Everything is in double precision. Along a ray from the centre of the disc, the moments of a Gaussian have a closed
+form: a scaled complementary error function, evaluated by a table of polynomials, and one exponential per end point. If
+the Gaussian is wider than the ray, these moments would cancel, and the Gauss-Legendre rule is used instead. Over the
+angle, the trapezoid rule is used on the range of angles in which the Gaussian is not negligible. If that needs too many
+rays, the disc is cut into chords parallel to the long axis of the Gaussian. A Gaussian that lies inside the disc, or
+outside of it, needs neither.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from fenchel.kernels.cpu.threads import over_rows
 Arrays = np.ndarray[Any, Any]
 
 NODES = 24
-"""Of Gauss and Legendre's rule, for Gaussians wider than the ray."""
+"""Number of nodes of the Gauss-Legendre rule, for Gaussians wider than the ray."""
 
 _PIECES, _DEGREE = 256, 5
-_LIMIT = 256  # rays; a Gaussian that would need more is thin, and chords along it are fewer
-_CHORDS = 48  # Gauss and Legendre's, in each of three parts
+_LIMIT = 256  # largest number of rays; a Gaussian that needs more is narrow, and fewer chords along it are enough
+_CHORDS = 48  # nodes of the Gauss-Legendre rule, in each of three parts
 
 
 # -- on tensors -------------------------------------------------------------------------------------------
@@ -39,13 +40,13 @@ def line(
     """Integrals (B, n), and their slopes (B, n, 2) in loc and the square of the half width.
 
     Args:
-        loc: (B,), float64, as all.
+        loc: (B,), float64 like all others.
         axes: (B,): half widths of the supports, squared.
         centers: (n,).
         variances: (n,).
         power: k.
-        reach: how many standard deviations of a basis function count.
-        keep: whether slopes are wanted.
+        reach: distance, in standard deviations, beyond which a basis function counts as 0.
+        keep: whether to compute the slopes.
     """
     batch, count = len(loc), len(centers)
     value, slopes = _results(batch, count, 2 if keep else 0)
@@ -61,13 +62,13 @@ def plane(
     """Integrals (B, n), and their slopes (B, n, 5) in loc (2) and the support's ellipse (11, 21, 22).
 
     Args:
-        loc: (B, 2), float64, as all.
-        axes: (B, 2, 2), the matrices of the ellipses; the lower triangle counts.
+        loc: (B, 2), float64 like all others.
+        axes: (B, 2, 2), the matrices of the ellipses; only the lower triangle is read.
         centers: (n, 2).
         covariances: (n, 2, 2).
         power: k.
-        reach: how many standard deviations of a basis function count.
-        keep: whether slopes are wanted.
+        reach: distance, in standard deviations, beyond which a basis function counts as 0.
+        keep: whether to compute the slopes.
     """
     batch, count = len(loc), len(centers)
     value, slopes = _results(batch, count, 5 if keep else 0)
@@ -165,7 +166,7 @@ def _mass(u, v, whole, at_u, at_v, table):  # type: ignore[no-untyped-def]
 
 @helper
 def _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):  # type: ignore[no-untyped-def]
-    """Whether a line that touches the disc keeps so many deviations away from a Gaussian: two lines are tried."""
+    """Whether a tangent of the disc is at least ``reach`` standard deviations away from a Gaussian; two are tried."""
     for which in range(2):
         n1, n2 = (x, y) if which == 0 else (m11 * x + m12 * y, m12 * x + m22 * y)
         size = math.sqrt(n1 * n1 + n2 * n2)
@@ -177,7 +178,7 @@ def _is_beyond(x, y, m11, m12, m22, c11, c12, c22, reach):  # type: ignore[no-un
 
 @helper
 def _segment(place, width, coefficients, nodes, table, moments, sums):  # type: ignore[no-untyped-def]
-    """Integrals of three polynomials over [−1, 1] against a Gaussian, into ``sums``."""
+    """Write the integrals of three polynomials times a Gaussian over [−1, 1] to ``sums``."""
     sums[:] = 0.0
     if width <= 1.0:
         variance, scale = width * width, width / math.sqrt(2.0 * math.pi)
@@ -204,9 +205,10 @@ def _segment(place, width, coefficients, nodes, table, moments, sums):  # type: 
 
 @helper
 def _chords(x, y, n11, n21, n22, reach, power, coefficients, nodes, table, rule, moments, sums):  # type: ignore[no-untyped-def]
-    """The six integrals of a thin Gaussian over the disc, by chords along it.
+    """The six integrals of a narrow Gaussian over the disc, by chords parallel to its long axis.
 
-    As ``fenchel.continuous.integrals._chords``: at s = sin φ, apart where ends of chords lie in the Gaussian.
+    The same rule as ``fenchel.continuous.integrals._chords``. A chord is at distance s = sin φ from the centre. The
+    range of φ has up to three parts: in the middle one no chord ends inside the Gaussian.
     """
     turn = 0.5 * math.atan2(2.0 * n21 * n22, n11 * n11 + n21 * n21 - n22 * n22)
     cos, sin = math.cos(turn), math.sin(turn)
@@ -390,7 +392,7 @@ def _plane(
                     first_ray, second_ray, third_ray = 0.0, 0.0, 0.0
                     u, v = -place * root, (1.0 - place) * root
                     if (v < 0.0 and beside + v * v > limit) or (u > 0.0 and square > limit):
-                        pass  # what the ray meets of the disc is out of reach
+                        pass  # inside the disc, the ray stays farther than ``reach`` from the Gaussian
                     elif width <= 1.0:
                         at_u = middle
                         at_v = math.exp(-0.5 * (beside + v * v))

@@ -1,4 +1,4 @@
-"""Loops over dependency trees: the best arborescence, and the best projective one."""
+"""The highest-scoring dependency tree of a sentence: Chu-Liu-Edmonds' algorithm, and Eisner's for projective trees."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import numpy as np
 from fenchel.kernels.cpu.compiler import helper, kernel
 
 HEAD = 0
-"""Where the heads of words are in the integers of a workspace."""
+"""Row of a workspace's integers that holds the heads of the words."""
 
 
 @helper
 def words_present(scores, present):  # type: ignore[no-untyped-def]
-    """The words of a sentence: those with a head to choose. Returns how many."""
+    """Write the words that have at least one possible head to ``present``; return how many there are."""
     count = 0
     for m in range(scores.shape[0]):
         some = False
@@ -26,7 +26,11 @@ def words_present(scores, present):  # type: ignore[no-untyped-def]
 
 @helper
 def _best_head(score, v):  # type: ignore[no-untyped-def]
-    """Where the largest score of row v stands; −1 if all are −inf. Rows are four long, or a multiple: a lane each."""
+    """The index of the largest score in row v; −1 if all are −inf.
+
+    The length of a row is a multiple of four. Four maxima are kept side by side, so that comparisons need not wait for
+    each other.
+    """
     a, b, c, d = score[v, 0], score[v, 1], score[v, 2], score[v, 3]
     i, j, k, m = 0, 1, 2, 3
     for h in range(4, score.shape[1], 4):
@@ -49,24 +53,25 @@ def _best_head(score, v):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _join(score, worth, u, v, new):  # type: ignore[no-untyped-def]
-    """The arcs into a node made of nodes u and v: the better of each, in place of the arcs that u and v have."""
+def _merge_arcs(score, best, u, v, new):  # type: ignore[no-untyped-def]
+    """Write the scores of the arcs into node ``new``, which replaces u and v: of each head the better of two arcs."""
     for h in range(score.shape[1]):
-        a, b = score[u, h] - worth[u], score[v, h] - worth[v]
+        a, b = score[u, h] - best[u], score[v, h] - best[v]
         score[new, h] = a if a > b else b
 
 
 @helper
-def _contract_cycles(score, worth, inside, index, words, single):  # type: ignore[no-untyped-def]
-    """Chu-Liu-Edmonds' algorithm in O(N²): follow best heads; where the path closes, the cycle becomes one node.
+def _contract_cycles(score, best, inside, index, words, single):  # type: ignore[no-untyped-def]
+    """Chu-Liu-Edmonds' algorithm in O(N²): follow best heads, and contract every cycle that appears to one node.
 
-    Row v of ``score`` are the arcs into node v, by the word that is their head, 0 the root; −inf where there is none.
-    Nodes from words + 1 on are cycles that became one: of the nodes in ``cycle`` from first[v] to first[v + 1].
-    The words of node v are those ``inside`` from begin[v] to begin[v + 1]; ``within`` tells the node of a word.
-    head[w] is the best head of word w, −1 if it has no arcs at all. Returns False if there is no tree.
+    Row v of ``score`` holds the scores of the arcs into node v, one per word that can be the head (0 is the root); −inf
+    if there is no such arc. Nodes 1 to ``words`` are words. Later nodes are contracted cycles: node v replaces nodes
+    cycle[first[v]], …, cycle[first[v + 1] − 1], and contains the words inside[begin[v]], …, inside[begin[v + 1] − 1].
+    within[w] is the outermost node that contains word w. best[v] is the score of the arc that node v has chosen. The
+    result, head[w], is the head of word w in the best tree, −1 if no arc leads to w. Returns False if there is no tree.
 
-    With a single root, each choice prefers every other head to the root. Only arcs of the root count how many roots
-    there are, so this gives the fewest roots, and the best tree among those.
+    With ``single``, a node chooses the root only if it has no other head. The arcs from the root are the roots of the
+    tree, so this finds the smallest number of roots first, and then the best tree with that number.
     """
     head, within, begin, first, cycle, mark, path = (
         index[HEAD], index[1], index[2], index[3], index[4], index[5], index[6],
@@ -74,7 +79,7 @@ def _contract_cycles(score, worth, inside, index, words, single):  # type: ignor
     total = words + 1
     for w in range(total):
         within[w], begin[w], inside[w] = w, w, w
-        mark[w] = 0  # not seen; 1: on the path, 2: hangs on the root
+        mark[w] = 0  # not visited; 1: on the current path, 2: connected to the root
     mark[0] = 2
     begin[total], first[total] = total, 0
     for start in range(1, words + 1):
@@ -84,7 +89,7 @@ def _contract_cycles(score, worth, inside, index, words, single):  # type: ignor
         while True:
             if mark[at] == 0:
                 root = score[at, 0]
-                if single:  # a word hangs on it only if there is no other head
+                if single:  # the root is chosen only if there is no other head
                     score[at, 0] = -np.inf
                 h = _best_head(score, at)
                 score[at, 0] = root
@@ -93,20 +98,20 @@ def _contract_cycles(score, worth, inside, index, words, single):  # type: ignor
                 head[at] = h
                 if h < 0:
                     if at == start:
-                        break  # a word without arcs
+                        break  # no arc leads to this word
                     return False
-                worth[at], mark[at], path[length] = score[at, h], 1, at
+                best[at], mark[at], path[length] = score[at, h], 1, at
                 length += 1
             at = within[head[at]]
             if mark[at] == 2:
                 break
             if mark[at] == 0:
                 continue
-            # The path closes: the cycle becomes a node.
+            # The path has come back to one of its nodes: contract the cycle.
             room, nodes = begin[total], first[total]
             length -= 1
             u = v = path[length]
-            worth[total] = 0.0
+            best[total] = 0.0
             while True:
                 cycle[nodes] = v
                 nodes += 1
@@ -118,7 +123,7 @@ def _contract_cycles(score, worth, inside, index, words, single):  # type: ignor
                     break
                 length -= 1
                 v = path[length]
-                _join(score, worth, u, v, total)
+                _merge_arcs(score, best, u, v, total)
                 u = total
             for j in range(begin[total], room):
                 score[total, inside[j]] = -np.inf
@@ -131,15 +136,15 @@ def _contract_cycles(score, worth, inside, index, words, single):  # type: ignor
         h, entered, most = head[c], -1, -np.inf
         for i in range(first[c], first[c + 1]):
             v = cycle[i]
-            if score[v, h] - worth[v] > most:
-                entered, most = v, score[v, h] - worth[v]
+            if score[v, h] - best[v] > most:
+                entered, most = v, score[v, h] - best[v]
         head[entered] = h
     return True
 
 
 @helper
 def tree_workspace(words):  # type: ignore[no-untyped-def]
-    """Arrays that ``best_tree`` works in, for sentences of so many words."""
+    """Temporary arrays of ``best_tree`` for sentences of ``words`` words."""
     width, nodes = words + 1, 2 * words + 2
     score = np.empty((nodes, (width + 3) // 4 * 4))
     for v in range(nodes):
@@ -150,12 +155,12 @@ def tree_workspace(words):  # type: ignore[no-untyped-def]
 
 @helper
 def best_tree(scores, present, count, single, workspace):  # type: ignore[no-untyped-def]
-    """The heads of the best tree for scores (N, N + 1) over the words that are present. False if there is no tree.
+    """Find the best tree for scores (N, N + 1) over the words that are present; return False if there is no tree.
 
-    Words are numbered from 1; the head of word w is left at [HEAD, w] of the workspace's integers; −1 if it is absent.
+    Words are numbered from 1. The head of word w is written to [HEAD, w] of the workspace's integers, or −1.
     """
     words, width = scores.shape
-    score, worth, inside, index = workspace
+    score, best, inside, index = workspace
     head = index[HEAD]
     for m in range(words):
         for h in range(width):
@@ -167,9 +172,9 @@ def best_tree(scores, present, count, single, workspace):  # type: ignore[no-unt
             if following < count and present[following] == m:
                 following += 1
                 continue
-            for d in range(1, width):  # nothing hangs on a word that is absent
+            for d in range(1, width):  # an absent word is the head of no other
                 score[d, m + 1] = -np.inf
-    if not _contract_cycles(score, worth, inside, index, words, single):
+    if not _contract_cycles(score, best, inside, index, words, single):
         return False
     roots = 0
     for i in range(count):
@@ -181,9 +186,10 @@ def best_tree(scores, present, count, single, workspace):  # type: ignore[no-unt
 
 @kernel
 def best_trees(first, last, live, scores, heads, bonus, single):  # type: ignore[no-untyped-def]
-    """The best tree of row b = live[i] of scores (R, N, N+1), [modifier, head], head 0 the root.
+    """The best tree of each row live[i] of scores (R, N, N+1), [modifier, head], where head 0 is the root.
 
-    heads (n, N) is −1 for words that have no head to choose, which are left out; bonus is −inf if there is no tree.
+    Writes heads (n, N), −1 for words without a possible head, which are left out of the tree, and bonus (n,), −inf if
+    there is no tree and else 0.
     """
     words = scores.shape[1]
     workspace, present = tree_workspace(words), np.empty(words, np.int32)
@@ -196,8 +202,12 @@ def best_trees(first, last, live, scores, heads, bonus, single):  # type: ignore
 
 
 @helper
-def _spans(score, n, closed_l, closed_r, open_l, open_r, split_l, split_r, cut):  # type: ignore[no-untyped-def]
-    """Eisner's recursion over spans of nodes 0 … n−1, [d, h]: heads at the left end (…_r) or at the right end (…_l)."""
+def _fill_tables(score, n, closed_l, closed_r, open_l, open_r, split_l, split_r, cut):  # type: ignore[no-untyped-def]
+    """Fill the tables of Eisner's algorithm over nodes 0, …, n − 1, for scores [modifier, head].
+
+    A span s … t has its head at its left end s (tables …_r) or at its right end t (tables …_l). An open span contains
+    the arc between its ends, a closed one any arcs inside it. The integer tables hold the best split points.
+    """
     for s in range(n):
         closed_l[s, s] = 0.0
         closed_r[s, s] = 0.0
@@ -227,8 +237,11 @@ def _spans(score, n, closed_l, closed_r, open_l, open_r, split_l, split_r, cut):
 
 
 @helper
-def _unfold(s, t, kind, split_l, split_r, cut, stack, found):  # type: ignore[no-untyped-def]
-    """Read the heads of a span off the tables. Kinds: 0 closed left, 1 closed right, 2 open left, 3 open right."""
+def _read_heads(s, t, kind, split_l, split_r, cut, stack, found):  # type: ignore[no-untyped-def]
+    """Write the heads of the words in span s … t to ``found``, from the tables of split points.
+
+    Kinds of spans: 0 is closed_l, 1 is closed_r, 2 is open_l, 3 is open_r.
+    """
     stack[0, 0], stack[0, 1], stack[0, 2] = s, t, kind
     depth = 1
     while depth:
@@ -257,7 +270,7 @@ def _unfold(s, t, kind, split_l, split_r, cut, stack, found):  # type: ignore[no
 
 @kernel
 def best_projective(first, last, live, scores, heads, bonus, single):  # type: ignore[no-untyped-def]
-    """As ``best_trees`` among trees whose arcs do not cross, with the root in front: Eisner's algorithm, O(N³)."""
+    """``best_trees`` among projective trees, with the root before the first word: Eisner's algorithm, O(N³) time."""
     words = scores.shape[1]
     n = words + 1
     score = np.empty((n, n))
@@ -270,7 +283,7 @@ def best_projective(first, last, live, scores, heads, bonus, single):  # type: i
         count = words_present(row, present)
         heads[i] = -1
         bonus[i] = 0.0
-        front = 0 if single else 1  # where words begin: with a single root, the root is not a node but a choice
+        first_word = 0 if single else 1  # number of the first word: with a single root, the root is not a node
         if not single:
             score[0] = -np.inf
         for d in range(count):
@@ -278,9 +291,9 @@ def best_projective(first, last, live, scores, heads, bonus, single):  # type: i
             if not single:
                 score[d + 1, 0] = row[m, 0]
             for h in range(count):
-                score[d + front, h + front] = row[m, present[h] + 1] if h != d else -np.inf
-        nodes = count + front
-        _spans(score, nodes, closed_l, closed_r, open_l, open_r, split_l, split_r, cut)
+                score[d + first_word, h + first_word] = row[m, present[h] + 1] if h != d else -np.inf
+        nodes = count + first_word
+        _fill_tables(score, nodes, closed_l, closed_r, open_l, open_r, split_l, split_r, cut)
         top, best = -1, -np.inf
         if single:
             for r in range(count):
@@ -294,10 +307,10 @@ def best_projective(first, last, live, scores, heads, bonus, single):  # type: i
             continue
         if single:
             found[top] = -1
-            _unfold(0, top, 0, split_l, split_r, cut, stack, found)
-            _unfold(top, count - 1, 1, split_l, split_r, cut, stack, found)
+            _read_heads(0, top, 0, split_l, split_r, cut, stack, found)
+            _read_heads(top, count - 1, 1, split_l, split_r, cut, stack, found)
         else:
-            _unfold(0, nodes - 1, 1, split_l, split_r, cut, stack, found)
+            _read_heads(0, nodes - 1, 1, split_l, split_r, cut, stack, found)
         for d in range(count):
-            h = found[d + front] - front
+            h = found[d + first_word] - first_word
             heads[i, present[d]] = 0 if h < 0 else present[h] + 1

@@ -1,4 +1,4 @@
-"""The best path through a chain of states: what the Markov structures and the dynamic programs share."""
+"""The highest-scoring path through a chain of states, for ``structures.Chain`` and ``dp.LinearChain``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
     """The highest-scoring sequence of states of each chain, in O(B T S²).
 
     Scores of −inf forbid a state or a step. Among equally good paths the one with the lowest last state wins, then the
-    one with the lowest state before it, and so on. Where every path is forbidden the result is some path, through a
+    one with the lowest state before it, and so on. If every path is forbidden, the result is one of them, with a
     score of −inf.
 
     Args:
-        unary: (B, T, S), float32 or float64; what a chain scores at its ends is part of it.
+        unary: (B, T, S), float32 or float64, with the scores of the first and the last state added.
         transition: (1 or B, 1 or T−1, S, S), [previous, current], of the same dtype.
         lengths: (B,), int64, from 0 to T.
 
@@ -47,7 +47,7 @@ def viterbi(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
 
 
 def _by_steps(unary: Tensor, transition: Tensor, lengths: Tensor) -> Tensor:
-    """The same in torch operations, one step of all chains at a time."""
+    """``viterbi`` in torch operations, one step of all chains at a time."""
     steps = unary.shape[1]
     unary, transition = unary.double(), transition.double()
     best, back = unary[:, 0], []
