@@ -59,6 +59,25 @@ def _tensor_strength(values: Tensor, dim: int = -1, mask: Tensor | None = None) 
     return fenchel.fusedmax(values, torch.tensor(0.3), dim, mask)
 
 
+def _by_index(values: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    """entmax of rows as groups of one long row, in an order in which they do not stand together."""
+    good = isinstance(values, Tensor) and values.is_floating_point() and type(dim) is int and values.numel()
+    if not good or not -values.dim() <= dim < values.dim() or (mask is not None and not _fits(mask, values)):
+        return fenchel.entmax(values, 1.5, dim, mask)  # bad input, which the library shall name
+    rows = (values if mask is None else torch.where(mask, values, -torch.inf)).movedim(dim, -1)
+    width = rows.shape[-1]
+    by_column = rows.reshape(-1, width).T.flatten()
+    p = fenchel.segment_entmax(by_column, torch.arange(by_column.numel() // width).repeat(width))
+    return p.reshape(width, -1).T.reshape(rows.shape).movedim(-1, dim)
+
+
+def _fits(mask: Tensor, values: Tensor) -> bool:
+    try:
+        return mask.dtype == torch.bool and mask.expand(values.shape) is not None
+    except (AttributeError, RuntimeError):
+        return False
+
+
 class _Grids(fenchel.TotalVariation2d):
     """Rows as grids of two lines, if their width is even."""
 
@@ -111,6 +130,7 @@ MAPS = [
     Map("entmax-1.05", lambda s, dim=-1, mask=None: fenchel.entmax(s, 1.05, dim, mask), fenchel.Tsallis(1.05)),
     Map("entmax-1.5", fenchel.entmax, fenchel.Tsallis(1.5), compiled=True),
     Map("entmax-3", lambda s, dim=-1, mask=None: fenchel.entmax(s, 3, dim, mask), fenchel.Tsallis(3)),
+    Map("segment_entmax", _by_index, fenchel.Tsallis(1.5), opaque=True),
     Map("entmax-tensor", _tensor_alpha, fenchel.Tsallis(torch.tensor(1.3, dtype=torch.float64)), compiled=True),
     Map(
         "normmax-1.5", lambda s, dim=-1, mask=None: fenchel.normmax(s, 1.5, dim, mask), fenchel.Norm(1.5), compiled=True

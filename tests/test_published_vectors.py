@@ -2,6 +2,7 @@
 
 import json
 import math
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,22 @@ def _row(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
 def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "torch path":
         monkeypatch.setattr(kernels, "ENABLED", False)
+
+
+@pytest.mark.parametrize("name", ["sparsemax", "entmax", "half_precision", "entmax_loss"])
+def test_the_answers_are_what_the_script_computes(name: str) -> None:
+    """Every eleventh case: all of them take a minute."""
+    generate: Any = runpy.run_path(str(FOLDER / "generate.py"))
+    for case in json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["cases"][::11]:
+        row, alpha = [float(s) for s in case["scores"]], float(case.get("alpha", 2))
+        if name == "entmax_loss":
+            loss, gradient = generate["entmax_loss"](row, case["target"], alpha)
+            assert case["loss"] == float(loss)
+            assert case["gradient"] == [float(g) for g in gradient]
+        elif name == "sparsemax":
+            assert case["exact"] == [str(x) for x in generate["sparsemax"](row)]
+        else:
+            assert case["expected"] == [float(x) for x in generate["entmax"](row, alpha)]
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])

@@ -24,6 +24,7 @@ __all__ = [
     "as_autocast",
     "autocast_dtype",
     "below_autograd",
+    "beneath_derivatives",
     "concrete",
     "forward_mode",
     "from_cpu",
@@ -31,6 +32,7 @@ __all__ = [
     "is_batched",
     "is_mapped",
     "is_simple",
+    "jagged_parts",
     "known",
     "local_rows",
     "nested_forward_mode",
@@ -133,6 +135,16 @@ def readable(*tensors: Tensor) -> bool:
         if t.is_meta or is_mapped(t) or _batched(t) or hasattr(type(t), "_mode_key"):
             return False
     return True
+
+
+def beneath_derivatives(tensor: Tensor) -> Tensor:
+    """A tensor that is not differentiated, such as one of integers, without the levels of ``torch.func``'s derivatives.
+
+    Levels of ``vmap`` stay: there it has several values.
+    """
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 def on_cpu(*tensors: Tensor) -> tuple[Tensor, ...]:
@@ -410,3 +422,8 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers are left alone."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+
+
+def jagged_parts(nested: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:
+    """The values, offsets and lengths (None without gaps) of a jagged nested tensor, and its ragged dimension."""
+    return nested.values(), nested.offsets(), nested.lengths(), nested._ragged_idx  # type: ignore[attr-defined]

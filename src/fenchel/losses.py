@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, TypedDict, Unpack
+from functools import partial
+from typing import Any, Literal, TypedDict, Unpack
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from fenchel._checks import check_number, check_one_of
 from fenchel._torch import autocast_dtype, concrete, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
+from fenchel.regularizers.packed import Packed, is_packed, on_packed, packed_dims
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
@@ -46,7 +48,8 @@ def fy_loss(
     do not.
 
     Args:
-        scores: any shape, with the classes along ``dim``.
+        scores: any shape, with the classes along ``dim``. Also a jagged nested tensor, with soft targets and masks that
+            are nested likewise, and class indices per row: nested, or dense and one per sequence if ``dim`` is ragged.
         target: class indices (integers, shape of scores without ``dim``) or probabilities (shape of scores); for
             ``KSubsets`` a floating-point vector of ones and zeros, or anything between, that sums to its k; for
             ``SparseMAP`` what its own ``loss`` takes.
@@ -76,6 +79,9 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
+    if is_packed(scores):
+        options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
+        return _packed_loss(scores, target, omega, dim, mask, reduction, options)
     check_distributed(omega, scores=scores, target=target, mask=mask, weight=weight)
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
@@ -114,6 +120,30 @@ def fy_loss(
         loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)
         loss = loss if weight is None else torch.where(kept, weights * loss, 0.0)
     return _reduce(loss, weights, reduction).to(dtype)
+
+
+def _packed_loss(
+    scores: Tensor,
+    target: Tensor,
+    omega: Regularizer,
+    dim: Any,
+    mask: Tensor | None,
+    reduction: Reduction,
+    options: dict[str, Any],
+) -> Tensor:
+    """The loss of packed scores: the rows are those of all sequences, or one per sequence where ``dim`` is ragged."""
+    packed = Packed(scores)
+    dims, others = packed_dims(omega, packed, dim), {"target": target, "mask": mask}
+    if packed.ragged not in dims:  # a mean is one over all rows
+        return on_packed(
+            partial(fy_loss, omega=omega, reduction=reduction, **options), packed, dim, dims, others, per_row=True
+        )
+    kept = None if target.is_floating_point() or target.is_nested else is_kept(target, options["ignore_index"])
+    if options["weight"] is not None:
+        raise ValueError("weight goes with as many classes for each row: not where dim is the ragged one")
+    call = partial(fy_loss, omega=omega, reduction="none", **options)
+    loss = on_packed(call, packed, dim, dims, others, per_row=True, kept=kept)
+    return _reduce(loss, None if kept is None else kept.to(loss.dtype), reduction)
 
 
 class LossOptions(TypedDict, total=False):

@@ -100,6 +100,10 @@ HALF = {  # exactly representable in bfloat16 and float16
     "quarters": [0.75, 0.5, 0.25, -0.25, -1.5],
     "times 64": [64.0, 63.0, -64.0, 0.0],
     "flat, 256 entries": [0.0] * 256,
+    "tied": [2.0, 2.0, 2.0, 1.0],
+    "scores times 1000": [1000.0, 1000.0, 992.0, -1000.0],
+    "some entries masked": [0.5, -INF, 0.25, -INF],
+    "all entries masked": [-INF, -INF],
 }
 
 
@@ -134,16 +138,16 @@ def main() -> None:
 
     cases = []
     for name, row in HALF.items():
-        for alpha in (1.0, 1.5, 2.0, 4.0):
+        for alpha in (1.0, 1.5, 2.0, 4.0, 10.0):
             p = [written(x) for x in entmax(row, alpha)]
-            cases.append({"name": name, "alpha": alpha, "scores": row, "expected": p})
+            cases.append({"name": name, "alpha": alpha, "scores": [written(s) for s in row], "expected": p})
     save("half_precision", "Scores that bfloat16 and float16 hold exactly, and their alpha-entmax.", cases)
 
     cases = []
     for name, row in ROWS.items():
         if name in ("huge scores", "all entries masked"):
             continue
-        for alpha in (1.0, 1.25, 1.5, 2.0, 4.0):
+        for alpha in (1.0, 1.25, 1.5, 2.0, 4.0, 10.0):
             target = next(i for i, s in enumerate(row) if s > -INF)
             loss, gradient = entmax_loss(row, target, alpha)
             case = {"name": name, "alpha": alpha, "scores": [written(s) for s in row], "target": target}

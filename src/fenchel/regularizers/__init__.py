@@ -7,6 +7,7 @@ from fenchel.regularizers.fused import Fused, fusedmax
 from fenchel.regularizers.norm import Norm, normmax
 from fenchel.regularizers.oscar import Oscar, oscarmax
 from fenchel.regularizers.rows import support_size
+from fenchel.regularizers.segments import segment_entmax
 from fenchel.regularizers.total_variation import TotalVariation2d, tvmax2d
 from fenchel.regularizers.tsallis import Gini, Hard, Shannon, Tsallis, argmax, entmax, softmax, sparsemax
 
@@ -32,6 +33,7 @@ __all__ = [
     "k_subsets",
     "normmax",
     "oscarmax",
+    "segment_entmax",
     "softmax",
     "sparsemax",
     "support_size",

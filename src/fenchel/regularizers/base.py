@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fenchel._checks import check_positive
 from fenchel._torch import known
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
+from fenchel.regularizers.packed import takes_packed
 from fenchel.regularizers.rowmap import Parameter, RowMap, finish_loss
 from fenchel.regularizers.rows import (
     apply_mask,
@@ -88,6 +89,13 @@ class Regularizer(nn.Module):
     default_dim: Any = -1
     """The dimensions that a choice is made over if ``dim`` is not given."""
 
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let what a subclass writes take packed rows."""
+        super().__init_subclass__(**kwargs)
+        for name in ("argmax", "log_argmax", "max", "loss", "forward"):
+            if name in vars(cls):
+                setattr(cls, name, takes_packed(vars(cls)[name]))
+
     # -- what an engine may ask ------------------------------------------------------------------------
 
     def canonical(self) -> tuple[Regularizer, float | Tensor]:
@@ -162,6 +170,7 @@ class Regularizer(nn.Module):
         """
         return (check_scores(scores, dim),)
 
+    @takes_packed
     def log_argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The logarithm of the choice, −inf where it is zero, with derivatives of 0 there."""
         p = self.argmax(scores, dim, mask)
@@ -170,15 +179,18 @@ class Regularizer(nn.Module):
 
     # -- what it does ----------------------------------------------------------------------------------
 
+    @takes_packed
     def forward(self, p: Tensor, dim: int = -1) -> Tensor:
         """Ω(p) of distributions along ``dim``."""
         rows, rule, a = self._pose(p, dim)
         return rule.value(rows, *a).to(p.dtype)
 
+    @takes_packed
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized choice, :math:`\\nabla \\Omega^*(s)`, along ``dim``."""
         return from_rows(self._pose(scores, dim, mask).argmax(), scores, dim)
 
+    @takes_packed
     def max(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The regularized maximum, :math:`\\Omega^*(s)`, along ``dim``. Its gradient is ``argmax``."""
         posed = self._pose(scores, dim, mask)
@@ -186,6 +198,7 @@ class Regularizer(nn.Module):
         offset = self._masses(scores, dim, mask) * top.squeeze(-1)
         return (posed._replace(rows=rows).max() + offset).to(scores.dtype)
 
+    @takes_packed
     def loss(self, scores: Tensor, target: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         """The Fenchel-Young loss, one value per row: class indices (integers) or probabilities (shape of scores).
 
@@ -369,6 +382,13 @@ class Scaled(Regularizer):
         return self.omega * (self.gamma * check_positive(gamma, "gamma"))
 
     __rmul__ = __mul__
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Let what a subclass writes take packed rows."""
+        super().__init_subclass__(**kwargs)
+        for name in ("argmax", "log_argmax", "max", "loss", "forward"):
+            if name in vars(cls):
+                setattr(cls, name, takes_packed(vars(cls)[name]))
 
     # -- what an engine may ask ------------------------------------------------------------------------
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from fenchel._torch import concrete, known
 from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
+from fenchel.regularizers.packed import is_packed, map_packed
 from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import check_indices, check_scores, from_rows, on_device, parameter_rows, to_rows
 from fenchel.regularizers.tsallis import Gini
@@ -225,7 +227,7 @@ def constrained_softmax(scores: Tensor, upper: float | Tensor, dim: int = -1, ma
 
     References: Martins & Kreutzer (2017).
     """
-    return from_rows(_posed(BOUNDED_SHANNON, scores, _check_upper(upper), 1.0, dim, mask).argmax(), scores, dim)
+    return _choose(BOUNDED_SHANNON, scores, dim, mask, upper=_check_upper(upper))
 
 
 def constrained_sparsemax(scores: Tensor, upper: float | Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -243,7 +245,7 @@ def constrained_sparsemax(scores: Tensor, upper: float | Tensor, dim: int = -1, 
 
     References: Malaviya, Ferreira & Martins (2018).
     """
-    return from_rows(_posed(BOUNDED_GINI, scores, _check_upper(upper), 1.0, dim, mask).argmax(), scores, dim)
+    return _choose(BOUNDED_GINI, scores, dim, mask, upper=_check_upper(upper))
 
 
 def k_subsets(scores: Tensor, k: float | Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
@@ -272,7 +274,16 @@ def k_subsets(scores: Tensor, k: float | Tensor, dim: int = -1, mask: Tensor | N
 
     References: Niculae, Martins, Blondel & Cardie (2018); Santos et al. (2024), section 4.
     """
-    return from_rows(_posed(BOUNDED_GINI, scores, 1.0, _check_k(k), dim, mask).argmax(), scores, dim)
+    return _choose(BOUNDED_GINI, scores, dim, mask, k=_check_k(k))
+
+
+def _choose(
+    rule: BoundedMap, scores: Tensor, dim: int, mask: Tensor | None, upper: Parameter = 1.0, k: Parameter = 1.0
+) -> Tensor:
+    """The choice with bounds and a sum, along a dimension."""
+    if is_packed(scores):
+        return map_packed(partial(_choose, rule), scores, dim, mask, upper=upper, k=k)
+    return from_rows(_posed(rule, scores, upper, k, dim, mask).argmax(), scores, dim)
 
 
 def _posed(

@@ -36,6 +36,7 @@ from fenchel.regularizers.operators import (
     product_operator,
     pull_operator,
 )
+from fenchel.regularizers.packed import is_packed, map_packed
 from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
@@ -107,10 +108,13 @@ class RowMap(ABC):
             a: the parameters, checked: numbers, or tensors that broadcast to the scores.
         """
         # The usual case first: for small inputs the time of a call is that of its Python lines.
-        if mask is None and dim == -1 and type(scores) is Tensor:
+        if mask is None and dim == -1 and type(scores) is Tensor and not scores.is_nested:
             chosen = kernels.choose(self.name, a, scores)
             if chosen is not None:
                 return chosen
+        if is_packed(scores):
+            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
+            return map_packed(call, scores, dim, mask, **{name: a[0]})
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
 

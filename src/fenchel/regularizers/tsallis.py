@@ -264,7 +264,7 @@ class Tsallis(Regularizer):
         shape: Sequence[int] = (),
     ) -> None:
         super().__init__()
-        alpha = _check_alpha(alpha)
+        alpha = check_alpha(alpha)
         if not isinstance(shape, Sequence):
             raise TypeError(f"shape must be a sequence of sizes, got {type(shape).__name__}")
         if len(bounds) != 2:
@@ -336,7 +336,8 @@ class Tsallis(Regularizer):
         return f"alpha={show(self.alpha)}{learnable}"
 
 
-def _check_alpha(alpha: Parameter) -> Parameter:
+def check_alpha(alpha: Parameter) -> Parameter:
+    """Check α: a number in (0, inf], or a tensor of such numbers."""
     # The usual case first: for small inputs the time of a call is that of its Python lines.
     return alpha if type(alpha) is float and alpha > 0 else check_parameter(alpha, "alpha", 0.0, _ALLOWED)
 
@@ -468,16 +469,24 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
     Returns:
         Probabilities of the shape and dtype of ``scores``; rows with nothing unmasked are zero.
 
+    As all maps and losses, it takes jagged nested tensors too, whose sequences have different lengths: ``dim`` is the
+    ragged dimension (one choice per sequence) or a later one. A tensor alpha and a mask are nested likewise, or have
+    size 1 in the ragged dimension. Torch differentiates nested tensors once; :func:`segment_entmax` of their values has
+    derivatives of every order.
+
     Example:
         >>> import torch, fenchel
         >>> fenchel.entmax(torch.tensor([2.0, 1.0, -1.0]), alpha=1.5)
         tensor([0.8307, 0.1693, 0.0000])
+        >>> bags = [torch.tensor([2.0, 1.0, -1.0]), torch.tensor([0.5])]
+        >>> fenchel.entmax(torch.nested.nested_tensor(bags, layout=torch.jagged), alpha=1.5).values()
+        tensor([0.8307, 0.1693, 0.0000, 1.0000])
 
     References: Peters, Niculae & Martins (2019), section 3.
     """
     if type(alpha) is int and alpha < 0:
         raise ValueError(f"alpha must satisfy {_ALLOWED}, got {alpha}; for the dimension write dim={alpha}")
-    return TSALLIS.choose(scores, dim, mask, "alpha", _check_alpha(alpha))
+    return TSALLIS.choose(scores, dim, mask, "alpha", check_alpha(alpha))
 
 
 def sparsemax(scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:

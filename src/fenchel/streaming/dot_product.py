@@ -17,8 +17,10 @@ from torch.nn import functional as F
 from fenchel._checks import broadcasts, check_broadcast, check_floats
 from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.packed import is_packed
 from fenchel.regularizers.rows import parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming.jagged import packed_attention
 from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
 from fenchel.streaming.supports import NotListedError, Task, attend, joined
@@ -78,10 +80,14 @@ def attention(
     The shapes are those of ``torch.nn.functional.scaled_dot_product_attention``, which this equals for ``Shannon()``.
     A query whose keys are all masked gets zeros.
 
-    A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
+    A large matrix of queries × keys is never held, unless weights are asked for: entmax with alpha > 1 works on
     supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
     computed again in the backward pass. Under ``torch.compile`` and ``torch.export`` that holds for every Ω with one
     parameter, such as entmax, softmax and normmax, and without dropout; otherwise the matrix is held there.
+
+    Sequences of different lengths may be packed: jagged nested tensors (B, j, E), or (B, heads, j, E) as torch's own
+    attention takes them, for query, key and value alike. Each query attends within its sequence. There are no masks and
+    no weights then, but ``is_causal``.
 
     Args:
         query: (…, L, E).
@@ -136,6 +142,11 @@ def masked_attention(
     return_weights: bool | Literal["sparse"] = False,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
+    if is_packed(query) or is_packed(key) or is_packed(value):
+        options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "dropout_p": dropout_p}
+        return packed_attention(
+            masked_attention, query, key, value, omega, {**options, "return_weights": return_weights}
+        )
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fenchel
-from fenchel_lab.bench.inputs import CLASSES, MIDDLE, SHAPES, bounds, entmax_peer, row_cases, row_scores
+from fenchel_lab.bench.inputs import CLASSES, MIDDLE, SHAPES, bounds, entmax_peer, normal, row_cases, row_scores
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
 
 _SOFTMAX = Contestant("torch.softmax", lambda s: torch.softmax(s, -1))
@@ -29,6 +29,7 @@ def workloads() -> list[Workload]:
         _bounded(),
         _grouped(),
         _custom(),
+        _segments(),
         _small(),
     ]
 
@@ -182,3 +183,29 @@ def _members(name: str, function: Callable[[Tensor, float], Tensor], alphas: Ite
 
 def _bisection(alpha: float) -> Contestant:
     return entmax_peer("entmax_bisect", lambda f, s: f(s, alpha), f" {alpha:g}")
+
+
+def _segments() -> Workload:
+    """Rows of one length, once as a matrix and once as groups of one long row, in the order of the groups."""
+
+    def padded(scores: Tensor, index: Tensor) -> Tensor:
+        return fenchel.entmax(scores)
+
+    def grouped(scores: Tensor, index: Tensor) -> Tensor:
+        return fenchel.segment_entmax(scores.flatten(), index).view_as(scores)
+
+    def case(rows: int, width: int) -> Case:
+        return Case(f"{rows} × {width}", lambda: (normal(rows, width), _sorted_index(rows, width)))
+
+    return Workload(
+        "segments",
+        "segment_entmax of groups of one size, forward and backward",
+        [Contestant("entmax of rows", padded), Contestant("segment_entmax", grouped)],
+        [case(2048, 64), case(1000, 1000), case(10000, 100)],
+        # For fewer entries the time to find groups counts.
+        [Goal("segment_entmax", 2.0, "entmax of rows", "largest", ("1000 × 1000", "10000 × 100"))],
+    )
+
+
+def _sorted_index(rows: int, width: int) -> Tensor:
+    return torch.arange(rows).repeat_interleave(width)

@@ -139,14 +139,12 @@ def _load_candidates(x: Any, row: int, rows: int, few: Any, numbers: Any, z: Any
         while i + lanes <= end:
             v = vec.load(x, i) - top
             found = v > line
-            compress(few, place, v, found)
-            place += vec.count_bits(vec.bits_of(found))
+            place += compress(few, place, v, found)
             i += lanes
         if i < end:
             v = vec.load_part(x, i, end - i, kind(-np.inf)) - top
             found = v > line
-            compress(few, place, v, found)
-            place += vec.count_bits(vec.bits_of(found))
+            place += compress(few, place, v, found)
         numbers[_FACTOR * lanes + r] = place - r * stride
         most = max(most, place - r * stride)
     size = (most + lanes - 1) // lanes * lanes

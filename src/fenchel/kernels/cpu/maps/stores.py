@@ -8,16 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import llvmlite.binding as llvm
+import numpy as np
 from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
-from numba.extending import intrinsic
+from numba.core import config as numba_config
+from numba.extending import intrinsic, overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.compiler import strict_helper
+from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.powers import call, suffix
 
 _LARGE = 1 << 23  # bytes
+_config: Any = numba_config
 
 
 def _stream(typingctx: Any, x: Any, i: Any, v: Any) -> Any:
@@ -62,6 +66,13 @@ def _compress(typingctx: Any, x: Any, i: Any, v: Any, mask: Any) -> Any:
     return types.void(x, types.intp, v, mask), codegen
 
 
+def _extract(typingctx: Any, v: Any, lane: Any) -> Any:
+    """The number in one lane."""
+    if not isinstance(v, vec.Vector):
+        return None
+    return v.dtype(v, types.intp), lambda context, builder, sig, args: builder.extract_element(args[0], args[1])
+
+
 def _finish_streams(typingctx: Any) -> Any:
     """Wait until what was streamed is visible to other threads."""
 
@@ -74,8 +85,42 @@ def _finish_streams(typingctx: Any) -> Any:
 
 stream: Any = intrinsic(_stream)
 insert: Any = intrinsic(_insert)
-compress: Any = intrinsic(_compress)
+extract: Any = intrinsic(_extract)
+compress_lanes: Any = intrinsic(_compress)
 finish_streams: Any = intrinsic(_finish_streams)
+
+
+def compress(x: Any, i: int, v: Any, mask: Any) -> int:
+    """Write the lanes of a mask next to each other, from element i on, and return how many; x has room for a vector."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(compress, strict=False, jit_options=INLINED)
+def _compress_any(x: Any, i: Any, v: Any, mask: Any) -> Any:
+    return _compress_at_once if _has_compress() else _compress_one_by_one
+
+
+def _compress_at_once(x: Any, i: int, v: Any, mask: Any) -> int:
+    compress_lanes(x, i, v, mask)
+    count: int = vec.count_bits(vec.bits_of(mask))
+    return count
+
+
+def _compress_one_by_one(x: Any, i: int, v: Any, mask: Any) -> int:
+    found = vec.bits_of(mask)
+    count = 0
+    while found != 0:
+        x[i + count] = extract(v, vec.lowest_bit(found))
+        count += 1
+        found &= found - np.uint64(1)
+    return count
+
+
+def _has_compress() -> bool:
+    """Whether the processor that kernels are compiled for has an instruction for it: LLVM's code without is long."""
+    if _config.CPU_NAME:
+        return "+avx512f" in (_config.CPU_FEATURES or "")
+    return bool(llvm.get_host_cpu_features().get("avx512f", False))
 
 
 @strict_helper
