@@ -80,7 +80,7 @@ def attention(
     The shapes are those of ``torch.nn.functional.scaled_dot_product_attention``, which this equals for ``Shannon()``.
     A query whose keys are all masked gets zeros.
 
-    A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
+    A large matrix of queries × keys is never held, unless weights are asked for: entmax with alpha > 1 works on
     supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
     computed again in the backward pass. Under ``torch.compile`` and ``torch.export`` that holds for every Ω with one
     parameter, such as entmax, softmax and normmax, and without dropout; otherwise the matrix is held there.
