@@ -23,8 +23,8 @@ class Choice(torch.nn.Module):
         super().__init__()
         self.choose, self.options = choose, options
 
-    def forward(self, scores: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        return self.choose(scores, **self.options), self.choose(2 * scores, mask=mask, **self.options)
+    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return self.choose(scores, mask=mask, **self.options)
 
 
 class Losses(torch.nn.Module):
@@ -61,7 +61,7 @@ class Tagger(torch.nn.Module):
 
 def rows(count: int, width: int) -> tuple[Tensor, Tensor]:
     mask = torch.rand(count, width) > 0.3
-    mask[0] = False
+    mask[0], mask[1] = False, True
     return 3 * torch.randn(count, width), mask
 
 

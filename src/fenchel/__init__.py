@@ -17,7 +17,7 @@ from fenchel import (
     structures,
 )
 from fenchel._warmup import warmup
-from fenchel.factors import FactorGraph
+from fenchel.factors import FactorGraph, LPSparseMAP
 from fenchel.losses import entmax_loss, fy_loss, normmax_loss, sparsemax_loss
 from fenchel.regularizers import (
     Capped,
@@ -40,6 +40,8 @@ from fenchel.regularizers import (
     k_subsets,
     normmax,
     oscarmax,
+    prox_oscar,
+    prox_tv1d,
     segment_entmax,
     softmax,
     sparsemax,
@@ -60,6 +62,7 @@ __all__ = [
     "Gini",
     "Hard",
     "KSubsets",
+    "LPSparseMAP",
     "Norm",
     "Oscar",
     "Regularizer",
@@ -90,6 +93,8 @@ __all__ = [
     "normmax_loss",
     "oscarmax",
     "progress",
+    "prox_oscar",
+    "prox_tv1d",
     "regularizers",
     "segment_entmax",
     "seq2seq",

@@ -209,6 +209,9 @@ def calls() -> dict[str, dict[str, Call]]:
             "causal attention, any alpha": lambda s: fenchel.attention(
                 *_heads(s), fenchel.Tsallis(1.33), is_causal=True
             ),
+            "attention, sparsemax": lambda s: fenchel.attention(*_heads(s), fenchel.Gini(), scale=1e3),
+            "attention, one alpha per query": lambda s: _attention_per_query(s, 1.0),
+            "attention, one alpha per query, sparse": lambda s: _attention_per_query(s, 1e3),
             "decoding": lambda s: fenchel.attention(_heads(s)[0][..., :1, :], *_heads(s)[1:]),
             "decoding, any alpha": lambda s: fenchel.attention(
                 _heads(s)[0][..., :1, :], *_heads(s)[1:], fenchel.Tsallis(1.33)
@@ -293,6 +296,13 @@ def _exercise(call: Call, dtype: torch.dtype) -> None:
 def _bounds(scores: Tensor) -> Tensor:
     """Bounds that leave a choice."""
     return torch.full_like(scores, 0.7, requires_grad=scores.requires_grad)
+
+
+def _attention_per_query(scores: Tensor, scale: float) -> Tensor:
+    """Attention with an alpha of every query that is learned."""
+    query, key, value = _heads(scores)
+    alpha = torch.linspace(1.2, 2.5, query.shape[-2], dtype=scores.dtype).unsqueeze(-1).requires_grad_()
+    return fenchel.attention(query, key, value, fenchel.Tsallis(alpha), scale=scale)
 
 
 def _classes(scores: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Numpy:
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, mask, key_counts, dropout, most, workspace
-    ) -> tuple[Tensor, ...] | None:
+    ) -> tuple[Tensor, tuple[Tensor, ...] | None]:
         self.calls.append("attend")
         keys = key.shape[1] if key_counts is None else int(key_counts.max())
         scores = np.einsum("hre,hse->hrs", query.numpy(), key.numpy()[:, :keys])
@@ -51,13 +51,13 @@ class Numpy:
             scores = np.where(mask.numpy(), scores, -np.inf)
         weights = self.argmax(torch.from_numpy(scores), alpha).numpy()
         assert dropout == 0
+        output = torch.from_numpy(np.einsum("hrs,hsd->hrd", weights, value.numpy()[:, :keys]))
         if np.count_nonzero(weights) > most:
-            return None
+            return output, None
         _, _, indices = weights.nonzero()
         starts = np.concatenate([[0], (weights > 0).reshape(-1, keys).sum(-1).cumsum()])
-        output = np.einsum("hrs,hsd->hrd", weights, value.numpy()[:, :keys])
-        found = output, starts, indices.astype(np.int32), weights[weights > 0], np.empty(0)
-        return tuple(map(torch.from_numpy, found))
+        found = starts, indices.astype(np.int32), weights[weights > 0], np.empty(0)
+        return output, tuple(map(torch.from_numpy, found))
 
     def attend_backward(
         self, grad: Tensor, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, supports, to_weights, **to
@@ -89,12 +89,12 @@ class Numpy:
         most,
         workspace,
         **_,
-    ) -> tuple[Tensor, None]:
+    ) -> tuple[Tensor, None, None]:
         self.calls.append("linear_class_loss")
         losses, residual = self.class_loss(hidden @ weight.T + (0 if bias is None else bias), index, True, alpha)
         if rates is not None:
             workspace[: len(hidden)] = rates.unsqueeze(-1) * residual
-        return losses, None
+        return losses, None, None
 
 
 @pytest.fixture
@@ -217,8 +217,10 @@ def test_the_table_knows_the_ranges_of_parameters() -> None:
     scores = torch.randn(3, 5)
     for alpha, known in ((1.5, True), (1.0, True), (1.0005, True), (0.5, True), (math.inf, True), (1e-3, False)):
         assert (kernels.find("argmax", "tsallis", (alpha,), scores) is not None) == known
-    for alpha, known in ((1.5, True), (2.5, False), (1.0005, False)):
+    for alpha, known in ((1.5, True), (2.5, True), (1.0005, True), (1e-3, False)):
         assert (kernels.find("attend", "tsallis", (alpha,), scores) is not None) == known
+    for alpha, known in ((1.5, True), (2.5, False), (1.0005, True), (1.0, False)):
+        assert (kernels.find("linear_class_loss", "tsallis", (alpha,), scores) is not None) == known
     assert kernels.find("argmax", "tsallis", (1.5,), scores.to("meta")) is None
     assert kernels.find("argmax", "tsallis", (1.5,), scores.half()) is None
     assert kernels.find("argmax", "nobody", (1.5,), scores) is None

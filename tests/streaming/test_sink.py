@@ -269,3 +269,22 @@ def test_long_rows_are_served_by_supports() -> None:
         found, sparse = fenchel.attention(query, key, value, omega, return_weights="sparse", **options)
         torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
         torch.testing.assert_close(sparse.to_dense().double(), weights.reshape(-1, 300), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_packed_sequences_have_a_sink(causal: bool) -> None:
+    generator = torch.Generator().manual_seed(8)
+    sequences = [[torch.randn(H, n, E, generator=generator) for n in (3, 7, 4)] for _ in range(3)]
+    sink = torch.randn(H, 1, 1, generator=generator)
+
+    def packed(each: list[Tensor]) -> Tensor:
+        nested = torch.nested.nested_tensor([t.transpose(0, 1) for t in each], layout=torch.jagged)
+        return nested.transpose(1, 2)
+
+    query, key, value = map(packed, sequences)
+    found = fenchel.attention(query, key, value, Gini(), is_causal=causal, scale=0.4, sink=sink)
+    for output, q, k, v in zip(found.transpose(1, 2).unbind(), *sequences, strict=True):
+        mask = torch.ones(q.shape[1], q.shape[1], dtype=torch.bool).tril() if causal else None
+        torch.testing.assert_close(output.transpose(0, 1), expected(q, k, v, sink, Gini(), mask)[0])
+    with pytest.raises(ValueError, match="sink must be one score"):
+        fenchel.attention(query, key, value, sink=torch.zeros(3, 1, 1, 1))

@@ -90,6 +90,20 @@ def test_alpha_is_learned() -> None:
     gradgradcheck(call, (alpha, *inputs))
 
 
+def test_heads_may_have_alphas_of_every_size() -> None:
+    """Dense ones next to 1, and steep ones above 2, beside a sparse one; lists for some blocks, none, or all."""
+    alphas = torch.tensor([1.5, 1.0, 1.0003, 0.8, 2.5, torch.inf], dtype=torch.float64).reshape(6, 1, 1)
+    inputs = (randn(6, 20, 5), randn(6, 300, 5), randn(6, 300, 4))
+    for rows, share in ((20, 0.15), (1 << 16, 0.0), (1 << 16, 1.0)):
+        agree(inputs, Plan("supports", rows=rows, share=share), omega=Tsallis(alphas))
+
+
+def test_steep_alphas_have_the_derivatives_of_finite_differences() -> None:
+    alpha = torch.tensor([[1.3], [2.5], [1.0], [3.0]], dtype=torch.float64).requires_grad_()
+    inputs = (randn(2, 4, 3), randn(2, 9, 3), randn(2, 9, 2), alpha)
+    assert gradcheck(lambda q, k, v, a: attention(q, k, v, Tsallis(a)), inputs)
+
+
 def test_sparse_weights_are_differentiable_in_lists() -> None:
     inputs = randn(2, 3, 2), randn(2, 4, 2), randn(2, 4, 2)
 
@@ -140,7 +154,7 @@ def test_forward_mode_is_right() -> None:
 @pytest.mark.parametrize("share", [0.0, 1 / 16])
 def test_no_matrix_of_queries_and_keys_is_held(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
     # Kernels may work although we look on.
-    monkeypatch.setattr("fenchel._torch._get_current_dispatch_mode", lambda: None)
+    monkeypatch.setattr("fenchel._torch._dispatch_modes", lambda: 0)
     query, key, value = (torch.randn(2, 1000, 8, requires_grad=True) for _ in range(3))
     mask = torch.rand(1000) < 0.5
     for options in ({"is_causal": True}, {"attn_mask": mask}):
@@ -196,15 +210,16 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(dot_product, "attend", refuse)
     query, key, value = randn(3, 4), randn(5, 4), randn(5, 2)
-    for omega in (Shannon(), Norm(2.0), Tsallis(3.0), Tsallis(0.9)):
+    for omega in (Shannon(), Norm(2.0), Tsallis(1.0), Tsallis(0.9)):
         attention(query, key, value, omega)
     attention(query, key, value, return_weights=True)
     attention(query, key, value, attn_mask=randn(3, 5))
     monkeypatch.setattr("fenchel.kernels.ENABLED", False)
     attention(query, key, value)
     monkeypatch.setattr("fenchel.kernels.ENABLED", True)
-    with pytest.raises(AssertionError, match="lists"):
-        attention(query, key, value)
+    for omega in (Tsallis(1.5), Tsallis(3.0), Tsallis(1.0003), Tsallis(torch.tensor([[1.0], [1.5], [2.5]]))):
+        with pytest.raises(AssertionError, match="lists"):
+            attention(query, key, value, omega)
 
 
 def test_how_many_rows_there_are_does_not_decide_how_one_is_computed(monkeypatch: pytest.MonkeyPatch) -> None:

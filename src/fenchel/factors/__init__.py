@@ -4,6 +4,7 @@ from fenchel.factors.base import Factor
 from fenchel.factors.graph import FactorGraph, Solution
 from fenchel.factors.logic import AndOut, AtMostOne, Budget, Exactly, Imply, Knapsack, Or, OrOut, Xor, XorOut
 from fenchel.factors.pair import Pair
+from fenchel.factors.regularizer import LPSparseMAP
 from fenchel.factors.structured import DependencyTree, Sequence, Structured
 from fenchel.factors.variables import Variables
 
@@ -17,6 +18,7 @@ __all__ = [
     "FactorGraph",
     "Imply",
     "Knapsack",
+    "LPSparseMAP",
     "Or",
     "OrOut",
     "Pair",

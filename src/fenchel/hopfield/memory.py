@@ -421,7 +421,10 @@ class Memory(nn.Module):
         try:
             omega.dims(torch.empty(count, device="meta"), -1)
         except ValueError as error:
-            raise ValueError(f"omega must choose along one dimension, the {count} patterns: {error}") from None
+            raise ValueError(
+                f"omega must choose along one dimension, the {count} patterns: {error}. If the patterns are the parts "
+                "of a table, rearrange them in LPSparseMAP(lambda graph, u: graph.add(Structured(u[table], structure)))"
+            ) from None
         wanted, possible = omega.mass(2**40), omega.mass(count)
         if wanted is not None and bool(torch.as_tensor(wanted != possible, device="cpu").any()):
             raise ValueError(f"k must be at most the number of patterns, {count}, got {show(wanted)}")

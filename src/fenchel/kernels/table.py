@@ -30,18 +30,19 @@ score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map de
 Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
 
 ``attend``: ``kernel(query, key, value, a, mask=, key_counts=, dropout=, most=, workspace=)`` computes
-argmax_Ω(query keyᵀ) value, (heads, rows, depth), and the supports. It returns (output, starts, indices, weights,
+argmax_Ω(query keyᵀ) value, (heads, rows, depth), and the supports. It returns (output, supports). The supports are
+None if they have more than ``most`` entries, or if a score is NaN or +inf; else they are (starts, indices, weights,
 factors): row r has the entries ``starts[r]`` to ``starts[r + 1]``, int64; ``indices`` are their keys, int32,
-increasing; ``factors`` is what dropout multiplies the weights by, empty without dropout. It returns None if there are
-more than ``most`` entries, or if a score is NaN or +inf. query is (heads, rows, width), key and value are (heads, keys,
-width), contiguous; a is a number or (heads, rows). Row r of each head attends to the first ``key_counts[r]`` keys, to
-all of them if ``key_counts`` is None. mask is boolean (True = takes part), to be added, or None; it is (heads, rows,
-largest key count). ``workspace`` is memory for temporary results, 2 × heads × rows × keys entries.
+increasing; ``factors`` is what dropout multiplies the weights by, empty without dropout. query is (heads, rows, width),
+key and value are (heads, keys, width), contiguous; a is a number or (heads, rows). Row r of each head attends to the
+first ``key_counts[r]`` keys, to all of them if ``key_counts`` is None. mask is boolean (True = takes part), to be
+added, or None; it is (heads, rows, largest key count). ``workspace`` is memory for temporary results, heads × rows ×
+keys entries.
 
 ``attend_backward``: ``kernel(grad, query, key, value, a, supports=, to_weights=, to_key=, to_value=, learns=)`` returns
 the gradient of the queries, and that of a, (heads, rows), if ``learns``, else None. It adds those of keys and values to
-``to_key`` and ``to_value``, unless these are None. ``supports`` is what ``attend`` returned after the output;
-``to_weights`` is the gradient of its weights, or None.
+``to_key`` and ``to_value``, unless these are None. ``supports`` are those that ``attend`` returned; ``to_weights`` is
+the gradient of their weights, or None.
 
 ``collect``: ``kernel(scores, floor, first, count, place, score)`` appends scores that are not below the floor of their
 row to lists of indices and scores, for every Ω alike; its name is ``"supports"``. See ``cpu.streaming.memories``.
@@ -49,11 +50,12 @@ row to lists of indices and scores, for every Ω alike; its name is ``"supports"
 ``distances``: ``kernel(x, y)`` returns the squared distances between all points of two series, and
 ``distances_backward``: ``kernel(grad, x, y)`` their gradients; the name is ``"squared_euclidean"``.
 
-``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, most=, workspace=, transposed=)`` returns the
-loss of a class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative. With ``rates``, one per
-token, it also returns the supports of rate·(p − y) as (starts, classes, values), else None. If these have more than
-``most`` entries it returns None in their place, and leaves rate·(p − y) itself in the first rows of ``workspace``,
-(tokens or more, classes). ``transposed``, (some classes, tokens or more), is memory for logits with the classes first.
+``linear_class_loss``: ``kernel(hidden, weight, bias, index, a, rates=, learns=, most=, workspace=, columns=)`` returns
+three results. First, the loss of a class for logits hidden weightᵀ + bias, (tokens,), 0 where the index is negative.
+Second, with ``rates``, one per token, the supports of rate·(p − y) as (starts, classes, values). If these have more
+than ``most`` entries, None takes their place, and rate·(p − y) itself is in the first rows of ``workspace``, (tokens or
+more, classes). Third, the derivative of each loss in a if ``learns``, else None. ``columns`` is the number of classes
+whose logits are computed together.
 
 ``linear_class_loss_backward``: ``kernel(hidden, weight, supports, to_hidden=, to_weight=, to_bias=)`` adds the
 gradients for tokens with these supports to those tensors that are not None.
@@ -204,7 +206,7 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
 
 
 _ENTMAX = ((1e-2, math.inf),)
-_OUTPUT = ((1e-2, 1 - 1e-3), (1 + 1e-3, 1e3))  # (1 + c·u)^(1/c) magnifies rounding by 1/c
+_OUTPUT = ((math.nextafter(1.0, 2.0), 2.0),)  # at 1 the loss is cross-entropy, and torch's own is faster
 _PROGRAMS = ((1.0, 1.0), (1.5, 1.5), (2.0, 2.0), (math.inf, math.inf))  # ``choices.KINDS``
 
 
@@ -220,8 +222,8 @@ _compiled("entmax", "value", "tsallis", "maps.simplex:entmax_value", _ENTMAX)
 _compiled("entmax", "max", "tsallis", "maps.simplex:entmax_max", _ENTMAX)
 _compiled("entmax", "envelope", "tsallis", "maps.simplex:entmax_envelope", _ENTMAX)
 _compiled("entmax", "class_loss", "tsallis", "maps.simplex:entmax_loss", _ENTMAX)
-_compiled("attention", "attend", "tsallis", "streaming.attention:attend", ((1 + 1e-3, 2.0),))
-_compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", ((1 + 1e-3, 2.0),))
+_compiled("attention", "attend", "tsallis", "streaming.attention:attend", _ENTMAX)
+_compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", _ENTMAX)
 _compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _OUTPUT)
 _compiled("output", "linear_class_loss_backward", "tsallis", "streaming.output:linear_class_loss_backward", _OUTPUT)
 _compiled("memories", "collect", "supports", "streaming.memories:collect")

@@ -3,9 +3,9 @@
 from fenchel.regularizers.base import Regularizer, Scaled
 from fenchel.regularizers.capped import Capped, KSubsets, constrained_softmax, constrained_sparsemax, k_subsets
 from fenchel.regularizers.custom import Custom
-from fenchel.regularizers.fused import Fused, fusedmax
+from fenchel.regularizers.fused import Fused, fusedmax, prox_tv1d
 from fenchel.regularizers.norm import Norm, normmax
-from fenchel.regularizers.oscar import Oscar, oscarmax
+from fenchel.regularizers.oscar import Oscar, oscarmax, prox_oscar
 from fenchel.regularizers.rows import support_size
 from fenchel.regularizers.segments import segment_entmax
 from fenchel.regularizers.total_variation import TotalVariation2d, tvmax2d
@@ -33,6 +33,8 @@ __all__ = [
     "k_subsets",
     "normmax",
     "oscarmax",
+    "prox_oscar",
+    "prox_tv1d",
     "segment_entmax",
     "softmax",
     "sparsemax",

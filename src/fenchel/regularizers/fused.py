@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel._torch import known
+from fenchel._torch import known, outside_graphs
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap, check_strength
 from fenchel.regularizers.operators import register_map
@@ -107,3 +107,32 @@ def fusedmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     References: Niculae & Blondel (2017), section 3.
     """
     return FUSED.choose(scores, dim, mask, "strength", check_strength(strength))
+
+
+@outside_graphs("prox_tv1d")
+def prox_tv1d(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Denoise rows by total variation: the proximal map of which fusedmax is the sparsemax.
+
+    .. math:: \operatorname{argmin}_{y \in \mathbb{R}^n} \; \tfrac12 \|y - s\|^2 + \lambda \sum_i |y_i - y_{i+1}|
+
+    Piecewise constant, with the sum of the scores; ``fusedmax(s, strength)`` is ``sparsemax(prox_tv1d(s, strength))``.
+    Exact, in torch operations: the number of rounds depends on the scores, so ``torch.compile`` breaks its graph here.
+
+    Args:
+        scores: any shape, floating point.
+        strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.
+        dim: the dimension along which neighbours are compared.
+        mask: boolean, broadcasts to ``scores``; False = left out, and 0 in the result. Scores of −inf are left out too.
+
+    Returns:
+        y of the shape and dtype of ``scores``. Where groups are just about to part or join, the gradient is that of the
+        joined ones.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.prox_tv1d(torch.tensor([0.1, -0.1, 0.2, 1.1, 0.9, 1.0]), strength=0.3)
+        tensor([0.1500, 0.1500, 0.2000, 0.9000, 0.9000, 0.9000])
+
+    References: Tibshirani et al. (2005); Niculae & Blondel (2017), whose map has no factor ½.
+    """
+    return FUSED.prox(scores, dim, mask, check_strength(strength))

@@ -21,6 +21,7 @@ from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.derivatives import on_support
 from fenchel.regularizers.operators import argmax_operator, pack
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
+from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
 from fenchel.regularizers.solvers import groups
 from fenchel.regularizers.tsallis import Gini
 
@@ -32,6 +33,7 @@ class GroupingMap(ParameterMap):
     """
 
     traceable = False
+    parameter_name = "strength"
 
     @abstractmethod
     def penalty(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
@@ -52,6 +54,42 @@ class GroupingMap(ParameterMap):
     @abstractmethod
     def partition(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
         """A number for every entry: those of the support with the same one are equal and tied to each other."""
+
+    def total_slope(self, count: Tensor) -> Tensor:
+        """The sum of every subgradient of the penalty, for so many kept entries: 0 if a constant does not matter."""
+        return torch.zeros_like(count)
+
+    def prox(self, scores: Tensor, dim: int, mask: Tensor | None, strength: float | Tensor) -> Tensor:
+        """argmin_y ½‖y − s‖² + λ·penalty(y) along ``dim``.
+
+        The solver finds the groups; y is the mean over each of s − λ·slope, and has the derivatives of that.
+        """
+        rows = groups.widen(to_rows(scores, dim, mask))
+        strength = parameter_rows(strength, self.parameter_name, scores, dim)
+        strength = torch.as_tensor(strength, dtype=rows.dtype, device=rows.device)
+        kept = rows != -torch.inf
+        invalid = (rows.isnan() | (rows == torch.inf)).any(-1, keepdim=True)
+        x = torch.where(kept & ~invalid, rows, 0.0)
+        if rows.numel():
+            with torch.no_grad():
+                group, slope = self._groups(torch.where(kept, x, -torch.inf), strength.expand(*rows.shape[:-1], 1))
+            x = groups.group_means(torch.where(kept, x - strength * slope, 0.0), group, kept)
+        found = torch.where(kept, x, 0.0) + torch.where(invalid, torch.nan, 0.0)
+        return from_rows(found, scores, dim)
+
+    def _groups(self, z: Tensor, strength: Tensor) -> tuple[Tensor, Tensor]:
+        """The groups of the proximal map, and a subgradient of the penalty there, of which sums over groups matter."""
+        kept = z > -torch.inf
+        z = z - torch.where(kept, z, -torch.inf).amax(-1, keepdim=True).nan_to_num(0.0, 0.0, 0.0)
+        spread = -torch.where(kept, z, 0.0).amin(-1, keepdim=True)
+        y = self.proximal(z, torch.minimum(strength, z.shape[-1] * spread))
+        y = torch.where(strength == 0, z, y)
+        group = torch.where(
+            strength == 0, torch.arange(z.shape[-1], device=z.device).expand_as(z), self.partition(y, kept)
+        )
+        slope = torch.where(kept, self.slope(y, kept), 0.0)
+        count = kept.sum(-1, keepdim=True).to(z.dtype)
+        return group, slope + (self.total_slope(count) - slope.sum(-1, keepdim=True)) / count.clamp_min(1)
 
     def keeps_scores(self, *a: Any) -> bool:
         return True

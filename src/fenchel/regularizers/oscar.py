@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fenchel._torch import outside_graphs
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.grouping import Grouping, GroupingMap, check_strength
 from fenchel.regularizers.operators import register_map
@@ -30,6 +31,9 @@ class _OscarMap(GroupingMap):
 
     def reach(self, size: int) -> float:
         return float(size - 1)
+
+    def total_slope(self, count: Tensor) -> Tensor:
+        return count * (count - 1) / 2
 
     def partition(self, p: Tensor, kept: Tensor, *layout: int) -> Tensor:
         return groups.equals(p)[0]
@@ -91,3 +95,33 @@ def oscarmax(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask
     References: Niculae & Blondel (2017), section 3.
     """
     return OSCAR.choose(scores, dim, mask, "strength", check_strength(strength))
+
+
+@outside_graphs("prox_oscar")
+def prox_oscar(scores: Tensor, strength: float | Tensor = 0.1, dim: int = -1, mask: Tensor | None = None) -> Tensor:
+    r"""Cluster rows by pairwise maxima: the proximal map of which oscarmax is the sparsemax.
+
+    .. math:: \operatorname{argmin}_{y \in \mathbb{R}^n} \; \tfrac12 \|y - s\|^2 + \lambda \sum_{i<j} \max(y_i, y_j)
+
+    The maxima are of the entries with their signs, as on the simplex. The OSCAR of magnitudes agrees where all y ≥ 0,
+    and does not give oscarmax in general. Isotonic regression of the sorted scores; exact, in torch operations, so
+    ``torch.compile`` breaks its graph here.
+
+    Args:
+        scores: any shape, floating point.
+        strength: λ, a number ≥ 0, or a tensor that broadcasts to ``scores`` with size 1 along ``dim``; differentiable.
+        dim: the dimension of the rows.
+        mask: boolean, broadcasts to ``scores``; False = left out, and 0 in the result. Scores of −inf are left out too.
+
+    Returns:
+        y of the shape and dtype of ``scores``. Where groups are just about to part or join, the gradient is that of the
+        joined ones.
+
+    Example:
+        >>> import torch, fenchel
+        >>> fenchel.prox_oscar(torch.tensor([0.5, -1.0, 0.3, 0.48]), strength=0.1)
+        tensor([ 0.2400, -1.0000,  0.2000,  0.2400])
+
+    References: Bondell & Reich (2008); Niculae & Blondel (2017).
+    """
+    return OSCAR.prox(scores, dim, mask, check_strength(strength))

@@ -456,6 +456,10 @@ def entmax(scores: Tensor, alpha: float | Tensor = 1.5, dim: int = -1, mask: Ten
     Softmax at alpha 1, sparsemax at 2, argmax at inf; sparse for every alpha > 1, dense below. A lead of
     1/(alpha − 1) takes all.
 
+    Alpha 0 is refused although the map has a limit, p = 1/(τ − s): Ω has none. Its factor 1/(α(α − 1)) is infinite, and
+    what is left of Ω without a constant, −Σ log p, is infinite at one-hot vectors, and so is every loss. Where that is
+    wanted, ``Custom(lambda p: -p.log().sum(-1)).argmax`` computes it.
+
     On the CPU rows are sorted for alpha > 2 only, O(n log n); up to 2 a few passes over each row are enough. Other
     devices sort if alpha is 1.5, 2, larger than 2 or a tensor; else the number of passes does not depend on the scores.
 

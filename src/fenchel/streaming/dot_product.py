@@ -84,7 +84,7 @@ def attention(
     The shapes are those of ``torch.nn.functional.scaled_dot_product_attention``, which this equals for ``Shannon()``.
     A query whose keys are all masked gets zeros.
 
-    A large matrix of queries × keys is never held, unless weights are asked for: entmax with 1 < alpha ≤ 2 works on
+    A large matrix of queries × keys is never held, unless weights are asked for: entmax with alpha > 1 works on
     supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
     computed again in the backward pass. Under ``torch.compile`` and ``torch.export`` that holds for every Ω with one
     parameter, such as entmax, softmax and normmax, and without dropout; otherwise the matrix is held there.
@@ -155,10 +155,14 @@ def masked_attention(
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
     if is_packed(query) or is_packed(key) or is_packed(value):
-        options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "dropout_p": dropout_p}
-        return packed_attention(
-            masked_attention, query, key, value, omega, {**options, "return_weights": return_weights}
-        )
+        options: dict[str, Any] = {
+            "attn_mask": attn_mask,
+            "is_causal": is_causal,
+            "scale": scale,
+            "dropout_p": dropout_p,
+        }
+        options |= {"return_weights": return_weights, "sink": sink}
+        return packed_attention(masked_attention, query, key, value, omega, options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)

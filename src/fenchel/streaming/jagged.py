@@ -63,6 +63,16 @@ def packed_attention(
             raise ValueError(f"{each.name} must have as many sequences and dimensions as query, got {each.shape}")
     if not torch.equal(keys.lengths, values.lengths):
         raise ValueError("value must have sequences of the lengths of key")
+    sink = options["sink"]
+    if (
+        isinstance(sink, Tensor)
+        and sink.numel() > 1
+        and (queries.rank != 4 or sink.shape[-2:] != (1, 1) or sink.dim() > 3)
+    ):
+        raise ValueError(
+            "sink must be one score, or one per head, (heads, 1, 1), for packed sequences (B, heads, j, E); got shape "
+            f"{tuple(sink.shape)}"
+        )
     segments = queries.segments()
     parts = []
     for groups in similar(torch.maximum(queries.lengths, keys.lengths)) if queries.size else ():

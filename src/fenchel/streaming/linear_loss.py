@@ -391,16 +391,14 @@ def _run(
     hidden, weight = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype).contiguous()
     bias = bias if bias is None else bias.detach().to(dtype).contiguous()
     index, rates = index.contiguous(), rates.contiguous()
-    kernel: Any = None
-    finish: Any = None
-    if isinstance(alpha, float):
-        tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
-        kernel = kernels.find("linear_class_loss", TSALLIS.name, (alpha,), *tensors)
-        finish = kernels.find("linear_class_loss_backward", TSALLIS.name, (alpha,), *tensors)
+    tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
+    number = float(alpha.detach() if isinstance(alpha, Tensor) else alpha) if hidden.device.type == "cpu" else alpha
+    kernel = kernels.find("linear_class_loss", TSALLIS.name, (number,), *tensors)
+    finish = kernels.find("linear_class_loss_backward", TSALLIS.name, (number,), *tensors)
     tokens, classes = len(hidden), len(weight)
     chosen = plan_output(tokens, classes)
     size, losses = min(chosen.rows, tokens), hidden.new_empty(tokens)
-    workspace, transposed = hidden.new_empty(size, classes), hidden.new_empty(min(chosen.columns, classes), size)
+    workspace = hidden.new_empty(size, classes)
     collected: list[tuple[int, Lists]] = []
     entries = 0
     for first in range(0, tokens, size):
@@ -408,25 +406,27 @@ def _run(
         residual, supports = workspace[: part.stop - first], None
         own_rates = rates[part] if wanted else None
         if kernel is not None and finish is not None:
-            losses[part], supports = kernel(
+            losses[part], supports, slopes = kernel(
                 hidden[part],
                 weight,
                 bias,
                 index[part],
-                alpha,
+                number,
                 rates=own_rates,
+                learns=gradients[3] is not None,
                 most=chosen.share * residual.numel(),
                 workspace=workspace,
-                transposed=transposed,
+                columns=chosen.columns,
             )
+            slope = None if slopes is None else torch.where(index[part] >= 0, rates[part] * slopes, 0.0).sum()
         else:
             if bias is None:
                 torch.mm(hidden[part], weight.t(), out=residual)
             else:
                 torch.addmm(bias, hidden[part], weight.t(), out=residual)
             losses[part], residual, slope = _class_losses(residual, index[part], alpha, own_rates, needed[3])
-            if gradients[3] is not None:
-                gradients[3] += slope
+        if gradients[3] is not None and slope is not None:
+            gradients[3] += slope
         if supports is not None:
             collected.append((first, supports))
             entries += supports[1].numel()

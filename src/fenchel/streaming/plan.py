@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -163,12 +164,13 @@ def plan_output(tokens: int, classes: int) -> Plan:
     """The plan of an output layer, which has no other method than supports.
 
     A block has a sixteenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
+    Products of some thousand classes at a time are faster than one of all.
     """
     given = _given.get()
     if given is not None:
         return given
     rows = max(16, min(-(-tokens // 16), 512), (1 << 16) // classes)
-    return Plan("supports", rows=max(1, min(rows, tokens)))
+    return Plan("supports", rows=max(1, min(rows, tokens)), columns=1 << 11)
 
 
 def plan_pairs() -> Plan:
@@ -181,7 +183,11 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
     keys = max(shapes.columns, 1)
     wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
     if keys >= 256 and _serves("supports", omega, device, needs):
-        return Plan("supports", rows=max((1 << 21) // keys, min(128, wide), 16) // 8 * 8)
+        rows = max((1 << 19) // keys, min(128, wide), 16)
+        own = omega.canonical()[0].parameter
+        if isinstance(own, Tensor) and own.numel() > 1:  # by heads: one with a wide support leaves the others sparse
+            rows = min(rows, max(shapes.rows, (1 << 16) // keys))
+        return Plan("supports", rows=-(-rows // 8) * 8)
     rows = max((1 << 19) // keys, min(128 * shapes.heads, wide))
     # A matrix that is hardly larger than queries and outputs may as well be held. Graphs serve any number of rows.
     large = keys > shapes.width and (needs.graph or shapes.heads * shapes.rows > rows)
@@ -196,8 +202,10 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
             return False  # scores over so low a temperature could overflow
+        if method == "supports" and not isinstance(base.parameter, Tensor) and base.margin == math.inf:
+            return False  # every weight is positive
         if needs.graph:  # kernels are looked up when the operator runs
-            return base.parameter is not None and not (method == "supports" and base.associative)
+            return base.parameter is not None
         like = torch.empty(0, dtype=needs.dtype, device=device)
         return kernels.find("attend", base.name, (base.parameter,), like) is not None
     if method == "parts":

@@ -134,8 +134,8 @@ class Blocks:
         for head in range(0, heads, together):
             for row in range(0, rows, size):
                 self.blocks.append((slice(head, min(head + together, heads)), slice(row, min(row + size, rows))))
-        # Scores of a block, and as many places, for one block after the other.
-        self.workspace = query.new_empty(2 * min(together, heads) * min(size, rows) * keys)
+        # Scores of one block after the other.
+        self.workspace = query.new_empty(min(together, heads) * min(size, rows) * keys)
 
     def part(self, block: Block) -> tuple[Tensor, Tensor, Tensor, float | Tensor]:
         """Queries, keys, values and the parameter of a block."""
@@ -183,33 +183,21 @@ class Blocks:
             kernel = kernels.find("attend", task.rule.name, (self.parameter,), self.query, self.key, self.value)
         for block in self.blocks:
             query, key, value, a = self.part(block)
-            most = (task.entries or 0) * query.shape[0] * query.shape[1]
-            result = None
-            if kernel is not None:
-                mask, counts, _ = self.visible(block)
-                result = kernel(
-                    query,
-                    key,
-                    value,
-                    a,
-                    mask=mask,
-                    key_counts=counts,
-                    dropout=task.dropout,
-                    most=math.inf if listed else most,
-                    workspace=self.workspace,
-                )
-            if result is None:
+            supports = None
+            if kernel is None:
                 if listed:
                     raise NotListedError
                 weights, _ = self.weights(block)
                 output[block] = torch.bmm(weights, value[:, : weights.shape[2]])
-                if kernel is not None and int(torch.count_nonzero(weights)) > most:
-                    kernel = None  # the supports of the next blocks will not be sparse either, in all likelihood
-                found.append(None)
-                continue
-            supports = Supports(*result[1:])
-            output[block] = result[0]
-            if task.wants_weights:
+            else:
+                mask, counts, _ = self.visible(block)
+                most = math.inf if listed else (task.entries or 0) * query.shape[0] * query.shape[1]
+                rest = {"mask": mask, "key_counts": counts, "dropout": task.dropout, "most": most}
+                output[block], lists = kernel(query, key, value, a, **rest, workspace=self.workspace)
+                if lists is None and listed:
+                    raise NotListedError
+                supports = None if lists is None else Supports(*lists)
+            if supports is not None and task.wants_weights:
                 task.found.append(supports)
             found.append(supports if keep else None)
         return output, found

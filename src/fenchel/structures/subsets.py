@@ -179,8 +179,9 @@ class SequentialSubsets(_Exact):
     .. math:: \max_{y \in \{0,1\}^N, \sum_i y_i = k} \; \sum_i s_i y_i + \sum_i t_i y_i y_{i+1}
 
     Positive transitions ask for runs, negative ones for gaps. Dynamic programming, O(N k). SparseMAP regularizes
-    :math:`\frac12\|y\|^2`, the chosen positions alone: with transitions of zero it is :func:`fenchel.k_subsets`. (As a
-    factor graph with two states per position, both would be regularized, which is this one at half the scores.)
+    :math:`\frac12\|y\|^2`, the chosen positions alone: with transitions of zero it is :func:`fenchel.k_subsets`. As a
+    factor graph with two states per position, as in the paper, both states are regularized, ½‖y‖² + ½‖1 − y‖²: another
+    temperature, for which take ``2 * SparseMAP(SequentialSubsets(k, t / 2))``, the same up to a constant.
     Masked positions are left out, and no transition crosses them; rows with fewer than k others choose all of these.
 
     Args:

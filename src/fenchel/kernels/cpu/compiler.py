@@ -72,11 +72,6 @@ def strict_helper(function: Callable[..., Any]) -> Any:
     return numba.njit(**INLINED)(function)
 
 
-def inlined(function: Callable[..., Any]) -> Any:
-    """Compile a small function into the loops that call it."""
-    return numba.njit(inline="always", fastmath=_FAST, error_model="numpy")(function)
-
-
 def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
     compiled = numba.njit(**options)(function)
     cached = False

@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.bits import undecided
-from fenchel.kernels.cpu.compiler import helper, kernel
-from fenchel.kernels.cpu.maps.selection import BLOCK, listed
-from fenchel.kernels.cpu.maps.selection import top as top_of
+from fenchel.kernels.cpu import vectors as vec
+from fenchel.kernels.cpu.compiler import helper, kernel, strict_helper
+from fenchel.kernels.cpu.maps.places import extremes, list_places, load_row_part
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -234,7 +233,7 @@ def _collect(x: Any, z: Any, u: Any, low: Any, high: Any, index: Any, some_x: An
     Returns how many there are, and the sum of the bounds that are reached at ``high``.
     """
     n, zero = z.size, z.dtype.type(0)
-    count, base = 0, 0.0
+    base = 0.0
     for first in range(0, n, _CHUNK):
         zs, us = z[first : min(first + _CHUNK, n)], u[first : min(first + _CHUNK, n)]
         full = zero
@@ -242,16 +241,22 @@ def _collect(x: Any, z: Any, u: Any, low: Any, high: Any, index: Any, some_x: An
             d, b = zs[i] - high, us[i]
             full += zero if d < b else b
         base += full
-    for block in range(n // BLOCK):
-        count = listed(undecided(z, u, block * BLOCK, low, high), block * BLOCK, index, count)
-    for i in range(n // BLOCK * BLOCK, n):
-        index[count] = i
-        count += 1 if z[i] > low and z[i] - high < u[i] else 0
+    count = _list_undecided(z, u, low, high, index)
     for i in range(count):
         some_x[i], some_u[i] = x[index[i]], u[index[i]]
     for i in range(count, _padded(count)):  # whole vectors: entries of −inf have no mass at any τ
         some_x[i], some_u[i] = -np.inf, 1
     return count, base
+
+
+@strict_helper
+def _list_undecided(z: Any, u: Any, low: Any, high: Any, index: Any) -> int:
+    """List the places with z > low and z − high < u; returns how many there are."""
+    n, count = z.size, 0
+    for i in range(0, n, vec.lanes(z)):
+        v, bound = load_row_part(z, 0, i, n, z.dtype.type(-np.inf)), load_row_part(u, 0, i, n, z.dtype.type(0))
+        count = list_places(vec.bits_of((v > low) & ((v - high) < bound)), i, index, count)
+    return count
 
 
 @helper
@@ -354,7 +359,7 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
     for row in range(first, last):
         source, target, k = x[row], out[row], budget[row]
         u = upper[row if upper.shape[0] > 1 else 0]
-        top, bad = top_of(source)
+        top, _, bad = extremes(source, 0, n)
         if bad or top == -np.inf:
             target[:] = np.nan if bad else zero
             continue

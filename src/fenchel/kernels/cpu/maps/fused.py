@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.maps.groups import MORE, begin_product, begin_row, map_rows, product_of_rows, threshold
-from fenchel.kernels.cpu.maps.selection import BLOCK, collect
+from fenchel.kernels.cpu.maps.places import list_above
 
 
 def fused(z: Tensor, strength: float | Tensor) -> Tensor:
@@ -77,19 +77,18 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
     """Compute fusedmax of each row of x (rows, n): groups of equal values run by run, then their threshold."""
     n = x.shape[1]
     kind = x.dtype.type
-    maxima = np.empty(n // BLOCK + 1, x.dtype)
-    index = np.empty(n + 1, np.int32)
+    index = np.empty(n, np.int32)
     w, y, lower, upper = np.empty(n), np.empty(n), np.empty(n), np.empty(n)
     at, slope, rise = np.empty(2 * n + 2), np.empty(2 * n + 2), np.empty(2 * n + 2)
     values, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        going, top, least = begin_row(source, maxima, target)
+        going, top, least = begin_row(source, target)
         if not going:
             continue
         masked = least == -np.inf
         strength = strengths[row]
-        count = collect(source, top, kind(-MORE * (1.0 + 4.0 * strength)), maxima, index)
+        count = list_above(source, 0, n, 0, n, top, kind(-MORE * (1.0 + 4.0 * strength)), index, 0)
         groups, start = 0, 0
         while start < count:
             stop = start + 1
@@ -143,10 +142,10 @@ def _fused_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v
     """Compute J v of each row: the mean of v over each group, less its mean over the support."""
     n = p.shape[1]
     kind = p.dtype.type
-    masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
+    index = np.empty(n, np.int32)
     for row in range(first, last):
         source, scores, g, target = p[row], x[row], v[row], out[row]
-        count, mean = begin_product(source, g, masks, index, target)
+        count, mean = begin_product(source, g, index, target)
         alone = strengths[row] == 0.0
         start = 0
         while start < count:

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.maps.groups import begin_row, threshold
-from fenchel.kernels.cpu.maps.selection import BLOCK
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -188,13 +187,12 @@ def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: A
     """Compute tvmax of each grid of x (grids, n): groups of equal values among the candidates, then their threshold."""
     n = x.shape[1]
     kind = x.dtype.type
-    maxima = np.empty(n // BLOCK + 1, x.dtype)
     ways = np.empty((4, 3), np.int64)
     w, flow, level, size = np.empty(n), np.empty(2 * n), np.empty(n), np.empty(n, np.int32)
     group, queue = np.empty(n, np.int32), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        going, top, _ = begin_row(source, maxima, target)
+        going, top, _ = begin_row(source, target)
         if not going:
             continue
         strength = strengths[row]

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper
-from fenchel.kernels.cpu.maps.selection import block_maxima, support
+from fenchel.kernels.cpu.maps.places import extremes, list_nonzero
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -36,12 +36,12 @@ def product_of_rows(rows: Any, v: Tensor, z: Tensor, p: Tensor, strength: float 
 
 
 @helper
-def begin_row(x: Any, maxima: Any, out: Any) -> tuple[bool, Any, Any]:
-    """Write the maxima of the blocks of one row x; set ``out`` to zero, or to NaN if x has NaN or +inf.
+def begin_row(x: Any, out: Any) -> tuple[bool, Any, Any]:
+    """Set ``out`` to zero, or to NaN if the row x has NaN or +inf.
 
     Returns whether the row has an entry to choose, its largest and its smallest score.
     """
-    top, least, bad = block_maxima(x, maxima)
+    top, least, bad = extremes(x, 0, x.size)
     out[:] = np.nan if bad else 0
     return not bad and top > -np.inf, top, least
 
@@ -74,12 +74,12 @@ def threshold(values: Any, sizes: Any, count: int) -> float:
 
 
 @helper
-def begin_product(p: Any, v: Any, masks: Any, index: Any, out: Any) -> tuple[int, float]:
+def begin_product(p: Any, v: Any, index: Any, out: Any) -> tuple[int, float]:
     """Find the support of one row p and the mean of v over it; set ``out`` to zero, or to NaN if p is NaN.
 
     Returns how many places of the support are in ``index``, 0 if p is NaN, and the mean.
     """
-    count = support(p, masks, index, p.size)
+    count = list_nonzero(p, 0, p.size, index)
     bad = count > 0 and p[index[0]] != p[index[0]]
     out[:] = np.nan if bad else 0
     if count == 0 or bad:

@@ -17,7 +17,7 @@ from fenchel.kernels.cpu.maps.groups import (
     threshold,
     unmasked,
 )
-from fenchel.kernels.cpu.maps.selection import BLOCK, collect
+from fenchel.kernels.cpu.maps.places import list_above
 
 _SHORT = 48  # numbers: more are sorted by digits in single precision
 _RUN = 16  # numbers: so many are sorted by insertion
@@ -124,15 +124,14 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
     """Compute oscarmax of each row of x (rows, n): pool adjacent violators among the candidates, then the threshold."""
     n = x.shape[1]
     kind = x.dtype.type
-    maxima = np.empty(n // BLOCK + 1, x.dtype)
-    index = np.empty(n + 1, np.int32)
+    index = np.empty(n, np.int32)
     ordered = np.empty(n, x.dtype)
     keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
     edges = np.empty(n, x.dtype)
     z, sums, values, sizes = np.empty(n), np.empty(n), np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, target = x[row], out[row]
-        going, top, least = begin_row(source, maxima, target)
+        going, top, least = begin_row(source, target)
         if not going:
             continue
         strength = strengths[row]
@@ -151,7 +150,9 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
             continue
         # The penalty raises an entry relative to the largest by at most λ(n − 1). Entries without mass do not count
         # towards n, which excludes further entries.
-        count = collect(source, top, kind(-MORE * (1.0 + (kept - 1) * strength)), maxima, index)
+        line = kind(-MORE * (1.0 + (kept - 1) * strength))
+        candidates = list_above(source, 0, n, 0, n, top, line, index, 0)
+        count = candidates
         for k in range(count):
             ordered[k] = source[index[k]]
         while True:
@@ -194,11 +195,10 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
         for g in range(groups):
             values[g] -= tau
         lowest = edges[groups - 1]
-        for block in range((n + BLOCK - 1) // BLOCK):
-            if maxima[block] >= lowest:
-                for i in range(block * BLOCK, min((block + 1) * BLOCK, n)):
-                    if source[i] >= lowest:
-                        target[i] = kind(values[_find(edges, groups, source[i])])
+        for k in range(candidates):
+            v = source[index[k]]
+            if v >= lowest:
+                target[index[k]] = kind(values[_find(edges, groups, v)])
 
 
 @kernel
@@ -206,13 +206,13 @@ def _oscar_product_rows(first: int, last: int, p: Any, x: Any, strengths: Any, v
     """Compute J v of each row: the mean of v over all entries of equal value, less its mean over the support."""
     n = p.shape[1]
     kind = p.dtype.type
-    masks, index = np.empty(n // BLOCK, np.uint64), np.empty(n + 1, np.int32)
+    index = np.empty(n, np.int32)
     edges, other = np.empty(n, p.dtype), np.empty(n, p.dtype)
     keys, spare, counts = np.empty(n, np.uint32), np.empty(n, np.uint32), np.empty(3 << 11, np.int32)
     sums, sizes = np.empty(n), np.empty(n, np.int32)
     for row in range(first, last):
         source, g, target = p[row], v[row], out[row]
-        count, mean = begin_product(source, g, masks, index, target)
+        count, mean = begin_product(source, g, index, target)
         if count == 0:
             continue
         alone = strengths[row] == 0.0

@@ -35,6 +35,16 @@ def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
     return _single(c, norm)
 
 
+def parameters_of_rows(c: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
+    """c of entmax for kernels that serve every c: one for all rows if they have the same, up to 1; else a column."""
+    if isinstance(c, Tensor):
+        low, high = map(float, c.aminmax())
+        if low < high or low > 1.0:
+            return parameters(c, False)
+        c = low
+    return parameters(c, False) if c <= 1.0 else np.full((rows, 1), c)
+
+
 @lru_cache
 def _single(c: float, norm: bool) -> np.ndarray[Any, Any]:
     if c == (math.inf if norm else 1.0):

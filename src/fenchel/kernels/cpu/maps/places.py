@@ -56,12 +56,27 @@ def list_above(x: Any, start: int, n: int, first: int, last: int, top: Any, line
 
 
 @strict_helper
-def list_support(p: Any, start: int, n: int, index: Any) -> Any:
-    """List the places of positive entries and of NaN; returns how many there are."""
+def nonzero_bits(p: Any, start: int, i: int, n: int) -> Any:
+    """Which entries of the vector at place i of a row are not zero, NaN included, as bits."""
+    q = load_row_part(p, start, i, n, p.dtype.type(0))
+    return vec.bits_of(((q > 0.0) | (q < 0.0)) | vec.unordered(q, q))
+
+
+@strict_helper
+def list_nonzero(p: Any, start: int, n: int, index: Any) -> Any:
+    """List the places of entries that are not zero, NaN included; returns how many there are."""
     count = 0
     for i in range(0, n, vec.lanes(p)):
-        q = load_row_part(p, start, i, n, p.dtype.type(0))
-        count = list_places(vec.bits_of((q > 0.0) | vec.unordered(q, q)), i, index, count)
+        count = list_places(nonzero_bits(p, start, i, n), i, index, count)
+    return count
+
+
+@strict_helper
+def count_nonzero(p: Any, start: int, n: int) -> Any:
+    """How many entries are not zero, NaN included."""
+    count = 0
+    for i in range(0, n, vec.lanes(p)):
+        count += vec.count_bits(nonzero_bits(p, start, i, n))
     return count
 
 

@@ -141,7 +141,7 @@ def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: 
     w = room[1]
     for row in range(first, last):
         m, count, top, rule, offset = solve_row(scores, row * n, n, powers, row, norm != 0, room, index)
-        number = vec.first_lane(offset) if norm else value_of_row(m, rule, offset, room)
+        number = vec.first_lane(offset) if norm else value_of_row(m, rule, offset, room)[0]
         if residual.size > 0:
             _store(w, count, index, out, row * n, n)
         finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss, residual)
@@ -150,8 +150,9 @@ def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: 
 
 @strict_helper
 def value_of_row(m: int, rule: Any, offset: Any, room: Any) -> Any:
-    """max_Ω of entmax less the largest score, of a row that ``solve_row`` left in the workspace."""
-    return vec.first_lane(_maximum(rule, offset, vec.sum_everywhere(_along(room[1], room[0], m))))
+    """max_Ω of entmax less the largest score, and ⟨p, z⟩, of a row that ``solve_row`` left in the workspace."""
+    along = vec.sum_everywhere(_along(room[1], room[0], m))
+    return vec.first_lane(_maximum(rule, offset, along)), vec.first_lane(along)
 
 
 @strict_helper

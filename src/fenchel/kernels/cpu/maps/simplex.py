@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -202,24 +201,8 @@ def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
     return array if array.ndim == 2 else array.reshape(-1, array.shape[-1])
 
 
-WHOLE = {1.0: 1, 0.5: 2}
-"""1/c for those c of entmax that kernels are specialised for."""
-
-
-def parameter(c: float | Tensor, x: np.ndarray[Any, Any], whole: dict[float, int] = WHOLE) -> np.ndarray[Any, Any]:
-    """One parameter for all rows, or one per row, in the form that ``exponents`` describes."""
-    if isinstance(c, Tensor):
-        return np.asarray(c.detach().reshape(-1).contiguous().numpy(), dtype=x.dtype)
-    return _single(whole[c], np.int64) if c in whole else _single(c, x.dtype)
-
-
 def each(value: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
     """A parameter in double precision, one value per row."""
     if isinstance(value, Tensor):
         return np.asarray(value.detach().double().reshape(-1).contiguous().numpy())
     return np.full(rows, value, dtype=np.float64)
-
-
-@lru_cache
-def _single(c: float, dtype: Any) -> np.ndarray[Any, Any]:
-    return np.array([c], dtype=dtype)

@@ -13,7 +13,7 @@ import numpy as np
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
-from fenchel.kernels.cpu.maps.places import extremes, fill, list_above, list_support
+from fenchel.kernels.cpu.maps.places import extremes, fill, list_above, list_nonzero
 
 _LANES = 8  # of doubles
 _STEPS = 100  # far more than it takes
@@ -128,7 +128,7 @@ def steep_product(p: Any, start: int, n: int, c: float, v: Any, out: Any, room: 
     limit = np.float64(np.finfo(p.dtype).max)
     unit = 2.0**-64  # products are smaller by a power of two until the end, so that no sum overflows
     relative, _, index = room
-    size = list_support(p, start, n, index)
+    size = list_nonzero(p, start, n, index)
     least, at, bad = math.inf, -1, False
     for k in range(size):
         i = start + index[k]
