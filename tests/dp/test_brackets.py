@@ -50,7 +50,8 @@ def test_trees_may_be_deeper_than_the_stack_of_the_interpreter() -> None:
     words = 1500
     right = "".join(f"({i} " for i in range(words - 1)) + str(words - 1) + ")" * (words - 1)
     found = from_brackets(right)
-    assert found.trees[0, :, -1].all() and int(found.trees.sum()) == 2 * words - 1
+    assert found.trees[0, :, -1].all()
+    assert int(found.trees.sum()) == 2 * words - 1
     assert to_brackets(found.trees[0]) == right
 
 
