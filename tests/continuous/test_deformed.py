@@ -35,6 +35,20 @@ def test_the_ends_of_their_domains() -> None:
     assert beta_exp(torch.tensor([-2.0]), 0.0).tolist() == [0.0]
     assert beta_log(torch.tensor([0.0]), 0.5).tolist() == [-2.0]
     assert beta_log(torch.tensor([0.0]), 1.0).tolist() == [-math.inf]
+    assert beta_log(torch.tensor([-1.0, -math.inf]), 0.0).isnan().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("beta", [-1.0, 0.0, 0.5, 0.999999, 1.5, 3.0])
+def test_the_derivative_of_the_logarithm_is_a_power_also_at_zero_and_next_to_it(
+    beta: float, dtype: torch.dtype
+) -> None:
+    x = torch.tensor([0.0, 1e-12, 1e-6, 1e-3, 0.5, 1.0, 30.0, 1e6], dtype=dtype, requires_grad=True)
+    (found,) = torch.autograd.grad(beta_log(x, beta).sum(), x)
+    with mpmath.workdps(40):
+        wanted = [float(mpmath.mpf(v) ** -mpmath.mpf(beta)) for v in x.tolist()[1:]]
+    at_zero = 0.0 if beta < 0 else 1.0 if beta == 0 else math.inf
+    np.testing.assert_allclose(found.numpy(), [at_zero, *wanted], rtol=2e-5 if dtype == torch.float32 else 1e-12)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.5, 1.0, 1.5])

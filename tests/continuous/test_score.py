@@ -142,6 +142,25 @@ def test_a_row_with_nan_or_infinity_is_nan_and_touches_no_other() -> None:
     torch.testing.assert_close(p.mean[0], torch.tensor(0.5, dtype=DOUBLE))
 
 
+@pytest.mark.parametrize("alpha", [0.7, 1.0, 2.0])
+def test_rows_after_one_with_nan_have_quantiles_and_samples(alpha: float) -> None:
+    level = torch.tensor([[math.nan], [1.0], [math.inf], [0.0]], dtype=DOUBLE)
+    p = ScoreDensity(lambda t: level - (t - 0.5) ** 2, alpha=alpha)
+    half = torch.full((4,), 0.5, dtype=DOUBLE)
+    for found in (p.cdf(half), p.icdf(half)):
+        assert found.isnan().tolist() == [True, False, True, False]
+        torch.testing.assert_close(found[1::2], half[1::2])
+    assert p.sample().isnan().tolist() == [True, False, True, False]
+
+
+def test_a_large_batch_in_single_precision_has_the_cdf_of_each_row() -> None:
+    centers = torch.linspace(0.2, 0.8, 1500).unsqueeze(-1)
+    p = ScoreDensity(lambda t: -2e3 * (t - centers) ** 2, dtype=torch.float32)
+    middles = centers.squeeze(-1)
+    torch.testing.assert_close(p.cdf(middles), torch.full((1500,), 0.5), atol=2e-5, rtol=0)
+    torch.testing.assert_close(p.icdf(torch.full((1500,), 0.5)), middles, atol=2e-5, rtol=0)
+
+
 # -- expectations ----------------------------------------------------------------------------------------------------
 
 

@@ -38,6 +38,23 @@ def test_trees_of_several_lengths_and_labels() -> None:
     assert Constituency(torch.zeros(5, 4, 4, 4), found.lengths).log_prob(found.trees).isfinite().all()
 
 
+def test_a_tree_in_which_everything_has_a_label_needs_no_empty_one() -> None:
+    text, labels = "(S (DT the) (VP (NN cat) (VB sleeps)))", ["S", "DT", "VP", "NN", "VB"]
+    found = from_brackets(text, labels)
+    spans = {(0, 2, 0), (0, 0, 1), (1, 2, 2), (1, 1, 3), (2, 2, 4)}
+    assert {tuple(span) for span in found.trees[0].nonzero().tolist()} == spans
+    assert to_brackets(found.trees[0], found.words[0], labels) == text
+
+
+def test_trees_may_be_deeper_than_the_stack_of_the_interpreter() -> None:
+    words = 1500
+    right = "".join(f"({i} " for i in range(words - 1)) + str(words - 1) + ")" * (words - 1)
+    found = from_brackets(right)
+    assert found.trees[0, :, -1].all()
+    assert int(found.trees.sum()) == 2 * words - 1
+    assert to_brackets(found.trees[0]) == right
+
+
 def test_positions_batches_and_blank_trees() -> None:
     trees = from_brackets(["((a b) c)", "(a (b c))"]).trees
     assert to_brackets(trees) == ["((0 1) 2)", "(0 (1 2))"]

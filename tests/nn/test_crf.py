@@ -367,6 +367,7 @@ X, TARGET = torch.zeros(2, 4, 3), torch.zeros(2, 4, dtype=torch.long)
         ),
         (lambda: CRF(4)(X), ValueError, r"emissions must have shape \(B, T, 4\), got \(2, 4, 3\)"),
         (lambda: CRF(4, batch_first=False)(X), ValueError, r"emissions must have shape \(T, B, 4\)"),
+        (lambda: CRF(3)(X[:, :0]), ValueError, r"emissions must have at least one position.*got \(2, 0, 3\)"),
         (lambda: CRF(3)(X.long()), TypeError, "emissions must be a floating-point tensor"),
         (lambda: CRF(3)(X).loss(X), TypeError, "tags must be a tensor of integers"),
         (lambda: CRF(3)(X).loss(TARGET[:1]), ValueError, r"must have shape \(…, 2, 4\)"),

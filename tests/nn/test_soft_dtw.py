@@ -126,6 +126,11 @@ def test_bandwidth_is_a_band_around_the_diagonal() -> None:
         (lambda: SoftDTW(cost="chebyshev"), ValueError, "cost must be"),
         (lambda: SoftDTW(cost=3), TypeError, "cost must be a function or one of sqeuclidean"),  # type: ignore[arg-type]
         (lambda: SoftDTW()(torch.zeros(2, 3), torch.zeros(2, 3)), ValueError, "x must have shape"),
+        (
+            lambda: SoftDTW(torch.ones(2))(torch.zeros(3, 4, 1), torch.zeros(3, 5, 1)),
+            ValueError,
+            r"gamma must broadcast with the batch dimensions of the series, \(3,\), got shape \(2,\)",
+        ),
     ],
 )
 def test_wrong_arguments_are_named(make: Callable[[], object], error: type[Exception], message: str) -> None:

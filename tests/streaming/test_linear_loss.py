@@ -518,7 +518,7 @@ def test_no_matrix_of_tokens_times_classes_is_made(
     with Largest() as seen:
         loss = linear_entmax_loss(hidden, weight, target, bias, alpha=alpha, reduction=reduction, **options)
         torch.autograd.grad(loss, (hidden, weight, bias), torch.ones_like(loss))
-    assert classes <= seen.elements <= tokens * classes / 16
+    assert classes <= seen.elements <= tokens * classes / 10
     with Largest() as seen:
         plainly(hidden, weight, target, bias, alpha=alpha)
     assert seen.elements == tokens * classes

@@ -65,7 +65,13 @@ def beta_log(x: Tensor, beta: float) -> Tensor:
     References: Martins et al. (2020), equation 6.
     """
     check_floats(x, "x")
-    return log_of(x.log(), 1 - check_number(beta, "beta"))
+    c = 1 - check_number(beta, "beta")
+    if c == 0:
+        return x.log()
+    # expm1 is precise next to 1, the power and its derivative everywhere else, 0 included.
+    near = (c * x.detach().log()).abs() < 0.5
+    power = (torch.where(x < 0, math.nan, x) ** c - 1) / c
+    return torch.where(near, log_of(torch.where(near, x, 1.0).log(), c), torch.where(near, 0.0, power))
 
 
 def log_of(log: Tensor, c: Number) -> Tensor:

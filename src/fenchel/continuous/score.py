@@ -488,13 +488,14 @@ class ScoreDensity(Distribution):
         pieces, nodes = self._pieces_found, self._nodes
         t, rows, _, p = self._weighted(pieces, nodes)
         points = nodes.share.shape[-1]
-        mass = p.reshape(-1, points).sum(-1)
         rows = rows.reshape(-1, points)[:, 0]
-        total = mass.cumsum(0)
+        # One sum runs over all rows: in double precision, and past rows without a density.
+        mass = torch.where(self._bad[rows], 0.0, p.reshape(-1, points).sum(-1))
+        total = mass.cumsum(0, dtype=torch.float64)
         counts = torch.bincount(rows, minlength=self._count)
         before = torch.cat([total.new_zeros(1), total])[(counts.cumsum(0) - counts)]
         ends = t.reshape(-1, points)
-        return ends[:, 0], ends[:, -1], mass, total - before[rows]
+        return ends[:, 0], ends[:, -1], mass, (total - before[rows]).to(mass.dtype)
 
     def _below(self, t: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
         """The mass below points (Q,), and the index of the panel of each."""
@@ -504,8 +505,8 @@ class ScoreDensity(Distribution):
         first = counts.cumsum(0) - counts
         # Panels are sorted by row and place; a key makes rows disjoint, so that one search serves all.
         span = self.high - self.low + 1
-        keys = (owner * span + end.detach() - self.low).contiguous()
-        panel = torch.searchsorted(keys, (rows * span + t.detach() - self.low).contiguous())
+        keys = (owner * span + end.detach().double() - self.low).contiguous()
+        panel = torch.searchsorted(keys, (rows * span + t.detach().double() - self.low).contiguous())
         panel = torch.minimum(torch.maximum(panel, first[rows]), (first + counts - 1)[rows])
         return self._part(t, rows, panel, start, mass, upto), panel
 
@@ -524,7 +525,7 @@ class ScoreDensity(Distribution):
             owner = self._pieces_found.rows[self._nodes.piece]
             counts = torch.bincount(owner, minlength=self._count)
             first = counts.cumsum(0) - counts
-            panel = torch.searchsorted((2.0 * owner + upto).contiguous(), 2.0 * rows + q)
+            panel = torch.searchsorted((2 * owner + upto.double()).contiguous(), 2 * rows + q.double())
             panel = torch.minimum(torch.maximum(panel, first[rows]), (first + counts - 1)[rows])
             left, right = start[panel], end[panel]
             for _ in range(50 if self.dtype == torch.float64 else 25):

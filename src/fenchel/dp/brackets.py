@@ -80,20 +80,28 @@ def to_brackets(tree: Tensor, words: Sequence[Any] | None = None, labels: Sequen
     for word in given[:length]:
         if not word or word in names or re.search(r"[\s()]", word):
             raise ValueError(f"words must have no space and no bracket, and not be the name of a label; got {word!r}")
-    return _write(found, 0, length - 1, given, names) if length else ""
+    return _write(found, length, given, names) if length else ""
 
 
-def _write(found: dict[tuple[int, int], int], i: int, j: int, words: list[str], names: list[str]) -> str:
-    if (i, j) not in found:
-        raise ValueError(f"tree must have the span {(i, j)}: the whole sentence, its words, two parts of each span")
-    label = names[found[i, j]]
-    if i == j:
-        return f"({label} {words[i]})" if label else words[i]
-    splits = [k for k in range(i, j) if (i, k) in found and (k + 1, j) in found]
-    if len(splits) != 1:
-        raise ValueError(f"tree must split span {(i, j)} into two parts that it has, in one way; got {len(splits)}")
-    parts = (_write(found, *part, words, names) for part in ((i, splits[0]), (splits[0] + 1, j)))
-    return "(" + (f"{label} " if label else "") + " ".join(parts) + ")"
+def _write(found: dict[tuple[int, int], int], length: int, words: list[str], names: list[str]) -> str:
+    text: list[str] = []
+    left: list[str | tuple[int, int]] = [(0, length - 1)]  # a stack, as trees may be deeper than Python's recursion
+    while left:
+        part = left.pop()
+        if isinstance(part, str):
+            text.append(part)
+            continue
+        if part not in found:
+            raise ValueError(f"tree must have the span {part}: the whole sentence, its words, two parts of each span")
+        (i, j), label = part, names[found[part]]
+        if i == j:
+            text.append(f"({label} {words[i]})" if label else words[i])
+            continue
+        splits = [k for k in range(i, j) if (i, k) in found and (k + 1, j) in found]
+        if len(splits) != 1:
+            raise ValueError(f"tree must split span {(i, j)} into two parts that it has, in one way; got {len(splits)}")
+        left += [")", (splits[0] + 1, j), " ", (i, splits[0]), f"({label} " if label else "("]
+    return "".join(text)
 
 
 def from_brackets(texts: str | Sequence[str], labels: Sequence[str] | None = None) -> Bracketing:
@@ -131,48 +139,47 @@ def _read(text: str, names: dict[str, int] | None) -> tuple[list[str], list[tupl
         raise TypeError(f"texts must be strings, got {type(text).__name__}")
     tokens = re.findall(r"[()]|[^\s()]+", text)
     words: list[str] = []
-    spans: list[tuple[int, int, int]] = []
-    at = 0
+    spans: list[tuple[int, int, str]] = []
+    opened: list[tuple[int, str]] = []  # brackets that are open: their first word and their name
+    parts = [0]  # of each of them, below them those of the text
 
     def fail(problem: str) -> ValueError:
         return ValueError(f"texts must hold one binary tree each, but {problem} in {text!r}")
 
-    def number(name: str) -> int:
-        if names is None:
-            return 0
+    at = 0
+    while at < len(tokens):
+        token, at = tokens[at], at + 1
+        if parts == [1]:
+            raise fail("something follows the tree")
+        if token == "(":
+            # A name follows the bracket if something else follows the name.
+            name = ""
+            if names is not None and at < len(tokens) and tokens[at] in names:
+                name, at = tokens[at], at + 1
+            opened.append((len(words), name))
+            parts.append(0)
+            continue
+        if token != ")":
+            words.append(token)
+            spans.append((len(words) - 1, len(words) - 1, ""))
+        elif not opened:
+            raise fail("a word or an opening bracket is missing")
+        else:
+            (first, name), count = opened.pop(), parts.pop()
+            if count == 1 and tokens[at - 2] != ")" and name:  # a word with a name of its own
+                spans[-1] = (first, first, name)
+            elif count != 2:
+                raise fail(f"a bracket has {count} parts instead of two (words may have brackets with a label)")
+            else:
+                spans.append((first, len(words) - 1, name))
+        parts[-1] += 1
+    if opened:
+        raise fail("a closing bracket is missing")
+    if parts != [1]:
+        raise fail("a word or an opening bracket is missing")
+    if names is None:
+        return words, [(first, last, 0) for first, last, _ in spans]
+    for _, _, name in spans:
         if name not in names:
             raise fail(f"{name!r} is not one of labels {list(names)}")
-        return names[name]
-
-    def read() -> None:
-        nonlocal at
-        first, start = len(words), at
-        if at >= len(tokens) or tokens[at] == ")":
-            raise fail("a word or an opening bracket is missing")
-        at += 1
-        if tokens[start] != "(":
-            words.append(tokens[start])
-            spans.append((first, first, number("")))
-            return
-        # A name follows the bracket if something else follows the name.
-        name = ""
-        if names is not None and at < len(tokens) and tokens[at] in names:
-            name, at = tokens[at], at + 1
-        parts = 0
-        while at < len(tokens) and tokens[at] != ")":
-            read()
-            parts += 1
-        if at >= len(tokens):
-            raise fail("a closing bracket is missing")
-        at += 1
-        if parts == 1 and tokens[at - 2] != ")" and name:  # a word with a name of its own
-            spans[-1] = (first, first, number(name))
-            return
-        if parts != 2:
-            raise fail(f"a bracket has {parts} parts instead of two (words may have brackets with a label)")
-        spans.append((first, len(words) - 1, number(name)))
-
-    read()
-    if at < len(tokens):
-        raise fail("something follows the tree")
-    return words, spans
+    return words, [(first, last, names[name]) for first, last, name in spans]

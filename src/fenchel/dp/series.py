@@ -210,7 +210,13 @@ def _exact(
         d, shape = _alignments(x, y, lengths, omega, band, cost)
         return 0.0 - d.exact_maximum().reshape(shape)  # and no −0
     # min_γΩ(c) = γ min_Ω(c/γ): kernels take one γ, and no gradient in it.
-    x, y, lengths, shape = _expanded(x, y, lengths, gamma.shape)
+    try:
+        x, y, lengths, shape = _expanded(x, y, lengths, gamma.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"gamma must broadcast with the batch dimensions of the series, {tuple(_broadcast(x, y, lengths))}, got "
+            f"shape {tuple(gamma.shape)}"
+        ) from None
     gamma = gamma.expand(shape).reshape(-1)
     costs = cost(x, y)
     infinite = costs.isinf()

@@ -41,7 +41,8 @@ class Certificate:
         stationary: whether an update leaves the pattern, or the sum of the association, where it is. For a pattern
             outside the convex hull of the others that is :math:`\Delta_i \ge m/\beta`, and no other is. Copies of one
             pattern (Δ = 0) share the weight and need a smaller lead over the rest, which is accounted for here and
-            below. A pattern inside the hull of others may be a fixed point by their weights, which is not covered.
+            below. An association with some but not all copies of a pattern counts as not stationary, for they share
+            the weight. A pattern inside the hull of others may be a fixed point by their weights, which is not covered.
         radius: of the largest ball around it from which one update leads to it exactly, negative if it is not
             stationary: :math:`\min_j (x_i^\top (x_i - x_j) - m/\beta) / \|x_i - x_j\|`. Tight: beyond, in the direction
             of the j that attains it, another pattern gets weight. For k patterns at once it is the minimum over single

@@ -129,6 +129,10 @@ class CRF(nn.Module):
         if emissions.dim() != 3 or emissions.shape[-1] != self.num_tags:
             shape = "(B, T, " if self.batch_first else "(T, B, "
             raise ValueError(f"emissions must have shape {shape}{self.num_tags}), got {tuple(emissions.shape)}")
+        if emissions.shape[int(self.batch_first)] == 0:
+            raise ValueError(
+                f"emissions must have at least one position, which mask may leave out, got {tuple(emissions.shape)}"
+            )
         if mask is not None:
             check_like(mask, "mask", emissions[..., 0], "emissions without tags")
         if not self.batch_first:

@@ -163,13 +163,13 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
 def plan_output(tokens: int, classes: int) -> Plan:
     """The plan of an output layer, which has no other method than supports.
 
-    A block has a sixteenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
+    A block has a tenth of the tokens, but 16 to 512, and at least 2¹⁶ logits, below which nothing is saved.
     Products of some thousand classes at a time are faster than one of all.
     """
     given = _given.get()
     if given is not None:
         return given
-    rows = max(16, min(-(-tokens // 16), 512), (1 << 16) // classes)
+    rows = max(16, min(-(-tokens // 10), 512), (1 << 16) // classes)
     return Plan("supports", rows=max(1, min(rows, tokens)), columns=1 << 11)
 
 
