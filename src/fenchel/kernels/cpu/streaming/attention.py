@@ -17,10 +17,10 @@ from torch import Tensor
 from fenchel.kernels.cpu.compiler import INLINED, strict
 from fenchel.kernels.cpu.maps.blocks import workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
+from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.products import dot_on_support, product_of_row, product_room, sensitivities
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows
-from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
 from fenchel.kernels.cpu.streaming.lists import (
     as_integers,
