@@ -825,6 +825,24 @@ def test_a_learnable_alpha_compiles() -> None:
     assert_close(ours, theirs)
 
 
+@pytest.mark.parametrize("wrong", [4, 5, -2])
+@pytest.mark.parametrize("kind", ["entmax", "norm", "linear"])
+def test_a_graph_refuses_classes_that_do_not_exist_when_it_runs(kind: str, wrong: int) -> None:
+    torch._dynamo.reset()
+    scores, weight = torch.randn(5, 4, requires_grad=True), torch.randn(4, 4)
+    loss = {
+        "entmax": lambda s, y: entmax_loss(s, y),
+        "norm": lambda s, y: normmax_loss(s, y),
+        "linear": lambda s, y: linear_entmax_loss(s, weight, y),
+    }[kind]
+    compiled = torch.compile(loss, fullgraph=True, backend="aot_eager")
+    target = torch.tensor([0, 3, -100, 1, 2])
+    assert_close(compiled(scores, target), loss(scores, target))
+    target[3] = wrong
+    with pytest.raises(ValueError, match=rf"target must hold class indices in \[0, 3\], got {wrong}"):
+        compiled(scores, target)
+
+
 def test_runs_in_inference_mode_and_on_the_meta_device() -> None:
     target = torch.randint(4, (5,))
     with torch.inference_mode():

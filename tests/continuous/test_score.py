@@ -316,6 +316,8 @@ def test_a_network_in_single_precision_can_be_the_score() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(TypeError, match="score must be callable, a torch function of points, got Tensor"):
+        ScoreDensity(torch.zeros(3))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="low must be less than high"):
         ScoreDensity(waves, 1.0, 1.0)
     with pytest.raises(ValueError, match="high must satisfy"):

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -278,3 +279,27 @@ def test_values_agree_with_the_torch_path(alpha: float) -> None:
     single = maps.entmax_value(p.float(), alpha)
     torch.testing.assert_close(single.double(), rule.value(p, alpha), rtol=1e-6, atol=1e-7)
     assert maps.entmax_value(torch.full((1, 3), torch.nan), alpha).isnan().all() or alpha == torch.inf
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("alpha", [0.0625, 0.25, 0.75, 1.5, 3.0])
+def test_tiny_probabilities_keep_their_share_of_omega(alpha: float, dtype: torch.dtype) -> None:
+    tiny = [1e-20, 1e-36, 1e-39, 1e-44] if dtype == torch.float32 else [1e-20, 1e-60, 1e-150, 1e-300, 1e-310, 5e-324]
+    p = torch.tensor([[1.0, 0.0, *tiny]], dtype=dtype)
+
+    def omega(a: mpmath.mpf) -> mpmath.mpf:
+        shares = [mpmath.mpf(q) for q in p[0].tolist() if q > 0]
+        return mpmath.fsum(q**a - q for q in shares) / (a * (a - 1))
+
+    with mpmath.workdps(400):
+        value, slope = omega(mpmath.mpf(alpha)), mpmath.diff(omega, mpmath.mpf(alpha))
+    relative = 1e-5 if dtype == torch.float32 else 1e-12
+    assert maps.entmax_value(p, alpha).item() == pytest.approx(float(value), rel=relative)
+    assert maps.entmax_envelope(p, alpha).item() == pytest.approx(-float(slope), rel=relative)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_omega_and_its_slope_vanish_for_the_largest_alpha(dtype: torch.dtype) -> None:
+    p, alpha = torch.tensor([[0.5, 0.3, 0.2, 0.0]], dtype=dtype), torch.finfo(dtype).max
+    assert maps.entmax_value(p, alpha).abs().item() < 1e-30
+    assert maps.entmax_envelope(p, alpha).abs().item() < 1e-30

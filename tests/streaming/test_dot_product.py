@@ -579,6 +579,18 @@ def test_many_keys_with_few_chosen(omega: Regularizer, batch: tuple[int, ...]) -
     assert_close(output[..., 4:, :], expected[..., 4:, :], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [1.5, 2.0, 3.0, torch.inf, torch.tensor([[[3.0]], [[1.5]]])], ids=str)
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_a_query_that_holds_nan_gets_nan_and_no_other_does(alpha: float | Tensor, bad: float) -> None:
+    torch.manual_seed(0)
+    query, key, value = torch.randn(2, 5, 4), torch.rand(2, 300, 4), torch.randn(2, 300, 3)
+    expected = attention(query, key, value, Tsallis(alpha))
+    query[:, 2, 1] = bad
+    output = attention(query, key, value, Tsallis(alpha))
+    assert bool(output[:, 2].isnan().all())
+    assert_close(output[:, [0, 1, 3, 4]], expected[:, [0, 1, 3, 4]])
+
+
 def test_shapes_are_told_without_data() -> None:
     inputs = [torch.empty(1, 4, 512, 8, device="meta") for _ in range(3)]
     assert attention(*inputs).shape == (1, 4, 512, 8)

@@ -55,6 +55,7 @@ def test_a_processor_with_avx512_is_measured_twice(processor: Any) -> None:
     assert narrow.environment["NUMBA_CPU_FEATURES"] == ""
     assert narrow.environment["ATEN_CPU_CAPABILITY"] == "avx2"
     assert narrow.environment["NUMBA_CACHE_DIR"]
+    assert narrow.environment["TORCHINDUCTOR_CACHE_DIR"]  # torch would take code that was generated for AVX-512
 
 
 def test_a_processor_without_avx512_is_measured_as_it_is(processor: Any) -> None:

@@ -85,6 +85,8 @@ class ScoreDensity(Distribution):
         *,
         dtype: torch.dtype = torch.float64,
     ) -> None:
+        if not callable(score):
+            raise TypeError(f"score must be callable, a torch function of points, got {type(score).__name__}")
         self.low, self.high = check_number(low, "low"), check_number(high, "high")
         if not self.low < self.high:
             raise ValueError(f"low must be less than high, got {low} and {high}")

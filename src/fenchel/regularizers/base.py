@@ -247,8 +247,8 @@ class Regularizer(nn.Module):
     def config(self) -> Config | None:
         """Describe Ω by dictionaries, lists, numbers and strings, as for JSON; None if that is not possible.
 
-        Learned parameters are included with their current values. ``Custom``, classes of your own, and anything that
-        contains them cannot be described.
+        Learned parameters are included with their current values. ``Custom``, ``LPSparseMAP``, classes of your own, and
+        what contains them cannot be described.
 
         Example:
             >>> from fenchel import Fused, Regularizer

@@ -16,6 +16,7 @@ from torch import Tensor
 from fenchel._operators import define_operator
 from fenchel._torch import apply_function, below_autograd, tracks
 from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max
+from fenchel.regularizers.rows import check_range
 
 if TYPE_CHECKING:
     from fenchel.regularizers.rowmap import RowMap
@@ -132,6 +133,7 @@ def _pulled(results: tuple[Tensor | None, ...], *a: Any) -> tuple[Tensor, ...]:
 
 
 def _loss_and_residual(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+    check_range(index, z.shape[-1], least=-1)
     loss, slope = rule.class_loss_any(z, index, residual, *a)
     return loss, slope if residual else z.new_empty(0)  # kernels need not agree on the shape of what is empty
 

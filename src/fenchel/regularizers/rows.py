@@ -38,11 +38,19 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
             "for torch's layout (N, C, …) pass dim=1"
         )
     target = target.long()  # before any comparison: eight bits would wrap around
-    classes = scores.shape[dim]
-    if known(target) and bool(((target < 0) | (target >= classes)).any()):
-        wrong = target[(target < 0) | (target >= classes)][0].item()
-        raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong}")
+    check_range(target, scores.shape[dim])
     return target
+
+
+def check_range(target: Tensor, classes: int, least: int = 0) -> None:
+    """Check that class indices are below ``classes`` and not below ``least``, which is −1 where rows are left out.
+
+    A graph cannot look at them: operators call it again when they run, before kernels read and write at these places.
+    """
+    if known(target):
+        wrong = (target < least) | (target >= classes)
+        if bool(wrong.any()):
+            raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {target[wrong][0].item()}")
 
 
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:

@@ -26,6 +26,7 @@ from fenchel._torch import (
     tracks_forward,
 )
 from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
+from fenchel.regularizers.rows import check_range
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming.plan import plan_output
 
@@ -536,6 +537,7 @@ def _problem(
 def _compute(*args: Any) -> tuple[Tensor, ...]:
     hidden, weight, bias, alpha, index, rates, summed, needed = _problem(*args)
     number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # no graph knows its value
+    check_range(index, len(weight), least=-1)
     loss, gradients = _run(hidden, weight, bias, alpha if needed[3] else number, index, rates, summed, needed)
     return loss, *(loss.new_empty(0) if each is None else each for each in gradients)
 

@@ -65,14 +65,19 @@ def own_target() -> Target:
 
 
 def avx2_target() -> Target:
-    """AVX2, in another process with a cache of its own; torch's own kernels are held to it as well."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fenchel" / "kernels-avx2"
+    """AVX2, in another process with caches of its own; torch's own kernels are held to it as well.
+
+    ``torch.compile`` takes generated code from its cache whatever instruction set that was generated for: loops for
+    AVX-512, compiled for AVX2, leave half of their results unwritten.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "fenchel"
     return Target(
         f"{NARROW} ({HASWELL})",
         {
             "NUMBA_CPU_NAME": HASWELL,
             "NUMBA_CPU_FEATURES": "",
-            "NUMBA_CACHE_DIR": str(cache),
+            "NUMBA_CACHE_DIR": str(caches / "kernels-avx2"),
+            "TORCHINDUCTOR_CACHE_DIR": str(caches / "graphs-avx2"),
             "ATEN_CPU_CAPABILITY": "avx2",
         },
     )

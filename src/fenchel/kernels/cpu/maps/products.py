@@ -384,5 +384,5 @@ def sensitivities(p: Any, start: int, n: int, c: float, out: Any) -> None:
     for i in range(0, n, lanes):
         count = min(lanes, n - i)
         q = vec.load_part(p, start + i, count, 0.0)
-        log, _, moment = moments(q, c)
+        log, _, moment = moments(q, c, q * 0.0 + 1.0, 0.0)
         vec.store_part(out, i, vec.select(q > 0.0, log * log * moment, q), count)

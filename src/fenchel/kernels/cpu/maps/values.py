@@ -19,16 +19,20 @@ _GROUP = 8  # vectors whose sum is in the precision of the rows
 
 
 @strict_helper
-def moments(q: Any, c: float) -> Any:
-    """log q, and ∫₀¹ exp(xt) dt and ∫₀¹ t exp(xt) dt at x = c·log q, by their series near x = 0; for q > 0."""
-    log = vec.log2(vec.maximum(q, 1e-37)) * math.log(2.0)
-    x = log * c
-    small = vec.minimum(vec.maximum(x, -1.0), 1.0)
+def moments(q: Any, c: float, weight: Any, lift: float) -> Any:
+    """log q, and ∫₀¹ exp(xt) dt and ∫₀¹ t exp(xt) dt at x = c·log q, times a weight q^lift; for q > 0.
+
+    They are by their series near x = 0. With the weight q (lift 1) nothing overflows for α > 0, however small q is.
+    """
+    small = q < 1e-30  # subnormal numbers too, which ``log2`` does not take: they are moved up
+    log = (vec.log2(vec.select(small, q * 2.0**100, q)) - vec.select(small, 100.0, q * 0.0)) * math.log(2.0)
+    x = vec.maximum(log * c, -1e30)
+    near = vec.minimum(vec.maximum(x, -1.0), 1.0)
     far = (x > 1.0) | (x < -1.0)
     large = vec.select(far, x, 1.0)
-    power = vec.exp2(large * (1 / math.log(2.0)))
-    first = vec.select(far, (power - 1.0) / large, vec.polynomial(small, _FIRST))
-    second = vec.select(far, (1.0 + (large - 1.0) * power) / (large * large), vec.polynomial(small, _SECOND))
+    power = vec.exp2((large + log * lift) * (1 / math.log(2.0)))
+    first = vec.select(far, (power - weight) / large, weight * vec.polynomial(near, _FIRST))
+    second = vec.select(far, (weight + (large - 1.0) * power) / large / large, weight * vec.polynomial(near, _SECOND))
     return log, first, second
 
 
@@ -52,8 +56,8 @@ def entmax_value(first: int, last: int, p: Any, z: Any, powers: Any, out: Any) -
                     top = vec.maximum(s, top)
                     a += vec.select((q > 0.0) | (q < 0.0) | vec.unordered(q, q), q * s, zero)
                 if c < np.inf and vec.any_lane((q > 0.0) | vec.unordered(q, q)):
-                    log, moment, _ = moments(q, c)
-                    v += vec.select(q > 0.0, q * log * moment, q)
+                    log, moment, _ = moments(q, c, q, 1.0)
+                    v += vec.select(q > 0.0, log * moment, q)
             value, along = value + vec.widen(v), along + vec.widen(a)
         total = vec.sum_lanes(value) / (1.0 + c) if c < np.inf else 0.0
         if z.size > 0:
@@ -77,9 +81,9 @@ def entmax_envelope(first: int, last: int, p: Any, powers: Any, out: Any) -> Non
             for i in range(start, min(start + _GROUP * lanes, n), lanes):
                 q = vec.load_part(p, row * n + i, min(lanes, n - i), 0.0)
                 if vec.any_lane((q > 0.0) | vec.unordered(q, q)):
-                    log, moment, second = moments(q, c)
-                    v += vec.select(q > 0.0, q * log * moment, q)
-                    s += vec.select(q > 0.0, q * log * log * second, q)
+                    log, moment, second = moments(q, c, q, 1.0)
+                    v += vec.select(q > 0.0, log * moment, q)
+                    s += vec.select(q > 0.0, log * log * second, q)
             value, slope = value + vec.widen(v), slope + vec.widen(s)
         alpha = 1.0 + c
         out[row] = (vec.sum_lanes(value) / alpha - vec.sum_lanes(slope)) / alpha if c < np.inf else 0.0

@@ -17,6 +17,7 @@ from torch import Tensor
 from fenchel.kernels.cpu.compiler import INLINED, strict
 from fenchel.kernels.cpu.maps.blocks import workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
+from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.products import dot_on_support, product_of_row, product_room, sensitivities
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows
@@ -158,9 +159,11 @@ def _any_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, i
     if powers[row, 0] > 1.0:
         _, p, places = steep = steep_room(n)
         count, _, _ = steep_entmax(x, start, n, powers[row, 0], steep)
+        if count < 0:
+            fill(w, 0, n, np.nan)
         for k in range(count):
             w[k], index[k] = p[k], places[k]
-        return max(count, 0), w, index, count >= 0
+        return count, w, index, count >= 0
     _, count, _, _, _ = solve_row(x, start, n, powers, row, False, room, index)
     return count, w, index, n == 0 or w[0] == w[0]
 
