@@ -16,8 +16,9 @@ from torch.nn import functional as F
 from torch.testing import assert_close
 
 import oracles
-from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, attention
+from fenchel import Gini, Hard, KSubsets, Norm, Regularizer, Shannon, SparseMAP, Tsallis, attention
 from fenchel.streaming import Plan, using
+from fenchel.structures import Matching
 
 sdpa = F.scaled_dot_product_attention
 EXACT = {"atol": 1e-12, "rtol": 1e-12}
@@ -638,3 +639,14 @@ def test_a_mask_that_is_changed_before_the_backward_pass_is_noticed(omega: Regul
     mask.fill_(True)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
+
+
+@pytest.mark.parametrize("plan", ["dense", "parts"])
+def test_a_structure_over_queries_and_keys_is_chosen_in_the_whole_table(plan: str) -> None:
+    """A matching of six queries to six keys gives every key one query, however the queries are parted."""
+    query, key, value = torch.randn(3, 2, 6, 4, dtype=torch.float64)
+    with using(Plan(plan, rows=2)):
+        _, weights = attention(query, key, value, SparseMAP(Matching()), return_weights=True)
+        output = attention(query, key, value, SparseMAP(Matching()))
+    assert_close(weights.sum(-2), torch.ones(2, 6, dtype=torch.float64))
+    assert_close(output, weights @ value)

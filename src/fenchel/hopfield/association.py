@@ -110,7 +110,8 @@ class Hopfield(nn.Module):
         concat_bias_pattern: append a learned pattern to those stored.
         add_zero_association: append a pattern of zeros, so that a state may associate with nothing.
         disable_out_projection: return the heads side by side, (…, num_heads · pattern_size).
-        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        omega: the regularizer; ``Tsallis(1.5)`` by default. A structure over two dimensions, such as
+            ``SparseMAP(Matching())``, chooses in the whole table of state × stored patterns of a head at once.
         learnable_scaling: train β, one per head. It stays positive.
         bag_dropout: the share of stored patterns that is hidden in training, before the choice; a bag keeps one.
 

@@ -97,7 +97,8 @@ def attention(
         query: (…, L, E).
         key: (…, S, E). With fewer heads (dimension −3) than the query has, each serves a group of query heads.
         value: (…, S, D).
-        omega: the regularizer; ``Tsallis(1.5)`` by default.
+        omega: the regularizer; ``Tsallis(1.5)`` by default. A structure over two dimensions, such as
+            ``SparseMAP(Matching())``, chooses in the whole table of queries × keys at once.
         attn_mask: broadcasts to (…, L, S); boolean (True = takes part) or added to the scores.
         is_causal: query i attends to keys 0 … i. Excludes ``attn_mask``.
         scale: of the scores; 1/√E by default.

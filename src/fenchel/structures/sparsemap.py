@@ -136,8 +136,9 @@ class SparseMAP(Regularizer):
 
     @property
     def parameter_shape(self) -> torch.Size | None:
-        """None if the structure holds tensors: their shapes have a meaning of their own."""
-        return torch.Size() if not [*self.parameters(), *self.buffers()] else None
+        """None if the structure holds tensors, whose shapes have a meaning of their own, or joins rows to a table."""
+        plain = self.structure.event_dim == 1 and not [*self.parameters(), *self.buffers()]
+        return torch.Size() if plain else None
 
     @property
     def margin(self) -> float | None:
