@@ -445,7 +445,10 @@ def test_exports_with_a_dynamic_batch(case: Map) -> None:
         Module(), (torch.randn(3, 5),), dynamic_shapes=({0: torch.export.Dim("batch"), 1: None},)
     )
     scores = torch.randn(7, 5)
-    assert torch.equal(program.module()(scores), case.choose(scores))
+    if case.plain:  # the graph holds torch operations with a fixed number of steps, which eager mode ends early
+        torch.testing.assert_close(program.module()(scores), case.choose(scores))
+    else:
+        assert torch.equal(program.module()(scores), case.choose(scores))
 
 
 @every_opaque_map

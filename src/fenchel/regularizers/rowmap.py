@@ -170,7 +170,7 @@ class RowMap(ABC):
     def target_value(self, y: Tensor, *a: Any, masked: Tensor | None = None) -> Tensor:
         """``value`` of a target of the loss, by a kernel if there is one."""
         kernel = None if tracks(y, *a) else kernels.find("value", self.name, a, y)
-        return self.value(y, *a, masked=masked) if kernel is None else kernel(y, *a)
+        return self.value(y, *a, masked=masked) if kernel is None else kernel(y, *self.align(y, *a))
 
     def align(self, z: Tensor, *a: Any) -> tuple[Any, ...]:
         """Parameters in the precision of the rows, tensors with one value per row: every rule may assume it."""

@@ -175,8 +175,9 @@ def _threshold_of_sorted(y: Tensor, c: float) -> Tensor:
     else:
         variance = ordered.square().cumsum(-1) / size - mean.square()
         rest = size.reciprocal() - variance
-        # Negative, or tau above the k-th entry, where that is below the threshold; the entry is a lower bound then.
-        tau = torch.where(rest >= 0, torch.minimum(mean - rest.clamp_min(0).sqrt(), ordered), ordered)
+        # Negative, or tau above the k-th entry, where that is below the threshold. The entry is a lower bound then, and
+        # never above the mean.
+        tau = torch.minimum(mean - rest.clamp_min(0).sqrt(), ordered)
     return tau.amax(-1, keepdim=True).to(y.dtype)
 
 

@@ -204,5 +204,8 @@ def as_rows(tensor: Tensor) -> np.ndarray[Any, Any]:
 def each(value: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
     """A parameter in double precision, one value per row."""
     if isinstance(value, Tensor):
-        return np.asarray(value.detach().double().reshape(-1).contiguous().numpy())
+        values = np.asarray(value.detach().double().reshape(-1).contiguous().numpy())
+        if len(values) != rows:  # or a kernel would read what is not there
+            raise ValueError(f"a parameter must have one value per row, {rows}, got {len(values)}")
+        return values
     return np.full(rows, value, dtype=np.float64)
