@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_floats, check_integers, check_parameter
+from fenchel._checks import check_floats, check_integers, check_number, check_parameter, check_shape, kind
 from fenchel._operators import define_operator
 from fenchel._torch import (
     apply_function,
@@ -25,7 +25,7 @@ from fenchel._torch import (
     tracks,
     tracks_forward,
 )
-from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_distributed, check_reduction, entmax_loss, is_kept
 from fenchel.regularizers.rows import check_range
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming.plan import plan_output
@@ -37,7 +37,6 @@ Gradients = list[Tensor | None]
 """Those of hidden, weight, bias and alpha; None where one is not needed."""
 
 _ALLOWED = "1 <= alpha <= 2"
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def linear_entmax_loss(
@@ -91,7 +90,7 @@ def linear_entmax_loss(
     """
     alpha = check_alpha(alpha)
     check_reduction(reduction)
-    check_smoothing(label_smoothing)
+    check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not known(index) or not bool(kept.all()):
@@ -124,7 +123,7 @@ def linear_entmax_loss(
         targets = _targets(index.reshape(-1), weight, bias, class_weight, label_smoothing, reduction)
         problem = *layer, targets.index, targets.rates, reduction != "none"
         if graph:
-            loss = _in_graph(*problem)
+            loss = _call_operator(*problem, _NOTHING)[0]
         elif tracks(*layer):
             loss = apply_function(_LinearLoss, _run, *problem)
         else:
@@ -182,16 +181,12 @@ def _check(
             f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
         )
     classes = len(weight)
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape ({classes},), one value per class, got {tuple(bias.shape)}")
+    if bias is not None:
+        check_shape(bias, "bias", classes)
     if class_weight is not None:
         if not isinstance(class_weight, Tensor):
-            kind = type(class_weight).__name__
-            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind}")
-        if class_weight.shape != weight.shape[:1]:
-            raise ValueError(
-                f"class_weight must have shape ({classes},), one value per class, got {tuple(class_weight.shape)}"
-            )
+            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind(class_weight)}")
+        check_shape(class_weight, "class_weight", classes)
         if class_weight.requires_grad:
             raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
         if label_smoothing and known(class_weight) and bool((class_weight < 0).any()):
@@ -506,11 +501,6 @@ def _zeros(like: Tensor) -> Tensor:
 
 
 # -- the operator, which stays whole in graphs -----------------------------------------------------------------------
-
-
-def _in_graph(*problem: Any) -> Tensor:
-    """The loss of ``_run`` as part of a graph."""
-    return _call_operator(*problem, _NOTHING)[0]
 
 
 def _call_operator(
