@@ -78,7 +78,7 @@ def certify_structures(
     least, known = _least_accepted(problem.worst, torch.zeros(len(chosen), dtype=torch.float64, device="cpu"))
     at = torch.full_like(least, beta)
     stationary = (least < math.inf) & ~problem.worst(at)[-1]
-    # Where scores at this β are rounded by more than margins differ, the oracle cannot tell.
+    # Where scores at this β are rounded by more than margins differ, the oracle cannot decide.
     known &= (least == math.inf) | (least * problem.rounding < 1e-3)
     radius, exact = problem.radius(beta)
     radius = torch.where(stationary, radius.clamp_min(0.0), -math.inf)

@@ -61,7 +61,7 @@ class _TsallisMap(ParameterMap):
                 return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
             p = torch.where(finite, p, _one_hot(z))
-            return p if known(a) else p.masked_fill(~(a > 0), torch.nan)  # nobody has looked at the values
+            return p if known(a) else p.masked_fill(~(a > 0), torch.nan)  # values that were not checked
         if a == 1:
             return torch.softmax(z, -1)
         if math.isinf(a):
@@ -152,8 +152,8 @@ class _Steep(torch.autograd.Function):
 def _steep(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
     """J v for any α. Above 2, s = p^(2−α) is huge for small p and J the difference of huge numbers.
 
-    So everything is measured from the entry k with the largest s: its own product is minus the sum of the
-    others (J1 = 0), and none of the others suffers cancellation.
+    So v is taken relative to its entry k with the largest s. The product of that entry is minus the sum of the others
+    (J1 = 0), and the others are computed without cancellation.
     """
     zero = p == 0
     s = p.masked_fill(zero, 1.0).pow(2 - a).masked_fill(zero, 0.0).clamp_max(torch.finfo(p.dtype).max)

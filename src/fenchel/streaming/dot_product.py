@@ -404,7 +404,7 @@ def _by_supports(
 
 @contextlib.contextmanager
 def _beta_without_warning() -> Iterator[None]:
-    """Make a CSR matrix without torch's warning that these are new."""
+    """Make a CSR matrix without torch's warning that they are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         yield

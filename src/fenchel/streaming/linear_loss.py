@@ -81,7 +81,7 @@ def linear_entmax_loss(
         >>> import torch, fenchel
         >>> hidden, weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         >>> fenchel.linear_entmax_loss(hidden, weight.requires_grad_(), torch.tensor([0, 1])).backward()
-        >>> weight.grad  # the second token leads by 2: its loss is zero, and it teaches nothing
+        >>> weight.grad  # the second token leads by 2: its loss and its gradient are zero
         tensor([[-0.1299,  0.0000],
                 [ 0.0649,  0.0000],
                 [ 0.0649,  0.0000]])
@@ -331,7 +331,7 @@ class _LinearLoss(torch.autograd.Function):
             elif ctx.run is not _run:
                 gradients = [each if each is None else each * grad for each in gradients]
             else:
-                ctx.gradients = None  # given away: they become the parameters' own
+                ctx.gradients = None  # the tensors are returned, and become the gradients of the parameters
                 if grad.device.type != "cpu" or float(grad) != 1.0:
                     for each in gradients:
                         _ = each if each is None else each.mul_(grad)
@@ -495,7 +495,7 @@ def _zeros(like: Tensor) -> Tensor:
     """Zeros of the shape of a tensor, in float32 or better."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
-        # Pages that nobody writes to cost nothing, and NumPy asks for large ones.
+        # Pages that are never written to take no memory, and NumPy asks the system for large pages.
         return torch.from_numpy(np.zeros(like.shape, str(dtype).removeprefix("torch.")))
     return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
@@ -526,7 +526,7 @@ def _problem(
 
 def _compute(*args: Any) -> tuple[Tensor, ...]:
     hidden, weight, bias, alpha, index, rates, summed, needed = _problem(*args)
-    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # no graph knows its value
+    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # unknown in a graph
     check_range(index, len(weight), least=-1)
     loss, gradients = _run(hidden, weight, bias, alpha if needed[3] else number, index, rates, summed, needed)
     return loss, *(loss.new_empty(0) if each is None else each for each in gradients)
