@@ -176,8 +176,8 @@ def plan_output(tokens: int, classes: int) -> Plan:
 
 
 def plan_pairs() -> Plan:
-    """The plan of certificates, which compare blocks of ``columns`` patterns pair by pair."""
-    return _given.get() or Plan("parts", columns=1 << 11)
+    """The plan of certificates, which compare blocks of ``columns`` patterns, ``held`` entries at a time."""
+    return _given.get() or Plan("parts", rows=1 << 11, columns=1 << 11)
 
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
