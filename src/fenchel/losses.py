@@ -12,13 +12,14 @@ from fenchel._checks import check_number, check_one_of
 from fenchel._torch import autocast_dtype, concrete, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.packed import Packed, is_packed, on_packed, packed_dims
+from fenchel.regularizers.packed import Packed, on_packed, packed_dims
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
 __all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
 
 Reduction = Literal["none", "mean", "sum"]
+REDUCTIONS = ("none", "mean", "sum")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -78,7 +79,7 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
-    if is_packed(scores):
+    if isinstance(scores, Tensor) and scores.is_nested:
         options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         return _packed_loss(scores, target, omega, dim, mask, reduction, options)
     check_distributed(omega, scores=scores, target=target, mask=mask, weight=weight)
@@ -205,7 +206,8 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
-    check_reduction(reduction)
+    if reduction not in REDUCTIONS:
+        check_reduction(reduction)
     if label_smoothing != 0:
         check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
     if weight is not None and not isinstance(weight, Tensor):
@@ -217,7 +219,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
 
 def check_reduction(reduction: str) -> None:
     """Check the argument ``reduction``."""
-    check_one_of(reduction, "reduction", "none", "mean", "sum")
+    check_one_of(reduction, "reduction", *REDUCTIONS)
 
 
 def check_distributed(omega: Regularizer | None = None, **arguments: object) -> None:

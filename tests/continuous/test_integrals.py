@@ -1,6 +1,7 @@
 """Expected basis functions against quadrature, and what holds for every map."""
 
 import math
+from collections.abc import Callable
 
 import mpmath as mp
 import numpy as np
@@ -8,7 +9,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from fenchel import kernels
 from fenchel.continuous import BetaGaussian, GaussianBasis, expectation, generalized_covariance
 
 ALPHAS = [0.0, 0.6, 1.0, 1.2, 1.25, 4 / 3, 1.5, 1.7, 2.0, 3.0]
@@ -17,9 +17,9 @@ D = torch.float64
 
 
 @pytest.fixture(params=["compiled", "plain"])
-def _both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _both(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if request.param == "plain":
-        monkeypatch.setattr(kernels, "ENABLED", False)
+        set_kernels(False)
 
 
 def line_oracle(loc: float, variance: float, alpha: float, center: float, width: float) -> float:
@@ -49,14 +49,14 @@ def line_oracle(loc: float, variance: float, alpha: float, center: float, width:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_the_line_is_right_from_very_narrow_to_very_wide(alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_line_is_right_from_very_narrow_to_very_wide(alpha: float, set_kernels: Callable[[bool], None]) -> None:
     functions = [(0.0, 0.1), (0.3, 0.03), (0.9, 0.5)]
     centers, widths = torch.tensor(functions, dtype=D).unbind(1)
     basis = GaussianBasis(centers.unsqueeze(-1), widths.square().reshape(-1, 1, 1))
     for sigma in (1e-4, 0.02, 0.3, 1e2):
         wanted = np.array([line_oracle(0.4, sigma**2, alpha, *each) for each in functions])
         for on in (True, False):
-            monkeypatch.setattr(kernels, "ENABLED", on)
+            set_kernels(on)
             found = expectation(torch.tensor([0.4], dtype=D), torch.tensor([[sigma**2]], dtype=D), basis, alpha)
             np.testing.assert_allclose((found * widths).numpy(), wanted * widths.numpy(), atol=1e-12)
 
@@ -291,7 +291,7 @@ def test_several_forwards_before_a_backward() -> None:
 
 
 @pytest.mark.parametrize(("dim", "alpha"), [(1, 1.0), (1, 1.5), (1, 2.0), (2, 1.0), (2, 1.5), (2, 2.0)])
-def test_kernels_and_torch_operations_agree(dim: int, alpha: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kernels_and_torch_operations_agree(dim: int, alpha: float, set_kernels: Callable[[bool], None]) -> None:
     basis = (
         GaussianBasis.line(24, widths=(0.03, 0.2, 2.0)) if dim == 1 else GaussianBasis.grid(3, widths=(0.03, 0.2, 2.0))
     ).double()
@@ -303,7 +303,7 @@ def test_kernels_and_torch_operations_agree(dim: int, alpha: float, monkeypatch:
         sigma.requires_grad_()
         results = []
         for on in (True, False):
-            monkeypatch.setattr(kernels, "ENABLED", on)
+            set_kernels(on)
             value = expectation(loc, sigma, basis, alpha)
             cotangent = torch.linspace(-1, 1, value.numel(), dtype=D).reshape(value.shape)
             results.append((value, *torch.autograd.grad(value, (loc, sigma), cotangent)))

@@ -38,8 +38,8 @@ every_regime = pytest.mark.parametrize("regime", REGIMES)
 
 
 @pytest.fixture(params=["kernels", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernels, "ENABLED", request.param == "kernels")
+def path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> str:
+    set_kernels(request.param == "kernels")
     return request.param
 
 
@@ -113,8 +113,10 @@ def test_chunks_do_not_show(regime: str, reduction: str) -> None:
         assert_close(ours, theirs, **EXACT, equal_nan=True)
 
 
-def test_the_regimes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", True)
+def test_the_regimes_are_what_they_are_called(
+    set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_kernels(True)
     calls: list[str] = []
     finish, add = compiled.linear_class_loss_backward, linear_loss._add_residual
     monkeypatch.setattr(linear_loss, "_add_residual", lambda *args: (calls.append("dense"), add(*args)))
@@ -533,12 +535,14 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-6])
 @pytest.mark.usefixtures("threads")
-def test_results_do_not_depend_on_the_number_of_threads(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(
+    scale: float, set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Small whole numbers: their products are exact, whatever BLAS does with its threads.
     hidden = (scale * torch.randint(-2, 3, (300, 200))).requires_grad_()
     weight, bias = (torch.randint(-2, 3, shape).float().requires_grad_() for shape in ((4000, 200), (4000,)))
     target = torch.randint(4000, (300,))
-    monkeypatch.setattr(kernels, "ENABLED", True)
+    set_kernels(True)
     monkeypatch.setattr(linear_loss, "_add_residual", None)  # BLAS again, and not exact
     results = []
     for number in (1, 2, 3):

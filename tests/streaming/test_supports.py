@@ -1,7 +1,7 @@
 """Attention over lists of supports: chunks, threads, memory, second derivatives, and what cannot be listed."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -204,7 +204,7 @@ def test_half_precision_goes_in_and_out(dtype: torch.dtype) -> None:
     assert_close(output.double(), exact, atol=8 * torch.finfo(dtype).eps, rtol=torch.finfo(dtype).eps)
 
 
-def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_can_be_listed_is(set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("lists")
 
@@ -214,9 +214,9 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(query, key, value, omega)
     attention(query, key, value, return_weights=True)
     attention(query, key, value, attn_mask=randn(3, 5))
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    set_kernels(False)
     attention(query, key, value)
-    monkeypatch.setattr("fenchel.kernels.ENABLED", True)
+    set_kernels(True)
     for omega in (Tsallis(1.5), Tsallis(3.0), Tsallis(1.0003), Tsallis(torch.tensor([[1.0], [1.5], [2.5]]))):
         with pytest.raises(AssertionError, match="lists"):
             attention(query, key, value, omega)

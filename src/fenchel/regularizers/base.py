@@ -345,17 +345,10 @@ class _Written(RowMap):
     def solve(self, z: Tensor, *a: Any) -> Tensor:
         return self.omega.argmax(z)
 
-    def product(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("derivatives are those of argmax as it is written")
 
-    def pull(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError("derivatives are those of argmax as it is written")
-
-    def push(self, dz: Tensor | None, da: tuple[Tensor | None, ...], z: Any, p: Tensor, *a: Any) -> Tensor:
-        raise NotImplementedError("derivatives are those of argmax as it is written")
-
-    def envelope(self, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError("derivatives are those of argmax as it is written")
+    product = pull = push = envelope = _refuse
 
 
 @written_by("omega", "gamma")

@@ -17,7 +17,6 @@ from torch.nn import functional as F
 from fenchel._checks import broadcasts, check_broadcast, check_floats
 from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
-from fenchel.regularizers.packed import is_packed
 from fenchel.regularizers.rows import parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.jagged import packed_attention
@@ -155,19 +154,13 @@ def masked_attention(
     sink: Tensor | None = None,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
-    if is_packed(query) or is_packed(key) or is_packed(value):
-        options: dict[str, Any] = {
-            "attn_mask": attn_mask,
-            "is_causal": is_causal,
-            "scale": scale,
-            "dropout_p": dropout_p,
-        }
-        options |= {"return_weights": return_weights, "sink": sink}
-        return packed_attention(masked_attention, query, key, value, omega, options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)
         concrete(tensor)  # raises if its memory was freed, before torch reads it
+    if query.is_nested or key.is_nested or value.is_nested:
+        options = {"is_causal": is_causal, "scale": scale, "dropout_p": dropout_p, "sink": sink}
+        return packed_attention(masked_attention, query, key, value, omega, attn_mask, return_weights, options)
     half = autocast_dtype(query.device)
     if half is not None:
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
