@@ -74,7 +74,7 @@ class FenchelYoungClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                [0.  , 0.46, 0.54],
                [0.  , 0.  , 1.  ]])
         >>> round(classifier.score(X, y), 2)
-        0.97
+        0.99
 
     References: Blondel, Martins & Niculae (2020), section 3.
     """
