@@ -123,7 +123,7 @@ def refined(
         points: the number of nodes of a panel in each direction.
         tolerance: of the difference, relative to the sum of the absolute integrals of all panels.
         max_panels: the number of unfinished panels of an integrand above which no more panels are halved.
-        coarse: a function of (start, width, rows) that tells which panels must be halved in any case.
+        coarse: a function of (start, width, rows) that returns which panels must be halved in any case.
     """
     dim = start.shape[-1]
     x, w = gauss_lobatto(points, start)

@@ -109,6 +109,12 @@ class Encoder(nn.Module):
     reads_scores: bool = False
     """Whether the query holds one score per value, (…, L), and not a vector."""
 
+    width: int | None = None
+    """The width of the query, if it is a vector of a fixed width."""
+
+    exact: bool = False
+    """Whether densities are to have the covariances of the ``Focus``; else these are the Σ of their scores."""
+
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus | Distribution:
         """The densities for a query, positions (…, L, D) of the values, and a mask (…, L), True for values."""
         raise NotImplementedError
@@ -139,6 +145,8 @@ class PooledEncoder(Encoder):
         >>> PooledEncoder(16, num_heads=2)(torch.randn(3, 16), torch.rand(3, 50, 1), None).loc.shape
         torch.Size([3, 2, 1, 1])
     """
+
+    width: int
 
     def __init__(
         self,
@@ -419,7 +427,7 @@ class ContinuousAttention(nn.Module):
         if query is None or loc is not None or sigma is not None or density is not None:
             raise ValueError("with an encoder pass a query, and neither loc and sigma nor a density")
         found: Focus | Distribution = self.encoder(query, positions, mask)
-        if isinstance(found, Focus) and getattr(self.encoder, "exact", False):
+        if isinstance(found, Focus) and self.encoder.exact:
             matched = BetaGaussian.from_moments(found.loc, found.sigma, self.alpha)
             found = Focus(found.loc, matched.sigma, found.shares, found.discrete)
         return found

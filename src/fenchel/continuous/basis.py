@@ -153,7 +153,7 @@ class Basis(nn.Module):
         return self.cached(("regular", shape, ridge), make)
 
     def cached(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
-        """A matrix that depends on the basis and the key alone; a basis that knows its tensors may keep it."""
+        """A matrix that depends on the basis and the key alone; a subclass may cache it."""
         return make()
 
     def fit(

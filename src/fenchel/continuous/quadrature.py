@@ -239,7 +239,7 @@ class _Integral:
         return y, near, inside, torch.atan2(u[..., 1], u[..., 0]), around
 
     def _coarse(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """A function that tells which panels contain a change of the integrand and are too wide to resolve it."""
+        """A function that returns which panels contain a change of the integrand and are too wide to resolve it."""
         if self.resolve is None:
             return None
         y, near, inside, *angular = self._features()

@@ -238,17 +238,16 @@ def _with_score_matrix(
     mask: Tensor | None,
     dropout: float,
     scaling: float | None,
-    softcap: float | None,
+    softcap: float,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with soft-capped scores or sinks, computed from the matrix of scores."""
+    """Attention with soft-capped scores, and sinks if there are any, computed from the matrix of scores."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     exact = torch.promote_types(query.dtype, torch.float32)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (query.to(exact) * scale) @ key.to(exact).transpose(-2, -1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = softcap * torch.tanh(scores / softcap)
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     if mask is not None and allowed is None:
         scores = scores + mask
@@ -483,8 +482,8 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Log-probabilities of the shape and dtype of ``scores``, (batch, V)."""
         omega = self.omega if self.temperature == 1.0 else self.temperature * self.omega
-        p = omega.argmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
-        return p.log().to(scores.dtype)
+        logs = omega.log_argmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
+        return logs.to(scores.dtype)
 
 
 # -- training --------------------------------------------------------------------------------------------------------

@@ -111,7 +111,7 @@ class _Row:
 
 
 _table: dict[tuple[str, str], list[_Row]] = {}
-_found: dict[Any, Any] = {}  # what ``find`` found for numbers, on the CPU: small inputs feel the search
+_found: dict[Any, Any] = {}  # results of ``find`` for numbers on the CPU: the search takes as long as a small kernel
 _MANY = 1 << 10
 
 

@@ -19,8 +19,8 @@ class SoftDTW(nn.Module):
     with ``Shannon()``, and ``min_{γΩ}`` by the recursion of :class:`fenchel.dp.Alignment` for any other Ω. Values can
     be negative; with ``normalize=True`` they are not. O(N M) time per pair.
 
-    The arguments are those of the package with CUDA kernels that most people know, but for its first, ``use_cuda``:
-    there is none here, as results are on the device of the series.
+    The arguments are those of the package pytorch-softdtw-cuda without its first, ``use_cuda``: results are on the
+    device of the series.
 
     Args:
         gamma: the temperature, a positive number, or a tensor (B,) with one per pair, which may be a parameter.

@@ -386,13 +386,6 @@ class Scaled(Regularizer):
 
     __rmul__ = __mul__
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let what a subclass writes take packed rows."""
-        super().__init_subclass__(**kwargs)
-        for name in ("argmax", "log_argmax", "max", "loss", "forward"):
-            if name in vars(cls):
-                setattr(cls, name, takes_packed(vars(cls)[name]))
-
     # -- what an engine may ask ------------------------------------------------------------------------
 
     def canonical(self) -> tuple[Regularizer, float | Tensor]:

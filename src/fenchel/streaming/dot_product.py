@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_broadcast, check_floats
 from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
-from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.packed import is_packed
 from fenchel.regularizers.rows import parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
@@ -176,6 +176,7 @@ def masked_attention(
     dtype, rows = query.dtype, 0
     if sink is not None:
         check_sink(sink, omega, shape)
+        omega = simplified(omega)  # a grid of strength 0 would count the sink among its pixels
         with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
             extended = with_sink(query, key, value, omega, attn_mask, is_causal, scale, sink, shape)
         query, key, value, attn_mask, is_causal, shape, rows = extended
@@ -403,7 +404,7 @@ def _by_supports(
 
 @contextlib.contextmanager
 def _beta_without_warning() -> Iterator[None]:
-    """Make a CSR matrix without torch's warning that these are new."""
+    """Make a CSR matrix without torch's warning that they are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         yield

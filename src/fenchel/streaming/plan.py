@@ -93,9 +93,9 @@ class Needs:
     Args:
         step: what it computes.
         dtype: of the scores.
-        formula: whether nothing but the plain formula will do: weights are handed out, the mask is learned, or somebody
-            looks on (forward mode, ``torch.func``, graphs).
-        causal: whether a query sees a part of the keys.
+        formula: whether the plain formula is needed, which holds all scores: weights are returned, the mask is learned,
+            or the call is transformed (forward mode, ``torch.func``, graphs).
+        causal: whether query i attends to keys 0 … i only.
         lists: whether supports can be kept as lists: not if weights are NaN.
         random: whether weights are dropped at random.
         graph: whether the call becomes part of a graph, where an operator computes by blocks: see ``supports``.
@@ -119,7 +119,9 @@ _given: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", def
 
 @contextlib.contextmanager
 def using(plan: Plan | None) -> Iterator[None]:
-    """Work by a plan of one's own, as tests do; where its method cannot serve, by the formula. None ends that.
+    """Use a given plan inside a context, as tests do; None chooses plans as usual.
+
+    Where the method of the plan cannot compute a result, the plain formula does.
 
     Graphs of ``torch.compile`` and ``torch.export`` do not see it.
 
@@ -174,8 +176,8 @@ def plan_output(tokens: int, classes: int) -> Plan:
 
 
 def plan_pairs() -> Plan:
-    """The plan of certificates, which compare blocks of ``columns`` patterns pair by pair."""
-    return _given.get() or Plan("parts", columns=1 << 11)
+    """The plan of certificates, which compare blocks of ``columns`` patterns, ``held`` entries at a time."""
+    return _given.get() or Plan("parts", rows=1 << 11, columns=1 << 11)
 
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:

@@ -41,7 +41,7 @@ class Extended(NamedTuple):
 
 
 def check_sink(sink: Tensor, omega: Regularizer, shape: Sequence[int]) -> None:
-    """Refuse a sink that does not broadcast to one score per query, and an Ω that tells keys apart by their place."""
+    """Refuse a sink that does not broadcast to one score per query, and an Ω that depends on the order of the keys."""
     check_floats(sink, "sink")
     rows = (*shape[:-1], 1)
     if not broadcasts(sink.shape, rows):
@@ -69,7 +69,7 @@ def with_sink(
     sink: Tensor,
     shape: Sequence[int],
 ) -> Extended:
-    """Add a sink to checked arguments of attention. Everything is in float32 or better then."""
+    """Add a sink to checked arguments of attention, and convert them to float32 or better."""
     exact = torch.promote_types(query.dtype, torch.float32)
     *batch, length, keys = shape
     own = omega.parameter_shape
