@@ -29,7 +29,11 @@ def test_every_example_of_the_readme_runs_after_those_before_it() -> None:
         exec(compile(block, "README.md", "exec"), names)
 
 
-@pytest.mark.parametrize("page", ["hopfield-layers.md", "soft-dtw.md"])
+INTEGRATIONS = [f"integrations/{name}.md" for name in ("lightning", "onnx", "scikit-learn", "transformers")]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of the other libraries
+@pytest.mark.parametrize("page", ["hopfield-layers.md", "soft-dtw.md", *INTEGRATIONS])
 def test_every_example_of_a_page_runs_after_those_before_it(page: str) -> None:
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     names: dict[str, object] = {}
@@ -39,8 +43,15 @@ def test_every_example_of_a_page_runs_after_those_before_it(page: str) -> None:
         exec(compile(block, page, "exec"), names)
 
 
+NEEDS = {"sparse_timm": "timm"}
+"""Examples that need what is not installed for the tests."""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.isinstance.treespec:FutureWarning")
 @pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
 def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if script.stem in NEEDS:
+        pytest.importorskip(NEEDS[script.stem])
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out
 

@@ -308,7 +308,7 @@ def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_pat
     code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 0
     text = page.read_text(encoding="utf-8")
-    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | goal | AVX2 (abacus) |\n")
+    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | AVX2 (abacus) |\n")
     assert text.endswith(f"\n{bench.END}\nafter\n")
     assert "old" not in text
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any, TypeVar, cast
@@ -26,6 +26,7 @@ __all__ = [
     "below_autograd",
     "beneath_derivatives",
     "concrete",
+    "differentiable_once",
     "forward_mode",
     "from_cpu",
     "has_tangent",
@@ -348,6 +349,35 @@ class _Recomputed(torch.autograd.Function):
 
 def _leaf(tensor: Tensor, needed: bool) -> Tensor:
     return tensor.detach().requires_grad_(needed)
+
+
+def differentiable_once(name: str, instead: str, gradients: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
+    """The gradients of a backward pass that has no derivative of its own: to differentiate them again is an error.
+
+    Args:
+        name: what the user called, for the error.
+        instead: what to use instead, for the error.
+        gradients: of the backward pass; None where there is none.
+        inputs: what the gradients depend on. Only tensors count.
+    """
+    leaves = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
+    if not torch.is_grad_enabled() or not leaves:
+        return tuple(gradients)
+    message = f"{name} is differentiable once; {instead}"
+    return tuple(g if g is None else apply_function(_Last, message, g, *leaves) for g in gradients)
+
+
+class _Last(torch.autograd.Function):
+    """The identity on a gradient that cannot be differentiated again: its backward pass raises."""
+
+    @staticmethod
+    def forward(ctx: Any, message: str, gradient: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.message = message
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        raise NotImplementedError(ctx.message)
 
 
 # -- the compiler ----------------------------------------------------------------------------------------------------

@@ -118,8 +118,8 @@ def test_the_regimes_are_what_they_are_called(
 ) -> None:
     set_kernels(True)
     calls: list[str] = []
-    finish, add = compiled.linear_class_loss_backward, linear_loss._add_residual
-    monkeypatch.setattr(linear_loss, "_add_residual", lambda *args: (calls.append("dense"), add(*args)))
+    finish, add = compiled.linear_class_loss_backward, linear_loss.add_residual
+    monkeypatch.setattr(linear_loss, "add_residual", lambda *args: (calls.append("dense"), add(*args)))
     remove = kernels.register(
         "linear_class_loss_backward", "tsallis", lambda *args, **to: (calls.append("sparse"), finish(*args, **to))
     )
@@ -543,7 +543,7 @@ def test_results_do_not_depend_on_the_number_of_threads(
     weight, bias = (torch.randint(-2, 3, shape).float().requires_grad_() for shape in ((4000, 200), (4000,)))
     target = torch.randint(4000, (300,))
     set_kernels(True)
-    monkeypatch.setattr(linear_loss, "_add_residual", None)  # BLAS again, and not exact
+    monkeypatch.setattr(linear_loss, "add_residual", None)  # BLAS again, and not exact
     results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)

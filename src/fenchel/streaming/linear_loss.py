@@ -21,6 +21,7 @@ from fenchel._torch import (
     autocast_dtype,
     below_autograd,
     concrete,
+    differentiable_once,
     known,
     tracks,
     tracks_forward,
@@ -340,25 +341,12 @@ class _LinearLoss(torch.autograd.Function):
                 if results[i] is not None:
                     results[i] = results[i].to(tensor.dtype)
             del gradients
-        if torch.is_grad_enabled():
-            leaves = [t for t in (grad, *layer) if isinstance(t, Tensor) and t.requires_grad]
-            results = [g if g is None else apply_function(_Last, g, *leaves) for g in results]
-        return tuple(results)
+        return differentiable_once("linear_entmax_loss", _INSTEAD, results, grad, *layer)
 
 
-class _Last(torch.autograd.Function):
-    """The identity on a gradient of the loss, which cannot be differentiated again: its backward pass raises."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *leaves: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        raise NotImplementedError(
-            "linear_entmax_loss is differentiable once; for second derivatives use "
-            "fenchel.entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)"
-        )
+_INSTEAD = (
+    "for second derivatives use fenchel.entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)"
+)
 
 
 # -- block by block --------------------------------------------------------------------------------------------------
@@ -381,7 +369,7 @@ def _run(
     """
     gradients: Gradients = []
     for tensor, is_needed in zip((hidden, weight, bias, alpha), needed, strict=True):
-        gradients.append(_zeros(tensor) if is_needed and isinstance(tensor, Tensor) else None)
+        gradients.append(gradient_zeros(tensor) if is_needed and isinstance(tensor, Tensor) else None)
     wanted = any(needed)
     dtype = rates.dtype  # in half precision logits would overflow, and lose the order of the classes
     hidden, weight = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype).contiguous()
@@ -430,7 +418,7 @@ def _run(
                 _add_supports(gradients, finish, collected, hidden, weight)
                 collected, entries = [], 0
         elif wanted:
-            _add_residual(gradients, residual, hidden, weight, part)
+            add_residual(gradients, residual, hidden, weight, part)
     if collected:
         _add_supports(gradients, finish, collected, hidden, weight)
     losses = rates * losses
@@ -454,7 +442,7 @@ def _class_losses(
     return losses, rates * residual, slope
 
 
-def _add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
+def add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
     """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C)."""
     to_hidden, to_weight, to_bias, _ = gradients
     if to_hidden is not None:
@@ -491,7 +479,7 @@ def _add_supports(
     )
 
 
-def _zeros(like: Tensor) -> Tensor:
+def gradient_zeros(like: Tensor) -> Tensor:
     """Zeros of the shape of a tensor, in float32 or better."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
