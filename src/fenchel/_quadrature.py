@@ -173,6 +173,17 @@ def refined(
     return Rule(nodes.reshape(-1, dim), weights.reshape(-1), owner.repeat_interleave(len(x)), error)
 
 
+def ranks(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The rank of each entry among those of its row, (Q,), and the number of entries of each row, (count,).
+
+    Args:
+        rows: (Q,), ascending, the row of each entry.
+        count: the number of rows.
+    """
+    counts = torch.bincount(rows, minlength=count)
+    return torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows], counts
+
+
 def _volume(width: Tensor, dims: int) -> Tensor:
     return width.prod(-1).reshape(-1, *(1,) * (dims - 1))
 

@@ -275,8 +275,8 @@ def run_bench(
     try:
         chosen = bench.find(names or [])
         targets = bench.chosen(target)
-        for each in readme or ():  # better to learn now than after the measurement that there is nowhere to write
-            _check_page(each, {workload.name for workload in chosen})
+        for page in readme or ():  # better to learn now than after the measurement that there is nowhere to write
+            _check_page(page, {workload.name for workload in chosen})
         if not only_list:
             bench.OUTPUT.claim(out, force)
     except (LookupError, OSError, ValueError) as error:

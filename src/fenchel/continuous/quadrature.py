@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count
-from fenchel._quadrature import gauss_legendre, refined
+from fenchel._quadrature import gauss_legendre, ranks, refined
 from fenchel._torch import concrete
 from fenchel.continuous.radial import Number, log_shape
 
@@ -260,11 +260,7 @@ class _Integral:
 def _places(rows: Tensor, count: int) -> Tensor:
     """The number of entries of the same row before each entry, of the shape of ``rows``."""
     order = rows.argsort(stable=True)
-    counts = torch.bincount(rows, minlength=count)
-    first = counts.cumsum(0) - counts
-    place = torch.empty_like(rows)
-    place[order] = torch.arange(len(rows), device=rows.device) - first[rows[order]]
-    return place
+    return torch.empty_like(rows).index_put((order,), ranks(rows[order], count)[0])
 
 
 def expm1_ratio(x: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class Capacity:
             even stationary.
         random_noise: the largest ε at which ``count`` patterns drawn at random are all retrieved with probability 1 −
             p: :math:`\frac{M}{2}(1 - \cos\frac{1}{\zeta}) - m/(2\beta M)` with :math:`\zeta^{D-1} = N^2 \kappa_{D-1} /
-            (2p)`; negative if the bound does not even make them stationary, inf for a single pattern, NaN without a
+            (2p)`; negative if the bound does not even make them stationary, inf for a single pattern, None without a
             ``count``.
         log_equidistant: log of how many can be placed that far apart: :math:`\sqrt{2\pi D} \cos\theta /
             \sin^{D-1}\theta`, up to a factor that tends to 1 as D grows.
@@ -39,7 +39,7 @@ class Capacity:
 
     angle: float
     noise: float
-    random_noise: float
+    random_noise: float | None
     log_equidistant: float
     log_random: float
 
@@ -109,7 +109,7 @@ def capacity(
         at_random = (math.log(2 * failure) - log_kappa - (dim - 1) * math.log(angle)) / 2
     if cosine == 1:
         apart = at_random = math.inf
-    random_noise = math.nan
+    random_noise = None
     if count is not None:
         # Two of N patterns are closer than an angle with probability at most κ/2 · N² times its power D − 1.
         log_angle = (math.log(2 * failure) - log_kappa - 2 * math.log(check_count(count, "count"))) / (dim - 1)
