@@ -123,7 +123,7 @@ def known(*tensors: Tensor) -> bool:
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether Python code may depend on the values of tensors, whatever their class and whoever watches them.
+    """Whether Python code may depend on the values of tensors, also of subclasses and under dispatch modes.
 
     More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
     but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
@@ -323,7 +323,7 @@ class _Recomputed(torch.autograd.Function):
 
         def derivative(*given: Tensor) -> tuple[Tensor, ...]:
             differentiated = torch.is_grad_enabled()
-            # Copies already, if this is differentiated in its turn.
+            # In a second derivative these are copies already.
             fresh = given if differentiated else tuple(map(_leaf, given, (*needed, *(False for _ in grads))))
             own, upstream = fresh[: len(tensors)], fresh[len(tensors) :]
             with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=state is not None):
@@ -450,7 +450,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers are left alone."""
+    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers do not change."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 

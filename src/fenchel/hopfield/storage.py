@@ -1,4 +1,4 @@
-"""How many patterns a memory can hold, and how much noise they stand."""
+"""How many patterns a memory can hold, and how much noise it tolerates."""
 
 from __future__ import annotations
 
@@ -66,9 +66,9 @@ def capacity(
 ) -> Capacity:
     r"""How many patterns of one norm a memory retrieves exactly, in one update, from queries within ``noise`` of them.
 
-    With ``count``, also the reverse: how much noise so many patterns stand, drawn at random on the sphere.
-
-    Exponentially many in the dimension. Lower bounds, and loose: they ask for ‖x_i − x_j‖ ≤ 2M alone.
+    With ``count``, also the reverse: the noise from which that many patterns, drawn at random on the sphere, are
+    retrieved. The number of patterns grows exponentially with the dimension. All are lower bounds, and loose: they use
+    no more than ‖x_i − x_j‖ ≤ 2M.
 
     Args:
         dim: D, the width of a pattern, at least 2.

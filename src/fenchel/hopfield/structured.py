@@ -162,7 +162,7 @@ class _Problem:
     def separation(self) -> Tensor:
         """The least lead in score over another structure, (A,); inf if there is none.
 
-        Scores are scaled so that higher-order scores, which the oracle adds, decide between nothing but ties.
+        Scores are scaled so that higher-order scores, which the oracle adds, decide between ties only.
         """
         scale = torch.ones(len(self.y), dtype=torch.float64, device="cpu")
         if self.higher is not None:

@@ -78,7 +78,7 @@ class Argmax(torch.autograd.Function):
         ctx.rule, z, *a = inputs
         remember(ctx, z if ctx.rule.keeps_scores(*a) else None, output, *a)
         # Where only max_Ω is differentiated there is no gradient here: zeros in its place would be plain tensors, also
-        # for a DTensor, and their product would be computed in vain.
+        # for a DTensor, and their product is not needed.
         ctx.set_materialize_grads(False)
 
     @staticmethod

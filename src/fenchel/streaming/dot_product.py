@@ -325,7 +325,7 @@ def _by_parts(
 
 
 class _With(nn.Module):
-    """An Ω with other tensors in the place of its own."""
+    """An Ω whose parameters are replaced by other tensors."""
 
     def __init__(self, omega: Regularizer, tensors: dict[str, Tensor]) -> None:
         super().__init__()

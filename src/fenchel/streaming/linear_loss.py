@@ -95,7 +95,7 @@ def linear_entmax_loss(
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not known(index) or not bool(kept.all()):
-        # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
+        # The values of an ignored token do not matter: NaN times a gradient of 0 would be NaN for all classes.
         hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     graph = torch.compiler.is_compiling()
     plainly = tracks_forward() or not index.numel()

@@ -36,12 +36,12 @@ class Plan:
         share: the share of a block's scores up to which its supports are sparse, and are worked on as lists. Measured
             with one thread, lists and dense products take the same time at 0.14 to 0.19 for attention (width 128 and
             64) and at 0.16 for output layers.
-        tile: products of matrices have multiples of so many rows. BLAS takes other paths for fewer rows, and for the
-            rows that are left over: the last digits of a row would depend on how many others there are.
-        entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
-            order however long the longest list is.
-        exact: certificates compare all pairs of patterns in double precision up to so many multiplications, and beyond
-            in the dtype of the patterns.
+        tile: the number of rows of every product of matrices is a multiple of this. BLAS uses other code for fewer
+            rows, and for rows that are left over, so that the last digits of a row would depend on the other rows.
+        entries: the length of lists of candidates is a multiple of this, so that sums over lists have the same order
+            however long the longest list is.
+        exact: the largest number of multiplications with which certificates compare all pairs of patterns in double
+            precision; with more they use the dtype of the patterns.
 
     Example:
         >>> from fenchel.streaming import Plan
@@ -64,7 +64,7 @@ class Plan:
         return self.rows * self.columns
 
     def groups(self, count: int) -> Iterator[slice]:
-        """Blocks of so many rows, whole tiles; one block if there are no rows."""
+        """Blocks of ``rows`` rows, rounded up to whole tiles; one block if there are no rows."""
         size = max(-(-self.rows // self.tile), 1) * self.tile
         return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
 
@@ -88,10 +88,10 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of an engine.
+    """What an engine has to compute.
 
     Args:
-        step: what it computes.
+        step: the computation: attention, a step of a memory, or its energy.
         dtype: of the scores.
         formula: whether the plain formula is needed, which holds all scores: weights are returned, the mask is learned,
             or the call is transformed (forward mode, ``torch.func``, graphs).
@@ -146,11 +146,11 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
     """The plan for a problem.
 
     Args:
-        omega: the regularizer, which is asked whether it has a level below which nothing has mass (``line``), whether
-            partial results can be merged (``associative``), and what varies from row to row (``parameter_shape``).
+        omega: the regularizer. The plan depends on its level below which nothing has mass (``line``), on whether
+            partial results can be merged (``associative``), and on what varies from row to row (``parameter_shape``).
         shapes: the sizes.
         device: of the tensors.
-        needs: what is asked for.
+        needs: what has to be computed.
     """
     if needs.formula and needs.step == "attend":
         return Plan("dense")

@@ -45,7 +45,7 @@ class Supports:
 
 @dataclass
 class Task:
-    """What a call of ``attend`` asks for, besides its tensors.
+    """The arguments of ``attend`` that are not tensors, and the lists that it finds.
 
     Args:
         rule: the mathematics of Ω.
@@ -371,7 +371,7 @@ class _Attend(torch.autograd.Function):
 
 
 def places(supports: Supports, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Head, row and key of every entry, for heads with so many rows each."""
+    """Head, row and key of every entry, for heads with ``rows`` rows each."""
     counts = supports.starts.diff()
     row = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     return row // rows, row % rows, supports.indices.long()

@@ -18,7 +18,7 @@ from fenchel._torch import readable
 from fenchel.regularizers.solvers.thresholds import entmax_up_to_2, wide
 
 _ROUNDING = 16
-"""Differences from the mean of a group up to so many units in the last place count as rounding."""
+"""Differences from the mean of a group up to this many units in the last place count as rounding."""
 
 
 def widen(z: Tensor) -> Tensor:
