@@ -21,6 +21,7 @@ from fenchel._checks import check_positive
 from fenchel.losses import fy_loss, is_kept
 from fenchel.regularizers import Gini, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.rows import combine_masks
 from fenchel.streaming.dot_product import attention
 
 try:
@@ -189,10 +190,10 @@ class Attention:
         weights: Tensor | None = None
         sink = None if s_aux is None else s_aux.reshape(-1, 1, 1)
         if softcap is not None:
-            mask = _combined(attention_mask, position_bias)
+            mask = combine_masks(attention_mask, position_bias)
             output, weights = _with_score_matrix(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
         elif output_attentions or _captures_weights():
-            mask = _combined(attention_mask, position_bias)
+            mask = combine_masks(attention_mask, position_bias)
             output, weights = attention(
                 query,
                 key,
@@ -209,7 +210,7 @@ class Attention:
             if causal:
                 # Keys beyond the queries are the unused part of a static cache.
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
-            mask = _combined(attention_mask, position_bias)
+            mask = combine_masks(attention_mask, position_bias)
             output = attention(
                 query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout, sink=sink
             )
@@ -221,13 +222,6 @@ def _captures_weights() -> bool:
     if torch.compiler.is_compiling():
         return False
     return any(str(key).endswith("attentions") for key in _active_collector.get() or ())
-
-
-def _combined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """A mask and a bias combined: a boolean mask (True = may attend), or numbers that are added to the scores."""
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
 
 
 def _with_score_matrix(

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from fenchel._checks import broadcasts, check_broadcast, check_floats
 from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
-from fenchel.regularizers.rows import parameter_rows
+from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.jagged import packed_attention
 from fenchel.streaming.operators import attend_in_graph
@@ -278,10 +278,7 @@ def _rows_of_mask(rows: range, keys: int, mask: Tensor | None, is_causal: bool, 
         return mask
     place = torch.arange(rows.start, rows.stop, device=like.device)
     causal = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
-    if mask is None:
-        return causal
-    mask = mask[..., :keys]
-    return mask & causal if mask.dtype == torch.bool else torch.where(causal, mask, -torch.inf)
+    return combine_masks(None if mask is None else mask[..., :keys], causal)
 
 
 def _by_parts(

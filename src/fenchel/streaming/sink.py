@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_floats
 from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.rows import combine_masks
 
 
 class Extended(NamedTuple):
@@ -76,9 +77,7 @@ def with_sink(
     rows = int(is_causal)
     if is_causal and (own is None or (len(own) > 1 and own[-2] > 1)):  # one parameter per query: none for another one
         visible = torch.ones(length, keys, dtype=torch.bool, device=query.device).tril()
-        if mask is not None:
-            mask = mask & visible if mask.dtype == torch.bool else torch.where(visible, mask, -torch.inf)
-        mask, is_causal, rows = visible if mask is None else mask, False, 0
+        mask, is_causal, rows = combine_masks(mask, visible), False, 0
     # Finite, so that the sink's score times zero is zero for the other keys.
     score = sink.to(device=query.device, dtype=exact).clamp_min(torch.finfo(exact).min)
     wide = torch.broadcast_shapes(query.shape[:-1], score.shape[:-1])  # type: ignore[no-untyped-call]
