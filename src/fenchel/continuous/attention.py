@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from fenchel._checks import check_broadcast, check_count, check_floats, check_number, check_shape
-from fenchel.continuous.basis import as_basis, grid_positions
+from fenchel.continuous.basis import as_basis, grid_positions, word_positions
 from fenchel.continuous.deformed import inverse_softplus
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.integrals import expected_functions
@@ -401,11 +401,7 @@ class ContinuousAttention(nn.Module):
     def _positions(self, sizes: tuple[int, ...], mask: Tensor | None, positions: Tensor | None) -> Tensor:
         if positions is not None:
             return positions
-        if mask is None or len(sizes) > 1:
-            return grid_positions(sizes, self.basis.like)
-        place = torch.arange(1, sizes[0] + 1, device=mask.device)
-        lengths = (mask * place).amax(-1, keepdim=True).clamp_min(1)
-        return ((place - 0.5) / lengths).unsqueeze(-1)
+        return grid_positions(sizes, self.basis.like) if mask is None or len(sizes) > 1 else word_positions(mask)
 
     def _found(
         self,
