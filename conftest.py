@@ -1,8 +1,6 @@
 """Shared set-up: reproducible, unhurried hypothesis, one thread per test process."""
 
-import contextlib
 import os
-from collections.abc import Callable, Iterator
 
 import hypothesis
 import pytest
@@ -18,12 +16,3 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
-
-
-@pytest.fixture
-def set_kernels() -> Iterator[Callable[[bool], None]]:
-    """A function that turns kernels on or off until the test ends."""
-    from fenchel import kernels
-
-    with contextlib.ExitStack() as stack:
-        yield lambda on: stack.enter_context(kernels.enabled(on))

@@ -96,9 +96,9 @@ def concrete(*tensors: Tensor) -> bool:
 
 
 def is_simple(t: Tensor) -> bool:
-    """Whether a plain tensor is ``known`` and not one that ``tracks``; a quick test for small inputs.
+    """Whether a plain tensor is ``known`` and nothing ``tracks`` it: one look for small inputs, which feel every line.
 
-    It may also be False for such a tensor.
+    False does not mean that it is not.
     """
     if forward_ad._current_level >= 0 or _transforms() or _is_compiling() or _dispatch_modes():
         return False

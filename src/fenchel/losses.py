@@ -19,7 +19,7 @@ from fenchel.regularizers.tsallis import Gini, Tsallis
 __all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
 
 Reduction = Literal["none", "mean", "sum"]
-REDUCTIONS = ("none", "mean", "sum")
+_REDUCTIONS = ("none", "mean", "sum")
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 
@@ -206,10 +206,10 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
-    if reduction not in REDUCTIONS:
+    if reduction not in _REDUCTIONS:
         check_reduction(reduction)
     if label_smoothing != 0:
-        check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
+        check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value per class, got {type(weight).__name__}")
     # Whether or not values are looked at: ``known`` raises if the memory was freed, before torch reads it.
@@ -219,7 +219,7 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
 
 def check_reduction(reduction: str) -> None:
     """Check the argument ``reduction``."""
-    check_one_of(reduction, "reduction", *REDUCTIONS)
+    check_one_of(reduction, "reduction", *_REDUCTIONS)
 
 
 def check_distributed(omega: Regularizer | None = None, **arguments: object) -> None:
@@ -241,6 +241,11 @@ def check_distributed(omega: Regularizer | None = None, **arguments: object) -> 
         raise TypeError(
             f"omega must be Tsallis or Norm for DTensors, got {omega}; pass the local parts of all arguments"
         )
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Check the argument ``label_smoothing``."""
+    check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
 
 
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:

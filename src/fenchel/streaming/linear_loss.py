@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_floats, check_integers, check_number, check_parameter, check_shape, kind
+from fenchel._checks import check_floats, check_integers, check_parameter, check_shape, kind
 from fenchel._operators import define_operator
 from fenchel._torch import (
     apply_function,
@@ -26,7 +26,7 @@ from fenchel._torch import (
     tracks,
     tracks_forward,
 )
-from fenchel.losses import Reduction, check_distributed, check_reduction, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.rows import check_range
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming.plan import plan_output
@@ -91,7 +91,7 @@ def linear_entmax_loss(
     """
     alpha = check_alpha(alpha)
     check_reduction(reduction)
-    check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
+    check_smoothing(label_smoothing)
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not known(index) or not bool(kept.all()):
