@@ -57,7 +57,7 @@ def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/coming-from-entmax.md", "docs/hopfield-layers.md", "docs/soft-dtw.md"]
+    "page", ["README.md", "docs/coming-from/entmax.md", "docs/hopfield-layers.md", "docs/soft-dtw.md"]
 )
 def test_every_name_in_the_documentation_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
