@@ -39,7 +39,7 @@ def main() -> int:
     version, start = fenchel.__version__, time.perf_counter()
     target, trees = HTML / version, HERE.parent / "build" / "doctrees"
     if not quick:
-        for folder in (target, trees, HERE / "reference" / "generated", HERE / "gallery" / "pages"):
+        for folder in (target, trees, HERE / "reference" / "rooms", HERE / "gallery" / "pages"):
             shutil.rmtree(folder, ignore_errors=True)
     target.mkdir(parents=True, exist_ok=True)
     status = sphinx(["-b", "html", "-W", "--keep-going", "-q", "-d", str(trees), str(HERE), str(target)])

@@ -27,6 +27,7 @@ extensions = [
     "gallery",
     "mathml",
     "myst_parser",
+    "reference",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -34,8 +35,10 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "_ext", "explorer", "README.md"]
+exclude_patterns = ["_build", "_ext", "explorer", "gallery/code"]
 templates_path = ["_templates"]
+if (HERE / "explorer" / "index.html").exists():
+    tags.add("explorer")  # noqa: F821 - Sphinx provides it
 nitpicky = False
 root_doc = "index"
 html_math_renderer = "mathml"
@@ -99,11 +102,26 @@ if REPOSITORY:
     html_theme_options |= {"source_repository": REPOSITORY, "source_branch": "HEAD", "source_directory": "docs/"}
 
 
-def _plain_overloads(app, what, name, obj, options, signature, returns):  # noqa: ANN001, ANN202
-    """Keep ``tensor(...)`` defaults and long unions of a signature readable."""
-    clean = lambda text: text and re.sub(r"\btorch\.(?=Tensor|nn\.Module|dtype|device)", "", text)  # noqa: E731
-    return clean(signature), clean(returns)
+def _short_names(app, what, name, obj, options, signature, returns):
+    """Write Tensor, not torch.Tensor, in signatures."""
+    return tuple(text and re.sub(r"\btorch\.(?=Tensor\b)", "", text) for text in (signature, returns))
 
 
-def setup(app):  # noqa: ANN001, ANN201, D103
-    app.connect("autodoc-process-signature", _plain_overloads)
+def _literal_bars(app, what, name, obj, options, lines):
+    """In docstrings |x| and (*shape, n) are mathematics and Python, not markup."""
+    inside = None  # the indentation of a formula, or -1 in an example, whose lines are left alone
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if inside is not None and (line.strip() if inside == -1 else not line.strip() or indent > inside):
+            continue
+        inside = indent if line.lstrip().startswith(".. math::") else -1 if line.lstrip().startswith(">>>") else None
+        if inside is None:
+            parts = re.split("(``.*?``)", line)
+            parts[::2] = [re.sub(r"(?<!\\)\||(?<=[( ])\*(?=\w+[,)])", r"\\\g<0>", part) for part in parts[::2]]
+            lines[number] = "".join(parts)
+
+
+def setup(app):
+    """Connect what cleans signatures and docstrings."""
+    app.connect("autodoc-process-signature", _short_names)
+    app.connect("autodoc-process-docstring", _literal_bars)

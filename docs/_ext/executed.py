@@ -36,7 +36,7 @@ class Execution(SphinxTransform):
     def apply(self, **_: Any) -> None:
         """Run the blocks of this page."""
         blocks = [block for block in self.document.findall(nodes.literal_block) if block.get("language") == "python"]
-        if not blocks or self.env.docname.startswith("reference/"):
+        if not blocks or self.env.docname.startswith("reference/rooms/"):
             return
         import torch
 
