@@ -47,6 +47,9 @@ def main() -> int:
         return status
     if (HERE / "explorer" / "index.html").exists():  # plain files that need no build
         shutil.copytree(HERE / "explorer", target / "explorer", dirs_exist_ok=True)
+    for page in (target / "_modules").rglob("*.html"):  # Sphinx guesses where to lead back to; not all guesses are right
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r'<a class="viewcode-back".*?</a>', "", text), encoding="utf-8")
     link_versions(HTML)
     print(f"Built the site in {time.perf_counter() - start:.0f} s: {HTML / 'index.html'}")
     return 0

@@ -12,8 +12,14 @@ sys.path.insert(0, str(HERE / "_ext"))
 os.environ.setdefault("FENCHEL_KERNELS", "wait")
 os.environ.setdefault("FENCHEL_QUIET", "1")
 
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
+
 import fenchel  # noqa: E402
 from fenchel_lab.drawing.style import THEME  # noqa: E402
+
+# One signature per function: that of the implementation, not those of its overloads.
+_analyze = ModuleAnalyzer.analyze
+ModuleAnalyzer.analyze = lambda self: (_analyze(self), setattr(self, "overloads", {}))[0]
 
 METADATA = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -94,7 +100,7 @@ html_theme_options = {
     "footer_icons": [],
 }
 pygments_style = "friendly"
-pygments_dark_style = "native"
+pygments_dark_style = "github-dark"
 
 # Where the project is hosted, once `urls` in pyproject.toml says so.
 REPOSITORY = METADATA.get("urls", {}).get("Repository", "")
@@ -121,7 +127,14 @@ def _literal_bars(app, what, name, obj, options, lines):
             lines[number] = "".join(parts)
 
 
+def _short_navigation(app, pagename, templatename, context, doctree):
+    """Pages of single names are reached from the page of their room: two levels are enough for the sidebar."""
+    if whole := context.get("toctree"):
+        context["toctree"] = lambda **options: whole(**(options | {"maxdepth": 2}))
+
+
 def setup(app):
-    """Connect what cleans signatures and docstrings."""
+    """Connect what cleans signatures and docstrings and shortens the sidebar."""
+    app.connect("html-page-context", _short_navigation, priority=400)
     app.connect("autodoc-process-signature", _short_names)
     app.connect("autodoc-process-docstring", _literal_bars)

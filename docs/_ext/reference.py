@@ -11,11 +11,12 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
-
-from sphinx.application import Sphinx
+from typing import TYPE_CHECKING, Any
 
 import fenchel
+
+if TYPE_CHECKING:  # the list of names is tested without the site's packages
+    from sphinx.application import Sphinx
 
 TITLES = {
     "maps": ("Maps", "Functions from scores to a choice. Each is `argmax` of one [Ω](../../concepts/omega.md)."),
