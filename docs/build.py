@@ -39,7 +39,7 @@ def main() -> int:
     version, start = fenchel.__version__, time.perf_counter()
     target, trees = HTML / version, HERE.parent / "build" / "doctrees"
     if not quick:
-        for folder in (target, trees, HERE / "reference" / "generated", HERE / "gallery" / "pages"):
+        for folder in (target, trees, HERE / "reference" / "rooms", HERE / "gallery" / "pages"):
             shutil.rmtree(folder, ignore_errors=True)
     target.mkdir(parents=True, exist_ok=True)
     status = sphinx(["-b", "html", "-W", "--keep-going", "-q", "-d", str(trees), str(HERE), str(target)])
@@ -47,6 +47,9 @@ def main() -> int:
         return status
     if (HERE / "explorer" / "index.html").exists():  # plain files that need no build
         shutil.copytree(HERE / "explorer", target / "explorer", dirs_exist_ok=True)
+    for page in (target / "_modules").rglob("*.html"):  # Sphinx guesses where to lead back to; not all guesses are right
+        text = page.read_text(encoding="utf-8")
+        page.write_text(re.sub(r'<a class="viewcode-back".*?</a>', "", text), encoding="utf-8")
     link_versions(HTML)
     print(f"Built the site in {time.perf_counter() - start:.0f} s: {HTML / 'index.html'}")
     return 0

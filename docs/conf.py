@@ -12,8 +12,14 @@ sys.path.insert(0, str(HERE / "_ext"))
 os.environ.setdefault("FENCHEL_KERNELS", "wait")
 os.environ.setdefault("FENCHEL_QUIET", "1")
 
+from sphinx.pycode import ModuleAnalyzer  # noqa: E402
+
 import fenchel  # noqa: E402
 from fenchel_lab.drawing.style import THEME  # noqa: E402
+
+# One signature per function: that of the implementation, not those of its overloads.
+_analyze = ModuleAnalyzer.analyze
+ModuleAnalyzer.analyze = lambda self: (_analyze(self), setattr(self, "overloads", {}))[0]
 
 METADATA = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
@@ -27,6 +33,7 @@ extensions = [
     "gallery",
     "mathml",
     "myst_parser",
+    "reference",
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
     "sphinx.ext.napoleon",
@@ -34,8 +41,10 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "_ext", "explorer", "README.md"]
+exclude_patterns = ["_build", "_ext", "explorer", "gallery/code"]
 templates_path = ["_templates"]
+if (HERE / "explorer" / "index.html").exists():
+    tags.add("explorer")  # noqa: F821 - Sphinx provides it
 nitpicky = False
 root_doc = "index"
 html_math_renderer = "mathml"
@@ -91,7 +100,7 @@ html_theme_options = {
     "footer_icons": [],
 }
 pygments_style = "friendly"
-pygments_dark_style = "native"
+pygments_dark_style = "github-dark"
 
 # Where the project is hosted, once `urls` in pyproject.toml says so.
 REPOSITORY = METADATA.get("urls", {}).get("Repository", "")
@@ -99,11 +108,33 @@ if REPOSITORY:
     html_theme_options |= {"source_repository": REPOSITORY, "source_branch": "HEAD", "source_directory": "docs/"}
 
 
-def _plain_overloads(app, what, name, obj, options, signature, returns):  # noqa: ANN001, ANN202
-    """Keep ``tensor(...)`` defaults and long unions of a signature readable."""
-    clean = lambda text: text and re.sub(r"\btorch\.(?=Tensor|nn\.Module|dtype|device)", "", text)  # noqa: E731
-    return clean(signature), clean(returns)
+def _short_names(app, what, name, obj, options, signature, returns):
+    """Write Tensor, not torch.Tensor, in signatures."""
+    return tuple(text and re.sub(r"\btorch\.(?=Tensor\b)", "", text) for text in (signature, returns))
 
 
-def setup(app):  # noqa: ANN001, ANN201, D103
-    app.connect("autodoc-process-signature", _plain_overloads)
+def _literal_bars(app, what, name, obj, options, lines):
+    """In docstrings |x| and (*shape, n) are mathematics and Python, not markup."""
+    inside = None  # the indentation of a formula, or -1 in an example, whose lines are left alone
+    for number, line in enumerate(lines):
+        indent = len(line) - len(line.lstrip())
+        if inside is not None and (line.strip() if inside == -1 else not line.strip() or indent > inside):
+            continue
+        inside = indent if line.lstrip().startswith(".. math::") else -1 if line.lstrip().startswith(">>>") else None
+        if inside is None:
+            parts = re.split("(``.*?``)", line)
+            parts[::2] = [re.sub(r"(?<!\\)\||(?<=[( ])\*(?=\w+[,)])", r"\\\g<0>", part) for part in parts[::2]]
+            lines[number] = "".join(parts)
+
+
+def _short_navigation(app, pagename, templatename, context, doctree):
+    """Pages of single names are reached from the page of their room: two levels are enough for the sidebar."""
+    if whole := context.get("toctree"):
+        context["toctree"] = lambda **options: whole(**(options | {"maxdepth": 2}))
+
+
+def setup(app):
+    """Connect what cleans signatures and docstrings and shortens the sidebar."""
+    app.connect("html-page-context", _short_navigation, priority=400)
+    app.connect("autodoc-process-signature", _short_names)
+    app.connect("autodoc-process-docstring", _literal_bars)

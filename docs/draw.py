@@ -1,6 +1,6 @@
 """Draw the picture of the front page: four maps of the same scores, for light and for dark pages.
 
-    python docs/draw.py     # writes docs/_static/maps-light.svg and maps-dark.svg
+    python docs/draw.py     # writes docs/_static/maps-light.svg, maps-dark.svg, and both in two rows for phones
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ MAPS = {
 INK, MUTED, FAINT, BLUE, VERMILION = (style.THEME[name] for name in ("ink", "muted", "faint", "blue", "vermilion"))
 
 
-def draw(dark: bool) -> str:
+def draw(dark: bool, rows: int = 1) -> str:
     """The picture as SVG on a transparent ground; text is drawn as outlines."""
     mode = int(dark)
     with style.applied():
-        figure = Figure(figsize=(9.6, 2.5), layout="constrained")
-        rows = figure.subplots(1, len(MAPS), sharey=True)
-        for axes, (name, (what, p)) in zip(rows, MAPS.items(), strict=True):
+        figure = Figure(figsize=(9.6 / rows, 2.5 * rows), layout="constrained")
+        panels = figure.subplots(rows, len(MAPS) // rows, sharey=True).flat
+        for axes, (name, (what, p)) in zip(panels, MAPS.items(), strict=True):
             colour = MUTED[mode] if name == "softmax" else BLUE[mode]
             places = range(len(p))
             axes.bar(places, p, color=colour, width=0.72)
@@ -45,8 +45,8 @@ def draw(dark: bool) -> str:
             for side in axes.spines.values():
                 side.set_visible(False)
             axes.axhline(0, color=MUTED[mode], linewidth=1)
-        rows[-1].plot([], [], "o", color=VERMILION[mode], markersize=3.4, label="exactly zero")
-        rows[-1].legend(loc="upper right", fontsize=10, labelcolor=MUTED[mode], handletextpad=0.1, borderaxespad=0)
+        axes.plot([], [], "o", color=VERMILION[mode], markersize=3.4, label="exactly zero")
+        axes.legend(loc="upper right", fontsize=10, labelcolor=MUTED[mode], handletextpad=0.1, borderaxespad=0)
         buffer = io.StringIO()
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
@@ -55,6 +55,7 @@ def draw(dark: bool) -> str:
 
 if __name__ == "__main__":
     for mode in ("light", "dark"):
-        file = Path(__file__).parent / "_static" / f"maps-{mode}.svg"
-        file.write_text(draw(mode == "dark"), encoding="utf-8", newline="\n")
-        print(file)
+        for rows, name in ((1, f"maps-{mode}.svg"), (2, f"maps-narrow-{mode}.svg")):
+            file = Path(__file__).parent / "_static" / name
+            file.write_text(draw(mode == "dark", rows), encoding="utf-8", newline="\n")
+            print(file)

@@ -16,6 +16,7 @@ from typing import Any
 import matplotlib
 from docutils import nodes
 from matplotlib import pyplot
+from matplotlib.colors import LinearSegmentedColormap
 from sphinx.application import Sphinx
 from sphinx.errors import ExtensionError
 from sphinx.transforms import SphinxTransform
@@ -26,6 +27,9 @@ from fenchel_lab.report import Figure
 from fenchel_lab.report.page import embed
 
 LOG = logging.getLogger(__name__)
+SHADES = LinearSegmentedColormap.from_list("shades", [(0.16, 0.55, 0.8, 0.0), (0.16, 0.55, 0.8, 1.0)])
+"""How pages draw tables of weights: zero is transparent, so that it is the colour of the page in either mode."""
+matplotlib.colormaps.register(SHADES)
 
 
 class Execution(SphinxTransform):
@@ -36,13 +40,14 @@ class Execution(SphinxTransform):
     def apply(self, **_: Any) -> None:
         """Run the blocks of this page."""
         blocks = [block for block in self.document.findall(nodes.literal_block) if block.get("language") == "python"]
-        if not blocks or self.env.docname.startswith("reference/"):
+        if not blocks or self.env.docname.startswith("reference/rooms/"):
             return
         import torch
 
         start, names = time.perf_counter(), {"__name__": "__page__"}
         with style.applied(), torch.random.fork_rng(devices=[]):
             matplotlib.use("agg")
+            matplotlib.rcParams["image.cmap"] = SHADES.name
             torch.manual_seed(0)
             for number, block in enumerate(blocks, 1):
                 self._run(block, names, f"{re.sub('[^a-z]', '-', self.env.docname)}-{number}")
