@@ -24,7 +24,7 @@ from fenchel_lab.outputs import try_folder
 from fenchel_lab.report import page
 from fenchel_lab.report.result import show
 from fenchel_lab.report.runs import output, version
-from fenchel_lab.terminal import Bar, Force, console, errors, follow, interruption, progress_bars, refusal
+from fenchel_lab.terminal import Force, WholeBar, console, errors, follow, interruption, progress_bars, refusal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 study = typer.Typer(no_args_is_help=True)
@@ -77,6 +77,14 @@ def main(
     """
 
 
+NEXT = """
+Three things to try next:
+  python -c "import torch, fenchel; print(fenchel.sparsemax(torch.tensor([2.0, 1.0, -1.0])))"   the library, in one line
+  fenchel study run basins --seed 1     one chapter: its figures as PNG, its tables as CSV
+  fenchel inflect --help                train a model that inflects words, and ask it"""
+"""What the tour ends with."""
+
+
 @app.command()
 def tour(
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
@@ -101,6 +109,8 @@ def tour(
         with _refused():
             index = page.write(runs, out, len(toured))
         console.print(f"Wrote {index}: open it in a browser, or on a phone.", markup=False, soft_wrap=True)
+    if not interrupted:
+        console.print(NEXT, markup=False, highlight=False, soft_wrap=True)
     for run in runs:
         _explain(run.study.name, run.error)
     if interrupted:
@@ -111,10 +121,12 @@ def tour(
 
 def _tour(toured: list[report.Study], seed: int, bars: progress.Progress, runs: list[report.Run]) -> None:
     """Run the chapters of the tour, and add each run to a list once it is done."""
-    chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
-    for chapter, task in chapters:
-        bars.start_task(task)
-        runs.append(report.run(chapter, report.Context(data=None, seed=seed, progress=Bar(bars, task))))
+    whole = bars.add_task("[bold]The tour[/bold]", total=float(len(toured)), note=f"0 of {len(toured)} chapters")
+    for number, chapter in enumerate(toured):
+        task = bars.add_task(escape(chapter.title), total=1.0, note="")
+        shown = WholeBar(bars, task, whole, number)
+        runs.append(report.run(chapter, report.Context(data=None, seed=seed, progress=shown)))
+        bars.update(whole, completed=number + 1, note=f"{number + 1} of {len(toured)} chapters")
         if runs[-1].error:
             bars.update(task, note="[red]failed[/red]")
             bars.stop_task(task)
@@ -190,8 +202,9 @@ def run_study(
         console.print(f"\n{paragraph}", markup=False, highlight=False)
     for number, table in enumerate(run.result.tables, 1):
         console.print(f"\nTable {number}. {table.caption}", markup=False, highlight=False)
-        grid = Table(*map(escape, table.header), box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in table.rows:
+        header, rows = table.filled()
+        grid = Table(*map(escape, header), box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in rows:
             grid.add_row(*(escape(show(cell)) for cell in row))
         console.print(grid)
     for number, figure in enumerate(run.result.figures, 1):
