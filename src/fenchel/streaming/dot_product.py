@@ -15,7 +15,15 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_broadcast, check_floats
-from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
+from fenchel._torch import (
+    as_autocast,
+    autocast_dtype,
+    concrete,
+    distributed_rule,
+    is_distributed,
+    recomputed,
+    tracks_forward,
+)
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.packed import is_packed
 from fenchel.regularizers.rows import parameter_rows
@@ -164,6 +172,10 @@ def masked_attention(
         }
         options |= {"return_weights": return_weights, "sink": sink}
         return packed_attention(masked_attention, query, key, value, omega, options)
+    if is_distributed(query, key, value):
+        options = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale, "dropout_p": dropout_p}
+        options |= {"return_weights": return_weights, "sink": sink}
+        return distributed_rule("attention")(query, key, value, omega, options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)
