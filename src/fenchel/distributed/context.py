@@ -11,12 +11,16 @@ from torch.func import functional_call
 
 from fenchel._checks import check_floats
 from fenchel._torch import apply_function, outside_graphs, recomputed
+from fenchel.distributed import ring
 from fenchel.distributed.collectives import Group, all_sum, check_group, exchange, gather_rows, rank_in
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.dot_product import masked_attention
 
 _DEFAULT = Tsallis(1.5)
+GATHERED = 1 << 30
+"""The most bytes of keys and values of all ranks that are gathered; beyond, they are passed around in a ring."""
+
 _MASKED = 1 << 24
 """The most entries of a causal mask that are held at a time."""
 
@@ -37,8 +41,10 @@ def attention(
     .. math:: \operatorname{argmax}_\Omega\big(Q K^\top / \sqrt{E}\big)\, V
 
     The same as :func:`fenchel.attention` of the whole sequences. Keys and values of all ranks are gathered, once; no
-    matrix of queries × keys is held. With ``is_causal`` late queries have more keys than early ones: rank r exchanges
-    half of its queries with rank R − 1 − r, so that all ranks have as much to do, and gets their results back.
+    matrix of queries × keys is held. Where they would take more than a gigabyte on each rank, and Ω is sparse, they are
+    passed around in a ring instead: keys first, of which the supports are kept, then values. With ``is_causal`` late
+    queries have more keys than early ones: rank r exchanges half of its queries with rank R − 1 − r, so that all ranks
+    have as much to do, and gets their results back.
 
     Args:
         query: (…, L, E), this rank's part of the sequence, in the order of the ranks. L may differ and be 0.
@@ -73,22 +79,41 @@ def attention(
     queries, keys = _lengths(query, key, ranks, group)
     if is_causal and queries != keys:
         raise ValueError(f"is_causal needs as many queries as keys on every rank, got {queries} and {keys}")
-    all_keys, all_values = _gathered(key, value, keys, group)
+    turns = _takes_ring(query, key, value, omega, keys)
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    own = all_keys, all_values = (key, value) if turns else _gathered(key, value, keys, group)
     if not is_causal:
+        if turns:
+            return ring.attend(query, *own, omega, keys, None, scale, group)
         return _call(query, all_keys, all_values, omega, None, scale)
     rank = rank_in(group)
     partner = ranks - 1 - rank
     starts = [sum(queries[:r]) for r in range(ranks)]
     kept = queries[rank] - queries[rank] // 2 if partner != rank else queries[rank]
     first, second = query[..., :kept, :], query[..., kept:, :]
-    own = _causal(first, all_keys, all_values, omega, starts[rank], scale)
-    if partner == rank:
-        return own
     begin = queries[partner] - queries[partner] // 2
-    theirs = apply_function(_Exchange, second, queries[partner] - begin, partner, group)
-    done = _causal(theirs, all_keys, all_values, omega, starts[partner] + begin, scale)
-    back: Tensor = apply_function(_Exchange, done, second.shape[-2], partner, group)
-    return torch.cat([own, back], -2)
+    count = queries[partner] - begin if partner != rank else 0
+    theirs = apply_function(_Exchange, second, count, partner, group) if partner != rank else second
+    pieces = [(first, starts[rank]), (theirs, starts[partner] + begin)]
+    if turns:
+        device = query.device
+        places = torch.cat([torch.arange(s, s + q.shape[-2], device=device) for q, s in pieces])
+        both = ring.attend(torch.cat([first, theirs], -2), *own, omega, keys, places, scale, group)
+        results = [both[..., :kept, :], both[..., kept:, :]]
+    else:
+        results = [_causal(q, all_keys, all_values, omega, s, scale) for q, s in pieces]
+    if partner == rank:
+        return results[0]
+    back: Tensor = apply_function(_Exchange, results[1], second.shape[-2], partner, group)
+    return torch.cat([results[0], back], -2)
+
+
+def _takes_ring(query: Tensor, key: Tensor, value: Tensor, omega: Regularizer, sizes: list[int]) -> bool:
+    """Whether all keys and values are too large to be gathered; for an Ω whose supports can be kept instead."""
+    entries = sum(sizes) * (key.shape[:-2].numel() * key.shape[-1] + value.shape[:-2].numel() * value.shape[-1])
+    if entries * key.element_size() <= GATHERED or key.shape[:-2] != query.shape[:-2]:
+        return False
+    return not omega.ordered and omega.line(query.detach().new_zeros(*query.shape[:-2], 1, 1)) is not None
 
 
 def _lengths(query: Tensor, key: Tensor, ranks: int, group: Group) -> tuple[list[int], list[int]]:
@@ -153,8 +178,10 @@ def _causal(query: Tensor, key: Tensor, value: Tensor, omega: Regularizer, start
     Masks are made again in the backward pass.
     """
     length = query.shape[-2]
-    if not length:
-        return query.new_zeros(*query.shape[:-1], value.shape[-1])
+    if not length:  # part of the graph all the same: the backward passes of all ranks have the same collectives
+        nothing = query.new_zeros(*query.shape[:-1], value.shape[-1])
+        learned = [t for t in omega.parameters() if t.requires_grad]
+        return nothing + sum(0.0 * t.sum() for t in (query, key, value, *learned))
     if not start:
         return _call(query, key[..., :length, :], value[..., :length, :], omega, None, scale, causal=True)
     size = max(16, _MASKED // (start + length))
