@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_number, check_one_of
-from fenchel._torch import autocast_dtype, concrete, known
+from fenchel._torch import autocast_dtype, concrete, distributed_rule, is_distributed, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
 from fenchel.regularizers.packed import Packed, on_packed, packed_dims
@@ -20,7 +20,6 @@ __all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
 
 Reduction = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def fy_loss(
@@ -82,7 +81,11 @@ def fy_loss(
     if isinstance(scores, Tensor) and scores.is_nested:
         options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         return _packed_loss(scores, target, omega, dim, mask, reduction, options)
-    check_distributed(omega, scores=scores, target=target, mask=mask, weight=weight)
+    if is_distributed(scores, target, mask, weight):
+        found: Tensor = distributed_rule("loss")(
+            fy_loss, scores, target, omega, dim, mask, weight, ignore_index, label_smoothing, reduction
+        )
+        return found
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
@@ -220,27 +223,6 @@ def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float
 def check_reduction(reduction: str) -> None:
     """Check the argument ``reduction``."""
     check_one_of(reduction, "reduction", *_REDUCTIONS)
-
-
-def check_distributed(omega: Regularizer | None = None, **arguments: object) -> None:
-    """Refuse DTensors among plain tensors, or for an Ω without a rule for them: they would fail in the middle."""
-    for value in arguments.values():
-        if isinstance(value, Tensor) and type(value) not in _PLAIN:
-            break
-    else:
-        return
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    kinds = {name: type(value).__name__ for name, value in tensors.items()}
-    plain = [name for name, kind in kinds.items() if kind != "DTensor"]
-    if "DTensor" in kinds.values() and plain:
-        raise TypeError(
-            f"{' and '.join(plain)} must be DTensors as the other arguments are, got plain tensors; convert them by "
-            "torch.distributed.tensor.distribute_tensor(…), or pass the local parts of all"
-        )
-    if "DTensor" in kinds.values() and omega is not None and omega.canonical()[0].name not in ("tsallis", "norm"):
-        raise TypeError(
-            f"omega must be Tsallis or Norm for DTensors, got {omega}; pass the local parts of all arguments"
-        )
 
 
 def check_smoothing(label_smoothing: float) -> None:

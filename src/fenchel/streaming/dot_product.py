@@ -15,7 +15,15 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_broadcast, check_floats
-from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
+from fenchel._torch import (
+    as_autocast,
+    autocast_dtype,
+    concrete,
+    distributed_rule,
+    is_distributed,
+    recomputed,
+    tracks_forward,
+)
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
@@ -154,6 +162,10 @@ def masked_attention(
     sink: Tensor | None = None,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
+    if is_distributed(query, key, value):
+        options: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+        options |= {"dropout_p": dropout_p, "return_weights": return_weights, "sink": sink}
+        return distributed_rule("attention")(query, key, value, omega, options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)
