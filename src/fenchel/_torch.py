@@ -99,13 +99,13 @@ def concrete(*tensors: Tensor) -> bool:
 
 
 def is_simple(t: Tensor) -> bool:
-    """Whether a plain tensor is ``known`` and nothing ``tracks`` it: one look for small inputs, which feel every line.
+    """Whether a plain tensor is ``known`` and nothing but reverse mode may track it: one look for small inputs.
 
     False does not mean that it is not.
     """
     if forward_ad._current_level >= 0 or _transforms() or _is_compiling() or _dispatch_modes():
         return False
-    if _tracing_state() is not None or (t.requires_grad and torch.is_grad_enabled()):
+    if _tracing_state() is not None:
         return False
     return t.is_cpu and t.data_ptr() != 0 and not t.storage_offset() and not t.is_neg() and not _batched(t)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -103,6 +103,9 @@ def fy_loss(
             target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
         return reduced(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
+    if weight is None and not label_smoothing and _keeps_all(target, ignore_index):
+        index = omega.check_classes(target, scores, dim)
+        return _reduce(omega.class_loss(scores, index, dim, mask), None, reduction).to(dtype)
     kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
     weights = kept.to(scores.dtype)
@@ -172,7 +175,7 @@ def sparsemax_loss(scores: Tensor, target: Tensor, **options: Unpack[LossOptions
 
     References: Martins & Astudillo (2016).
     """
-    return fy_loss(scores, target, Gini(), **options)
+    return fy_loss(scores, target, _omega(Gini), **options)
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **options: Unpack[LossOptions]) -> Tensor:
@@ -188,7 +191,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **o
 
     References: Peters, Niculae & Martins (2019), section 3.2.
     """
-    return fy_loss(scores, target, Tsallis(alpha), **options)
+    return fy_loss(scores, target, _omega(Tsallis, alpha), **options)
 
 
 def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **options: Unpack[LossOptions]) -> Tensor:
@@ -203,7 +206,18 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 
     References: Blondel, Martins & Niculae (2020), section 4.3.
     """
-    return fy_loss(scores, target, Norm(alpha), **options)
+    return fy_loss(scores, target, _omega(Norm, alpha), **options)
+
+
+def _omega(kind: type[Regularizer], *parameters: float | Tensor) -> Regularizer:
+    """The Ω of a loss. Those of numbers are made once: to make one takes as long as the loss of some rows."""
+    plain = all(type(each) is float for each in parameters) and not torch.compiler.is_compiling()
+    return _kept_omega(kind, *parameters) if plain else kind(*parameters)
+
+
+@lru_cache
+def _kept_omega(kind: type[Regularizer], *parameters: float) -> Regularizer:
+    return kind(*parameters)
 
 
 def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
@@ -237,6 +251,14 @@ def is_kept(target: Tensor, ignore_index: int) -> Tensor:
     if numbers is not None and numbers.min <= ignore_index <= numbers.max:
         return target != ignore_index
     return torch.ones_like(target, dtype=torch.bool)  # a comparison with what the dtype cannot hold would wrap around
+
+
+def _keeps_all(target: Tensor, ignore_index: int) -> bool:
+    """Whether it is known that every class index takes part in the loss."""
+    if not known(target) or target.dtype == torch.bool or target.dtype.is_complex or not target.numel():
+        return False
+    low, high = target.aminmax()
+    return not int(low) <= ignore_index <= int(high)
 
 
 def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:

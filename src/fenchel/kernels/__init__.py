@@ -63,6 +63,6 @@ def usable(room: str, *tensors: Tensor) -> bool:
 
 
 from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
-from fenchel.kernels.table import choose, find, register  # noqa: E402
+from fenchel.kernels.table import find, find_again, register  # noqa: E402
 
 __all__ = ["ENABLED", "WAIT", "choose", "enabled", "find", "ready", "register", "usable", "waiting"]

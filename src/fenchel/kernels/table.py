@@ -150,13 +150,12 @@ def register(
     return remove
 
 
-def choose(name: str, a: tuple[Any, ...], scores: Tensor) -> Tensor | None:
-    """``find("argmax", …)`` and its call for plain scores and numbers that it was called with before; else None."""
+def find_again(name: str, a: tuple[Any, ...], scores: Tensor) -> Any:
+    """``find("argmax", …)`` for plain scores and numbers that it was called with before; else None."""
     kernel = _found.get(("argmax", name, a, scores.dtype))
     if kernel is None or not kernels.ENABLED or not is_simple(scores) or not scores.dim():
         return None
-    chosen: Tensor = kernel(scores, *a)
-    return chosen
+    return kernel
 
 
 def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) -> Any:

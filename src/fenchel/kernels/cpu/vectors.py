@@ -441,17 +441,50 @@ def _load_square(typingctx: Any, x: Any, i: Any, stride: Any, columns: Any, j: A
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        rows = []
-        for r in range(vector.lanes):
-            place = builder.add(args[1], builder.mul(_I64(r), args[2]))
-            rows.append(builder.load(address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
-        for k, column in enumerate(_transposed(builder, rows)):
-            place = builder.add(args[4], _I64(k * vector.lanes))
-            builder.store(column, address(context, builder, sig.args[3], args[3], place, kind), align=_size(kind))
+        x, i, stride, columns, j = args
+        _turn(context, builder, sig.args[0], x, i, stride, sig.args[3], columns, j, vector, lambda kind, place, r: None)
         return context.get_dummy_value()
 
     return types.void(x, types.intp, types.intp, columns, types.intp), codegen
+
+
+def _load_square_part(
+    typingctx: Any, x: Any, i: Any, stride: Any, rows: Any, count: Any, fill: Any, columns: Any, j: Any
+) -> Any:
+    """As ``load_square`` of so many rows and of ``count`` columns, ``fill`` elsewhere, which is not read."""
+    vector = _vector_of(x)
+    if vector is None or vector != _vector_of(columns):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        x, i, stride, rows, count, fill, columns, j = args
+        mask, rest = _first(builder, vector.lanes, count), _splat(builder, fill, vector.lanes)
+        name = f"llvm.masked.load.{suffix(context.get_value_type(vector))}.p0"
+
+        def load(kind: Any, place: Any, r: int) -> Any:
+            inside = _splat(builder, builder.icmp_signed("<", _I64(r), rows), vector.lanes)
+            return call(builder, name, kind, [place, _I32(_size(kind)), builder.and_(mask, inside), rest])
+
+        _turn(context, builder, sig.args[0], x, i, stride, sig.args[6], columns, j, vector, load)
+        return context.get_dummy_value()
+
+    number, index = vector.dtype, types.intp
+    return types.void(x, index, index, index, index, number, columns, index), codegen
+
+
+def _turn(
+    context: Any, builder: Any, kind_of_x: Any, x: Any, i: Any, stride: Any, kind_of_columns: Any, columns: Any, j: Any,
+    vector: Any, load: Any,
+) -> None:  # fmt: skip
+    """Transpose a square; ``load(type, place, r)`` makes row r, or None if it is to be read as it stands."""
+    kind = context.get_value_type(vector)
+    rows = []
+    for r in range(vector.lanes):
+        place = address(context, builder, kind_of_x, x, builder.add(i, builder.mul(_I64(r), stride)), kind)
+        rows.append(load(kind, place, r) or builder.load(place, align=_size(kind)))
+    for k, column in enumerate(_transposed(builder, rows)):
+        place = address(context, builder, kind_of_columns, columns, builder.add(j, _I64(k * vector.lanes)), kind)
+        builder.store(column, place, align=_size(kind))
 
 
 def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: Any) -> Any:
@@ -548,6 +581,7 @@ store: Any = intrinsic(_store)
 store_part: Any = intrinsic(_store_part)
 pointer: Any = intrinsic(_pointer)
 load_square: Any = intrinsic(_load_square)
+load_square_part: Any = intrinsic(_load_square_part)
 store_square: Any = intrinsic(_store_square)
 lanes: Any = intrinsic(_lanes)
 precision: Any = intrinsic(_precision)
