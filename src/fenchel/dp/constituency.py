@@ -152,20 +152,19 @@ class Constituency(DynamicProgram):
         scores = self._inputs[0]
         return _shape(scores.shape[1], scores.shape[3] if self._labelled else 1)
 
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        value, walk = kernel.forward(self._spans(inputs[0]), self.lengths, *self._numbers, keep)
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
+        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
         return value, walk
 
-    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        found = kernel.gradient(weight, value, walk, self.lengths, self._spans(inputs[0]))
-        return (found.reshape(inputs[0].shape),)
+    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor) -> Inputs:
+        return (kernel.gradient(weight, walk),)
 
     def _hessian_product(
-        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        direction = self._spans(directions[0])
-        change, found = kernel.hessian_product(weight, value, walk, self.lengths, direction, *self._numbers)
-        return change, (found.reshape(inputs[0].shape),)
+        given = weight, value, inputs[0], self.lengths, directions[0]
+        change, found = kernel.hessian_product(*given, *self._numbers)
+        return change, (found,)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         scores = self._spans(precise(inputs[0]))

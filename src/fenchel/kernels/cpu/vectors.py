@@ -434,44 +434,51 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def _squares(outer: Any, inner: Any) -> Any:
+    """The vector type of ``inner``, and one of as many lanes for ``outer``, which may be of single precision."""
+    vector, other = _vector_of(inner), _vector_of(outer)
+    if vector is None or other is None or vector.lanes > other.lanes:
+        return None, None
+    return vector, Vector(outer.dtype, vector.lanes)
+
+
+def _places(context: Any, builder: Any, kind: Any, array: Any, start: Any, stride: Any, vector: Any) -> list[Any]:
+    """Where as many vectors as they have lanes begin in an array, ``stride`` apart."""
+    places = [builder.add(start, builder.mul(_I64(r), stride)) for r in range(vector.lanes)]
+    return [address(context, builder, kind, array, place, context.get_value_type(vector)) for place in places]
+
+
 def _load_square(typingctx: Any, x: Any, i: Any, stride: Any, columns: Any, j: Any) -> Any:
     """Transpose the square of x at i, whose rows are ``stride`` apart, to ``columns[j:]``, one vector per column."""
-    vector = _vector_of(x)
-    if vector is None or vector != _vector_of(columns):
-        return None
+    vector, outer = _squares(x, columns)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        rows = []
-        for r in range(vector.lanes):
-            place = builder.add(args[1], builder.mul(_I64(r), args[2]))
-            rows.append(builder.load(address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
-        for k, column in enumerate(_transposed(builder, rows)):
-            place = builder.add(args[4], _I64(k * vector.lanes))
-            builder.store(column, address(context, builder, sig.args[3], args[3], place, kind), align=_size(kind))
+        whole, size = context.get_value_type(vector), x.dtype.bitwidth // 8
+        found = _places(context, builder, sig.args[0], *args[:3], outer)
+        rows = [builder.load(place, align=size) for place in found]
+        rows = rows if outer == vector else [builder.fpext(row, whole) for row in rows]
+        to = _places(context, builder, sig.args[3], args[3], args[4], _I64(vector.lanes), vector)
+        for column, place in zip(_transposed(builder, rows), to, strict=True):
+            builder.store(column, place, align=_size(whole))
         return context.get_dummy_value()
 
-    return types.void(x, types.intp, types.intp, columns, types.intp), codegen
+    return vector and (types.void(x, types.intp, types.intp, columns, types.intp), codegen)
 
 
 def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: Any) -> Any:
     """The inverse of ``load_square``."""
-    vector = _vector_of(x)
-    if vector is None or vector != _vector_of(columns):
-        return None
+    vector, outer = _squares(x, columns)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        found = []
-        for k in range(vector.lanes):
-            place = builder.add(args[1], _I64(k * vector.lanes))
-            found.append(builder.load(address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
-        for r, row in enumerate(_transposed(builder, found)):
-            place = builder.add(args[3], builder.mul(_I64(r), args[4]))
-            builder.store(row, address(context, builder, sig.args[2], args[2], place, kind), align=_size(kind))
+        part, size = context.get_value_type(outer), columns.dtype.bitwidth // 8
+        found = _places(context, builder, sig.args[0], args[0], args[1], _I64(vector.lanes), vector)
+        rows = _transposed(builder, [builder.load(place, align=size) for place in found])
+        rows = rows if outer == vector else [builder.fptrunc(row, part) for row in rows]
+        for row, place in zip(rows, _places(context, builder, sig.args[2], *args[2:], outer), strict=True):
+            builder.store(row, place, align=_size(part))
         return context.get_dummy_value()
 
-    return types.void(columns, types.intp, x, types.intp, types.intp), codegen
+    return vector and (types.void(columns, types.intp, x, types.intp, types.intp), codegen)
 
 
 def _lanes(typingctx: Any, x: Any) -> Any:

@@ -196,7 +196,7 @@ def _inside() -> Workload:
             peer("torch_struct", "torch-struct", torch_struct),
         ],
         [Case("32 × 20 words", lambda: (normal(32, 20, 20),))],
-        [Goal(ours, 1 / 10, "torch-struct", "largest")],
+        [Goal(ours, 1 / 30, "torch-struct", "largest")],
     )
 
 

@@ -58,7 +58,10 @@ def forward(scores: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: b
 
 
 def gradient(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """The expected path, (B, N, T), times weights (B,); zeros where the value is −inf, NaN where it is NaN."""
+    """The expected path, (B, N, T), times weights (B,).
+
+    Zeros where the value is −inf or the weight 0, else NaN where the value is.
+    """
     cells = torch.empty(walk.shape, dtype=torch.float64, device="cpu")
     over_rows(_gradient, len(walk), walk.numel(), *arrays(weight.double(), value, walk, lengths), cells.numpy())
     return cells.transpose(1, 2).to(dtype)
@@ -169,7 +172,7 @@ def _gradient(first, last, weight, value, walk, lengths, cells):  # type: ignore
     mass = np.empty(width + 1 + lanes(cells))
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
-        cells[b] = np.nan if np.isnan(value[b]) else 0.0
+        cells[b] = np.nan if np.isnan(value[b]) and weight[b] != 0.0 else 0.0
         if not value[b] > -np.inf:
             continue
         mass[:] = 0.0
