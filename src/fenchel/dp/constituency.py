@@ -13,7 +13,7 @@ from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
 from fenchel.dp.forest import forest
 from fenchel.dp.graph import Graph, Indices, Walk, remembered, tensor_on
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths
 from fenchel.regularizers.base import Regularizer
 
 
@@ -104,7 +104,7 @@ class Constituency(DynamicProgram):
 
     def _score(self, path: Tensor) -> Tensor:
         dims = tuple(range(-(self._inputs[0].dim() - 1), 0))
-        return torch.where(path, precise(self._inputs[0]), 0.0).sum(dims)
+        return torch.where(path, self._inputs[0].double(), 0.0).sum(dims)
 
     def _check_paths(self, other: DynamicProgram) -> None:
         assert isinstance(other, Constituency)
@@ -167,7 +167,7 @@ class Constituency(DynamicProgram):
         return change, (found,)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
-        scores = self._spans(precise(inputs[0]))
+        scores = self._spans(inputs[0].double())
         inside = torch.arange(scores.shape[2], device=scores.device) < self.lengths.unsqueeze(-1)
         scores = torch.where(inside[:, None, :, None], scores, -torch.inf).flatten(1)
         shape = self._shape

@@ -369,11 +369,6 @@ def _slack(_: Recursion, walk: Walk) -> Inputs:
     return (walk.slack(),)
 
 
-def precise(tensor: Tensor) -> Tensor:
-    """A tensor in double precision."""
-    return tensor.double()
-
-
 def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...], least: int = 1) -> Tensor:
     """Check the lengths of each batch element, (B,) for one size and (B, 2) for two; return them as int64.
 

@@ -442,7 +442,7 @@ def _squares(outer: Any, inner: Any) -> Any:
     return vector, Vector(outer.dtype, vector.lanes)
 
 
-def _places(context: Any, builder: Any, kind: Any, array: Any, start: Any, stride: Any, vector: Any) -> list[Any]:
+def _places(context: Any, builder: Any, kind: Any, array: Any, start: Any, stride: Any, vector: Any) -> Any:
     """Where as many vectors as they have lanes begin in an array, ``stride`` apart."""
     places = [builder.add(start, builder.mul(_I64(r), stride)) for r in range(vector.lanes)]
     return [address(context, builder, kind, array, place, context.get_value_type(vector)) for place in places]
@@ -454,8 +454,8 @@ def _load_square(typingctx: Any, x: Any, i: Any, stride: Any, columns: Any, j: A
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         whole, size = context.get_value_type(vector), x.dtype.bitwidth // 8
-        found = _places(context, builder, sig.args[0], *args[:3], outer)
-        rows = [builder.load(place, align=size) for place in found]
+        rows = _places(context, builder, sig.args[0], args[0], args[1], args[2], outer)
+        rows = [builder.load(place, align=size) for place in rows]
         rows = rows if outer == vector else [builder.fpext(row, whole) for row in rows]
         to = _places(context, builder, sig.args[3], args[3], args[4], _I64(vector.lanes), vector)
         for column, place in zip(_transposed(builder, rows), to, strict=True):
@@ -474,7 +474,8 @@ def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: 
         found = _places(context, builder, sig.args[0], args[0], args[1], _I64(vector.lanes), vector)
         rows = _transposed(builder, [builder.load(place, align=size) for place in found])
         rows = rows if outer == vector else [builder.fptrunc(row, part) for row in rows]
-        for row, place in zip(rows, _places(context, builder, sig.args[2], *args[2:], outer), strict=True):
+        to = _places(context, builder, sig.args[2], args[2], args[3], args[4], outer)
+        for row, place in zip(rows, to, strict=True):
             builder.store(row, place, align=_size(part))
         return context.get_dummy_value()
 

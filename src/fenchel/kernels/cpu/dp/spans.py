@@ -200,7 +200,7 @@ def _inside(s: Any, mean: Any, words: int, labels: int, most: int, factor: float
                 powers = 0.25 * (total + other) * powers
             vec.store(u, span, powers)
             fine = fine & (powers >= _SMALL) & (powers <= _LARGE)
-    return vec.bits_of(fine) == np.uint64(2**LANES - 1)
+    return bool(vec.bits_of(fine) == np.uint64(2**LANES - 1))
 
 
 @strict_helper
