@@ -93,8 +93,7 @@ def _first(builder: Any, lanes: int, count: Any) -> Any:
 
 def _halve(builder: Any, vector: Any, join: Any) -> Any:
     """One number out of the lanes: the halves of a vector are joined until one lane is left."""
-    nothing = ir.Constant(vector.type, ir.Undefined)
-    width = vector.type.count
+    nothing, width = ir.Constant(vector.type, ir.Undefined), vector.type.count
     while width > 1:
         width //= 2
         low = builder.shuffle_vector(vector, nothing, _indices(range(width)))
@@ -474,8 +473,8 @@ def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: 
         found = _places(context, builder, sig.args[0], args[0], args[1], _I64(vector.lanes), vector)
         rows = _transposed(builder, [builder.load(place, align=size) for place in found])
         rows = rows if outer == vector else [builder.fptrunc(row, part) for row in rows]
-        to = _places(context, builder, sig.args[2], args[2], args[3], args[4], outer)
-        for row, place in zip(rows, to, strict=True):
+        found = _places(context, builder, sig.args[2], args[2], args[3], args[4], outer)
+        for row, place in zip(rows, found, strict=True):
             builder.store(row, place, align=_size(part))
         return context.get_dummy_value()
 
