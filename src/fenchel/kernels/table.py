@@ -111,7 +111,7 @@ class _Row:
 
 
 _table: dict[tuple[str, str], list[_Row]] = {}
-_found: dict[Any, Any] = {}  # what ``find`` found for numbers, on the CPU: small inputs feel the search
+_found: dict[Any, Any] = {}  # results of ``find`` for numbers on the CPU: the search takes as long as a small kernel
 _MANY = 1 << 10
 
 
@@ -197,7 +197,7 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                     if not kernels.ready(row.room, dtype if dtype.is_floating_point else None):
                         return None
                     row.ready.add(dtype)  # so that later calls need not ask
-                if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
+                if isinstance(row.kernel, str):  # imported when it is first needed, and the compiler with it
                     module, _, function = row.kernel.partition(":")
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
                     row.kernel = getattr(found, function) if function else found
