@@ -114,6 +114,10 @@ class NotCompiledError(RuntimeError):
     """A kernel for a device did not compile there: the caller computes in torch operations instead."""
 
 
+class NotServedError(NotCompiledError):
+    """A kernel for a device does not serve tensors of this shape: the caller computes in torch operations instead."""
+
+
 class _Guarded:
     """A kernel for a device. If it does not compile, it says so once, and is taken out of the table."""
 
@@ -123,6 +127,8 @@ class _Guarded:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self.kernel(*args, **kwargs)
+        except NotServedError:
+            raise
         except NotCompiledError as error:
             with contextlib.suppress(ValueError):  # another thread was first
                 self.remove()
@@ -299,3 +305,6 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("argmax", "norm", "rows:normmax")
     _on_gpu("product", "norm", "products:normmax_product")
     _on_gpu("class_loss", "norm", "rows:normmax_loss")
+    _on_gpu("argmax", "bounded_gini", "boxes:project")
+    _on_gpu("product", "bounded_gini", "boxes:product")
+    _on_gpu("product", "bounded_shannon", "boxes:entropic_product")

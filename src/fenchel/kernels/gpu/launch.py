@@ -21,7 +21,7 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 """Whether Triton's interpreter runs the kernels; it is asked when Triton is imported."""
 
 MOST = 1 << 14
-"""The widest rows that are held in registers; half as wide in double precision."""
+"""The widest rows that are held in registers; see ``fits``."""
 
 STARTED: Counter[str] = Counter()
 """How often each kernel was started."""
@@ -80,22 +80,27 @@ def eps_of(dtype: torch.dtype) -> float:
     return EPS.get(dtype, _SINGLE)
 
 
-def fits(n: int, dtype: torch.dtype) -> bool:
-    """Whether a row of n entries is held in registers."""
-    return n <= (MOST // 2 if dtype == torch.float64 else MOST)
+def is_light(kind: int) -> bool:
+    """Whether a rule takes no logarithm: such kernels need few registers per entry."""
+    return kind in (arithmetic.SPARSEMAX.value, arithmetic.HALF.value)
 
 
-def sizes(n: int, dtype: torch.dtype, *, single: bool = False) -> dict[str, int]:
-    """Rows per program, entries of a block and warps, for rows that fit; one row per program if ``single``.
+def fits(n: int, dtype: torch.dtype, kind: int, *, plain: bool = False) -> bool:
+    """Whether a row of n entries is held in registers, without spills; ``plain`` for a map, which has no target."""
+    light = is_light(kind) or (plain and kind == arithmetic.ANY.value and dtype != torch.float64)
+    most = MOST if light else MOST // 4
+    return n <= (most // 4 if dtype == torch.float64 and light else most // 2 if dtype == torch.float64 else most)
 
-    A thread holds 16 entries of each block, and 32 of the widest.
+
+def sizes(n: int, dtype: torch.dtype, kind: int) -> dict[str, int]:
+    """Rows per program, entries of a block and warps, for rows that fit; one row per program where alpha is a tensor.
+
+    A thread holds 16 entries of a block if the rule is light, else 8; in double precision 4, or 8 of the widest.
     """
     block = max(triton.next_power_of_2(n), 16)
-    rows = 1 if single else max(2048 // block, 1)
-    warps = max(1, min(rows * block // 512, 16))
-    if dtype == torch.float64:
-        warps = max(1, min(rows * block // 256, 32))
-    return {"R": rows, "BLOCK": block, "num_warps": warps}
+    rows = 1 if kind == arithmetic.TOTAL.value else max(2048 // block, 1)
+    each = 4 if dtype == torch.float64 else 16 if is_light(kind) else 8
+    return {"R": rows, "BLOCK": block, "num_warps": max(1, min(rows * block // (32 * each), 16))}
 
 
 def as_rows(tensor: Tensor) -> Tensor:
@@ -104,7 +109,8 @@ def as_rows(tensor: Tensor) -> Tensor:
 
 
 @lru_cache(1 << 10)
-def _constant(value: float, device: torch.device) -> Tensor:
+def constant(value: float, device: torch.device) -> Tensor:
+    """One number on a device, in double precision."""
     return torch.full((1,), value, dtype=torch.float64, device=device)
 
 
@@ -114,7 +120,7 @@ def per_row(value: Parameter, like: Tensor) -> tuple[Tensor, int]:
     Numbers are in double precision: Triton would pass them in single precision.
     """
     if not isinstance(value, Tensor):
-        return _constant(float(value), like.device), 0
+        return constant(float(value), like.device), 0
     value = value.detach().expand(*like.shape[:-1], 1)
     if all(size == 1 or stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)):
         return value, 0

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton import cdiv
 
 from fenchel.kernels.gpu import wide_products
-from fenchel.kernels.gpu.arithmetic import TOTAL, jit
+from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.jacobians import product, saturated_sum, sensitivity
 from fenchel.kernels.gpu.launch import Parameter, as_rows, eps_of, fits, kind_of, launch, per_row, sizes
 from fenchel.kernels.gpu.losses import load_alpha
@@ -39,8 +39,8 @@ def _product(v: Tensor, p: Tensor, alpha: Parameter, norm: bool, pull: bool) -> 
         kind = kind_of(alpha, norm)
         a, stride = per_row(alpha, p)
         rules = {"KIND": kind, "EACH": stride > 0, "NORM": norm, "PULL": pull}
-        if fits(n, q.dtype):
-            size = sizes(n, q.dtype, single=kind == TOTAL.value)
+        if fits(n, q.dtype, kind):
+            size = sizes(n, q.dtype, kind)
             tensors = q, g, out, slope if pull else out, a
             grid = (cdiv(rows, size["R"]),)
             launch(product_kernel, grid, *tensors, n, rows, stride, **rules, **size, EPS=eps_of(q.dtype))

@@ -10,7 +10,7 @@ from torch import Tensor
 from triton import cdiv
 
 from fenchel.kernels.gpu import wide
-from fenchel.kernels.gpu.arithmetic import TOTAL, jit
+from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.launch import Parameter, as_rows, eps_of, fits, kind_of, launch, per_row, sizes
 from fenchel.kernels.gpu.losses import class_loss, is_wrong, load_alpha
 from fenchel.kernels.gpu.solvers import shift, solve
@@ -57,10 +57,10 @@ def _start(x: Tensor, p: Tensor, y: Tensor, loss: Tensor, alpha: Parameter, z: T
     kind = kind_of(alpha, norm)
     a, stride = per_row(alpha, z)
     rules = {"KIND": kind, "EACH": stride > 0 or isinstance(alpha, Tensor), "NORM": norm, "LOSS": step}
-    if not fits(n, x.dtype):
+    if not fits(n, x.dtype, kind, plain=step == 0):
         wide.start(x, p, y, loss, a, stride, rules)
         return
-    size = sizes(n, x.dtype, single=kind == TOTAL.value)
+    size = sizes(n, x.dtype, kind)
     grid = (cdiv(rows, size["R"]),)
     launch(rows_kernel, grid, x, p, y, loss, a, n, rows, stride, **rules, **size, EPS=eps_of(x.dtype))
 

@@ -19,11 +19,8 @@ from fenchel.kernels.gpu.launch import eps_of, launch
 from fenchel.kernels.gpu.losses import class_loss, is_wrong
 from fenchel.kernels.gpu.solvers import exponents, solve, steep_shares
 
-CAPACITY = 1 << 12
-"""Places of a list of candidates."""
-
-BLOCK = 1 << 12
-"""Entries that are read at a time."""
+WARPS = 16
+"""Warps of a program: a thread holds 8 entries of a block, 4 in double precision."""
 
 _PROGRAMS = 1 << 9  # at most: each has a list
 _STEPS: Any = tl.constexpr(200)
@@ -34,17 +31,18 @@ def start(x: Tensor, p: Tensor, y: Tensor, loss: Tensor, a: Tensor, stride: int,
     rows, n = x.shape
     programs = min(rows, _PROGRAMS)
     spilled = torch.empty(rows, dtype=torch.int32, device=x.device)
-    values = torch.empty(programs, CAPACITY, dtype=x.dtype, device=x.device)
-    places = torch.empty(programs, CAPACITY, dtype=torch.int32, device=x.device)
-    common: dict[str, Any] = {**rules, "BLOCK": BLOCK, "EPS": eps_of(x.dtype)}
+    size = capacity(x.dtype)
+    values = torch.empty(programs, size, dtype=x.dtype, device=x.device)
+    places = torch.empty(programs, size, dtype=torch.int32, device=x.device)
+    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(x.dtype), "num_warps": WARPS}
     tensors = x, p, y, loss, a, values, places, spilled
-    launch(wide_kernel, (programs,), *tensors, n, rows, stride, **common, CAP=CAPACITY, num_warps=warps(x.dtype))
-    launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, **common, num_warps=warps(x.dtype))
+    launch(wide_kernel, (programs,), *tensors, n, rows, stride, CAP=size, **common)
+    launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, **common)
 
 
-def warps(dtype: torch.dtype) -> int:
-    """16 entries of a block per thread; 8 in double precision."""
-    return 16 if dtype == torch.float64 else 8
+def capacity(dtype: torch.dtype) -> int:
+    """Entries that are read at a time, and places of a list of candidates."""
+    return 1 << 11 if dtype == torch.float64 else 1 << 12
 
 
 @jit

@@ -15,7 +15,7 @@ from torch import Tensor
 from fenchel.kernels.gpu.arithmetic import ANY, SPARSEMAX, STEEP, TOTAL, jit, power_of
 from fenchel.kernels.gpu.jacobians import curvature, product, saturated_sum, sensitivity
 from fenchel.kernels.gpu.launch import eps_of, launch
-from fenchel.kernels.gpu.wide import BLOCK, CAPACITY, warps
+from fenchel.kernels.gpu.wide import WARPS, capacity
 
 _PROGRAMS = 1 << 9  # at most: each has a list
 
@@ -25,9 +25,10 @@ def start(p: Tensor, v: Tensor, out: Tensor, slope: Tensor, a: Tensor, stride: i
     rows, n = p.shape
     programs = min(rows, _PROGRAMS)
     spilled = torch.empty(rows, dtype=torch.int32, device=p.device)
-    lists = torch.empty(2, programs, CAPACITY, dtype=p.dtype, device=p.device)
-    places = torch.empty(programs, CAPACITY, dtype=torch.int32, device=p.device)
-    common: dict[str, Any] = {**rules, "BLOCK": BLOCK, "EPS": eps_of(p.dtype), "num_warps": warps(p.dtype)}
+    size = capacity(p.dtype)
+    lists = torch.empty(2, programs, size, dtype=p.dtype, device=p.device)
+    places = torch.empty(programs, size, dtype=torch.int32, device=p.device)
+    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(p.dtype), "num_warps": WARPS}
     common.pop("EACH")
     tensors = p, v, out, slope if rules["PULL"] else out, a
     launch(
@@ -40,7 +41,7 @@ def start(p: Tensor, v: Tensor, out: Tensor, slope: Tensor, a: Tensor, stride: i
         n,
         rows,
         stride,
-        CAP=CAPACITY,
+        CAP=size,
         **common,
     )
     launch(spill_product_kernel, (rows,), *tensors, spilled, n, stride, **common)
