@@ -44,6 +44,16 @@ the gradient of the queries, and that of a, (heads, rows), if ``learns``, else N
 ``to_key`` and ``to_value``, unless these are None. ``supports`` are those that ``attend`` returned; ``to_weights`` is
 the gradient of their weights, or None.
 
+``fused_attend``: ``kernel(query, key, value, a, mask=, causal=, scale=, dropout=, seed=, keep=)`` computes attention
+without a matrix of weights. query is (batch, heads, groups, length, width), the queries of so many groups share keys;
+key and value are (batch, heads, keys, width); a is a number or (batch, heads, groups); mask is (batch, heads, groups,
+length, keys), boolean or to be added, or None. All of them may be strided or broadcast. It returns the output, (batch,
+heads, groups, length, depth), and if ``keep`` a tuple of tensors, else an empty one.
+
+``fused_attend_backward``: ``kernel(grad, state, query, key, value, a, mask=, causal=, scale=, dropout=, seed=,
+needed=)``, with the tensors that ``fused_attend`` returned as its state, returns a list of the gradients of query, key
+and value, and of a for every query, (batch, heads, groups, length); None for those that are not needed.
+
 ``collect``: ``kernel(scores, floor, first, count, place, score)`` appends scores that are not below the floor of their
 row to lists of indices and scores, for every Ω alike; its name is ``"supports"``. See ``cpu.streaming.memories``.
 
@@ -181,7 +191,10 @@ def choose(name: str, a: tuple[Any, ...], scores: Tensor) -> Tensor | None:
     kernel = _found.get(("argmax", name, a, scores.dtype))
     if kernel is None or not kernels.ENABLED or not is_simple(scores) or not scores.dim():
         return None
-    chosen: Tensor = kernel(scores, *a)
+    try:
+        chosen: Tensor = kernel(scores, *a)
+    except NotCompiledError:
+        return None
     return chosen
 
 
@@ -308,3 +321,5 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("argmax", "bounded_gini", "boxes:project")
     _on_gpu("product", "bounded_gini", "boxes:product")
     _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
+    _on_gpu("fused_attend", "tsallis", "attention:attend", _OUTPUT)
+    _on_gpu("fused_attend_backward", "tsallis", "attention_backward:attend_backward", _OUTPUT)

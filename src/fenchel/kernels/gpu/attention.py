@@ -108,21 +108,18 @@ def blocks(width: int, depth: int, dtype: torch.dtype, kind: int) -> dict[str, i
     return {"BE": e, "BF": f, "BM": size, "BN": size, "num_warps": 4 if max(e, f) <= 128 else 8, "num_stages": 2}
 
 
-@dataclass(frozen=True)
-class State:
-    """What the backward pass needs: per row the largest score, the offset and the mean; bits of the blocks in use."""
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, alpha: float | Tensor, *, mask: Tensor | None, keep: bool, **options: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The output (batch, heads, groups, length, depth), and what the backward pass needs if it is to be kept.
 
-    top: Tensor
-    offset: Tensor
-    mean: Tensor
-    used: Tensor
-
-
-def attend(problem: Problem, keep: bool) -> tuple[Tensor, State | None]:
-    """The output (batch, heads, groups, length, depth), and what the backward pass needs if it is to be kept."""
+    The other arguments are those of ``Problem``. The backward pass needs per row the largest score, the offset, and the
+    mean of the values under s; and one bit per block of rows and block of keys, set if the block is in use.
+    """
+    problem = Problem(query, key, value, alpha, mask, **options)
     keys, depth = problem.value.shape[2:]
     if not keep and problem.rows <= _FEW and keys >= _MANY and not problem.dropout and not problem.causal:
-        return _decode(problem), None
+        return _decode(problem), ()
     tensors, numbers, options = problem.arguments()
     like = problem.query
     exact = torch.promote_types(like.dtype, torch.float32)
@@ -135,7 +132,7 @@ def attend(problem: Problem, keep: bool) -> tuple[Tensor, State | None]:
     grid = blocks_of_rows, problem.heads
     results = output, mean, top, offset, needed, used
     launch(attend_kernel, grid, *tensors, *results, words, *numbers, **options, KEEP=keep)
-    return output, State(top, offset, mean, used) if keep else None
+    return output, (top, offset, mean, used) if keep else ()
 
 
 @jit

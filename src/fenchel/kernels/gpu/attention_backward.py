@@ -7,6 +7,7 @@ scores again, and read those pairs of blocks alone whose bit the forward pass ha
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import triton
@@ -14,26 +15,35 @@ import triton.language as tl
 from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit, mass
-from fenchel.kernels.gpu.attention import Problem, State, kept, load_keys, load_rows, product, scores
+from fenchel.kernels.gpu.attention import Problem, kept, load_keys, load_rows, product, scores
 from fenchel.kernels.gpu.jacobians import sensitivity
 from fenchel.kernels.gpu.launch import launch
 
 
 def attend_backward(
-    problem: Problem, state: State, grad: Tensor, needed: tuple[bool, bool, bool, bool]
+    grad: Tensor,
+    state: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor,
+    *,
+    mask: Tensor | None,
+    needed: Sequence[bool],
+    **rest: Any,
 ) -> list[Tensor | None]:
-    """Gradients of query, key, value (as ``Problem`` has them) and of alpha per row, (batch, heads, groups, length).
+    """Gradients of query, key and value, and of alpha per row, (batch, heads, groups, length).
 
-    Those that are not needed are None.
+    Those that are not needed are None. The state is what ``attend`` returned, and the other arguments are its own.
     """
+    problem = Problem(query, key, value, alpha, mask, **rest)
     tensors, numbers, options = problem.arguments()
-    query, key, value = problem.query, problem.key, problem.value
     grad = grad.contiguous()
-    exact = state.mean.dtype
+    top, offset, mean, used = state
     depth = value.shape[3]
-    delta = (grad.to(exact).reshape(state.mean.shape) * state.mean).sum(-1)
-    words = state.used.shape[-1]
-    saved = grad, delta, state.top, state.offset, state.used
+    delta = (grad.to(mean.dtype).reshape(mean.shape) * mean).sum(-1)
+    words = used.shape[-1]
+    saved = grad, delta, top, offset, used
     found: list[Tensor | None] = [None] * 4
     if needed[0] or needed[3]:
         to_query = query.new_empty(query.shape)
