@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 
 import fenchel
-from fenchel import kernels
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -25,9 +25,9 @@ def _row(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.fixture(params=["kernels", "torch path"], autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if request.param == "torch path":
-        monkeypatch.setattr(kernels, "ENABLED", False)
+        set_kernels(False)
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax", "half_precision", "entmax_loss"])

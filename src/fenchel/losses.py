@@ -12,7 +12,7 @@ from fenchel._checks import check_number, check_one_of
 from fenchel._torch import autocast_dtype, concrete, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.packed import Packed, is_packed, on_packed, packed_dims
+from fenchel.regularizers.packed import Packed, on_packed, packed_dims
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
@@ -79,7 +79,7 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
-    if is_packed(scores):
+    if isinstance(scores, Tensor) and scores.is_nested:
         options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         return _packed_loss(scores, target, omega, dim, mask, reduction, options)
     check_distributed(omega, scores=scores, target=target, mask=mask, weight=weight)
@@ -98,7 +98,7 @@ def fy_loss(
         if label_smoothing:
             target = omega.check_target(target, scores, dim, mask).to(scores.dtype)
             target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
-        return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
+        return reduced(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
     kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
@@ -119,7 +119,7 @@ def fy_loss(
     else:
         loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)
         loss = loss if weight is None else torch.where(kept, weights * loss, 0.0)
-    return _reduce(loss, weights, reduction).to(dtype)
+    return reduced(loss, weights, reduction).to(dtype)
 
 
 def _packed_loss(
@@ -143,7 +143,7 @@ def _packed_loss(
         raise ValueError("weight goes with as many classes for each row: not where dim is the ragged one")
     call = partial(fy_loss, omega=omega, reduction="none", **options)
     loss = on_packed(call, packed, dim, dims, others, per_row=True, kept=kept)
-    return _reduce(loss, None if kept is None else kept.to(loss.dtype), reduction)
+    return reduced(loss, None if kept is None else kept.to(loss.dtype), reduction)
 
 
 class LossOptions(TypedDict, total=False):
@@ -272,7 +272,8 @@ def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor
     return torch.where(count > 0, target + share * (even - target), target)
 
 
-def _reduce(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+def reduced(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    """The losses of all rows, their sum, or their mean by weights; rows that are left out have loss and weight 0."""
     if reduction == "none":
         return loss
     if reduction == "sum":

@@ -267,8 +267,12 @@ def run_bench(
     seconds: Annotated[float, typer.Option(help="For each contestant of each case.", min=0.0)] = 1.0,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.md.")] = Path("report/bench"),
     readme: Annotated[
-        Path | None,
-        typer.Option(help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew.", dir_okay=False),
+        list[Path] | None,
+        typer.Option(
+            help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew, from {bench.SHORT} with five rows "
+            "only. May be given several times.",
+            dir_okay=False,
+        ),
     ] = None,
     target: Annotated[
         str,
@@ -284,9 +288,8 @@ def run_bench(
     try:
         chosen = bench.find(names or [])
         targets = bench.chosen(target)
-        if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
-            with readme.open("r+", encoding="utf-8") as page:
-                bench.insert(page.read(), "")
+        for page in readme or ():  # better to learn now than after the measurement that there is nowhere to write
+            _check_page(page, {workload.name for workload in chosen})
         if not only_list:
             bench.OUTPUT.claim(out, force)
     except (LookupError, OSError, ValueError) as error:
@@ -323,11 +326,21 @@ def run_bench(
         console.print(f"Saved bench.json and bench.md to {out}.", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
-    if readme is not None:
+    for page in readme or ():
         with _refused():
-            text = bench.insert(readme.read_text(encoding="utf-8"), result.digest())
-            readme.write_text(text, encoding="utf-8")
-        console.print(f"Wrote the figures into {readme}.", markup=False, soft_wrap=True)
+            page.write_text(result.fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+        console.print(f"Wrote the figures into {page}.", markup=False, soft_wrap=True)
+
+
+def _check_page(page: Path, measured: set[str]) -> None:
+    """Raise if a page cannot be written, has no marks, or asks for workloads that are not measured."""
+    with page.open("r+", encoding="utf-8") as file:
+        text = file.read()
+    short = bench.SHORT in text
+    bench.insert(text, "", bench.SHORT if short else bench.BEGIN)
+    missing = {workload for workload, *_ in bench.FRONT} - measured
+    if short and missing:
+        raise ValueError(f"{page.name} shows five rows; they need the workloads {', '.join(sorted(missing))} too")
 
 
 @app.command("warmup")
