@@ -50,10 +50,10 @@ warm: setup
 	@$(call WARM,float32) & $(call WARM,float64); wait
 
 test: warm  ## run the tests of the library and of the laboratory, but for the slow ones
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-all: warm  ## run all tests
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: setup  ## lint, format, types, layers
 	@$(BIN)/ruff check .

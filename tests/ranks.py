@@ -18,9 +18,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 MOST = 4
 _HERE = Path(__file__).parent
+
+
+_meshes: dict[tuple[int, ...], DeviceMesh] = {}
+
+
+def mesh_of(*shape: int) -> DeviceMesh:
+    """A mesh of this shape, on a rank: (2, 2), or the first few ranks."""
+    return _meshes[shape]
 
 
 class RankError(RuntimeError):
@@ -102,6 +111,11 @@ def _serve(rank: int, port: int, pipe: Any, timeout: float) -> None:
     store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=MOST, timeout=limit)
     groups = {n: dist.new_group(list(range(n)), timeout=limit) for n in range(1, MOST)} | {MOST: None}
+    _meshes[2, 2] = init_device_mesh("cpu", (2, 2))  # by all ranks together, as groups are
+    _meshes[MOST,] = init_device_mesh("cpu", (MOST,))
+    for n in range(1, MOST):
+        if rank < n:
+            _meshes[n,] = DeviceMesh.from_group(groups[n], "cpu")
     while True:
         try:
             module, name, ranks, args = pickle.loads(pipe.recv_bytes())

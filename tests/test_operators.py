@@ -199,16 +199,20 @@ def test_compiled_passes_reach_the_kernels_that_eager_ones_reach(name: str, call
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch's own
-@pytest.mark.parametrize("name", ["entmax of a tensor alpha", "entmax_loss", "normmax_loss"])
-def test_inductor_reaches_the_kernels_too(name: str, called: list[str]) -> None:
+def test_inductor_reaches_the_kernels_too(called: list[str]) -> None:
     torch._dynamo.reset()
-    function, expected = LOSSES[name]
-    compiled = torch.compile(function, fullgraph=True)
+    chosen = [LOSSES[name] for name in ("entmax of a tensor alpha", "entmax_loss", "normmax_loss")]
+
+    def function(*inputs: Tensor) -> Tensor:
+        return torch.stack([each(*inputs).square().sum() for each, _ in chosen]).sum()
+
+    # Headers are compiled in advance for the sake of later graphs, of which there are none here.
+    compiled = torch.compile(function, fullgraph=True, options={"cpp_cache_precompile_headers": False})
     inputs = example()
     with_gradients(compiled, *inputs)
     called.clear()
     assert_close(with_gradients(compiled, *inputs), with_gradients(function, *inputs))
-    assert called == 2 * expected
+    assert sorted(called) == sorted(2 * [step for _, steps in chosen for step in steps])
 
 
 @pytest.mark.parametrize("name", ["entmax", "entmax_loss", "entmax_loss of a tensor alpha", "scaled", "weighted"])

@@ -7,6 +7,7 @@ begins with an underscore.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -27,15 +28,17 @@ __all__ = [
     "beneath_derivatives",
     "concrete",
     "differentiable_once",
+    "distributed_rule",
+    "fill_distributed_rules",
     "forward_mode",
     "from_cpu",
     "has_tangent",
     "is_batched",
+    "is_distributed",
     "is_mapped",
     "is_simple",
     "jagged_parts",
     "known",
-    "local_rows",
     "nested_forward_mode",
     "nested_from_mask",
     "on_cpu",
@@ -96,13 +99,13 @@ def concrete(*tensors: Tensor) -> bool:
 
 
 def is_simple(t: Tensor) -> bool:
-    """Whether a plain tensor is ``known`` and nothing ``tracks`` it: one look for small inputs, which feel every line.
+    """Whether a plain tensor is ``known`` and nothing but reverse mode may track it: one look for small inputs.
 
     False does not mean that it is not.
     """
     if forward_ad._current_level >= 0 or _transforms() or _is_compiling() or _dispatch_modes():
         return False
-    if _tracing_state() is not None or (t.requires_grad and torch.is_grad_enabled()):
+    if _tracing_state() is not None:
         return False
     return t.is_cpu and t.data_ptr() != 0 and not t.storage_offset() and not t.is_neg() and not _batched(t)
 
@@ -198,31 +201,29 @@ class _Shape(torch.autograd.Function):
         return torch.ones_like(grad, device="cpu")
 
 
-def local_rows(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
-    """The part that this process has of a DTensor with whole rows, and what makes a DTensor of a result of its shape.
+_distributed_rules: dict[str, Callable[..., Any]] = {}
 
-    None for any other tensor, and in a trace. Differentiable.
-    """
-    if type(t) in _PLAIN or torch.compiler.is_compiling():
-        return None
-    library = sys.modules.get("torch.distributed.tensor")
-    if library is None or not isinstance(t, library.DTensor):
-        return None
-    last = t.dim() - 1
-    for each in t.placements:
-        if not each.is_replicate() and not (type(each) is library.Shard and each.dim % t.dim() != last):
-            return None
-    strides = [1] * t.dim()
-    for i in range(last, 0, -1):
-        strides[i - 1] = strides[i] * max(t.shape[i], 1)
 
-    def whole(part: Tensor) -> Tensor:
-        made: Tensor = library.DTensor.from_local(
-            part, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=tuple(strides)
-        )
-        return made
+def is_distributed(*values: Any) -> bool:
+    """Whether some of these are DTensors, whose rules compute; False in a graph, which has torch's own."""
+    for t in values:
+        if type(t) not in _PLAIN and isinstance(t, Tensor) and not _is_compiling():
+            library = sys.modules.get("torch.distributed.tensor")
+            if library is not None and isinstance(t, library.DTensor):
+                return True
+    return False
 
-    return t.to_local(), whole
+
+def distributed_rule(name: str) -> Callable[..., Any]:
+    """A rule for DTensors; the first one imports the package that has them."""
+    if not _distributed_rules:
+        importlib.import_module("fenchel.distributed.dtensors")
+    return _distributed_rules[name]
+
+
+def fill_distributed_rules(**rules: Callable[..., Any]) -> None:
+    """Say how public functions compute on DTensors; called by ``fenchel.distributed``."""
+    _distributed_rules.update(rules)
 
 
 # -- derivatives and transformations ---------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -25,6 +27,18 @@ def check_group(group: Group) -> int:
     return size
 
 
+@contextlib.contextmanager
+def _explained(group: Group) -> Iterator[None]:
+    """Say what it means that a collective fails: mostly that another rank has ended."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"rank {dist.get_rank(group)} of {dist.get_world_size(group)} cannot go on: another rank has ended, raised "
+            f"an error, or did not take part within the timeout of the process group ({str(error).splitlines()[0]})"
+        ) from error
+
+
 def rank_in(group: Group) -> int:
     """The rank of this process in the group."""
     return dist.get_rank(group)
@@ -32,13 +46,15 @@ def rank_in(group: Group) -> int:
 
 def all_max(tensor: Tensor, group: Group) -> Tensor:
     """The largest of all ranks' values, entry by entry; the tensor is overwritten. NaN must not occur."""
-    dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
+    with _explained(group):
+        dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=group)
     return tensor
 
 
 def all_sum(tensor: Tensor, group: Group) -> Tensor:
     """The sum of all ranks' values, entry by entry; the tensor is overwritten."""
-    dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)
+    with _explained(group):
+        dist.all_reduce(tensor, op=dist.ReduceOp.SUM, group=group)
     return tensor
 
 
@@ -56,7 +72,8 @@ def gather_rows(rows: Tensor, sizes: list[int], group: Group) -> Tensor:
     if len(own) < most:
         own = torch.cat([own, own.new_zeros(most - len(own), *own.shape[1:])])
     parts = [torch.empty_like(own) for _ in sizes]
-    dist.all_gather(parts, own, group=group)
+    with _explained(group):
+        dist.all_gather(parts, own, group=group)
     return torch.cat([part[:size] for part, size in zip(parts, sizes, strict=True)])
 
 
@@ -74,13 +91,15 @@ def exchange(tensors: list[Tensor], into: list[Tensor], partner: int, group: Gro
     other = _global(group, partner)
     operations = [dist.P2POp(dist.isend, each.contiguous(), other, group) for each in tensors if each.numel()]
     operations += [dist.P2POp(dist.irecv, each, other, group) for each in into if each.numel()]
-    for work in dist.batch_isend_irecv(operations) if operations else []:
-        work.wait()
+    with _explained(group):
+        for work in dist.batch_isend_irecv(operations) if operations else []:
+            work.wait()
 
 
 def broadcast(tensor: Tensor, rank: int, group: Group) -> Tensor:
     """The tensor of one rank, on all ranks; that of the others is overwritten."""
-    dist.broadcast(tensor, _global(group, rank), group=group)
+    with _explained(group):
+        dist.broadcast(tensor, _global(group, rank), group=group)
     return tensor
 
 

@@ -68,9 +68,12 @@ class Certificate:
 
 
 def certify_patterns(
-    read: Read, count: int, omega: Regularizer, beta: float, wanted: Tensor | None = None
+    read: Read, count: int, omega: Regularizer, beta: float, wanted: Tensor | None = None, own: Read | None = None
 ) -> Certificate:
-    """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,)."""
+    """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,).
+
+    ``own`` reads blocks of the wanted patterns at least, where ``read`` may not be called for them alone.
+    """
     group, copies = _groups(read, count)
     lead = needed_lead(omega, copies)
     if lead is None:
@@ -82,7 +85,7 @@ def certify_patterns(
     needed = lead / beta
     gap, radius = torch.full((2, count), math.nan, dtype=torch.float64, device="cpu")
     mean = torch.stack([block.double().sum(0) for _, block in read()]).sum(0) / count
-    for i, patterns in _gathered(read, wanted):
+    for i, patterns in _gathered(own or read, wanted):
         exact = count * count * patterns.shape[1] <= plan_pairs().exact
         dtype = torch.float64 if exact else torch.promote_types(patterns.dtype, torch.float32)
         here = _Centered(patterns, mean, dtype)

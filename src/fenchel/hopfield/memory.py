@@ -429,7 +429,7 @@ class Memory(nn.Module):
 
     def _store(self, name: str, given: Rows) -> None:
         """Check patterns or values (N, D) and register them as a parameter or a buffer."""
-        held = _check_rows(given, name)
+        held = check_rows(given, name)
         if isinstance(held, nn.Parameter):
             self.register_parameter(name, held)
         elif isinstance(given, np.memmap):
@@ -444,7 +444,7 @@ class Memory(nn.Module):
         held: Tensor = getattr(self, name)
         if isinstance(given, (Tensor, np.ndarray)) and given.ndim == 1:
             given = given[None]
-        new = _check_rows(given, name).to(held)
+        new = check_rows(given, name).to(held)
         if new.shape[1] != held.shape[1]:
             raise ValueError(f"{name} must have width {held.shape[1]}, got shape {tuple(new.shape)}")
         if isinstance(held, nn.Parameter):
@@ -488,7 +488,7 @@ def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
     return now[1] != then[1] or not (number or now[0] is then[0])
 
 
-def _check_rows(given: Rows, name: str) -> Tensor:
+def check_rows(given: Rows, name: str) -> Tensor:
     """Check patterns or values, (N, D), finite; a NumPy array becomes a tensor."""
     if isinstance(given, np.ndarray):
         with warnings.catch_warnings():

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import jagged_parts, known, readable
+from fenchel._torch import distributed_rule, is_distributed, jagged_parts, known, readable
 from fenchel.regularizers.rows import check_scores
 
 if TYPE_CHECKING:
@@ -406,12 +406,14 @@ def map_packed(
 
 
 def takes_packed(method: F) -> F:
-    """Let a method of an Ω, of scores, ``dim`` and a target or a mask, take jagged nested tensors."""
+    """Let a method of an Ω, of scores, ``dim`` and a target or a mask, take jagged nested tensors and DTensors."""
 
     @functools.wraps(method)
     def call(self: Regularizer, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_packed(scores):
             return _call_packed(method, self, scores, *args, **kwargs)
+        if is_distributed(scores):
+            return _call_distributed(method, self, scores, *args, **kwargs)
         return method(self, scores, *args, **kwargs)
 
     return cast(F, call)
@@ -427,6 +429,20 @@ def _call_packed(
     per_row, masks = method.__name__ not in ("argmax", "log_argmax"), method.__name__ != "forward"
     dims = packed_dims(omega, packed, dim)
     return on_packed(functools.partial(method, omega), packed, dim, dims, others, per_row=per_row, masks=masks)
+
+
+def _call_distributed(
+    method: Callable[..., Tensor], omega: Regularizer, scores: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    bound = inspect.signature(method).bind(omega, scores, *args, **kwargs)
+    bound.apply_defaults()
+    others = dict(list(bound.arguments.items())[2:])
+    dim, per_row = others.pop("dim"), method.__name__ not in ("argmax", "log_argmax")
+    dims = omega.dims(scores, omega.default_dim if dim is None else dim)
+    simple, gamma = omega.canonical()
+    family = (None if method.__name__ == "log_argmax" else simple.name, simple.parameter, gamma)
+    found: Tensor = distributed_rule("rows")(method, scores, dim, dims, others, per_row, family, omega)
+    return found
 
 
 def packed_dims(omega: Regularizer, packed: Packed, dim: Any) -> tuple[int, ...]:

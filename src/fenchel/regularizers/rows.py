@@ -47,10 +47,11 @@ def check_range(target: Tensor, classes: int, least: int = 0) -> None:
 
     A graph cannot look at them: operators call it again when they run, before kernels read and write at these places.
     """
-    if known(target):
-        wrong = (target < least) | (target >= classes)
-        if bool(wrong.any()):
-            raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {target[wrong][0].item()}")
+    if known(target) and target.numel():
+        low, high = map(int, target.aminmax())
+        if low < least or high >= classes:
+            wrong = target[(target < least) | (target >= classes)]
+            raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong[0].item()}")
 
 
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:

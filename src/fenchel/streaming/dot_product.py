@@ -14,11 +14,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fenchel import kernels
 from fenchel._checks import broadcasts, check_broadcast, check_floats
-from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
+from fenchel._torch import (
+    as_autocast,
+    autocast_dtype,
+    concrete,
+    distributed_rule,
+    is_distributed,
+    recomputed,
+    tracks_forward,
+)
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming.fused import fused_attention
 from fenchel.streaming.jagged import packed_attention
 from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
@@ -154,6 +164,10 @@ def masked_attention(
     sink: Tensor | None = None,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
+    if is_distributed(query, key, value):
+        options: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+        options |= {"dropout_p": dropout_p, "return_weights": return_weights, "sink": sink}
+        return distributed_rule("attention")(query, key, value, omega, options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)
@@ -186,12 +200,19 @@ def masked_attention(
         or tracks_forward()
         or (bool(dropout_p or return_weights) if graph else not concrete(query, key, value)),
         causal=is_causal,
+        fused=not return_weights,
+        own=query.dtype,
         random=dropout_p > 0,
         graph=graph,
     )
     shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(shape[:-2]))
     with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
         chosen = plan(omega, shapes, query.device, needs)
+        if chosen.method == "fused":
+            with contextlib.suppress(kernels.NotCompiledError):
+                output = fused_attention(query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p)
+                return output if sink is None else output[..., rows:, :].to(dtype)
+            chosen = plan(omega, shapes, query.device, replace(needs, fused=False))
         if chosen.method == "supports" or (graph and chosen.method == "parts"):
             with contextlib.suppress(NotListedError):
                 output, lists = _by_supports(

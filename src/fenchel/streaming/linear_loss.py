@@ -22,11 +22,13 @@ from fenchel._torch import (
     below_autograd,
     concrete,
     differentiable_once,
+    distributed_rule,
+    is_distributed,
     known,
     tracks,
     tracks_forward,
 )
-from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.rows import check_range
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming.plan import plan_output
@@ -92,6 +94,11 @@ def linear_entmax_loss(
     alpha = check_alpha(alpha)
     check_reduction(reduction)
     check_smoothing(label_smoothing)
+    if is_distributed(hidden, weight, target, bias):
+        found: Tensor = distributed_rule("linear_loss")(
+            hidden, weight, target, bias, alpha, ignore_index, reduction, class_weight, label_smoothing
+        )
+        return found
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not known(index) or not bool(kept.all()):
@@ -194,7 +201,6 @@ def _check(
             raise ValueError(
                 "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
             )
-    check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
     index = check_integers(target, "target", "integer class indices")
     if target.shape != hidden.shape[:-1]:
         raise ValueError(
