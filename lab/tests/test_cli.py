@@ -175,6 +175,16 @@ def test_the_tour_keeps_to_embedded_data(
     assert "<td>None</td>" in (tmp_path / "index.html").read_text(encoding="utf-8")
 
 
+def test_the_tour_ends_with_its_page_and_what_to_try_next(registered: dict[str, Study], tmp_path: Path) -> None:
+    del registered["broken"]
+    text = run("tour", "--out", str(tmp_path))[1]
+    assert "1 of 1 chapters" in text
+    wrote, suggested = text[text.index("Wrote ") :].split("Three things to try next:")
+    assert wrote.split()[1] == f"{tmp_path / 'index.html'}:"
+    for command in ("python -c ", "fenchel study run ", "fenchel inflect --help"):
+        assert command in suggested
+
+
 def test_the_tour_leaves_out_what_is_not_part_of_it(registered: dict[str, Study], tmp_path: Path) -> None:
     registered["broken"] = replace(registered["broken"], tour=False)
     assert run("tour", "--out", str(tmp_path))[0] == 0

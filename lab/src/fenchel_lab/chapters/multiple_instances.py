@@ -235,14 +235,15 @@ def multiple_instances(context: Context) -> Result:
             outcomes.append(compared(task, name, omega, seeds, part))
     digits = [outcome for outcome in outcomes if outcome.test.targets is not None]
     corel = [outcome for outcome in outcomes if outcome.test.targets is None]
-    tables = [_table(digits, "Accuracy on the test bags of digits")]
+    beside = context.data is not None  # the paper's figures are of MNIST, not of the embedded digits
+    tables = [_table(digits, "Accuracy on the test bags of digits", beside)]
     if corel:
-        tables.append(_table(corel, "Area under the ROC curve on the test bags of image segments"))
+        tables.append(_table(corel, "Area under the ROC curve on the test bags of image segments", beside))
     if context.full:
         tables.append(_settings(outcomes))
     return Result(
-        f"{SUMMARY}\n{text.format(**vars(protocol))}\n\n{_leaders(outcomes)}",
-        figures=[_scores(outcomes), _choices(digits)],
+        f"{SUMMARY}\n{text.format(**vars(protocol))}\n\n{_leaders(outcomes, beside)}",
+        figures=[_scores(outcomes, beside), _choices(digits)],
         tables=tables,
     )
 
@@ -357,12 +358,12 @@ def _folds(whole: Bags, folds: int, seed: int) -> Iterator[Split]:
         yield Split(*(bags.standardized(part, parts[0]) for part in parts))
 
 
-def _leaders(outcomes: Sequence[Outcome]) -> str:
-    """Who has the highest mean, in words."""
+def _leaders(outcomes: Sequence[Outcome], beside: bool) -> str:
+    """Who has the highest mean, in words; ``beside`` the paper's leaders or alone."""
     best = [max(group, key=lambda outcome: outcome.mean) for group in _by_task(outcomes).values()]
     listed = "; ".join(f"{outcome.task}: {outcome.method} ({outcome.mean:.1f})" for outcome in best)
     papers = {outcome.task: _leader_of_the_paper(outcome.task) for outcome in best}
-    absent = [f"{each.task}: {papers[each.task]}" for each in best if papers[each.task] != each.method]
+    absent = [f"{each.task}: {papers[each.task]}" for each in best if beside and papers[each.task] != each.method]
     missing = f" Leads of the paper that this run does not have: {'; '.join(absent)}." if absent else ""
     return f"The highest means of this run: {listed}.{missing}"
 
@@ -378,22 +379,24 @@ def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     return found
 
 
-def _table(outcomes: Sequence[Outcome], what: str) -> Table:
+def _table(outcomes: Sequence[Outcome], what: str, beside: bool) -> Table:
     groups = _by_task(outcomes)
     rows: list[list[Cell]] = []
     for number, (name, _) in enumerate(METHODS):
         row: list[Cell] = [name]
         for task, group in groups.items():
-            row += [spread(group[number].mean, group[number].deviation), spread(*PAPER[task, name])]
+            row += [spread(group[number].mean, group[number].deviation), *([spread(*PAPER[task, name])] * beside)]
         rows.append(row)
     runs = len(outcomes[0].scores)
     return Table(
-        ["", *itertools.chain.from_iterable((task, "paper") for task in groups)],
+        ["", *itertools.chain.from_iterable((task, "paper") if beside else (task,) for task in groups)],
         rows,
-        caption=f"{what}, in percent: mean ± standard deviation over {runs} seed{'s' if runs > 1 else ''}, and the "
-        "paper's over 5.",
+        caption=f"{what}, in percent: mean ± standard deviation over {runs} seed{'s' if runs > 1 else ''}"
+        + (", and the paper's over 5." if beside else "."),
         paper="The paper's k-subsets lead for K > 1 where k = K; on the three sets of segments all methods are within "
-        "a deviation or two of each other.",
+        "a deviation or two of each other."
+        if beside
+        else "",
     )
 
 
@@ -405,23 +408,24 @@ def _settings(outcomes: Sequence[Outcome]) -> Table:
     return Table(["", "method", *names], rows, caption="The settings that the first seed's validation bags chose.")
 
 
-def _scores(outcomes: Sequence[Outcome]) -> Figure:
+def _scores(outcomes: Sequence[Outcome], beside: bool) -> Figure:
     groups = _by_task(outcomes)
     drawing, panels = style.panels(-(-len(groups) // 2), min(len(groups), 2), height=2.0, sharey=True)
     places = range(len(METHODS))
     for axes, (task, group) in zip(panels, groups.items(), strict=False):
         printed = [PAPER[task, name] for name, _ in METHODS]
-        axes.errorbar(
-            [mean for mean, _ in printed],
-            [place + 0.18 for place in places],
-            xerr=[deviation for _, deviation in printed],
-            fmt="o",
-            ms=4,
-            mfc="none",
-            lw=1,
-            color=style.MUTED,
-            label="the paper",
-        )
+        if beside:
+            axes.errorbar(
+                [mean for mean, _ in printed],
+                [place + 0.18 for place in places],
+                xerr=[deviation for _, deviation in printed],
+                fmt="o",
+                ms=4,
+                mfc="none",
+                lw=1,
+                color=style.MUTED,
+                label="the paper",
+            )
         axes.errorbar(
             [outcome.mean for outcome in group],
             [place - 0.18 for place in places],
@@ -442,9 +446,9 @@ def _scores(outcomes: Sequence[Outcome]) -> Figure:
         drawing,
         caption="Accuracy (bags of digits) or area under the ROC curve (segments), in percent: mean and standard "
         "deviation over seeds.",
-        alt="For each column of the table a panel with a row for each method: a filled point for this run and a hollow "
-        "one for the paper, with error bars.",
-        paper="The paper's table 2, drawn beside it.",
+        alt="For each column of the table a panel with a row for each method: a filled point for this run"
+        + (" and a hollow one for the paper, with error bars." if beside else "."),
+        paper="The paper's table 2, drawn beside it." if beside else "",
     )
 
 

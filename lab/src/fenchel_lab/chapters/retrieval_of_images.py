@@ -380,7 +380,7 @@ def _strip(sets: Sequence[Images], found: dict[Key, Outcome], seed: int) -> Figu
             canvas[*place_of, :3], canvas[*place_of, 3] = tile, 1.0
     axes.imshow(canvas, interpolation="nearest")
     centres = [pitch * i + TILE / 2 for i in range(max(len(names), len(columns)))]
-    axes.set_yticks(centres[: len(names)], names)
+    axes.set_yticks(centres[: len(names)], names, fontsize=6.5)
     axes.set_xticks([])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)

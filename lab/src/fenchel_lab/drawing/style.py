@@ -35,7 +35,7 @@ PALETTE = [THEME[name][0] for name in ("blue", "vermilion", "green", "pink", "am
 
 
 def _shades(least: float) -> LinearSegmentedColormap:
-    return LinearSegmentedColormap.from_list("blue", [to_rgba(PALETTE[0], least), PALETTE[0]])
+    return LinearSegmentedColormap.from_list("blue", [to_rgba(PALETTE[0], least), to_rgba(PALETTE[0])])
 
 
 DENSITY = _shades(0.0)
