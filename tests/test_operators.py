@@ -288,14 +288,14 @@ def operators_of(program: torch.export.ExportedProgram) -> set[str]:
     ids=str,
 )
 def test_an_exported_program_decomposes_into_operations_of_torch(
-    omega: Regularizer, monkeypatch: pytest.MonkeyPatch
+    omega: Regularizer, set_kernels: Callable[[bool], None]
 ) -> None:
     scores, index = torch.randn(5, 4), target.clamp_min(0)
     program = torch.export.export(_Choice(omega), (scores, index))
     assert operators_of(program) == {"fenchel.argmax.default", "fenchel.class_loss.default"}
     plain = program.run_decompositions({**torch.export.default_decompositions(), **DECOMPOSITIONS})
     assert not operators_of(plain)
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     expected = _Choice(omega)(scores, index)
     for each in (program, plain):
         assert_close(each.module()(scores, index), expected)

@@ -3,6 +3,7 @@
 import json
 import math
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import pytest
 import torch
 
 import fenchel
-from fenchel import kernels
 
 FOLDER = Path(__file__).parent / "vectors"
 
@@ -26,9 +26,9 @@ def _row(values: list[Any], dtype: torch.dtype) -> torch.Tensor:
 
 
 @pytest.fixture(params=["kernels", "torch path"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if request.param == "torch path":
-        monkeypatch.setattr(kernels, "ENABLED", False)
+        set_kernels(False)
 
 
 @pytest.mark.parametrize("name", ["sparsemax", "entmax", "half_precision", "entmax_loss"])

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -15,10 +16,10 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=st
 
 
 @pytest.fixture(autouse=True, params=["compiled", "plain", "device"])
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """With kernels, on the torch path, and on the torch path as devices take it: without a look at values."""
     if request.param != "compiled":
-        monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+        set_kernels(False)
     if request.param == "device":
         monkeypatch.setattr("fenchel.regularizers.solvers.thresholds.known", lambda *t: False)
 
