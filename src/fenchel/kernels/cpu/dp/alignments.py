@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.dp.choices import KINDS, arrays, jacobian_product, smooth_three
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -285,13 +285,21 @@ def _hessian_product(  # type: ignore[no-untyped-def]
 # Differences are squared, not expanded: products would cancel where series are close to each other.
 
 
+@helper
+def _transpose(y, out):  # type: ignore[no-untyped-def]
+    """Write yᵀ. An assignment of arrays would compile the message of an error about shapes with it, for a second."""
+    for j in range(y.shape[0]):
+        for k in range(y.shape[1]):
+            out[k, j] = y[j, k]
+
+
 @kernel
 def _distances(first, last, x, y, costs):  # type: ignore[no-untyped-def]
     _, rows, columns = costs.shape
     depth = x.shape[2]
     across = np.empty((depth, columns), y.dtype)
     for b in range(first, last):
-        across[:] = y[b].T
+        _transpose(y[b], across)
         for i in range(rows):
             here = costs[b, i]
             point, line = x[b, i, 0], across[0]
@@ -312,7 +320,7 @@ def _distances_backward(first, last, weight, x, y, towards_x, towards_y):  # typ
     across = np.empty((depth, columns), y.dtype)
     sums = np.empty((depth, columns))
     for b in range(first, last):
-        across[:] = y[b].T
+        _transpose(y[b], across)
         sums[:] = 0.0
         for i in range(rows):
             mass = weight[b, i]
