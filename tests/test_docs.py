@@ -79,12 +79,6 @@ def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out
 
 
-@pytest.mark.parametrize("script", sorted((DOCS / "gallery" / "code").glob("*.py")), ids=lambda p: p.stem)
-def test_every_script_of_the_gallery_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    runpy.run_path(str(script))
-    assert capsys.readouterr().out
-
-
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=name_of)
 def test_every_name_in_the_documentation_exists(page: Path) -> None:
     for name in set(re.findall(r"\bfenchel\.((?:(?:nn|dp|hopfield|structures|factors|continuous)\.)?\w+)", read(page))):
