@@ -1,4 +1,4 @@
-"""What the documentation shows is what happens: blocks of pages run, names and links exist, everything public is listed."""
+"""What the documentation shows is what happens: blocks of pages run, names and links exist, all is listed."""
 
 import re
 import runpy
@@ -89,7 +89,9 @@ def test_every_name_in_the_documentation_exists(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", *PAGES], ids=name_of)
 def test_every_link_to_a_file_leads_to_one(page: Path) -> None:
-    for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)):
+    for link in re.findall(
+        r"\]\((?!https?:|#|mailto:)([^)#\s]+)", re.sub(r"```.*?```", "", read(page), flags=re.DOTALL)
+    ):
         target = (page.parent / link).resolve()
         assert target.exists() or any(folder in target.parents for folder in GENERATED), link
 

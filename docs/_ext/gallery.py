@@ -93,26 +93,34 @@ def _card(study: Study, picture: Picture) -> str:
     light = where.replace("../../", "../")
     dark = light if picture.light == picture.dark else f"pages/{picture.dark}"
     images = _images(Picture(light, dark, "", "", ""), study.title)
-    return f":::{{grid-item-card}} {study.title}\n:link: pages/{study.name}\n:link-type: doc\n:class-card: thumb\n\n{images}\n:::"
+    options = f":link: pages/{study.name}\n:link-type: doc\n:class-card: thumb"
+    return f":::{{grid-item-card}} {study.title}\n{options}\n\n{images}\n:::"
 
 
 def _page(study: Study, picture: Picture, here: Path) -> str:
     record = here.parent / "results" / study.name / "result.json"
-    kept = f" Its [kept results](../../results/README.md) say what was run and how it differs from the paper." if record.exists() else ""
-    return "\n\n".join(
-        [
-            f"# {study.title}",
-            f"*After {study.source}.*",
-            picture.summary,
-            _images(picture, picture.alt.replace("\n", " ")),
-            f"{picture.caption}",
-            "## In code",
-            f"```python\n{study.code}\n```",
-            "## The whole chapter",
-            f"```console\n$ fenchel study run {study.name}\n```",
-            f"It runs on embedded data and writes all figures, tables and text of this chapter.{kept}",
-        ]
-    ) + "\n"
+    kept = (
+        " Its [kept results](../../results/README.md) say what was run and how it differs from the paper."
+        if record.exists()
+        else ""
+    )
+    return (
+        "\n\n".join(
+            [
+                f"# {study.title}",
+                f"*After {study.source}.*",
+                picture.summary,
+                _images(picture, picture.alt.replace("\n", " ")),
+                f"{picture.caption}",
+                "## In code",
+                f"```python\n{study.code}\n```",
+                "## The whole chapter",
+                f"```console\n$ fenchel study run {study.name}\n```",
+                f"It runs on embedded data and writes all figures, tables and text of this chapter.{kept}",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _write(path: Path, text: str) -> None:
