@@ -1,7 +1,7 @@
 """The long description: README.md with links and pictures that work outside of the repository.
 
-Everything else is in pyproject.toml. If its ``urls`` name a ``Repository``, relative links become links to it; while they do
-not, links become plain text and pictures are left out, so that nothing on the package index is dead.
+Everything else is in pyproject.toml. If its ``urls`` name a ``Repository``, relative links become links to it; while
+they do not, links become plain text and pictures are left out, so that nothing on the package index is dead.
 """
 
 import re

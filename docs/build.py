@@ -47,7 +47,9 @@ def main() -> int:
         return status
     if (HERE / "explorer" / "index.html").exists():  # plain files that need no build
         shutil.copytree(HERE / "explorer", target / "explorer", dirs_exist_ok=True)
-    for page in (target / "_modules").rglob("*.html"):  # Sphinx guesses where to lead back to; not all guesses are right
+    for page in (target / "_modules").rglob(
+        "*.html"
+    ):  # Sphinx guesses where to lead back to; not all guesses are right
         text = page.read_text(encoding="utf-8")
         page.write_text(re.sub(r'<a class="viewcode-back".*?</a>', "", text), encoding="utf-8")
     link_versions(HTML)
@@ -57,7 +59,9 @@ def main() -> int:
 
 def link_versions(html: Path) -> None:
     """List the versions in a folder, and let its front page and ``latest`` lead to the newest."""
-    versions = sorted((each.name for each in html.iterdir() if (each / "searchindex.js").exists()), key=_key, reverse=True)
+    versions = sorted(
+        (each.name for each in html.iterdir() if (each / "searchindex.js").exists()), key=_key, reverse=True
+    )
     (html / "versions.js").write_text(f"window.FENCHEL_VERSIONS = {json.dumps(versions)};\n", encoding="utf-8")
     (html / "latest").mkdir(exist_ok=True)
     newest = versions[0]

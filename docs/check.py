@@ -111,7 +111,9 @@ def check_packages() -> Iterator[str]:
             if done.returncode:
                 yield f"{source.name}: {done.stdout[-500:]}{done.stderr[-500:]}"
         files = sorted(map(str, Path(folder).iterdir()))
-        done = subprocess.run([sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-m", "twine", "check", "--strict", *files], capture_output=True, text=True
+        )
         print(f"twine check of {len(files)} files: {'passed' if not done.returncode else done.stdout}")
         if done.returncode or len(files) != 4:
             yield f"twine check: {done.stdout}{done.stderr}"
@@ -134,7 +136,14 @@ class Visit:
         self.page.on("pageerror", lambda error: self.note(f"error: {error}"))
         self.page.on("requestfailed", lambda request: self.note(f"request failed: {request.url}"))
         self.page.on("response", lambda answer: answer.status >= 400 and self.note(f"{answer.status}: {answer.url}"))
-        self.page.on("request", lambda asked: asked.url.startswith(("http", "ws")) and not asked.url.startswith(address) and self.note(f"network: {asked.url}"))
+        self.page.on(
+            "request",
+            lambda asked: (
+                asked.url.startswith(("http", "ws"))
+                and not asked.url.startswith(address)
+                and self.note(f"network: {asked.url}")
+            ),
+        )
 
     def note(self, trouble: str) -> None:
         """Remember what went wrong, and where."""

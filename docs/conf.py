@@ -41,7 +41,7 @@ extensions = [
     "sphinx_copybutton",
     "sphinx_design",
 ]
-exclude_patterns = ["_build", "_ext", "explorer", "gallery/code"]
+exclude_patterns = ["_build", "_ext", "explorer"]
 templates_path = ["_templates"]
 if (HERE / "explorer" / "index.html").exists():
     tags.add("explorer")  # noqa: F821 - Sphinx provides it

@@ -1,6 +1,6 @@
 """Draw the picture of the front page: four maps of the same scores, for light and for dark pages.
 
-    python docs/draw.py     # writes docs/_static/maps-light.svg, maps-dark.svg, and both in two rows for phones
+python docs/draw.py     # writes docs/_static/maps-light.svg, maps-dark.svg, and both in two rows for phones
 """
 
 from __future__ import annotations

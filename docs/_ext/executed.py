@@ -1,8 +1,8 @@
 """Run every Python block of a page when the page is read, and show below it what it printed and drew.
 
 The blocks of a page run in order in one namespace, so that each sees the names of those before it. An error stops the
-build. A block with the class ``folded`` (the line ``{.folded}`` above it) is shown closed, as the code of its figure. The
-MyST comment directly above a block (``% A curve that …``) describes its figure to those who cannot see it.
+build. A block with the class ``folded`` (the line ``{.folded}`` above it) is shown closed, as the code of its figure.
+The MyST comment directly above a block (``% A curve that …``) describes its figure to those who cannot see it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class Execution(SphinxTransform):
             drawing = Figure(pyplot.figure(number), caption="", alt=_description(block))
             if not drawing.alt:
                 raise ExtensionError(f"{where}: the figure needs a description, a comment (%) above the block")
-            shown.append(nodes.raw("", f'<figure class="drawn">{embed(drawing, f"{name}-{number}")}</figure>', format="html"))
+            shown.append(
+                nodes.raw("", f'<figure class="drawn">{embed(drawing, f"{name}-{number}")}</figure>', format="html")
+            )
         pyplot.close("all")
         if "folded" in block["classes"]:  # the figure first, its code below
             shown = [*shown[1:], shown[0]]

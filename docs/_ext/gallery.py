@@ -1,7 +1,7 @@
 """The gallery: one page per chapter of the laboratory, written to ``gallery/pages`` before the build reads its sources.
 
 A chapter whose results are kept in ``results`` shows their first figure. The others take a second or two and are run.
-The code of a page is ``gallery/code/NAME.py``; like all blocks of pages it is run when the page is read.
+Themes and code are those of the chapters; like all blocks of pages the code is run when the page is read.
 """
 
 from __future__ import annotations
@@ -18,16 +18,6 @@ from sphinx.errors import ExtensionError
 from fenchel_lab.drawing.style import THEME
 from fenchel_lab.report import Context, Study, run, studies
 
-THEMES = {
-    "Maps": ("paths", "saturation", "two_classes", "budgets", "grouping", "springs"),
-    "Structures": ("sparse_trees", "sentence_alignment", "tree_budgets"),
-    "Dynamic programs": ("named_entities", "alignments_of_series"),
-    "Memories": ("basins", "metastable_states", "retrieval_of_images", "multiple_instances"),
-    "Continuous attention": ("densities", "document_classification", "visual_questions", "long_memory"),
-    "Explanations": ("text_highlights", "explanation_game"),
-    "Sequence to sequence": ("inflection", "exact_beams", "translation"),
-    "Between discrete and continuous": ("faces", "emergent_communication", "bit_vector_vae"),
-}
 LARGEST = 200_000
 
 
@@ -47,17 +37,16 @@ def write_pages(app: Sphinx) -> None:
     source, here = Path(app.srcdir), Path(app.srcdir) / "gallery"
     pages = here / "pages"
     pages.mkdir(exist_ok=True)
-    known = {each.name: each for each in studies()}
-    listed = [name for names in THEMES.values() for name in names]
-    if sorted(listed) != sorted(known):
-        raise ExtensionError(f"gallery.THEMES and the chapters differ: {sorted(set(listed) ^ set(known))}")
+    themes: dict[str, list[Study]] = {}
+    for study in studies():
+        themes.setdefault(study.theme or "Others", []).append(study)
     cards = []
-    for theme, names in THEMES.items():
+    for theme, chapters in themes.items():
         cards += [f"## {theme}", "", "::::{grid} 1 2 3 3", ":gutter: 3", ""]
-        for name in names:
-            picture = _picture(known[name], source, pages)
-            _write(pages / f"{name}.md", _page(known[name], picture, here))
-            cards += [_card(known[name], picture), ""]
+        for study in chapters:
+            picture = _picture(study, source, pages)
+            _write(pages / f"{study.name}.md", _page(study, picture, here))
+            cards += [_card(study, picture), ""]
         cards += ["::::", ""]
     _write(pages / "cards.txt", "\n".join(cards))
 
@@ -104,27 +93,34 @@ def _card(study: Study, picture: Picture) -> str:
     light = where.replace("../../", "../")
     dark = light if picture.light == picture.dark else f"pages/{picture.dark}"
     images = _images(Picture(light, dark, "", "", ""), study.title)
-    return f":::{{grid-item-card}} {study.title}\n:link: pages/{study.name}\n:link-type: doc\n:class-card: thumb\n\n{images}\n:::"
+    options = f":link: pages/{study.name}\n:link-type: doc\n:class-card: thumb"
+    return f":::{{grid-item-card}} {study.title}\n{options}\n\n{images}\n:::"
 
 
 def _page(study: Study, picture: Picture, here: Path) -> str:
-    code = (here / "code" / f"{study.name}.py").read_text(encoding="utf-8").strip()
     record = here.parent / "results" / study.name / "result.json"
-    kept = f" Its [kept results](../../results/README.md) say what was run and how it differs from the paper." if record.exists() else ""
-    return "\n\n".join(
-        [
-            f"# {study.title}",
-            f"*After {study.source}.*",
-            picture.summary,
-            _images(picture, picture.alt.replace("\n", " ")),
-            f"{picture.caption}",
-            "## In code",
-            f"```python\n{code}\n```",
-            "## The whole chapter",
-            f"```console\n$ fenchel study run {study.name}\n```",
-            f"It runs on embedded data and writes all figures, tables and text of this chapter.{kept}",
-        ]
-    ) + "\n"
+    kept = (
+        " Its [kept results](../../results/README.md) say what was run and how it differs from the paper."
+        if record.exists()
+        else ""
+    )
+    return (
+        "\n\n".join(
+            [
+                f"# {study.title}",
+                f"*After {study.source}.*",
+                picture.summary,
+                _images(picture, picture.alt.replace("\n", " ")),
+                f"{picture.caption}",
+                "## In code",
+                f"```python\n{study.code}\n```",
+                "## The whole chapter",
+                f"```console\n$ fenchel study run {study.name}\n```",
+                f"It runs on embedded data and writes all figures, tables and text of this chapter.{kept}",
+            ]
+        )
+        + "\n"
+    )
 
 
 def _write(path: Path, text: str) -> None:

@@ -20,11 +20,20 @@ if TYPE_CHECKING:  # the list of names is tested without the site's packages
 
 TITLES = {
     "maps": ("Maps", "Functions from scores to a choice. Each is `argmax` of one [Ω](../../concepts/omega.md)."),
-    "omega": ("Regularizers Ω", "Modules with `argmax`, `max`, `loss` and `margin`. `gamma * omega` is the same at another temperature."),
-    "losses": ("Losses", "[Fenchel-Young losses](../../concepts/fenchel-young-loss.md), with the arguments of `F.cross_entropy`."),
+    "omega": (
+        "Regularizers Ω",
+        "Modules with `argmax`, `max`, `loss` and `margin`. `gamma * omega` is the same at another temperature.",
+    ),
+    "losses": (
+        "Losses",
+        "[Fenchel-Young losses](../../concepts/fenchel-young-loss.md), with the arguments of `F.cross_entropy`.",
+    ),
     "attention": ("Attention", "Attention with any Ω, and the plan by which it computes."),
     "nn": ("Modules: fenchel.nn", "In place of those of `torch.nn`."),
-    "structures": ("Structures: fenchel.structures", "Sets of structures with a MAP oracle; `SparseMAP` chooses among them."),
+    "structures": (
+        "Structures: fenchel.structures",
+        "Sets of structures with a MAP oracle; `SparseMAP` chooses among them.",
+    ),
     "factors": ("Factor graphs: fenchel.factors", "Variables, and factors that say what they may be together."),
     "dp": ("Dynamic programs: fenchel.dp", "Chains, alignments, lattices and trees with any Ω."),
     "hopfield": ("Memories: fenchel.hopfield", "Associative memories, their certificates, and Hopfield layers."),

@@ -323,7 +323,9 @@ def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_pat
     assert "old" not in text
 
 
-def test_bench_refuses_five_rows_of_some_workloads_before_it_measures(tiny: dict[str, Workload], tmp_path: Path) -> None:
+def test_bench_refuses_five_rows_of_some_workloads_before_it_measures(
+    tiny: dict[str, Workload], tmp_path: Path
+) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"{bench.SHORT}{bench.END}", encoding="utf-8")
     code, text = run("bench", "maps", "--out", str(tmp_path / "out"), "--readme", str(page))

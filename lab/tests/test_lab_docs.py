@@ -8,7 +8,7 @@ import pytest
 
 from fenchel_lab import bench, cli
 from fenchel_lab.bench.report import subject
-from fenchel_lab.report import Context, Study, studies
+from fenchel_lab.report import Context, Study
 
 ROOT = Path(__file__).parent.parent.parent
 PAGES = [
@@ -65,8 +65,3 @@ def test_the_rows_of_the_front_page_are_goals_of_workloads() -> None:
     for workload, of, against, words in bench.FRONT:
         goals = [each for each in known[workload].goals if (each.of, each.against) == (of, against)]
         assert [each for each in goals if words in subject(each)], (workload, of, against, words)
-
-
-def test_every_chapter_is_in_the_gallery() -> None:
-    code = {path.stem for path in (ROOT / "docs" / "gallery" / "code").glob("*.py")}
-    assert code == {each.name for each in studies()}

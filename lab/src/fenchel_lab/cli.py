@@ -269,8 +269,8 @@ def run_bench(
     readme: Annotated[
         list[Path] | None,
         typer.Option(
-            help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew, from {bench.SHORT} with five rows "
-            "only. May be given several times.",
+            help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew, from {bench.SHORT} with five "
+            "rows only. May be given several times.",
             dir_okay=False,
         ),
     ] = None,
