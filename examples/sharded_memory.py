@@ -23,7 +23,9 @@ def main() -> None:
     rank, ranks = dist.get_rank(), dist.get_world_size()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"patterns-{rank}.bin"
-        patterns = torch.nn.functional.normalize(torch.randn(COUNT, WIDTH, generator=torch.Generator().manual_seed(rank)))
+        patterns = torch.nn.functional.normalize(
+            torch.randn(COUNT, WIDTH, generator=torch.Generator().manual_seed(rank))
+        )
         patterns.numpy().tofile(path)
         held = np.memmap(path, dtype=np.float32, mode="r", shape=(COUNT, WIDTH))  # read in chunks, never written to
         memory = ShardedMemory(held, fenchel.Tsallis(1.5), beta=20.0)

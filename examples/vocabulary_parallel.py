@@ -55,7 +55,9 @@ def main() -> None:
         support = (probabilities > 0).sum(-1).double().mean()
         dist.all_reduce(support)
     if rank == 0:
-        print(f"{len(letters)} characters on {ranks} ranks; on average {support.item():.2f} have probability", flush=True)
+        print(
+            f"{len(letters)} characters on {ranks} ranks; on average {support.item():.2f} have probability", flush=True
+        )
     dist.destroy_process_group()
 
 

@@ -1,7 +1,10 @@
 """What the documentation shows is what happens: the README's example, the example scripts, the table of names."""
 
+import os
 import re
 import runpy
+import subprocess
+import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -39,14 +42,28 @@ def test_every_example_of_a_page_runs_after_those_before_it(page: str) -> None:
         exec(compile(block, page, "exec"), names)
 
 
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+ON_RANKS = [script for script in SCRIPTS if "torchrun" in script.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("script", ON_RANKS, ids=lambda p: p.stem)
+def test_every_example_for_several_ranks_runs(script: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 ranks" in done.stdout
+
+
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s not in ON_RANKS], ids=lambda p: p.stem)
 def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(script), run_name="__main__")
     assert capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "docs/coming-from-entmax.md", "docs/hopfield-layers.md", "docs/soft-dtw.md"]
+    "page",
+    ["README.md", "docs/coming-from-entmax.md", "docs/distributed.md", "docs/hopfield-layers.md", "docs/soft-dtw.md"],
 )
 def test_every_name_in_the_documentation_exists(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
