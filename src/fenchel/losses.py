@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, TypedDict, Unpack
 
 import torch
@@ -12,7 +12,7 @@ from fenchel._checks import check_number, check_one_of
 from fenchel._torch import autocast_dtype, concrete, distributed_rule, is_distributed, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.packed import Packed, is_packed, on_packed, packed_dims
+from fenchel.regularizers.packed import Packed, on_packed, packed_dims
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
@@ -78,7 +78,7 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
-    if is_packed(scores):
+    if isinstance(scores, Tensor) and scores.is_nested:
         options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         return _packed_loss(scores, target, omega, dim, mask, reduction, options)
     if is_distributed(scores, target, mask, weight):
@@ -101,8 +101,11 @@ def fy_loss(
         if label_smoothing:
             target = omega.check_target(target, scores, dim, mask).to(scores.dtype)
             target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
-        return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
+        return reduced(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
+    if weight is None and not label_smoothing and _keeps_all(target, ignore_index):
+        index = omega.check_classes(target, scores, dim)
+        return _reduce(omega.class_loss(scores, index, dim, mask), None, reduction).to(dtype)
     kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
     weights = kept.to(scores.dtype)
@@ -122,7 +125,7 @@ def fy_loss(
     else:
         loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)
         loss = loss if weight is None else torch.where(kept, weights * loss, 0.0)
-    return _reduce(loss, weights, reduction).to(dtype)
+    return reduced(loss, weights, reduction).to(dtype)
 
 
 def _packed_loss(
@@ -146,7 +149,7 @@ def _packed_loss(
         raise ValueError("weight goes with as many classes for each row: not where dim is the ragged one")
     call = partial(fy_loss, omega=omega, reduction="none", **options)
     loss = on_packed(call, packed, dim, dims, others, per_row=True, kept=kept)
-    return _reduce(loss, None if kept is None else kept.to(loss.dtype), reduction)
+    return reduced(loss, None if kept is None else kept.to(loss.dtype), reduction)
 
 
 class LossOptions(TypedDict, total=False):
@@ -172,7 +175,7 @@ def sparsemax_loss(scores: Tensor, target: Tensor, **options: Unpack[LossOptions
 
     References: Martins & Astudillo (2016).
     """
-    return fy_loss(scores, target, Gini(), **options)
+    return fy_loss(scores, target, _omega(Gini), **options)
 
 
 def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **options: Unpack[LossOptions]) -> Tensor:
@@ -188,7 +191,7 @@ def entmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 1.5, **o
 
     References: Peters, Niculae & Martins (2019), section 3.2.
     """
-    return fy_loss(scores, target, Tsallis(alpha), **options)
+    return fy_loss(scores, target, _omega(Tsallis, alpha), **options)
 
 
 def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **options: Unpack[LossOptions]) -> Tensor:
@@ -203,7 +206,18 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 
     References: Blondel, Martins & Niculae (2020), section 4.3.
     """
-    return fy_loss(scores, target, Norm(alpha), **options)
+    return fy_loss(scores, target, _omega(Norm, alpha), **options)
+
+
+def _omega(kind: type[Regularizer], *parameters: float | Tensor) -> Regularizer:
+    """The Ω of a loss. Those of numbers are made once: to make one takes as long as the loss of some rows."""
+    plain = all(type(each) is float for each in parameters) and not torch.compiler.is_compiling()
+    return _kept_omega(kind, *parameters) if plain else kind(*parameters)
+
+
+@lru_cache
+def _kept_omega(kind: type[Regularizer], *parameters: float) -> Regularizer:
+    return kind(*parameters)
 
 
 def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
@@ -239,6 +253,14 @@ def is_kept(target: Tensor, ignore_index: int) -> Tensor:
     return torch.ones_like(target, dtype=torch.bool)  # a comparison with what the dtype cannot hold would wrap around
 
 
+def _keeps_all(target: Tensor, ignore_index: int) -> bool:
+    """Whether it is known that every class index takes part in the loss."""
+    if not known(target) or target.dtype == torch.bool or target.dtype.is_complex or not target.numel():
+        return False
+    low, high = target.aminmax()
+    return not int(low) <= ignore_index <= int(high)
+
+
 def _along(weight: Tensor, scores: Tensor, dim: int) -> Tensor:
     """One weight per class, laid out along the class dimension of the scores."""
     if weight.shape != scores.shape[dim : dim + 1]:
@@ -254,7 +276,8 @@ def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor
     return torch.where(count > 0, target + share * (even - target), target)
 
 
-def _reduce(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+def reduced(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    """The losses of all rows, their sum, or their mean by weights; rows that are left out have loss and weight 0."""
     if reduction == "none":
         return loss
     if reduction == "sum":

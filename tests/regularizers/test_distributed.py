@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing import assert_close
 
 import fenchel
-from fenchel import kernels
 
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda s: fenchel.entmax(s, 1.0),
@@ -39,9 +38,9 @@ def mesh() -> Iterator[Any]:
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "torch"])
 def test_a_distributed_map_is_that_of_the_whole_tensor(
-    mesh: Any, kind: str, placement: Any, enabled: bool, monkeypatch: pytest.MonkeyPatch
+    mesh: Any, kind: str, placement: Any, enabled: bool, set_kernels: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", enabled)
+    set_kernels(enabled)
     torch.manual_seed(0)
     plain = torch.randn(3, 4, 7, dtype=torch.float64)
     plain[0, 1] = -torch.inf

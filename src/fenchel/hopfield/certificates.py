@@ -20,9 +20,6 @@ from fenchel.structures import SparseMAP
 Read = Callable[[], Iterator[tuple[int, Tensor]]]
 """``read()`` yields all patterns by blocks of the plan: the index of the first, and the block."""
 
-PAIRS = 1 << 22
-"""The most entries of differences of patterns that are held at a time."""
-
 
 @dataclass(frozen=True)
 class Certificate:
@@ -155,7 +152,7 @@ class _Centered:
         leads = self._sums(products).neg_()
         leads += (self.times_state + self.k * self.times_mean).unsqueeze(-1)
         leads -= self.k * other.times_mean
-        for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
+        for pairs in torch.split(near.nonzero(), max(plan_pairs().held // self.patterns.shape[1], 1)):
             i, j = pairs.unbind(-1)
             apart = self.patterns[i] - other.patterns[j]
             leads[i, j], squared[i, j] = (self.state[i] * apart).sum(-1), apart.square().sum(-1)

@@ -356,42 +356,35 @@ class Memory(nn.Module):
         needs = Needs(step, rows.dtype, by_chunks=self._by_chunks(rows), columns=self.chunk_size)
         return make_plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
 
-    def _stored(self, name: str, dtype: torch.dtype) -> streams.Stored:
-        """The patterns or values, with a function that normalizes and converts some of their rows."""
+    def _stored(self, name: str = "patterns", dtype: torch.dtype | None = None) -> streams.Stored:
+        """The patterns or values, with a function that normalizes and converts some of their rows to a dtype."""
         return streams.Stored(getattr(self, name), partial(self._prepare, name=name, dtype=dtype))
 
-    def _prepare(self, held: Tensor, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def _prepare(self, held: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
         """Rows of the patterns, normalized, or of the values, in a dtype; by default their own, or float32."""
         held = held.to(dtype or (held.dtype if held.is_floating_point() else torch.float32))
         # Only parameters and patterns in a file are not stored in normalized form.
         raw = isinstance(self.patterns, nn.Parameter) or self.in_file
         return _normalized(held, self.normalize) if raw and name == "patterns" else held
 
-    def _read(self, size: int, name: str = "patterns") -> Iterator[tuple[int, Tensor]]:
-        """Blocks of ``size`` prepared rows, each with the index of its first row."""
-        held = getattr(self, name)
-        for first in range(0, len(self), size):
-            yield first, self._prepare(held[first : first + size], name)
-
     def _read_on_cpu(self, size: int) -> Iterator[tuple[int, Tensor]]:
-        """The blocks of ``_read``, without gradient, in the memory of the CPU."""
-        return ((first, block.detach().cpu()) for first, block in self._read(size))
+        """Blocks of ``size`` patterns, each with the index of its first, without gradient, in the CPU's memory."""
+        return ((first, block.detach().cpu()) for first, block in self._stored().blocks(size))
 
     @_in_full_precision
     def _recall(self, states: Tensor, name: str = "patterns", plan: Plan | None = None) -> Tensor:
         """argmax_Ω(βXq) times the patterns, (R, D), or the values, (R, V), for checked states (R, D)."""
         rows = _normalized(states, self.normalize)
         learns = tracks(rows, *self.parameters(), *self.buffers())
-        if self._by_chunks(rows) or (not learns and concrete(rows, self.patterns)):
-            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-            keys = self._stored("patterns", rows.dtype)
-            values = keys if name == "patterns" else self._stored(name, rows.dtype)
+        streamed = self._by_chunks(rows) or (not learns and concrete(rows, self.patterns))
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) if streamed else rows
+        keys = self._stored("patterns", rows.dtype)
+        values = keys if name == "patterns" else self._stored(name, rows.dtype)
+        if streamed:
             plan = self._plan("recall", rows) if plan is None else plan
             recalled = streams.recall(rows * self._beta(rows), keys, values, self.omega, plan)
         else:  # attention keeps little for the derivative
             rows = streams.pad_rows(rows, Plan().tile)
-            keys = self._stored("patterns", rows.dtype)
-            values = keys if name == "patterns" else self._stored(name, rows.dtype)
             patterns = keys.prepare(keys.held)
             what = patterns if values is keys else values.prepare(values.held)
             recalled = update(rows, patterns, what, self.omega, self._beta(rows))[: len(states)]
@@ -399,8 +392,8 @@ class Memory(nn.Module):
 
     def _largest_norm(self) -> Tensor:
         """The largest norm of a pattern, in double precision."""
-        norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(Plan().columns)]
-        return torch.stack(norms).amax()
+        blocks = self._stored(dtype=torch.float64).blocks(Plan().columns)
+        return torch.stack([torch.linalg.vector_norm(block, dim=-1).amax() for _, block in blocks]).amax()
 
     def _versions(self) -> list[tuple[Any, int]]:
         """The settings and tensors that weights depend on, and the version of each tensor."""

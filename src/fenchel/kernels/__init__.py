@@ -11,8 +11,10 @@ Nothing here knows of Ω, autograd or modules. A kernel is looked up by ``find``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -32,6 +34,24 @@ WAIT = _ASKED == "wait"
 _FLOATS = (torch.float32, torch.float64)
 
 
+@contextlib.contextmanager
+def enabled(on: bool) -> Iterator[None]:
+    """Use kernels inside a context, or with False torch operations alone, in all threads.
+
+    Example:
+        >>> import torch, fenchel
+        >>> with fenchel.kernels.enabled(False):
+        ...     fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    global ENABLED
+    before, ENABLED = ENABLED, on
+    try:
+        yield
+    finally:
+        ENABLED = before
+
+
 def usable(room: str, *tensors: Tensor) -> bool:
     """Whether kernels of a room may work on these tensors: concrete float32 or float64 data on the CPU."""
     if not ENABLED:
@@ -43,6 +63,6 @@ def usable(room: str, *tensors: Tensor) -> bool:
 
 
 from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
-from fenchel.kernels.table import choose, find, register  # noqa: E402
+from fenchel.kernels.table import find, find_again, register  # noqa: E402
 
-__all__ = ["ENABLED", "WAIT", "choose", "find", "ready", "register", "usable", "waiting"]
+__all__ = ["ENABLED", "WAIT", "choose", "enabled", "find", "ready", "register", "usable", "waiting"]

@@ -322,7 +322,7 @@ def _line(scores: Tensor, upper: float, budget: Parameter, dim: int) -> Tensor:
 
 def _check_upper(upper: float | Tensor) -> float | Tensor:
     upper = check_real(upper, "upper")
-    if isinstance(upper, Tensor):  # whose values matter at unmasked positions alone: _check_room looks at those
+    if isinstance(upper, Tensor):  # only values at unmasked positions matter: _check_room checks those
         return upper
     return check_parameter(upper, "upper", 0.0, "upper >= 0", closed=True)
 

@@ -109,8 +109,10 @@ class RowMap(ABC):
         """
         # The usual case first: for small inputs the time of a call is that of its Python lines.
         if mask is None and dim == -1 and type(scores) is Tensor and not scores.is_nested:
-            chosen = kernels.choose(self.name, a, scores)
-            if chosen is not None:
+            kernel = kernels.find_again(self.name, a, scores)
+            if kernel is not None:
+                tracked = scores.requires_grad and torch.is_grad_enabled()
+                chosen: Tensor = apply_function(Argmax, self, scores, *a) if tracked else kernel(scores, *a)
                 return chosen
         if is_packed(scores):
             call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731

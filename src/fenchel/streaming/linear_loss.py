@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_floats, check_integers, check_parameter
+from fenchel._checks import check_floats, check_integers, check_parameter, check_shape, kind
 from fenchel._operators import define_operator
 from fenchel._torch import (
     apply_function,
@@ -40,7 +40,6 @@ Gradients = list[Tensor | None]
 """Those of hidden, weight, bias and alpha; None where one is not needed."""
 
 _ALLOWED = "1 <= alpha <= 2"
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def linear_entmax_loss(
@@ -85,7 +84,7 @@ def linear_entmax_loss(
         >>> import torch, fenchel
         >>> hidden, weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         >>> fenchel.linear_entmax_loss(hidden, weight.requires_grad_(), torch.tensor([0, 1])).backward()
-        >>> weight.grad  # the second token leads by 2: its loss is zero, and it teaches nothing
+        >>> weight.grad  # the second token leads by 2: its loss and its gradient are zero
         tensor([[-0.1299,  0.0000],
                 [ 0.0649,  0.0000],
                 [ 0.0649,  0.0000]])
@@ -103,7 +102,7 @@ def linear_entmax_loss(
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not known(index) or not bool(kept.all()):
-        # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
+        # The values of an ignored token do not matter: NaN times a gradient of 0 would be NaN for all classes.
         hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     graph = torch.compiler.is_compiling()
     plainly = tracks_forward() or not index.numel()
@@ -132,7 +131,7 @@ def linear_entmax_loss(
         targets = _targets(index.reshape(-1), weight, bias, class_weight, label_smoothing, reduction)
         problem = *layer, targets.index, targets.rates, reduction != "none"
         if graph:
-            loss = _in_graph(*problem)
+            loss = _call_operator(*problem, _NOTHING)[0]
         elif tracks(*layer):
             loss = apply_function(_LinearLoss, _run, *problem)
         else:
@@ -190,16 +189,12 @@ def _check(
             f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
         )
     classes = len(weight)
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape ({classes},), one value per class, got {tuple(bias.shape)}")
+    if bias is not None:
+        check_shape(bias, "bias", classes)
     if class_weight is not None:
         if not isinstance(class_weight, Tensor):
-            kind = type(class_weight).__name__
-            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind}")
-        if class_weight.shape != weight.shape[:1]:
-            raise ValueError(
-                f"class_weight must have shape ({classes},), one value per class, got {tuple(class_weight.shape)}"
-            )
+            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind(class_weight)}")
+        check_shape(class_weight, "class_weight", classes)
         if class_weight.requires_grad:
             raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
         if label_smoothing and known(class_weight) and bool((class_weight < 0).any()):
@@ -343,7 +338,7 @@ class _LinearLoss(torch.autograd.Function):
             elif ctx.run is not _run:
                 gradients = [each if each is None else each * grad for each in gradients]
             else:
-                ctx.gradients = None  # given away: they become the parameters' own
+                ctx.gradients = None  # the tensors are returned, and become the gradients of the parameters
                 if grad.device.type != "cpu" or float(grad) != 1.0:
                     for each in gradients:
                         _ = each if each is None else each.mul_(grad)
@@ -494,17 +489,12 @@ def gradient_zeros(like: Tensor) -> Tensor:
     """Zeros of the shape of a tensor, in float32 or better."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
-        # Pages that nobody writes to cost nothing, and NumPy asks for large ones.
+        # Pages that are never written to take no memory, and NumPy asks the system for large pages.
         return torch.from_numpy(np.zeros(like.shape, str(dtype).removeprefix("torch.")))
     return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
 
 # -- the operator, which stays whole in graphs -----------------------------------------------------------------------
-
-
-def _in_graph(*problem: Any) -> Tensor:
-    """The loss of ``_run`` as part of a graph."""
-    return _call_operator(*problem, _NOTHING)[0]
 
 
 def _call_operator(
@@ -530,7 +520,7 @@ def _problem(
 
 def _compute(*args: Any) -> tuple[Tensor, ...]:
     hidden, weight, bias, alpha, index, rates, summed, needed = _problem(*args)
-    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # no graph knows its value
+    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # unknown in a graph
     check_range(index, len(weight), least=-1)
     loss, gradients = _run(hidden, weight, bias, alpha if needed[3] else number, index, rates, summed, needed)
     return loss, *(loss.new_empty(0) if each is None else each for each in gradients)
