@@ -138,6 +138,14 @@ class Regularizer(nn.Module):
         return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     @property
+    def parameter_range(self) -> tuple[float, float] | None:
+        """The least and the largest value of ``parameter``; None if no device would tell without being waited for."""
+        own = self.parameter
+        if isinstance(own, Tensor):
+            return (float(own.detach().amin()), float(own.detach().amax())) if known(own) and own.numel() else None
+        return None if own is None else (float(own), float(own))
+
+    @property
     def margin(self) -> float | Tensor | None:
         """The smallest m such that a lead of m over all other scores gives a one-hot choice and zero loss.
 

@@ -292,6 +292,11 @@ class Tsallis(Regularizer):
     parameter = alpha
 
     @property
+    def parameter_range(self) -> tuple[float, float] | None:
+        """The least and the largest alpha: those that are allowed, if it is learnable."""
+        return super().parameter_range if self.bounds is None else self.bounds
+
+    @property
     def associative(self) -> bool:  # type: ignore[override]
         """True at alpha 1."""
         return not isinstance(self.alpha, Tensor) and self.alpha == 1

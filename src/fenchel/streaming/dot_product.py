@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fenchel import kernels
 from fenchel._checks import broadcasts, check_broadcast, check_floats
 from fenchel._torch import (
     as_autocast,
@@ -27,6 +28,7 @@ from fenchel._torch import (
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming.fused import fused_attention
 from fenchel.streaming.jagged import packed_attention
 from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
@@ -198,12 +200,19 @@ def masked_attention(
         or tracks_forward()
         or (bool(dropout_p or return_weights) if graph else not concrete(query, key, value)),
         causal=is_causal,
+        fused=not return_weights,
+        own=query.dtype,
         random=dropout_p > 0,
         graph=graph,
     )
     shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(shape[:-2]))
     with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
         chosen = plan(omega, shapes, query.device, needs)
+        if chosen.method == "fused":
+            with contextlib.suppress(kernels.NotCompiledError):
+                output = fused_attention(query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p)
+                return output if sink is None else output[..., rows:, :].to(dtype)
+            chosen = plan(omega, shapes, query.device, replace(needs, fused=False))
         if chosen.method == "supports" or (graph and chosen.method == "parts"):
             with contextlib.suppress(NotListedError):
                 output, lists = _by_supports(

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel.regularizers.base import Regularizer
+from fenchel.streaming.fused import serves
 
-Method = Literal["dense", "parts", "supports"]
+Method = Literal["dense", "parts", "supports", "fused"]
 Step = Literal["attend", "recall", "energy"]
 
 
@@ -30,7 +31,7 @@ class Plan:
     Args:
         method: ``"dense"``: all scores are held. ``"parts"``: those of some rows at a time, or of some patterns at a
             time where partial results can be merged; they are computed again for derivatives. ``"supports"``: those of
-            some rows at a time, of which the entries with weight are kept.
+            some rows at a time, of which the entries with weight are kept. ``"fused"``: by one kernel, see ``fused``.
         rows: rows of a block of scores, those of all heads counted.
         columns: patterns or classes of a block of scores, where these are not all read at once.
         share: the share of a block's scores up to which its supports are sparse, and are worked on as lists. Measured
@@ -97,6 +98,8 @@ class Needs:
             or the call is transformed (forward mode, ``torch.func``, graphs).
         causal: whether query i attends to keys 0 … i only.
         lists: whether supports can be kept as lists: not if weights are NaN.
+        fused: whether one kernel may compute all.
+        own: the dtype of queries, keys and values.
         random: whether weights are dropped at random.
         graph: whether the call becomes part of a graph, where an operator computes by blocks: see ``supports``.
         by_chunks: whether patterns must be read some at a time.
@@ -108,6 +111,8 @@ class Needs:
     formula: bool = False
     causal: bool = False
     lists: bool = True
+    fused: bool = False
+    own: torch.dtype = torch.float32
     random: bool = False
     graph: bool = False
     by_chunks: bool = False
@@ -182,6 +187,8 @@ def plan_pairs() -> Plan:
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
     """Attention: supports from 256 keys on, below which a matrix is faster; else the formula."""
+    if _serves("fused", omega, device, needs):
+        return Plan("fused")
     keys = max(shapes.columns, 1)
     wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
     if keys >= 256 and _serves("supports", omega, device, needs):
@@ -200,6 +207,8 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
+    if method == "fused":
+        return needs.fused and not needs.graph and serves(omega, torch.empty(0, dtype=needs.own, device=device))
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
