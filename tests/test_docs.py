@@ -1,7 +1,9 @@
 """What the documentation shows is what happens: blocks of pages run, names and links exist, all is listed."""
 
+import os
 import re
 import runpy
+import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -70,8 +72,21 @@ NEEDS = {"sparse_timm": "timm"}
 """Examples that need what is not installed for the tests."""
 
 
+SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
+ON_RANKS = [script for script in SCRIPTS if "torchrun" in script.read_text(encoding="utf-8")]
+
+
+@pytest.mark.parametrize("script", ON_RANKS, ids=lambda p: p.stem)
+def test_every_example_for_several_ranks_runs(script: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "on 2 ranks" in done.stdout
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.isinstance.treespec:FutureWarning")
-@pytest.mark.parametrize("script", sorted((ROOT / "examples").glob("*.py")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("script", [s for s in SCRIPTS if s not in ON_RANKS], ids=lambda p: p.stem)
 def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if script.stem in NEEDS:
         pytest.importorskip(NEEDS[script.stem])
