@@ -13,8 +13,10 @@ Nothing here knows of Ω, autograd or modules. A kernel is looked up by ``find``
 
 from __future__ import annotations
 
+import contextlib
 import os
 import warnings
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -39,6 +41,24 @@ WAIT = _ASKED == "wait" or TRITON
 _FLOATS = (torch.float32, torch.float64)
 
 
+@contextlib.contextmanager
+def enabled(on: bool) -> Iterator[None]:
+    """Use kernels inside a context, or with False torch operations alone, in all threads.
+
+    Example:
+        >>> import torch, fenchel
+        >>> with fenchel.kernels.enabled(False):
+        ...     fenchel.sparsemax(torch.tensor([1.0, 0.5, -1.0]))
+        tensor([0.7500, 0.2500, 0.0000])
+    """
+    global ENABLED
+    before, ENABLED = ENABLED, on
+    try:
+        yield
+    finally:
+        ENABLED = before
+
+
 def usable(room: str, *tensors: Tensor) -> bool:
     """Whether kernels of a room may work on these tensors: concrete float32 or float64 data on the CPU."""
     if not ENABLED:
@@ -50,6 +70,18 @@ def usable(room: str, *tensors: Tensor) -> bool:
 
 
 from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
-from fenchel.kernels.table import NotCompiledError, choose, find, register  # noqa: E402
+from fenchel.kernels.table import NotCompiledError, find, find_again, register  # noqa: E402
 
-__all__ = ["ENABLED", "TRITON", "WAIT", "NotCompiledError", "choose", "find", "ready", "register", "usable", "waiting"]
+__all__ = [
+    "ENABLED",
+    "TRITON",
+    "WAIT",
+    "NotCompiledError",
+    "enabled",
+    "find",
+    "find_again",
+    "ready",
+    "register",
+    "usable",
+    "waiting",
+]

@@ -57,6 +57,9 @@ and value, and of a for every query, (batch, heads, groups, length); None for th
 ``collect``: ``kernel(scores, floor, first, count, place, score)`` appends scores that are not below the floor of their
 row to lists of indices and scores, for every Ω alike; its name is ``"supports"``. See ``cpu.streaming.memories``.
 
+``runs``: ``kernel(index)`` finds the groups of equal entries of an index, int64; its name is ``"index"``. See
+``cpu.segments``.
+
 ``distances``: ``kernel(x, y)`` returns the squared distances between all points of two series, and
 ``distances_backward``: ``kernel(grad, x, y)`` their gradients; the name is ``"squared_euclidean"``.
 
@@ -147,7 +150,7 @@ class _Guarded:
 
 
 _table: dict[tuple[str, str], list[_Row]] = {}
-_found: dict[Any, Any] = {}  # what ``find`` found for numbers, on the CPU: small inputs feel the search
+_found: dict[Any, Any] = {}  # results of ``find`` for numbers on the CPU: the search takes as long as a small kernel
 _MANY = 1 << 10
 
 
@@ -186,16 +189,12 @@ def register(
     return remove
 
 
-def choose(name: str, a: tuple[Any, ...], scores: Tensor) -> Tensor | None:
-    """``find("argmax", …)`` and its call for plain scores and numbers that it was called with before; else None."""
+def find_again(name: str, a: tuple[Any, ...], scores: Tensor) -> Any:
+    """``find("argmax", …)`` for plain scores and numbers that it was called with before; else None."""
     kernel = _found.get(("argmax", name, a, scores.dtype))
     if kernel is None or not kernels.ENABLED or not is_simple(scores) or not scores.dim():
         return None
-    try:
-        chosen: Tensor = kernel(scores, *a)
-    except NotCompiledError:
-        return None
-    return chosen
+    return kernel
 
 
 def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) -> Any:
@@ -231,11 +230,12 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                 break
         else:
             if row.ranges is _ANY or row.covers(parameters[0]):
-                if row.room is not None and tensors and tensors[0].dtype not in row.ready:
-                    if not kernels.ready(row.room, tensors[0].dtype):
+                if row.room is not None and tensors and (dtype := tensors[0].dtype) not in row.ready:
+                    # Kernels of integers serve every precision.
+                    if not kernels.ready(row.room, dtype if dtype.is_floating_point else None):
                         return None
-                    row.ready.add(tensors[0].dtype)  # so that later calls need not ask
-                if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
+                    row.ready.add(dtype)  # so that later calls need not ask
+                if isinstance(row.kernel, str):  # imported when it is first needed, and the compiler with it
                     module, _, function = row.kernel.partition(":")
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
                     found = getattr(found, function) if function else found
@@ -277,6 +277,7 @@ _compiled("attention", "attend", "tsallis", "streaming.attention:attend", _ENTMA
 _compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", _ENTMAX)
 _compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _OUTPUT)
 _compiled("output", "linear_class_loss_backward", "tsallis", "streaming.output:linear_class_loss_backward", _OUTPUT)
+register("runs", "index", "cpu.segments:runs", dtypes=(torch.int64,), room="segments")
 _compiled("memories", "collect", "supports", "streaming.memories:collect")
 _compiled("chains", "chain", "tsallis", "dp.markov", _PROGRAMS)
 _compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, known, local_rows, tracks
+from fenchel._torch import apply_function, concrete, distributed_rule, is_distributed, known, tracks
 from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max, on_support, residual_at, saturated_sum
 from fenchel.regularizers.operators import (
     argmax_operator,
@@ -38,7 +38,7 @@ from fenchel.regularizers.operators import (
     pull_operator,
 )
 from fenchel.regularizers.packed import is_packed, map_packed
-from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
+from fenchel.regularizers.rows import check_scores, from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -110,21 +110,29 @@ class RowMap(ABC):
         """
         # The usual case first: for small inputs the time of a call is that of its Python lines.
         if mask is None and dim == -1 and type(scores) is Tensor and not scores.is_nested:
-            chosen = kernels.choose(self.name, a, scores)
-            if chosen is not None:
-                return chosen
+            kernel = kernels.find_again(self.name, a, scores)
+            if kernel is not None:
+                tracked = scores.requires_grad and torch.is_grad_enabled()
+                try:  # noqa: SIM105 (a context costs time, this does not)
+                    chosen: Tensor = apply_function(Argmax, self, scores, *a) if tracked else kernel(scores, *a)
+                    return chosen
+                except kernels.NotCompiledError:
+                    pass
         if is_packed(scores):
             call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
             return map_packed(call, scores, dim, mask, **{name: a[0]})
+        if is_distributed(scores):
+            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
+            family = (self.name, a[0], 1.0)
+            found: Tensor = distributed_rule("rows")(
+                call, scores, dim, (check_scores(scores, dim),), {"mask": mask, name: a[0]}, False, family
+            )
+            return found
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
 
     def argmax(self, z: Tensor, *a: Any) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
-        part = local_rows(z)
-        if part is not None and not any(isinstance(each, Tensor) for each in a):
-            rows, whole = part
-            return whole(self.argmax(rows, *a))
         a = self.align(z, *a)
         if torch.compiler.is_compiling():
             in_graph: Tensor = argmax_operator(z, *pack(a), self.name)

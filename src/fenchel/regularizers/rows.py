@@ -47,10 +47,11 @@ def check_range(target: Tensor, classes: int, least: int = 0) -> None:
 
     A graph cannot look at them: operators call it again when they run, before kernels read and write at these places.
     """
-    if known(target):
-        wrong = (target < least) | (target >= classes)
-        if bool(wrong.any()):
-            raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {target[wrong][0].item()}")
+    if known(target) and target.numel():
+        low, high = map(int, target.aminmax())
+        if low < least or high >= classes:
+            wrong = target[(target < least) | (target >= classes)]
+            raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong[0].item()}")
 
 
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
@@ -71,6 +72,17 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
         return scores
     check_expands(check_mask(mask), "mask", scores)
     return torch.where(mask, scores, -torch.inf)
+
+
+def combine_masks(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Two masks of attention as one: boolean (True = takes part), or numbers that are added to the scores."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first.dtype == second.dtype == torch.bool:
+        return first & second
+    if first.dtype == torch.bool:
+        first, second = second, first
+    return torch.where(second, first, -torch.inf) if second.dtype == torch.bool else first + second
 
 
 def to_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:

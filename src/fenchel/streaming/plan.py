@@ -37,12 +37,12 @@ class Plan:
         share: the share of a block's scores up to which its supports are sparse, and are worked on as lists. Measured
             with one thread, lists and dense products take the same time at 0.14 to 0.19 for attention (width 128 and
             64) and at 0.16 for output layers.
-        tile: products of matrices have multiples of so many rows. BLAS takes other paths for fewer rows, and for the
-            rows that are left over: the last digits of a row would depend on how many others there are.
-        entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
-            order however long the longest list is.
-        exact: certificates compare all pairs of patterns in double precision up to so many multiplications, and beyond
-            in the dtype of the patterns.
+        tile: the number of rows of every product of matrices is a multiple of this. BLAS uses other code for fewer
+            rows, and for rows that are left over, so that the last digits of a row would depend on the other rows.
+        entries: the length of lists of candidates is a multiple of this, so that sums over lists have the same order
+            however long the longest list is.
+        exact: the largest number of multiplications with which certificates compare all pairs of patterns in double
+            precision; with more they use the dtype of the patterns.
 
     Example:
         >>> from fenchel.streaming import Plan
@@ -65,7 +65,7 @@ class Plan:
         return self.rows * self.columns
 
     def groups(self, count: int) -> Iterator[slice]:
-        """Blocks of so many rows, whole tiles; one block if there are no rows."""
+        """Blocks of ``rows`` rows, rounded up to whole tiles; one block if there are no rows."""
         size = max(-(-self.rows // self.tile), 1) * self.tile
         return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
 
@@ -89,14 +89,14 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of an engine.
+    """What an engine has to compute.
 
     Args:
-        step: what it computes.
+        step: the computation: attention, a step of a memory, or its energy.
         dtype: of the scores.
-        formula: whether nothing but the plain formula will do: weights are handed out, the mask is learned, or somebody
-            looks on (forward mode, ``torch.func``, graphs).
-        causal: whether a query sees a part of the keys.
+        formula: whether the plain formula is needed, which holds all scores: weights are returned, the mask is learned,
+            or the call is transformed (forward mode, ``torch.func``, graphs).
+        causal: whether query i attends to keys 0 … i only.
         lists: whether supports can be kept as lists: not if weights are NaN.
         fused: whether one kernel may compute all.
         own: the dtype of queries, keys and values.
@@ -124,7 +124,9 @@ _given: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", def
 
 @contextlib.contextmanager
 def using(plan: Plan | None) -> Iterator[None]:
-    """Work by a plan of one's own, as tests do; where its method cannot serve, by the formula. None ends that.
+    """Use a given plan inside a context, as tests do; None chooses plans as usual.
+
+    Where the method of the plan cannot compute a result, the plain formula does.
 
     Graphs of ``torch.compile`` and ``torch.export`` do not see it.
 
@@ -149,11 +151,11 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
     """The plan for a problem.
 
     Args:
-        omega: the regularizer, which is asked whether it has a level below which nothing has mass (``line``), whether
-            partial results can be merged (``associative``), and what varies from row to row (``parameter_shape``).
+        omega: the regularizer. The plan depends on its level below which nothing has mass (``line``), on whether
+            partial results can be merged (``associative``), and on what varies from row to row (``parameter_shape``).
         shapes: the sizes.
         device: of the tensors.
-        needs: what is asked for.
+        needs: what has to be computed.
     """
     if needs.formula and needs.step == "attend":
         return Plan("dense")
@@ -179,8 +181,8 @@ def plan_output(tokens: int, classes: int) -> Plan:
 
 
 def plan_pairs() -> Plan:
-    """The plan of certificates, which compare blocks of ``columns`` patterns pair by pair."""
-    return _given.get() or Plan("parts", columns=1 << 11)
+    """The plan of certificates, which compare blocks of ``columns`` patterns, ``held`` entries at a time."""
+    return _given.get() or Plan("parts", rows=1 << 11, columns=1 << 11)
 
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:

@@ -15,13 +15,15 @@ from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
-from fenchel.kernels.cpu.maps.blocks import shift
+from fenchel.kernels.cpu.maps.blocks import padded, shift
 from fenchel.kernels.cpu.maps.newton import approach, solve, weights
 from fenchel.kernels.cpu.maps.parameters import offset_of, reach_of, rule_of
-from fenchel.kernels.cpu.maps.stores import compress, is_streamed, put
+from fenchel.kernels.cpu.maps.stores import compress_above, is_streamed, put
+from fenchel.kernels.cpu.memory import allocate
 
 _TOPS = 4  # vectors of maxima per row
 _FEW = 128  # up to this width, one
+_WHOLE = 2  # rows of up to so many vectors are transposed as they are
 
 # Vectors of numbers, one per row: the rule (3), the level to start from, largest scores, levels, their fine parts,
 # factors, marks of bad rows.
@@ -30,12 +32,14 @@ _TOP, _LEVEL, _FINE, _FACTOR, _MARK, _NUMBERS = 4, 5, 6, 7, 8, 9
 
 @strict_helper
 def batch_room(n: int, like: Any) -> Any:
-    """Room for candidates as lanes, for their weights, for maxima, for candidates as rows, and for numbers."""
+    """Room for candidates as lanes, for their weights, for maxima, for candidates as rows, and for numbers.
+
+    The first part is to be released.
+    """
     lanes = vec.lanes(like)
     stride = (n + 2 * lanes) // lanes * lanes
     square, tops = stride * lanes, _TOPS * lanes * lanes
-    room = np.empty(3 * square + 2 * tops + (_NUMBERS + 1) * lanes, like.dtype)
-    room = room[vec.to_boundary(room) :]
+    room = allocate(3 * square + 2 * tops + _NUMBERS * lanes, like.dtype)
     second, third, fourth = square, 2 * square, 2 * square + 2 * tops
     fifth = fourth + square
     return room[:second], room[second:third], room[third:fourth], room[fourth:fifth], room[fifth:]
@@ -49,10 +53,13 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
         the number of vectors of candidates, largest scores, the rule of the rows, the offsets A of their levels.
     """
     z, w, tops, few, numbers = room
-    lanes = vec.lanes(x)
+    n, lanes = x.shape[1], vec.lanes(x)
     rule, level = rule_of(powers, row, rows, norm, numbers)
-    size = _load_maxima(x, row, rows, tops, numbers)
-    largest = tops[_TOPS * lanes * lanes :]
+    whole = n <= _WHOLE * lanes
+    if whole:
+        size, largest = _load_whole(x, row, rows, z, numbers), z
+    else:
+        size, largest = _load_maxima(x, row, rows, tops, numbers), tops[_TOPS * lanes * lanes :]
     top = vec.splat(x.dtype.type(-np.inf))
     for i in range(0, size * lanes, lanes):
         top = vec.maximum(vec.load(largest, i), top)
@@ -64,7 +71,7 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
     level = approach(largest, size, False, rule, level)
     vec.store(numbers, _TOP * lanes, safe)
     vec.store(numbers, _LEVEL * lanes, reach_of(rule, level))
-    m = _load_candidates(x, row, rows, few, numbers, z)
+    m = size if whole else _load_candidates(x, row, rows, few, numbers, z)
     if len(rule) == 3:
         level = approach(z, m, False, rule, level)
     level, fine, total, slope = solve(z, m, False, rule, not norm, level, vec.precision(z), w)
@@ -74,6 +81,25 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
     if norm:
         vec.store(numbers, _FACTOR * lanes, vec.narrow(1.0 / vec.select(slope > 0.0, slope, 1.0), level))
     return m, top, bad, rule, vec.widen(fine) + offset_of(rule, level)
+
+
+@strict_helper
+def _load_whole(x: Any, row: int, rows: int, z: Any, numbers: Any) -> Any:
+    """All scores of each row as lanes, −inf after them, and NaN as the mark of rows that have one.
+
+    Returns:
+        the number of vectors.
+    """
+    n, lanes = x.shape[1], vec.lanes(x)
+    for i in range(0, n, lanes):
+        part = min(lanes, n - i)
+        vec.load_square_part(x, row * n + i, n, rows, part, x.dtype.type(-np.inf), z, i * lanes)
+    mark = vec.splat(x.dtype.type(0))
+    for i in range(0, n * lanes, lanes):
+        v = vec.load(z, i)
+        mark = vec.select(vec.unordered(v, v), v, mark)
+    vec.store(numbers, _MARK * lanes, mark)
+    return padded(n)
 
 
 @strict_helper
@@ -137,14 +163,10 @@ def _load_candidates(x: Any, row: int, rows: int, few: Any, numbers: Any, z: Any
         i = (row + r) * n
         end = i + n
         while i + lanes <= end:
-            v = vec.load(x, i) - top
-            found = v > line
-            place += compress(few, place, v, found)
+            place += compress_above(few, place, vec.load(x, i) - top, line)
             i += lanes
         if i < end:
-            v = vec.load_part(x, i, end - i, kind(-np.inf)) - top
-            found = v > line
-            place += compress(few, place, v, found)
+            place += compress_above(few, place, vec.load_part(x, i, end - i, kind(-np.inf)) - top, line)
         numbers[_FACTOR * lanes + r] = place - r * stride
         most = max(most, place - r * stride)
     size = (most + lanes - 1) // lanes * lanes
@@ -154,7 +176,7 @@ def _load_candidates(x: Any, row: int, rows: int, few: Any, numbers: Any, z: Any
             vec.store(few, r * stride + i, nothing)
     for i in range(0, size, lanes):
         vec.load_square(few, i, stride, z, i * lanes)
-    return size
+    return padded(most)
 
 
 @strict_helper

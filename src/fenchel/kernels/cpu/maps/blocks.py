@@ -15,8 +15,9 @@ from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.newton import GROUP, approach
 from fenchel.kernels.cpu.maps.places import list_above, load_row_part
+from fenchel.kernels.cpu.memory import allocate, release
 
-NARROW_WIDTH = 512
+NARROW_WIDTH = 2048
 """Up to this width as many rows as a vector has lanes are solved together, by ``batches``."""
 
 _COARSE = 4 * GROUP  # vectors of maxima that are solved for a first level
@@ -30,20 +31,23 @@ def padded(vectors: int) -> int:
 
 @strict_helper
 def workspace(n: int, like: Any) -> Any:
-    """Room for scores, weights, maxima and parameters of a row, on vector boundaries, and for places."""
+    """Room for scores, weights, maxima and parameters of a row, on vector boundaries, and for places.
+
+    ``release_workspace`` gives it back.
+    """
     lanes = vec.lanes(like)
-    return room_of(padded((n + lanes - 1) // lanes), like), np.empty(n, np.int32)
+    size = padded((n + lanes - 1) // lanes)
+    tops = 2 * padded(size // GROUP + GROUP)
+    room = allocate((2 * size + tops + 4) * lanes, like.dtype)
+    first, second, third = size * lanes, 2 * size * lanes, (2 * size + tops) * lanes
+    return (room[:first], room[first:second], room[second:third], room[third:]), allocate(n, np.int32)
 
 
 @strict_helper
-def room_of(size: int, like: Any) -> Any:
-    """Room for scores, weights, maxima and parameters of so many vectors, on vector boundaries."""
-    lanes = vec.lanes(like)
-    tops = 2 * padded(size // GROUP + GROUP)
-    room = np.empty((2 * size + tops + 5) * lanes, like.dtype)
-    room = room[vec.to_boundary(room) :]
-    first, second, third = size * lanes, 2 * size * lanes, (2 * size + tops) * lanes
-    return room[:first], room[first:second], room[second:third], room[third:]
+def release_workspace(room: Any, index: Any) -> None:
+    """Give back what ``workspace`` has made."""
+    release(room[0])
+    release(index)
 
 
 @strict_helper

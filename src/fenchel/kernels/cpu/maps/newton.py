@@ -23,6 +23,7 @@ GROUP = 8
 """How many vectors are summed, or compared, at once: the number of vectors of a row is a multiple of it."""
 
 _STEPS = 100  # far more than it takes
+_FEW = 3  # steps that bring most rows near
 _FAR = 1.05  # a sum above this is not near 1
 
 
@@ -67,12 +68,13 @@ def _approach(z: Any, m: Any, across: Any, rule: Any, level: Any) -> Any:
 
 
 def _approach_without_logarithms(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
-    for _ in range(_STEPS):
+    # With one row per lane the number of steps is fixed: some lane would go on, and the processor cannot foresee when.
+    for _ in range(_STEPS if across else _FEW):
         total, slope = _rough_sums(z, m, across, rule, level)
         far = total > _FAR
-        if not vec.any_lane(far):
+        if across and not vec.any_lane(far):
             break
-        level = vec.select(far, level + step(rule, total, slope), level)
+        level = vec.select(far, level + step(rule, total - 1.0, slope), level)
     return level
 
 
@@ -80,27 +82,22 @@ def _solve_without_logarithms(
     z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any
 ) -> Any:
     fine = vec.splat(z.dtype.type(0))
-    before = vec.widen(fine) + 1e30
+    before = fine + 1e30
     active = fine == 0.0
-    total, slope = before, before
+    total, slope = vec.widen(fine), vec.widen(fine)
     for _ in range(_STEPS):
         total, slope = _sums(z, m, across, rule, level, fine, mass, w)
-        size = _size(total - 1.0)
-        active = active & (total > 0.0) & (size > near) & ((size < before) | (size > 0.01))
+        excess = vec.narrow(total - 1.0, level)
+        size = _size(excess)
+        active = active & (excess > -1.0) & (size > near) & ((size < before) | (size > 0.01))
         if not vec.any_lane(active):
             break
-        level, fine = _moved(active, level, fine, step(rule, total, slope))
+        rest = fine + step(rule, excess, vec.narrow(slope, level))
+        after = level + rest
+        fine = vec.select(active, (level - after) + rest, fine)
+        level = vec.select(active, after, level)
         before = size * 0.5
     return level, fine, total, slope
-
-
-@strict_helper
-def _moved(active: Any, level: Any, fine: Any, change: Any) -> Any:
-    """The level and its fine part after a step, in those lanes that are active."""
-    rest = vec.widen(fine) + change
-    coarse = vec.narrow(vec.widen(level) + rest, level)
-    after = vec.narrow((vec.widen(level) - vec.widen(coarse)) + rest, level)
-    return vec.select(active, coarse, level), vec.select(active, after, fine)
 
 
 # By logarithms: any power.
@@ -117,7 +114,7 @@ def _approach_by_logarithms(z: Any, m: int, across: bool, rule: Any, level: Any)
     for _ in range(_STEPS):
         total, slope = _rough_sums(z, m, across, rule, level)
         active = active & (total > 0.0)
-        level = vec.select(active, level + step(rule, total, slope), level)
+        level = vec.select(active, level + step(rule, total - 1.0, slope), level)
         active = active & (_size(total - 1.0) > 0.3)
         if not vec.any_lane(active):
             break
@@ -148,23 +145,24 @@ def _approach_by_polynomials(z: Any, m: int, across: bool, scale: Any, power: An
         active = active & (_size(total - 1.0) > _FAR - 1.0) & (total > 0.0)
         if not vec.any_lane(active):
             break
-        level = vec.select(active, level + _norm_step(total, bend) / (slope * scale), level)
+        level = vec.select(active, level + _norm_step(total - 1.0, bend) / (slope * scale), level)
     return level
 
 
 def _solve_by_logarithms(z: Any, m: int, across: bool, rule: Any, mass: bool, level: Any, near: float, w: Any) -> Any:
     scale, factor, _ = rule
     fine = vec.splat(z.dtype.type(0))
-    before = vec.widen(fine) + 1e30
+    before = fine + 1e30
     active = fine == 0.0
-    total, slope = before, before
+    total, slope = vec.widen(fine), vec.widen(fine)
     # A linear correction leaves the square of what it corrects.
     enough = math.sqrt(0.25 * near) if mass else near
     for _ in range(_STEPS):
         total, slope = _sums(z, m, across, rule, level, fine, False, w)
-        size = _size(total - 1.0)
-        active = active & (total > 0.0) & (size > enough) & ((size < before) | (size > 0.01))
-        change = vec.narrow(step(rule, total, slope), level)
+        excess = vec.narrow(total - 1.0, level)
+        size = _size(excess)
+        active = active & (excess > -1.0) & (size > enough) & ((size < before) | (size > 0.01))
+        change = step(rule, excess, vec.narrow(slope, level))
         before = size * 0.5
         if not vec.any_lane(active):
             if not mass:
@@ -175,7 +173,7 @@ def _solve_by_logarithms(z: Any, m: int, across: bool, rule: Any, mass: bool, le
             if across:
                 corrected = vec.sum_everywhere(corrected)
             after = level + change
-            active = (_size(corrected - 1.0) > near) & ((after > level) | (after < level)) & (total > 0.0)
+            active = (_size(vec.narrow(corrected - 1.0, level)) > near) & ((after > level) | (after < level)) & (excess > -1.0)
             if not vec.any_lane(active):
                 break
         level = vec.select(active, level + change, level)
@@ -213,12 +211,14 @@ def _sums(z: Any, m: int, across: bool, rule: Any, level: Any, fine: Any, mass: 
     total, slope = vec.widen(zero), vec.widen(zero)
     for start in range(0, m * lanes, GROUP * lanes):
         t, s = zero, zero
-        for j in range(GROUP):
+        for j in range(0, GROUP, 2):  # by pairs: a sum that waits for another takes longer than one beside it
             i = start + j * lanes
-            v, p = weights(rule, vec.load(z, i), level, fine)
-            vec.store(w, i, p if mass else v)
-            t += p
-            s += v
+            u, p = weights(rule, vec.load(z, i), level, fine)
+            v, q = weights(rule, vec.load(z, i + lanes), level, fine)
+            vec.store(w, i, p if mass else u)
+            vec.store(w, i + lanes, q if mass else v)
+            t += p + q
+            s += u + v
         total += vec.widen(t)
         slope += vec.widen(s)
     if across:
@@ -234,10 +234,12 @@ def _rough_sums(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
     total, slope = zero, zero
     for start in range(0, m * lanes, GROUP * lanes):
         t, s = zero, zero
-        for j in range(GROUP):
-            v, p = weights(rule, vec.load(z, start + j * lanes), level, zero)
-            t += p
-            s += v
+        for j in range(0, GROUP, 2):
+            i = start + j * lanes
+            u, p = weights(rule, vec.load(z, i), level, zero)
+            v, q = weights(rule, vec.load(z, i + lanes), level, zero)
+            t += p + q
+            s += u + v
         total += t
         slope += s
     if across:
@@ -275,27 +277,28 @@ def _weights_by_logarithms(rule: Any, z: Any, level: Any, fine: Any) -> Any:
     return v, v * vec.select(v > 0.0, b, 0.0)
 
 
-def step(rule: Any, total: Any, slope: Any) -> Any:
-    """Newton's step on the norm (Σ w·b)^(1/(1 + power)), of Σ w·b and Σ w."""
+def step(rule: Any, excess: Any, slope: Any) -> Any:
+    """Newton's step on the norm (Σ w·b)^(1/(1 + power)), of Σ w·b − 1 and Σ w."""
     raise NotImplementedError("for compiled code")
 
 
 @overload(step, strict=False, jit_options=INLINED)
-def _step(rule: Any, total: Any, slope: Any) -> Any:
+def _step(rule: Any, excess: Any, slope: Any) -> Any:
     return (_step_of_power_0, _step_of_power_1, None, _step_by_logarithms)[len(rule)]
 
 
-def _step_of_power_0(rule: Any, total: Any, slope: Any) -> Any:
-    return (total - 1.0) / vec.maximum(slope, 1.0)
+def _step_of_power_0(rule: Any, excess: Any, slope: Any) -> Any:
+    return excess / vec.maximum(slope, 1.0)
 
 
-def _step_of_power_1(rule: Any, total: Any, slope: Any) -> Any:
-    return (total - vec.sqrt(total)) / (vec.maximum(slope, 1e-30) * vec.narrow(vec.widen(rule[0]), total))
+def _step_of_power_1(rule: Any, excess: Any, slope: Any) -> Any:
+    root = vec.sqrt(excess + 1.0)  # T − √T = (T − 1)·√T/(√T + 1)
+    return excess * root / ((root + 1.0) * vec.maximum(slope, 1e-30) * rule[0])
 
 
-def _step_by_logarithms(rule: Any, total: Any, slope: Any) -> Any:
-    scale, factor = vec.narrow(vec.widen(rule[0]), total), vec.narrow(vec.widen(rule[1]), total)
-    return _norm_step(total, scale / (scale + factor)) / (vec.maximum(slope, 1e-30) * (scale + factor))
+def _step_by_logarithms(rule: Any, excess: Any, slope: Any) -> Any:
+    scale, factor = rule[0], rule[1]
+    return _norm_step(excess, scale / (scale + factor)) / (vec.maximum(slope, 1e-30) * (scale + factor))
 
 
 @strict_helper
@@ -305,9 +308,11 @@ def _size(x: Any) -> Any:
 
 
 @strict_helper
-def _norm_step(total: Any, bend: Any) -> Any:
-    """(T − T^(1 − h))/h for T = total and h = bend, also at h = 0: Newton's step on T^h times the slope of T."""
-    logarithm = vec.log2(vec.maximum(total, 1e-30)) * math.log(2.0)
+def _norm_step(excess: Any, bend: Any) -> Any:
+    """(T − T^(1 − h))/h for T = 1 + excess and h = bend, also at h = 0: Newton's step on T^h times the slope of T."""
+    total = vec.maximum(excess + 1.0, 1e-30)
+    # What 1 + excess loses by rounding is added to its logarithm.
+    logarithm = vec.log2(total) * math.log(2.0) + (excess - (total - 1.0)) / total
     y = bend * logarithm
     series = 1.0 - y * (0.5 - y * (1 / 6 - y * (1 / 24 - y * (1 / 120))))
     direct = (1.0 - vec.exp2(y * (-1 / math.log(2.0)))) / vec.select((y > 0.0) | (y < 0.0), y, 1.0)

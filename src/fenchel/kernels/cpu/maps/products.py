@@ -11,12 +11,14 @@ from numba.extending import overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 from fenchel.kernels.cpu.maps.parameters import power_at
-from fenchel.kernels.cpu.maps.steep import steep_product, steep_room
+from fenchel.kernels.cpu.maps.steep import release_steep, steep_product, steep_room
 from fenchel.kernels.cpu.maps.stores import finish_streams, is_streamed, matrix, put, stream_zeros
 from fenchel.kernels.cpu.maps.values import moments
+from fenchel.kernels.cpu.memory import allocate, borrowed, release
 
 _GROUP = 8  # vectors whose sum is in the precision of the rows
-_DENSE = 1024  # up to this width a row is not searched for vectors without support
+_DENSE = 512  # up to this width a row is not searched for vectors without support
+_DENSE_POWERS = 64  # the same where the curvature takes a power
 
 
 @strict
@@ -27,17 +29,27 @@ def entmax_product(
 
     p, v and the result are at addresses: see ``stores.matrix``.
     """
+    powers, like = borrowed(powers), borrowed(like)
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
     room = product_room(n, p)
     for row in range(first, last):
         product_of_row(p, row * n, n, powers, row, v, out, room)
+    release_product(room)
     finish_streams()
 
 
 @strict_helper
 def product_room(n: int, like: Any) -> Any:
     """Room for a list of the vectors of a row, and for what is kept of them."""
-    return np.empty(n // vec.lanes(like) + 1, np.int32), np.empty(n if n > _DENSE else 0, like.dtype)
+    return allocate(n // vec.lanes(like) + 1, np.int32), allocate(n, like.dtype)
+
+
+@strict_helper
+def release_product(room: Any) -> None:
+    """Give back what ``product_room`` has made."""
+    live, kept = room
+    release(live)
+    release(kept)
 
 
 @strict
@@ -45,10 +57,12 @@ def steep_entmax_product(
     first: int, last: int, chosen: int, changes: int, target: int, size: int, n: int, powers: Any, like: Any
 ) -> None:
     """As ``entmax_product`` for one c > 1, ∞ included."""
+    powers, like = borrowed(powers), borrowed(like)
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
     room = steep_room(n)
     for row in range(first, last):
         steep_product(p.reshape(-1), row * n, n, powers[0], v.reshape(-1), out.reshape(-1), room)
+    release_steep(room)
 
 
 def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
@@ -58,18 +72,29 @@ def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, ou
 
 @overload(product_of_row, strict=False, jit_options=INLINED)
 def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, out: Any, room: Any) -> Any:
-    return _flat_product if powers.ndim == 1 else _any_product
+    if isinstance(powers.dtype, types.Integer):
+        return _product_without_powers
+    return _product_by_powers if powers.ndim == 1 else _any_product
 
 
 def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     c = power_at(powers, row)
     if c > 1.0:
-        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), steep_room(n))
+        steep = steep_room(n)
+        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), steep)
+        release_steep(steep)
     else:
-        _flat_product_of(p, start, n, powers, row, v, out, room)
+        _product_by_powers_of(p, start, n, powers, row, v, out, room)
 
 
-def _flat_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
+def _product_by_powers(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
+    if n <= _DENSE_POWERS:
+        _dense_product(p, start, n, powers, row, v, out)
+    else:
+        _sparse_product(p, start, n, powers, row, v, out, room)
+
+
+def _product_without_powers(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     if n <= _DENSE:
         _dense_product(p, start, n, powers, row, v, out)
     else:
@@ -152,18 +177,14 @@ def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, o
         stream_zeros(out, end, start + whole * lanes)
 
 
-_flat_product_of = strict_helper(_flat_product)
+_product_by_powers_of = strict_helper(_product_by_powers)
 
 
 @strict_helper
 def _live_vectors(p: Any, start: int, n: int, live: Any, out: Any, streamed: bool) -> Any:
-    """List the vectors of a row that are not all zero, all of a narrow one; the others are set to 0 if not streamed."""
+    """List the vectors of a row that are not all zero; the others are set to 0 if not streamed."""
     lanes = vec.lanes(p)
     whole = n // lanes
-    if n <= _DENSE:
-        for k in range(whole):
-            live[k] = k
-        return whole
     zero = vec.splat(p.dtype.type(0))
     size = 0
     for k in range(whole):
@@ -240,11 +261,12 @@ def normmax_product(
 
     With m the largest probability, w = (p/m)^(1−c) is the one power that is needed: (p/m)^α = (p/m)²/w.
     """
+    powers, like = borrowed(powers), borrowed(like)
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
     lanes = vec.lanes(p)
     kind = p.dtype.type
     zero = vec.splat(kind(0))
-    live = np.empty(n // lanes + 1, np.int32)
+    live = allocate(n // lanes + 1, np.int32)
     for row in range(first, last):
         start = row * n
         c = norm_exponent(powers, row)
@@ -291,6 +313,7 @@ def normmax_product(
             w = relative_weight(powers, last_p, inverse, c)
             found = vec.select(last_p > 0.0, slope * w * (last_v - mean) - last_p * balance, last_p)
             vec.store_part(out, tail, found, rest)
+    release(live)
     finish_streams()
 
 
@@ -350,9 +373,10 @@ def _relative_power(powers: Any, q: Any, inverse: Any, c: float) -> Any:
 @strict
 def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
     """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value per row; powers are a column."""
+    p, powers, v, out = borrowed(p), borrowed(powers), borrowed(v), borrowed(out)
     n = p.shape[1]
     shares, given = p.reshape(-1), v.reshape(-1)
-    slopes, products = np.empty(n, p.dtype), np.empty(n, p.dtype)
+    slopes, products = allocate(n, p.dtype), allocate(n, p.dtype)
     room = product_room(n, p)
     for row in range(first, last):
         total = 0.0
@@ -362,6 +386,9 @@ def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -
             product_of_row(q, 0, n, powers, row, slopes, products, room)
             total = dot_on_support(q, 0, n, given[row * n : row * n + n], products)
         out[row] = -total
+    release(slopes)
+    release(products)
+    release_product(room)
 
 
 @strict_helper

@@ -15,6 +15,7 @@ from fenchel.kernels.cpu.maps.blocks import (
     gather_candidates,
     load_row,
     padded,
+    release_workspace,
     rough_level,
     row_maxima,
     shift,
@@ -23,8 +24,9 @@ from fenchel.kernels.cpu.maps.blocks import (
 from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
 from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, reach_of, rule_of, scale_of
 from fenchel.kernels.cpu.maps.places import fill
-from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
+from fenchel.kernels.cpu.maps.steep import release_steep, steep_entmax, steep_room
 from fenchel.kernels.cpu.maps.stores import finish_streams, matrix, store_candidates, store_row
+from fenchel.kernels.cpu.memory import borrowed, release
 
 
 @strict_helper
@@ -76,6 +78,7 @@ def argmax_of_narrow(
 
     Scores and results are at addresses: see ``stores.matrix``.
     """
+    powers, like = borrowed(powers), borrowed(like)
     x, out = matrix(source, size, n, like), matrix(target, size, n, like)
     room = batch_room(n, x)
     for row in range(first, last, vec.lanes(x)):
@@ -84,6 +87,7 @@ def argmax_of_narrow(
         store_batch(x, row, rows, rule, norm != 0, room, out)
         if norm == 0:
             steep_rows(x.reshape(-1), n, row, rows, powers, out.reshape(-1))
+    release(room[0])
     finish_streams()
 
 
@@ -92,6 +96,7 @@ def argmax_of_wide(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
     """As ``argmax_of_narrow`` for wider rows."""
+    powers, like = borrowed(powers), borrowed(like)
     x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):
@@ -99,6 +104,7 @@ def argmax_of_wide(
         _store(room[1], count, index, out, row * n, n)
         if norm == 0:
             steep_rows(x, n, row, 1, powers, out)
+    release_workspace(room, index)
     finish_streams()
 
 
@@ -115,6 +121,8 @@ def loss_of_narrow(
     first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
 ) -> None:
     """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
+    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
+    loss, residual = borrowed(loss), borrowed(residual)
     lanes = vec.lanes(x)
     room = batch_room(x.shape[1], x)
     z, w, values = room[:3]
@@ -129,12 +137,15 @@ def loss_of_narrow(
             store_batch(x, row, rows, rule, norm != 0, room, residual)
         for r in range(rows):
             finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+    release(room[0])
     finish_streams()
 
 
 @strict
 def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
     """As ``loss_of_narrow`` for wider rows."""
+    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
+    loss, residual = borrowed(loss), borrowed(residual)
     n = x.shape[1]
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
@@ -145,6 +156,7 @@ def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: 
         if residual.size > 0:
             _store(w, count, index, out, row * n, n)
         finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss, residual)
+    release_workspace(room, index)
     finish_streams()
 
 
@@ -214,6 +226,7 @@ def _steep_rows_of(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -
             room = steep_room(n)
             count, _, _ = steep_entmax(x, r * n, n, powers[r, 0], room)
             _store_steep(room, count, out, r * n, n)
+            release_steep(room)
 
 
 @strict_helper
@@ -230,11 +243,13 @@ def steep_argmax(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
     """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
+    powers, like = borrowed(powers), borrowed(like)
     x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room = steep_room(n)
     for row in range(first, last):
         count, _, _ = steep_entmax(x, row * n, n, powers[0], room)
         _store_steep(room, count, out, row * n, n)
+    release_steep(room)
     finish_streams()
 
 
@@ -243,6 +258,8 @@ def steep_class_loss(
     first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
 ) -> None:
     """``class_loss`` for one α > 2, or one per row, of which those above 2 are taken."""
+    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
+    loss, residual = borrowed(loss), borrowed(residual)
     n = x.shape[1]
     scores, out = x.reshape(-1), residual.reshape(-1)
     room = steep_room(n)
@@ -253,3 +270,4 @@ def steep_class_loss(
             if residual.size > 0:
                 _store_steep(room, count, out, row * n, n)
             finish_loss(row, x, value, top, value, target, loss, residual)
+    release_steep(room)

@@ -14,6 +14,7 @@ import numpy as np
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.places import extremes, fill, list_above, list_nonzero
+from fenchel.kernels.cpu.memory import allocate, release
 
 _LANES = 8  # of doubles
 _STEPS = 100  # far more than it takes
@@ -23,7 +24,16 @@ _STEPS = 100  # far more than it takes
 def steep_room(n: int) -> Any:
     """Room for the candidates of a row of n scores, for their probabilities, and for their places."""
     size = (n + 2 * _LANES) // _LANES * _LANES
-    return np.empty(size), np.empty(size), np.empty(size, np.int32)
+    return allocate(size, np.float64), allocate(size, np.float64), allocate(size, np.int32)
+
+
+@strict_helper
+def release_steep(room: Any) -> None:
+    """Give back what ``steep_room`` has made."""
+    z, p, index = room
+    release(z)
+    release(p)
+    release(index)
 
 
 @strict_helper

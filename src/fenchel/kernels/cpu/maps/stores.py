@@ -12,6 +12,7 @@ import llvmlite.binding as llvm
 import numpy as np
 from llvmlite import ir
 from numba import carray, types  # type: ignore[attr-defined]
+from numba.core import cgutils
 from numba.core import config as numba_config
 from numba.extending import intrinsic, overload
 
@@ -66,6 +67,38 @@ def _compress(typingctx: Any, x: Any, i: Any, v: Any, mask: Any) -> Any:
     return types.void(x, types.intp, v, mask), codegen
 
 
+def _compress_by_table(typingctx: Any, x: Any, i: Any, v: Any, line: Any) -> Any:
+    """``compress_above`` by AVX2, half a vector of floats at a time."""
+    if not isinstance(v, vec.Vector) or v.dtype != types.float32 or v.dtype != x.dtype or v != line:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        i32, i64 = ir.IntType(32), ir.IntType(64)
+        single, places = ir.VectorType(ir.FloatType(), 8), ir.VectorType(i32, 8)
+        table = cgutils.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
+        below = builder.fsub(args[3], args[2])  # its signs are the mask: LLVM makes of a comparison three times the code
+        count: Any = i64(0)
+        for half in range(2):
+            lanes = ir.Constant(places, list(range(8 * half, 8 * half + 8)))
+            part, signs = (builder.shuffle_vector(each, each, lanes) for each in (args[2], below))
+            found = builder.zext(call(builder, "llvm.x86.avx.movmsk.ps.256", i32, [signs]), i64)
+            order = builder.bitcast(builder.load(builder.gep(table, [i64(0), found])), ir.VectorType(ir.IntType(8), 8))
+            part = call(builder, "llvm.x86.avx2.permps", single, [part, builder.zext(order, places)])
+            place = vec.address(context, builder, sig.args[0], args[0], builder.add(args[1], count), single)
+            builder.store(part, place, align=4)
+            count = builder.add(count, builder.ctpop(found))
+        return count
+
+    return types.intp(x, types.intp, v, line), codegen
+
+
+# For every choice of 8 lanes: which lane comes first, which second, …, one byte each, the first in the lowest.
+_ORDERS = [
+    sum(lane << (8 * k) for k, lane in enumerate(lane for lane in range(8) if chosen >> lane & 1))
+    for chosen in range(256)
+]
+
+
 def _extract(typingctx: Any, v: Any, lane: Any) -> Any:
     """The number in one lane."""
     if not isinstance(v, vec.Vector):
@@ -87,27 +120,36 @@ stream: Any = intrinsic(_stream)
 insert: Any = intrinsic(_insert)
 extract: Any = intrinsic(_extract)
 compress_lanes: Any = intrinsic(_compress)
+compress_by_table: Any = intrinsic(_compress_by_table)
 finish_streams: Any = intrinsic(_finish_streams)
 
 
-def compress(x: Any, i: int, v: Any, mask: Any) -> int:
-    """Write the lanes of a mask next to each other, from element i on, and return how many; x has room for a vector."""
+def compress_above(x: Any, i: int, v: Any, line: Any) -> int:
+    """Write the lanes of v above a line next to each other, from element i on, and return how many.
+
+    x has room for a vector there. Lanes that are NaN, or as infinite as the line, may be among them.
+    """
     raise NotImplementedError("for compiled code")
 
 
-@overload(compress, strict=False, jit_options=INLINED)
-def _compress_any(x: Any, i: Any, v: Any, mask: Any) -> Any:
-    return _compress_at_once if _has_compress() else _compress_one_by_one
+@overload(compress_above, strict=False, jit_options=INLINED)
+def _compress_above(x: Any, i: Any, v: Any, line: Any) -> Any:
+    if _has("avx512f"):
+        return _compress_at_once
+    if _has("avx2") and v.dtype == types.float32:
+        return lambda x, i, v, line: compress_by_table(x, i, v, line)
+    return _compress_one_by_one
 
 
-def _compress_at_once(x: Any, i: int, v: Any, mask: Any) -> int:
-    compress_lanes(x, i, v, mask)
-    count: int = vec.count_bits(vec.bits_of(mask))
+def _compress_at_once(x: Any, i: int, v: Any, line: Any) -> int:
+    above = v > line
+    compress_lanes(x, i, v, above)
+    count: int = vec.count_bits(vec.bits_of(above))
     return count
 
 
-def _compress_one_by_one(x: Any, i: int, v: Any, mask: Any) -> int:
-    found = vec.bits_of(mask)
+def _compress_one_by_one(x: Any, i: int, v: Any, line: Any) -> int:
+    found = vec.bits_of(v > line)
     count = 0
     while found != 0:
         x[i + count] = extract(v, vec.lowest_bit(found))
@@ -116,11 +158,12 @@ def _compress_one_by_one(x: Any, i: int, v: Any, mask: Any) -> int:
     return count
 
 
-def _has_compress() -> bool:
-    """Whether the processor that kernels are compiled for has an instruction for it: LLVM's code without is long."""
+def _has(feature: str) -> bool:
+    """Whether the processor that kernels are compiled for has a set of instructions: LLVM's code without is long."""
     if _config.CPU_NAME:
-        return "+avx512f" in (_config.CPU_FEATURES or "")
-    return bool(llvm.get_host_cpu_features().get("avx512f", False))
+        asked = (_config.CPU_FEATURES or "").split(",")
+        return f"+{feature}" in asked or (feature == "avx2" and _config.CPU_NAME == "haswell" and "-avx2" not in asked)
+    return bool(llvm.get_host_cpu_features().get(feature, False))
 
 
 @strict_helper

@@ -15,13 +15,20 @@ from numba.extending import overload
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import INLINED, strict
-from fenchel.kernels.cpu.maps.blocks import workspace
+from fenchel.kernels.cpu.maps.blocks import release_workspace, workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
 from fenchel.kernels.cpu.maps.places import fill
-from fenchel.kernels.cpu.maps.products import dot_on_support, product_of_row, product_room, sensitivities
+from fenchel.kernels.cpu.maps.products import (
+    dot_on_support,
+    product_of_row,
+    product_room,
+    release_product,
+    sensitivities,
+)
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows
-from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_room
+from fenchel.kernels.cpu.maps.steep import release_steep, steep_entmax, steep_room
+from fenchel.kernels.cpu.memory import borrowed
 from fenchel.kernels.cpu.streaming.lists import (
     as_integers,
     combine,
@@ -131,11 +138,13 @@ def find_supports(
     ``counts`` is how many weights are not zero, ``packed`` whether the row holds these alone; a row with NaN or +inf
     is not ``finite``.
     """
+    x, slots, powers, limits = borrowed(x), borrowed(slots), borrowed(powers), borrowed(limits)
     room, index = workspace(x.shape[1], x)
     for row in range(first, last):
         n = limits[row if limits.size > 1 else 0]
         count, w, places, finite[row] = weights_of_row(x.reshape(-1), row * x.shape[1], n, powers, row, room, index)
         counts[row], packed[row] = write_row(w, count, places, n, x, slots, row)
+    release_workspace(room, index)
 
 
 def weights_of_row(x: Any, start: int, n: int, powers: Any, row: int, room: Any, index: Any) -> Any:
@@ -163,6 +172,7 @@ def _any_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, i
             fill(w, 0, n, np.nan)
         for k in range(count):
             w[k], index[k] = p[k], places[k]
+        release_steep(steep)
         return count, w, index, count >= 0
     _, count, _, _, _ = solve_row(x, start, n, powers, row, False, room, index)
     return count, w, index, n == 0 or w[0] == w[0]
@@ -171,6 +181,8 @@ def _any_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, i
 @strict
 def score_gradients(first: int, last: int, starts: Any, weights: Any, powers: Any, given: Any, slopes: Any) -> None:
     """The gradients of the scores from those of the weights: the Jacobian product of every row's list."""
+    starts, weights, powers = borrowed(starts), borrowed(weights), borrowed(powers)
+    given, slopes = borrowed(given), borrowed(slopes)
     longest = 0
     for row in range(first, last):
         longest = max(longest, starts[row + 1] - starts[row])
@@ -178,6 +190,7 @@ def score_gradients(first: int, last: int, starts: Any, weights: Any, powers: An
     for row in range(first, last):
         start, end = starts[row], starts[row + 1]  # a part of its own: whole arrays may be written by aligned stores
         product_of_row(weights[start:end], 0, end - start, powers, row, given[start:end], slopes[start:end], room)
+    release_product(room)
 
 
 @strict
@@ -185,6 +198,7 @@ def alpha_gradients(
     first: int, last: int, starts: Any, weights: Any, powers: Any, slopes: Any, room: Any, out: Any
 ) -> None:
     """The gradient of every row's alpha, −⟨∂ln_c(p)/∂c, dS⟩: the Jacobian is symmetric."""
+    weights, slopes, room = borrowed(weights), borrowed(slopes), borrowed(room)
     for row in range(first, last):
         start, end, c = starts[row], starts[row + 1], power_at(powers, row)
         out[row] = 0

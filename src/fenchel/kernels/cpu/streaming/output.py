@@ -15,11 +15,12 @@ from torch import Tensor
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict, strict_helper
-from fenchel.kernels.cpu.maps.blocks import workspace
+from fenchel.kernels.cpu.maps.blocks import release_workspace, workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, scale_of
 from fenchel.kernels.cpu.maps.places import count_nonzero
 from fenchel.kernels.cpu.maps.products import dot_on_support, sensitivities
 from fenchel.kernels.cpu.maps.rows import finish_loss, solve_row, value_of_row
+from fenchel.kernels.cpu.memory import borrowed
 from fenchel.kernels.cpu.streaming.lists import (
     STRIP,
     as_integers,
@@ -121,6 +122,7 @@ def class_losses(
 
     ``counts`` is how many entries of a row are not zero, ``packed`` whether it holds these alone.
     """
+    x, slots, powers, target, losses = borrowed(x), borrowed(slots), borrowed(powers), borrowed(target), borrowed(losses)
     n = x.shape[1]
     room, index = workspace(n, x)
     w = room[1]
@@ -140,6 +142,7 @@ def class_losses(
             counts[row] = _subtract_target(x, slots, row, count, packed[row], label, rates[row])
         if slopes.size > 0:
             slopes[row] = _alpha_slope(m, vec.first_lane(scale_of(rule, offset)), along - value, room)
+    release_workspace(room, index)
 
 
 @strict_helper
