@@ -1,4 +1,4 @@
-"""Every kernel for GPUs compiles for sm_90, in one configuration each and in a process without Triton's interpreter."""
+"""Every kernel for GPUs that is registered for devices compiles for sm_90, in one configuration each and in a process without Triton's interpreter."""
 
 import os
 import subprocess
@@ -22,7 +22,6 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     command = [sys.executable, "-c", _PROGRAM]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    attention = {"attend_kernel", "queries_kernel", "keys_kernel", "decode_scores_kernel", "decode_values_kernel"}
     maps = {"rows_kernel", "product_kernel", "wide_kernel", "wide_product_kernel", "spill_kernel"}
     maps |= {"spill_product_kernel", "box_product_kernel"}
-    assert set(done.stdout.split()) == attention | maps
+    assert set(done.stdout.split()) == maps

@@ -35,27 +35,6 @@ def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]
         yield f"α's gradient, {width} wide", partial(products.entmax_pull, z, None, z, per_row)
         if width <= 4096:
             yield f"product of k-subsets, {width} wide", partial(boxes.product, z, None, z, 1.0, 2.0)
-    types = (torch.float32, torch.bfloat16) if all_sizes else (torch.bfloat16,)
-    for dtype in types:
-        for width in (64, 128, 256) if all_sizes else (64,):
-            yield from _attention(dtype, width)
-
-
-def _attention(dtype: torch.dtype, width: int) -> Iterator[tuple[str, Callable[[], Any]]]:
-    from fenchel.kernels.gpu.attention import attend
-    from fenchel.kernels.gpu.attention_backward import attend_backward
-
-    q, k = torch.zeros(1, 2, 1, 2048, width, dtype=dtype), torch.zeros(1, 2, 2048, width, dtype=dtype)
-    rest: dict[str, Any] = {"mask": None, "causal": True, "scale": 0.1, "dropout": 0.0, "seed": 0}
-
-    def both() -> None:
-        output, state = attend(q, k, k, 1.5, keep=True, **rest)
-        attend_backward(output, state, q, k, k, 1.5, needed=(True, True, True, False), **rest)
-
-    name = f"{str(dtype).removeprefix('torch.')}, width {width}"
-    yield f"attention, {name}", both
-    plain = {**rest, "causal": False}
-    yield f"one query, {name}", lambda: attend(q[:, :, :, :1], k, k, 1.5, keep=False, **plain)
 
 
 def table(*, all_sizes: bool = True) -> list[str]:
