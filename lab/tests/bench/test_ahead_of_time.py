@@ -1,4 +1,4 @@
-"""Every kernel for GPUs that is registered for devices compiles for sm_90, in one configuration each and in a process without Triton's interpreter."""
+"""Every kernel that is registered for GPUs compiles for sm_90, in a process without Triton's interpreter."""
 
 import os
 import subprocess

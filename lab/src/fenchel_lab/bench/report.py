@@ -22,12 +22,7 @@ BEGIN, SHORT, END = "<!-- bench -->", "<!-- bench: five rows -->", "<!-- /bench 
 FRONT = {
     ("maps", "entmax 1.5", "torch.softmax", "geometric mean"): "`entmax`, α = 1.5, rows of 64 to 128,000 scores",
     ("loss", "entmax_loss 1.5", "cross_entropy", "128 × 32000, σ = 4"): "`entmax_loss`, 128 × 32,000 classes",
-    (
-        "linear",
-        "linear_entmax_loss 1.5",
-        "linear + cross_entropy",
-        "peaked",
-    ): "`linear_entmax_loss`, 512 × 32,000 words",
+    ("linear", "linear_entmax_loss 1.5", "linear + cross_entropy", "peaked"): "`linear_entmax_loss`, 512 × 32,000 words",
     ("attention", "attention 1.5", "torch SDPA", "4 × 4096 × 64"): "`attention`, 4 heads × 4096 × 64",
     ("tagging", "nn.CRF", "pytorch-crf", "largest"): "`nn.CRF`, the slowest of three sizes",
 }
@@ -185,9 +180,7 @@ class Report:
     def figures(self) -> Sheet:
         """The summary without goals: what was measured, one column per target."""
         summary = self.summary
-        rows = [
-            [*row[:2], *(cell.rstrip("".join(MARKS.values())).rstrip() for cell in row[3:])] for row in summary.rows
-        ]
+        rows = [[*row[:2], *(cell.rstrip("".join(MARKS.values())).rstrip() for cell in row[3:])] for row in summary.rows]
         return Sheet("", [*summary.header[:2], *summary.header[3:]], rows, names=2)
 
     @property
