@@ -10,7 +10,7 @@ SITE_STAMP := $(VENV)/.installed-site
 WARM = $(BIN)/python -m fenchel warmup --dtype $(1)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup warm demo docs test test-all check check-site check-targets check-oldest check-newest bench clean
+.PHONY: test-triton gpu-report help setup warm demo docs test test-all check check-site check-targets check-oldest check-newest bench clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -54,6 +54,17 @@ test: warm  ## run the tests of the library and of the laboratory, but for the s
 
 test-all: warm  ## run all tests
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	@$(MAKE) --no-print-directory test-triton
+
+# Triton reads these variables when it is imported: a process of its own. Few examples, for the interpreter is slow.
+ON_TRITON := FENCHEL_KERNELS=triton TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=few
+HARNESS := "not thousands and not compile and not second_order and (entmax-1.5 or entmax-tensor or entmax-3 or normmax-5)"
+test-triton: setup  ## run the kernels for GPUs in Triton's interpreter
+	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 tests/gpu
+	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 -m "not slow" -k $(HARNESS) tests/test_conformance.py
+
+gpu-report: setup  ## compile the kernels for GPUs ahead of time and write docs/gpu.md anew; minutes
+	@FENCHEL_KERNELS=triton $(BIN)/python -m fenchel_lab.bench.gpu_report docs/gpu.md
 
 check: setup  ## lint, format, types, layers
 	@$(BIN)/ruff check .

@@ -10,6 +10,7 @@ import torch
 
 os.environ.setdefault("FENCHEL_KERNELS", "wait")  # before fenchel is imported: results come from kernels alone
 hypothesis.settings.register_profile("default", deadline=None, max_examples=12, derandomize=True)
+hypothesis.settings.register_profile("few", deadline=None, max_examples=3, derandomize=True)
 hypothesis.settings.register_profile("thorough", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 torch.set_num_threads(1)

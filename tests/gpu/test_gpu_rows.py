@@ -95,7 +95,9 @@ def test_normmax_satisfies_the_optimality_conditions(alpha: float) -> None:
             on = row > 0
             if alpha == math.inf:  # uniform over a support that reaches down to a threshold
                 assert float(row[on].max() - row[on].min()) < 1e-15
-                assert abs((z[on] - z[~on].max()).clamp_min(0).sum() - 1) < float(on.sum()) * (z[on].min() - z[~on].max())
+                assert abs((z[on] - z[~on].max()).clamp_min(0).sum() - 1) < float(on.sum()) * (
+                    z[on].min() - z[~on].max()
+                )
                 continue
             tau = z[on] - (row[on] / row.norm(alpha)).pow(alpha - 1)
             torch.testing.assert_close(tau, tau.mean().expand_as(tau), atol=1e-9, rtol=0)
@@ -298,7 +300,7 @@ def test_maps_losses_and_output_layers_reach_the_kernels() -> None:
     fenchel.entmax_loss(scores, torch.tensor([0, 1, 2])).sum().backward()
     assert STARTED["rows_kernel"] == 2
     fenchel.k_subsets(scores, 2).square().sum().backward()
-    assert STARTED["project_kernel"] == STARTED["box_product_kernel"] == 1
+    assert STARTED["box_product_kernel"] == 1
     fenchel.normmax(scores).square().sum().backward()
     assert STARTED["rows_kernel"] == 3
 
@@ -331,5 +333,3 @@ def test_operators_are_right_and_stay_in_graphs() -> None:
     STARTED.clear()
     compiled(scores).square().sum().backward()
     assert STARTED["rows_kernel"] == STARTED["product_kernel"] == 1
-
-

@@ -113,7 +113,7 @@ class RowMap(ABC):
             kernel = kernels.find_again(self.name, a, scores)
             if kernel is not None:
                 tracked = scores.requires_grad and torch.is_grad_enabled()
-                try:  # noqa: SIM105 (a context costs time, this does not)
+                try:
                     chosen: Tensor = apply_function(Argmax, self, scores, *a) if tracked else kernel(scores, *a)
                     return chosen
                 except kernels.NotCompiledError:

@@ -28,7 +28,7 @@ def serves(omega: Regularizer, like: Tensor) -> bool:
         return False
     low, high = base.parameter_range
     shape = base.parameter_shape
-    if not (1 <= low and high <= MOST) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
+    if not (low >= 1 and high <= MOST) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
         return False
     number = min(max(high, LEAST), MOST)
     return kernels.find(STEP, base.name, (number,), like) is not None

@@ -9,14 +9,19 @@ from __future__ import annotations
 import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-TARGETS = {"sm_80": ("cuda", 80, 32), "sm_90": ("cuda", 90, 32), "sm_100": ("cuda", 100, 32), "gfx942": ("hip", "gfx942", 64)}
+TARGETS = {
+    "sm_80": ("cuda", 80, 32),
+    "sm_90": ("cuda", 90, 32),
+    "sm_100": ("cuda", 100, 32),
+    "gfx942": ("hip", "gfx942", 64),
+}
 """The targets by name: A100, H100, B200 and MI300."""
 
 _TYPES = {
@@ -57,7 +62,7 @@ def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[s
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    names = [name for name in kernel.arg_names]
+    names = list(kernel.arg_names)
     constants = {(names.index(k),): v for k, v in options.items() if k not in _OPTIONS}
     signature: dict[str, str] = {}
     divisible: dict[tuple[int, ...], list[list[Any]]] = {}

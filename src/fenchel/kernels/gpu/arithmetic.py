@@ -6,12 +6,17 @@ h = c = α − 1; for normmax scale = 1 and h = c/(1 + c), and the result is pro
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import triton
 import triton.language as tl
 
-jit: Any = triton.jit
+
+def jit(function: Callable[..., Any]) -> Any:
+    """Let Triton compile a function."""
+    return triton.jit(function)
+
 
 SPARSEMAX: Any = tl.constexpr(1)
 """α = 2 of entmax, and α = ∞ of normmax: h = 1."""

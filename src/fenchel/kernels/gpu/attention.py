@@ -297,9 +297,9 @@ def attend_kernel(
     # First pass: largest scores, and which blocks can be used at all: scores within 1/c of the largest so far.
     top = tl.full([BM, 1], float("-inf"), DTYPE)
     bad = tl.zeros([BM, 1], tl.int32)
-    for w in range(0, tl.cdiv(last, 32 * BN)):
+    for w in range(tl.cdiv(last, 32 * BN)):
         word = 0
-        for i in range(0, 32):
+        for i in range(32):
             first = (w * 32 + i) * BN
             if first < last:
                 keys = first + j
@@ -322,9 +322,9 @@ def attend_kernel(
     while go > 0:
         S = tl.zeros([BM, 1], DTYPE)
         D = tl.zeros([BM, 1], DTYPE)
-        for w in range(0, tl.cdiv(last, 32 * BN)):
+        for w in range(tl.cdiv(last, 32 * BN)):
             word = tl.load(NEEDED + own + w)
-            for i in range(0, 32):
+            for i in range(32):
                 if ((word >> i) & 1) != 0:
                     keys = (w * 32 + i) * BN + j
                     k = load_keys(K, keys, count, ks, ke, width, BE)
@@ -342,10 +342,10 @@ def attend_kernel(
     D = tl.zeros([BM, 1], DTYPE)
     out = tl.zeros([BM, BF], DTYPE)
     mean = tl.zeros([BM, BF], DTYPE)
-    for w in range(0, tl.cdiv(last, 32 * BN)):
+    for w in range(tl.cdiv(last, 32 * BN)):
         word = tl.load(NEEDED + own + w)
         used = 0
-        for i in range(0, 32):
+        for i in range(32):
             if ((word >> i) & 1) != 0:
                 keys = (w * 32 + i) * BN + j
                 k = load_keys(K, keys, count, ks, ke, width, BE)
@@ -520,5 +520,3 @@ def decode_values_kernel(
     at = (tl.program_id(0) * tl.num_programs(1) + bh).to(tl.int64) * total + rows
     inside = (rows < total)[:, None] & (f < depth)[None, :]
     tl.store(OUT + at[:, None] * depth + f[None, :], out, mask=inside)
-
-

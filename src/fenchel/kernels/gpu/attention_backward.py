@@ -139,9 +139,9 @@ def queries_kernel(
         end = tl.minimum(start + BM, total)
         one = start // length == (end - 1) // length
         last = tl.minimum(count, tl.where(one, (end - 1) % length + 1, length))
-    for w in range(0, tl.cdiv(last, 32 * BN)):
+    for w in range(tl.cdiv(last, 32 * BN)):
         word = tl.load(USED + own + w)
-        for i in range(0, 32):
+        for i in range(32):
             if ((word >> i) & 1) != 0:
                 keys = (w * 32 + i) * BN + j
                 k = load_keys(K, keys, count, ks, ke, width, BE)
@@ -232,7 +232,7 @@ def keys_kernel(
     to_key = tl.zeros([BN, BE], DTYPE)
     to_value = tl.zeros([BN, BF], DTYPE)
     all_blocks = tl.cdiv(total, BM)
-    for n in range(0, all_blocks):
+    for n in range(all_blocks):
         visible = 1
         if CAUSAL:  # words beyond what a block of rows sees were never written
             end = tl.minimum(n * BM + BM, total)

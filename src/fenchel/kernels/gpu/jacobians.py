@@ -13,7 +13,14 @@ _LN_2: Any = tl.constexpr(0.6931471805599453)
 
 @jit
 def product(
-    p: tl.tensor, v: tl.tensor, c: tl.tensor, j: tl.tensor, KIND: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr
+    p: tl.tensor,
+    v: tl.tensor,
+    c: tl.tensor,
+    j: tl.tensor,
+    KIND: tl.constexpr,
+    NORM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    EPS: tl.constexpr,
 ) -> Any:
     """J v of a block of rows."""
     if NORM:
@@ -52,7 +59,9 @@ def flat_product(p: tl.tensor, v: tl.tensor, c: tl.tensor, KIND: tl.constexpr) -
 
 
 @jit
-def steep_product(p: tl.tensor, v: tl.tensor, c: tl.tensor, j: tl.tensor, BLOCK: tl.constexpr, EPS: tl.constexpr) -> Any:
+def steep_product(
+    p: tl.tensor, v: tl.tensor, c: tl.tensor, j: tl.tensor, BLOCK: tl.constexpr, EPS: tl.constexpr
+) -> Any:
     """J v for α > 2, where s is huge for small p and J the difference of huge numbers; 0 at α = ∞.
 
     Everything is measured from the smallest probability: its own product is minus the sum of the others (J1 = 0). What

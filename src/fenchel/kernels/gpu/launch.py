@@ -57,7 +57,8 @@ _recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] | None = None
 def recorded() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
     """Collect the kernels that would be started, with their arguments and options, and start none of them."""
     global _recorded
-    _recorded = found = []
+    found: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = []
+    _recorded = found
     try:
         yield found
     finally:

@@ -10,7 +10,15 @@ from fenchel.kernels.gpu.arithmetic import TOTAL, jit
 
 
 @jit
-def load_alpha(ALPHA: tl.tensor, r: tl.tensor, rows: tl.tensor, stride: tl.tensor, z: tl.tensor, KIND: tl.constexpr, EACH: tl.constexpr) -> Any:
+def load_alpha(
+    ALPHA: tl.tensor,
+    r: tl.tensor,
+    rows: tl.tensor,
+    stride: tl.tensor,
+    z: tl.tensor,
+    KIND: tl.constexpr,
+    EACH: tl.constexpr,
+) -> Any:
     """α, and c = α − 1 in the precision of z: a number, or for normmax one per row (R, 1)."""
     if KIND == TOTAL:
         alpha = tl.load(ALPHA + tl.program_id(0).to(tl.int64) * stride).to(tl.float64)
@@ -28,7 +36,15 @@ def is_wrong(alpha: tl.tensor, NORM: tl.constexpr) -> Any:
 
 
 @jit
-def class_loss(along: tl.tensor, offset: tl.tensor, c: tl.tensor, reached: tl.tensor, empty: tl.tensor, bad: tl.tensor, NORM: tl.constexpr) -> Any:
+def class_loss(
+    along: tl.tensor,
+    offset: tl.tensor,
+    c: tl.tensor,
+    reached: tl.tensor,
+    empty: tl.tensor,
+    bad: tl.tensor,
+    NORM: tl.constexpr,
+) -> Any:
     """max_Ω − z at the target, for rows with largest score 0, from ⟨p, z⟩ and the offset.
 
     On the support of entmax ln_c(p) = z − A, so that Ω = (⟨p, z⟩ − A)/α, and max_Ω = (c⟨p, z⟩ + A)/α. For normmax
@@ -42,5 +58,3 @@ def class_loss(along: tl.tensor, offset: tl.tensor, c: tl.tensor, reached: tl.te
     possible = (tl.where(empty, 1, 0) + tl.where(reached == float("-inf"), 1, 0)) == 0
     loss = tl.where(possible, value - tl.where(possible, reached, 0.0), float("inf"))
     return tl.where(bad, float("nan"), loss)
-
-

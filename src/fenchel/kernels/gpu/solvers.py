@@ -30,7 +30,9 @@ def shift(z: tl.tensor) -> Any:
 
 
 @jit
-def solve(z: tl.tensor, c: tl.tensor, usable: tl.tensor, KIND: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr) -> Any:
+def solve(
+    z: tl.tensor, c: tl.tensor, usable: tl.tensor, KIND: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr
+) -> Any:
     """The weights p of each row, and its offset A; c = α − 1 is one number, or one per row (R, 1)."""
     if KIND == TOTAL:
         # One row per program: all its threads take the same branch.
@@ -56,7 +58,9 @@ def exponents(c: tl.tensor, NORM: tl.constexpr) -> Any:
 
 
 @jit
-def solve_flat(z: tl.tensor, c: tl.tensor, usable: tl.tensor, KIND: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr) -> Any:
+def solve_flat(
+    z: tl.tensor, c: tl.tensor, usable: tl.tensor, KIND: tl.constexpr, NORM: tl.constexpr, EPS: tl.constexpr
+) -> Any:
     """``solve`` by Newton's method on the offset, for α ≤ 2 of entmax and every α of normmax."""
     TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
     scale, h = exponents(c, NORM)

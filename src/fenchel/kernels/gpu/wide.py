@@ -2,8 +2,8 @@
 
 ``wide_kernel`` reads a row once. It writes zeros, and copies the candidates, the entries that can have mass, to a list
 of its own; these fit into registers, and are solved there as a narrow row is. The list is in global memory, but small:
-the cache holds it. Rows with more candidates than a list has places are left to ``spill_kernel``, which reads them again
-in each step of the solution, and is exact too.
+the cache holds it. Rows with more candidates than a list has places are left to ``spill_kernel``, which reads them
+again in each step of the solution, and is exact too.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ def _target(Z: tl.tensor, Y: tl.tensor, row: tl.tensor, LOSS: tl.constexpr, DTYP
 
 
 @jit
-def _spoil(P: tl.tensor, L: tl.tensor, row: tl.tensor, n: tl.tensor, y: tl.tensor, LOSS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _spoil(
+    P: tl.tensor, L: tl.tensor, row: tl.tensor, n: tl.tensor, y: tl.tensor, LOSS: tl.constexpr, BLOCK: tl.constexpr
+) -> None:
     """NaN in a row with NaN, +inf or a wrong α; 0 if its loss is left out."""
     j = tl.arange(0, BLOCK)
     value = float("nan")
@@ -207,9 +209,7 @@ def spill_kernel(
             if c > 1.0:
                 offset, along = _spill_steep(z, P + row * n, n, top, c, y, hit, LOSS, DTYPE, BLOCK, EPS)
             else:
-                offset, along = _spill_flat(
-                    z, P + row * n, n, top, c, y, hit, ANY, NORM, LOSS, DTYPE, BLOCK, EPS
-                )
+                offset, along = _spill_flat(z, P + row * n, n, top, c, y, hit, ANY, NORM, LOSS, DTYPE, BLOCK, EPS)
         else:
             offset, along = _spill_flat(z, P + row * n, n, top, c, y, hit, KIND, NORM, LOSS, DTYPE, BLOCK, EPS)
         if LOSS != 0:
@@ -225,7 +225,16 @@ def _part(z: tl.tensor, b: tl.tensor, n: tl.tensor, top: tl.tensor, DTYPE: tl.co
 
 
 @jit
-def _put(P: tl.tensor, b: tl.tensor, n: tl.tensor, p: tl.tensor, y: tl.tensor, hit: tl.tensor, LOSS: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _put(
+    P: tl.tensor,
+    b: tl.tensor,
+    n: tl.tensor,
+    p: tl.tensor,
+    y: tl.tensor,
+    hit: tl.tensor,
+    LOSS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Write some weights, or the gradient of the loss there."""
     j = tl.arange(0, BLOCK)
     if LOSS == 2:
@@ -372,5 +381,5 @@ def _spill_steep(
 def _steep_part(z: tl.tensor, least: tl.tensor, w: tl.tensor, c: tl.tensor, EPS: tl.constexpr) -> Any:
     """p of some entries, and its derivative in w."""
     gap = z - least
-    share, power, slope = steep_shares(gap, gap == 0.0, gap > 0.0, w, c, 1e-37 if EPS > 1e-10 else 1e-300)
+    share, _power, slope = steep_shares(gap, gap == 0.0, gap > 0.0, w, c, 1e-37 if EPS > 1e-10 else 1e-300)
     return share, slope

@@ -253,7 +253,14 @@ def _spill_steep(
 
 @jit
 def _spill_norm(
-    P: tl.tensor, V: tl.tensor, OUT: tl.tensor, n: tl.tensor, c: tl.tensor, KIND: tl.constexpr, DTYPE: tl.constexpr, BLOCK: tl.constexpr
+    P: tl.tensor,
+    V: tl.tensor,
+    OUT: tl.tensor,
+    n: tl.tensor,
+    c: tl.tensor,
+    KIND: tl.constexpr,
+    DTYPE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> Any:
     """``jacobians.norm_product`` of a row in memory."""
     j = tl.arange(0, BLOCK)

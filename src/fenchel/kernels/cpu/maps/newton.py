@@ -173,7 +173,11 @@ def _solve_by_logarithms(z: Any, m: int, across: bool, rule: Any, mass: bool, le
             if across:
                 corrected = vec.sum_everywhere(corrected)
             after = level + change
-            active = (_size(vec.narrow(corrected - 1.0, level)) > near) & ((after > level) | (after < level)) & (excess > -1.0)
+            active = (
+                (_size(vec.narrow(corrected - 1.0, level)) > near)
+                & ((after > level) | (after < level))
+                & (excess > -1.0)
+            )
             if not vec.any_lane(active):
                 break
         level = vec.select(active, level + change, level)

@@ -76,7 +76,9 @@ def _compress_by_table(typingctx: Any, x: Any, i: Any, v: Any, line: Any) -> Any
         i32, i64 = ir.IntType(32), ir.IntType(64)
         single, places = ir.VectorType(ir.FloatType(), 8), ir.VectorType(i32, 8)
         table = cgutils.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
-        below = builder.fsub(args[3], args[2])  # its signs are the mask: LLVM makes of a comparison three times the code
+        below = builder.fsub(
+            args[3], args[2]
+        )  # its signs are the mask: LLVM makes of a comparison three times the code
         count: Any = i64(0)
         for half in range(2):
             lanes = ir.Constant(places, list(range(8 * half, 8 * half + 8)))

@@ -1,0 +1,69 @@
+"""Compile every kernel for GPUs for four targets, and write what each needs as a page of the documentation.
+
+Run as ``make gpu-report``, in a process in which TRITON_INTERPRET is not set.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fenchel_lab.bench.ahead_of_time import TARGETS, compile_for, record
+
+_BEGIN, _END = "<!-- written by `make gpu-report` -->", "<!-- end -->"
+
+
+def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls that launch every kernel, with a name each; one configuration per kernel unless ``all_sizes``."""
+    from fenchel.kernels.gpu import boxes, products, rows
+
+    widths = (1000, 4096, 16_384, 32_000) if all_sizes else (1000, 32_000)
+    per_row, index = torch.full((4, 1), 1.3), torch.zeros(4, dtype=torch.long)
+    for width in widths:
+        z = torch.zeros(4, width)
+        alphas: tuple[Any, ...] = (1.5, 2.0, 1.3, 3.0, per_row) if all_sizes else (1.5,)
+        for alpha in alphas:
+            name = f"α {'per row' if isinstance(alpha, torch.Tensor) else alpha}, {width} wide"
+            yield f"entmax, {name}", partial(rows.entmax, z, alpha)
+            yield f"its loss, {name}", partial(rows.entmax_loss, z, index, True, alpha)
+            yield f"its product, {name}", partial(products.entmax_product, z, None, z, alpha)
+        yield f"α's gradient, {width} wide", partial(products.entmax_pull, z, None, z, per_row)
+        if width <= 4096:
+            yield f"product of k-subsets, {width} wide", partial(boxes.product, z, None, z, 1.0, 2.0)
+
+
+def table(*, all_sizes: bool = True) -> list[str]:
+    """A table in Markdown: registers / bytes spilled / bytes of shared memory, per target."""
+    lines = ["| call | kernel | warps | " + " | ".join(TARGETS) + " |", "| --- " * (3 + len(TARGETS)) + "|"]
+    seen = set()
+    for name, call in launches(all_sizes=all_sizes):
+        for kernel, args, options in record(call):
+            key = kernel.__name__, str(sorted(options.items())), tuple(getattr(a, "dtype", None) for a in args)
+            if key in seen:
+                continue
+            seen.add(key)
+            cells = []
+            for target in TARGETS:
+                found = compile_for(target, kernel, args, options)
+                cells.append(f"{found.registers} / {found.spilled} / {found.shared}")
+            lines.append(f"| {name} | `{kernel.__name__}` | {options['num_warps']} | " + " | ".join(cells) + " |")
+            print(lines[-1], flush=True)
+    return lines
+
+
+def main(path: str, *, brief: bool = False) -> None:
+    """Put the table into a page, in place of the one that is there; one configuration per kernel if ``brief``."""
+    page = Path(path)
+    text = page.read_text()
+    before, rest = text.split(_BEGIN)
+    _, after = rest.split(_END)
+    page.write_text("\n".join([before + _BEGIN, "", *table(all_sizes=not brief), "", _END]) + after)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], brief="--brief" in sys.argv)
