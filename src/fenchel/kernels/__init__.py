@@ -45,4 +45,4 @@ def usable(room: str, *tensors: Tensor) -> bool:
 from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
 from fenchel.kernels.table import find, find_again, register  # noqa: E402
 
-__all__ = ["ENABLED", "WAIT", "choose", "find", "ready", "register", "usable", "waiting"]
+__all__ = ["ENABLED", "WAIT", "find", "find_again", "ready", "register", "usable", "waiting"]

@@ -11,9 +11,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils as numba_builders
 from numba.extending import intrinsic
-from numba.np import arrayobj
+from numba.np import arrayobj as numba_arrays
+
+cgutils: Any = numba_builders
+arrayobj: Any = numba_arrays
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _BOUNDARY = 64  # bytes: where the longest vectors of any processor may begin
@@ -71,6 +74,19 @@ def _borrowed(typingctx: Any, array: Any) -> Any:
     return array(array), codegen
 
 
+def _on_boundary(typingctx: Any, array: Any) -> Any:
+    """Whether an array begins on a vector boundary."""
+    if not isinstance(array, types.Array):
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = builder.ptrtoint(context.make_array(sig.args[0])(context, builder, args[0]).data, _I64)
+        return builder.icmp_unsigned("==", builder.and_(data, _I64(_BOUNDARY - 1)), _I64(0))
+
+    return types.boolean(array), codegen
+
+
 allocate: Any = intrinsic(_allocate)
 release: Any = intrinsic(_release)
 borrowed: Any = intrinsic(_borrowed)
+on_boundary: Any = intrinsic(_on_boundary)

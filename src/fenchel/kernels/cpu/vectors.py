@@ -487,26 +487,6 @@ def _turn(
         builder.store(column, place, align=_size(kind))
 
 
-def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: Any) -> Any:
-    """The inverse of ``load_square``."""
-    vector = _vector_of(x)
-    if vector is None or vector != _vector_of(columns):
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        kind = context.get_value_type(vector)
-        found = []
-        for k in range(vector.lanes):
-            place = builder.add(args[1], _I64(k * vector.lanes))
-            found.append(builder.load(address(context, builder, sig.args[0], args[0], place, kind), align=_size(kind)))
-        for r, row in enumerate(_transposed(builder, found)):
-            place = builder.add(args[3], builder.mul(_I64(r), args[4]))
-            builder.store(row, address(context, builder, sig.args[2], args[2], place, kind), align=_size(kind))
-        return context.get_dummy_value()
-
-    return types.void(columns, types.intp, x, types.intp, types.intp), codegen
-
-
 def _lanes(typingctx: Any, x: Any) -> Any:
     """How many numbers a vector of an array's elements has, a constant."""
     vector = _vector_of(x)
@@ -546,21 +526,6 @@ def _precision(typingctx: Any, x: Any) -> Any:
     return types.float64(x), lambda context, builder, sig, args: ir.Constant(ir.DoubleType(), value)
 
 
-def _to_boundary(typingctx: Any, x: Any) -> Any:
-    """How many elements of an array come before the first that begins a vector's place in memory."""
-    vector = _vector_of(x)
-    if vector is None:
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = builder.ptrtoint(context.make_array(sig.args[0])(context, builder, args[0]).data, _I64)
-        size = x.dtype.bitwidth // 8
-        rest = builder.and_(builder.neg(data), _I64(vector.lanes * size - 1))
-        return builder.udiv(rest, _I64(size))
-
-    return types.intp(x), codegen
-
-
 def _count_bits(typingctx: Any, bits: Any) -> Any:
     """How many bits of an integer are set."""
     if bits != types.uint64:
@@ -582,12 +547,10 @@ store_part: Any = intrinsic(_store_part)
 pointer: Any = intrinsic(_pointer)
 load_square: Any = intrinsic(_load_square)
 load_square_part: Any = intrinsic(_load_square_part)
-store_square: Any = intrinsic(_store_square)
 lanes: Any = intrinsic(_lanes)
 precision: Any = intrinsic(_precision)
 exponent_limit: Any = intrinsic(_exponent_limit)
 polynomial: Any = intrinsic(_polynomial)
-to_boundary: Any = intrinsic(_to_boundary)
 splat: Any = intrinsic(_splat_like)
 select: Any = intrinsic(_select)
 unordered: Any = intrinsic(_unordered)

@@ -19,10 +19,12 @@ from numba.extending import intrinsic, overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.places import fill
+from fenchel.kernels.cpu.memory import on_boundary
 from fenchel.kernels.cpu.powers import call, suffix
 
 _LARGE = 1 << 23  # bytes
 _config: Any = numba_config
+_builders: Any = cgutils
 
 
 def _stream(typingctx: Any, x: Any, i: Any, v: Any) -> Any:
@@ -75,8 +77,10 @@ def _compress_by_table(typingctx: Any, x: Any, i: Any, v: Any, line: Any) -> Any
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         i32, i64 = ir.IntType(32), ir.IntType(64)
         single, places = ir.VectorType(ir.FloatType(), 8), ir.VectorType(i32, 8)
-        table = cgutils.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
-        below = builder.fsub(args[3], args[2])  # its signs are the mask: LLVM makes of a comparison three times the code
+        table = _builders.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
+        below = builder.fsub(
+            args[3], args[2]
+        )  # its signs are the mask: LLVM makes of a comparison three times the code
         count: Any = i64(0)
         for half in range(2):
             lanes = ir.Constant(places, list(range(8 * half, 8 * half + 8)))
@@ -178,7 +182,7 @@ def matrix(address: int, size: int, n: int, like: Any) -> Any:
 @strict_helper
 def is_streamed(out: Any, n: int) -> Any:
     """Whether rows of n entries of an output are streamed: it is large, and every row begins at a vector boundary."""
-    aligned = n % vec.lanes(out) == 0 and vec.to_boundary(out) == 0
+    aligned = n % vec.lanes(out) == 0 and on_boundary(out)
     return aligned and out.size * out.itemsize >= _LARGE
 
 

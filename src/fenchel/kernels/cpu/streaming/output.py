@@ -122,7 +122,13 @@ def class_losses(
 
     ``counts`` is how many entries of a row are not zero, ``packed`` whether it holds these alone.
     """
-    x, slots, powers, target, losses = borrowed(x), borrowed(slots), borrowed(powers), borrowed(target), borrowed(losses)
+    x, slots, powers, target, losses = (
+        borrowed(x),
+        borrowed(slots),
+        borrowed(powers),
+        borrowed(target),
+        borrowed(losses),
+    )
     n = x.shape[1]
     room, index = workspace(n, x)
     w = room[1]
