@@ -6,10 +6,11 @@ STAMP := $(VENV)/.installed
 # A source distribution of the library has no laboratory.
 LAB := $(wildcard lab)
 BENCH_STAMP := $(VENV)/.installed-bench
+SITE_STAMP := $(VENV)/.installed-site
 WARM = $(BIN)/python -m fenchel warmup --dtype $(1)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup warm demo test test-all check check-targets check-oldest check-newest bench clean
+.PHONY: help setup warm demo docs test test-all check check-site check-targets check-oldest check-newest bench clean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -33,15 +34,26 @@ $(BENCH_STAMP): $(STAMP)
 demo: setup  ## run the tour on embedded data and write report/index.html
 	@$(BIN)/fenchel tour --out report
 
+$(SITE_STAMP): $(STAMP)
+	@$(INSTALL) -e '.[site]'
+	@touch $@
+
+docs: $(SITE_STAMP)  ## build the site: build/html/index.html
+	@$(BIN)/python docs/build.py
+
+# Needs Chromium, the system's package; not part of continuous integration.
+check-site: $(SITE_STAMP)  ## build the site and the packages, check them, and click through the site in headless Chromium
+	@$(BIN)/python docs/check.py
+
 # Kernels first, one process per precision: two test processes would each compile all of them.
 warm: setup
 	@$(call WARM,float32) & $(call WARM,float64); wait
 
 test: warm  ## run the tests of the library and of the laboratory, but for the slow ones
-	@$(BIN)/python -m pytest -q -n 2 -m "not slow"
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow"
 
 test-all: warm  ## run all tests
-	@$(BIN)/python -m pytest -q -n 2
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 check: setup  ## lint, format, types, layers
 	@$(BIN)/ruff check .
@@ -74,4 +86,4 @@ bench: $(BENCH_STAMP)  ## measure against peers; ratios in one run, kept in repo
 	@$(BIN)/fenchel bench --out report/bench
 
 clean:  ## remove the environment and what was generated
-	rm -rf $(VENV) $(OLDEST) $(NEWEST) report build dist lab/build lab/dist
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) report build dist lab/build lab/dist docs/gallery/pages docs/reference/rooms

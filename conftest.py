@@ -1,6 +1,8 @@
 """Shared set-up: reproducible, unhurried hypothesis, one thread per test process."""
 
+import gc
 import os
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -16,3 +18,14 @@ torch.set_num_threads(1)
 @pytest.fixture(autouse=True)
 def _seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Collect tests without searching for garbage, now or later, among the million objects that modules consist of."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()

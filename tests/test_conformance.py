@@ -36,9 +36,9 @@ every_map_level_at_its_vertices = every(lambda m: m.vertices and not m.grouped)
 
 
 @pytest.fixture(autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if hasattr(request.node, "callspec") and request.node.callspec.params["case"].plain:
-        monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+        set_kernels(False)
 
 
 @st.composite

@@ -85,9 +85,9 @@ def elsewhere() -> Iterator[None]:
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("kernels", ["on", "off"])
 def test_what_is_on_the_cpu_stays_there_whatever_the_default_device(
-    name: str, kernels: str, monkeypatch: pytest.MonkeyPatch
+    name: str, kernels: str, set_kernels: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    set_kernels(kernels == "on")
     results = []
     for device in ("cpu", "meta"):
         scores = ROWS.clone().requires_grad_()
@@ -254,9 +254,9 @@ def test_the_fake_device_refuses_every_look_at_a_value(device: str) -> None:
 
 @pytest.mark.parametrize(("choose", "least"), [(fenchel.entmax, 0.0), (fenchel.normmax, 1.0)])
 def test_an_alpha_out_of_range_on_a_device_makes_its_row_nan(
-    choose: Callable[..., Tensor], least: float, monkeypatch: pytest.MonkeyPatch
+    choose: Callable[..., Tensor], least: float, set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    set_kernels(False)
     for module in ("_checks", "regularizers.tsallis", "regularizers.norm", "regularizers.solvers.thresholds"):
         monkeypatch.setattr(f"fenchel.{module}.known", lambda *tensors: False)
     scores = ROWS.index_fill(1, torch.tensor([2]), -torch.inf).requires_grad_()

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 import fenchel
-from fenchel import kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of torch's exporters
 FREE = torch.export.Dim.DYNAMIC
@@ -133,11 +132,11 @@ def test_onnx_runtime_gives_the_same_numbers(name: str) -> None:
 
 
 @every_model
-def test_without_kernels_an_exported_graph_holds_aten_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_kernels_an_exported_graph_holds_aten_alone(name: str, set_kernels: Callable[[bool], None]) -> None:
     make, inputs, shapes = MODELS[name]
     model = make().eval()
     expected = [results(model, given) for given in inputs]
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     program = torch.export.export(model, inputs[0], dynamic_shapes=shapes)
     names = {node.target.namespace for node in program.graph.nodes if isinstance(node.target, torch._ops.OpOverload)}
     assert names == {"aten"}

@@ -1013,17 +1013,16 @@ def test_losses_of_distributed_tensors_have_the_gradients_of_plain_ones(mesh: An
     assert_close(scores.grad.full_tensor(), leaf.grad, **EXACT)
 
 
-def test_a_plain_tensor_among_distributed_ones_is_named(mesh: Any) -> None:
-    scores, target = torch.zeros(2, 3), torch.tensor([0, 1])
-    there = distribute_tensor(scores, mesh, [Replicate()])
-    with pytest.raises(TypeError, match="target must be DTensors as the other arguments are"):
-        entmax_loss(there, target)
-    with pytest.raises(TypeError, match="hidden and target must be DTensors"):
-        linear_entmax_loss(scores, there, target)
+def test_plain_scores_with_a_distributed_target_are_named(mesh: Any) -> None:
+    target = distribute_tensor(torch.tensor([0, 1]), mesh, [Replicate()])
+    with pytest.raises(TypeError, match="scores must be a DTensor as other arguments are"):
+        entmax_loss(torch.zeros(2, 3), target)
 
 
 @pytest.mark.parametrize("omega", [Fused(0.1), KSubsets(2), 0.5 * Capped(0.7)], ids=str)
-def test_an_omega_that_distributed_tensors_do_not_know_is_named(omega: Regularizer, mesh: Any) -> None:
-    there = distribute_tensor(torch.rand(2, 3), mesh, [Replicate()])
-    with pytest.raises(TypeError, match="omega must be Tsallis or Norm for DTensors, got"):
-        fy_loss(there, there, omega)
+@pytest.mark.parametrize("placement", [Replicate(), Shard(0), Shard(1)], ids=str)
+def test_losses_of_any_omega_take_distributed_tensors(omega: Regularizer, placement: Any, mesh: Any) -> None:
+    scores = torch.randn(2, 3, dtype=torch.float64)
+    target = omega.argmax(torch.randn(2, 3, dtype=torch.float64))
+    there, wanted = (distribute_tensor(t, mesh, [placement]) for t in (scores, target))
+    assert_close(fy_loss(there, wanted, omega).full_tensor(), fy_loss(scores, target, omega), **EXACT)

@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -170,18 +171,18 @@ def test_a_terminal_gets_a_bar_by_default(monkeypatch: pytest.MonkeyPatch) -> No
         assert ("tiny, float32" in stream.getvalue()) == shown
 
 
-def test_without_kernels_there_is_nothing_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+def test_without_kernels_there_is_nothing_to_do(set_kernels: Callable[[bool], None]) -> None:
+    set_kernels(False)
     warmth = fenchel.warmup()
     assert (warmth.compiled, warmth.loaded, warmth.seconds, warmth.cache) == (0, 0, 0.0, None)
 
 
-def test_the_words_for_it_name_the_cache_or_its_absence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_words_for_it_name_the_cache_or_its_absence(set_kernels: Callable[[bool], None]) -> None:
     assert str(Warmth(3, 4, 5.0, Path("cache"))) == (
         "Compiled 3 kernels and loaded 4 in 5.0 s. The cache lies in cache."
     )
     assert str(Warmth(3, 0, 5.0, None)).endswith("There is no folder to cache them in.")
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    set_kernels(False)
     assert str(fenchel.warmup()) == "FENCHEL_KERNELS=off: there is nothing to compile."
 
 

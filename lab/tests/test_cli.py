@@ -308,9 +308,17 @@ def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_pat
     code, _ = run("bench", "maps", "--seconds", "0", "--out", str(tmp_path / "out"), "--readme", str(page))
     assert code == 0
     text = page.read_text(encoding="utf-8")
-    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | goal | AVX2 (abacus) |\n")
+    assert text.startswith(f"before\n{bench.BEGIN}\n| | against | AVX2 (abacus) |\n")
     assert text.endswith(f"\n{bench.END}\nafter\n")
     assert "old" not in text
+
+
+def test_bench_refuses_five_rows_of_some_workloads_before_it_measures(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(f"{bench.SHORT}{bench.END}", encoding="utf-8")
+    code, text = run("bench", "maps", "--out", str(tmp_path / "out"), "--readme", str(page))
+    assert code == 2
+    assert "page.md shows five rows; they need the workloads attention, linear, loss, tagging too" in text
 
 
 def test_bench_refuses_a_page_without_marks_before_it_measures(tiny: dict[str, Workload], tmp_path: Path) -> None:

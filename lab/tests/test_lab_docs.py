@@ -7,10 +7,17 @@ from pathlib import Path
 import pytest
 
 from fenchel_lab import bench, cli
-from fenchel_lab.report import Context, Study
+from fenchel_lab.bench.report import subject
+from fenchel_lab.report import Context, Study, studies
 
 ROOT = Path(__file__).parent.parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "lab/README.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "lab/README.md",
+    *(f"docs/{name}.md" for name in ("speed", "guide/real-data", "guide/rationales", "guide/seq2seq")),
+]
 
 
 def read(page: str) -> str:
@@ -33,7 +40,7 @@ def test_every_command_exists(page: str) -> None:
     known = {(each.name or each.callback.__name__,) for each in cli.app.registered_commands}
     for name, group in groups.items():
         known |= {(name, each.name or each.callback.__name__) for each in group.registered_commands}
-    shown = re.findall(r"(?:^|`|/bin/|= ?)fenchel ([a-z]+)(?: ([a-z]+))?", read(page), re.MULTILINE)
+    shown = re.findall(r"(?:^|`|\$ |/bin/|= ?)fenchel ([a-z]+)(?: ([a-z]+))?", read(page), re.MULTILINE)
     assert shown or page == "CHANGELOG.md"
     for first, second in shown:
         assert (first,) in known or (first, second) in known or (first in groups and not second), (first, second)
@@ -45,7 +52,21 @@ def test_the_example_of_a_chapter_runs(registered: dict[str, Study]) -> None:
     assert registered["my_chapter"].function(Context(data=None)).figures
 
 
-def test_the_readme_has_a_place_for_the_figures_of_the_benchmark() -> None:
+def test_readme_and_site_have_a_place_for_the_figures_of_the_benchmark() -> None:
     text = read("README.md")
-    assert "| new |" in bench.insert(text, "| new |")
-    assert text.index("## Speed") < text.index(bench.BEGIN)
+    assert "| new |" in bench.insert(text, "| new |", bench.SHORT)
+    assert text.index("## Speed") < text.index(bench.SHORT)
+    assert bench.BEGIN not in text
+    assert "| new |" in bench.insert(read("docs/speed.md"), "| new |")
+
+
+def test_the_rows_of_the_front_page_are_goals_of_workloads() -> None:
+    known = {each.name: each for each in bench.workloads()}
+    for workload, of, against, words in bench.FRONT:
+        goals = [each for each in known[workload].goals if (each.of, each.against) == (of, against)]
+        assert [each for each in goals if words in subject(each)], (workload, of, against, words)
+
+
+def test_every_chapter_is_in_the_gallery() -> None:
+    code = {path.stem for path in (ROOT / "docs" / "gallery" / "code").glob("*.py")}
+    assert code == {each.name for each in studies()}

@@ -2,6 +2,7 @@
 
 from fenchel import (
     continuous,
+    distributed,
     dp,
     factors,
     hopfield,
@@ -75,6 +76,7 @@ __all__ = [
     "constrained_softmax",
     "constrained_sparsemax",
     "continuous",
+    "distributed",
     "dp",
     "entmax",
     "entmax_loss",

@@ -123,7 +123,7 @@ def refined(
         points: the number of nodes of a panel in each direction.
         tolerance: of the difference, relative to the sum of the absolute integrals of all panels.
         max_panels: the number of unfinished panels of an integrand above which no more panels are halved.
-        coarse: a function of (start, width, rows) that tells which panels must be halved in any case.
+        coarse: a function of (start, width, rows) that returns which panels must be halved in any case.
     """
     dim = start.shape[-1]
     x, w = gauss_lobatto(points, start)
@@ -171,6 +171,17 @@ def refined(
     nodes = begin.unsqueeze(-2) + size.unsqueeze(-2) * x
     weights = _volume(size, 1).unsqueeze(-1) * w
     return Rule(nodes.reshape(-1, dim), weights.reshape(-1), owner.repeat_interleave(len(x)), error)
+
+
+def ranks(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The rank of each entry among those of its row, (Q,), and the number of entries of each row, (count,).
+
+    Args:
+        rows: (Q,), ascending, the row of each entry.
+        count: the number of rows.
+    """
+    counts = torch.bincount(rows, minlength=count)
+    return torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows], counts
 
 
 def _volume(width: Tensor, dims: int) -> Tensor:

@@ -7,8 +7,9 @@ begins with an underscore.
 from __future__ import annotations
 
 import functools
+import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from types import CodeType
 from typing import Any, TypeVar, cast
@@ -26,15 +27,18 @@ __all__ = [
     "below_autograd",
     "beneath_derivatives",
     "concrete",
+    "differentiable_once",
+    "distributed_rule",
+    "fill_distributed_rules",
     "forward_mode",
     "from_cpu",
     "has_tangent",
     "is_batched",
+    "is_distributed",
     "is_mapped",
     "is_simple",
     "jagged_parts",
     "known",
-    "local_rows",
     "nested_forward_mode",
     "nested_from_mask",
     "on_cpu",
@@ -78,7 +82,7 @@ def concrete(*tensors: Tensor) -> bool:
 
     Raises a RuntimeError if the memory of one was freed: compiled code, and some of torch's own, would crash.
     """
-    # Small inputs feel every line: names are looked up once.
+    # For small inputs the time of a call is that of its Python lines: names are looked up once.
     if _is_compiling() or _tracing_state() is not None or _dispatch_modes():
         return False
     for t in tensors:
@@ -115,14 +119,14 @@ def known(*tensors: Tensor) -> bool:
     """Whether the values of tensors may be read at no cost: they are ``concrete``, and no device must be waited for."""
     if not concrete(*tensors):
         return False
-    for t in tensors:  # noqa: SIM110 (small inputs feel a generator)
+    for t in tensors:  # noqa: SIM110 (a generator is slow for small inputs)
         if not t.is_cpu:
             return False
     return True
 
 
 def readable(*tensors: Tensor) -> bool:
-    """Whether Python code may depend on the values of tensors, whatever their class and whoever watches them.
+    """Whether Python code may depend on the values of tensors, also of subclasses and under dispatch modes.
 
     More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
     but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
@@ -197,31 +201,29 @@ class _Shape(torch.autograd.Function):
         return torch.ones_like(grad, device="cpu")
 
 
-def local_rows(t: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]] | None:
-    """The part that this process has of a DTensor with whole rows, and what makes a DTensor of a result of its shape.
+_distributed_rules: dict[str, Callable[..., Any]] = {}
 
-    None for any other tensor, and in a trace. Differentiable.
-    """
-    if type(t) in _PLAIN or torch.compiler.is_compiling():
-        return None
-    library = sys.modules.get("torch.distributed.tensor")
-    if library is None or not isinstance(t, library.DTensor):
-        return None
-    last = t.dim() - 1
-    for each in t.placements:
-        if not each.is_replicate() and not (type(each) is library.Shard and each.dim % t.dim() != last):
-            return None
-    strides = [1] * t.dim()
-    for i in range(last, 0, -1):
-        strides[i - 1] = strides[i] * max(t.shape[i], 1)
 
-    def whole(part: Tensor) -> Tensor:
-        made: Tensor = library.DTensor.from_local(
-            part, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=tuple(strides)
-        )
-        return made
+def is_distributed(*values: Any) -> bool:
+    """Whether some of these are DTensors, whose rules compute; False in a graph, which has torch's own."""
+    for t in values:
+        if type(t) not in _PLAIN and isinstance(t, Tensor) and not _is_compiling():
+            library = sys.modules.get("torch.distributed.tensor")
+            if library is not None and isinstance(t, library.DTensor):
+                return True
+    return False
 
-    return t.to_local(), whole
+
+def distributed_rule(name: str) -> Callable[..., Any]:
+    """A rule for DTensors; the first one imports the package that has them."""
+    if not _distributed_rules:
+        importlib.import_module("fenchel.distributed.dtensors")
+    return _distributed_rules[name]
+
+
+def fill_distributed_rules(**rules: Callable[..., Any]) -> None:
+    """Say how public functions compute on DTensors; called by ``fenchel.distributed``."""
+    _distributed_rules.update(rules)
 
 
 # -- derivatives and transformations ---------------------------------------------------------------------------------
@@ -259,7 +261,7 @@ def has_tangent(t: Tensor) -> bool:
 
 
 def apply_function(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """``function.apply``, without its look at the signature, which takes as long as a small kernel."""
+    """``function.apply`` without its inspection of the signature, which takes as long as a small kernel."""
     if torch._C._are_functorch_transforms_active():
         return function.apply(*args)  # type: ignore[no-untyped-call]
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
@@ -275,7 +277,7 @@ def nested_forward_mode() -> AbstractContextManager[Any]:
 
 
 def outside(saved: Any) -> Any:
-    """A saved tensor as the level of forward mode around this one sees it; anything else as it is."""
+    """A saved tensor without the tangent of this level of forward mode; anything else as it is."""
     return forward_ad.unpack_dual(saved).primal if isinstance(saved, Tensor) else saved  # type: ignore[no-untyped-call]
 
 
@@ -292,7 +294,7 @@ def without_transforms() -> AbstractContextManager[Any]:
 def recomputed(function: Callable[..., Any], *tensors: Tensor, random: bool = False) -> Any:
     """``function(*tensors)``, which keeps nothing but the tensors, and is computed again to be differentiated.
 
-    Derivatives of every order in reverse mode. ``function`` must not read other tensors that want a gradient.
+    Derivatives of every order in reverse mode. ``function`` must not read other tensors that require a gradient.
 
     Args:
         function: maps tensors to a tensor or a tuple of tensors.
@@ -305,8 +307,8 @@ def recomputed(function: Callable[..., Any], *tensors: Tensor, random: bool = Fa
 class _Recomputed(torch.autograd.Function):
     """See ``recomputed``.
 
-    Computed again on copies without a past: what a tensor was made from may depend on another of them, and must not be
-    counted twice. The derivative is a recomputed function too.
+    It is computed again on detached copies: one tensor may depend on another, and its gradient must not be counted
+    twice. The derivative is a recomputed function too.
     """
 
     @staticmethod
@@ -322,7 +324,7 @@ class _Recomputed(torch.autograd.Function):
 
         def derivative(*given: Tensor) -> tuple[Tensor, ...]:
             differentiated = torch.is_grad_enabled()
-            # Copies already, if this is differentiated in its turn.
+            # In a second derivative these are copies already.
             fresh = given if differentiated else tuple(map(_leaf, given, (*needed, *(False for _ in grads))))
             own, upstream = fresh[: len(tensors)], fresh[len(tensors) :]
             with torch.enable_grad(), torch.random.fork_rng(devices=[], enabled=state is not None):
@@ -350,14 +352,43 @@ def _leaf(tensor: Tensor, needed: bool) -> Tensor:
     return tensor.detach().requires_grad_(needed)
 
 
+def differentiable_once(name: str, instead: str, gradients: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
+    """The gradients of a backward pass that has no derivative of its own: to differentiate them again is an error.
+
+    Args:
+        name: what the user called, for the error.
+        instead: what to use instead, for the error.
+        gradients: of the backward pass; None where there is none.
+        inputs: what the gradients depend on. Only tensors count.
+    """
+    leaves = [t for t in inputs if isinstance(t, Tensor) and t.requires_grad]
+    if not torch.is_grad_enabled() or not leaves:
+        return tuple(gradients)
+    message = f"{name} is differentiable once; {instead}"
+    return tuple(g if g is None else apply_function(_Last, message, g, *leaves) for g in gradients)
+
+
+class _Last(torch.autograd.Function):
+    """The identity on a gradient that cannot be differentiated again: its backward pass raises."""
+
+    @staticmethod
+    def forward(ctx: Any, message: str, gradient: Tensor, *leaves: Tensor) -> Tensor:
+        ctx.message = message
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        raise NotImplementedError(ctx.message)
+
+
 # -- the compiler ----------------------------------------------------------------------------------------------------
 
 
 def outside_graphs(name: str, why: str = "works by rounds that depend on the data") -> Callable[[F], F]:
     """Break the graph of ``torch.compile`` around a function; under ``fullgraph=True`` and ``torch.export``, raise.
 
-    As ``torch.compiler.disable``, which would import the compiler at once: here that is left to whoever compiles. The
-    compiler knows such functions by their attributes, and has to leave the frame alone that turns it off.
+    As ``torch.compiler.disable``, but that imports the compiler at once; here it is imported by the first compilation.
+    The compiler recognizes such functions by their attributes, and must skip the frame of the wrapper.
 
     Args:
         name: what the user called, for the reason that is given.
@@ -369,7 +400,7 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
         disabled: Callable[[], Any] = functools.cache(functools.partial(torch.compiler.disable, function))
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            if torch.compiler.is_compiling():  # an export that runs the code instead of reading it
+            if torch.compiler.is_compiling():  # a non-strict export, which runs the code
                 raise RuntimeError(reason)
             if traced():  # what is computed outside of torch would be a constant of the graph
                 raise RuntimeError(f"{reason}, nor of one that torch.jit.trace records; torch.export takes the others")
@@ -379,7 +410,7 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
         outer: Any = functools.wraps(function)(call)
         outer._torchdynamo_disable = True
         outer._torchdynamo_disable_msg = reason
-        # So that to compile the function itself leads to what it calls, which says the reason.
+        # If the function itself is compiled, the error is that of the function that it calls, with the reason.
         outer._torchdynamo_orig_callable = function
         outer._torchdynamo_wrapper_id = id(outer)
         return cast(F, outer if _skip(call.__code__) else disabled())
@@ -388,7 +419,7 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
 
 
 def _skip(code: CodeType) -> bool:
-    """Tell the hook that watches frames to pass these by, without the compiler; whether this torch knows how to."""
+    """Make the compiler's frame hook skip this code, without importing it; False if torch has no such hook."""
     hook: Any = torch._C._dynamo.eval_frame
     if hasattr(hook, "set_code_exec_strategy"):
         hook.set_code_exec_strategy(code, hook._FrameExecStrategy(hook._FrameAction.SKIP, hook._FrameAction.DEFAULT))
@@ -420,7 +451,7 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
 
 
 def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers are left alone."""
+    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers do not change."""
     return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
 
 

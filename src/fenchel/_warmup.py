@@ -25,6 +25,7 @@ from fenchel.continuous import GaussianBasis, expectation
 from fenchel.kernels import compilation, store
 from fenchel.progress import Progress, bar, silent
 from fenchel.regularizers import Gini
+from fenchel.regularizers.packed import Segments
 from fenchel.structures import Chain, DependencyTree, SequentialSubsets, Structure
 
 Call = Callable[[Tensor], Tensor]
@@ -34,7 +35,7 @@ DTYPES = (torch.float32, torch.float64)
 """What kernels are compiled for; narrower ones are computed in float32."""
 
 ROOMS = {
-    "maps": ("entmax", "normmax", "bounded", "grouping"),
+    "maps": ("entmax", "segments", "normmax", "bounded", "grouping"),
     "losses": ("entmax", "normmax"),
     "dp": ("chains", "alignments", "monotonic", "lattices", "spans"),
     "factors": ("structures",),
@@ -180,6 +181,9 @@ def calls() -> dict[str, dict[str, Call]]:
             ),
             "entmax_loss of probabilities": lambda s: fenchel.entmax_loss(s, torch.softmax(s.detach(), -1)),
         },
+        "segments": {
+            "groups of an index": _segments,
+        },
         "normmax": {
             "normmax 2": fenchel.normmax,
             "normmax": lambda s: fenchel.normmax(s, 3.0),
@@ -307,6 +311,12 @@ def _attention_per_query(scores: Tensor, scale: float) -> Tensor:
 
 def _classes(scores: Tensor) -> Tensor:
     return torch.zeros(len(scores), dtype=torch.long)
+
+
+def _segments(scores: Tensor) -> Tensor:
+    """The groups alone: what chooses within them is compiled with the maps."""
+    Segments.of_index(torch.arange(scores.numel()))
+    return scores
 
 
 def _linear(alpha: float, scores: Tensor) -> Tensor:

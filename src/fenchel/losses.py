@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_number, check_one_of
-from fenchel._torch import autocast_dtype, concrete, known
+from fenchel._torch import autocast_dtype, concrete, distributed_rule, is_distributed, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
-from fenchel.regularizers.packed import Packed, is_packed, on_packed, packed_dims
+from fenchel.regularizers.packed import Packed, on_packed, packed_dims
 from fenchel.regularizers.rows import apply_mask, check_scores
 from fenchel.regularizers.tsallis import Gini, Tsallis
 
@@ -20,7 +20,6 @@ __all__ = ["entmax_loss", "fy_loss", "normmax_loss", "sparsemax_loss"]
 
 Reduction = Literal["none", "mean", "sum"]
 _REDUCTIONS = ("none", "mean", "sum")
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def fy_loss(
@@ -79,10 +78,14 @@ def fy_loss(
     """
     _check_options(target, weight, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
-    if is_packed(scores):
+    if isinstance(scores, Tensor) and scores.is_nested:
         options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         return _packed_loss(scores, target, omega, dim, mask, reduction, options)
-    check_distributed(omega, scores=scores, target=target, mask=mask, weight=weight)
+    if is_distributed(scores, target, mask, weight):
+        found: Tensor = distributed_rule("loss")(
+            fy_loss, scores, target, omega, dim, mask, weight, ignore_index, label_smoothing, reduction
+        )
+        return found
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
@@ -98,7 +101,7 @@ def fy_loss(
         if label_smoothing:
             target = omega.check_target(target, scores, dim, mask).to(scores.dtype)
             target = _smooth(omega.balance(target, scores, dim, mask), label_smoothing, scores, dim, mask)
-        return _reduce(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
+        return reduced(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
     if weight is None and not label_smoothing and _keeps_all(target, ignore_index):
         index = omega.check_classes(target, scores, dim)
@@ -122,7 +125,7 @@ def fy_loss(
     else:
         loss = omega.class_loss(scores, torch.where(kept, index, -1), dim, mask)
         loss = loss if weight is None else torch.where(kept, weights * loss, 0.0)
-    return _reduce(loss, weights, reduction).to(dtype)
+    return reduced(loss, weights, reduction).to(dtype)
 
 
 def _packed_loss(
@@ -146,7 +149,7 @@ def _packed_loss(
         raise ValueError("weight goes with as many classes for each row: not where dim is the ragged one")
     call = partial(fy_loss, omega=omega, reduction="none", **options)
     loss = on_packed(call, packed, dim, dims, others, per_row=True, kept=kept)
-    return _reduce(loss, None if kept is None else kept.to(loss.dtype), reduction)
+    return reduced(loss, None if kept is None else kept.to(loss.dtype), reduction)
 
 
 class LossOptions(TypedDict, total=False):
@@ -238,27 +241,6 @@ def check_reduction(reduction: str) -> None:
     check_one_of(reduction, "reduction", *_REDUCTIONS)
 
 
-def check_distributed(omega: Regularizer | None = None, **arguments: object) -> None:
-    """Refuse DTensors among plain tensors, or for an Ω without a rule for them: they would fail in the middle."""
-    for value in arguments.values():
-        if isinstance(value, Tensor) and type(value) not in _PLAIN:
-            break
-    else:
-        return
-    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
-    kinds = {name: type(value).__name__ for name, value in tensors.items()}
-    plain = [name for name, kind in kinds.items() if kind != "DTensor"]
-    if "DTensor" in kinds.values() and plain:
-        raise TypeError(
-            f"{' and '.join(plain)} must be DTensors as the other arguments are, got plain tensors; convert them by "
-            "torch.distributed.tensor.distribute_tensor(…), or pass the local parts of all"
-        )
-    if "DTensor" in kinds.values() and omega is not None and omega.canonical()[0].name not in ("tsallis", "norm"):
-        raise TypeError(
-            f"omega must be Tsallis or Norm for DTensors, got {omega}; pass the local parts of all arguments"
-        )
-
-
 def check_smoothing(label_smoothing: float) -> None:
     """Check the argument ``label_smoothing``."""
     check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
@@ -296,7 +278,8 @@ def _smooth(target: Tensor, share: float, scores: Tensor, dim: int, mask: Tensor
     return torch.where(count > 0, target + share * (even - target), target)
 
 
-def _reduce(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+def reduced(loss: Tensor, weights: Tensor | None, reduction: Reduction) -> Tensor:
+    """The losses of all rows, their sum, or their mean by weights; rows that are left out have loss and weight 0."""
     if reduction == "none":
         return loss
     if reduction == "sum":

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, hessian, jacrev, jvp, vmap
 
-from fenchel import Custom, Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis, kernels
+from fenchel import Custom, Gini, Hard, KSubsets, Norm, Regularizer, Shannon, Tsallis
 from fenchel.dp import Constituency, LinearChain
 
 OMEGAS = [Shannon(), Gini(), Tsallis(1.5), Hard(), 0.3 * Gini(), 2.0 * Shannon(), Tsallis(1.2)]
@@ -24,9 +25,9 @@ labelled = pytest.mark.parametrize("labels", [None, 2], ids=["plain", "labels"])
 
 
 @pytest.fixture(autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if hasattr(request.node, "callspec"):
-        monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
+        set_kernels(request.node.callspec.params.get("compiled", True))
 
 
 def made(labels: int | None, seed: int = 0, words: int = 5) -> Tensor:
@@ -218,7 +219,7 @@ def test_divergences() -> None:
 @pytest.mark.parametrize("omega", [Shannon(), 0.01 * Shannon(), Gini(), Tsallis(1.5), Hard()], ids=repr)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-12)], ids=str)
 def test_kernels_and_torch_agree(
-    omega: Regularizer, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    omega: Regularizer, dtype: torch.dtype, tolerance: float, set_kernels: Callable[[bool], None]
 ) -> None:
     scores = 3 * torch.randn(11, 9, 9, 2, generator=torch.Generator().manual_seed(0)).to(dtype)
     lengths = torch.tensor([9, 9, 9, 9, 3, 9, 2, 1, 7, 9, 5])
@@ -239,7 +240,7 @@ def test_kernels_and_torch_agree(
         return [d.value, d.marginals, first, second]
 
     compiled = everything()
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=tolerance, equal_nan=True)
     assert all(each.dtype == dtype for each in compiled)
     assert compiled[0].isnan().tolist() == [b == 5 for b in range(11)]

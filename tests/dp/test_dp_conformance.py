@@ -1,6 +1,7 @@
 """What holds for every dynamic program, as for every map: dtypes, spoilt elements, modes, hard numbers."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.autograd import functional
 from torch.func import grad, hessian, jacfwd, jacrev, jvp, vmap
 
-from fenchel import Capped, Custom, Fused, Gini, Hard, KSubsets, Regularizer, Shannon, SparseMAP, Tsallis, kernels
+from fenchel import Capped, Custom, Fused, Gini, Hard, KSubsets, Regularizer, Shannon, SparseMAP, Tsallis
 from fenchel.dp import Alignment, Lattice, LinearChain, alignment, chain, lattice
 from fenchel.structures import AtMost
 
@@ -27,9 +28,9 @@ def of_four(p: Tensor) -> Tensor:
 
 
 @pytest.fixture(autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if hasattr(request.node, "callspec"):
-        monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
+        set_kernels(request.node.callspec.params.get("compiled", True))
 
 
 @either_way

@@ -1,6 +1,7 @@
 """Tokens and frames: real sizes against a plain recursion, infeasible lengths, durations."""
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ OMEGAS = [Hard(), Shannon(), Gini(), Tsallis(1.5), 0.3 * Shannon(), 4.0 * Tsalli
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
-def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr("fenchel.kernels.ENABLED", request.param)
+def compiled(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> bool:
+    set_kernels(request.param)
     return bool(request.param)
 
 

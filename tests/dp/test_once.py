@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from enumeration import PROBLEMS, Problem
 from torch import Tensor
 from torch.func import grad
 
-from fenchel import Gini, Regularizer, Shannon, Tsallis, kernels
+from fenchel import Gini, Regularizer, Shannon, Tsallis
 from fenchel.dp import DynamicProgram, LinearChain
 from fenchel.dp.graph import remembered
 
@@ -19,9 +20,9 @@ either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", 
 
 
 @pytest.fixture(autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if hasattr(request.node, "callspec"):
-        monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
+        set_kernels(request.node.callspec.params.get("compiled", True))
 
 
 def count_runs(d: DynamicProgram) -> list[str]:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from scipy import stats
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
-from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, kernels, sparsemax
+from fenchel import Custom, Gini, Hard, Norm, Regularizer, Shannon, Tsallis, sparsemax
 from fenchel.dp import Alignment, DynamicProgram, Lattice, LinearChain, Monotonic
 
 BATCH = 3
@@ -25,9 +25,9 @@ either_way = pytest.mark.parametrize("compiled", [True, False], ids=["kernels", 
 
 
 @pytest.fixture(autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if hasattr(request.node, "callspec"):
-        monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
+        set_kernels(request.node.callspec.params.get("compiled", True))
 
 
 def listed(problem: Problem, answer) -> tuple[Tensor, Tensor, Tensor]:
@@ -380,7 +380,7 @@ def test_parameters_of_omega_are_trained(problem: Problem) -> None:
 @pytest.mark.parametrize("omega", [*COMPILED, Hard()], ids=lambda o: str(o).replace("\n", ""))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12)], ids=str)
 def test_kernels_and_torch_agree(
-    problem: Problem, omega: Regularizer, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    problem: Problem, omega: Regularizer, dtype: torch.dtype, tolerance: float, set_kernels: Callable[[bool], None]
 ) -> None:
     def everything() -> list[Tensor]:
         inputs = tuple(t.requires_grad_() for t in problem.tensors(4, dtype))
@@ -392,7 +392,7 @@ def test_kernels_and_torch_agree(
         return [d.value, d.marginals, *first, *second]
 
     compiled = everything()
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=tolerance)
     assert all(each.dtype == dtype for each in compiled)
 
@@ -401,7 +401,7 @@ def test_kernels_and_torch_agree(
 @pytest.mark.parametrize("omega", [*COMPILED, 0.05 * Shannon()], ids=lambda o: str(o).replace("\n", ""))
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-5), (torch.float64, 1e-11)], ids=str)
 def test_kernels_and_torch_agree_on_wide_problems(
-    omega: Regularizer, dtype: torch.dtype, tolerance: float, monkeypatch: pytest.MonkeyPatch
+    omega: Regularizer, dtype: torch.dtype, tolerance: float, set_kernels: Callable[[bool], None]
 ) -> None:
     """Antidiagonals and rows of states that fill vectors and leave some over; steps that score alike, or not at all."""
     costs = 3 * torch.rand(3, 37, 21)
@@ -425,7 +425,7 @@ def test_kernels_and_torch_agree_on_wide_problems(
         return [each.double() for each in found]
 
     compiled = everything()
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     torch.testing.assert_close(compiled, everything(), rtol=tolerance, atol=10 * tolerance)
 
 

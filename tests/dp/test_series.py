@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -219,9 +220,9 @@ def test_batch_dimensions_broadcast(omega) -> None:
 @pytest.mark.parametrize("compiled", [True, False], ids=["kernels", "torch"])
 @pytest.mark.parametrize("function", [dtw, dtw_divergence])
 def test_a_series_of_nan_leaves_the_gradients_of_others_alone(
-    function: Any, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    function: Any, compiled: bool, set_kernels: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", compiled)
+    set_kernels(compiled)
     x, y = torch.randn(2, 4, 2).double(), torch.randn(3, 5, 2).double()
     y[1, 2, 0], x[1, 0, 1] = math.nan, math.inf
     x.requires_grad_()

@@ -107,8 +107,10 @@ def test_at_a_vertex_that_ties_do_not_reach_nothing_moves() -> None:
         (lambda u: Exactly(u, 3), lambda s: fenchel.k_subsets(s, 3)),
     ],
 )
-def test_alone_they_are_the_maps_we_know(make: Callable, reference: Callable, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fenchel.kernels, "ENABLED", False)
+def test_alone_they_are_the_maps_we_know(
+    make: Callable, reference: Callable, set_kernels: Callable[[bool], None]
+) -> None:
+    set_kernels(False)
     scores = torch.randn(7, 12, dtype=torch.float64) * 2
     graph = fenchel.FactorGraph()
     u = graph.variables(scores, batch_dims=1)

@@ -192,14 +192,14 @@ def test_many_queries_of_a_large_memory_take_a_pass_that_changes_nothing(omega: 
     torch.testing.assert_close(memory.step(queries), update(queries, x, omega=omega, beta=1.5), atol=3e-5, rtol=1e-5)
 
 
-def test_a_pass_without_kernels_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_without_kernels_is_the_same(set_kernels: Callable[[bool], None]) -> None:
     x, queries = normal(500, 4), normal(20, 4, seed=1)
     queries[3] = torch.inf
     for omega in (Tsallis(1.5), KSubsets(4)):
         memory = Memory(x, omega, 1.5, chunk_size=90)
-        monkeypatch.setattr(fenchel.kernels, "ENABLED", True)
+        set_kernels(True)
         compiled = memory.step(queries)
-        monkeypatch.setattr(fenchel.kernels, "ENABLED", False)
+        set_kernels(False)
         torch.testing.assert_close(memory.step(queries), compiled, equal_nan=True)
         assert compiled.isnan().any(-1).nonzero().flatten().tolist() == [3]
 

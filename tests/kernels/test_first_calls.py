@@ -239,12 +239,12 @@ USER = """
 import sys, time, torch, fenchel
 from fenchel._warmup import compiled_functions
 scores = torch.tensor([[1.0, 0.9, -1.0]], requires_grad=True)
-first = fenchel.fusedmax(scores)
+first = fenchel.normmax(scores)
 first.square().sum().backward()
 assert "numba" not in sys.modules
-while not fenchel.kernels.ready("grouping", torch.float32):
+while not fenchel.kernels.ready("normmax", torch.float32):
     time.sleep(0.1)
-second = fenchel.fusedmax(scores)
+second = fenchel.normmax(scores)
 second.square().sum().backward()
 known = [each for each in compiled_functions() if each.signatures]
 assert known and not any(each.stats.cache_misses for each in known)
@@ -264,9 +264,14 @@ def test_a_process_with_an_empty_cache_answers_at_once_and_compiles_nothing_itse
 @pytest.mark.slow
 def test_children_that_are_killed_leave_nothing_that_hangs(cold: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "fenchel", "warmup", "lattices", "--dtype", "float32"]
-    for seconds in (2.0, 3.0, 4.0, 5.0, 6.0):
+    lock = tmp_path / "fenchel.lock"  # made as the first compilation begins
+    for seconds in (0.0, 0.2, 0.4, 0.8, 1.2):
+        lock.unlink(missing_ok=True)
         child = subprocess.Popen(command, env=cold, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        while not lock.exists() and child.poll() is None:
+            time.sleep(0.02)
         time.sleep(seconds)
+        assert child.poll() is None  # it is in the middle
         child.kill()
         child.wait(60)
     done = subprocess.run(command, env=cold, capture_output=True, text=True, check=True, timeout=600)

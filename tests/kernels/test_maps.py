@@ -176,9 +176,9 @@ assert type(rows.argmax_of_wide._cache).__name__ == "NullCache"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=600)
 
 
-def test_the_switch_turns_them_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_turns_them_off(set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     assert usable("entmax", torch.randn(3))
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    set_kernels(False)
     assert not usable("entmax", torch.randn(3))
     monkeypatch.setattr(maps, "entmax", None)
     assert Tsallis(1.5).argmax(torch.zeros(2)).tolist() == [0.5, 0.5]

@@ -207,8 +207,8 @@ def test_a_back_end_serves_what_it_was_registered_for_and_no_more(back_end: Nump
     assert back_end.calls == []
 
 
-def test_kernels_that_are_off_are_not_found(back_end: Numpy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", False)
+def test_kernels_that_are_off_are_not_found(back_end: Numpy, set_kernels: Callable[[bool], None]) -> None:
+    set_kernels(False)
     fenchel.sparsemax(torch.randn(3, 5, dtype=torch.float64))
     assert back_end.calls == []
 

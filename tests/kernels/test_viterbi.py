@@ -5,13 +5,12 @@ import itertools
 import pytest
 import torch
 
-from fenchel import kernels
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 
 
 @pytest.fixture(params=[True, False], ids=["kernels", "torch"])
-def either_way(request, monkeypatch):
-    monkeypatch.setattr(kernels, "ENABLED", request.param)
+def either_way(request, set_kernels):
+    set_kernels(request.param)
 
 
 def score(path, unary, transition):

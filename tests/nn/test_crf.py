@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from dp.enumeration import Answer, chain_edges, parameters, solve
-from fenchel import Gini, Regularizer, Shannon, Tsallis, kernels
+from fenchel import Gini, Regularizer, Shannon, Tsallis
 from fenchel.dp import LinearChain
 from fenchel.nn import CRF
 
@@ -27,9 +28,9 @@ FORMS = {"BIO": r"(O |B-X (I-X )*|B-Y (I-Y )*)*", "BIOES": r"(O |S-X |S-Y |B-X (
 
 
 @pytest.fixture(autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
     if hasattr(request.node, "callspec"):
-        monkeypatch.setattr(kernels, "ENABLED", request.node.callspec.params.get("compiled", True))
+        set_kernels(request.node.callspec.params.get("compiled", True))
 
 
 def layer(num_tags: int = TAGS, omega: Regularizer | None = None, **options: object) -> CRF:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import cvxpy
 import numpy as np
@@ -22,8 +22,8 @@ both = pytest.mark.parametrize(("choose", "base"), MAPS, ids=["sparsemax", "soft
 
 
 @pytest.fixture(params=["on", "off"], autouse=True)
-def _path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fenchel.kernels.ENABLED", request.param == "on")
+def _path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> None:
+    set_kernels(request.param == "on")
 
 
 def solved(scores: Tensor, upper: Tensor, budget: float, entropic: bool = False) -> Tensor:

@@ -12,7 +12,6 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.testing import assert_close
 
 import fenchel
-from fenchel import _torch, kernels
 
 MAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "softmax": lambda s: fenchel.entmax(s, 1.0),
@@ -39,9 +38,9 @@ def mesh() -> Iterator[Any]:
 @pytest.mark.parametrize("placement", PLACEMENTS, ids=str)
 @pytest.mark.parametrize("enabled", [True, False], ids=["kernels", "torch"])
 def test_a_distributed_map_is_that_of_the_whole_tensor(
-    mesh: Any, kind: str, placement: Any, enabled: bool, monkeypatch: pytest.MonkeyPatch
+    mesh: Any, kind: str, placement: Any, enabled: bool, set_kernels: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", enabled)
+    set_kernels(enabled)
     torch.manual_seed(0)
     plain = torch.randn(3, 4, 7, dtype=torch.float64)
     plain[0, 1] = -torch.inf
@@ -58,20 +57,6 @@ def test_a_distributed_map_is_that_of_the_whole_tensor(
     assert_close(p.full_tensor().detach(), MAPS[kind](plain))
     assert isinstance(scores.grad, DTensor)
     assert_close(scores.grad.full_tensor(), whole.grad)
-
-
-def test_the_part_of_a_process_is_taken_only_where_it_holds_whole_rows(mesh: Any) -> None:
-    scores = torch.randn(3, 4, 7)
-    for placement, is_whole in zip(PLACEMENTS, [True, True, True, True, False], strict=True):
-        part = _torch.local_rows(distribute_tensor(scores, mesh, [placement]))
-        assert (part is not None) == is_whole
-        if part is not None:
-            rows, whole = part
-            assert type(rows) is Tensor
-            assert whole(rows).placements == distribute_tensor(scores, mesh, [placement]).placements
-            assert torch.equal(whole(rows).full_tensor(), scores)
-    assert _torch.local_rows(scores) is None
-    assert _torch.local_rows(distribute_tensor(scores[0, 0], mesh, [Shard(0)])) is None
 
 
 def test_one_alpha_per_row_is_distributed_as_the_scores_are(mesh: Any) -> None:

@@ -1,6 +1,7 @@
 """Grouping regularizers: their problems solved by cvxpy, the groups, strength and its derivatives, masks, grids."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import cvxpy
@@ -59,10 +60,10 @@ both_paths = pytest.mark.parametrize("kernels", ["on", "off"])
 @both_paths
 @pytest.mark.parametrize("strength", [0.02, 0.1, 0.5])
 def test_the_answer_is_that_of_the_joint_quadratic_program(
-    kind: str, kernels: str, strength: float, monkeypatch: pytest.MonkeyPatch
+    kind: str, kernels: str, strength: float, set_kernels: Callable[[bool], None]
 ) -> None:
     """So sparsemax after the proximal map is right for all three, which is not so for every penalty."""
-    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    set_kernels(kernels == "on")
     choose, omega, shape = MAPS[kind]
     generator = np.random.default_rng(0)
     for scale, share in ((0.1, 1.0), (1.0, 1.0), (1.0, 0.7), (3.0, 0.9)):
@@ -92,10 +93,10 @@ def test_the_proximal_map_of_variation_is_that_of_a_dense_quadratic_program() ->
 
 
 @both_paths
-def test_a_flow_proves_that_tvmax2d_is_exact(kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flow_proves_that_tvmax2d_is_exact(kernels: str, set_kernels: Callable[[bool], None]) -> None:
     """p is optimal if and only if some flow u, |u| ≤ λ and = λ·sign where p differs, has s − div u − p = τ on the
     support and ≤ τ off it. A linear program finds how nearly that can be met."""
-    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    set_kernels(kernels == "on")
     strength, shape = 0.1, (6, 7)
     pairs = edges("grid", np.ones(shape, dtype=bool))
     n, m = math.prod(shape), len(pairs)
@@ -145,9 +146,9 @@ def test_a_huge_strength_shares_evenly(map_: object, omega: type[Regularizer]) -
 
 @every_kind
 @both_paths
-def test_the_gradient_takes_means_over_groups(kind: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gradient_takes_means_over_groups(kind: str, kernels: str, set_kernels: Callable[[bool], None]) -> None:
     """Against finite differences of the map itself, at points where groups of every size occur."""
-    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    set_kernels(kernels == "on")
     choose, _, shape = MAPS[kind]
     shape = (4, 5) if kind == "grid" else (16,)
     for scale in (0.1, 0.25):
@@ -221,9 +222,9 @@ def test_neighbours_of_masked_entries_become_neighbours_in_a_row_but_not_on_a_gr
 
 @both_paths
 @pytest.mark.parametrize("place", [0, 1, 3])
-def test_the_margin_of_fused_is_tight(place: int, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_margin_of_fused_is_tight(place: int, kernels: str, set_kernels: Callable[[bool], None]) -> None:
     """Worst beside the end; anywhere, the lead must pay for the neighbours and for what the others share of it."""
-    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    set_kernels(kernels == "on")
     strength = 0.25
     margin = Fused(strength).margin
     assert margin == 1.75
@@ -269,7 +270,7 @@ def test_a_line_of_pixels_is_a_row() -> None:
         assert torch.allclose(tvmax2d(grid, 0.1).view_as(scores), fusedmax(scores, 0.1), atol=1e-15)
 
 
-def test_the_torch_path_of_the_grid_gives_what_the_kernel_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_torch_path_of_the_grid_gives_what_the_kernel_gives(set_kernels: Callable[[bool], None]) -> None:
     for strength in (0.0, 0.01, 0.1, 1.0, 1e6):
         for scale, shape in ((0.1, (3, 5, 5)), (1.0, (3, 8, 6)), (1e30, (2, 4, 4)), (1.0, (2, 1, 1)), (1.0, (0, 3, 3))):
             scores = (scale * torch.randn(shape, dtype=torch.float64)).requires_grad_()
@@ -277,7 +278,7 @@ def test_the_torch_path_of_the_grid_gives_what_the_kernel_gives(monkeypatch: pyt
             direction = torch.randn(shape, dtype=torch.float64)
             results = []
             for switch in ("on", "off"):
-                monkeypatch.setattr("fenchel.kernels.ENABLED", switch == "on")
+                set_kernels(switch == "on")
                 p = tvmax2d(scores, strength, mask)
                 results.append((p, *torch.autograd.grad(p, scores, direction)))
             for ours, theirs in zip(*results, strict=True):

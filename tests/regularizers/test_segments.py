@@ -1,5 +1,6 @@
 """segment_entmax: one choice per group, by the answer of single rows to 30 digits."""
 
+import itertools
 import math
 import random
 
@@ -10,6 +11,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import oracles
 from fenchel import segment_entmax
+from fenchel.regularizers.packed import Segments
 
 INF = math.inf
 
@@ -164,3 +166,34 @@ def test_vmap_has_one_index_for_all() -> None:
     torch.testing.assert_close(found, torch.stack([expected(s, index, 1.5) for s in scores]), rtol=0, atol=1e-14)
     with pytest.raises(RuntimeError, match="one index for all"):
         torch.func.vmap(segment_entmax)(scores, index.expand(3, -1))
+
+
+@pytest.mark.parametrize("count", [1, 2, 17, 16384, 16385, 50000])
+@pytest.mark.parametrize("longest", [1, 30, 20000])
+def test_the_groups_of_long_indices_are_found(count: int, longest: int) -> None:
+    """Runs that end anywhere in what is compared together, or with it."""
+    sizes = []
+    draw = random.Random(count + longest)
+    while sum(sizes) < count:
+        sizes.append(min(draw.randint(1, longest), count - sum(sizes)))
+    values = list(itertools.accumulate(draw.randint(1, 3) for _ in sizes))
+    index = torch.tensor([v for v, size in zip(values, sizes, strict=True) for _ in range(size)])
+    segments, ends = Segments.of_index(index)
+    starts = [sum(sizes[:k]) for k in range(len(sizes))] if len(sizes) < 3000 else None
+    assert segments.table[1].tolist() == sizes
+    assert segments.table[2].tolist() == values
+    assert starts is None or segments.table[0].tolist() == starts
+    assert segments.order is None
+    assert segments.sizes == (min(sizes), max(sizes))
+    assert ends == (values[0], values[-1])
+
+
+def test_one_step_down_in_a_long_index_is_noticed() -> None:
+    index = torch.arange(40000) // 3
+    for place in (0, 15, 16383, 16384, 39998):
+        changed = index.clone()
+        changed[place] = index[place] + 1_000_000
+        segments, ends = Segments.of_index(changed)
+        assert segments.order is not None
+        assert changed[segments.order].tolist() == sorted(changed.tolist())
+        assert ends == (min(changed.tolist()), max(changed.tolist()))

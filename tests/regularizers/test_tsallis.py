@@ -1,6 +1,7 @@
 """Tsallis: the published facts, the parameter alpha and its derivatives, and independent solvers."""
 
 import math
+from collections.abc import Callable
 
 import cvxpy
 import numpy as np
@@ -368,9 +369,9 @@ def test_wide_flat_rows_of_a_steep_map_sum_to_one_in_single_precision() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("alpha", [16.0, 200.0, 1e30])
 def test_ties_at_a_large_alpha_have_finite_derivatives(
-    kernels: str, dtype: torch.dtype, alpha: float, monkeypatch: pytest.MonkeyPatch
+    kernels: str, dtype: torch.dtype, alpha: float, set_kernels: Callable[[bool], None]
 ) -> None:
-    monkeypatch.setattr("fenchel.kernels.ENABLED", kernels == "on")
+    set_kernels(kernels == "on")
     for width in (2, 10, 1000):
         for scores in (torch.zeros(1, width), 1e-4 * torch.randint(2, (1, width)), 1e-3 * torch.randn(1, width)):
             for a in (alpha, torch.tensor([[alpha]], dtype=dtype, requires_grad=True)):

@@ -354,7 +354,7 @@ def test_a_folder_without_a_whole_model_is_reported(change: Callable[[dict[str, 
         Seq2Seq.load(tmp_path)
 
 
-def test_training_a_transformer_makes_no_matrix_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_a_transformer_makes_no_matrix_of_weights() -> None:
     model, length = transformer(), 700
     pair = Pair(tuple("abcdef"[i % 6] for i in range(length)), tuple("abcdef"[i % 5] for i in range(length - 1)))
     batch = collate([pair, Pair(pair.source[:80], pair.target[:500])], LETTERS, LETTERS)
@@ -362,8 +362,7 @@ def test_training_a_transformer_makes_no_matrix_of_weights(monkeypatch: pytest.M
     with using(Plan("dense")), Largest() as seen:
         expected = model(batch)
     assert seen.elements >= 2 * 2 * length * length
-    monkeypatch.setattr("fenchel._torch._dispatch_modes", lambda: 0)  # kernels may work while we watch
-    with using(Plan("supports", rows=64)), Largest() as seen:
+    with using(Plan("supports", rows=64)), Largest(kernels=True) as seen:
         loss = model(batch)
         loss.backward()
     assert seen.elements <= 2 * 64 * length

@@ -38,8 +38,8 @@ every_regime = pytest.mark.parametrize("regime", REGIMES)
 
 
 @pytest.fixture(params=["kernels", "torch"])
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(kernels, "ENABLED", request.param == "kernels")
+def path(request: pytest.FixtureRequest, set_kernels: Callable[[bool], None]) -> str:
+    set_kernels(request.param == "kernels")
     return request.param
 
 
@@ -113,11 +113,13 @@ def test_chunks_do_not_show(regime: str, reduction: str) -> None:
         assert_close(ours, theirs, **EXACT, equal_nan=True)
 
 
-def test_the_regimes_are_what_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "ENABLED", True)
+def test_the_regimes_are_what_they_are_called(
+    set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    set_kernels(True)
     calls: list[str] = []
-    finish, add = compiled.linear_class_loss_backward, linear_loss._add_residual
-    monkeypatch.setattr(linear_loss, "_add_residual", lambda *args: (calls.append("dense"), add(*args)))
+    finish, add = compiled.linear_class_loss_backward, linear_loss.add_residual
+    monkeypatch.setattr(linear_loss, "add_residual", lambda *args: (calls.append("dense"), add(*args)))
     remove = kernels.register(
         "linear_class_loss_backward", "tsallis", lambda *args, **to: (calls.append("sparse"), finish(*args, **to))
     )
@@ -506,20 +508,17 @@ def test_class_weights_and_smoothing_in_graphs_and_in_the_module() -> None:
 @every_reduction
 @pytest.mark.parametrize("scale", [6.0, 0.01])
 @pytest.mark.parametrize("alpha", [1.0, 1.5])
-def test_no_matrix_of_tokens_times_classes_is_made(
-    path: str, alpha: float, scale: float, reduction: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_matrix_of_tokens_times_classes_is_made(path: str, alpha: float, scale: float, reduction: str) -> None:
     tokens, classes = 640, 2000
     hidden, weight, bias, target = layer(
         tokens, classes, [scale], torch.bfloat16 if reduction == "mean" else torch.float32
     )
-    monkeypatch.setattr("fenchel._torch._dispatch_modes", lambda: 0)  # kernels may work although we look on
     options = {"class_weight": torch.rand(classes), "label_smoothing": 0.1} if reduction != "sum" else {}
-    with Largest() as seen:
+    with Largest(kernels=True) as seen:
         loss = linear_entmax_loss(hidden, weight, target, bias, alpha=alpha, reduction=reduction, **options)
         torch.autograd.grad(loss, (hidden, weight, bias), torch.ones_like(loss))
     assert classes <= seen.elements <= tokens * classes / 10
-    with Largest() as seen:
+    with Largest(kernels=True) as seen:
         plainly(hidden, weight, target, bias, alpha=alpha)
     assert seen.elements == tokens * classes
 
@@ -533,13 +532,15 @@ def threads() -> Iterator[None]:
 
 @pytest.mark.parametrize("scale", [1.0, 2.0**-6])
 @pytest.mark.usefixtures("threads")
-def test_results_do_not_depend_on_the_number_of_threads(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_do_not_depend_on_the_number_of_threads(
+    scale: float, set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Small whole numbers: their products are exact, whatever BLAS does with its threads.
     hidden = (scale * torch.randint(-2, 3, (300, 200))).requires_grad_()
     weight, bias = (torch.randint(-2, 3, shape).float().requires_grad_() for shape in ((4000, 200), (4000,)))
     target = torch.randint(4000, (300,))
-    monkeypatch.setattr(kernels, "ENABLED", True)
-    monkeypatch.setattr(linear_loss, "_add_residual", None)  # BLAS again, and not exact
+    set_kernels(True)
+    monkeypatch.setattr(linear_loss, "add_residual", None)  # BLAS again, and not exact
     results = []
     for number in (1, 2, 3):
         torch.set_num_threads(number)

@@ -13,6 +13,7 @@ from fenchel import (
     Fused,
     Gini,
     KSubsets,
+    LPSparseMAP,
     Norm,
     Regularizer,
     Shannon,
@@ -20,6 +21,7 @@ from fenchel import (
     TotalVariation2d,
     Tsallis,
 )
+from fenchel.factors import Xor
 from fenchel.streaming import Plan, using
 from fenchel.structures import SequentialSubsets, Subsets
 
@@ -226,6 +228,7 @@ def test_a_layer_has_one_sink_per_head(need: bool) -> None:
         Fused(0.1),
         TotalVariation2d(0.1, shape=(3, 3)),
         SparseMAP(SequentialSubsets(2, 0.3)),
+        LPSparseMAP(lambda graph, u: graph.add(Xor(u))),
         Capped(torch.linspace(0.3, 1.0, S, dtype=torch.float64)),
         0.5 * Fused(0.2),
     ],

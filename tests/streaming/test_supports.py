@@ -1,7 +1,7 @@
 """Attention over lists of supports: chunks, threads, memory, second derivatives, and what cannot be listed."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -152,13 +152,11 @@ def test_forward_mode_is_right() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 1 / 16])
-def test_no_matrix_of_queries_and_keys_is_held(monkeypatch: pytest.MonkeyPatch, share: float) -> None:
-    # Kernels may work although we look on.
-    monkeypatch.setattr("fenchel._torch._dispatch_modes", lambda: 0)
+def test_no_matrix_of_queries_and_keys_is_held(share: float) -> None:
     query, key, value = (torch.randn(2, 1000, 8, requires_grad=True) for _ in range(3))
     mask = torch.rand(1000) < 0.5
     for options in ({"is_causal": True}, {"attn_mask": mask}):
-        with using(Plan("supports", rows=64, share=share)), Largest() as seen:
+        with using(Plan("supports", rows=64, share=share)), Largest(kernels=True) as seen:
             attention(query, key, value, **options).sum().backward()
         assert 8000 <= seen.elements <= 2 * 64 * 1000
         with using(Plan("dense")), Largest() as seen:
@@ -204,7 +202,7 @@ def test_half_precision_goes_in_and_out(dtype: torch.dtype) -> None:
     assert_close(output.double(), exact, atol=8 * torch.finfo(dtype).eps, rtol=torch.finfo(dtype).eps)
 
 
-def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_can_be_listed_is(set_kernels: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("lists")
 
@@ -214,9 +212,9 @@ def test_only_what_can_be_listed_is(monkeypatch: pytest.MonkeyPatch) -> None:
         attention(query, key, value, omega)
     attention(query, key, value, return_weights=True)
     attention(query, key, value, attn_mask=randn(3, 5))
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    set_kernels(False)
     attention(query, key, value)
-    monkeypatch.setattr("fenchel.kernels.ENABLED", True)
+    set_kernels(True)
     for omega in (Tsallis(1.5), Tsallis(3.0), Tsallis(1.0003), Tsallis(torch.tensor([[1.0], [1.5], [2.5]]))):
         with pytest.raises(AssertionError, match="lists"):
             attention(query, key, value, omega)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -116,11 +117,11 @@ def test_graphs_that_are_too_large_are_searched_patiently(monkeypatch: pytest.Mo
         torch.testing.assert_close(SparseMAP(structure).argmax(scores), wanted, rtol=0, atol=1e-12)
 
 
-def test_interpreted_loops_find_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreted_loops_find_the_same(set_kernels: Callable[[bool], None]) -> None:
     transition, scores = 1e-3 * normal(2, 2), 0.1 * normal(1, 5, 2, seed=1)
     links, flat = 1e-3 * normal(5), 0.1 * normal(1, 6, seed=1)
     omegas = (SparseMAP(HastyChain(transition)), scores), (SparseMAP(HastySubsets(3, links)), flat)
     wanted = [omega.argmax(s) for omega, s in omegas]
-    monkeypatch.setattr("fenchel.kernels.ENABLED", False)
+    set_kernels(False)
     for (omega, s), y in zip(omegas, wanted, strict=True):
         np.testing.assert_allclose(omega.argmax(s).numpy(), y.numpy(), atol=1e-9)

@@ -1,11 +1,12 @@
 """The best structure, against all structures."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from catalogue import MEMBERS, Member, trees
 
-from fenchel import kernels
 from fenchel.structures import Chain, DependencyTree, Matching, SequentialSubsets, Subsets
 
 every_member = pytest.mark.parametrize("case", MEMBERS, ids=lambda m: m.name)
@@ -148,11 +149,11 @@ def test_wide_trees_agree_with_a_greedy_choice_made_acyclic() -> None:
 
 
 @pytest.mark.parametrize("case", [m for m in MEMBERS if "user" not in m.name], ids=lambda m: m.name)
-def test_interpreted_loops_find_the_same(case: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreted_loops_find_the_same(case: Member, set_kernels: Callable[[bool], None]) -> None:
     transition = case.draw(torch.Generator().manual_seed(1))
     scores = scores_like(case, 6, "real")
     best = case.structure(transition).map(scores)
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     assert torch.equal(case.structure(transition).map(scores), best)
 
 

@@ -1,6 +1,7 @@
 """SparseMAP against a quadratic program over all structures; its derivatives, loss, margin and certificates."""
 
 import warnings
+from collections.abc import Callable
 
 import cvxpy
 import numpy as np
@@ -12,7 +13,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.func import functional_call, grad, jacfwd, jacrev, jvp, vjp
 
 import fenchel
-from fenchel import SparseMAP, kernels
+from fenchel import SparseMAP
 from fenchel.structures import AtMost, Chain, DependencyTree, Matching, SequentialSubsets, Structure, Subsets
 
 every_member = pytest.mark.parametrize("case", MEMBERS, ids=lambda m: m.name)
@@ -332,10 +333,10 @@ def test_too_few_iterations_are_warned_of_with_a_gap_that_holds() -> None:
 
 
 @pytest.mark.parametrize("case", [m for m in MEMBERS if "user" not in m.name], ids=lambda m: m.name)
-def test_interpreted_loops_find_the_same(case: Member, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interpreted_loops_find_the_same(case: Member, set_kernels: Callable[[bool], None]) -> None:
     scores, transition = draw(case, 2)
     compiled = SparseMAP(case.structure(transition)).solve(scores).marginals
-    monkeypatch.setattr(kernels, "ENABLED", False)
+    set_kernels(False)
     assert torch.allclose(SparseMAP(case.structure(transition)).solve(scores).marginals, compiled, atol=1e-12)
 
 

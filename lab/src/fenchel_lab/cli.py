@@ -24,7 +24,7 @@ from fenchel_lab.outputs import try_folder
 from fenchel_lab.report import page
 from fenchel_lab.report.result import show
 from fenchel_lab.report.runs import output, version
-from fenchel_lab.terminal import Bar, Force, console, errors, follow, interruption, progress_bars, refusal
+from fenchel_lab.terminal import Force, WholeBar, console, errors, follow, interruption, progress_bars, refusal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
 study = typer.Typer(no_args_is_help=True)
@@ -77,6 +77,14 @@ def main(
     """
 
 
+NEXT = """
+Three things to try next:
+  python -c "import torch, fenchel; print(fenchel.sparsemax(torch.tensor([2.0, 1.0, -1.0])))"   the library, in one line
+  fenchel study run basins --seed 1     one chapter: its figures as PNG, its tables as CSV
+  fenchel inflect --help                train a model that inflects words, and ask it"""
+"""What the tour ends with."""
+
+
 @app.command()
 def tour(
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
@@ -101,6 +109,8 @@ def tour(
         with _refused():
             index = page.write(runs, out, len(toured))
         console.print(f"Wrote {index}: open it in a browser, or on a phone.", markup=False, soft_wrap=True)
+    if not interrupted:
+        console.print(NEXT, markup=False, highlight=False, soft_wrap=True)
     for run in runs:
         _explain(run.study.name, run.error)
     if interrupted:
@@ -111,10 +121,12 @@ def tour(
 
 def _tour(toured: list[report.Study], seed: int, bars: progress.Progress, runs: list[report.Run]) -> None:
     """Run the chapters of the tour, and add each run to a list once it is done."""
-    chapters = [(each, bars.add_task(each.title, start=False, total=1.0, note="")) for each in toured]
-    for chapter, task in chapters:
-        bars.start_task(task)
-        runs.append(report.run(chapter, report.Context(data=None, seed=seed, progress=Bar(bars, task))))
+    whole = bars.add_task("[bold]The tour[/bold]", total=float(len(toured)), note=f"0 of {len(toured)} chapters")
+    for number, chapter in enumerate(toured):
+        task = bars.add_task(escape(chapter.title), total=1.0, note="")
+        shown = WholeBar(bars, task, whole, number)
+        runs.append(report.run(chapter, report.Context(data=None, seed=seed, progress=shown)))
+        bars.update(whole, completed=number + 1, note=f"{number + 1} of {len(toured)} chapters")
         if runs[-1].error:
             bars.update(task, note="[red]failed[/red]")
             bars.stop_task(task)
@@ -190,8 +202,9 @@ def run_study(
         console.print(f"\n{paragraph}", markup=False, highlight=False)
     for number, table in enumerate(run.result.tables, 1):
         console.print(f"\nTable {number}. {table.caption}", markup=False, highlight=False)
-        grid = Table(*map(escape, table.header), box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in table.rows:
+        header, rows = table.filled()
+        grid = Table(*map(escape, header), box=box.SIMPLE_HEAD, pad_edge=False)
+        for row in rows:
             grid.add_row(*(escape(show(cell)) for cell in row))
         console.print(grid)
     for number, figure in enumerate(run.result.figures, 1):
@@ -254,8 +267,12 @@ def run_bench(
     seconds: Annotated[float, typer.Option(help="For each contestant of each case.", min=0.0)] = 1.0,
     out: Annotated[Path, typer.Option(help="Folder for bench.json and bench.md.")] = Path("report/bench"),
     readme: Annotated[
-        Path | None,
-        typer.Option(help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew.", dir_okay=False),
+        list[Path] | None,
+        typer.Option(
+            help=f"A page; its part from {bench.BEGIN} to {bench.END} is written anew, from {bench.SHORT} with five rows "
+            "only. May be given several times.",
+            dir_okay=False,
+        ),
     ] = None,
     target: Annotated[
         str,
@@ -271,9 +288,8 @@ def run_bench(
     try:
         chosen = bench.find(names or [])
         targets = bench.chosen(target)
-        if readme is not None:  # better to learn now than after the measurement that there is nowhere to write
-            with readme.open("r+", encoding="utf-8") as page:
-                bench.insert(page.read(), "")
+        for page in readme or ():  # better to learn now than after the measurement that there is nowhere to write
+            _check_page(page, {workload.name for workload in chosen})
         if not only_list:
             bench.OUTPUT.claim(out, force)
     except (LookupError, OSError, ValueError) as error:
@@ -310,11 +326,21 @@ def run_bench(
         console.print(f"Saved bench.json and bench.md to {out}.", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
-    if readme is not None:
+    for page in readme or ():
         with _refused():
-            text = bench.insert(readme.read_text(encoding="utf-8"), result.digest())
-            readme.write_text(text, encoding="utf-8")
-        console.print(f"Wrote the figures into {readme}.", markup=False, soft_wrap=True)
+            page.write_text(result.fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+        console.print(f"Wrote the figures into {page}.", markup=False, soft_wrap=True)
+
+
+def _check_page(page: Path, measured: set[str]) -> None:
+    """Raise if a page cannot be written, has no marks, or asks for workloads that are not measured."""
+    with page.open("r+", encoding="utf-8") as file:
+        text = file.read()
+    short = bench.SHORT in text
+    bench.insert(text, "", bench.SHORT if short else bench.BEGIN)
+    missing = {workload for workload, *_ in bench.FRONT} - measured
+    if short and missing:
+        raise ValueError(f"{page.name} shows five rows; they need the workloads {', '.join(sorted(missing))} too")
 
 
 @app.command("warmup")

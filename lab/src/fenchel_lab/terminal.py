@@ -47,8 +47,20 @@ class Bar:
         self.shown.update(self.task, completed=0.98 * fraction, note=escape(note))
 
 
-def progress_bars(refresh_per_second: float = 10) -> progress.Progress:
-    """Bars with a title, the time and a note each, to be used in a ``with``."""
+class WholeBar(Bar):
+    """The progress of one of several works, shown on its own bar and on one for all of them."""
+
+    def __init__(self, shown: progress.Progress, task: progress.TaskID, whole: progress.TaskID, number: int) -> None:
+        super().__init__(shown, task)
+        self.whole, self.number = whole, number
+
+    def __call__(self, fraction: float, note: str = "") -> None:
+        super().__call__(fraction, note)
+        self.shown.update(self.whole, completed=self.number + 0.98 * fraction)
+
+
+def progress_bars(refresh_per_second: float = 10, transient: bool = False) -> progress.Progress:
+    """Bars with a title, the time and a note each, to be used in a ``with``; transient ones vanish at its end."""
     return progress.Progress(
         progress.TextColumn("{task.description}"),
         progress.BarColumn(bar_width=20),
@@ -56,6 +68,7 @@ def progress_bars(refresh_per_second: float = 10) -> progress.Progress:
         progress.TextColumn("[dim]{task.fields[note]}[/dim]"),
         console=console,
         refresh_per_second=refresh_per_second,
+        transient=transient,
     )
 
 

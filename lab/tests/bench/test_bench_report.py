@@ -19,6 +19,7 @@ from fenchel_lab.bench import (
     sheet,
     state,
 )
+from fenchel_lab.bench import report as report_module
 from fenchel_lab.bench.report import show_bytes, show_ratio, show_seconds
 
 MACHINE = Machine(
@@ -199,6 +200,26 @@ def test_insert_replaces_what_is_between_the_marks_and_nothing_else() -> None:
     once = insert(page, "new | table\n")
     assert once == "# Page\n\n<!-- bench -->\nnew | table\n<!-- /bench -->\n\nend\n"
     assert insert(once, "new | table") == once
+
+
+def test_a_page_is_filled_with_figures_without_goals(outcome: Outcome) -> None:
+    report = Report(MACHINE, 0.1, [outcome])
+    filled = report.fill("top <!-- bench --> old <!-- /bench --> end")
+    assert "| | against |" in filled
+    assert "old" not in filled
+    assert "goal" not in filled
+    assert "✗" not in filled
+    assert "2.00 ×" in filled
+    assert "Abacus 9" in filled
+
+
+def test_the_five_rows_need_all_their_workloads(outcome: Outcome, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = "top <!-- bench: five rows --> old <!-- /bench --> end"
+    with pytest.raises(ValueError, match=r"need the workload maps, which was not measured"):
+        Report(MACHINE, 0.1, [outcome]).fill(page)
+    monkeypatch.setattr(report_module, "FRONT", {(outcome.workload.name, "ours", "torch", "narrow"): "narrow rows"})
+    filled = Report(MACHINE, 0.1, [outcome]).fill(page)
+    assert "| narrow rows | torch | 0.50 × |" in filled
 
 
 @pytest.mark.parametrize("page", ["", "<!-- bench --> only", "<!-- /bench --> wrong order <!-- bench -->"])

@@ -2,13 +2,15 @@
 
 import re
 from collections import Counter
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from fenchel_lab.report import Context, Run, Study, run
+from fenchel_lab.report import Context, Result, Run, Study, Table, run
 from fenchel_lab.report import page as report
+from fenchel_lab.report.page import contents
 
 VOID = {"meta", "img", "br", "hr", "link", "input"}
 
@@ -61,9 +63,54 @@ def test_nothing_is_loaded_from_elsewhere(page: tuple[str, Page]) -> None:
     html, parsed = page
     for address in parsed.values("src", "href", "xlink:href", "srcset", "data", "poster"):
         assert address.startswith(("#", "data:")), address
-    assert not {"link", "script", "iframe", "object", "base"} & {tag for tag, _ in parsed.tags}
+    assert not {"link", "iframe", "object", "base"} & {tag for tag, _ in parsed.tags}
     assert "@import" not in html
     assert all(target.startswith("#") for target in re.findall(r"url\(([^)]*)\)", html))
+
+
+def test_scripts_are_on_the_page_itself(page: tuple[str, Page]) -> None:
+    _, parsed = page
+    scripts = [attrs for tag, attrs in parsed.tags if tag == "script"]
+    assert scripts == [{}]
+
+
+def test_the_first_chapters_stand_before_the_themes(small: Study) -> None:
+    done = run(small, Context(data=None))
+    themes = ["A", "B", "A", "C", "A", "B", "B", "C", "B", ""]
+    runs = [replace(done, study=replace(small, name=f"s{i}", theme=theme)) for i, theme in enumerate(themes)]
+    listed = [(part.title, [(number, each.study.name) for number, each in part.chapters]) for part in contents(runs)]
+    assert listed == [
+        ("See these first", [(i + 1, f"s{i}") for i in range(6)]),
+        ("B", [(7, "s6"), (8, "s8")]),
+        ("C", [(9, "s7")]),
+        ("More", [(10, "s9")]),
+    ]
+
+
+def test_chapters_follow_the_contents_and_have_a_thumbnail(small: Study, tmp_path: Path) -> None:
+    done = run(small, Context(data=None))
+    themes = ["", "", "", "", "", "", "A", "B", "A"]
+    runs = [replace(done, study=replace(small, name=f"s{i}", theme=theme)) for i, theme in enumerate(themes)]
+    _, parsed = written(runs, tmp_path)
+    sections = [attrs["id"] for tag, attrs in parsed.tags if tag == "section"]
+    assert sections == ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s8", "s7"]
+    shown = [str(attrs["href"]) for tag, attrs in parsed.tags if tag == "use" and "href" in attrs]
+    assert shown == [f"#{name}-1-figure_1" for name in sections]
+    assert {each[1:] for each in shown} <= set(parsed.values("id"))
+
+
+def test_the_code_of_a_chapter_can_be_copied(small: Study, tmp_path: Path) -> None:
+    lines = "import fenchel\n\nprint(1 < 2)"
+    html, _ = written([run(replace(small, code=lines), Context(data=None))], tmp_path)
+    assert '<pre class="copied"><code>import fenchel\n\nprint(1 &lt; 2)</code></pre>' in html
+
+
+def test_columns_without_a_word_are_left_out(small: Study, tmp_path: Path) -> None:
+    table = Table(["way", "paper", "ours"], [["a", "–", 0.5], ["b", "", 1.5]], caption="Numbers")
+    assert table.filled() == (["way", "ours"], [["a", 0.5], ["b", 1.5]])
+    empty = replace(small, function=lambda context: Result("Text.", tables=[table]))
+    _, parsed = written([run(empty, Context(data=None))], tmp_path)
+    assert "way ours a 0.5 b 1.5" in parsed.text
 
 
 def test_every_run_has_its_chapter_and_a_link_to_it(page: tuple[str, Page]) -> None:

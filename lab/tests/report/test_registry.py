@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from fenchel_lab import chapters
 from fenchel_lab.report import Context, Result, Study, UnknownStudyError, find, registry, studies, study
@@ -24,6 +25,29 @@ def test_the_first_chapters_come_in_their_order() -> None:
         "saturation",
         "two_classes",
     ]
+
+
+def test_the_tour_begins_with_six_of_several_themes() -> None:
+    toured = [each for each in studies() if each.tour]
+    assert [each.name for each in toured[:6]] == [
+        "paths",
+        "basins",
+        "tree_budgets",
+        "alignments_of_series",
+        "inflection",
+        "metastable_states",
+    ]
+    assert all(each.theme for each in studies())
+
+
+@pytest.mark.parametrize("name", [each.name for each in studies()])
+def test_the_code_of_every_chapter_runs_and_prints(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    lines = find(name).code
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        exec(compile(lines, f"the code of {name}", "exec"), {"__name__": "copied"})
+    assert capsys.readouterr().out
+    assert max(map(len, lines.splitlines())) <= 120
 
 
 def test_a_chapter_is_the_module_of_its_name() -> None:

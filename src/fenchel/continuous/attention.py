@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributions import Categorical, Distribution, MixtureSameFamily
 
 from fenchel._checks import check_broadcast, check_count, check_floats, check_number, check_shape
-from fenchel.continuous.basis import as_basis, grid_positions
+from fenchel.continuous.basis import as_basis, grid_positions, word_positions
 from fenchel.continuous.deformed import inverse_softplus
 from fenchel.continuous.density import BetaGaussian
 from fenchel.continuous.integrals import expected_functions
@@ -109,6 +109,12 @@ class Encoder(nn.Module):
     reads_scores: bool = False
     """Whether the query holds one score per value, (…, L), and not a vector."""
 
+    width: int | None = None
+    """The width of the query, if it is a vector of a fixed width."""
+
+    exact: bool = False
+    """Whether densities are to have the covariances of the ``Focus``; else these are the Σ of their scores."""
+
     def forward(self, query: Tensor, positions: Tensor, mask: Tensor | None) -> Focus | Distribution:
         """The densities for a query, positions (…, L, D) of the values, and a mask (…, L), True for values."""
         raise NotImplementedError
@@ -139,6 +145,8 @@ class PooledEncoder(Encoder):
         >>> PooledEncoder(16, num_heads=2)(torch.randn(3, 16), torch.rand(3, 50, 1), None).loc.shape
         torch.Size([3, 2, 1, 1])
     """
+
+    width: int
 
     def __init__(
         self,
@@ -393,11 +401,7 @@ class ContinuousAttention(nn.Module):
     def _positions(self, sizes: tuple[int, ...], mask: Tensor | None, positions: Tensor | None) -> Tensor:
         if positions is not None:
             return positions
-        if mask is None or len(sizes) > 1:
-            return grid_positions(sizes, self.basis.like)
-        place = torch.arange(1, sizes[0] + 1, device=mask.device)
-        lengths = (mask * place).amax(-1, keepdim=True).clamp_min(1)
-        return ((place - 0.5) / lengths).unsqueeze(-1)
+        return grid_positions(sizes, self.basis.like) if mask is None or len(sizes) > 1 else word_positions(mask)
 
     def _found(
         self,
@@ -419,7 +423,7 @@ class ContinuousAttention(nn.Module):
         if query is None or loc is not None or sigma is not None or density is not None:
             raise ValueError("with an encoder pass a query, and neither loc and sigma nor a density")
         found: Focus | Distribution = self.encoder(query, positions, mask)
-        if isinstance(found, Focus) and getattr(self.encoder, "exact", False):
+        if isinstance(found, Focus) and self.encoder.exact:
             matched = BetaGaussian.from_moments(found.loc, found.sigma, self.alpha)
             found = Focus(found.loc, matched.sigma, found.shares, found.discrete)
         return found

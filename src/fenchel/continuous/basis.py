@@ -139,8 +139,7 @@ class Basis(nn.Module):
                 if length:
                     table[row, :length] = self._cached((length,), ridge)
             return table[index]
-        positions = (place.double() - 0.5) / lengths.clamp_min(1).unsqueeze(-1)
-        return self.regression(positions.unsqueeze(-1), mask, ridge=ridge)
+        return self.regression(word_positions(mask), mask, ridge=ridge)
 
     @property
     def _trained(self) -> bool:
@@ -153,7 +152,7 @@ class Basis(nn.Module):
         return self.cached(("regular", shape, ridge), make)
 
     def cached(self, key: tuple[object, ...], make: Callable[[], Tensor]) -> Tensor:
-        """A matrix that depends on the basis and the key alone; a basis that knows its tensors may keep it."""
+        """A matrix that depends on the basis and the key alone; a subclass may cache it."""
         return make()
 
     def fit(
@@ -402,6 +401,13 @@ def grid_positions(shape: Sequence[int], like: Tensor) -> Tensor:
     """
     lines = [(torch.arange(n, dtype=torch.float64, device=like.device) + 0.5) / n for n in shape]
     return lines[0].unsqueeze(-1) if len(lines) == 1 else torch.cartesian_prod(*lines)
+
+
+def word_positions(mask: Tensor) -> Tensor:
+    """Positions (…, L, 1) for a mask (…, L): middles of cells of [0, 1] up to the last value, in double precision."""
+    place = torch.arange(1, mask.shape[-1] + 1, device=mask.device)
+    lengths = (mask * place).amax(-1, keepdim=True).clamp_min(1)
+    return ((place - 0.5).double() / lengths).unsqueeze(-1)
 
 
 def _check_widths(widths: Sequence[float]) -> None:

@@ -16,8 +16,8 @@ def beta_exp(x: Tensor, beta: float) -> Tensor:
 
     .. math:: \exp_\beta(x) = [1 + (1-\beta) x]_+^{1/(1-\beta)}
 
-    It is exp for β = 1 and relu(1 + x) for β = 0; α-entmax is made of it with β = 2 − α. For β > 1 it is +inf where
-    (β − 1) x ≥ 1.
+    It is exp for β = 1 and relu(1 + x) for β = 0; α-entmax is exp_β(s − τ) with β = 2 − α. For β > 1 it is +inf
+    where (β − 1) x ≥ 1.
 
     Args:
         x: of any shape.

@@ -3,9 +3,8 @@
 For α ≤ 1 the density is a Gaussian or a mixture of Gaussians, and so is the expectation. For α > 1 the support is
 mapped to the unit interval or the unit disc: E = C ∫ (1 − ‖u‖²)^k N(A u; d, Σ_j) du, k = 1/(α−1), with d = μ_j − μ and
 the ellipse A Aᵀ of the support. All quantities are centred, so that no large moments are subtracted. On the line, and
-along every ray and chord of the disc, the integral has a closed form for small integers k. Over the angles of rays the
-integrand is periodic and entire, so that the trapezoid rule converges geometrically; chords along the long axis of a
-thin Gaussian need few nodes too.
+along every chord of the disc, the integral has a closed form for small integers k. A quadrature rule sums over chords
+along the long axis of the Gaussian; few are needed, however thin it is.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_broadcast, check_count, check_floats
+from fenchel._checks import check_broadcast, check_floats
 from fenchel._quadrature import Array, gauss_legendre
 from fenchel._torch import apply_function, concrete, tracks_forward
 from fenchel.continuous.basis import Basis, GaussianBasis, ValueFunction
@@ -50,9 +49,7 @@ _EDGE_RULE = tuple(zip(*(v.tolist() for v in double_exponential(161)), strict=Tr
 _NEGLIGIBLE = 40.0  # nats; exp(−40) is negligible
 
 
-def expectation(
-    loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float | Tensor = 2.0, *, angles: int | None = None
-) -> Tensor:
+def expectation(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float | Tensor = 2.0) -> Tensor:
     r"""Expectations (…, n) of basis functions under the density that maximizes a quadratic score minus Tsallis's Ω.
 
     .. math:: r_j = \mathbb{E}_p[\psi_j(t)], \qquad
@@ -60,8 +57,8 @@ def expectation(
               f(t) = -\tfrac12 (t-\mu)^\top \Sigma^{-1} (t-\mu)
 
     In closed form on the line for α = 1, 2, 3/2, 4/3 and 5/4, and in any dimension for α = 1; by quadrature for other
-    α > 1. In the plane the integral along every ray or chord is closed for the same α, and a quadrature rule sums over
-    angles. Densities with heavy tails (α < 1) are mixtures of Gaussians, in any dimension. Computed in double precision
+    α > 1. In the plane the integral along every chord is closed for the same α, and a quadrature rule sums over the
+    chords. Densities with heavy tails (α < 1) are mixtures of Gaussians, in any dimension. Computed in double precision
     for α ≠ 1; derivatives of every order in ``loc``, ``sigma`` and the basis. The Jacobian in the canonical parameters
     is the generalized covariance.
 
@@ -70,7 +67,6 @@ def expectation(
         sigma: Σ of the score, (…, D, D), positive definite.
         basis: n functions of D dimensions; D ≤ 2 for alpha > 1.
         alpha: a number greater than 1 − 2/D, or a tensor (…) with one per batch entry, without gradients.
-        angles: the number of rays, for D = 2 and alpha > 1; by default chords with negligible error are used instead.
 
     Returns:
         (…, n), in the dtype of ``loc``.
@@ -85,8 +81,8 @@ def expectation(
     References: Martins et al. (2020), appendix G; Martins et al. (2022).
     """
     if isinstance(alpha, Tensor):
-        return _per_alpha(loc, sigma, basis, alpha, angles)
-    law = _check(loc, sigma, basis, alpha, angles)
+        return _per_alpha(loc, sigma, basis, alpha)
+    law = _check(loc, sigma, basis, alpha)
     shape = check_broadcast("the batch dimensions of loc and sigma", loc.shape[:-1], sigma.shape[:-2])
     full = torch.promote_types(torch.promote_types(loc.dtype, sigma.dtype), torch.float32)
     if law.c != 0:
@@ -99,15 +95,15 @@ def expectation(
         result = _heavy(loc_, sigma_, centers, covariances, law)
     else:
         axes, power = _support(sigma_, law), _power(law)
-        if angles is None and _compiled(loc_, axes, centers, covariances, power):
+        if _compiled(loc_, axes, centers, covariances, power):
             narrow = loc.dtype != torch.float64
             result = apply_function(_Compact, loc_, axes, centers, covariances, round(power), narrow)
         else:
-            result = _compact(loc_, axes, centers, covariances, power, angles)
+            result = _compact(loc_, axes, centers, covariances, power)
     return result.to(loc.dtype)
 
 
-def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angles: int | None) -> Radial:
+def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float) -> Radial:
     if not isinstance(basis, GaussianBasis):
         raise TypeError(f"basis must be a GaussianBasis, got {type(basis).__name__}")
     dim = basis.dim
@@ -116,8 +112,6 @@ def _check(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: float, angle
     alpha = check_one_alpha(alpha, dim)
     if alpha > 1 and dim > 2:
         raise ValueError(f"alpha must be at most 1 in more than two dimensions, got {alpha} for {dim}")
-    if angles is not None:
-        check_count(angles, "angles")
     if concrete(sigma):
         _check_sigma(sigma)
     return Radial(alpha, dim)
@@ -139,10 +133,10 @@ def _check_sigma(sigma: Tensor) -> None:
         raise ValueError(f"sigma must be symmetric and positive definite, got {wrong[0].tolist()}")
 
 
-def _per_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, angles: int | None) -> Tensor:
+def _per_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor) -> Tensor:
     """``expectation`` for a tensor of α: one call per different value."""
     check_alpha(alpha, basis.dim)
-    _check(loc, sigma, basis, 1.0, angles)
+    _check(loc, sigma, basis, 1.0)
     what = "the batch dimensions of loc and sigma, and alpha,"
     shape = check_broadcast(what, loc.shape[:-1], sigma.shape[:-2], alpha.shape)
     flat = loc.expand(*shape, -1).reshape(-1, basis.dim), sigma.expand(*shape, -1, -1).reshape(-1, basis.dim, basis.dim)
@@ -151,7 +145,7 @@ def _per_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor, 
     found = torch.zeros(len(index), len(basis), dtype=loc.dtype, device=loc.device)
     for number, value in enumerate(values.tolist()):
         rows = (index == number).nonzero().squeeze(-1)
-        found = found.index_put((rows,), expectation(flat[0][rows], flat[1][rows], basis, value, angles=angles))
+        found = found.index_put((rows,), expectation(flat[0][rows], flat[1][rows], basis, value))
     return found.reshape(*shape, len(basis))
 
 
@@ -256,24 +250,20 @@ def _power(law: Radial) -> float:
     return float(round(power)) if abs(power - round(power)) < 1e-12 * power else power
 
 
-def _compact(
-    loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None = None
-) -> Tensor:
+def _compact(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> Tensor:
     """Expectations for compact support in torch operations, for every device and derivatives of every order."""
     if loc.shape[-1] == 1:
         return _on_line(loc, axes, centers, covariances, power)
-    return _on_plane(loc, axes, centers, covariances, power, angles)
+    return _on_plane(loc, axes, centers, covariances, power)
 
 
 def _on_line(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> Tensor:
     a = axes[..., 0, 0].sqrt().unsqueeze(-1)
     place, width = (centers[:, 0] - loc) / a, covariances[:, 0, 0].sqrt() / a
-    return math.exp(-log_ball(power, 0.5)) / a * _ray(place, width, -1.0, power)
+    return math.exp(-log_ball(power, 0.5)) / a * _chord(place, width, power)
 
 
-def _on_plane(
-    loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float, angles: int | None
-) -> Tensor:
+def _on_plane(loc: Tensor, axes: Tensor, centers: Tensor, covariances: Tensor, power: float) -> Tensor:
     # A and L are the lower triangular roots of the ellipse and of a function's Σ. With N = L⁻¹A its precision is NᵀN.
     a11, a21, a22 = (v.unsqueeze(-1) for v in _root(axes))
     l11, l21, l22 = _root(covariances)
@@ -282,8 +272,7 @@ def _on_plane(
     d = centers - loc.unsqueeze(-2)
     x = d[..., 0] / a11
     y = (d[..., 1] - a21 * x) / a22
-    sums = _chords(x, y, n11, n21, n22, power) if angles is None else _rays(x, y, n11, n21, n22, power, angles)
-    return (power + 1) / math.pi / (a11 * a22) * sums
+    return (power + 1) / math.pi / (a11 * a22) * _chords(x, y, n11, n21, n22, power)
 
 
 def _root(m: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -313,7 +302,7 @@ def _chords(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: 
     s, half = angle.sin(), angle.cos()
     middle, beside, narrow, width, tilt = (v.unsqueeze(-1) for v in (middle, beside, narrow, width, tilt))
     bell = torch.exp(-0.5 * ((s - middle) / narrow).square()) / (narrow * math.sqrt(2 * math.pi))
-    chord = _ray((beside - tilt * (s - middle)) / half, width / half, -1.0, power)
+    chord = _chord((beside - tilt * (s - middle)) / half, width / half, power)
     # The first factor is (cos φ)^(2k+1), precise for large k too.
     return (share * torch.exp((power + 0.5) * torch.log1p(-s * s)) * bell * chord).sum(-1)
 
@@ -332,98 +321,51 @@ def _chord_nodes(middle: Tensor, beside: Tensor, narrow: Tensor, width: Tensor, 
     return (start + length * nodes).flatten(-2), (length * weights).flatten(-2)
 
 
-def _rays(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, power: float, angles: int) -> Tensor:
-    """The integral of ``_chords``, by rays from the centre of the disc."""
-    m11, m12, m22 = n11 * n11 + n21 * n21, n21 * n22, n22 * n22
-    with torch.no_grad():
-        angle, share = _angles(x, y, n11, n21, n22, angles)
-    cos, sin = angle.cos(), angle.sin()
-    size = (n11 * n22).unsqueeze(-1)
-    x, y, m11, m12, m22 = (v.unsqueeze(-1) for v in (x, y, m11, m12, m22))
-    precision = m11 * cos * cos + 2 * m12 * cos * sin + m22 * sin * sin
-    place = ((m11 * x + m12 * y) * cos + (m12 * x + m22 * y) * sin) / precision
-    beside = (size * (cos * y - sin * x)).square() / precision
-    rays = size * torch.exp(-0.5 * beside) * precision.rsqrt() * _ray(place, precision.rsqrt(), 0.0, power)
-    value: Tensor = share * rays.sum(-1) / math.sqrt(2 * math.pi)
-    return value
+# -- along a chord ---------------------------------------------------------------------------------------------------
 
 
-def _angles(x: Tensor, y: Tensor, n11: Tensor, n21: Tensor, n22: Tensor, angles: int) -> tuple[Tensor, Tensor]:
-    """Angles (…, n, N) at which rays from the centre of the disc meet a Gaussian, and their spacing (…, n).
-
-    They span the ellipse of ``_DEVIATIONS`` standard deviations, or the whole circle if it contains the centre. On that
-    range the integrand is periodic up to rounding, so that the trapezoid rule converges geometrically.
-    """
-    w1, w2 = n11 * x, n21 * x + n22 * y
-    square = w1 * w1 + w2 * w2
-    sine = (_DEVIATIONS / square.sqrt()).clamp_max(1.0)
-    cosine = (1 - sine * sine).sqrt()
-    around = square <= _DEVIATIONS * _DEVIATIONS
-    ends = []
-    for side in (-1.0, 1.0):
-        b1, b2 = cosine * w1 - side * sine * w2, side * sine * w1 + cosine * w2
-        e1 = b1 / n11
-        e2 = (b2 - n21 * e1) / n22
-        ends.append(torch.atan2(x * e2 - y * e1, x * e1 + y * e2))
-    low, high = (torch.where(around, v, end) for v, end in zip((-math.pi, math.pi), ends, strict=True))
-    step = (high - low) / angles
-    offset = torch.arange(angles, dtype=x.dtype, device=x.device) + 0.5
-    return (torch.atan2(y, x) + low).unsqueeze(-1) + step.unsqueeze(-1) * offset, step
-
-
-# -- along a ray -----------------------------------------------------------------------------------------------------
-
-
-def _ray(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
-    """∫ w(r) N(r; place, width²) dr from start to 1; w is (1−r²)^k on the line (start −1), r(1−r²)^k on a ray (0)."""
+def _chord(place: Tensor, width: Tensor, power: float) -> Tensor:
+    """∫ (1 − r²)^k N(r; place, width²) dr from −1 to 1."""
     if power == round(power) and power <= CLOSED:
         narrow = width <= 1
-        closed = _closed(torch.where(narrow, place, 0.0), torch.where(narrow, width, 1.0), start, round(power))
-        wide = _quadrature(torch.where(narrow, 0.0, place), torch.where(narrow, 1.0, width), start, power)
+        closed = _closed(torch.where(narrow, place, 0.0), torch.where(narrow, width, 1.0), round(power))
+        wide = _quadrature(torch.where(narrow, 0.0, place), torch.where(narrow, 1.0, width), power)
         return torch.where(narrow, closed, wide)
-    return _windowed(place, width, start, power)
+    return _windowed(place, width, power)
 
 
-def _closed(place: Tensor, width: Tensor, start: float, power: int) -> Tensor:
-    """``_ray`` by the moments m_i = ∫ r^i N: m_i = place m_{i−1} + (i−1) width² m_{i−2} − width² [r^(i−1) N]."""
-    v, u = (1 - place) / width, (start - place) / width
+def _closed(place: Tensor, width: Tensor, power: int) -> Tensor:
+    """``_chord`` by the moments m_i = ∫ r^i N: m_i = place m_{i−1} + (i−1) width² m_{i−2} − width² [r^(i−1) N]."""
+    v, u = (1 - place) / width, (-1 - place) / width
     ends = [torch.exp(-0.5 * z * z) * (width / math.sqrt(2 * math.pi)) for z in (v, u)]  # width² N
     flip = u + v < 0  # erfc is precise for positive arguments
     near, far = torch.where(flip, -v, u), torch.where(flip, -u, v)
     moments = [0.5 * (torch.erfc(near / math.sqrt(2)) - torch.erfc(far / math.sqrt(2)))]
     moments.append(place * moments[0] - (ends[0] - ends[1]))
     variance = width * width
-    coefficients = _coefficients(start, power)
+    coefficients = [math.comb(power, i // 2) * (-1.0) ** (i // 2) * (i % 2 == 0) for i in range(2 * power + 1)]
     for i in range(2, len(coefficients)):
-        edge = ends[0] - start ** (i - 1) * ends[1] if start else ends[0]
+        edge = ends[0] - (-1.0) ** (i - 1) * ends[1]
         moments.append(place * moments[-1] + (i - 1) * variance * moments[-2] - edge)
     return sum(c * m for c, m in zip(coefficients, moments, strict=False) if c)  # type: ignore[return-value]
 
 
-def _coefficients(start: float, power: int) -> list[float]:
-    """Coefficients of (1 − r²)^k, or r(1 − r²)^k, by ascending powers of r."""
-    found = [0.0] * (2 * power + 1)
-    for i in range(power + 1):
-        found[2 * i] = float((-1) ** i * math.comb(power, i))
-    return found if start else [0.0, *found]
-
-
-def _quadrature(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
+def _quadrature(place: Tensor, width: Tensor, power: float) -> Tensor:
     """Gauss-Legendre quadrature, for Gaussians wider than the interval."""
     total = torch.zeros_like(place)
     for x, w in _WIDE_RULE:
-        r = start + (1 - start) * x
-        share = (1 - start) * w * (1 - r * r) ** power * (1.0 if start else r)
+        r = 2 * x - 1
+        share = 2 * w * (1 - r * r) ** power
         total = total + share * torch.exp(-0.5 * ((r - place) / width).square())
     return total / (width * math.sqrt(2 * math.pi))
 
 
-def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tensor:
+def _windowed(place: Tensor, width: Tensor, power: float) -> Tensor:
     """Quadrature over the part of the interval that a Gaussian covers, for powers without a closed form."""
     radius = _radius(power)
     with torch.no_grad():
-        low = (place - _DEVIATIONS * width).clamp(max(start, -radius), radius)
-        high = (place + _DEVIATIONS * width).clamp(max(start, -radius), radius)
+        low = (place - _DEVIATIONS * width).clamp(-radius, radius)
+        high = (place + _DEVIATIONS * width).clamp(-radius, radius)
     length = high - low
     total = torch.zeros_like(place)
     smooth = radius < 1 or power == round(power)
@@ -434,7 +376,7 @@ def _windowed(place: Tensor, width: Tensor, start: float, power: float) -> Tenso
         else:
             below, above = (low + 1) + x * length, (1 - high) + rest * length  # 1 + r and 1 − r, from the nearer end
             shape = (below * above).pow(power)
-        total = total + w * (shape if start else r * shape) * torch.exp(-0.5 * ((r - place) / width).square())
+        total = total + w * shape * torch.exp(-0.5 * ((r - place) / width).square())
     return length * total / (width * math.sqrt(2 * math.pi))
 
 

@@ -129,7 +129,7 @@ def _smooth(share: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _by_piece(mapped: At, size: int) -> At:
-    """The integrand of ``refined``, whose variable tells the piece."""
+    """The integrand of ``refined``: the integer part of its variable is the piece, the rest a share of it."""
 
     def function(x: Tensor, row: Tensor) -> Tensor:
         # The nodes of a panel stand together, and the middle one is inside the piece for sure.

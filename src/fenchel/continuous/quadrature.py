@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count
-from fenchel._quadrature import gauss_legendre, refined
+from fenchel._quadrature import gauss_legendre, ranks, refined
 from fenchel._torch import concrete
 from fenchel.continuous.radial import Number, log_shape
 
@@ -239,7 +239,7 @@ class _Integral:
         return y, near, inside, torch.atan2(u[..., 1], u[..., 0]), around
 
     def _coarse(self) -> Callable[[Tensor, Tensor, Tensor], Tensor] | None:
-        """A function that tells which panels contain a change of the integrand and are too wide to resolve it."""
+        """A function that returns which panels contain a change of the integrand and are too wide to resolve it."""
         if self.resolve is None:
             return None
         y, near, inside, *angular = self._features()
@@ -260,11 +260,7 @@ class _Integral:
 def _places(rows: Tensor, count: int) -> Tensor:
     """The number of entries of the same row before each entry, of the shape of ``rows``."""
     order = rows.argsort(stable=True)
-    counts = torch.bincount(rows, minlength=count)
-    first = counts.cumsum(0) - counts
-    place = torch.empty_like(rows)
-    place[order] = torch.arange(len(rows), device=rows.device) - first[rows[order]]
-    return place
+    return torch.empty_like(rows).index_put((order,), ranks(rows[order], count)[0])
 
 
 def expm1_ratio(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 
 from fenchel._checks import check_entries, check_floats, check_number
-from fenchel._quadrature import gauss_legendre
+from fenchel._quadrature import gauss_legendre, ranks
 from fenchel.continuous.basis import as_line_basis
 from fenchel.continuous.deformed import log_of
 from fenchel.continuous.matrices import broadcast_shapes
@@ -125,9 +125,7 @@ class ScoreDensity(Distribution):
 
     def _scores(self, t: Tensor, rows: Tensor) -> Tensor:
         """f at points (Q,) of the batch entries rows (Q,), which are ascending."""
-        counts = torch.bincount(rows, minlength=self._count)
-        first = counts.cumsum(0) - counts
-        place = torch.arange(len(rows), device=rows.device) - first[rows]
+        place, counts = ranks(rows, self._count)
         width = int(counts.max()) if len(rows) else 0
         table = torch.full((self._count, width), 0.5 * (self.low + self.high), dtype=t.dtype, device=t.device)
         table = table.index_put((rows, place), t)
@@ -160,10 +158,9 @@ class ScoreDensity(Distribution):
                 t, v = self._narrowed(grid[cell].expand(self._count), grid[cell + 1].expand(self._count), edges, signs)
                 rows, place, height = torch.cat([rows, edges]), torch.cat([place, t]), torch.cat([height, v])
         top = top.scatter_reduce(0, rows, height, "amax")
-        counts = torch.bincount(rows, minlength=self._count)
         order = torch.argsort(rows, stable=True)
         rows, place = rows[order], place[order]
-        spot = torch.arange(len(rows), device=rows.device) - (counts.cumsum(0) - counts)[rows]
+        spot, counts = ranks(rows, self._count)
         size = int(counts.max()) if self._count else 0
         breaks = torch.full((self._count, size + 2), self.high, dtype=grid.dtype, device=grid.device)
         breaks[:, 0] = self.low
@@ -390,8 +387,7 @@ class ScoreDensity(Distribution):
         joined = (rows[1:] == rows[:-1]) & ~at_start[1:] & ~at_end[:-1] & (pieces.start[1:] == pieces.end[:-1])
         first[1:], last[:-1] = ~joined, ~joined
         owner = rows[first]
-        counts = torch.bincount(owner, minlength=self._count)
-        place = torch.arange(len(owner), device=rows.device) - (counts.cumsum(0) - counts)[owner]
+        place, counts = ranks(owner, self._count)
         size = int(counts.max()) if len(owner) else 0
         found = torch.full((self._count, size, 2), math.nan, dtype=self.dtype, device=rows.device)
         found = found.index_put((owner, place), torch.stack([pieces.start[first], pieces.end[last]], -1))

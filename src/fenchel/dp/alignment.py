@@ -13,7 +13,7 @@ from fenchel._checks import check_count, check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
 from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
 from fenchel.regularizers.base import Regularizer
 
 
@@ -95,7 +95,7 @@ class Alignment(DynamicProgram):
 
     def _score(self, path: Tensor) -> Tensor:
         edges = self._edges(path.long())
-        costs = _masked(precise(self._inputs[0]), self.lengths, self.band)
+        costs = _masked(self._inputs[0].double(), self.lengths, self.band)
         return sum_over_edges(-costs.flatten(1), torch.div(edges, 3, rounding_mode="floor"))
 
     def _edges(self, path: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ class Alignment(DynamicProgram):
         return change, (found,)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
-        costs = _masked(precise(inputs[0]), self.lengths, self.band)
+        costs = _masked(inputs[0].double(), self.lengths, self.band)
         last = (self.lengths[:, 0] - 1) * costs.shape[2] + self.lengths[:, 1] - 1
         ends = tensor_on(costs.device, self._graph.ranks)[1 + last]
         return walk(self._graph, (-costs).flatten(1).repeat_interleave(3, -1), omega, ends)

@@ -48,16 +48,16 @@ class Recursion(ABC):
     # -- what a subclass defines ---------------------------------------------------------------------
 
     @abstractmethod
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        """Compiled: values (B,), in double precision, and the probabilities of all choices (the walk) if ``keep``."""
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
+        """Compiled: values (B,), in double precision; if ``keep``, what derivatives need, such as the walk."""
 
     @abstractmethod
-    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        """Compiled: the gradient of ⟨weight, value⟩ in each input."""
+    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor) -> Inputs:
+        """Compiled: the gradient of ⟨weight, value⟩ in each input; 0 for weights of 0, even where the value is NaN."""
 
     @abstractmethod
     def _hessian_product(
-        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
         """Compiled: the derivatives of the values, and of ``_gradient``, along directions of the inputs."""
 
@@ -76,7 +76,9 @@ class Recursion(ABC):
         base, gamma = self.omega.canonical()
         if tracks_forward() or base.name is None or isinstance(base.parameter, Tensor) or isinstance(gamma, Tensor):
             return None
-        return kernels.find(self._step, base.name, (base.parameter,), *self._inputs) if len(self._inputs[0]) else None
+        return (
+            kernels.find(self._step, base.name, (base.parameter,), *self._inputs) if self._inputs[0].shape[0] else None
+        )
 
     @property
     def _numbers(self) -> tuple[Any, Any]:
@@ -85,12 +87,12 @@ class Recursion(ABC):
         return base.parameter, gamma
 
     @stays_outside
-    def _max(self) -> Tensor:
-        """max_Ω over all paths, (B,), in double precision."""
+    def _max(self, dtype: torch.dtype = torch.float64) -> Tensor:
+        """max_Ω over all paths, (B,), computed in double precision."""
         kernel = self._kernel()
         if kernel is None:
-            return self._in_torch(_value)[0]
-        value: Tensor = apply_function(_Value, self, kernel, *self._inputs)
+            return self._in_torch(_value)[0].to(dtype)
+        value: Tensor = apply_function(_Value, self, kernel, dtype, *self._inputs)
         return value
 
     @stays_outside
@@ -105,22 +107,22 @@ class Recursion(ABC):
             return self._in_torch(_marginals)
         inputs = self._inputs if inputs is None else inputs
         weight = torch.ones(len(inputs[0]), dtype=torch.float64, device="cpu")
-        found: Inputs = _Gradient.apply(self, kernel, weight, True, *inputs)  # type: ignore[no-untyped-call]
+        found: Inputs = apply_function(_Gradient, self, kernel, weight, True, *inputs)
         return found
 
-    def _forward_once(self, kernel: Any, keep: bool) -> tuple[Tensor, Tensor]:
+    def _forward_once(self, kernel: Any, keep: bool) -> tuple[Tensor, Any]:
         """What ``_forward`` returns, computed once."""
-        found: tuple[Tensor, Tensor, bool] | None = self._cache().get("forward")
+        found: tuple[Tensor, Any, bool] | None = self._cache().get("forward")
         if found is None or (keep and not found[2]):
             found = *self._forward(kernel, self._inputs, keep), keep
             self._results["forward"] = found
         return found[:2]
 
-    def _gradient_once(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor) -> Inputs:
+    def _gradient_once(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, ones: Tensor) -> Inputs:
         """What ``_gradient`` returns for weights of 1, computed once per shape of the inputs."""
         key = "gradient", *(each.shape for each in inputs)
         if key not in self._results:
-            self._results[key] = self._gradient(kernel, inputs, value, walk, torch.ones_like(value))
+            self._results[key] = self._gradient(kernel, inputs, value, walk, ones)
         found: Inputs = self._results[key]
         return tuple(each.clone() for each in found)
 
@@ -153,7 +155,10 @@ class Recursion(ABC):
             None if isinstance(alpha, Tensor) else alpha,
             None if isinstance(gamma, Tensor) else gamma,
         ]
-        for t in (*self._inputs, *self.omega.parameters(), *self.omega.buffers()):
+        tensors = self._inputs
+        if None in version:
+            tensors = *tensors, *self.omega.parameters(), *self.omega.buffers()
+        for t in tensors:
             version.append((id(t), 0 if t.is_inference() else t._version))
         if version != self._results_version:
             self._results_version, self._results = version, {}
@@ -200,23 +205,22 @@ class _Value(torch.autograd.Function):
     """max_Ω over all paths, (B,)."""
 
     @staticmethod
-    def forward(ctx: Any, recursion: Recursion, kernel: Any, *inputs: Tensor) -> Tensor:
+    def forward(ctx: Any, recursion: Recursion, kernel: Any, dtype: torch.dtype, *inputs: Tensor) -> Tensor:
         value, walk = recursion._forward_once(kernel, any(ctx.needs_input_grad))
         ctx.recursion, ctx.kernel, ctx.value, ctx.walk = recursion, kernel, value, walk
         ctx.save_for_backward(*inputs)
-        return value.clone()
+        return value.to(dtype, copy=True)
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> Any:
         inputs: Inputs = ctx.saved_tensors
         if not concrete(weight):  # mapped over
-            return None, None, *_gradient_in_torch(ctx.recursion, weight, inputs)
-        if torch.is_grad_enabled():
-            found = _Gradient.apply(ctx.recursion, ctx.kernel, weight, False, *inputs)  # type: ignore[no-untyped-call]
-            return None, None, *found
-        # Batch elements of weight 0 contribute 0, even if they are NaN.
-        value = torch.where(weight == 0, -torch.inf, ctx.value)
-        return None, None, *ctx.recursion._gradient(ctx.kernel, inputs, value, ctx.walk, weight)
+            found = _gradient_in_torch(ctx.recursion, weight, inputs)
+        elif torch.is_grad_enabled():
+            found = apply_function(_Gradient, ctx.recursion, ctx.kernel, weight, False, *inputs)
+        else:
+            found = ctx.recursion._gradient(ctx.kernel, inputs, ctx.value, ctx.walk, weight)
+        return None, None, None, *found
 
 
 class _Gradient(torch.autograd.Function):
@@ -228,8 +232,8 @@ class _Gradient(torch.autograd.Function):
         ctx.recursion, ctx.kernel, ctx.value, ctx.walk = recursion, kernel, value, walk
         ctx.save_for_backward(weight, *inputs)
         if unit:
-            return recursion._gradient_once(kernel, inputs, value, walk)
-        return recursion._gradient(kernel, inputs, torch.where(weight == 0, -torch.inf, value), walk, weight)
+            return recursion._gradient_once(kernel, inputs, value, walk, weight)
+        return recursion._gradient(kernel, inputs, value, walk, weight)
 
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> Any:

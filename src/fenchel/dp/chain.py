@@ -13,7 +13,7 @@ from fenchel._checks import check_floats, check_integers
 from fenchel._torch import concrete, traced
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
 
@@ -99,7 +99,7 @@ class LinearChain(DynamicProgram):
     @torch.no_grad()
     def _best(self) -> Tensor:
         unary, transition, start, end = self._inputs
-        states = viterbi(self._with_ends(unary, start, end), precise(transition), self.lengths)
+        states = viterbi(self._with_ends(unary, start, end), transition.double(), self.lengths)
         possible = self._score(states.clamp_min(0)) > -torch.inf
         return torch.where(possible.unsqueeze(-1), states, -1).to(self._device)
 
@@ -134,7 +134,7 @@ class LinearChain(DynamicProgram):
         inside = self._inside
         path = torch.where(inside, path, 0).long()
         each = unary.expand(*path.shape, states).gather(-1, path.unsqueeze(-1)).squeeze(-1)
-        score = torch.where(inside, precise(each), 0.0).sum(-1)
+        score = torch.where(inside, each.double(), 0.0).sum(-1)
         if steps > 1:
             pairs = (path[..., :-1] * states + path[..., 1:]).unsqueeze(-1)
             flat = transition.flatten(-2)
@@ -142,9 +142,9 @@ class LinearChain(DynamicProgram):
                 each = flat[0, 0][pairs.squeeze(-1)]
             else:
                 each = flat.expand(*pairs.shape[:-1], states**2).gather(-1, pairs).squeeze(-1)
-            score = score + torch.where(inside[:, 1:], precise(each), 0.0).sum(-1)
+            score = score + torch.where(inside[:, 1:], each.double(), 0.0).sum(-1)
         for ends, state in ((start, path[..., :1]), (end, self._last_state(path))):
-            each = precise(ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1))
+            each = ends.expand(*path.shape[:-1], states).gather(-1, state).squeeze(-1).double()
             score = score + torch.where(inside[:, 0], each, 0.0)
         return score
 
@@ -227,11 +227,11 @@ class LinearChain(DynamicProgram):
     def _with_ends(self, unary: Tensor, start: Tensor, end: Tensor) -> Tensor:
         """The scores of the states, in double precision, with those of the ends added to the first and the last."""
         last = torch.arange(unary.shape[1], device=unary.device) == self.lengths.unsqueeze(-1) - 1
-        unary = torch.cat([precise(unary[:, :1]) + start.unsqueeze(1), precise(unary[:, 1:])], 1)
-        return unary + torch.where(last.unsqueeze(-1), precise(end).unsqueeze(1), 0.0)
+        unary = torch.cat([unary[:, :1].double() + start.unsqueeze(1), unary[:, 1:].double()], 1)
+        return unary + torch.where(last.unsqueeze(-1), end.double().unsqueeze(1), 0.0)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
-        unary, transition, start, end = map(precise, inputs)
+        unary, transition, start, end = map(Tensor.double, inputs)
         states = unary.shape[-1]
         inside, filled = self._inside[:, 1:], self._inside[:, :1]
         each = unary[:, 1:].unsqueeze(-2) + transition

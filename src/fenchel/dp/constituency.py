@@ -13,7 +13,7 @@ from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
 from fenchel.dp.forest import forest
 from fenchel.dp.graph import Graph, Indices, Walk, remembered, tensor_on
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths
 from fenchel.regularizers.base import Regularizer
 
 
@@ -104,7 +104,7 @@ class Constituency(DynamicProgram):
 
     def _score(self, path: Tensor) -> Tensor:
         dims = tuple(range(-(self._inputs[0].dim() - 1), 0))
-        return torch.where(path, precise(self._inputs[0]), 0.0).sum(dims)
+        return torch.where(path, self._inputs[0].double(), 0.0).sum(dims)
 
     def _check_paths(self, other: DynamicProgram) -> None:
         assert isinstance(other, Constituency)
@@ -152,23 +152,22 @@ class Constituency(DynamicProgram):
         scores = self._inputs[0]
         return _shape(scores.shape[1], scores.shape[3] if self._labelled else 1)
 
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        value, walk = kernel.forward(self._spans(inputs[0]), self.lengths, *self._numbers, keep)
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
+        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
         return value, walk
 
-    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        found = kernel.gradient(weight, value, walk, self.lengths, self._spans(inputs[0]))
-        return (found.reshape(inputs[0].shape),)
+    def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor) -> Inputs:
+        return (kernel.gradient(weight, walk),)
 
     def _hessian_product(
-        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
+        self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
-        direction = self._spans(directions[0])
-        change, found = kernel.hessian_product(weight, value, walk, self.lengths, direction, *self._numbers)
-        return change, (found.reshape(inputs[0].shape),)
+        given = weight, value, inputs[0], self.lengths, directions[0]
+        change, found = kernel.hessian_product(*given, *self._numbers)
+        return change, (found,)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
-        scores = self._spans(precise(inputs[0]))
+        scores = self._spans(inputs[0].double())
         inside = torch.arange(scores.shape[2], device=scores.device) < self.lengths.unsqueeze(-1)
         scores = torch.where(inside[:, None, :, None], scores, -torch.inf).flatten(1)
         shape = self._shape

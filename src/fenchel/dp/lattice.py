@@ -12,7 +12,7 @@ from fenchel._checks import check_count, check_integers, check_mask
 from fenchel._torch import concrete, without_transforms
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Indices, Walk, remembered, tensor_on, walk
-from fenchel.dp.program import DynamicProgram, precise
+from fenchel.dp.program import DynamicProgram
 from fenchel.regularizers.base import Regularizer
 
 
@@ -71,7 +71,7 @@ class Lattice(DynamicProgram):
         return torch.where(path, values, 0.0).sum(-1)
 
     def _score(self, path: Tensor) -> Tensor:
-        return self._total(path, precise(self._inputs[0]))
+        return self._total(path, self._inputs[0].double())
 
     def _check_paths(self, other: DynamicProgram) -> None:
         assert isinstance(other, Lattice)
@@ -122,7 +122,7 @@ class Lattice(DynamicProgram):
         return change, (self._unsorted(found, inputs[0], value),)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
-        return walk(self._shape.graph, precise(inputs[0]), omega)
+        return walk(self._shape.graph, inputs[0].double(), omega)
 
     def _collect(self, marginals: Tensor) -> Inputs:
         return (marginals,)

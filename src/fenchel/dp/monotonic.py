@@ -15,7 +15,7 @@ from fenchel._checks import check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, precise, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
 from fenchel.regularizers.base import Regularizer
 
 
@@ -106,7 +106,7 @@ class Monotonic(DynamicProgram):
 
     def _score(self, path: Tensor) -> Tensor:
         cells = torch.div(self._edges(path), 2, rounding_mode="floor")
-        score = sum_over_edges(_masked(precise(self._inputs[0]), self.lengths).flatten(1), cells)
+        score = sum_over_edges(_masked(self._inputs[0].double(), self.lengths).flatten(1), cells)
         return torch.where(self._possible, score, -torch.inf)
 
     def _edges(self, path: Tensor) -> Tensor:
@@ -159,7 +159,7 @@ class Monotonic(DynamicProgram):
         return value, walk
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        return (kernel.gradient(weight, value, walk, self.lengths, inputs[0].dtype),)
+        return (kernel.gradient(weight, value, walk, self.lengths, inputs[0]),)
 
     def _hessian_product(
         self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
@@ -169,7 +169,7 @@ class Monotonic(DynamicProgram):
         return change, (found,)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
-        scores = _masked(precise(inputs[0]), self.lengths)
+        scores = _masked(inputs[0].double(), self.lengths)
         frames = scores.shape[2]
         last = (self.lengths[:, 0] - 1) * frames + self.lengths[:, 1] - 1
         ends = tensor_on(scores.device, self._graph.ranks)[1 + last]

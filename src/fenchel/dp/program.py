@@ -115,19 +115,19 @@ class DynamicProgram(Recursion):
 
     def __init__(self, scores: Tensor, name: str, shape: str, omega: Regularizer | None) -> None:
         check_floats(scores, name)
-        if scores.dim() != len(shape.split(",")) or 0 in scores.shape[1:]:
+        if scores.dim() != shape.count(",") + 1 or 0 in scores.shape[1:]:
             raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(scores.shape)}")
         self.omega = SHANNON if omega is None else check_choice(omega)
         if self._device.type != "cpu":
             self.omega, _ = module_on_cpu(self.omega)
-        self._inputs = (scores.to(torch.promote_types(scores.dtype, torch.float32)),)
         self._dtype = scores.dtype
+        self._inputs = (scores if scores.dtype.itemsize >= 4 else scores.float(),)
         self._results, self._results_version = {}, None
 
     @property
     def value(self) -> Tensor:
         """The smoothed maximum over all paths, (B,)."""
-        return self._returned(self._signed(self._max()))
+        return self._returned(self._signed(self._max(self._dtype)))
 
     @property
     def marginals(self) -> Tensor:
@@ -275,6 +275,11 @@ class DynamicProgram(Recursion):
         To be called before all else. What is not a tensor is returned as it is, to be checked later. Lengths on the
         meta device have no values, and None takes their place.
         """
+        for t in tensors:
+            if isinstance(t, Tensor) and not t.is_cpu:
+                break
+        else:
+            return tensors
         tensors = tuple(
             None if isinstance(t, Tensor) and t.is_meta and not t.is_floating_point() else t for t in tensors
         )
@@ -284,7 +289,8 @@ class DynamicProgram(Recursion):
 
     def _returned(self, result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A result in the dtype of the scores, on their device."""
-        return from_cpu(result.to(dtype or self._dtype), self._device)
+        dtype = dtype or self._dtype
+        return from_cpu(result if result.dtype is dtype else result.to(dtype), self._device)
 
     def _reached(self, target: Tensor) -> Tensor:
         """The score of a target, in double precision; max_Ω over all paths that agree with it if it is not complete."""
@@ -361,11 +367,6 @@ def _steps(program: Recursion, walk: Walk) -> Inputs:
 
 def _slack(_: Recursion, walk: Walk) -> Inputs:
     return (walk.slack(),)
-
-
-def precise(tensor: Tensor) -> Tensor:
-    """A tensor in double precision."""
-    return tensor.double()
 
 
 def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tuple[int, ...], least: int = 1) -> Tensor:

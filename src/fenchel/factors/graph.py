@@ -14,11 +14,7 @@ from torch import Tensor
 from fenchel._checks import check_count, check_floats, check_number
 from fenchel._torch import from_cpu, on_cpu, outside_graphs
 from fenchel.factors.base import Factor
-from fenchel.factors.consensus import (
-    Agreement,
-    Group,
-    Problem,
-)
+from fenchel.factors.consensus import Agreement, Group, Problem
 from fenchel.factors.programs import Call, FinalState, Solve, check_start, linear_program
 from fenchel.factors.variables import Variables
 

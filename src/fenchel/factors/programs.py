@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -161,8 +162,6 @@ class Call:
         self.problem, self.tol, self.max_iter, self.start = problem, tol, max_iter, start
         self.found: Agreement
         self.theta: Tensor
-        self._linear: Linear | None = None
-        self._faces: Faces | None = None
 
     def solve(self, theta: Tensor) -> Tensor:
         """The values of all variables for their scores; the solution is kept for its derivative."""
@@ -179,19 +178,15 @@ class Call:
         state = self.found.state
         return FinalState(state.u, state.rho, self.problem.edges, tuple(g.warm_start for g in self.problem.groups))
 
-    @property
+    @cached_property
     def linear(self) -> Linear:
         """The linearization of the factors at the solution."""
-        if self._linear is None:
-            self._linear = Linear(self.problem, self.found.state)
-        return self._linear
+        return Linear(self.problem, self.found.state)
 
-    @property
+    @cached_property
     def faces(self) -> Faces:
         """The faces of the factors at the solution."""
-        if self._faces is None:
-            self._faces = Faces(self.linear, self.theta != -torch.inf)
-        return self._faces
+        return Faces(self.linear, self.theta != -torch.inf)
 
     def project(self, x: Tensor) -> Tensor:
         """J x: the projection of x onto the directions that all faces share; for variables without a factor, the

@@ -66,6 +66,8 @@ class LPSparseMAP(Regularizer):
     References: Niculae & Martins (2020); Santos et al. (2024), section 4.2 and appendix C.
     """
 
+    ordered = True
+
     def __init__(
         self, build: Callable[[FactorGraph, Variables], Any], dims: int = 1, *, tol: float = 1e-9, max_iter: int = 5000
     ) -> None:

@@ -22,6 +22,7 @@ from fenchel.hopfield.arguments import (
 from fenchel.hopfield.dynamics import iterate, update
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, hold, show
+from fenchel.regularizers.rows import combine_masks
 
 SPREAD = 0.02
 """Standard deviation of learned patterns at the start: small, so that the first gradients decide their direction."""
@@ -431,10 +432,7 @@ class Hopfield(nn.Module):
         if association is None:
             return keep
         association = check_association(association, shape)
-        if association.dtype == torch.bool:
-            return ~association if keep is None else keep & ~association
-        association = association.to(dtype)
-        return association if keep is None else association.masked_fill(~keep, -torch.inf)
+        return combine_masks(~association if association.dtype == torch.bool else association.to(dtype), keep)
 
     def _roles(self, input: Patterns) -> tuple[Tensor, Tensor, Tensor]:
         """Stored patterns, state patterns and pattern projections, batch first, checked."""

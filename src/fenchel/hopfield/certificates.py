@@ -20,9 +20,6 @@ from fenchel.structures import SparseMAP
 Read = Callable[[], Iterator[tuple[int, Tensor]]]
 """``read()`` yields all patterns by blocks of the plan: the index of the first, and the block."""
 
-PAIRS = 1 << 22
-"""The most entries of differences of patterns that are held at a time."""
-
 
 @dataclass(frozen=True)
 class Certificate:
@@ -71,9 +68,12 @@ class Certificate:
 
 
 def certify_patterns(
-    read: Read, count: int, omega: Regularizer, beta: float, wanted: Tensor | None = None
+    read: Read, count: int, omega: Regularizer, beta: float, wanted: Tensor | None = None, own: Read | None = None
 ) -> Certificate:
-    """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,)."""
+    """Certify each pattern on its own, without a matrix of all pairs; or those that are wanted, boolean (N,).
+
+    ``own`` reads blocks of the wanted patterns at least, where ``read`` may not be called for them alone.
+    """
     group, copies = _groups(read, count)
     lead = needed_lead(omega, copies)
     if lead is None:
@@ -85,7 +85,7 @@ def certify_patterns(
     needed = lead / beta
     gap, radius = torch.full((2, count), math.nan, dtype=torch.float64, device="cpu")
     mean = torch.stack([block.double().sum(0) for _, block in read()]).sum(0) / count
-    for i, patterns in _gathered(read, wanted):
+    for i, patterns in _gathered(own or read, wanted):
         exact = count * count * patterns.shape[1] <= plan_pairs().exact
         dtype = torch.float64 if exact else torch.promote_types(patterns.dtype, torch.float32)
         here = _Centered(patterns, mean, dtype)
@@ -152,7 +152,7 @@ class _Centered:
         leads = self._sums(products).neg_()
         leads += (self.times_state + self.k * self.times_mean).unsqueeze(-1)
         leads -= self.k * other.times_mean
-        for pairs in torch.split(near.nonzero(), max(PAIRS // self.patterns.shape[1], 1)):
+        for pairs in torch.split(near.nonzero(), max(plan_pairs().held // self.patterns.shape[1], 1)):
             i, j = pairs.unbind(-1)
             apart = self.patterns[i] - other.patterns[j]
             leads[i, j], squared[i, j] = (self.state[i] * apart).sum(-1), apart.square().sum(-1)

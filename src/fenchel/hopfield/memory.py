@@ -356,42 +356,35 @@ class Memory(nn.Module):
         needs = Needs(step, rows.dtype, by_chunks=self._by_chunks(rows), columns=self.chunk_size)
         return make_plan(self.omega, Shapes(len(rows), len(self), width), rows.device, needs)
 
-    def _stored(self, name: str, dtype: torch.dtype) -> streams.Stored:
-        """The patterns or values, with a function that normalizes and converts some of their rows."""
+    def _stored(self, name: str = "patterns", dtype: torch.dtype | None = None) -> streams.Stored:
+        """The patterns or values, with a function that normalizes and converts some of their rows to a dtype."""
         return streams.Stored(getattr(self, name), partial(self._prepare, name=name, dtype=dtype))
 
-    def _prepare(self, held: Tensor, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def _prepare(self, held: Tensor, name: str, dtype: torch.dtype | None) -> Tensor:
         """Rows of the patterns, normalized, or of the values, in a dtype; by default their own, or float32."""
         held = held.to(dtype or (held.dtype if held.is_floating_point() else torch.float32))
         # Only parameters and patterns in a file are not stored in normalized form.
         raw = isinstance(self.patterns, nn.Parameter) or self.in_file
         return _normalized(held, self.normalize) if raw and name == "patterns" else held
 
-    def _read(self, size: int, name: str = "patterns") -> Iterator[tuple[int, Tensor]]:
-        """Blocks of ``size`` prepared rows, each with the index of its first row."""
-        held = getattr(self, name)
-        for first in range(0, len(self), size):
-            yield first, self._prepare(held[first : first + size], name)
-
     def _read_on_cpu(self, size: int) -> Iterator[tuple[int, Tensor]]:
-        """The blocks of ``_read``, without gradient, in the memory of the CPU."""
-        return ((first, block.detach().cpu()) for first, block in self._read(size))
+        """Blocks of ``size`` patterns, each with the index of its first, without gradient, in the CPU's memory."""
+        return ((first, block.detach().cpu()) for first, block in self._stored().blocks(size))
 
     @_in_full_precision
     def _recall(self, states: Tensor, name: str = "patterns", plan: Plan | None = None) -> Tensor:
         """argmax_Ω(βXq) times the patterns, (R, D), or the values, (R, V), for checked states (R, D)."""
         rows = _normalized(states, self.normalize)
         learns = tracks(rows, *self.parameters(), *self.buffers())
-        if self._by_chunks(rows) or (not learns and concrete(rows, self.patterns)):
-            rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
-            keys = self._stored("patterns", rows.dtype)
-            values = keys if name == "patterns" else self._stored(name, rows.dtype)
+        streamed = self._by_chunks(rows) or (not learns and concrete(rows, self.patterns))
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32)) if streamed else rows
+        keys = self._stored("patterns", rows.dtype)
+        values = keys if name == "patterns" else self._stored(name, rows.dtype)
+        if streamed:
             plan = self._plan("recall", rows) if plan is None else plan
             recalled = streams.recall(rows * self._beta(rows), keys, values, self.omega, plan)
         else:  # attention keeps little for the derivative
             rows = streams.pad_rows(rows, Plan().tile)
-            keys = self._stored("patterns", rows.dtype)
-            values = keys if name == "patterns" else self._stored(name, rows.dtype)
             patterns = keys.prepare(keys.held)
             what = patterns if values is keys else values.prepare(values.held)
             recalled = update(rows, patterns, what, self.omega, self._beta(rows))[: len(states)]
@@ -399,8 +392,8 @@ class Memory(nn.Module):
 
     def _largest_norm(self) -> Tensor:
         """The largest norm of a pattern, in double precision."""
-        norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read(Plan().columns)]
-        return torch.stack(norms).amax()
+        blocks = self._stored(dtype=torch.float64).blocks(Plan().columns)
+        return torch.stack([torch.linalg.vector_norm(block, dim=-1).amax() for _, block in blocks]).amax()
 
     def _versions(self) -> list[tuple[Any, int]]:
         """The settings and tensors that weights depend on, and the version of each tensor."""
@@ -436,7 +429,7 @@ class Memory(nn.Module):
 
     def _store(self, name: str, given: Rows) -> None:
         """Check patterns or values (N, D) and register them as a parameter or a buffer."""
-        held = _check_rows(given, name)
+        held = check_rows(given, name)
         if isinstance(held, nn.Parameter):
             self.register_parameter(name, held)
         elif isinstance(given, np.memmap):
@@ -451,7 +444,7 @@ class Memory(nn.Module):
         held: Tensor = getattr(self, name)
         if isinstance(given, (Tensor, np.ndarray)) and given.ndim == 1:
             given = given[None]
-        new = _check_rows(given, name).to(held)
+        new = check_rows(given, name).to(held)
         if new.shape[1] != held.shape[1]:
             raise ValueError(f"{name} must have width {held.shape[1]}, got shape {tuple(new.shape)}")
         if isinstance(held, nn.Parameter):
@@ -495,7 +488,7 @@ def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
     return now[1] != then[1] or not (number or now[0] is then[0])
 
 
-def _check_rows(given: Rows, name: str) -> Tensor:
+def check_rows(given: Rows, name: str) -> Tensor:
     """Check patterns or values, (N, D), finite; a NumPy array becomes a tensor."""
     if isinstance(given, np.ndarray):
         with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""How many patterns a memory can hold, and how much noise they stand."""
+"""How many patterns a memory can hold, and how much noise it tolerates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Capacity:
             even stationary.
         random_noise: the largest ε at which ``count`` patterns drawn at random are all retrieved with probability 1 −
             p: :math:`\frac{M}{2}(1 - \cos\frac{1}{\zeta}) - m/(2\beta M)` with :math:`\zeta^{D-1} = N^2 \kappa_{D-1} /
-            (2p)`; negative if the bound does not even make them stationary, inf for a single pattern, NaN without a
+            (2p)`; negative if the bound does not even make them stationary, inf for a single pattern, None without a
             ``count``.
         log_equidistant: log of how many can be placed that far apart: :math:`\sqrt{2\pi D} \cos\theta /
             \sin^{D-1}\theta`, up to a factor that tends to 1 as D grows.
@@ -39,7 +39,7 @@ class Capacity:
 
     angle: float
     noise: float
-    random_noise: float
+    random_noise: float | None
     log_equidistant: float
     log_random: float
 
@@ -66,9 +66,9 @@ def capacity(
 ) -> Capacity:
     r"""How many patterns of one norm a memory retrieves exactly, in one update, from queries within ``noise`` of them.
 
-    With ``count``, also the reverse: how much noise so many patterns stand, drawn at random on the sphere.
-
-    Exponentially many in the dimension. Lower bounds, and loose: they ask for ‖x_i − x_j‖ ≤ 2M alone.
+    With ``count``, also the reverse: the noise from which that many patterns, drawn at random on the sphere, are
+    retrieved. The number of patterns grows exponentially with the dimension. All are lower bounds, and loose: they use
+    no more than ‖x_i − x_j‖ ≤ 2M.
 
     Args:
         dim: D, the width of a pattern, at least 2.
@@ -109,7 +109,7 @@ def capacity(
         at_random = (math.log(2 * failure) - log_kappa - (dim - 1) * math.log(angle)) / 2
     if cosine == 1:
         apart = at_random = math.inf
-    random_noise = math.nan
+    random_noise = None
     if count is not None:
         # Two of N patterns are closer than an angle with probability at most κ/2 · N² times its power D − 1.
         log_angle = (math.log(2 * failure) - log_kappa - 2 * math.log(check_count(count, "count"))) / (dim - 1)

@@ -14,24 +14,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fenchel.streaming.plan import plan_pairs
 from fenchel.structures import SparseMAP
 from fenchel.structures.base import best, free_parts
 
-ENTRIES = 1 << 22
-"""The most scores that are given to an oracle at a time."""
-
 PROBES = 200
 """The most calls of the oracle for one number of a structure; a handful is usual."""
-
-
-class Answers(NamedTuple):
-    """The fields of ``Certificate``, one value per structure."""
-
-    separation: Tensor
-    stationary: Tensor
-    radius: Tensor
-    min_beta: Tensor
-    exact: Tensor
 
 
 class Sizes(NamedTuple):
@@ -48,7 +36,7 @@ class Sizes(NamedTuple):
 
 def certify_structures(
     read: Callable[[], Iterator[tuple[int, Tensor]]], omega: SparseMAP, gamma: float, beta: float, chosen: Tensor
-) -> Answers:
+) -> tuple[Tensor, ...]:
     r"""Certify structures, boolean (A, N), among N patterns X with calls of the oracle.
 
     One update takes q to the sum of y if and only if the slack of y over every y′ is not negative. The slack is an
@@ -72,17 +60,20 @@ def certify_structures(
         gamma: its temperature.
         beta: inverse temperature.
         chosen: boolean (A, N).
+
+    Returns:
+        The fields of ``Certificate``, (A,) each.
     """
     problem = _Problem(read, omega, gamma, chosen)
     separation = problem.separation()
     least, known = _least_accepted(problem.worst, torch.zeros(len(chosen), dtype=torch.float64, device="cpu"))
     at = torch.full_like(least, beta)
     stationary = (least < math.inf) & ~problem.worst(at)[-1]
-    # Where scores at this β are rounded by more than margins differ, the oracle cannot tell.
+    # Where scores at this β are rounded by more than margins differ, the oracle cannot decide.
     known &= (least == math.inf) | (least * problem.rounding < 1e-3)
     radius, exact = problem.radius(beta)
     radius = torch.where(stationary, radius.clamp_min(0.0), -math.inf)
-    return Answers(separation, stationary, radius, torch.where(known, least, math.nan), exact & stationary)
+    return separation, stationary, radius, torch.where(known, least, math.nan), exact & stationary
 
 
 class _Problem:
@@ -155,7 +146,7 @@ class _Problem:
         size = 1 + torch.where(self.free, scores, 0.0).abs().sum(-1)
         if self.higher is not None:
             size = size + torch.where(self.higher.isfinite(), self.higher.abs(), 0.0)
-        for some in torch.split(pairs, max(ENTRIES // scores.shape[1], 1)):
+        for some in torch.split(pairs, max(plan_pairs().held // scores.shape[1], 1)):
             rows, parts = some.unbind(-1)
             for large in (64.0, 1e8):  # the second only where higher-order scores are larger than the first
                 each, wanted = torch.arange(len(rows), device="cpu"), 1 - self.y[rows, parts]
@@ -171,7 +162,7 @@ class _Problem:
     def separation(self) -> Tensor:
         """The least lead in score over another structure, (A,); inf if there is none.
 
-        Scores are scaled so that higher-order scores, which the oracle adds, decide between nothing but ties.
+        Scores are scaled so that higher-order scores, which the oracle adds, decide between ties only.
         """
         scale = torch.ones(len(self.y), dtype=torch.float64, device="cpu")
         if self.higher is not None:

@@ -21,6 +21,7 @@ from fenchel._checks import check_positive
 from fenchel.losses import fy_loss, is_kept
 from fenchel.regularizers import Gini, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.rows import combine_masks
 from fenchel.streaming.dot_product import attention
 
 try:
@@ -189,10 +190,10 @@ class Attention:
         weights: Tensor | None = None
         sink = None if s_aux is None else s_aux.reshape(-1, 1, 1)
         if softcap is not None:
-            mask = _combined(attention_mask, position_bias)
+            mask = combine_masks(attention_mask, position_bias)
             output, weights = _with_score_matrix(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
         elif output_attentions or _captures_weights():
-            mask = _combined(attention_mask, position_bias)
+            mask = combine_masks(attention_mask, position_bias)
             output, weights = attention(
                 query,
                 key,
@@ -209,7 +210,7 @@ class Attention:
             if causal:
                 # Keys beyond the queries are the unused part of a static cache.
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
-            mask = _combined(attention_mask, position_bias)
+            mask = combine_masks(attention_mask, position_bias)
             output = attention(
                 query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout, sink=sink
             )
@@ -223,13 +224,6 @@ def _captures_weights() -> bool:
     return any(str(key).endswith("attentions") for key in _active_collector.get() or ())
 
 
-def _combined(mask: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """A mask and a bias combined: a boolean mask (True = may attend), or numbers that are added to the scores."""
-    if bias is None or mask is None:
-        return mask if bias is None else bias
-    return torch.where(mask, bias, -torch.inf) if mask.dtype == torch.bool else bias + mask
-
-
 def _with_score_matrix(
     query: Tensor,
     key: Tensor,
@@ -238,17 +232,16 @@ def _with_score_matrix(
     mask: Tensor | None,
     dropout: float,
     scaling: float | None,
-    softcap: float | None,
+    softcap: float,
     sinks: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with soft-capped scores or sinks, computed from the matrix of scores."""
+    """Attention with soft-capped scores, and sinks if there are any, computed from the matrix of scores."""
     groups = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(groups, dim=1), value.repeat_interleave(groups, dim=1)
     exact = torch.promote_types(query.dtype, torch.float32)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = (query.to(exact) * scale) @ key.to(exact).transpose(-2, -1)
-    if softcap is not None:
-        scores = softcap * torch.tanh(scores / softcap)
+    scores = softcap * torch.tanh(scores / softcap)
     allowed = mask if mask is not None and mask.dtype == torch.bool else None
     if mask is not None and allowed is None:
         scores = scores + mask
@@ -483,8 +476,8 @@ class EntmaxLogitsProcessor(LogitsProcessor):  # type: ignore[misc]
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Log-probabilities of the shape and dtype of ``scores``, (batch, V)."""
         omega = self.omega if self.temperature == 1.0 else self.temperature * self.omega
-        p = omega.argmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
-        return p.log().to(scores.dtype)
+        logs = omega.log_argmax(scores.to(torch.promote_types(scores.dtype, torch.float32)), dim=-1)
+        return logs.to(scores.dtype)
 
 
 # -- training --------------------------------------------------------------------------------------------------------

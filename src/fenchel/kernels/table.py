@@ -44,8 +44,21 @@ the gradient of the queries, and that of a, (heads, rows), if ``learns``, else N
 ``to_key`` and ``to_value``, unless these are None. ``supports`` are those that ``attend`` returned; ``to_weights`` is
 the gradient of their weights, or None.
 
+``fused_attend``: ``kernel(query, key, value, a, mask=, causal=, scale=, dropout=, seed=, keep=)`` computes attention
+without a matrix of weights. query is (batch, heads, groups, length, width), the queries of so many groups share keys;
+key and value are (batch, heads, keys, width); a is a number or (batch, heads, groups); mask is (batch, heads, groups,
+length, keys), boolean or to be added, or None. All of them may be strided or broadcast. It returns the output, (batch,
+heads, groups, length, depth), and if ``keep`` a tuple of tensors, else an empty one.
+
+``fused_attend_backward``: ``kernel(grad, state, query, key, value, a, mask=, causal=, scale=, dropout=, seed=,
+needed=)``, with the tensors that ``fused_attend`` returned as its state, returns a list of the gradients of query, key
+and value, and of a for every query, (batch, heads, groups, length); None for those that are not needed.
+
 ``collect``: ``kernel(scores, floor, first, count, place, score)`` appends scores that are not below the floor of their
 row to lists of indices and scores, for every Ω alike; its name is ``"supports"``. See ``cpu.streaming.memories``.
+
+``runs``: ``kernel(index)`` finds the groups of equal entries of an index, int64; its name is ``"index"``. See
+``cpu.segments``.
 
 ``distances``: ``kernel(x, y)`` returns the squared distances between all points of two series, and
 ``distances_backward``: ``kernel(grad, x, y)`` their gradients; the name is ``"squared_euclidean"``.
@@ -63,8 +76,11 @@ gradients for tokens with these supports to those tensors that are not None.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import importlib.util
 import math
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import reduce
@@ -107,8 +123,34 @@ class _Row:
         return bool(reduce(torch.logical_or, inside).all())
 
 
+class NotCompiledError(RuntimeError):
+    """A kernel for a device did not compile there: the caller computes in torch operations instead."""
+
+
+class NotServedError(NotCompiledError):
+    """A kernel for a device does not serve tensors of this shape: the caller computes in torch operations instead."""
+
+
+class _Guarded:
+    """A kernel for a device. If it does not compile, it says so once, and is taken out of the table."""
+
+    def __init__(self, kernel: Callable[..., Any], remove: Callable[[], None]) -> None:
+        self.kernel, self.remove = kernel, remove
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self.kernel(*args, **kwargs)
+        except NotServedError:
+            raise
+        except NotCompiledError as error:
+            with contextlib.suppress(ValueError):  # another thread was first
+                self.remove()
+                warnings.warn(f"torch operations take the place of a kernel that failed: {error}", stacklevel=2)
+            raise
+
+
 _table: dict[tuple[str, str], list[_Row]] = {}
-_found: dict[Any, Any] = {}  # what ``find`` found for numbers, on the CPU: small inputs feel the search
+_found: dict[Any, Any] = {}  # results of ``find`` for numbers on the CPU: the search takes as long as a small kernel
 _MANY = 1 << 10
 
 
@@ -188,20 +230,30 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                 break
         else:
             if row.ranges is _ANY or row.covers(parameters[0]):
-                if row.room is not None and tensors and tensors[0].dtype not in row.ready:
-                    if not kernels.ready(row.room, tensors[0].dtype):
+                if row.room is not None and tensors and (dtype := tensors[0].dtype) not in row.ready:
+                    # Kernels of integers serve every precision.
+                    if not kernels.ready(row.room, dtype if dtype.is_floating_point else None):
                         return None
-                    row.ready.add(tensors[0].dtype)  # so that later calls need not ask
-                if isinstance(row.kernel, str):  # the compiler is imported by the first that is asked for
+                    row.ready.add(dtype)  # so that later calls need not ask
+                if isinstance(row.kernel, str):  # imported when it is first needed, and the compiler with it
                     module, _, function = row.kernel.partition(":")
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
-                    row.kernel = getattr(found, function) if function else found
+                    found = getattr(found, function) if function else found
+                    row.kernel = found if row.room is not None else _guarded(row, rows, found)
                 if row.device == "cpu" and all(type(a) is float for a in parameters):
                     if len(_found) >= _MANY:
                         _found.clear()
                     _found[key] = row.kernel
                 return row.kernel
     return None
+
+
+def _guarded(row: _Row, rows: list[_Row], kernel: Callable[..., Any]) -> _Guarded:
+    def remove() -> None:
+        rows.remove(row)
+        _found.clear()
+
+    return _Guarded(kernel, remove)
 
 
 _ENTMAX = ((1e-2, math.inf),)
@@ -225,6 +277,7 @@ _compiled("attention", "attend", "tsallis", "streaming.attention:attend", _ENTMA
 _compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", _ENTMAX)
 _compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _OUTPUT)
 _compiled("output", "linear_class_loss_backward", "tsallis", "streaming.output:linear_class_loss_backward", _OUTPUT)
+register("runs", "index", "cpu.segments:runs", dtypes=(torch.int64,), room="segments")
 _compiled("memories", "collect", "supports", "streaming.memories:collect")
 _compiled("chains", "chain", "tsallis", "dp.markov", _PROGRAMS)
 _compiled("alignments", "alignment", "tsallis", "dp.alignments", _PROGRAMS)
@@ -246,3 +299,28 @@ _compiled("bounded", "pull", "bounded_shannon", "maps.bounded:entropic_pull")
 for _name in ("fused", "oscar", "grid"):
     _compiled("grouping", "argmax", _name, f"maps.{_name}:{_name}")
     _compiled("grouping", "product", _name, f"maps.{_name}:{_name}_product")
+
+
+_HALF = (*_FLOATS, torch.bfloat16, torch.float16)
+_POSITIVE = ((math.nextafter(0.0, 1.0), math.inf),)
+
+
+def _on_gpu(step: str, name: str, kernel: str, ranges: tuple[Interval, ...] = _ANY) -> None:
+    """Add a kernel of ``kernels/gpu`` if Triton is installed, which compiles it when it is called."""
+    for device in ("cuda", "cpu") if kernels.TRITON else ("cuda",):  # also AMD's devices, which torch calls so
+        register(step, name, f"gpu.{kernel}", device=device, dtypes=_HALF, ranges=ranges)
+
+
+if importlib.util.find_spec("triton") is not None:
+    _on_gpu("argmax", "tsallis", "rows:entmax", _POSITIVE)
+    _on_gpu("product", "tsallis", "products:entmax_product", _POSITIVE)
+    _on_gpu("pull", "tsallis", "products:entmax_pull", _POSITIVE)
+    _on_gpu("class_loss", "tsallis", "rows:entmax_loss", _POSITIVE)
+    _on_gpu("argmax", "norm", "rows:normmax")
+    _on_gpu("product", "norm", "products:normmax_product")
+    _on_gpu("class_loss", "norm", "rows:normmax_loss")
+    _on_gpu("argmax", "bounded_gini", "boxes:project")
+    _on_gpu("product", "bounded_gini", "boxes:product")
+    _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
+    _on_gpu("fused_attend", "tsallis", "attention:attend", _OUTPUT)
+    _on_gpu("fused_attend_backward", "tsallis", "attention_backward:attend_backward", _OUTPUT)

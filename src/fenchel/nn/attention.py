@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from fenchel._torch import nested_from_mask
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.rows import combine_masks
 from fenchel.streaming.dot_product import masked_attention
 
 
@@ -201,18 +202,11 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask = _takes_part(attn_mask, dtype, "attn_mask")
             if attn_mask.dim() == 3:
                 attn_mask = attn_mask.reshape(batch, self.num_heads, targets, sources)
-        if padding is None:
-            return attn_mask
-        if tuple(padding.shape) != (batch, sources):
-            raise ValueError(f"key_padding_mask must have shape {(batch, sources)}, got {tuple(padding.shape)}")
-        padding = _takes_part(padding, dtype, "key_padding_mask")[:, None, None, :]
-        if attn_mask is None:
-            return padding
-        if attn_mask.dtype == padding.dtype == torch.bool:
-            return attn_mask & padding
-        if attn_mask.dtype == torch.bool:
-            attn_mask, padding = padding, attn_mask
-        return torch.where(padding, attn_mask, -torch.inf) if padding.dtype == torch.bool else attn_mask + padding
+        if padding is not None:
+            if tuple(padding.shape) != (batch, sources):
+                raise ValueError(f"key_padding_mask must have shape {(batch, sources)}, got {tuple(padding.shape)}")
+            padding = _takes_part(padding, dtype, "key_padding_mask")[:, None, None, :]
+        return combine_masks(attn_mask, padding)
 
 
 def _takes_part(mask: Tensor, dtype: torch.dtype, name: str) -> Tensor:

@@ -19,17 +19,17 @@ class SoftDTW(nn.Module):
     with ``Shannon()``, and ``min_{γΩ}`` by the recursion of :class:`fenchel.dp.Alignment` for any other Ω. Values can
     be negative; with ``normalize=True`` they are not. O(N M) time per pair.
 
-    The arguments are those of the package with CUDA kernels that most people know, but for its first, ``use_cuda``:
-    there is none here, as results are on the device of the series.
+    The arguments are those of the package pytorch-softdtw-cuda without its first, ``use_cuda``: results are on the
+    device of the series.
 
     Args:
         gamma: the temperature, a positive number, or a tensor (B,) with one per pair, which may be a parameter.
         normalize: True subtracts half of the values of x with itself and of y with itself:
             :func:`fenchel.dp.dtw_divergence`, which is 0 for equal series. Lengths may differ.
-        bandwidth: allow only cells within so many steps of the diagonal, which is the line between the corners of the
-            table: :class:`fenchel.dp.Alignment`'s ``band``. None allows all cells, and 0 the diagonal alone. (There the
-            cells with abs(i − j) ≤ bandwidth are allowed, so that series whose lengths differ by more have no
-            alignment, and 0 stands for no band.)
+        bandwidth: the largest distance of a cell from the diagonal, the line between the corners of the table:
+            :class:`fenchel.dp.Alignment`'s ``band``. None allows all cells, and 0 the diagonal alone. (In that package
+            the cells with abs(i − j) ≤ bandwidth are allowed, so that series whose lengths differ by more have no
+            alignment, and 0 means no band.)
         omega: smooths every minimum; ``Shannon()`` if None. With ``Gini()`` few cells are in the expected alignment.
         cost: of aligning two points: "sqeuclidean" (‖x − y‖²), "euclidean" (‖x − y‖), "l1" (Σ|x − y|), "cosine"
             (1 − cos), or a function of (B, N, D) and (B, M, D) that returns (B, N, M).

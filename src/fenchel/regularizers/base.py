@@ -138,6 +138,14 @@ class Regularizer(nn.Module):
         return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     @property
+    def parameter_range(self) -> tuple[float, float] | None:
+        """The least and the largest value of ``parameter``; None if no device would tell without being waited for."""
+        own = self.parameter
+        if isinstance(own, Tensor):
+            return (float(own.detach().amin()), float(own.detach().amax())) if known(own) and own.numel() else None
+        return None if own is None else (float(own), float(own))
+
+    @property
     def margin(self) -> float | Tensor | None:
         """The smallest m such that a lead of m over all other scores gives a one-hot choice and zero loss.
 
@@ -345,17 +353,10 @@ class _Written(RowMap):
     def solve(self, z: Tensor, *a: Any) -> Tensor:
         return self.omega.argmax(z)
 
-    def product(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> Tensor:
+    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("derivatives are those of argmax as it is written")
 
-    def pull(self, v: Tensor, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError("derivatives are those of argmax as it is written")
-
-    def push(self, dz: Tensor | None, da: tuple[Tensor | None, ...], z: Any, p: Tensor, *a: Any) -> Tensor:
-        raise NotImplementedError("derivatives are those of argmax as it is written")
-
-    def envelope(self, z: Any, p: Tensor, *a: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError("derivatives are those of argmax as it is written")
+    product = pull = push = envelope = _refuse
 
 
 @written_by("omega", "gamma")
@@ -385,13 +386,6 @@ class Scaled(Regularizer):
         return self.omega * (self.gamma * check_positive(gamma, "gamma"))
 
     __rmul__ = __mul__
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Let what a subclass writes take packed rows."""
-        super().__init_subclass__(**kwargs)
-        for name in ("argmax", "log_argmax", "max", "loss", "forward"):
-            if name in vars(cls):
-                setattr(cls, name, takes_packed(vars(cls)[name]))
 
     # -- what an engine may ask ------------------------------------------------------------------------
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._checks import check_expands, check_parameter, check_real
-from fenchel._torch import concrete, known
+from fenchel._torch import concrete, distributed_rule, is_distributed, known
 from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
@@ -283,6 +283,12 @@ def _choose(
     """The choice with bounds and a sum, along a dimension."""
     if is_packed(scores):
         return map_packed(partial(_choose, rule), scores, dim, mask, upper=upper, k=k)
+    if is_distributed(scores):
+        others = {"mask": mask, "upper": upper, "k": k}
+        found: Tensor = distributed_rule("rows")(
+            partial(_choose, rule), scores, dim, (check_scores(scores, dim),), others, False, (rule.name, k, 1.0)
+        )
+        return found
     return from_rows(_posed(rule, scores, upper, k, dim, mask).argmax(), scores, dim)
 
 
@@ -316,7 +322,7 @@ def _line(scores: Tensor, upper: float, budget: Parameter, dim: int) -> Tensor:
 
 def _check_upper(upper: float | Tensor) -> float | Tensor:
     upper = check_real(upper, "upper")
-    if isinstance(upper, Tensor):  # whose values matter at unmasked positions alone: _check_room looks at those
+    if isinstance(upper, Tensor):  # only values at unmasked positions matter: _check_room checks those
         return upper
     return check_parameter(upper, "upper", 0.0, "upper >= 0", closed=True)
 

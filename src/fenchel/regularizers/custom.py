@@ -163,20 +163,20 @@ class _Problem(RowMap):
             )
         if z.numel() == 0:
             return torch.zeros_like(z)
-        with torch.inference_mode(False):  # the solver differentiates fn, whoever calls
+        with torch.inference_mode(False):  # the solver differentiates fn
             z, captured = _plain(z), tuple(_plain(c) for c in captured)
             top = z.amax(-1, keepdim=True)
             usable = top.isfinite()
             scores = torch.where(usable, z - top, 0.0)
             free = (z > -torch.inf) | ~usable
-            found = minimize(self._looked_at(captured), scores, free, self.custom.tol, self.custom.max_iter)
+            found = minimize(self._checked_omega(captured), scores, free, self.custom.tol, self.custom.max_iter)
         self._warn(found, usable)
         self.found = found
         self.diagonal = found.curvature.dim() == z.dim()
         self.masked = found.masked
         return torch.where(usable, found.p, torch.where(top == -torch.inf, 0.0, torch.nan))
 
-    def _looked_at(self, captured: tuple[Tensor, ...]) -> Callable[[Tensor], Tensor]:
+    def _checked_omega(self, captured: tuple[Tensor, ...]) -> Callable[[Tensor], Tensor]:
         def omega(p: Tensor) -> Tensor:
             value = self.omega(p, captured)
             if hidden_leaf(value, p) is not None:
@@ -251,7 +251,7 @@ class _Problem(RowMap):
         return self.product(direction, z, p, *captured)
 
     def envelope(self, z: Tensor, p: Tensor, *captured: Any) -> tuple[Tensor, ...]:
-        raise NotImplementedError("a captured tensor has no value per row: pull_max and push_max say it all")
+        raise NotImplementedError("a captured tensor has no value per row: use pull_max and push_max")
 
     def attained(self, z: Tensor, p: Tensor, *captured: Any) -> Tensor:
         top = z.amax(-1)

@@ -22,6 +22,12 @@ def on_support(v: Tensor, p: Tensor) -> Tensor:
     return torch.where(p > 0, v, p.detach())
 
 
+def split_finite(a: Tensor) -> tuple[Tensor, Tensor]:
+    """A tensor of parameters with 2 in place of infinities, and where it is finite."""
+    finite = a != torch.inf
+    return torch.where(finite, a, 2.0), finite
+
+
 def saturate(x: Tensor) -> Tensor:
     """x with the largest number of its dtype in place of infinity."""
     limit = torch.finfo(x.dtype).max
@@ -72,7 +78,7 @@ class Argmax(torch.autograd.Function):
         ctx.rule, z, *a = inputs
         remember(ctx, z if ctx.rule.keeps_scores(*a) else None, output, *a)
         # Where only max_Ω is differentiated there is no gradient here: zeros in its place would be plain tensors, also
-        # for a DTensor, and their product would be computed in vain.
+        # for a DTensor, and their product is not needed.
         ctx.set_materialize_grads(False)
 
     @staticmethod

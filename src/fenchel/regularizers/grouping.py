@@ -56,7 +56,7 @@ class GroupingMap(ParameterMap):
         """A number for every entry: those of the support with the same one are equal and tied to each other."""
 
     def total_slope(self, count: Tensor) -> Tensor:
-        """The sum of every subgradient of the penalty, for so many kept entries: 0 if a constant does not matter."""
+        """The sum of every subgradient of the penalty of ``count`` kept entries; 0 if it is shift-invariant."""
         return torch.zeros_like(count)
 
     def prox(self, scores: Tensor, dim: int, mask: Tensor | None, strength: float | Tensor) -> Tensor:
@@ -135,7 +135,7 @@ class GroupingMap(ParameterMap):
         return super().solve_any(z, *a) if readable(z) else self.solve_in_trace(z, *a)
 
     def solve_in_trace(self, z: Tensor, *a: Any) -> Tensor:
-        """Call the operator: the number of rounds depends on the data, so a trace cannot hold what it does."""
+        """Call the operator: the number of rounds depends on the data, so a trace cannot contain its operations."""
         with below_autograd():
             chosen: Tensor = argmax_operator(z, *pack(a), self.name)
         return chosen

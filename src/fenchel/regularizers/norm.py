@@ -12,7 +12,7 @@ from fenchel._checks import check_parameter
 from fenchel._torch import known, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.derivatives import on_support
+from fenchel.regularizers.derivatives import on_support, split_finite
 from fenchel.regularizers.operators import register_map
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
@@ -40,7 +40,7 @@ class _NormMap(ParameterMap):
         From dp in the kernel of 1ᵀ with H dp + 1 dμ = v, where Hp = 0 gives dμ = ⟨p, v⟩.
         """
         if isinstance(a, Tensor):
-            a, finite = _finite(a)
+            a, finite = split_finite(a)
             return torch.where(finite, self._finite_product(v, p, a), 0.0 * p)
         return 0.0 * p * v if math.isinf(a) else self._finite_product(v, p, a)
 
@@ -54,11 +54,11 @@ class _NormMap(ParameterMap):
         return product - p * product.sum(-1, keepdim=True)
 
     def value_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
-        a, finite = _finite(a)
+        a, finite = split_finite(a)
         return torch.where(finite, _finite_norm(p, a, support_only=True) * _log_norm_slope(p, a), 0.0)
 
     def gradient_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
-        a, finite = _finite(a)
+        a, finite = split_finite(a)
         r = _ratio(p, a)
         change = r.pow(a - 1) * (r.log() - (a - 1) * _log_norm_slope(p, a))
         return torch.where(finite & (p != 0), change, 0.0)
@@ -74,16 +74,10 @@ def _plain_product(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
     return product - p * product.sum(-1, keepdim=True)
 
 
-def _finite(a: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor alpha with infinities replaced by a number, and where it was finite."""
-    finite = a != torch.inf
-    return torch.where(finite, a, 2.0), finite
-
-
 def _norm(p: Tensor, a: Parameter) -> Tensor:
     """‖p‖_α along the last dimension, which is kept; max p at α = ∞."""
     if isinstance(a, Tensor):
-        a, finite = _finite(a)
+        a, finite = split_finite(a)
         return torch.where(finite, _finite_norm(p, a), p.amax(-1, keepdim=True))
     return p.amax(-1, keepdim=True) if math.isinf(a) else _finite_norm(p, a)
 
@@ -162,7 +156,7 @@ class Norm(Regularizer):
             # At alpha = ∞ the support is even, and the excesses over the threshold sum to 1.
             even = (torch.where(p > 0, rows, 0.0).sum(-1, keepdim=True) - 1) / (p > 0).sum(-1, keepdim=True)
             if isinstance(a, Tensor):
-                a, finite = _finite(a)
+                a, finite = split_finite(a)
                 level = torch.where(finite, top - _best_ratio(p, a).pow(a - 1), even)
             else:
                 level = even if math.isinf(a) else top - _best_ratio(p, a).pow(a - 1)

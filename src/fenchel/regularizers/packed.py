@@ -14,11 +14,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._torch import jagged_parts, known, readable
+from fenchel import kernels
+from fenchel._torch import distributed_rule, is_distributed, jagged_parts, known, readable
 from fenchel.regularizers.rows import check_scores
 
 if TYPE_CHECKING:
@@ -66,26 +66,34 @@ class Segments:
     """Groups of entries along dimension 0.
 
     Args:
-        starts: (G,), where each group begins.
-        lengths: (G,), how many entries it has.
+        table: (2 or more, G), where each group begins, and how many entries it has.
         count: the number of entries, n.
         order: (n,), the entries in the order of their groups; None if they stand in this order.
+        sizes: the smallest and the largest number of entries; None if they are not known.
     """
 
-    starts: Tensor
-    lengths: Tensor
+    table: Tensor
     count: int
     order: Tensor | None = None
+    sizes: tuple[int, int] | None = None
 
     @classmethod
-    def of_index(cls, index: Tensor) -> tuple[Segments, Tensor]:
-        """The groups of entries with one index, (n,), and that index of each group, which increases."""
+    def of_index(cls, index: Tensor) -> tuple[Segments, tuple[int, int]]:
+        """The groups of entries with one index, (n,), and the first and the last index.
+
+        The third row of their table is the index of each group, which increases.
+        """
         order = None
-        found, lengths = _runs(index)
-        if not bool((found[1:] > found[:-1]).all()):
-            ordered, order = index.sort(stable=True)
-            found, lengths = _runs(ordered)
-        return cls(lengths.cumsum(0) - lengths, lengths, len(index), order), found
+        table, (least, most, first, last, falls) = _runs(index)
+        if falls:
+            index, order = index.sort(stable=True)
+            table, (least, most, first, last, _) = _runs(index)
+        return cls(table, index.shape[0], order, (least, most)), (first, last)
+
+    @property
+    def lengths(self) -> Tensor:
+        """How many entries each group has, (G,)."""
+        return self.table[1]
 
     def rows(self, empty: bool = False, full: bool = False) -> Iterator[Rows]:
         """All groups, some at a time, as matrices.
@@ -94,19 +102,21 @@ class Segments:
             empty: whether groups without entries are rows of width 1, or left out.
             full: whether the groups of a matrix must have one size.
         """
+        if self.sizes is not None and self.sizes[0] == self.sizes[1] > 0:
+            yield self.of(None)
+            return
         for groups in similar(self.lengths, empty, full):
             yield self.of(groups)
 
     def of(self, groups: Tensor | None) -> Rows:
         """Some of the groups, or all, as the rows of a matrix as wide as the largest."""
-        starts, lengths = self.starts, self.lengths
-        if groups is not None:
-            starts, lengths = starts.index_select(0, groups), lengths.index_select(0, groups)
-        least, width = map(int, torch.stack(lengths.aminmax()).tolist())
-        shape = len(lengths), max(width, 1)
+        table = self.table if groups is None else self.table.index_select(1, groups)
+        least, width = _sizes(table[1]) if groups is not None or self.sizes is None else self.sizes
+        shape = table.shape[1], max(width, 1)
         full = least == width > 0
         if full and groups is None and self.order is None and math.prod(shape) == self.count:
             return Rows(groups, None, None, shape)
+        starts, lengths = table[0], table[1]
         column = torch.arange(shape[1], device=lengths.device)
         places = starts.unsqueeze(-1) + column
         present = None if full else column < lengths.unsqueeze(-1)
@@ -136,17 +146,29 @@ class Segments:
         if rows.groups is None:
             return first
         taken = torch.cat([cast(Tensor, rows.groups) for rows, _ in parts])
-        zeros = first.new_zeros(len(self.lengths), *first.shape[1:])
+        zeros = first.new_zeros(self.table.shape[1], *first.shape[1:])
         return zeros.index_copy(0, taken, torch.cat([each for _, each in parts]))
 
 
-def _runs(index: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries that differ from the one before, and how often each is repeated."""
-    if not known(index) or not len(index):
-        return index.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call, no-any-return]
-    values = index.detach().numpy()  # half the time of torch's function
-    edges = np.concatenate(([0], np.flatnonzero(values[1:] != values[:-1]) + 1, [len(values)]))
-    return torch.from_numpy(values[edges[:-1]]), torch.from_numpy(edges[1:] - edges[:-1])
+def _runs(index: Tensor) -> tuple[Tensor, tuple[int, int, int, int, int]]:
+    """The runs of equal entries of an index, as in ``kernels.cpu.segments``."""
+    kernel = kernels.find("runs", "index", (), index) if index.numel() else None
+    if kernel is not None:
+        found: tuple[Tensor, tuple[int, int, int, int, int]] = kernel(index)
+        return found
+    values, lengths = index.unique_consecutive(return_counts=True)  # type: ignore[no-untyped-call]
+    table = torch.stack([lengths.cumsum(0) - lengths, lengths, values])
+    if not len(values):
+        return table, (0, 0, 0, -1, 0)
+    falls = (values[1:] < values[:-1]).sum()
+    least, most = lengths.aminmax()
+    return table, tuple(torch.stack([least, most, values[0], values[-1], falls]).tolist())
+
+
+def _sizes(lengths: Tensor) -> tuple[int, int]:
+    """The smallest and the largest of lengths."""
+    least, most = torch.stack(lengths.aminmax()).tolist()
+    return least, most
 
 
 def similar(lengths: Tensor, empty: bool = False, full: bool = False) -> Iterator[Tensor | None]:
@@ -226,7 +248,7 @@ class Packed:
 
     def segments(self) -> Segments:
         """The sequences as groups of ``self.along()``."""
-        return Segments(self.starts, self.lengths, self.size)
+        return Segments(torch.stack([self.starts, self.lengths]), self.size)
 
     def along(self) -> Tensor:
         """Entries with the ragged dimension first, (n, …)."""
@@ -384,12 +406,14 @@ def map_packed(
 
 
 def takes_packed(method: F) -> F:
-    """Let a method of an Ω, of scores, ``dim`` and a target or a mask, take jagged nested tensors."""
+    """Let a method of an Ω, of scores, ``dim`` and a target or a mask, take jagged nested tensors and DTensors."""
 
     @functools.wraps(method)
     def call(self: Regularizer, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_packed(scores):
             return _call_packed(method, self, scores, *args, **kwargs)
+        if is_distributed(scores):
+            return _call_distributed(method, self, scores, *args, **kwargs)
         return method(self, scores, *args, **kwargs)
 
     return cast(F, call)
@@ -405,6 +429,20 @@ def _call_packed(
     per_row, masks = method.__name__ not in ("argmax", "log_argmax"), method.__name__ != "forward"
     dims = packed_dims(omega, packed, dim)
     return on_packed(functools.partial(method, omega), packed, dim, dims, others, per_row=per_row, masks=masks)
+
+
+def _call_distributed(
+    method: Callable[..., Tensor], omega: Regularizer, scores: Tensor, *args: Any, **kwargs: Any
+) -> Tensor:
+    bound = inspect.signature(method).bind(omega, scores, *args, **kwargs)
+    bound.apply_defaults()
+    others = dict(list(bound.arguments.items())[2:])
+    dim, per_row = others.pop("dim"), method.__name__ not in ("argmax", "log_argmax")
+    dims = omega.dims(scores, omega.default_dim if dim is None else dim)
+    simple, gamma = omega.canonical()
+    family = (None if method.__name__ == "log_argmax" else simple.name, simple.parameter, gamma)
+    found: Tensor = distributed_rule("rows")(method, scores, dim, dims, others, per_row, family, omega)
+    return found
 
 
 def packed_dims(omega: Regularizer, packed: Packed, dim: Any) -> tuple[int, ...]:

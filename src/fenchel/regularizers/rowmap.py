@@ -15,6 +15,7 @@ is none, the torch operations below compute.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, known, local_rows, tracks
+from fenchel._torch import apply_function, concrete, distributed_rule, is_distributed, known, tracks
 from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max, on_support, residual_at, saturated_sum
 from fenchel.regularizers.operators import (
     argmax_operator,
@@ -37,7 +38,7 @@ from fenchel.regularizers.operators import (
     pull_operator,
 )
 from fenchel.regularizers.packed import is_packed, map_packed
-from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
+from fenchel.regularizers.rows import check_scores, from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -112,20 +113,26 @@ class RowMap(ABC):
             kernel = kernels.find_again(self.name, a, scores)
             if kernel is not None:
                 tracked = scores.requires_grad and torch.is_grad_enabled()
-                chosen: Tensor = apply_function(Argmax, self, scores, *a) if tracked else kernel(scores, *a)
-                return chosen
+                try:  # noqa: SIM105 (a context costs time, this does not)
+                    chosen: Tensor = apply_function(Argmax, self, scores, *a) if tracked else kernel(scores, *a)
+                    return chosen
+                except kernels.NotCompiledError:
+                    pass
         if is_packed(scores):
             call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
             return map_packed(call, scores, dim, mask, **{name: a[0]})
+        if is_distributed(scores):
+            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
+            family = (self.name, a[0], 1.0)
+            found: Tensor = distributed_rule("rows")(
+                call, scores, dim, (check_scores(scores, dim),), {"mask": mask, name: a[0]}, False, family
+            )
+            return found
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
 
     def argmax(self, z: Tensor, *a: Any) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
-        part = local_rows(z)
-        if part is not None and not any(isinstance(each, Tensor) for each in a):
-            rows, whole = part
-            return whole(self.argmax(rows, *a))
         a = self.align(z, *a)
         if torch.compiler.is_compiling():
             in_graph: Tensor = argmax_operator(z, *pack(a), self.name)
@@ -190,8 +197,9 @@ class RowMap(ABC):
         """argmax_Ω on any rows: zeros where all is masked, NaN where a score is NaN or +inf. Without a graph."""
         kernel = kernels.find("argmax", self.name, a, z)
         if kernel is not None:
-            chosen: Tensor = kernel(z, *a)
-            return chosen
+            with contextlib.suppress(kernels.NotCompiledError):
+                chosen: Tensor = kernel(z, *a)
+                return chosen
         return self.solve_plainly(z, *a)
 
     def solve_plainly(self, z: Tensor, *a: Any) -> Tensor:
@@ -218,14 +226,18 @@ class RowMap(ABC):
                 return (product_operator if step == "product" else pull_operator)(v, z, p, *pack(a), self.name)
             kernel = kernels.find(step, self.name, a, v, p, *(() if z is None else (z,)))
             if kernel is not None:
-                return kernel(v, z, p, *a)
+                with contextlib.suppress(kernels.NotCompiledError):
+                    return kernel(v, z, p, *a)
         return getattr(self, step)(v, z, p, *a)
 
     def class_loss_any(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
         """``class_loss`` and, if asked for, its gradient p − y in the scores; else an empty tensor. Without a graph."""
         kernel = kernels.find("class_loss", self.name, a, z) if concrete(index) else None
-        results: tuple[Tensor, Tensor] = (self.class_loss_plainly if kernel is None else kernel)(z, index, residual, *a)
-        return results
+        if kernel is not None:
+            with contextlib.suppress(kernels.NotCompiledError):
+                results: tuple[Tensor, Tensor] = kernel(z, index, residual, *a)
+                return results
+        return self.class_loss_plainly(z, index, residual, *a)
 
     def class_loss_plainly(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
         """``class_loss_any`` in torch operations."""

@@ -74,6 +74,17 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
     return torch.where(mask, scores, -torch.inf)
 
 
+def combine_masks(first: Tensor | None, second: Tensor | None) -> Tensor | None:
+    """Two masks of attention as one: boolean (True = takes part), or numbers that are added to the scores."""
+    if first is None or second is None:
+        return second if first is None else first
+    if first.dtype == second.dtype == torch.bool:
+        return first & second
+    if first.dtype == torch.bool:
+        first, second = second, first
+    return torch.where(second, first, -torch.inf) if second.dtype == torch.bool else first + second
+
+
 def to_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
     """Checked scores with ``dim`` moved last, masked entries at −inf, in float32 or better."""
     dim = check_scores(scores, dim)

@@ -58,13 +58,12 @@ def segment_entmax(scores: Tensor, index: Tensor, alpha: float | Tensor = 1.5, d
     if dim_size is not None:
         check_count(dim_size, "dim_size", 0)
     with without_transforms():
-        segments, groups = Segments.of_index(index)
-    if len(groups) and (int(groups[0]) < 0 or (dim_size is not None and int(groups[-1]) >= dim_size)):
-        wrong = int(groups[0]) if int(groups[0]) < 0 else int(groups[-1])
+        segments, (low, high) = Segments.of_index(index)
+    if low < 0 or (dim_size is not None and high >= dim_size):
         allowed = "be at least 0" if dim_size is None else f"be in [0, {dim_size - 1}]"
-        raise ValueError(f"index must {allowed}, got {wrong}")
+        raise ValueError(f"index must {allowed}, got {low if low < 0 else high}")
     if isinstance(alpha, Tensor):
-        alpha = _per_group(alpha, scores, dim_size, groups) if several else alpha.reshape(())
+        alpha = _per_group(alpha, scores, dim_size, segments.table[2]) if several else alpha.reshape(())
     if not scores.numel():
         return scores.clone()
 

@@ -20,7 +20,7 @@ _Dims = int | tuple[int, int] | None
 
 
 class _GridMap(GroupingMap):
-    """penalty(p) = Σ |pᵢ − pⱼ| over the edges of a grid, whose rows stand one after the other in those of p.
+    """penalty(p) = Σ |pᵢ − pⱼ| over the edges of a grid; a row of p holds its rows one after the other.
 
     Groups are connected regions of equal entries. The width of the grid is the second parameter.
     """

@@ -14,7 +14,14 @@ from fenchel._operators import rows_first
 from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.configs import register_kind, written_by
-from fenchel.regularizers.derivatives import on_support, recall, remember, saturate, saturated_sum
+from fenchel.regularizers.derivatives import (
+    on_support,
+    recall,
+    remember,
+    saturate,
+    saturated_sum,
+    split_finite,
+)
 from fenchel.regularizers.operators import register_map
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import beside, from_rows, to_rows
@@ -36,7 +43,7 @@ class _TsallisMap(ParameterMap):
 
     def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         if isinstance(a, Tensor):
-            a, finite = _finite(a)
+            a, finite = split_finite(a)
             return torch.where(finite, _p_tsallis_log(p, a - 1) / a, 0.0).sum(-1)
         if a == 1:
             return _negative_entropy(p).sum(-1)
@@ -48,13 +55,13 @@ class _TsallisMap(ParameterMap):
 
     def solve(self, z: Tensor, a: Parameter) -> Tensor:
         if isinstance(a, Tensor):
-            finite_a, finite = _finite(a)
+            finite_a, finite = split_finite(a)
             c = finite_a - 1
             if known(a) and bool((a <= 2).all()):
                 return entmax_up_to_2(z, c)
             p = torch.where(c > 1, entmax_from_2(z, c.clamp_min(1)), entmax_up_to_2(z, c.clamp_max(1)))
             p = torch.where(finite, p, _one_hot(z))
-            return p if known(a) else p.masked_fill(~(a > 0), torch.nan)  # nobody has looked at the values
+            return p if known(a) else p.masked_fill(~(a > 0), torch.nan)  # values that were not checked
         if a == 1:
             return torch.softmax(z, -1)
         if math.isinf(a):
@@ -69,7 +76,7 @@ class _TsallisMap(ParameterMap):
             total = s.sum(-1, keepdim=True).clamp_min(torch.finfo(p.dtype).tiny)  # 0 in a row without a choice
             return s * (v - (s * v).sum(-1, keepdim=True) / total)
         if isinstance(a, Tensor):
-            a, finite = _finite(a)
+            a, finite = split_finite(a)
             return torch.where(finite, _steep_product(v, p, a), 0.0)
         if math.isinf(a):
             return 0.0 * p * v
@@ -82,19 +89,13 @@ class _TsallisMap(ParameterMap):
         return s * (v - mean)
 
     def value_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
-        a, finite = _finite(a)
+        a, finite = split_finite(a)
         change = p * _tsallis_log_slope(p, a - 1) / a - _p_tsallis_log(p, a - 1) / a**2
         return torch.where(finite, change, 0.0).sum(-1, keepdim=True)
 
     def gradient_sensitivity(self, z: Any, p: Tensor, a: Tensor) -> Tensor:
-        a, finite = _finite(a)
+        a, finite = split_finite(a)
         return torch.where(finite, _tsallis_log_slope(p, a - 1), 0.0)
-
-
-def _finite(a: Tensor) -> tuple[Tensor, Tensor]:
-    """A tensor alpha with infinities replaced by a number, and where it was finite."""
-    finite = a != torch.inf
-    return torch.where(finite, a, 2.0), finite
 
 
 def _one_hot(z: Tensor) -> Tensor:
@@ -151,8 +152,8 @@ class _Steep(torch.autograd.Function):
 def _steep(v: Tensor, p: Tensor, a: Parameter) -> Tensor:
     """J v for any α. Above 2, s = p^(2−α) is huge for small p and J the difference of huge numbers.
 
-    So everything is measured from the entry k with the largest s: its own product is minus the sum of the
-    others (J1 = 0), and none of the others suffers cancellation.
+    So v is taken relative to its entry k with the largest s. The product of that entry is minus the sum of the others
+    (J1 = 0), and the others are computed without cancellation.
     """
     zero = p == 0
     s = p.masked_fill(zero, 1.0).pow(2 - a).masked_fill(zero, 0.0).clamp_max(torch.finfo(p.dtype).max)
@@ -291,6 +292,11 @@ class Tsallis(Regularizer):
     parameter = alpha
 
     @property
+    def parameter_range(self) -> tuple[float, float] | None:
+        """The least and the largest alpha: those that are allowed, if it is learnable."""
+        return super().parameter_range if self.bounds is None else self.bounds
+
+    @property
     def associative(self) -> bool:  # type: ignore[override]
         """True at alpha 1."""
         return not isinstance(self.alpha, Tensor) and self.alpha == 1
@@ -306,7 +312,7 @@ class Tsallis(Regularizer):
             if not isinstance(alpha, Tensor):
                 reach = 0.0 * p if math.isinf(alpha) else p.pow(alpha - 1) / (alpha - 1)
             else:
-                alpha, finite = _finite(beside(alpha, "alpha", scores, dim))
+                alpha, finite = split_finite(beside(alpha, "alpha", scores, dim))
                 sparse = alpha > 1
                 reach = p.pow(alpha - 1) / torch.where(sparse, alpha - 1, 1.0)
                 reach = torch.where(finite, torch.where(sparse, reach, torch.inf), 0.0)

@@ -111,7 +111,7 @@ def constrained(scores: Tensor, left: Tensor, omega: Regularizer) -> Tensor:
 
 
 def describe(fertility: float | Tensor | nn.Module, to_config: Any) -> Any:
-    """A fertility as a file describes it. A module that cannot be described is told by the name of its class."""
+    """A fertility as a file describes it. A module that cannot be described is given by the name of its class."""
     if isinstance(fertility, (int, float)):
         return float(fertility)
     if isinstance(fertility, Tensor):

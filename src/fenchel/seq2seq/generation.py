@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fenchel._checks import check_count, check_floats, check_integers, check_number, check_positive
 from fenchel._torch import concrete
-from fenchel.losses import Reduction, check_reduction, is_kept
+from fenchel.losses import Reduction, check_reduction, is_kept, reduced
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 from fenchel.regularizers.rows import check_indices, check_scores
@@ -109,7 +109,7 @@ def epsilon_perplexity(probs: Tensor, target: Tensor, epsilon: float, *, ignore_
     epsilon = check_number(epsilon, "epsilon", 0, ends="[)")
     probs, q, kept = _target_probabilities(probs, target, ignore_index)
     surprise = math.log1p(epsilon * probs.shape[-1]) - (q + epsilon).log()
-    return _reduce(surprise, kept, "mean").exp()
+    return reduced(torch.where(kept, surprise, 0.0), kept, "mean").exp()
 
 
 def best_epsilon(probs: Tensor, target: Tensor, *, ignore_index: int = -100) -> float:
@@ -190,7 +190,7 @@ def jensen_shannon(
     missed = 1 - q
     half = torch.log1p(-missed / 2)  # log of (1 + q)/2
     divergence = (torch.xlogy(q, q) - (1 + q) * half + missed * math.log(2)) / 2
-    return _reduce(divergence / math.log(base), kept, reduction)
+    return reduced(torch.where(kept, divergence / math.log(base), 0.0), kept, reduction)
 
 
 def sparsemax_score(
@@ -216,7 +216,7 @@ def sparsemax_score(
     """
     check_reduction(reduction)
     probs, q, kept = _target_probabilities(probs, target, ignore_index)
-    return _reduce(q + (1 - probs.square().sum(-1)) / 2, kept, reduction)
+    return reduced(torch.where(kept, q + (1 - probs.square().sum(-1)) / 2, 0.0), kept, reduction)
 
 
 def repetition(tokens: Tensor, window: int, *, ignore_index: int = -100) -> Tensor:
@@ -297,13 +297,6 @@ def _target_probabilities(probs: Tensor, target: Tensor, ignore_index: int) -> t
         if not bool(fits.all()):
             raise ValueError("probs must hold probabilities: entries ≥ 0 that sum to 1 along the last dimension")
     return probs, probs.gather(-1, index.unsqueeze(-1)).squeeze(-1), kept
-
-
-def _reduce(values: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
-    values = torch.where(kept, values, 0.0)
-    if reduction == "none":
-        return values
-    return values.sum() / kept.sum() if reduction == "mean" else values.sum()
 
 
 def _check_tokens(tokens: Tensor) -> Tensor:

@@ -141,7 +141,7 @@ class Recurrent(Seq2Seq):
         widths = [embedding + hidden, *[hidden] * (layers - 1)]
         self.decoder = nn.ModuleList(nn.LSTMCell(width, hidden) for width in widths)
         self.continuous = None if continuous is None else self._own_attention(continuous)
-        scored = self.continuous is None or _reads_scores(self.continuous)
+        scored = self.continuous is None or self.continuous.encoder.reads_scores  # type: ignore[union-attr]
         self.key = nn.Linear(hidden, hidden, bias=False) if scored else None
         self.context = nn.Linear(2 * hidden, hidden)
         bounds = None if fertility is None else check_fertility(fertility, len(source))
@@ -283,8 +283,8 @@ class Recurrent(Seq2Seq):
         """A copy of continuous attention, in the precision of the model."""
         if given.encoder is None or given.basis.dim != 1:
             raise ValueError(f"attention must have an encoder and a basis of one dimension, got {given}")
-        heads, width = given.encoder.num_heads, getattr(given.encoder, "width", self.hidden)
-        if _reads_scores(given) and heads != 1:
+        heads, width = given.encoder.num_heads, given.encoder.width or self.hidden
+        if given.encoder.reads_scores and heads != 1:
             raise ValueError(f"attention must have one head if its encoder reads scores, got {heads}")
         if self.hidden % heads or width != self.hidden:
             raise ValueError(
@@ -295,8 +295,3 @@ class Recurrent(Seq2Seq):
 
     def _drop(self, x: Tensor) -> Tensor:
         return F.dropout(x, self.dropout, self.training)
-
-
-def _reads_scores(attention: ContinuousAttention) -> bool:
-    """Whether the query of continuous attention holds the scores of the symbols, and not the state of the decoder."""
-    return attention.encoder is not None and attention.encoder.reads_scores

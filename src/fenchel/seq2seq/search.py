@@ -63,7 +63,7 @@ class Hypothesis:
         score: what it is ranked by: ``log_probability``, unless there is a length penalty.
         finished: False if it was cut at ``max_length``; then the probability is that of all strings with this prefix.
         coverage: (J,), the attention that each symbol of the source has received in all steps, that of the end
-            included; None for models that do not tell.
+            included; None for models without a method ``coverage``.
 
     Example:
         >>> Hypothesis((2, 3), math.log(0.5), math.log(0.5)).probability
@@ -227,7 +227,7 @@ def enumerate_support(
 
 
 class _Coverage:
-    """The coverage of a row of the states, on the CPU; None if the model does not tell."""
+    """The coverage of a row of the states, on the CPU; None if the model has no method ``coverage``."""
 
     def __init__(self, stepper: Stepper, state: Any) -> None:
         self.known, self.state = getattr(stepper, "coverage", None), state
@@ -338,7 +338,7 @@ class _Row:
         self.tree: dict[tuple[int, ...], float] | None = {} if keep_tree else None
 
     def finish(self, prefix: tuple[int, ...], score: float, coverage: Tensor | None, *, inside: bool) -> None:
-        """Record a string that ended; ``inside`` tells whether its end is among the best continuations."""
+        """Record a string that ended; ``inside``: whether its end is among the best continuations."""
         where = self.finished if inside or self.all_ends else self.aside
         where.append(Hypothesis(prefix, score, self._ranked(score, len(prefix)), coverage=coverage))
 

@@ -23,7 +23,7 @@ from fenchel.seq2seq.model import Seq2Seq
 from fenchel.seq2seq.saving import whole
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Training:
     """Settings of a training: sizes, learning rate, optimizer and seed.
 

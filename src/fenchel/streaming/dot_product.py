@@ -14,12 +14,21 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional as F
 
+from fenchel import kernels
 from fenchel._checks import broadcasts, check_broadcast, check_floats
-from fenchel._torch import as_autocast, autocast_dtype, concrete, recomputed, tracks_forward
-from fenchel.regularizers.base import Regularizer, check_omega
-from fenchel.regularizers.packed import is_packed
-from fenchel.regularizers.rows import parameter_rows
+from fenchel._torch import (
+    as_autocast,
+    autocast_dtype,
+    concrete,
+    distributed_rule,
+    is_distributed,
+    recomputed,
+    tracks_forward,
+)
+from fenchel.regularizers.base import Regularizer, check_omega, simplified
+from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
+from fenchel.streaming.fused import fused_attention
 from fenchel.streaming.jagged import packed_attention
 from fenchel.streaming.operators import attend_in_graph
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan
@@ -155,19 +164,17 @@ def masked_attention(
     sink: Tensor | None = None,
 ) -> Any:
     """``attention`` with a mask, or causal, or both: the mask of a causal layer's padding has no L × S entries."""
-    if is_packed(query) or is_packed(key) or is_packed(value):
-        options: dict[str, Any] = {
-            "attn_mask": attn_mask,
-            "is_causal": is_causal,
-            "scale": scale,
-            "dropout_p": dropout_p,
-        }
-        options |= {"return_weights": return_weights, "sink": sink}
-        return packed_attention(masked_attention, query, key, value, omega, options)
+    if is_distributed(query, key, value):
+        options: dict[str, Any] = {"attn_mask": attn_mask, "is_causal": is_causal, "scale": scale}
+        options |= {"dropout_p": dropout_p, "return_weights": return_weights, "sink": sink}
+        return distributed_rule("attention")(query, key, value, omega, options)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)
         concrete(tensor)  # raises if its memory was freed, before torch reads it
+    if query.is_nested or key.is_nested or value.is_nested:
+        options = {"is_causal": is_causal, "scale": scale, "dropout_p": dropout_p, "sink": sink}
+        return packed_attention(masked_attention, query, key, value, omega, attn_mask, return_weights, options)
     half = autocast_dtype(query.device)
     if half is not None:
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
@@ -176,6 +183,7 @@ def masked_attention(
     dtype, rows = query.dtype, 0
     if sink is not None:
         check_sink(sink, omega, shape)
+        omega = simplified(omega)  # a grid of strength 0 would count the sink among its pixels
         with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
             extended = with_sink(query, key, value, omega, attn_mask, is_causal, scale, sink, shape)
         query, key, value, attn_mask, is_causal, shape, rows = extended
@@ -192,12 +200,19 @@ def masked_attention(
         or tracks_forward()
         or (bool(dropout_p or return_weights) if graph else not concrete(query, key, value)),
         causal=is_causal,
+        fused=not return_weights,
+        own=query.dtype,
         random=dropout_p > 0,
         graph=graph,
     )
     shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(shape[:-2]))
     with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
         chosen = plan(omega, shapes, query.device, needs)
+        if chosen.method == "fused":
+            with contextlib.suppress(kernels.NotCompiledError):
+                output = fused_attention(query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p)
+                return output if sink is None else output[..., rows:, :].to(dtype)
+            chosen = plan(omega, shapes, query.device, replace(needs, fused=False))
         if chosen.method == "supports" or (graph and chosen.method == "parts"):
             with contextlib.suppress(NotListedError):
                 output, lists = _by_supports(
@@ -284,10 +299,7 @@ def _rows_of_mask(rows: range, keys: int, mask: Tensor | None, is_causal: bool, 
         return mask
     place = torch.arange(rows.start, rows.stop, device=like.device)
     causal = place.unsqueeze(-1) >= torch.arange(keys, device=like.device)
-    if mask is None:
-        return causal
-    mask = mask[..., :keys]
-    return mask & causal if mask.dtype == torch.bool else torch.where(causal, mask, -torch.inf)
+    return combine_masks(None if mask is None else mask[..., :keys], causal)
 
 
 def _by_parts(
@@ -331,7 +343,7 @@ def _by_parts(
 
 
 class _With(nn.Module):
-    """An Ω with other tensors in the place of its own."""
+    """An Ω whose parameters are replaced by other tensors."""
 
     def __init__(self, omega: Regularizer, tensors: dict[str, Tensor]) -> None:
         super().__init__()
@@ -403,7 +415,7 @@ def _by_supports(
 
 @contextlib.contextmanager
 def _beta_without_warning() -> Iterator[None]:
-    """Make a CSR matrix without torch's warning that these are new."""
+    """Make a CSR matrix without torch's warning that they are in beta."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
         yield

@@ -18,6 +18,8 @@ def packed_attention(
     key: Tensor,
     value: Tensor,
     omega: Regularizer,
+    attn_mask: Tensor | None,
+    return_weights: bool | str,
     options: dict[str, Any],
 ) -> Tensor:
     """Attention within each sequence of jagged nested tensors (B, …, j, E).
@@ -28,7 +30,9 @@ def packed_attention(
         key: the same, with as many sequences; their lengths may be others.
         value: the same, with the lengths of the keys.
         omega: the regularizer.
-        options: the keyword arguments of ``attend``.
+        attn_mask: must be None.
+        return_weights: must be False.
+        options: the other keyword arguments of ``attend``.
 
     Returns:
         A nested tensor with the sequences of the queries.
@@ -38,9 +42,9 @@ def packed_attention(
             raise TypeError(
                 f"query, key and value must all be nested or all dense, got {name} of type {type(tensor).__name__}"
             )
-    if options["attn_mask"] is not None:
+    if attn_mask is not None:
         raise ValueError("attn_mask must be None for packed sequences: each query sees the keys of its own sequence")
-    if options["return_weights"]:
+    if return_weights:
         raise ValueError(
             "return_weights must be False for packed sequences, whose weights have two ragged dimensions; call "
             "attention for single sequences instead"
@@ -85,7 +89,7 @@ def packed_attention(
             others.entries(each.along(), 0.0) if each.size else _none(each, rows.shape[0]) for each in (keys, values)
         )
         q, k, v = (each.movedim(1, -2) for each in (q, k, v))
-        output = attend(q, k, v, omega, **{**options, "attn_mask": mask})
+        output = attend(q, k, v, omega, attn_mask=mask, **options)
         parts.append((rows, output.movedim(-2, 1)))
     if not parts:
         width = values.values.shape[-1]

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_floats, check_integers, check_parameter
+from fenchel._checks import check_floats, check_integers, check_parameter, check_shape, kind
 from fenchel._operators import define_operator
 from fenchel._torch import (
     apply_function,
@@ -21,11 +21,14 @@ from fenchel._torch import (
     autocast_dtype,
     below_autograd,
     concrete,
+    differentiable_once,
+    distributed_rule,
+    is_distributed,
     known,
     tracks,
     tracks_forward,
 )
-from fenchel.losses import Reduction, check_distributed, check_reduction, check_smoothing, entmax_loss, is_kept
+from fenchel.losses import Reduction, check_reduction, check_smoothing, entmax_loss, is_kept
 from fenchel.regularizers.rows import check_range
 from fenchel.regularizers.tsallis import TSALLIS
 from fenchel.streaming.plan import plan_output
@@ -37,7 +40,6 @@ Gradients = list[Tensor | None]
 """Those of hidden, weight, bias and alpha; None where one is not needed."""
 
 _ALLOWED = "1 <= alpha <= 2"
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def linear_entmax_loss(
@@ -82,7 +84,7 @@ def linear_entmax_loss(
         >>> import torch, fenchel
         >>> hidden, weight = torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
         >>> fenchel.linear_entmax_loss(hidden, weight.requires_grad_(), torch.tensor([0, 1])).backward()
-        >>> weight.grad  # the second token leads by 2: its loss is zero, and it teaches nothing
+        >>> weight.grad  # the second token leads by 2: its loss and its gradient are zero
         tensor([[-0.1299,  0.0000],
                 [ 0.0649,  0.0000],
                 [ 0.0649,  0.0000]])
@@ -92,10 +94,15 @@ def linear_entmax_loss(
     alpha = check_alpha(alpha)
     check_reduction(reduction)
     check_smoothing(label_smoothing)
+    if is_distributed(hidden, weight, target, bias):
+        found: Tensor = distributed_rule("linear_loss")(
+            hidden, weight, target, bias, alpha, ignore_index, reduction, class_weight, label_smoothing
+        )
+        return found
     index = _check(hidden, weight, target, bias, class_weight, label_smoothing, ignore_index)
     kept = index >= 0
     if not known(index) or not bool(kept.all()):
-        # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
+        # The values of an ignored token do not matter: NaN times a gradient of 0 would be NaN for all classes.
         hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     graph = torch.compiler.is_compiling()
     plainly = tracks_forward() or not index.numel()
@@ -124,7 +131,7 @@ def linear_entmax_loss(
         targets = _targets(index.reshape(-1), weight, bias, class_weight, label_smoothing, reduction)
         problem = *layer, targets.index, targets.rates, reduction != "none"
         if graph:
-            loss = _in_graph(*problem)
+            loss = _call_operator(*problem, _NOTHING)[0]
         elif tracks(*layer):
             loss = apply_function(_LinearLoss, _run, *problem)
         else:
@@ -182,23 +189,18 @@ def _check(
             f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
         )
     classes = len(weight)
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape ({classes},), one value per class, got {tuple(bias.shape)}")
+    if bias is not None:
+        check_shape(bias, "bias", classes)
     if class_weight is not None:
         if not isinstance(class_weight, Tensor):
-            kind = type(class_weight).__name__
-            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind}")
-        if class_weight.shape != weight.shape[:1]:
-            raise ValueError(
-                f"class_weight must have shape ({classes},), one value per class, got {tuple(class_weight.shape)}"
-            )
+            raise TypeError(f"class_weight must be a tensor with one value per class, got {kind(class_weight)}")
+        check_shape(class_weight, "class_weight", classes)
         if class_weight.requires_grad:
             raise ValueError("class_weight must not require gradients: pass class_weight.detach()")
         if label_smoothing and known(class_weight) and bool((class_weight < 0).any()):
             raise ValueError(
                 "class_weight must not be negative with label_smoothing: the smoothed target would not be a measure"
             )
-    check_distributed(hidden=hidden, weight=weight, target=target, bias=bias, class_weight=class_weight)
     index = check_integers(target, "target", "integer class indices")
     if target.shape != hidden.shape[:-1]:
         raise ValueError(
@@ -336,7 +338,7 @@ class _LinearLoss(torch.autograd.Function):
             elif ctx.run is not _run:
                 gradients = [each if each is None else each * grad for each in gradients]
             else:
-                ctx.gradients = None  # given away: they become the parameters' own
+                ctx.gradients = None  # the tensors are returned, and become the gradients of the parameters
                 if grad.device.type != "cpu" or float(grad) != 1.0:
                     for each in gradients:
                         _ = each if each is None else each.mul_(grad)
@@ -345,25 +347,12 @@ class _LinearLoss(torch.autograd.Function):
                 if results[i] is not None:
                     results[i] = results[i].to(tensor.dtype)
             del gradients
-        if torch.is_grad_enabled():
-            leaves = [t for t in (grad, *layer) if isinstance(t, Tensor) and t.requires_grad]
-            results = [g if g is None else apply_function(_Last, g, *leaves) for g in results]
-        return tuple(results)
+        return differentiable_once("linear_entmax_loss", _INSTEAD, results, grad, *layer)
 
 
-class _Last(torch.autograd.Function):
-    """The identity on a gradient of the loss, which cannot be differentiated again: its backward pass raises."""
-
-    @staticmethod
-    def forward(ctx: Any, gradient: Tensor, *leaves: Tensor) -> Tensor:
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        raise NotImplementedError(
-            "linear_entmax_loss is differentiable once; for second derivatives use "
-            "fenchel.entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)"
-        )
+_INSTEAD = (
+    "for second derivatives use fenchel.entmax_loss(torch.nn.functional.linear(hidden, weight, bias), target, alpha)"
+)
 
 
 # -- block by block --------------------------------------------------------------------------------------------------
@@ -386,7 +375,7 @@ def _run(
     """
     gradients: Gradients = []
     for tensor, is_needed in zip((hidden, weight, bias, alpha), needed, strict=True):
-        gradients.append(_zeros(tensor) if is_needed and isinstance(tensor, Tensor) else None)
+        gradients.append(gradient_zeros(tensor) if is_needed and isinstance(tensor, Tensor) else None)
     wanted = any(needed)
     dtype = rates.dtype  # in half precision logits would overflow, and lose the order of the classes
     hidden, weight = hidden.detach().to(dtype).contiguous(), weight.detach().to(dtype).contiguous()
@@ -435,7 +424,7 @@ def _run(
                 _add_supports(gradients, finish, collected, hidden, weight)
                 collected, entries = [], 0
         elif wanted:
-            _add_residual(gradients, residual, hidden, weight, part)
+            add_residual(gradients, residual, hidden, weight, part)
     if collected:
         _add_supports(gradients, finish, collected, hidden, weight)
     losses = rates * losses
@@ -459,7 +448,7 @@ def _class_losses(
     return losses, rates * residual, slope
 
 
-def _add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
+def add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
     """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C)."""
     to_hidden, to_weight, to_bias, _ = gradients
     if to_hidden is not None:
@@ -496,21 +485,16 @@ def _add_supports(
     )
 
 
-def _zeros(like: Tensor) -> Tensor:
+def gradient_zeros(like: Tensor) -> Tensor:
     """Zeros of the shape of a tensor, in float32 or better."""
     dtype = torch.promote_types(like.dtype, torch.float32)
     if like.device.type == "cpu" and dtype in (torch.float32, torch.float64):
-        # Pages that nobody writes to cost nothing, and NumPy asks for large ones.
+        # Pages that are never written to take no memory, and NumPy asks the system for large pages.
         return torch.from_numpy(np.zeros(like.shape, str(dtype).removeprefix("torch.")))
     return torch.zeros(like.shape, dtype=dtype, device=like.device)
 
 
 # -- the operator, which stays whole in graphs -----------------------------------------------------------------------
-
-
-def _in_graph(*problem: Any) -> Tensor:
-    """The loss of ``_run`` as part of a graph."""
-    return _call_operator(*problem, _NOTHING)[0]
 
 
 def _call_operator(
@@ -536,7 +520,7 @@ def _problem(
 
 def _compute(*args: Any) -> tuple[Tensor, ...]:
     hidden, weight, bias, alpha, index, rates, summed, needed = _problem(*args)
-    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # no graph knows its value
+    number = check_alpha(alpha.detach() if isinstance(alpha, Tensor) else alpha)  # unknown in a graph
     check_range(index, len(weight), least=-1)
     loss, gradients = _run(hidden, weight, bias, alpha if needed[3] else number, index, rates, summed, needed)
     return loss, *(loss.new_empty(0) if each is None else each for each in gradients)

@@ -18,8 +18,9 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel.regularizers.base import Regularizer
+from fenchel.streaming.fused import serves
 
-Method = Literal["dense", "parts", "supports"]
+Method = Literal["dense", "parts", "supports", "fused"]
 Step = Literal["attend", "recall", "energy"]
 
 
@@ -30,18 +31,18 @@ class Plan:
     Args:
         method: ``"dense"``: all scores are held. ``"parts"``: those of some rows at a time, or of some patterns at a
             time where partial results can be merged; they are computed again for derivatives. ``"supports"``: those of
-            some rows at a time, of which the entries with weight are kept.
+            some rows at a time, of which the entries with weight are kept. ``"fused"``: by one kernel, see ``fused``.
         rows: rows of a block of scores, those of all heads counted.
         columns: patterns or classes of a block of scores, where these are not all read at once.
         share: the share of a block's scores up to which its supports are sparse, and are worked on as lists. Measured
             with one thread, lists and dense products take the same time at 0.14 to 0.19 for attention (width 128 and
             64) and at 0.16 for output layers.
-        tile: products of matrices have multiples of so many rows. BLAS takes other paths for fewer rows, and for the
-            rows that are left over: the last digits of a row would depend on how many others there are.
-        entries: the length of lists of candidates grows in multiples of so many, so that sums over lists have the same
-            order however long the longest list is.
-        exact: certificates compare all pairs of patterns in double precision up to so many multiplications, and beyond
-            in the dtype of the patterns.
+        tile: the number of rows of every product of matrices is a multiple of this. BLAS uses other code for fewer
+            rows, and for rows that are left over, so that the last digits of a row would depend on the other rows.
+        entries: the length of lists of candidates is a multiple of this, so that sums over lists have the same order
+            however long the longest list is.
+        exact: the largest number of multiplications with which certificates compare all pairs of patterns in double
+            precision; with more they use the dtype of the patterns.
 
     Example:
         >>> from fenchel.streaming import Plan
@@ -64,7 +65,7 @@ class Plan:
         return self.rows * self.columns
 
     def groups(self, count: int) -> Iterator[slice]:
-        """Blocks of so many rows, whole tiles; one block if there are no rows."""
+        """Blocks of ``rows`` rows, rounded up to whole tiles; one block if there are no rows."""
         size = max(-(-self.rows // self.tile), 1) * self.tile
         return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
 
@@ -88,15 +89,17 @@ class Shapes:
 
 @dataclass(frozen=True)
 class Needs:
-    """What is asked of an engine.
+    """What an engine has to compute.
 
     Args:
-        step: what it computes.
+        step: the computation: attention, a step of a memory, or its energy.
         dtype: of the scores.
-        formula: whether nothing but the plain formula will do: weights are handed out, the mask is learned, or somebody
-            looks on (forward mode, ``torch.func``, graphs).
-        causal: whether a query sees a part of the keys.
+        formula: whether the plain formula is needed, which holds all scores: weights are returned, the mask is learned,
+            or the call is transformed (forward mode, ``torch.func``, graphs).
+        causal: whether query i attends to keys 0 … i only.
         lists: whether supports can be kept as lists: not if weights are NaN.
+        fused: whether one kernel may compute all.
+        own: the dtype of queries, keys and values.
         random: whether weights are dropped at random.
         graph: whether the call becomes part of a graph, where an operator computes by blocks: see ``supports``.
         by_chunks: whether patterns must be read some at a time.
@@ -108,6 +111,8 @@ class Needs:
     formula: bool = False
     causal: bool = False
     lists: bool = True
+    fused: bool = False
+    own: torch.dtype = torch.float32
     random: bool = False
     graph: bool = False
     by_chunks: bool = False
@@ -119,7 +124,9 @@ _given: contextvars.ContextVar[Plan | None] = contextvars.ContextVar("plan", def
 
 @contextlib.contextmanager
 def using(plan: Plan | None) -> Iterator[None]:
-    """Work by a plan of one's own, as tests do; where its method cannot serve, by the formula. None ends that.
+    """Use a given plan inside a context, as tests do; None chooses plans as usual.
+
+    Where the method of the plan cannot compute a result, the plain formula does.
 
     Graphs of ``torch.compile`` and ``torch.export`` do not see it.
 
@@ -144,11 +151,11 @@ def plan(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs)
     """The plan for a problem.
 
     Args:
-        omega: the regularizer, which is asked whether it has a level below which nothing has mass (``line``), whether
-            partial results can be merged (``associative``), and what varies from row to row (``parameter_shape``).
+        omega: the regularizer. The plan depends on its level below which nothing has mass (``line``), on whether
+            partial results can be merged (``associative``), and on what varies from row to row (``parameter_shape``).
         shapes: the sizes.
         device: of the tensors.
-        needs: what is asked for.
+        needs: what has to be computed.
     """
     if needs.formula and needs.step == "attend":
         return Plan("dense")
@@ -174,12 +181,14 @@ def plan_output(tokens: int, classes: int) -> Plan:
 
 
 def plan_pairs() -> Plan:
-    """The plan of certificates, which compare blocks of ``columns`` patterns pair by pair."""
-    return _given.get() or Plan("parts", columns=1 << 11)
+    """The plan of certificates, which compare blocks of ``columns`` patterns, ``held`` entries at a time."""
+    return _given.get() or Plan("parts", rows=1 << 11, columns=1 << 11)
 
 
 def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs: Needs) -> Plan:
     """Attention: supports from 256 keys on, below which a matrix is faster; else the formula."""
+    if _serves("fused", omega, device, needs):
+        return Plan("fused")
     keys = max(shapes.columns, 1)
     wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
     if keys >= 256 and _serves("supports", omega, device, needs):
@@ -198,6 +207,8 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
+    if method == "fused":
+        return needs.fused and not needs.graph and serves(omega, torch.empty(0, dtype=needs.own, device=device))
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_floats
 from fenchel.regularizers.base import Regularizer
+from fenchel.regularizers.rows import combine_masks
 
 
 class Extended(NamedTuple):
@@ -41,7 +42,7 @@ class Extended(NamedTuple):
 
 
 def check_sink(sink: Tensor, omega: Regularizer, shape: Sequence[int]) -> None:
-    """Refuse a sink that does not broadcast to one score per query, and an Ω that tells keys apart by their place."""
+    """Refuse a sink that does not broadcast to one score per query, and an Ω that depends on the order of the keys."""
     check_floats(sink, "sink")
     rows = (*shape[:-1], 1)
     if not broadcasts(sink.shape, rows):
@@ -69,16 +70,14 @@ def with_sink(
     sink: Tensor,
     shape: Sequence[int],
 ) -> Extended:
-    """Add a sink to checked arguments of attention. Everything is in float32 or better then."""
+    """Add a sink to checked arguments of attention, and convert them to float32 or better."""
     exact = torch.promote_types(query.dtype, torch.float32)
     *batch, length, keys = shape
     own = omega.parameter_shape
     rows = int(is_causal)
     if is_causal and (own is None or (len(own) > 1 and own[-2] > 1)):  # one parameter per query: none for another one
         visible = torch.ones(length, keys, dtype=torch.bool, device=query.device).tril()
-        if mask is not None:
-            mask = mask & visible if mask.dtype == torch.bool else torch.where(visible, mask, -torch.inf)
-        mask, is_causal, rows = visible if mask is None else mask, False, 0
+        mask, is_causal, rows = combine_masks(mask, visible), False, 0
     # Finite, so that the sink's score times zero is zero for the other keys.
     score = sink.to(device=query.device, dtype=exact).clamp_min(torch.finfo(exact).min)
     wide = torch.broadcast_shapes(query.shape[:-1], score.shape[:-1])  # type: ignore[no-untyped-call]

@@ -45,7 +45,7 @@ class Supports:
 
 @dataclass
 class Task:
-    """What a call of ``attend`` asks for, besides its tensors.
+    """The arguments of ``attend`` that are not tensors, and the lists that it finds.
 
     Args:
         rule: the mathematics of Ω.
@@ -77,7 +77,7 @@ class NotListedError(Exception):
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, parameter: float | Tensor, task: Task
 ) -> tuple[Tensor, Tensor]:
-    """argmax_Ω(query keyᵀ) value, (heads, rows, depth), and the weights that are not zero if the task wants them.
+    """argmax_Ω(query keyᵀ) value, (heads, rows, depth), and the weights that are not zero if ``task.wants_weights``.
 
     Raises NotListedError where lists are needed, and a score is NaN or +inf.
 
@@ -143,9 +143,11 @@ class Blocks:
         return self.query[block], self.key[block[0]], self.value[block[0]], own
 
     def visible(self, block: Block) -> tuple[Tensor | None, Tensor | None, int]:
-        """What rows of a block may attend to: the mask, (heads, rows, keys), how many keys each row, and any, sees.
+        """What the rows of a block may attend to.
 
-        The first is None without a mask, the second if every row sees all keys.
+        Returns:
+            The mask, (heads, rows, keys), or None without one; the number of keys of each row, (rows,), or None if
+            every row may attend to all keys; and the largest of these numbers.
         """
         heads, rows = block
         counts, keys, length = None, self.key.shape[1], self.task.length
@@ -164,7 +166,7 @@ class Blocks:
         return torch.stack(parts), counts, keys
 
     def weights(self, block: Block) -> tuple[Tensor, Tensor]:
-        """All weights of a block, (heads, rows, keys that any of them sees), and their scores."""
+        """All weights of a block, (heads, rows, keys), without keys that no row attends to, and their scores."""
         mask, counts, keys = self.visible(block)
         query, key, _, a = self.part(block)
         x = scores(query, key[:, :keys], mask, self.workspace)
@@ -369,7 +371,7 @@ class _Attend(torch.autograd.Function):
 
 
 def places(supports: Supports, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Head, row and key of every entry, for heads with so many rows each."""
+    """Head, row and key of every entry, for heads with ``rows`` rows each."""
     counts = supports.starts.diff()
     row = torch.arange(len(counts), device=counts.device).repeat_interleave(counts)
     return row // rows, row % rows, supports.indices.long()

@@ -7,7 +7,7 @@ measures everything twice: as it is, and compiled for AVX2 in another process.
 
 from fenchel_lab.bench.machine import Machine, machine
 from fenchel_lab.bench.measure import Measured, Timing, take_turns
-from fenchel_lab.bench.report import BEGIN, END, OUTPUT, Report, Sheet, insert, sheet, state
+from fenchel_lab.bench.report import BEGIN, END, FRONT, OUTPUT, SHORT, Report, Sheet, insert, sheet, state
 from fenchel_lab.bench.run import Outcome, run, run_for
 from fenchel_lab.bench.targets import CHOICES, Target, chosen
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
@@ -17,7 +17,9 @@ __all__ = [
     "BEGIN",
     "CHOICES",
     "END",
+    "FRONT",
     "OUTPUT",
+    "SHORT",
     "Case",
     "Contestant",
     "Goal",

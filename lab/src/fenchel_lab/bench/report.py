@@ -16,8 +16,17 @@ from fenchel_lab.bench.targets import NO_WIDE, WIDE
 from fenchel_lab.bench.workload import Goal
 from fenchel_lab.outputs import Output
 
-BEGIN, END = "<!-- bench -->", "<!-- /bench -->"
-"""Around the part of a page that ``insert`` writes."""
+BEGIN, SHORT, END = "<!-- bench -->", "<!-- bench: five rows -->", "<!-- /bench -->"
+"""Around the part of a page that ``Report.fill`` writes: every figure, or those that a front page shows."""
+
+FRONT = {
+    ("maps", "entmax 1.5", "torch.softmax", "geometric mean"): "`entmax`, α = 1.5, rows of 64 to 128,000 scores",
+    ("loss", "entmax_loss 1.5", "cross_entropy", "128 × 32000, σ = 4"): "`entmax_loss`, 128 × 32,000 classes",
+    ("linear", "linear_entmax_loss 1.5", "linear + cross_entropy", "peaked"): "`linear_entmax_loss`, 512 × 32,000 words",
+    ("attention", "attention 1.5", "torch SDPA", "4 × 4096 × 64"): "`attention`, 4 heads × 4096 × 64",
+    ("tagging", "nn.CRF", "pytorch-crf", "largest"): "`nn.CRF`, the slowest of three sizes",
+}
+"""Rows of a front page: a workload, one of its goals (of, against, and what its subject must say), and the words for it."""
 
 FILES = ("bench.json", "bench.md")
 MARKS = {True: "✓", False: "✗", None: "–"}
@@ -168,6 +177,34 @@ class Report:
         )
 
     @property
+    def figures(self) -> Sheet:
+        """The summary without goals: what was measured, one column per target."""
+        summary = self.summary
+        rows = [[*row[:2], *(cell.rstrip("".join(MARKS.values())).rstrip() for cell in row[3:])] for row in summary.rows]
+        return Sheet("", [*summary.header[:2], *summary.header[3:]], rows, names=2)
+
+    @property
+    def front(self) -> Sheet:
+        """The five rows of a front page. All five must have been measured."""
+        rows = []
+        for (workload, of, against, words), shown in FRONT.items():
+            found = [
+                row
+                for row in self.figures.rows
+                if row[0].startswith(f"{workload}: {of},") and words in row[0] and row[1] == against
+            ]
+            if not found:
+                raise ValueError(f"the five rows need the workload {workload}, which was not measured")
+            rows.append([shown, f"`{against}`" if "." in against else against, *found[0][2:]])
+        return Sheet("", self.figures.header, rows, names=2)
+
+    def fill(self, page: str) -> str:
+        """A page with its figures written anew: the five rows or all, as its marks ask for."""
+        if SHORT not in page:
+            return insert(page, f"{self.figures.markdown()}\n\n{self.source}")
+        return insert(page, f"{self.front.markdown()}\n\n{self.source}", SHORT)
+
+    @property
     def targets(self) -> list[str]:
         """The instruction sets that it was measured with, in their order."""
         return list(dict.fromkeys(each.target for each in self.outcomes))
@@ -226,18 +263,18 @@ OUTPUT = Output("fenchel bench", FILES, written)
 """What ``fenchel bench`` writes."""
 
 
-def insert(page: str, text: str) -> str:
+def insert(page: str, text: str, mark: str = BEGIN) -> str:
     """A page with the part between its two marks replaced.
 
     Example:
         >>> insert("before <!-- bench --> old <!-- /bench --> after", "new")
         'before <!-- bench -->\\nnew\\n<!-- /bench --> after'
     """
-    before, begin, rest = page.partition(BEGIN)
+    before, begin, rest = page.partition(mark)
     _, end, after = rest.partition(END)
     if not begin or not end:
-        raise ValueError(f"the page must hold the marks {BEGIN} and {END}, in this order")
-    return f"{before}{BEGIN}\n{text.strip()}\n{END}{after}"
+        raise ValueError(f"the page must hold the marks {mark} and {END}, in this order")
+    return f"{before}{mark}\n{text.strip()}\n{END}{after}"
 
 
 def show_seconds(seconds: float) -> str:

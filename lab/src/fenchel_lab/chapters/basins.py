@@ -60,11 +60,25 @@ ends in a metastable state, a mixture of several patterns. As alpha grows entmax
 normmax prefers even mixtures of a few. `KSubsets(2)` retrieves pairs: it ends at the sum of two neighbours.
 """
 
+CODE = """
+import torch, fenchel
+from fenchel.hopfield import Memory
+
+patterns = torch.tensor([[1.0, 0.0], [-0.5, 0.9], [-0.5, -0.9]])
+queries = torch.tensor([[0.5, 0.1], [-0.2, 0.4], [0.0, -0.6]])
+for omega in (fenchel.Shannon(), fenchel.Gini()):
+    memory = Memory(patterns, omega, beta=3.0)
+    found = memory.retrieve(queries)
+    print(f"{omega}: energy {memory.energy(found.state)}, equal to a pattern:", (found.weights.amax(-1) == 1).tolist())
+"""
+
 
 @study(
     "Energies and basins of attraction",
     source="Santos et al. (2024), section 5.1, figures 3 and 6",
-    order=80,
+    order=2,
+    theme="Memories",
+    code=CODE,
 )
 def basins(context: Context) -> Result:
     """Draw energies with the paths of queries, and the basins with their certified circles; count where queries end."""
@@ -72,7 +86,7 @@ def basins(context: Context) -> Result:
     context.progress(0.3, "energies")
     drawn = [_basins(beta) for beta in BASINS_AT]
     context.progress(0.8, "basins")
-    return Result(SUMMARY, figures=[contours, *drawn], tables=[_ends()])
+    return Result(SUMMARY, figures=[drawn[1], drawn[0], contours], tables=[_ends()])
 
 
 def grid(points: int, side: float = SIDE) -> Tensor:
@@ -131,12 +145,12 @@ def threshold(omega: Regularizer) -> float:
 
 def _contours() -> Figure:
     drawing, panels = style.panels(3, 2, height=2.05)
-    points = 121
+    points = 41
     for axes, (name, omega) in zip(panels, MAPS.items(), strict=True):
         memory, side = Memory(PATTERNS, omega, CONTOURS_AT), _side(omega)
         line = np.linspace(-side, side, points)
         energy = memory.energy(grid(points, side)).reshape(points, points).numpy()
-        axes.contour(line, line, energy, levels=14, colors=style.FAINT, linewidths=0.8, linestyles="solid")
+        axes.contour(line, line, energy, levels=8, colors=style.FAINT, linewidths=0.8, linestyles="solid")
         for colour, start in zip(style.PALETTE, STARTS, strict=False):
             x, y = path(memory, start).T.numpy()
             axes.plot(x, y, color=colour, marker=".", markersize=4, linewidth=1.3)

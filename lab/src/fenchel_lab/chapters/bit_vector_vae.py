@@ -90,10 +90,21 @@ class Compared:
         return [float(getattr(outcome, name)) for outcome in self.outcomes]
 
 
+CODE = """
+import torch
+from fenchel.mixed import HardConcrete
+
+bits = HardConcrete(torch.zeros(5, 2), temperature=0.5, stretch=1.2)
+print(bits.rsample()[:, 1])  # exact zeros and ones, and something between
+"""
+
+
 @study(
     "Bits between discrete and continuous",
     source="Farinhas, Aziz, Niculae & Martins (2022), Sparse communication via mixed distributions: the bit-vector VAE",
-    order=98,
+    order=83,
+    theme="Between discrete and continuous",
+    code=CODE,
     data=["mnist"],
     full="With `--full` bits, widths, batches, epochs and rate are those of the authors' code. What differs "
     "from the paper: MNIST with pixels cut at ½ in place of grey Fashion-MNIST.",
@@ -166,7 +177,6 @@ def _table(found: Sequence[Compared], pixels: int) -> Table:
         "pixel; and the share of bits that are exactly 0 "
         f"or 1. {f'Means ± standard deviations over {runs} seeds.' if runs > 1 else 'One seed.'} A relaxed bit that "
         "is 0 or 1 by rounding alone does not count.",
-        paper="The talk names the experiment, on Fashion-MNIST, and prints no figures of it.",
     )
 
 
@@ -202,7 +212,7 @@ def _reconstructions(found: Sequence[Compared], test: Tensor, side: int) -> Figu
     drawing, panels = style.panels(len(rows), 1, height=0.42)
     for axes, (name, pixels) in zip(panels, rows.items(), strict=True):
         strip = torch.cat(list(pixels.reshape(-1, side, side)), 1)
-        axes.imshow(strip.numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axes.imshow(strip.numpy(), cmap="gray", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(name, rotation=0, ha="right", va="center", fontsize=8)
         axes.grid(visible=False)
@@ -212,7 +222,6 @@ def _reconstructions(found: Sequence[Compared], test: Tensor, side: int) -> Figu
         caption="Test images, and what each decoder makes of bits drawn for them once, by the auto-encoders of the "
         "first seed.",
         alt="Rows of handwritten digits: the images first, then a row of greyer copies for each kind of bits.",
-        paper="The talk draws no such picture.",
     )
 
 
@@ -234,5 +243,4 @@ def _shares(found: Sequence[Compared]) -> Figure:
         caption="How many of the bits drawn for test images are exactly 0, exactly 1, and between.",
         alt="A bar for each kind of bits, split into exactly 0, between and exactly 1: relaxed bits are all between, "
         "discrete ones never, mixed ones partly.",
-        paper="The paper reports sparsity; the talk prints no figures of it.",
     )

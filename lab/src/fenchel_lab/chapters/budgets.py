@@ -27,11 +27,21 @@ sparsemax, at k = 5 everything is chosen; between them the entries rise from 0 t
 It is SparseMAP over all subsets of size k, without a solver.
 """
 
+CODE = """
+import torch, fenchel
+
+scores = torch.tensor([2.0, 1.4, 0.2, 0.1, -0.3])
+print(fenchel.constrained_sparsemax(scores, upper=torch.full((5,), 0.4)))  # nobody gets more than 0.4
+print(fenchel.k_subsets(scores, k=2))  # two at once: weights in [0, 1] that sum to 2
+"""
+
 
 @study(
     "Bounds and budgets",
     source="Malaviya, Ferreira & Martins (2018), Sparse and Constrained Attention; Santos et al. (2024), section 4",
-    order=15,
+    order=13,
+    theme="Maps",
+    code=CODE,
 )
 def budgets(context: Context) -> Result:
     """Draw both maps as the cap falls, and k-subsets as k grows from one choice to all."""
@@ -69,7 +79,6 @@ def _caps() -> Figure:
         alt="Two panels. From the left the best choice meets the falling cap and follows it down; the others rise one "
         "after the other and meet it too, until all five have a fifth. All move in straight lines; sparsemax has exact "
         "zeros, softmax none.",
-        paper="The paper has the maps and their algorithms, and no such figure.",
     )
 
 

@@ -34,12 +34,23 @@ alpha=2.0)`.
 The table holds each against quadrature: its integral, its variance and Shannon's entropy, in double precision.
 """
 
+CODE = """
+import torch
+from fenchel.continuous import BetaGaussian
+
+for alpha in (1.0, 1.5, 2.0):
+    p = BetaGaussian(torch.tensor([0.0]), sigma=torch.tensor([[1.0]]), alpha=alpha)
+    print(f"alpha {alpha}: zero beyond {p.support_radius.item():.3g}, entropy {p.entropy().item():.3f}")
+"""
+
 
 @study(
     "Densities with compact support",
     source="Martins et al. (2020), Sparse and Continuous Attention Mechanisms, figure 1; "
     "Martins (2024), From Sparse Modeling to Sparse Communication",
-    order=40,
+    order=51,
+    theme="Continuous attention",
+    code=CODE,
 )
 def densities(context: Context) -> Result:
     """Draw densities of the line and the plane, and integrate them."""
@@ -97,7 +108,7 @@ def _planes() -> Figure:
 
 def shade(axes: Axes, values: Tensor, extent: tuple[float, float]) -> None:
     """A density over a square, [row, column] from the bottom left."""
-    axes.imshow(values.numpy(), origin="lower", extent=(*extent, *extent), cmap="Blues", vmin=0)
+    axes.imshow(values.numpy(), origin="lower", extent=(*extent, *extent), cmap=style.DENSITY, vmin=0)
     axes.grid(visible=False)
 
 

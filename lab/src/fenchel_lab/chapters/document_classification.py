@@ -155,10 +155,24 @@ class Outcome(ScoresInPercent):
         return sum(p.numel() for p in self.reader.parameters())
 
 
+CODE = """
+import torch
+from fenchel.continuous import ContinuousAttention, GaussianBasis, PooledEncoder
+
+words = torch.randn(8, 280, 64)
+basis = GaussianBasis.line(64, widths=(0.1, 0.5))
+attention = ContinuousAttention(basis, alpha=2.0, encoder=PooledEncoder(64))  # an interval of the text
+print(attention(words, words.amax(1)).shape)
+"""
+
+
 @study(
     "Attention to words and to intervals",
     source="Martins et al. (2020), Sparse and Continuous Attention Mechanisms, table 1",
-    order=42,
+    order=52,
+    theme="Continuous attention",
+    code=CODE,
+    tour=False,
     data=["imdb_rt", "sst", "glove"],
     full="With `--full` sizes, epochs and all numbers of basis functions are the paper's. What differs: "
     "reviews come from IMDB's training file alone, split anew, so that the test reviews are not the "
@@ -388,7 +402,6 @@ def _intervals(group: Sequence[Outcome]) -> Figure:
         caption=f"The intervals outside of which densities are zero, for {len(batch.lengths)} test reviews of "
         f"{group[0].corpus.name}, good (blue) and bad (vermilion), N = {shown[0].functions}.",
         alt="Two panels of horizontal lines, one per review: the part of the text that attention selects.",
-        paper="The paper draws no such picture.",
     )
 
 

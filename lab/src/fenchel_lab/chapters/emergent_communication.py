@@ -114,11 +114,24 @@ class Compared:
         return [outcome.nonzeros for outcome in self.outcomes]
 
 
+CODE = """
+import torch
+from fenchel.mixed import MixedDirichlet
+
+message = MixedDirichlet(torch.zeros(8), torch.ones(1))
+print(message.sample())  # a sparse mixture of symbols
+print(f"entropy {message.entropy().item():.2f} nats")
+"""
+
+
 @study(
     "Emergent communication",
     source="Farinhas, Aziz, Niculae & Martins (2022), Sparse communication via mixed distributions; the table as in "
     "Martins's talk",
-    order=97,
+    order=82,
+    theme="Between discrete and continuous",
+    code=CODE,
+    tour=False,
     data=["mnist"],
     full="With `--full` epochs, batches and widths are the paper's. What differs: handwritten digits in place "
     "of features of ImageNet pictures, and a grid of rates and annealing of our own.",
@@ -290,7 +303,7 @@ def _symbols(each: Compared, test: Tensor) -> Figure:
         members = ((leading == symbol) & (codes[:, symbol] == 1)).nonzero().squeeze(1)[:columns]
         blank = torch.zeros(columns, *test.shape[1:])
         blank[: len(members)] = test[members]
-        axes.imshow(torch.cat(list(blank), 1).numpy(), cmap="gray_r", vmin=0, vmax=1)
+        axes.imshow(torch.cat(list(blank), 1).numpy(), cmap="gray", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
         axes.set_ylabel(str(symbol), rotation=0, ha="right", va="center")
         axes.grid(visible=False)
@@ -300,5 +313,4 @@ def _symbols(each: Compared, test: Tensor) -> Figure:
         caption=f"Test images that a single symbol describes (a vertex of the simplex), for the {rows} most frequent "
         f"symbols of the first seed's {each.method} agents.",
         alt="Rows of handwritten digits, each row with digits that look alike, and the number of the symbol beside it.",
-        paper="The talk draws no such picture.",
     )

@@ -82,11 +82,22 @@ This page was made with made-up reviews, {train} to train with, in which one adj
 the idea and settles no order. On the Stanford sentences run the command below with `FENCHEL_DATA` set.
 """
 
+CODE = """
+import torch, fenchel
+
+scores = torch.randn(1, 40)
+for name, weights in {"softmax": fenchel.softmax(scores), "1.5-entmax": fenchel.entmax(scores, 1.5)}.items():
+    print(f"{name}: {int(fenchel.support_size(weights))} of 40 words are shown to the listener")
+"""
+
 
 @study(
     "The explanation game",
     source="Martins, From Sparse Modeling to Sparse Communication, explainability, after Treviso and Martins (2020)",
-    order=38,
+    order=62,
+    theme="Explanations",
+    code=CODE,
+    tour=False,
     data=["sst", "glove"],
     full="With `--full` models are larger, train for longer, and have five seeds. The talk tells no sizes, "
     "rates or epochs, so that these are ours.",
@@ -114,7 +125,6 @@ def explanation_game(context: Context) -> Result:
                 f"the guess is the review's own class, in percent, and words per message, on {len(corpus.test):,} test "
                 f"texts; mean{' and range' if protocol.runs > 1 else ''} over {protocol.runs} "
                 f"seed{'s' * (protocol.runs > 1)}.",
-                paper="The talk's page tells the game and the rate; its text has no figures to put beside ours.",
             )
         ],
     )

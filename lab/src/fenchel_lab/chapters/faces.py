@@ -41,12 +41,24 @@ coordinates with N bits each. No distribution over two vertices needs more than 
 the bits for N = 0 and N = {BITS}, the second counts samples beside the probabilities of faces.
 """
 
+CODE = """
+import torch
+from fenchel.mixed import GaussianSparsemax
+
+y = GaussianSparsemax(torch.zeros(3), scale=torch.ones(3))
+values = y.rsample((1000,))
+sizes = (values > 0).sum(-1)
+print("on a vertex, an edge, inside:", [f"{(sizes == n).float().mean():.0%}" for n in (1, 2, 3)])
+"""
+
 
 @study(
     "Between discrete and continuous",
     source="Martins (2024), From Sparse Modeling to Sparse Communication: John's life, Logistic-Normal against "
     "Gaussian-Sparsemax; Farinhas et al. (2022), Sparse Communication via Mixed Distributions",
-    order=94,
+    order=81,
+    theme="Between discrete and continuous",
+    code=CODE,
 )
 def faces(context: Context) -> Result:
     """Draw mixed distributions over two and three vertices, tell their bits, count their samples."""
@@ -151,7 +163,7 @@ def inside(axes: Axes, y: Distribution) -> None:
     x = value.numpy() @ CORNERS
     within = 0.999 * value + 0.001 / 3  # next to the boundary, not on it
     density = y.log_prob(within).exp().numpy()
-    axes.tripcolor(x[:, 0], x[:, 1], density, shading="gouraud", cmap="Blues", vmin=0, rasterized=True)
+    axes.tripcolor(x[:, 0], x[:, 1], density, shading="gouraud", cmap=style.DENSITY, vmin=0, rasterized=True)
 
 
 def masses(axes: Axes, y: Mixed, text: Callable[[float], str], profile: float = 0.35) -> None:

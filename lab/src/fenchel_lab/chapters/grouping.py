@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from fenchel import fusedmax, oscarmax, sparsemax, support_size, tvmax2d
@@ -28,11 +27,22 @@ In all three the members of a group have probabilities that are equal to the bit
 by its members. At strength 0 they are sparsemax; when it grows there are fewer groups, until everything is one.
 """
 
+CODE = """
+import torch, fenchel
+
+scores = torch.tensor([0.1, 1.0, 0.9, 1.1, -0.5, 0.95])
+print(fenchel.sparsemax(scores))
+print(fenchel.fusedmax(scores, strength=0.2))  # neighbours share
+print(fenchel.oscarmax(scores, strength=0.05))  # equals share, wherever they are
+"""
+
 
 @study(
     "Choices that come in groups",
     source="Niculae & Blondel (2017), A Regularized Framework for Sparse and Structured Neural Attention, section 3",
-    order=35,
+    order=14,
+    theme="Maps",
+    code=CODE,
 )
 def grouping(context: Context) -> Result:
     """Draw the three maps beside sparsemax, and count groups as the penalty grows."""
@@ -94,11 +104,10 @@ def _figure(sequence: Tensor, image: Tensor) -> Figure:
     for axes, (name, p) in zip(panels[1:4], chosen.items(), strict=True):
         axes.bar(range(LENGTH), p.numpy(), width=0.85, color=style.PALETTE[0])
         axes.set(title=name, ylim=(0, 0.23), yticks=[0, 0.1, 0.2], xticks=[])
-    shades = LinearSegmentedColormap.from_list("mass", [style.FAINT, style.PALETTE[0]])
     images = {"sparsemax": flat_sparsemax(image), "tvmax2d": tvmax2d(image, STRENGTHS["tvmax2d"])}
     for axes, (name, p) in zip(panels[4:], images.items(), strict=True):
         shown = torch.where(p > 0, p, torch.nan)  # what has no mass stays blank
-        axes.imshow(shown.numpy(), cmap=shades, vmin=0, vmax=0.08, interpolation="nearest")
+        axes.imshow(shown.numpy(), cmap=style.MASS, vmin=0, vmax=0.08, interpolation="nearest")
         axes.set(title=f"{name}, {SIDE} × {SIDE}", xticks=[], yticks=[])
         axes.grid(False)
         axes.spines[:].set_visible(False)
@@ -160,5 +169,4 @@ def _counts(sequence: Tensor, image: Tensor) -> Table:
         rows,
         caption="How many groups the entries with mass form, of how many entries, as the penalty grows from 0, which "
         "is sparsemax.",
-        paper="No counts are printed.",
     )

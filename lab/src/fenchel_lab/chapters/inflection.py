@@ -170,10 +170,26 @@ class Outcome:
         return statistics.fmean(each.beam.optimal for each in self.found)
 
 
+CODE = """
+import fenchel
+from fenchel.seq2seq import Pair, Recurrent, Training, Vocabulary, beam_search, train
+
+letters = Vocabulary("abcdef")
+words = [Pair(tuple(word), tuple(word[::-1])) for word in ("abc", "fed", "bad", "cafe", "face", "bead")]
+sizes = dict(embedding=16, hidden=32, layers=1, dropout=0.0)
+model = Recurrent(letters, letters, **sizes, attention=fenchel.Gini(), output=fenchel.Tsallis(1.5))
+train(model, words, words, training=Training(epochs=30, batch=2, rate=1e-2, patience=30))
+(found,) = beam_search(model, ["cafe"])
+print(found.exact, ["".join(letters.decode(each.tokens)) for each in found.hypotheses])
+"""
+
+
 @study(
     "Few candidates, exact search: inflecting words",
     source="Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, table 1, figures 1, 2, 4 and 5",
-    order=85,
+    order=5,
+    theme="Sequence to sequence",
+    code=CODE,
     data=["sigmorphon2018"],
     full="With `--full` models have the paper's 2 layers of width 300, three seeds and their ensemble, and "
     "beams for all words. What differs: 7 languages in one model, the paper has 86 (high) and 102 "
@@ -402,10 +418,9 @@ def _attention(pair: Pair, sparse: Outcome, dense: Outcome) -> Figure:
     seen = [float((weights > 0).sum(1).float().mean()) for _, weights in panels]
     return Figure(
         hypotheses.attention(panels, pair.source, pair.target),
-        caption=f"Attention of the letters of {right} (rows) to the tags and letters of {lemma} (columns); what is "
-        f"not zero is "
-        f"outlined. A letter looks at {seen[0]:.1f} symbols on average with 1.5-entmax, at {seen[1]:.1f} with softmax.",
-        alt="Two tables of shades. With 1.5-entmax few cells of a row are outlined, near the diagonal; with softmax "
+        caption=f"Attention of the letters of {right} (rows) to the tags and letters of {lemma} (columns); zero is "
+        f"blank. A letter looks at {seen[0]:.1f} symbols on average with 1.5-entmax, at {seen[1]:.1f} with softmax.",
+        alt="Two tables of shades. With 1.5-entmax few cells of a row have a shade, near the diagonal; with softmax "
         "all are.",
         paper="Figure 5 draws the attention of the translation model, as sparse.",
     )

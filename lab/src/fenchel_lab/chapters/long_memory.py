@@ -52,7 +52,7 @@ the first token to the last. The model reads it in chunks of {chunk} and must th
 frequency. What came last tells little about the whole, so a model must remember all of it. Every model has {memory2}
 vectors to remember with, and about as many parameters. The short-term Transformer keeps the last {memory2} tokens. The
 compressive one keeps the last {memory} and, for those before, {memory} averages of {rate} tokens each. The long memory
-(`LongMemory`, `nn.LongMemoryAttention`) keeps the last {memory} and, for *all* before, a function of time in {memory}
+(`LongMemory`, `nn.LongMemoryAttention`) keeps the last {memory} and, for all before, a function of time in {memory}
 Gaussian basis functions, which Gaussian densities attend to. It comes in two forms: the paper's, where every update
 leaves the share τ = {contraction:g} of [0, 1] to the past, so that old tokens are smoothed more than new ones; and one
 of our own, where every token has an equal share.
@@ -81,10 +81,26 @@ class Sorted:
     models: Sequence[Sorter]
 
 
+CODE = """
+import torch
+from fenchel.continuous import GaussianBasis, LongMemory
+from fenchel.nn import LongMemoryAttention
+
+memory = LongMemory(GaussianBasis.line(32, widths=(0.03,)), 16, num_heads=4, contraction=0.75)
+layer, state = LongMemoryAttention(memory, recent=64), None
+for chunk in torch.randn(2, 1000, 16).split(128, dim=1):  # a stream, chunk by chunk
+    found = layer(chunk, state)
+    state = found.state.detach()
+print(found.output.shape, state.memory.lengths + state.recent.shape[1])
+"""
+
+
 @study(
     "Long memory",
     source="Martins, Marinho & Martins (2022), ∞-former: infinite memory transformer, section 4.1 and figure 3",
-    order=98,
+    order=54,
+    theme="Continuous attention",
+    code=CODE,
     full="With `--full` the sizes and lengths are the paper's; that was not run. What differs from the paper: the "
     "memory is in the first of three layers alone, and width, steps and rate are our own.",
     tour=False,

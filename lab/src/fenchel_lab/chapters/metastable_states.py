@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from sklearn.datasets import load_digits
 from torch import Tensor
 
@@ -82,10 +81,24 @@ class Images:
     queries: Tensor
 
 
+CODE = """
+import torch, fenchel
+from fenchel.hopfield import Memory
+
+patterns = torch.nn.functional.normalize(torch.randn(200, 20), dim=-1)
+for beta in (1.0, 4.0, 16.0):
+    found = Memory(patterns, fenchel.Tsallis(1.5), beta=beta).retrieve(patterns)
+    sizes = fenchel.support_size(found.weights).float()
+    print(f"beta {beta:4}: states mix {sizes.mean():.1f} of 200 patterns on average")
+"""
+
+
 @study(
     "Metastable states",
     source="Santos, Niculae, McNamee & Martins (2024), Sparse and Structured Hopfield Networks, table 1",
-    order=82,
+    order=6,
+    theme="Memories",
+    code=CODE,
     data=["mnist"],
 )
 def metastable_states(context: Context) -> Result:
@@ -147,9 +160,8 @@ def _setting(images: Images, shares: np.ndarray, on_mnist: bool) -> str:
 
 def _figure(shares: np.ndarray) -> Figure:
     drawing, panels = style.panels(len(BETAS), 1, height=2.6)
-    shade = LinearSegmentedColormap.from_list("share", [style.PAPER, style.PALETTE[0]])
     for axes, beta, table in zip(panels, BETAS, shares.transpose(1, 0, 2), strict=True):
-        axes.imshow(table, cmap=shade, vmin=0, vmax=100, aspect="auto")
+        axes.imshow(table, cmap=style.DENSITY, vmin=0, vmax=100, aspect="auto")
         for size, omega in zip(*np.nonzero(table >= 0.05), strict=True):
             share = table[size, omega]
             colour = style.PAPER if share > 55 else style.INK

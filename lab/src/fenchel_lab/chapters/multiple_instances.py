@@ -198,10 +198,25 @@ class Outcome(ScoresInPercent):
     test: Bags
 
 
+CODE = """
+import torch, fenchel
+from fenchel.hopfield import HopfieldPooling
+
+pool = HopfieldPooling(32, omega=fenchel.KSubsets(2))  # adds up two instances of each bag
+bags = torch.randn(4, 12, 32)
+absent = torch.arange(12) >= torch.tensor([[12], [3], [7], [1]])
+print(pool(bags, stored_pattern_padding_mask=absent).shape)
+print(pool.get_association_matrix(bags, absent)[1, 0, 0, :4])  # a bag of three instances
+"""
+
+
 @study(
     "Multiple instances",
     source="Santos, Niculae, McNamee & Martins (2024), Sparse and Structured Hopfield Networks, table 2",
-    order=95,
+    order=42,
+    theme="Memories",
+    code=CODE,
+    tour=False,
     data=["mnist", "mil"],
     full="With `--full` network, bags, epochs and grid search are the paper's (appendix F). What differs: the "
     "epoch is chosen by the area under the ROC curve of the validation bags, as in the authors' code; for "
@@ -446,7 +461,7 @@ def _choices(outcomes: Sequence[Outcome]) -> Figure:
     drawing, panels = style.panels(len(names) + 1, 1, height=0.95)
     size = bag.members.shape[1]
     strip = torch.cat(list(bag.pool[bag.members[0]]), 1)
-    panels[0].imshow(strip.numpy(), cmap="gray_r", extent=(-0.5, size - 0.5, 0, 1), aspect="auto")
+    panels[0].imshow(strip.numpy(), cmap="gray", extent=(-0.5, size - 0.5, 0, 1), aspect="auto")
     panels[0].set_axis_off()
     colours = [style.PALETTE[1] if number < least else style.MUTED for number in range(size)]
     for axes, name in zip(panels[1:], names, strict=True):
@@ -460,5 +475,4 @@ def _choices(outcomes: Sequence[Outcome]) -> Figure:
         caption=f"A positive test bag for K = {least}, and what its instances weigh in the pooled vector, on average "
         f"over heads. The first {least} show the {TARGET}.",
         alt=f"Handwritten digits in a row, the first {least} of them nines, and under them three rows of bars.",
-        paper="The paper draws no such picture.",
     )

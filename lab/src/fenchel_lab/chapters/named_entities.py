@@ -9,7 +9,6 @@ from random import Random
 from typing import Literal
 
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from seqeval.metrics import f1_score
 from torch import Tensor
 
@@ -87,11 +86,24 @@ class Outcome:
     f1: float
 
 
+CODE = """
+import torch, fenchel
+
+crf = fenchel.nn.CRF(3, omega=fenchel.Gini(), constraints="BIO", labels=["O", "B-PER", "I-PER"])
+emissions = torch.randn(1, 6, 3)
+best = crf(emissions).top(4)
+print(best.paths[0].tolist())
+print(best.probs[0])  # sparse: some of the four have probability zero
+"""
+
+
 @study(
     "Named entities with a sparse random field",
     source="Blondel (2019), Structured Attention and Differentiable Dynamic Programming, table of F1 scores; Mensch & "
     "Blondel (2018)",
-    order=70,
+    order=31,
+    theme="Dynamic programs",
+    code=CODE,
     data=["ner"],
     full="With `--full` there are 50 epochs. What differs from the paper: no pretrained word embeddings, two "
     "of its four languages, and one seed.",
@@ -225,11 +237,10 @@ def _figure(pair: Sequence[Outcome], sentence: Sentence) -> Figure:
     shown = [tag for i, tag in enumerate(tags) if max(float(p[:, i].max()) for p in marginals) > 0.02]
     columns = [tags.index(tag) for tag in shown]
     drawing, panels = style.panels(1, 2, height=1.1 + 0.22 * len(sentence.words), sharey=True)
-    shades = LinearSegmentedColormap.from_list("mass", [style.FAINT, style.PALETTE[0]])
     for axes, outcome, p in zip(panels, pair, marginals, strict=True):
         values = p[:, columns]
         image = torch.where(values > 0, values, torch.nan)  # what has no mass stays blank
-        axes.imshow(image.numpy(), cmap=shades, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.imshow(image.numpy(), cmap=style.MASS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         axes.set_xticks(range(len(shown)), shown, rotation=90)
         axes.set_yticks(range(len(sentence.words)), sentence.words)
         axes.set_title(outcome.loss)

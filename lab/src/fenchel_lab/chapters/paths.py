@@ -55,11 +55,22 @@ pair of neighbours that are chosen together, here {bonus:g}: cold, it takes neig
 is highest.
 """
 
+CODE = """
+import torch, fenchel
+
+scores = torch.tensor([1.0, 0.6, 0.2])
+for temperature in (0.2, 0.5, 1.0, 2.0):
+    rows = {f"{omega}": (temperature * omega).argmax(scores).tolist() for omega in (fenchel.Shannon(), fenchel.Gini())}
+    print(temperature, {name: [round(p, 2) for p in row] for name, row in rows.items()})
+"""
+
 
 @study(
     "Regularization paths",
     source="Santos, Niculae, McNamee & Martins (2024), Sparse and Structured Hopfield Networks, figures 2 and 5",
-    order=10,
+    order=1,
+    theme="Maps",
+    code=CODE,
 )
 def paths(context: Context) -> Result:
     """Draw the path of every map, and count its support along the way."""
@@ -156,8 +167,8 @@ def _surfaces() -> Figure:
             cmap=shades,
             vmin=0,
             vmax=1,
-            rcount=31,
-            ccount=31,
+            rcount=17,
+            ccount=17,
             linewidth=0.25,
             edgecolor=style.MUTED,
         )
@@ -167,6 +178,8 @@ def _surfaces() -> Figure:
         axes.tick_params(pad=-3, labelsize=7)
         axes.set_title(name, loc="center")
         axes.view_init(elev=24, azim=-125)
+        for side in (axes.xaxis, axes.yaxis, axes.zaxis):
+            side.set_pane_color((0, 0, 0, 0))
     return Figure(
         drawing,
         caption="The probability of the first of three choices with the scores [t₁, t₂, 0], over t₁ and t₂.",
@@ -208,7 +221,7 @@ def _supports() -> Table:
         ["map, at T =", *(f"{t:g}" for t in TABULATED)],
         [[name, *support_size(path(omega, temperatures)).tolist()] for name, omega in MAPS],
         caption="How many of the five choices have mass at a temperature T.",
-        paper="No counts are printed; of entmax and normmax it is said that both tend to be sparse (section 2.2).",
+        paper="Of entmax and normmax it is said that both tend to be sparse (section 2.2).",
     )
 
 

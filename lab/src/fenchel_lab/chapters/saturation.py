@@ -23,11 +23,22 @@ Below α = 2 the curve arrives smoothly, so that the gradient fades out; from sp
 it arrives with a corner.
 """
 
+CODE = """
+import torch, fenchel
+
+for alpha in (1.0, 1.25, 1.5, 2.0, 4.0):
+    lead = fenchel.Tsallis(alpha).margin
+    below = fenchel.entmax(torch.tensor([min(lead, 20.0) - 0.01, 0.0], dtype=torch.float64), alpha)
+    print(f"alpha {alpha}: one-hot from a lead of {lead:.3g}; just below it, the other class has {below[1]:.1e}")
+"""
+
 
 @study(
     "Where entmax saturates",
     source="Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, figure 3",
-    order=20,
+    order=11,
+    theme="Maps",
+    code=CODE,
 )
 def saturation(context: Context) -> Result:
     """Draw α-entmax([t, 0])₁, and measure where it reaches 1."""

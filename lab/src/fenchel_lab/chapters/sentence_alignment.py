@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from matplotlib.colors import LinearSegmentedColormap
 from torch import Tensor
 
 from fenchel import SparseMAP, softmax, sparsemax
@@ -72,11 +71,24 @@ class Alignment:
     mixture: Tensor | None = None
 
 
+CODE = """
+import torch, fenchel
+from fenchel.structures import Matching
+
+words, others = torch.randn(4, 16), torch.randn(4, 16)
+scores = words @ others.T / 4
+print(fenchel.softmax(scores))  # every word with every other
+print(fenchel.SparseMAP(Matching()).argmax(scores))  # a few whole matchings
+"""
+
+
 @study(
     "Alignments of a sentence pair",
     source="Martins (2024), From Sparse Modeling to Sparse Communication, latent structured alignments in SNLI; "
     "Niculae et al. (2018), SparseMAP",
-    order=60,
+    order=22,
+    theme="Structures",
+    code=CODE,
     data=["glove"],
 )
 def sentence_alignment(context: Context) -> Result:
@@ -126,10 +138,9 @@ def steps(words: int) -> Tensor:
 
 def _figure(chosen: Sequence[Alignment]) -> Figure:
     drawing, panels = style.panels(2, 2, height=2.3, sharex=True, sharey=True)
-    shades = LinearSegmentedColormap.from_list("mass", [style.FAINT, style.PALETTE[0]])
     for axes, alignment in zip(panels, chosen, strict=True):
         shown = torch.where(alignment.weights > 0, alignment.weights, torch.nan)  # what has no mass stays blank
-        axes.imshow(shown.numpy(), cmap=shades, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
+        axes.imshow(shown.numpy(), cmap=style.MASS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
         axes.set_title(alignment.name)
         axes.set_xticks(range(len(PREMISE)), PREMISE, rotation=90)
         axes.set_yticks(range(len(HYPOTHESIS)), HYPOTHESIS)
@@ -159,5 +170,4 @@ def _counts(chosen: Sequence[Alignment]) -> Table:
         rows,
         caption="How many cells have weight; the largest sum of weights on one word of the premise, which a matching "
         "keeps at 1; and of how many whole alignments the weights are the average.",
-        paper="No counts are printed.",
     )

@@ -23,8 +23,27 @@ The best two scores are not neighbours. Sparsemax takes both early; the springs 
 along. Nobody derived a threshold or a Jacobian for it: a solver finds the choice, and a duality gap certifies it.
 """
 
+CODE = """
+import torch, fenchel
 
-@study("An Ω of your own", source="Niculae & Blondel (2017): any strongly convex Ω; this one is ours", order=37)
+
+def springs(p):  # half the squared norm, plus a spring between neighbours
+    return 0.5 * p.square().sum(-1) + 0.5 * p.diff().square().sum(-1)
+
+
+scores = torch.tensor([0.1, 0.9, 0.3, -0.4, 0.8, -0.6])
+print(fenchel.sparsemax(scores))
+print(fenchel.Custom(springs).argmax(scores))
+"""
+
+
+@study(
+    "An Ω of your own",
+    source="Niculae & Blondel (2017): any strongly convex Ω; this one is ours",
+    order=15,
+    theme="Maps",
+    code=CODE,
+)
 def springs(context: Context) -> Result:
     """Draw both paths as the temperature rises, and tabulate the choices."""
     figure = _paths()
@@ -57,7 +76,6 @@ def _paths() -> Figure:
         caption="Probability of each of six entries in a row as the temperature rises.",
         alt="Two panels. On the left the best two of six scores share all mass until others join one by one. On the "
         "right neighbours of the best join at once, and nobody ever has much more than those beside it.",
-        paper="No paper has this Ω.",
     )
 
 

@@ -151,10 +151,25 @@ class Outcome:
         return text if len(values) == 1 else f"{text} ({min(values):.{digits}f}/{max(values):.{digits}f})"
 
 
+CODE = """
+import torch, fenchel
+from fenchel.hopfield import HopfieldPooling
+from fenchel.structures import SequentialSubsets, Share
+
+pool = HopfieldPooling(64, omega=fenchel.SparseMAP(SequentialSubsets(Share(0.2), transition=0.5)))
+words = torch.randn(2, 30, 64)
+padding = torch.arange(30) >= torch.tensor([[30], [12]])
+weights = pool.get_association_matrix(words, padding).flatten(0, 2)
+print(weights.sum(-1))  # a fifth of 30 and of 12 words
+"""
+
+
 @study(
     "Words that decide",
     source="Santos et al. (2024), Sparse and Structured Hopfield Networks, tables 3 and 7, figures 4 and 7",
-    order=37,
+    order=61,
+    theme="Explanations",
+    code=CODE,
     data=["eraser_movies", "sst", "imdb_rt", "glove"],
     full="With `--full` widths, dropout, transition, temperature and seeds are the paper's. What differs: "
     "ERASER's film reviews in place of BeerAdvocate, no AgNews, IMDB's training file alone, split anew, "

@@ -154,10 +154,23 @@ class Dense(Recurrent):
         return F.cross_entropy(scores, target.flatten(), ignore_index=IGNORED, reduction=reduction)
 
 
+CODE = """
+import torch, fenchel
+
+hidden, weight = torch.randn(64, 128), torch.randn(10_000, 128, requires_grad=True)
+target = torch.randint(10_000, (64,))
+loss = fenchel.linear_entmax_loss(hidden, weight, target)  # no matrix of 64 × 10,000
+loss.backward()
+print(f"{(weight.grad.abs().sum(-1) > 0).float().mean():.1%} of the words received a gradient")
+"""
+
+
 @study(
     "Few candidates per word: translating captions",
     source="Peters, Niculae & Martins (2019), Sparse Sequence-to-Sequence Models, tables 2 and 3, figures 2 and 5",
-    order=86,
+    order=72,
+    theme="Sequence to sequence",
+    code=CODE,
     data=["multi30k"],
     full="With `--full` all captions, the paper's width and three seeds. What differs from the paper: captions "
     "of images (Multi30k, 29,000 sentences) in place of talks (IWSLT 2017) and of its other language "
@@ -508,10 +521,10 @@ def _attention(outcomes: Sequence[Outcome], pair: Pair) -> Figure:
     return Figure(
         hypotheses.attention(panels, pair.source, pair.target, across=True),
         caption=f"Attention of the words of “{joined(pair.target)}” (rows, ▪ is the end) to those of "
-        f"“{joined(pair.source)}” (columns), as each model writes the reference; what is not zero is outlined. Words "
+        f"“{joined(pair.source)}” (columns), as each model writes the reference; zero is blank. Words "
         f"looked at for a word, on average: {', '.join(seen)}.",
         alt=f"Three tables of shades, one row per English word, one column per German word. All "
-        f"{len(pair.source)} cells of a row are outlined with softmax, a few with the others.",
+        f"{len(pair.source)} cells of a row have a shade with softmax, a few with the others.",
         paper="Figure 5 draws the attention of 1.5-entmax for a sentence of the talks, with few words per row.",
     )
 

@@ -32,15 +32,30 @@ SUMMARY = """
 The snippet of the talk, run: `graph.add(DependencyTree(u))`, and for every word `graph.add(Budget(u[:, k], budget))`.
 The scores of the arcs are made up, and leave open who has the telescope. Without a budget the answer is SparseMAP's: a
 mixture of two whole trees, in which all that is sure is exactly 1 and all that is out of the question exactly 0, where
-softmax for each word would leave a little on every head. With two modifiers per word, *saw* has to let one go. It is
-the one that was undecided anyway: *with* moves over to *man*, and the telescope with it. All of it is one layer.
+softmax for each word would leave a little on every head. With two modifiers per word, “saw” has to let one go. It is
+the one that was undecided anyway: “with” moves over to “man”, and the telescope with it. All of it is one layer.
+"""
+
+CODE = """
+import torch, fenchel
+from fenchel import factors
+
+graph = fenchel.FactorGraph()
+arcs = graph.variables(torch.randn(6, 7))  # [word, head]
+graph.add(factors.DependencyTree(arcs))
+for head in range(1, 7):
+    graph.add(factors.Budget(arcs[:, head], 2))  # no word has more than two modifiers
+graph.solve()
+print(arcs.value)
 """
 
 
 @study(
     "A dependency tree with budgets",
     source="Niculae & Martins (2020), LP-SparseMAP; Martins, the talk's example of a factor graph",
-    order=22,
+    order=3,
+    theme="Structures",
+    code=CODE,
 )
 def tree_budgets(context: Context) -> Result:
     """Solve the sentence without budgets and with two modifiers per word, and draw the arcs."""
@@ -89,7 +104,6 @@ def _arcs(marginals: list[Tensor]) -> Figure:
         "The arrow from above is the root's.",
         alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from "
         "saw, 0.3 from man. With at most two modifiers per word, she and man stay with saw, and with hangs on man.",
-        paper="The talk shows the snippet alone, without a figure.",
     )
 
 

@@ -53,12 +53,23 @@ gradient too, and the map is one-hot. Without a regularizer (Hard) the entropy i
 perceptron's.
 """
 
+CODE = """
+import torch, fenchel
+
+scores = torch.stack([torch.linspace(-1, 2, 4), torch.zeros(4)], -1)  # the lead of class 0: -1, 0, 1, 2
+for omega in (fenchel.Shannon(), fenchel.Tsallis(1.5), fenchel.Gini()):
+    loss = omega.loss(scores, torch.zeros(4, dtype=torch.long))
+    print(f"{omega}: margin {omega.margin:g}, loss", [round(x, 3) for x in loss.tolist()])
+"""
+
 
 @study(
     "Entropies, losses and margins in two classes",
     source="Santos et al. (2024), section 2.2, Definition 1; Blondel, Martins & Niculae (2020), Proposition 7; "
     "Martins (2024), From Sparse Modeling to Sparse Communication",
-    order=30,
+    order=12,
+    theme="Maps",
+    code=CODE,
 )
 def two_classes(context: Context) -> Result:
     """Draw entropies and losses of two classes, and measure the margins."""

@@ -118,10 +118,23 @@ class Outcome:
     model: Answerer
 
 
+CODE = """
+import torch
+from fenchel.continuous import ContinuousAttention, GaussianBasis, PooledEncoder
+
+pixels = torch.randn(8, 14 * 14, 64)
+attention = ContinuousAttention(GaussianBasis.grid(10), encoder=PooledEncoder(64, dim=2))  # an ellipse
+print(attention(pixels, pixels.mean(1), shape=(14, 14)).shape)
+"""
+
+
 @study(
     "Attention to places and to ellipses",
     source="Martins et al. (2020), Sparse and Continuous Attention Mechanisms, table 2 and figure 3",
-    order=44,
+    order=53,
+    theme="Continuous attention",
+    code=CODE,
+    tour=False,
     data=["easy_vqa"],
     full="With `--full` all images, more epochs and five seeds. What differs from the paper: easy-VQA's drawn "
     "shapes in place of the photographs of VQA-v2, and a small network in place of MCAN.",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from matplotlib import figure as mpl
 from matplotlib.axes import Axes
-from matplotlib.colors import LinearSegmentedColormap
-from matplotlib.patches import FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyBboxPatch
 from torch import Tensor
 
 from fenchel.seq2seq import Beam, Choice, Vocabulary
@@ -68,7 +68,7 @@ def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None)
 def attention(
     panels: Sequence[tuple[str, Tensor]], source: Sequence[str], target: Sequence[str], across: bool = False
 ) -> mpl.Figure:
-    """Attention of written symbols (rows) to those that were read (columns), a panel a model; outlined if not zero.
+    """Attention of written symbols (rows) to those that were read (columns), one panel per model; zero is blank.
 
     Panels stand one above the other, or ``across`` the page, which few symbols fit.
     """
@@ -81,11 +81,8 @@ def attention(
 
 
 def _map(axes: Axes, weights: Tensor, source: Sequence[str], target: Sequence[str]) -> None:
-    shades = LinearSegmentedColormap.from_list("weights", [style.PAPER, style.PALETTE[0]])
-    axes.imshow(weights.detach().numpy(), cmap=shades, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-    for row, column in (weights > 0).nonzero().tolist():
-        corner = column - 0.46, row - 0.44
-        axes.add_patch(Rectangle(corner, 0.92, 0.88, fill=False, edgecolor=style.INK, linewidth=0.6))
+    shown = torch.where(weights > 0, weights, torch.nan).detach()  # what has no weight stays blank
+    axes.imshow(shown.numpy(), cmap=style.MASS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
     axes.set_xticks(range(len(source)), [name(symbol) for symbol in source])
     for label in axes.get_xticklabels():
         label.set_rotation(90 if len(label.get_text()) > 1 else 0)

@@ -11,6 +11,7 @@ import matplotlib.style
 from cycler import cycler
 from matplotlib import figure as mpl
 from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_rgba
 
 THEME = {
     "ink": ("#1f2933", "#e4e7eb"),
@@ -31,6 +32,16 @@ The hues are Okabe and Ito's, told apart with any colour vision.
 
 INK, MUTED, FAINT, PAPER = (THEME[name][0] for name in ("ink", "muted", "faint", "paper"))
 PALETTE = [THEME[name][0] for name in ("blue", "vermilion", "green", "pink", "amber", "sky")]
+
+
+def _shades(least: float) -> LinearSegmentedColormap:
+    return LinearSegmentedColormap.from_list("blue", [to_rgba(PALETTE[0], least), PALETTE[0]])
+
+
+DENSITY = _shades(0.0)
+"""From nothing at all to blue. The ground shows through, so that an image suits a light and a dark page."""
+MASS = _shades(0.15)
+"""The same for weights: the smallest is still seen. Give NaN for zero, which stays blank."""
 
 WIDTH = 4.0
 """Inches. Shown at its own size a figure just fills a phone, so its 9-point text is read as such there."""

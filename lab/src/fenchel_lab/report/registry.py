@@ -49,6 +49,8 @@ class Study:
     full: str = ""
     tour: bool = True
     resumes: bool = False
+    theme: str = ""
+    code: str = ""
 
 
 class UnknownStudyError(LookupError):
@@ -67,6 +69,8 @@ def study(
     full: str = "",
     tour: bool = True,
     resumes: bool = False,
+    theme: str = "",
+    code: str = "",
 ) -> Callable[[Function], Function]:
     """Register a function as the study of its name.
 
@@ -78,6 +82,8 @@ def study(
         full: what ``--full`` does, and what still differs from the paper; empty if there is one protocol only.
         tour: whether it is a chapter of the tour; one that says little without its data, or takes long, is not.
         resumes: whether it writes checkpoints to a folder that it is given, and resumes from them.
+        theme: under which the contents list it.
+        code: a few lines of Python to copy that show the chapter's idea; they import what they need, and print.
     """
     if unknown := sorted(set(data) - set(SETS)):
         raise ValueError(f"data names {', '.join(unknown)}; there are {', '.join(SETS)}")
@@ -88,7 +94,8 @@ def study(
             raise ValueError(
                 f"two studies are called {name!r}: in {_STUDIES[name].function.__module__} and {function.__module__}"
             )
-        _STUDIES[name] = Study(name, title, source, order, function, tuple(data), full, tour, resumes)
+        sets, lines = tuple(data), code.strip()
+        _STUDIES[name] = Study(name, title, source, order, function, sets, full, tour, resumes, theme, lines)
         return function
 
     return register

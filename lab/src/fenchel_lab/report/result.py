@@ -13,6 +13,8 @@ from matplotlib import figure as mpl
 from fenchel_lab.drawing import style
 
 Cell = str | int | float
+EMPTY = ("", "–")
+"""Cells that say nothing."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,11 @@ class Table:
                 if not isinstance(cell, Cell):
                     raise TypeError(f"a cell must be text or a number, got {type(cell).__name__}; convert it")
 
+    def filled(self) -> tuple[list[str], list[list[Cell]]]:
+        """Header and rows without the columns that have nothing in any row, as the paper's on embedded data."""
+        kept = [i for i in range(len(self.header)) if any(row[i] not in EMPTY for row in self.rows)]
+        return [self.header[i] for i in kept], [[row[i] for i in kept] for row in self.rows]
+
 
 @dataclass(frozen=True)
 class Result:
@@ -92,7 +99,7 @@ class Result:
 
     @property
     def paragraphs(self) -> list[str]:
-        """The summary, a line a paragraph."""
+        """The summary, one line per paragraph."""
         return [" ".join(paragraph.split()) for paragraph in re.split(r"\n\s*\n", self.summary.strip())]
 
 

@@ -74,19 +74,6 @@ def _borrowed(typingctx: Any, array: Any) -> Any:
     return array(array), codegen
 
 
-def _on_boundary(typingctx: Any, array: Any) -> Any:
-    """Whether an array begins on a vector boundary."""
-    if not isinstance(array, types.Array):
-        return None
-
-    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        data = builder.ptrtoint(context.make_array(sig.args[0])(context, builder, args[0]).data, _I64)
-        return builder.icmp_unsigned("==", builder.and_(data, _I64(_BOUNDARY - 1)), _I64(0))
-
-    return types.boolean(array), codegen
-
-
 allocate: Any = intrinsic(_allocate)
 release: Any = intrinsic(_release)
 borrowed: Any = intrinsic(_borrowed)
-on_boundary: Any = intrinsic(_on_boundary)

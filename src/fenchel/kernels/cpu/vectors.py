@@ -93,8 +93,7 @@ def _first(builder: Any, lanes: int, count: Any) -> Any:
 
 def _halve(builder: Any, vector: Any, join: Any) -> Any:
     """One number out of the lanes: the halves of a vector are joined until one lane is left."""
-    nothing = ir.Constant(vector.type, ir.Undefined)
-    width = vector.type.count
+    nothing, width = ir.Constant(vector.type, ir.Undefined), vector.type.count
     while width > 1:
         width //= 2
         low = builder.shuffle_vector(vector, nothing, _indices(range(width)))
@@ -434,18 +433,35 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
+def _squares(outer: Any, inner: Any) -> Any:
+    """The vector type of ``inner``, and one of as many lanes for ``outer``, which may be of single precision."""
+    vector, other = _vector_of(inner), _vector_of(outer)
+    if vector is None or other is None or vector.lanes > other.lanes:
+        return None, None
+    return vector, Vector(outer.dtype, vector.lanes)
+
+
+def _places(context: Any, builder: Any, kind: Any, array: Any, start: Any, stride: Any, vector: Any) -> Any:
+    """Where as many vectors as they have lanes begin in an array, ``stride`` apart."""
+    places = [builder.add(start, builder.mul(_I64(r), stride)) for r in range(vector.lanes)]
+    return [address(context, builder, kind, array, place, context.get_value_type(vector)) for place in places]
+
+
 def _load_square(typingctx: Any, x: Any, i: Any, stride: Any, columns: Any, j: Any) -> Any:
     """Transpose the square of x at i, whose rows are ``stride`` apart, to ``columns[j:]``, one vector per column."""
-    vector = _vector_of(x)
-    if vector is None or vector != _vector_of(columns):
-        return None
+    vector, outer = _squares(x, columns)
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        x, i, stride, columns, j = args
-        _turn(context, builder, sig.args[0], x, i, stride, sig.args[3], columns, j, vector, lambda kind, place, r: None)
+        whole, size = context.get_value_type(vector), x.dtype.bitwidth // 8
+        rows = _places(context, builder, sig.args[0], args[0], args[1], args[2], outer)
+        rows = [builder.load(place, align=size) for place in rows]
+        rows = rows if outer == vector else [builder.fpext(row, whole) for row in rows]
+        to = _places(context, builder, sig.args[3], args[3], args[4], _I64(vector.lanes), vector)
+        for column, place in zip(_transposed(builder, rows), to, strict=True):
+            builder.store(column, place, align=_size(whole))
         return context.get_dummy_value()
 
-    return types.void(x, types.intp, types.intp, columns, types.intp), codegen
+    return vector and (types.void(x, types.intp, types.intp, columns, types.intp), codegen)
 
 
 def _load_square_part(
@@ -457,34 +473,38 @@ def _load_square_part(
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        x, i, stride, rows, count, fill, columns, j = args
+        source, i, stride, rows, count, fill, to, j = args
+        kind = context.get_value_type(vector)
         mask, rest = _first(builder, vector.lanes, count), _splat(builder, fill, vector.lanes)
-        name = f"llvm.masked.load.{suffix(context.get_value_type(vector))}.p0"
-
-        def load(kind: Any, place: Any, r: int) -> Any:
+        name = f"llvm.masked.load.{suffix(kind)}.p0"
+        found = []
+        for r, place in enumerate(_places(context, builder, sig.args[0], source, i, stride, vector)):
             inside = _splat(builder, builder.icmp_signed("<", _I64(r), rows), vector.lanes)
-            return call(builder, name, kind, [place, _I32(_size(kind)), builder.and_(mask, inside), rest])
-
-        _turn(context, builder, sig.args[0], x, i, stride, sig.args[6], columns, j, vector, load)
+            found.append(call(builder, name, kind, [place, _I32(_size(kind)), builder.and_(mask, inside), rest]))
+        places = _places(context, builder, sig.args[6], to, j, _I64(vector.lanes), vector)
+        for column, place in zip(_transposed(builder, found), places, strict=True):
+            builder.store(column, place, align=_size(kind))
         return context.get_dummy_value()
 
     number, index = vector.dtype, types.intp
     return types.void(x, index, index, index, index, number, columns, index), codegen
 
 
-def _turn(
-    context: Any, builder: Any, kind_of_x: Any, x: Any, i: Any, stride: Any, kind_of_columns: Any, columns: Any, j: Any,
-    vector: Any, load: Any,
-) -> None:  # fmt: skip
-    """Transpose a square; ``load(type, place, r)`` makes row r, or None if it is to be read as it stands."""
-    kind = context.get_value_type(vector)
-    rows = []
-    for r in range(vector.lanes):
-        place = address(context, builder, kind_of_x, x, builder.add(i, builder.mul(_I64(r), stride)), kind)
-        rows.append(load(kind, place, r) or builder.load(place, align=_size(kind)))
-    for k, column in enumerate(_transposed(builder, rows)):
-        place = address(context, builder, kind_of_columns, columns, builder.add(j, _I64(k * vector.lanes)), kind)
-        builder.store(column, place, align=_size(kind))
+def _store_square(typingctx: Any, columns: Any, j: Any, x: Any, i: Any, stride: Any) -> Any:
+    """The inverse of ``load_square``."""
+    vector, outer = _squares(x, columns)
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        part, size = context.get_value_type(outer), columns.dtype.bitwidth // 8
+        found = _places(context, builder, sig.args[0], args[0], args[1], _I64(vector.lanes), vector)
+        rows = _transposed(builder, [builder.load(place, align=size) for place in found])
+        rows = rows if outer == vector else [builder.fptrunc(row, part) for row in rows]
+        found = _places(context, builder, sig.args[2], args[2], args[3], args[4], outer)
+        for row, place in zip(rows, found, strict=True):
+            builder.store(row, place, align=_size(part))
+        return context.get_dummy_value()
+
+    return vector and (types.void(columns, types.intp, x, types.intp, types.intp), codegen)
 
 
 def _lanes(typingctx: Any, x: Any) -> Any:
@@ -526,6 +546,21 @@ def _precision(typingctx: Any, x: Any) -> Any:
     return types.float64(x), lambda context, builder, sig, args: ir.Constant(ir.DoubleType(), value)
 
 
+def _to_boundary(typingctx: Any, x: Any) -> Any:
+    """How many elements of an array come before the first that begins a vector's place in memory."""
+    vector = _vector_of(x)
+    if vector is None:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        data = builder.ptrtoint(context.make_array(sig.args[0])(context, builder, args[0]).data, _I64)
+        size = x.dtype.bitwidth // 8
+        rest = builder.and_(builder.neg(data), _I64(vector.lanes * size - 1))
+        return builder.udiv(rest, _I64(size))
+
+    return types.intp(x), codegen
+
+
 def _count_bits(typingctx: Any, bits: Any) -> Any:
     """How many bits of an integer are set."""
     if bits != types.uint64:
@@ -547,10 +582,12 @@ store_part: Any = intrinsic(_store_part)
 pointer: Any = intrinsic(_pointer)
 load_square: Any = intrinsic(_load_square)
 load_square_part: Any = intrinsic(_load_square_part)
+store_square: Any = intrinsic(_store_square)
 lanes: Any = intrinsic(_lanes)
 precision: Any = intrinsic(_precision)
 exponent_limit: Any = intrinsic(_exponent_limit)
 polynomial: Any = intrinsic(_polynomial)
+to_boundary: Any = intrinsic(_to_boundary)
 splat: Any = intrinsic(_splat_like)
 select: Any = intrinsic(_select)
 unordered: Any = intrinsic(_unordered)

@@ -18,7 +18,7 @@ from fenchel._torch import readable
 from fenchel.regularizers.solvers.thresholds import entmax_up_to_2, wide
 
 _ROUNDING = 16
-"""Differences from the mean of a group up to so many units in the last place count as rounding."""
+"""Differences from the mean of a group up to this many units in the last place count as rounding."""
 
 
 def widen(z: Tensor) -> Tensor:
@@ -94,7 +94,7 @@ def pool(z: Tensor, strength: Tensor) -> Tensor:
     r"""argmin_y ½‖y − z‖² + λ Σᵢ<ⱼ max(yᵢ, yⱼ) of rows, up to a constant per row. Entries at −inf are left out.
 
     On sorted entries the penalty is the linear function λ Σₖ (n − k) y₍ₖ₎, so y is the decreasing sequence nearest
-    to z₍ₖ₎ + λk: isotonic regression. The members of a group who want to be above its mean are those up to where
+    to z₍ₖ₎ + λk: isotonic regression. The members of a group that belong above its mean are those up to where
     their running sum is largest.
     """
     x, order = z.sort(dim=-1, descending=True, stable=True)

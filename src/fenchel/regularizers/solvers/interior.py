@@ -1,13 +1,14 @@
 r"""Minimize Ω(p) − ⟨p, s⟩ over the simplex for any smooth convex Ω that can be evaluated and differentiated.
 
-Newton's method on a guessed support is exact for quadratics and takes a few steps near a solution; where it does not
-get on, because the guess was poor or the slope of Ω is infinite at the boundary, a primal-dual interior-point method
-does, and hands its support back to Newton. What certifies an answer is the duality gap of each row,
+Newton's method on a guessed support is exact for quadratics and takes a few steps near a solution. Where it does not
+converge, because the guess was poor or the slope of Ω is infinite at the boundary, a primal-dual interior-point method
+finds a support, from which Newton's method starts again. The duality gap of each row certifies its result,
 
 .. math:: \max_i (s - \nabla\Omega(p))_i - \langle p, s - \nabla\Omega(p) \rangle \ge
           \Omega(p) - \langle p, s \rangle - \min_q \, (\Omega(q) - \langle q, s \rangle).
 
-Rows keep their shape and their place: ``omega`` sees all of them at every step, those that are done stand still.
+Rows keep their shape and their place: ``omega`` is evaluated at all of them in every step, and rows that have converged
+do not change.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import torch
 from torch import Tensor
 
 TINY = 1e-50
-"""Stands for zero where infinite slopes must stay finite; it is lost in the rounding of everything else."""
+"""Used in place of zero where slopes would be infinite; it is below the rounding error of everything else."""
 
 NEWTON_STEPS = 20
 BACKTRACKS = 20
 ROUNDING = 1e-15
-"""A gap, relative to the terms it is the difference of, that is as good as zero."""
+"""A gap below this, relative to the terms that it is the difference of, counts as zero."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class Solution:
     Args:
         p: the point, with exact zeros off its support.
         curvature: Hessian of Ω there: its diagonal (…, n) if it is diagonal, else (…, n, n).
-        gap: what certifies each row, (…, 1) …
-        scale: … and the size of the terms it is the difference of.
-        masked: what stands for 0 at masked entries where Ω is differentiated: 0, or ``TINY`` if Ω is not smooth at 0.
+        gap: the duality gap of each row, (…, 1).
+        scale: the size of the terms that the gap is the difference of, (…, 1).
+        masked: the value of masked entries where Ω is differentiated: 0, or ``TINY`` if Ω is not smooth at 0.
     """
 
     p: Tensor
@@ -86,7 +87,7 @@ class View:
         return bool(finite.all())
 
     def has_diagonal(self, diagonal: Tensor, free: Tensor) -> bool:
-        """Whether the Hessian is a positive diagonal, by its product with a vector like no other."""
+        """Whether the Hessian is a positive diagonal matrix, tested by its product with a vector of uneven entries."""
         probe = _uneven(diagonal)
         expected = diagonal * probe
         agrees = (self.product(probe.expand_as(diagonal)) - expected).abs() <= 1e-13 * expected.abs()
@@ -105,7 +106,7 @@ class _Row:
         self.omega = omega
         self.free = free
         self.scores = torch.where(free, scores, 0.0)
-        self.outside = torch.where(free, 0.0, torch.inf)  # taken off what a maximum over free entries is asked of
+        self.outside = torch.where(free, 0.0, torch.inf)  # subtracted before a maximum over the free entries
         self.diagonal = True
         self.masked = 0.0
         self.floor = torch.full_like(scores, TINY)
@@ -122,9 +123,9 @@ class _Row:
         return torch.where(self.free, self.scores - view.gradient, 0.0)
 
     def gap(self, p: Tensor, ascent: Tensor) -> tuple[Tensor, Tensor]:
-        """The duality gap of each row and its scale. What is not finite certifies nothing."""
+        """The duality gap of each row and its scale. A gap that is not finite is +inf."""
         size = ascent.abs() + self.scores.abs()
-        best = (ascent - ROUNDING * size - self.outside).amax(-1, keepdim=True)  # no slope is known better than this
+        best = (ascent - ROUNDING * size - self.outside).amax(-1, keepdim=True)  # slopes are not known more precisely
         gap = best - (p * ascent).sum(-1, keepdim=True)
         scale = (p * size).sum(-1, keepdim=True) + self.unit
         return torch.where(gap.isfinite(), gap.clamp_min(0), torch.inf), scale
@@ -137,7 +138,7 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
         omega: maps (…, n) to (…), without looking at more than one row at a time.
         scores: rows with largest score 0 (in float64).
         free: where p may be positive.
-        tol: the relative gap at which Newton's first attempt, or the interior-point method, is content.
+        tol: the relative gap at which the interior-point method stops.
         max_iter: of the interior-point method.
     """
     row = _Row(omega, scores, free)
@@ -151,7 +152,7 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
         _check_finite(view, free)
     # Slopes may cancel at the solution; the size of their terms is then estimated from the slopes at the start.
     row.unit = 0.01 * (p * torch.where(free, view.gradient.abs(), 0.0)).sum(-1, keepdim=True)
-    # Asked away from the centre, where what couples entries may cancel.
+    # Tested away from the centre, where the terms that couple entries may cancel.
     aside = row.view(p * _uneven(p) / (p * _uneven(p)).sum(-1, keepdim=True))
     row.diagonal = aside.has_diagonal(row.curvature(aside), free)
     curvature = row.curvature(view)
@@ -159,7 +160,7 @@ def minimize(omega: Callable[[Tensor], Tensor], scores: Tensor, free: Tensor, to
     open_rows = gap > ROUNDING * 10 * scale
     if bool(open_rows.any()):
         inner, support = _interior(row, p, open_rows, tol, max_iter)
-        # What the interior point holds off its support is as good as zero, and keeps infinite slopes in their place.
+        # Entries of the interior point outside of its support count as zero, and keep infinite slopes finite.
         row.floor = torch.where(open_rows & (inner < ROUNDING), inner, row.floor)
         inner = torch.where(open_rows, inner, q)
         support = torch.where(open_rows, support, q > 0)
@@ -210,7 +211,7 @@ def tangent(curvature: Tensor, free: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def flattest(curvature: Tensor, free: Tensor) -> Tensor:
-    """The free entry with the least curvature: the one that takes up what the others give."""
+    """The index of the free entry with the smallest curvature, (…, 1)."""
     diagonal = curvature if curvature.dim() == free.dim() else curvature.diagonal(dim1=-2, dim2=-1)
     return torch.where(free, diagonal.detach(), torch.inf).argmin(-1, keepdim=True)
 
@@ -218,8 +219,8 @@ def flattest(curvature: Tensor, free: Tensor) -> Tensor:
 def diagonal_product(v: Tensor, curvature: Tensor, free: Tensor) -> Tensor:
     """J v for a diagonal Hessian: w(v − ⟨w, v⟩/Σw) with w = 1/h on the free entries.
 
-    Where h is nearly zero that is a difference of huge numbers, so all is measured from the flattest entry, whose own
-    product is minus the sum of the others.
+    Where h is nearly zero that is a difference of huge numbers. So v is taken relative to the flattest entry, and the
+    product of that entry is minus the sum of the others.
     """
     at = flattest(curvature, free)
     w = torch.where(free, 1 / curvature, 0.0)
@@ -230,9 +231,10 @@ def diagonal_product(v: Tensor, curvature: Tensor, free: Tensor) -> Tensor:
 
 
 def reduce(hessian: Tensor, free: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The Hessian along moves of mass between the flattest entry and each of the others: (the one, the others, matrix).
+    """The Hessian along moves of mass between the flattest entry and each of the others.
 
-    It is positive definite exactly if Ω is strictly convex on the simplex, whatever the Hessian is across it.
+    Returns the index of the flattest entry, which entries the others are, and the matrix. It is positive definite
+    exactly if Ω is strictly convex on the simplex.
     """
     at = flattest(hessian, free)
     inner = free & ~torch.zeros_like(free).scatter(-1, at, True)
@@ -253,9 +255,9 @@ def _times(curvature: Tensor, v: Tensor) -> Tensor:
 def _newton(
     row: _Row, p: Tensor, support: Tensor, view: View, curvature: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, View]:
-    """Newton's method on a support that loses what turns negative and gains what would score better.
+    """Newton's method on a support: entries that become negative are removed, entries with a higher ascent are added.
 
-    A row goes on while its gap falls quickly; returned is the best point of each row.
+    A row continues as long as its gap falls quickly. Returns the best point of each row, its gap, scale and view.
     """
     ascent = row.ascent(view)
     p = torch.where(support, p, 0.0)
@@ -280,7 +282,7 @@ def _newton(
 
 
 def _newton_step(p: Tensor, support: Tensor, ascent: Tensor, curvature: Tensor) -> Tensor:
-    """The maximum of the quadratic model at p on a support, which shrinks until nothing is negative."""
+    """The maximum of the quadratic model at p on a support, which is reduced until no entry is negative."""
     if curvature.dim() == p.dim():
         support = _diagonal_support(p, support, ascent, curvature)
     while True:
@@ -312,7 +314,7 @@ def _diagonal_support(p: Tensor, support: Tensor, ascent: Tensor, curvature: Ten
 
 
 def _interior(row: _Row, p: Tensor, running: Tensor, tol: float, max_iter: int) -> tuple[Tensor, Tensor]:
-    """A primal-dual path to the solution; returns an interior point and the support that its multipliers tell."""
+    """Follow a primal-dual path to the solution; return an interior point, and the support by its multipliers."""
     free, count = row.free, row.free.sum(-1, keepdim=True)
     view = row.view(p)
     ascent = row.ascent(view)
@@ -326,11 +328,11 @@ def _interior(row: _Row, p: Tensor, running: Tensor, tol: float, max_iter: int) 
         pull = torch.where(free, dual / p, 0.0)
         move = tangent(curvature + (pull if row.diagonal else torch.diag_embed(pull)), free)
         mean = (p * dual).sum(-1, keepdim=True) / count
-        # The predictor tells how far one may go without a barrier, and so how much of it to keep.
+        # The predictor step without a barrier determines how much of the barrier is kept.
         dp = move(ascent)
         fraction = torch.minimum(_room(p, dp), _room(dual, -dual - pull * dp))
         reduction = (1 - fraction).pow(3).clamp_min(1e-4)
-        # A barrier that falls before the point has followed would leave it stuck at the boundary.
+        # If the barrier were lowered before the point is near its path, the point would stay at the boundary.
         barrier = mean * torch.where(gap > 10 * count * mean + ROUNDING * scale, 1.0, reduction)
         push = torch.where(free, barrier / p, 0.0)
         dp = move(ascent + push)
@@ -338,7 +340,7 @@ def _interior(row: _Row, p: Tensor, running: Tensor, tol: float, max_iter: int) 
         bend = _bend(dp, curvature, running, scale)
         p, view, ascent = _search(row, p, dp, ascent, (bend, pull), running)
         dual = torch.where(running, dual + 0.99 * _room(dual, ddual) * ddual, dual)
-        # A multiplier far from the barrier's own would only slow the next steps down.
+        # A multiplier far from the one of the barrier would slow the next steps down.
         dual = torch.where(free, dual.clamp(1e-10 * barrier / p, 1e10 * barrier / p), 0.0)
         last, (gap, scale) = gap, row.gap(p, ascent)
         done = (gap <= 10 * ROUNDING * scale) | ((gap <= tol * scale) & (gap > last / 2))
@@ -367,10 +369,10 @@ def _bend(dp: Tensor, curvature: Tensor, running: Tensor, scale: Tensor) -> Tens
 def _search(
     row: _Row, p: Tensor, dp: Tensor, ascent: Tensor, model: tuple[Tensor, Tensor], running: Tensor
 ) -> tuple[Tensor, View, Tensor]:
-    """A step that leaves p positive, and is not so long that Ω leaves its quadratic model.
+    """A step that leaves p positive, and is so short that the quadratic model of Ω holds.
 
-    Slopes along the line tell, which unlike values are exact to the end, and are needed at the new point anyway: what
-    the slope of Ω rises by beyond the model must not make up for half of the slope that the step started with.
+    It is checked by slopes along the line, which are precise near the solution, unlike values, and are needed at the
+    new point anyway: the rise of the slope of Ω beyond that of the model must be less than half of the initial slope.
     """
     bend, pull = model
     start = bend + (dp * pull * dp).sum(-1, keepdim=True)

@@ -196,7 +196,7 @@ def _inside() -> Workload:
             peer("torch_struct", "torch-struct", torch_struct),
         ],
         [Case("32 × 20 words", lambda: (normal(32, 20, 20),))],
-        [Goal(ours, 1 / 10, "torch-struct", "largest")],
+        [Goal(ours, 1 / 30, "torch-struct", "largest")],
     )
 
 
@@ -248,7 +248,7 @@ def _monotonic() -> Workload:
         "the best alignment of tokens to frames",
         [Contestant(ours, lambda s: fenchel.dp.Monotonic(s).map()), Contestant("a loop over frames", loop)],
         [Case("8 × 150 × 600", lambda: (normal(8, 150, 600),), backward=False, grad=False)],
-        [Goal(ours, 1 / 4, "a loop over frames", "largest")],
+        [Goal(ours, 1 / 4, "a loop over frames", "largest"), Goal(ours, 0.01, statistic="seconds")],
     )
 
 

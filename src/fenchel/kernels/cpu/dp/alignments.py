@@ -39,7 +39,10 @@ def forward(costs: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: bo
 
 
 def gradient(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, shape: torch.Size) -> Tensor:
-    """The expected path, (B, N, M), times weights (B,); zeros where the value is −inf, NaN where it is NaN."""
+    """The expected path, (B, N, M), times weights (B,).
+
+    Zeros where the value is −inf or the weight 0, else NaN where the value is.
+    """
     cells = torch.empty(shape, dtype=walk.dtype, device="cpu")
     given = arrays(weight.double(), value, walk, lengths)
     over_rows(_gradient, shape[0], walk.numel(), *given, cells.numpy())
@@ -180,7 +183,7 @@ def _gradient(first, last, weight, value, walk, lengths, cells):  # type: ignore
     lines, diagonals = np.empty((3, rows + 1)), _diagonal_lines(rows, cells.dtype)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
-        cells[b] = cells.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
+        cells[b] = cells.dtype.type(np.nan if np.isnan(value[b]) and weight[b] != 0.0 else 0.0)
         if not value[b] > -np.inf:
             continue
         lines[:] = 0.0

@@ -30,8 +30,10 @@ _NEWTON = 60  # a handful is enough
 def arrays(*tensors: Tensor) -> list[np.ndarray[Any, Any]]:
     """The data of tensors on the CPU as contiguous arrays, in the order of the arguments."""
     found = []
-    for each in tensors:  # a comprehension would be one more call
-        found.append(each.detach().contiguous().numpy())
+    for each in tensors:  # a comprehension would be one more call; small programs feel every other
+        if each.requires_grad:
+            each = each.detach()
+        found.append((each if each.is_contiguous() else each.contiguous()).numpy())
     return found
 
 

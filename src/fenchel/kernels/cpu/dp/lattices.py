@@ -131,7 +131,8 @@ def _gradient(start, stop, weight, value, walk, first, sources, edges):  # type:
             for w in range(width):
                 taken = here[w] * walk[e, start + w] if value[start + w] > -np.inf else 0.0
                 before[w] += taken
-                edges[e, start + w] = np.nan if np.isnan(value[start + w]) else taken
+                lost = np.isnan(value[start + w]) and weight[start + w] != 0.0
+                edges[e, start + w] = np.nan if lost else taken
 
 
 @strict

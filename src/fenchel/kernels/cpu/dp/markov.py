@@ -56,9 +56,11 @@ def gradient(
 ) -> tuple[Tensor, Tensor]:
     """Expected states (B, T, S) and pairs of states (B, steps, S, S), times weights (B,).
 
+    Zeros where the value is −inf or the weight 0, else NaN where the value is.
+
     Args:
         weight: (B,).
-        value: (B,), as ``forward`` returned it; −inf to leave a batch element out.
+        value: (B,), as ``forward`` returned it.
         walk: as ``forward`` returned it.
         lengths: (B,), int64.
         shape: (B, T, S).
@@ -225,7 +227,7 @@ def _gradient(first, last, weight, value, walk, lengths, states, steps):  # type
     mass, earlier, gap = np.empty(size), np.empty(size), np.empty(size)
     for b in range(first, last):
         length = lengths[b]
-        nothing = states.dtype.type(np.nan if np.isnan(value[b]) else 0.0)
+        nothing = states.dtype.type(np.nan if np.isnan(value[b]) and weight[b] != 0.0 else 0.0)
         states[b] = nothing
         steps[b] = nothing
         if not value[b] > -np.inf:

@@ -1,11 +1,11 @@
 """Monotonic alignments of tokens to frames: the smoothed recursion, its gradient, Hessian products, the best path.
 
-Everything is in double precision, and frames lie one after the other, each with the scores of all tokens: a loop along
-the tokens of a frame has no dependencies, and runs on vectors. The walk holds, for every frame and token, the
+Everything is in double precision. Eight frames at a time are copied into lines that hold the tokens of each: a loop
+along the tokens of a frame has no dependencies, and runs on vectors. The walk holds, for every frame and token, the
 probability that the frame before belongs to the token before; the rest is the probability that it belongs to the same.
 
 Token i can have frame t only if i ≤ t and as many frames are left as tokens: i ≥ n − m + t for n tokens and m frames.
-Scores of other cells are not read.
+Scores of other cells do not matter. No way leads from these cells to the end, or from the start to them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from fenchel.kernels.cpu.threads import over_rows
 from fenchel.kernels.cpu.vectors import (
     bits_of,
     exp2,
-    lanes,
     load,
-    load_part,
+    load_square,
     log2,
     maximum,
     minimum,
     select,
     sqrt,
-    store_part,
-    unordered,
+    store,
+    store_square,
 )
 
 # -- on tensors -------------------------------------------------------------------------------------------
@@ -50,18 +49,20 @@ def forward(scores: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: b
     """
     batch, tokens, frames = scores.shape
     value = torch.empty(batch, dtype=torch.float64, device="cpu")
-    walk = torch.zeros((batch if keep else 0, frames, tokens), dtype=torch.float64, device="cpu")
-    given = arrays(_by_frames(scores), lengths)
-    results = (value.numpy(), walk.numpy())
+    walk = torch.zeros((batch if keep else 0, frames, _padded(tokens)), dtype=torch.float64, device="cpu")
+    given, results = arrays(scores, lengths), (value.numpy(), walk.numpy())
     over_rows(_forward, batch, scores.numel(), *given, np.array([gamma]), KINDS[alpha], *results)
     return value, walk
 
 
-def gradient(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, dtype: torch.dtype) -> Tensor:
-    """The expected path, (B, N, T), times weights (B,); zeros where the value is −inf, NaN where it is NaN."""
-    cells = torch.empty(walk.shape, dtype=torch.float64, device="cpu")
+def gradient(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, scores: Tensor) -> Tensor:
+    """The expected path, (B, N, T), times weights (B,).
+
+    Zeros where the value is −inf or the weight 0, else NaN where the value is.
+    """
+    cells = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
     over_rows(_gradient, len(walk), walk.numel(), *arrays(weight.double(), value, walk, lengths), cells.numpy())
-    return cells.transpose(1, 2).to(dtype)
+    return cells
 
 
 def hessian_product(
@@ -69,11 +70,11 @@ def hessian_product(
 ) -> tuple[Tensor, Tensor]:
     """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction of the scores."""
     change_of_value = torch.empty(len(walk), dtype=torch.float64, device="cpu")
-    cells = torch.empty(walk.shape, dtype=torch.float64, device="cpu")
-    given = arrays(weight.double(), value, walk, lengths, _by_frames(scores))
+    cells = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
+    given = arrays(weight.double(), value, walk, lengths, scores)
     results = (change_of_value.numpy(), cells.numpy())
     over_rows(_hessian_product, len(walk), walk.numel(), *given, np.array([gamma]), KINDS[alpha], *results)
-    return change_of_value, cells.transpose(1, 2).to(scores.dtype)
+    return change_of_value, cells
 
 
 def best_paths(scores: Tensor, lengths: Tensor) -> Tensor:
@@ -81,22 +82,58 @@ def best_paths(scores: Tensor, lengths: Tensor) -> Tensor:
 
     Of two equal ways to a cell, that from the same token is taken.
     """
-    value, walk = forward(scores, lengths, math.inf, 1.0, True)
-    path = torch.empty(walk.shape[:2], dtype=torch.long, device="cpu")
-    over_rows(_trace_back, len(walk), path.numel(), *arrays(value, walk, lengths), path.numpy())
+    batch, _, frames = scores.shape
+    path = torch.empty((batch, frames), dtype=torch.long, device="cpu")
+    over_rows(_best_paths, batch, scores.numel(), *arrays(scores, lengths), path.numpy())
     return path
 
 
-def _by_frames(scores: Tensor) -> Tensor:
-    """Scores (B, N, T) in double precision as (B, T, N), contiguous."""
-    return scores.detach().transpose(1, 2).contiguous().double()
+def _padded(tokens: int) -> int:
+    """Room for the tokens of a frame, and for a vector that begins at any of them or one behind."""
+    return (tokens // _FRAMES + 2) * _FRAMES
 
 
 # -- on arrays --------------------------------------------------------------------------------------------
 #
 # In lines of values, token i is at index i + 1, so that each has a token before; lines have room for a vector more.
+# Blocks hold eight tokens of eight frames: a vector per frame.
 
+_FRAMES = 8  # the lanes of a vector of doubles
 _LOG2E, _LN2 = math.log2(math.e), math.log(2.0)
+
+
+@strict_helper
+def _copy_frames(table: Any, b: int, t: int, blocks: Any, back: bool) -> None:
+    """Copy eight frames, or those that there are, from t on, of a table (B, N, T) into blocks; back if ``back``."""
+    _, tokens, frames = table.shape
+    flat = table.reshape(-1)
+    whole = tokens // _FRAMES * _FRAMES if t + _FRAMES <= frames else 0
+    for i in range(0, whole, _FRAMES):
+        place = (b * tokens + i) * frames + t
+        if back:
+            store_square(blocks, i * _FRAMES, flat, place, frames)
+        else:
+            load_square(flat, place, frames, blocks, i * _FRAMES)
+    for i in range(whole, tokens):
+        for k in range(min(_FRAMES, frames - t)):
+            place, cell = (b * tokens + i) * frames + t + k, (i // _FRAMES * _FRAMES + k) * _FRAMES + i % _FRAMES
+            if back:
+                flat[place] = blocks[cell]
+            else:
+                blocks[cell] = np.float64(flat[place])
+
+
+@strict_helper
+def _number(tokens: int) -> Any:
+    """0, 1, 2, … for as many tokens and a vector more."""
+    return np.arange(tokens + _FRAMES).astype(np.float64)
+
+
+@strict_helper
+def _usable(numbers: Any, i: int, low: int, high: int) -> Any:
+    """Which of eight tokens from i on are in a range."""
+    number = load(numbers, i)
+    return (number >= np.float64(low)) & (number <= np.float64(high))
 
 
 @strict_helper
@@ -132,112 +169,150 @@ def _choose(kind: Any, before: Any, here: Any, inverse_gamma: float) -> Any:
 
 @strict
 def _forward(first, last, scores, lengths, settings, kind, value, walk):  # type: ignore[no-untyped-def]
-    _, most, width = scores.shape
+    _, tokens, most = scores.shape
     gamma = settings[0]
     inverse_gamma = 1.0 / gamma
-    keep = walk.shape[0] > 0
-    v = np.empty(width + 1 + lanes(scores))
+    keep, wide = walk.shape[0] > 0, walk.shape[2]
+    v, blocks, numbers = np.empty(wide + 1), np.zeros(wide * _FRAMES), _number(tokens)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
         value[b] = -np.inf
         if m < n:
             continue
         v[:] = -np.inf
-        v[1] = scores[b, 0, 0]
-        bad = bits_of(load_part(scores, b * most * width, 1, 0.0) >= np.inf)
-        if np.isnan(v[1]):
-            bad += np.uint64(1)
-        for t in range(1, m):
+        bad = np.uint64(0)
+        for t in range(m):
             low, high = max(0, n - m + t), min(t, n - 1)
-            row = (b * most + t) * width
+            if t % _FRAMES == 0:
+                _copy_frames(scores, b, t, blocks, False)
+            v[0] = 0.0 if t == 0 else -np.inf  # the start leads to the first token
             # From the last token down: the values of the frame before are still there for the tokens below.
-            for i in range(low + (high - low) // lanes(scores) * lanes(scores), low - 1, -lanes(scores)):
-                count = min(lanes(scores), high - i + 1)
-                score = load_part(scores, row + i, count, 0.0)
-                bad += bits_of(unordered(score, score) | (score >= np.inf))
+            for i in range(high // _FRAMES * _FRAMES, low // _FRAMES * _FRAMES - 1, -_FRAMES):
+                given = load(blocks, (i + t % _FRAMES) * _FRAMES)
+                fine = given < np.inf
+                score = select(fine, given, 0.0)
+                bad |= bits_of(_usable(numbers, i, low, high)) & ~bits_of(fine)
                 before, here = load(v, i), load(v, i + 1)
                 advance, excess = _choose(kind, before, here, inverse_gamma)
-                store_part(v, i + 1, maximum(before, here) + excess * gamma + score, count)
+                store(v, i + 1, maximum(before, here) + excess * gamma + score)
                 if keep:
-                    store_part(walk, row + i, advance, count)
+                    store(walk, (b * most + t) * wide + i, advance)
         value[b] = np.nan if bad > 0 else v[n]
 
 
 @strict
-def _gradient(first, last, weight, value, walk, lengths, cells):  # type: ignore[no-untyped-def]
-    _, most, width = cells.shape
-    mass = np.empty(width + 1 + lanes(cells))
+def _best_paths(first, last, scores, lengths, path):  # type: ignore[no-untyped-def]
+    """The path of highest score, by one bit per cell: whether the frame before belongs to the token before."""
+    _, tokens, most = scores.shape
+    wide = (tokens // _FRAMES + 2) * _FRAMES
+    v, blocks, numbers = np.empty(wide + 1), np.zeros(wide * _FRAMES), _number(tokens)
+    advances = np.empty((most, wide // _FRAMES), np.uint8)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
-        cells[b] = np.nan if np.isnan(value[b]) else 0.0
+        path[b] = -1
+        if m < n:
+            continue
+        v[:] = -np.inf
+        bad = np.uint64(0)
+        for t in range(m):
+            low, high = max(0, n - m + t), min(t, n - 1)
+            if t % _FRAMES == 0:
+                _copy_frames(scores, b, t, blocks, False)
+            v[0] = 0.0 if t == 0 else -np.inf
+            for i in range(high // _FRAMES * _FRAMES, low // _FRAMES * _FRAMES - 1, -_FRAMES):
+                given = load(blocks, (i + t % _FRAMES) * _FRAMES)
+                fine = given < np.inf
+                score = select(fine, given, 0.0)
+                bad |= bits_of(_usable(numbers, i, low, high)) & ~bits_of(fine)
+                before, here = load(v, i), load(v, i + 1)
+                store(v, i + 1, maximum(before, here) + score)
+                advances[t, i // _FRAMES] = bits_of(before > here)
+        if bad > 0 or not v[n] > -np.inf:
+            continue
+        token = n - 1
+        for t in range(m - 1, -1, -1):
+            path[b, t] = token
+            token -= (advances[t, token // _FRAMES] >> (token % _FRAMES)) & 1
+
+
+@strict
+def _gradient(first, last, weight, value, walk, lengths, cells):  # type: ignore[no-untyped-def]
+    most, wide = walk.shape[1:]
+    mass, blocks = np.empty(wide + 1), np.empty(wide * _FRAMES)
+    for b in range(first, last):
+        n, m = lengths[b, 0], lengths[b, 1]
+        cells[b] = cells.dtype.type(np.nan if np.isnan(value[b]) and weight[b] != 0.0 else 0.0)
         if not value[b] > -np.inf:
             continue
         mass[:] = 0.0
         mass[n - 1] = weight[b]
-        cells[b, m - 1, n - 1] = weight[b]
-        for t in range(m - 1, 0, -1):
-            low, high = max(0, n - m + t - 1), min(t - 1, n - 1)
-            row = (b * most + t) * width
-            # Where the walk was not written it is 0, and no mass moves from there to the token before.
-            for i in range(low, high + 1, lanes(cells)):
-                count = min(lanes(cells), high - i + 1)
-                stay = load_part(walk, row + i, count, 0.0)
-                advance = load_part(walk, row + i + 1, min(count, width - i - 1), 0.0)
+        blocks[:] = 0.0
+        for t in range(m - 1, -1, -1):
+            for i in range(0, n, _FRAMES):
+                store(blocks, (i + t % _FRAMES) * _FRAMES, load(mass, i))
+            if t % _FRAMES == 0:
+                _copy_frames(cells, b, t, blocks, True)
+                blocks[:] = 0.0
+            low, high = max(0, n - m + t - 1), min(t, n - 1)  # one token more, whose mass has moved on
+            for i in range(low // _FRAMES * _FRAMES, high + 1 if t > 0 else 0, _FRAMES):
+                at = (b * most + t) * wide + i
                 here = load(mass, i)
-                moved = (here - here * stay) + load(mass, i + 1) * advance
-                store_part(mass, i, moved, count)
-                store_part(cells, row - width + i, moved, count)
+                store(mass, i, (here - here * load(walk, at)) + load(mass, i + 1) * load(walk, at + 1))
 
 
 @strict
 def _hessian_product(  # type: ignore[no-untyped-def]
     first, last, weight, value, walk, lengths, scores, settings, kind, change_of_value, cells
 ):
-    _, most, width = cells.shape
+    _, tokens, most = cells.shape
     inverse_gamma = 1.0 / settings[0]
-    v = np.empty((most, width + 1 + lanes(cells)))
-    line = v.shape[1]
-    mass, change = np.empty(line), np.empty(line)
+    wide = walk.shape[2]
+    line = wide + 1
+    v, blocks = np.empty(most * line), np.zeros(wide * _FRAMES)
+    mass, change, numbers = np.empty(line), np.empty(line), _number(tokens)
     for b in range(first, last):
         n, m = lengths[b, 0], lengths[b, 1]
         nothing = np.nan if np.isnan(value[b]) else 0.0
-        cells[b] = nothing
+        cells[b] = cells.dtype.type(nothing)
         change_of_value[b] = nothing
         if not value[b] > -np.inf:
             continue
         v[:] = 0.0
-        v[0, 1] = scores[b, 0, 0]
-        for t in range(1, m):
-            low, high = max(0, n - m + t), min(t, n - 1)
-            row = (b * most + t) * width
-            for i in range(low, high + 1, lanes(cells)):
-                count = min(lanes(cells), high - i + 1)
-                advance = load_part(walk, row + i, count, 0.0)
-                here = load(v, (t - 1) * line + i + 1)
-                found = here + (load(v, (t - 1) * line + i) - here) * advance + load_part(scores, row + i, count, 0.0)
-                store_part(v, t * line + i + 1, found, count)
-        change_of_value[b] = v[m - 1, n]
+        for t in range(m):
+            if t % _FRAMES == 0:
+                _copy_frames(scores, b, t, blocks, False)
+            for i in range(0, n, _FRAMES):
+                usable = _usable(numbers, i, max(0, n - m + t), min(t, n - 1))
+                found = select(usable, load(blocks, (i + t % _FRAMES) * _FRAMES), 0.0)
+                if t > 0:
+                    advance, at = load(walk, (b * most + t) * wide + i), (t - 1) * line + i
+                    here = load(v, at + 1)
+                    found = here + (load(v, at) - here) * advance + found
+                store(v, t * line + i + 1, found)
+        change_of_value[b] = v[(m - 1) * line + n]
         mass[:] = 0.0
         change[:] = 0.0
         mass[n - 1] = weight[b]
-        for t in range(m - 1, 0, -1):
-            low, high = max(0, n - m + t - 1), min(t - 1, n - 1)
-            row = (b * most + t) * width
-            for i in range(low, high + 1, lanes(cells)):
-                count = min(lanes(cells), high - i + 1)
-                stay = load_part(walk, row + i, count, 0.0)
-                advance = load_part(walk, row + i + 1, min(count, width - i - 1), 0.0)
-                at = (t - 1) * line + i
-                below, same, above = load(v, at), load(v, at + 1), load(v, at + 2)
+        blocks[:] = 0.0
+        for t in range(m - 1, -1, -1):
+            for i in range(0, n, _FRAMES):
+                store(blocks, (i + t % _FRAMES) * _FRAMES, load(change, i))
+            if t % _FRAMES == 0:
+                _copy_frames(cells, b, t, blocks, True)
+                blocks[:] = 0.0
+            low, high = max(0, n - m + t - 1), min(t, n - 1)
+            for i in range(low // _FRAMES * _FRAMES, high + 1 if t > 0 else 0, _FRAMES):
+                at, line_before = (b * most + t) * wide + i, (t - 1) * line + i
+                stay, advance = load(walk, at), load(walk, at + 1)
+                below, same, above = load(v, line_before), load(v, line_before + 1), load(v, line_before + 2)
                 stay_change = _response(kind, stay) * (below - same) * inverse_gamma
                 advance_change = _response(kind, advance) * (same - above) * inverse_gamma
                 here, onward = load(mass, i), load(mass, i + 1)
                 here_change, onward_change = load(change, i), load(change, i + 1)
                 moved = here_change - here_change * stay - here * stay_change
                 moved = moved + onward_change * advance + onward * advance_change
-                store_part(mass, i, (here - here * stay) + onward * advance, count)
-                store_part(change, i, moved, count)
-                store_part(cells, row - width + i, moved, count)
+                store(mass, i, (here - here * stay) + onward * advance)
+                store(change, i, moved)
 
 
 @strict_helper
@@ -253,16 +328,3 @@ def _response(kind: Any, p: Any) -> Any:
         a, b = sqrt(p), sqrt(rest)
         return select(both > 0.0, a * b / (a + b), 0.0)
     return p * 0.0
-
-
-@strict
-def _trace_back(first, last, value, walk, lengths, path):  # type: ignore[no-untyped-def]
-    for b in range(first, last):
-        token, m = lengths[b, 0] - 1, lengths[b, 1]
-        path[b] = -1
-        if not value[b] > -np.inf:
-            continue
-        for t in range(m - 1, -1, -1):
-            path[b, t] = token
-            if walk[b, t, token] > 0.5:
-                token -= 1

@@ -1,8 +1,9 @@
 """Binary trees over spans: the smoothed CKY recursion, its gradient, and Hessian-vector products.
 
-Eight trees are computed at once, one per lane. Choices are in the order of width, first word, split point and label;
-the walk holds the probability of each among those of its span, eight lanes each. Everything but scores and results is
-in double precision.
+Eight trees are computed at once, one per lane, in lists of vectors: of the value of each span, of the score of each
+span and label, and of the probability of each choice among those of its span (the ways), in the order of width, first
+word, split point and label. Everything but scores and results is in double precision. Nothing but results is kept: the
+expected spans are computed with the values, and a Hessian-vector product begins anew.
 """
 
 from __future__ import annotations
@@ -23,70 +24,60 @@ from fenchel.kernels.cpu.threads import over_rows
 _LOG2E = math.log2(math.e)
 _SMALL, _LARGE = 1e-120, 1e120  # between which products of two can be added
 
-_CHEAP = 4
-"""How many choices take as long as an element of other kernels, for which threads are started."""
+_CHEAP = 4  # how many choices take as long as an element of other kernels
 
 # -- on tensors -------------------------------------------------------------------------------------------
 
 
-def forward(scores: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: bool) -> tuple[Tensor, Tensor]:
-    """The value of each sentence, and the walk, which is of no use unless ``keep``.
+def forward(
+    scores: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: bool
+) -> tuple[Tensor, tuple[Tensor, bool]]:
+    """The value of each sentence; the expected spans, in shape and dtype of the scores, and whether any is NaN.
 
     Args:
-        scores: (B, N, N, L), of the span from word i to word j, with each label.
+        scores: (B, N, N) or (B, N, N, L), of the span from word i to word j, with each label.
         lengths: (B,), int64: how many words there are.
         alpha: of Tsallis's entropy, one of ``choices.KINDS``.
         gamma: the temperature.
-        keep: whether derivatives will be asked for.
+        keep: whether derivatives will be asked for; if not, the expected spans are empty.
     """
-    batch, words, _, labels = scores.shape
-    groups = -(-batch // LANES)
-    choices = words + (words - 1) * words * (words + 1) // 6 if keep else words
-    value = torch.empty(batch, dtype=torch.float64, device="cpu")
-    walk = torch.empty((groups, choices * labels * LANES), dtype=torch.float64, device="cpu")
-    given = arrays(scores, lengths)
-    settings = np.array([gamma])
-    over_rows(
-        _forward,
-        groups,
-        batch * words**3 * labels // (6 * _CHEAP),
-        *given,
-        settings,
-        KINDS[alpha],
-        int(keep),
-        value.numpy(),
-        walk.numpy(),
-    )
-    return value, walk
+    x, n = arrays(scores, lengths)
+    value, spans = np.empty(len(x)), np.empty(x.shape if keep else (0,) * x.ndim, x.dtype)
+    settings = np.array([gamma, 0.0])
+    over_rows(_forward, *_extent(x), _with_labels(x), n, settings, KINDS[alpha], value, _with_labels(spans))
+    return torch.from_numpy(value), (torch.from_numpy(spans), settings[1] > 0)
 
 
-def gradient(weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, scores: Tensor) -> Tensor:
-    """The expected spans, in shape and dtype of the scores (B, N, N, L), times weights (B,)."""
-    spans = torch.empty(scores.shape, dtype=scores.dtype, device="cpu")
-    given = arrays(weight.double(), value, walk, lengths)
-    over_rows(_gradient, len(walk), walk.numel() // _CHEAP, *given, spans.numpy())
-    return spans
+def gradient(weight: Tensor, expected: tuple[Tensor, bool]) -> Tensor:
+    """The expected spans times weights (B,).
+
+    Zeros where the value is −inf or the weight 0, else NaN where the value is.
+    """
+    spans, invalid = expected
+    each = weight.to(spans.dtype).reshape(-1, *[1] * (spans.dim() - 1))
+    found = spans * each
+    return torch.where(each == 0, 0.0, found) if invalid else found
 
 
 def hessian_product(
-    weight: Tensor, value: Tensor, walk: Tensor, lengths: Tensor, direction: Tensor, alpha: float, gamma: float
+    weight: Tensor, value: Tensor, scores: Tensor, lengths: Tensor, direction: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction of the scores."""
-    change = torch.empty(len(value), dtype=torch.float64, device="cpu")
-    spans = torch.empty(direction.shape, dtype=direction.dtype, device="cpu")
-    given = arrays(weight.double(), value, walk, lengths, direction)
-    settings = np.array([gamma])
-    over_rows(
-        _hessian_product,
-        len(walk),
-        walk.numel() // _CHEAP,
-        *given,
-        settings,
-        KINDS[alpha],
-        change.numpy(),
-        spans.numpy(),
-    )
-    return change, spans
+    w, v, n, x, along = arrays(weight.double(), value, lengths, scores, direction)
+    change, spans = np.empty(len(v)), np.empty(x.shape, x.dtype)
+    given = w, v, n, _with_labels(x), _with_labels(along), np.array([gamma]), KINDS[alpha]
+    over_rows(_hessian_product, *_extent(x), *given, change, _with_labels(spans))
+    return torch.from_numpy(change), torch.from_numpy(spans)
+
+
+def _extent(x: np.ndarray[Any, Any]) -> tuple[int, int]:
+    """The number of groups, and how many elements of other kernels take as long, for which threads are started."""
+    return -(-len(x) // LANES), x.size * x.shape[1] // (6 * _CHEAP)
+
+
+def _with_labels(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """An array (B, N, N) or (B, N, N, L) as (B, N, N, L)."""
+    return x if x.ndim == 4 else x.reshape(*x.shape, 1)
 
 
 # -- on arrays --------------------------------------------------------------------------------------------
@@ -110,23 +101,39 @@ def _gather(x: Any, lengths: Any, group: int, s: Any, bad: Any, mean: Any) -> No
     """
     batch, words, _, labels = x.shape
     flat, row = x.reshape(-1), words * labels
+    size, start = words * row, group * LANES * words * row
+    whole = size // LANES * LANES if group * LANES + LANES <= batch else 0
+    for m in range(0, whole, LANES):
+        vec.load_square(flat, start + m, size, s, m * LANES)
+    least = words
     for r in range(LANES):
         b = group * LANES + r
+        for m in range(whole, size if b < batch else 0):
+            s[m * LANES + r] = np.float64(flat[start + r * size + m])
         length = lengths[b] if b < batch else 0
-        first = b * words * row
-        total, count, wrong = 0.0, 0, 0
-        for i in range(length):
-            for m in range(i * row + i * labels, i * row + length * labels):
-                given = np.float64(flat[first + m])
-                usable = given < np.inf
-                found = given if usable else np.float64(0.0)
-                wrong += 0 if usable else 1
-                finite = found > -np.inf
-                total += found if finite else 0.0
-                count += 1 if finite else 0
-                s[m * LANES + r] = found
-        bad[r], mean[r] = wrong, total / max(count, 1)
+        least = min(least, length)
         if length < words:
+            for i in range(words):
+                for m in range(i * row + max(i, length) * labels, (i + 1) * row):
+                    s[m * LANES + r] = -np.inf  # not counted
+    zero = vec.splat(0.0)
+    total, count, wrong = zero, zero, zero
+    for i in range(words):
+        for m in range((i * row + i * labels) * LANES, (i + 1) * row * LANES, LANES):
+            given = vec.load(s, m)
+            usable = given < np.inf
+            found = vec.select(usable, given, zero)
+            wrong += vec.select(usable, zero, 1.0)
+            finite = found > -np.inf
+            total += vec.select(finite, found, zero)
+            count += vec.select(finite, 1.0, zero)
+            vec.store(s, m, found)
+    vec.store(bad, 0, wrong)
+    vec.store(mean, 0, total / vec.maximum(count, 1.0))
+    if least < words:
+        for r in range(LANES):
+            b = group * LANES + r
+            length = lengths[b] if b < batch else 0
             for i in range(words):
                 for m in range(i * row + max(i, length) * labels, (i + 1) * row):
                     s[m * LANES + r] = mean[r]
@@ -134,28 +141,27 @@ def _gather(x: Any, lengths: Any, group: int, s: Any, bad: Any, mean: Any) -> No
 
 @strict_helper
 def _scatter(s: Any, value: Any, group: int, x: Any) -> None:
-    """Lanes of spans as (N, N, L) of each sentence: 0 for spans that are none, NaN where the value is."""
+    """Lanes of spans as (N, N, L) of each sentence: NaN where the value is. ``s`` is 0 for spans that are none."""
     batch, words, _, labels = x.shape
-    flat, row = x.reshape(-1), words * labels
-    for r in range(LANES):
-        b = group * LANES + r
-        if b < batch:
-            fill = np.nan if value[b] != value[b] else 0.0
-            first = b * words * row
-            for i in range(words):
-                for m in range(i * row, i * row + i * labels):
-                    flat[first + m] = fill
-                for m in range(i * row + i * labels, (i + 1) * row):
-                    flat[first + m] = s[m * LANES + r] + fill
+    flat, size = x.reshape(-1), words * words * labels
+    start = group * LANES * size
+    whole = size // LANES * LANES if group * LANES + LANES <= batch else 0
+    for m in range(0, whole, LANES):
+        vec.store_square(s, m * LANES, flat, start + m, size)
+    for b in range(group * LANES, min(group * LANES + LANES, batch)):
+        for m in range(whole, size):
+            flat[b * size + m] = s[m * LANES + b - group * LANES]
+        if value[b] != value[b]:
+            x[b] = np.nan
 
 
 @strict_helper
-def _seed(weight: Any, value: Any, lengths: Any, group: int, mass: Any) -> None:
-    """Set masses (spans in lanes) to the weight at the root of each sentence that has a tree, else to 0."""
+def _seed(value: Any, lengths: Any, group: int, mass: Any) -> None:
+    """Set masses (spans in lanes) to 1 at the root of each sentence that has a tree, else to 0."""
     mass[:] = 0.0
     for b in range(group * LANES, min(group * LANES + LANES, value.size)):
         if value[b] > -np.inf:
-            mass[(lengths[b] - 1) * LANES + b - group * LANES] = weight[b]
+            mass[(lengths[b] - 1) * LANES + b - group * LANES] = 1.0
 
 
 @strict_helper
@@ -167,122 +173,189 @@ def _parts(v: Any, words: int, i: int, j: int, c: int) -> Any:
 
 
 @strict_helper
-def _inside(
-    s: Any, mean: Any, words: int, labels: int, most: int, factor: float, keep: int, u: Any, walk: Any, at: int
-) -> bool:
+def _inside(s: Any, mean: Any, words: int, labels: int, most: int, factor: float, u: Any) -> bool:
     """The recursion for Shannon's Ω in powers of 2, without a logarithm or a power per choice; False if that fails.
 
     u = 2^(factor·(v − (2w − 1)·mean) − 2(w − 1)) for a span of w words and value v: a tree has 2w − 1 spans, and there
     are about 4^w trees, so that u is near 1 unless scores differ much. Scores are replaced by their powers.
     """
-    middle = vec.load(mean, 0)
+    middle, row = vec.load(mean, 0), words * LANES
+    fine = middle == middle
     for width in range(most):
         for i in range(most - width):
-            j = i + width
-            span = (i * words + j) * LANES
+            span = i * row + (i + width) * LANES
             powers = vec.splat(0.0)
-            for label in range(labels):
-                place = span * labels + label * LANES
+            for place in range(span * labels, (span + LANES) * labels, LANES):
                 e = vec.exp2((vec.load(s, place) - middle) * factor)
                 vec.store(s, place, e)
                 powers += e
-            total = vec.splat(0.0)
-            for c in range(width):
-                left, right = vec.load(u, (i * words + i + c) * LANES), vec.load(u, ((i + c + 1) * words + j) * LANES)
-                total = vec.fma(left, right, total)
-            found = 0.25 * total * powers if width > 0 else powers
-            vec.store(u, span, found)
-            if vec.any_lane((found < _SMALL) | (found > _LARGE)):
-                return False
-            if keep:
-                share = 1.0 / (total * powers if width > 0 else powers)
-                for c in range(max(width, 1)):
-                    if width > 0:
-                        left = vec.load(u, (i * words + i + c) * LANES)
-                        way = share * left * vec.load(u, ((i + c + 1) * words + j) * LANES)
-                    else:
-                        way = share
-                    for label in range(labels):
-                        vec.store(walk, at, way * vec.load(s, span * labels + label * LANES))
-                        at += LANES
-    return True
+            if width > 0:
+                left, right = i * row + i * LANES, span + row
+                total, other = vec.splat(0.0), vec.splat(0.0)
+                for _ in range(width):
+                    # Two sums in turns: one would wait for itself.
+                    total, other = other, vec.fma(vec.load(u, left), vec.load(u, right), total)
+                    left += LANES
+                    right += row
+                powers = 0.25 * (total + other) * powers
+            vec.store(u, span, powers)
+            fine = fine & (powers >= _SMALL) & (powers <= _LARGE)
+    return bool(vec.bits_of(fine) == np.uint64(2**LANES - 1))
+
+
+@strict_helper
+def _outside(u: Any, s: Any, words: int, labels: int, most: int, mass: Any, part: Any) -> None:
+    """From the roots' masses, those of all spans, by what ``_inside`` found.
+
+    A span i … j has a share of the mass of the spans i … k and h … j that it is the first or the second part of.
+    ``part`` is what their masses have to be multiplied by the values of both parts.
+    """
+    row = words * LANES
+    for width in range(most - 1, -1, -1):
+        for i in range(most - width):
+            j = i + width
+            span = i * row + j * LANES
+            inside = vec.load(u, span)
+            over = vec.load(mass, span) / inside if i == 0 else vec.splat(0.0)
+            other, powers = vec.splat(0.0), vec.splat(0.0)
+            for k in range((j + 1) * LANES, most * LANES, LANES):
+                over, other = other, vec.fma(vec.load(part, i * row + k), vec.load(u, (j + 1) * row + k), over)
+            for h in range(0, i * row, row):
+                over, other = other, vec.fma(vec.load(part, h + j * LANES), vec.load(u, h + (i - 1) * LANES), over)
+            for place in range(span * labels, (span + LANES) * labels, LANES):
+                powers += vec.load(s, place)
+            over += other
+            vec.store(part, span, 0.25 * over * powers)
+            vec.store(mass, span, over * inside)
+
+
+@strict_helper
+def _lengthen(u: Any, s: Any, words: int, labels: int, most: int, ways: Any) -> None:
+    """Write the probabilities of all choices, from what ``_inside`` found."""
+    at = 0
+    for width in range(most):
+        for i in range(most - width):
+            span = (i * words + i + width) * LANES
+            # All choices of a span with one label, and all its labels, have the same sums.
+            share = (0.25 if width > 0 else 1.0) / vec.load(u, span)
+            for c in range(max(width, 1)):
+                way = share
+                if width > 0:
+                    left = vec.load(u, (i * words + i + c) * LANES)
+                    way = share * left * vec.load(u, ((i + c + 1) * words + i + width) * LANES)
+                for place in range(span * labels, (span + LANES) * labels, LANES):
+                    vec.store(ways, at, way * vec.load(s, place))
+                    at += LANES
+
+
+@strict_helper
+def _recurse(
+    x: Any, lengths: Any, group: int, kind: int, gamma: float, ways: Any, s: Any, v: Any, bad: Any, mean: Any
+) -> bool:
+    """The recursion of eight sentences; True if it was that of ``_inside``, which leaves out the ways.
+
+    Without room for more, the ways are those of one span after the other.
+    """
+    _, words, _, labels = x.shape
+    most = _most_words(lengths, group)
+    _gather(x, lengths, group, s, bad, mean)
+    if kind == SHANNON:
+        if _inside(s, mean, words, labels, most, _LOG2E / gamma, v):
+            return True
+        _gather(x, lengths, group, s, bad, mean)
+    at, keep = 0, ways.size > words * labels * LANES
+    for width in range(most):
+        count = max(width, 1)
+        for i in range(most - width):
+            j = i + width
+            span = (i * words + j) * LANES
+            top = vec.splat(-np.inf)
+            for c in range(count):
+                before = _parts(v, words, i, j, c)
+                for label in range(labels):
+                    given = before + vec.load(s, span * labels + label * LANES)
+                    vec.store(ways, at + (c * labels + label) * LANES, given)
+                    top = vec.maximum(given, top)
+            excess = smooth_lanes(kind, ways, at, count * labels, top, 1.0 / gamma)
+            vec.store(v, span, top + gamma * excess)
+            at += count * labels * LANES if keep else 0
+    return False
 
 
 @strict
 def _forward(
-    first: int, last: int, scores: Any, lengths: Any, settings: Any, kind: int, keep: int, value: Any, walk: Any
+    first: int, last: int, scores: Any, lengths: Any, settings: Any, kind: int, value: Any, spans: Any
 ) -> None:
     batch, words, _, labels = scores.shape
-    gamma = settings[0]
-    inverse_gamma = 1.0 / gamma
-    s, v = np.empty(words * words * labels * LANES), np.zeros(words * words * LANES)
-    bad, mean = np.empty(LANES), np.empty(LANES)
+    size, keep = words * words * LANES, spans.size > 0
+    s, v, bad, mean = np.empty(size * labels), np.empty(size), np.empty(LANES), np.empty(LANES)
+    ways = np.empty((_choices(words) if keep else words) * labels * LANES)
+    mass, part, out = np.empty(size), np.empty(size), np.empty(size * labels if labels > 1 else 0)
     for group in range(first, last):
-        _gather(scores, lengths, group, s, bad, mean)
-        start = group * walk.shape[1]
-        at = start
-        most = _most_words(lengths, group)
-        if kind == SHANNON:
-            factor = inverse_gamma * _LOG2E
-            if _inside(s, mean, words, labels, most, factor, keep, v, walk, start):
-                for b in range(group * LANES, min(group * LANES + LANES, batch)):
-                    r, n = b - group * LANES, lengths[b]
-                    power = math.log2(v[(n - 1) * LANES + r]) + 2.0 * (n - 1)
-                    value[b] = np.nan if bad[r] > 0.0 else power / factor + (2 * n - 1) * mean[r]
-                continue
-            _gather(scores, lengths, group, s, bad, mean)
-        for width in range(most):
-            ways = max(width, 1)
-            for i in range(most - width):
-                j = i + width
-                span = (i * words + j) * LANES
-                at = at if keep else start
-                top = vec.splat(-np.inf)
-                for c in range(ways):
-                    before = _parts(v, words, i, j, c)
-                    for label in range(labels):
-                        x = before + vec.load(s, span * labels + label * LANES)
-                        vec.store(walk, at + (c * labels + label) * LANES, x)
-                        top = vec.maximum(x, top)
-                excess = smooth_lanes(kind, walk, at, ways * labels, top, inverse_gamma)
-                vec.store(v, span, top + gamma * excess)
-                at += ways * labels * LANES
+        short = _recurse(scores, lengths, group, kind, settings[0], ways, s, v, bad, mean)
         for b in range(group * LANES, min(group * LANES + LANES, batch)):
-            r = b - group * LANES
-            value[b] = np.nan if bad[r] > 0.0 else v[(lengths[b] - 1) * LANES + r]
+            r, n = b - group * LANES, lengths[b]
+            found = v[(n - 1) * LANES + r]
+            if short:
+                found = (math.log2(found) + 2.0 * (n - 1)) * settings[0] / _LOG2E + (2 * n - 1) * mean[r]
+            value[b] = found
+            if bad[r] > 0.0:
+                value[b], settings[1] = np.nan, 1.0
+        if keep:
+            _seed(value, lengths, group, mass)
+            _expect(short, v, s, ways, words, labels, _most_words(lengths, group), mass, part, out)
+            # Without labels the mass of a span is all there is.
+            _scatter(mass if labels == 1 else out, value, group, spans)
 
 
-@strict
-def _gradient(first: int, last: int, weight: Any, value: Any, walk: Any, lengths: Any, spans: Any) -> None:
-    _, words, _, labels = spans.shape
-    mass, out = np.empty(words * words * LANES), np.empty(words * words * labels * LANES)
-    for group in range(first, last):
-        _seed(weight, value, lengths, group, mass)
-        most = _most_words(lengths, group)
-        at = group * walk.shape[1] + _choices(most) * labels * LANES
-        out[:] = 0.0
-        for width in range(most - 1, -1, -1):
-            ways = max(width, 1)
-            for i in range(most - width - 1, -1, -1):
-                j = i + width
-                span = (i * words + j) * LANES
-                at -= ways * labels * LANES
-                here = vec.load(mass, span)
-                if not vec.any_lane((here > 0.0) | (here < 0.0)):
-                    continue
-                for c in range(ways if width > 0 or labels > 1 else 0):
-                    passed = here * vec.load(walk, at + c * labels * LANES)
-                    if labels > 1:
-                        _add(out, span * labels, passed)
-                        for label in range(1, labels):
-                            taken = here * vec.load(walk, at + (c * labels + label) * LANES)
-                            _add(out, span * labels + label * LANES, taken)
-                            passed += taken
-                    if width > 0:
-                        _add(mass, (i * words + i + c) * LANES, passed)
-                        _add(mass, ((i + c + 1) * words + j) * LANES, passed)
-        # Without labels the mass of a span is all there is.
-        _scatter(mass if labels == 1 else out, value, group, spans)
+@strict_helper
+def _expect(
+    short: bool, v: Any, s: Any, ways: Any, words: int, labels: int, most: int, mass: Any, part: Any, out: Any
+) -> None:
+    """From the roots' masses, those of all spans, and if there are several labels, those of spans and labels."""
+    out[:] = 0.0
+    if short:
+        _outside(v, s, words, labels, most, mass, part)
+        if labels > 1:
+            _share(s, mass, words, labels, most, out)
+        return
+    at = _choices(most) * labels * LANES
+    for width in range(most - 1, -1, -1):
+        for i in range(most - width - 1, -1, -1):
+            at -= max(width, 1) * labels * LANES
+            here = vec.load(mass, (i * words + i + width) * LANES)
+            if vec.any_lane((here > 0.0) | (here < 0.0)):
+                _pass_on(here, ways, at, words, labels, i, width, mass, out)
+
+
+@strict_helper
+def _share(s: Any, mass: Any, words: int, labels: int, most: int, out: Any) -> None:
+    """The mass of each span, divided among labels in the proportion of their powers s."""
+    for i in range(most):
+        for span in range((i * words + i) * LANES, (i * words + most) * LANES, LANES):
+            powers = vec.splat(0.0)
+            for place in range(span * labels, (span + LANES) * labels, LANES):
+                powers += vec.load(s, place)
+            each = vec.load(mass, span) / powers
+            for place in range(span * labels, (span + LANES) * labels, LANES):
+                vec.store(out, place, each * vec.load(s, place))
+
+
+@strict_helper
+def _pass_on(here: Any, ways: Any, at: int, words: int, labels: int, i: int, width: int, mass: Any, out: Any) -> None:
+    """Add the mass of a span to those of the parts that it is split into, and to its labels, if there are several."""
+    span = (i * words + i + width) * LANES
+    for c in range(max(width, 1)):
+        passed = vec.splat(0.0)
+        for label in range(labels):
+            taken = here * vec.load(ways, at)
+            if labels > 1:
+                _add(out, span * labels + label * LANES, taken)
+            passed += taken
+            at += LANES
+        if width > 0:
+            _add(mass, (i * words + i + c) * LANES, passed)
+            _add(mass, ((i + c + 1) * words + i + width) * LANES, passed)
 
 
 @strict_helper
@@ -302,8 +375,8 @@ def _hessian_product(
     last: int,
     weight: Any,
     value: Any,
-    walk: Any,
     lengths: Any,
+    scores: Any,
     direction: Any,
     settings: Any,
     kind: int,
@@ -313,54 +386,58 @@ def _hessian_product(
     batch, words, _, labels = spans.shape
     inverse_gamma = 1.0 / settings[0]
     size = words * words * LANES
-    s, out = np.empty(size * labels), np.empty(size * labels)
-    v, mass, mass_change = np.zeros(size), np.empty(size), np.empty(size)
-    bad, unused = np.empty(LANES), np.empty(LANES)
+    s, out, ways = np.empty(size * labels), np.empty(size * labels), np.empty(_choices(words) * labels * LANES)
+    v, mass, mass_change = np.empty(size), np.empty(size), np.empty(size)
+    bad, mean_score = np.empty(LANES), np.empty(LANES)
     for group in range(first, last):
-        _gather(direction, lengths, group, s, bad, unused)
+        most = _most_words(lengths, group)
+        if _recurse(scores, lengths, group, kind, settings[0], ways, s, v, bad, mean_score):
+            _lengthen(v, s, words, labels, most, ways)
+        _gather(direction, lengths, group, s, bad, mean_score)
         out[:] = 0.0
         mass_change[:] = 0.0
-        _seed(weight, value, lengths, group, mass)
-        most = _most_words(lengths, group)
-        at = group * walk.shape[1]
+        _seed(value, lengths, group, mass)
+        for b in range(group * LANES, min(group * LANES + LANES, batch)):
+            mass[(lengths[b] - 1) * LANES + b - group * LANES] *= weight[b]
+        at = 0
         for width in range(most):
-            ways = max(width, 1)
+            count = max(width, 1)
             for i in range(most - width):
                 j = i + width
                 span = (i * words + j) * LANES
                 total = vec.splat(0.0)
-                for c in range(ways):
+                for c in range(count):
                     before = _parts(v, words, i, j, c)
                     for label in range(labels):
                         change = before + vec.load(s, span * labels + label * LANES)
-                        total = vec.fma(vec.load(walk, at + (c * labels + label) * LANES), change, total)
+                        total = vec.fma(vec.load(ways, at + (c * labels + label) * LANES), change, total)
                 vec.store(v, span, total)
-                at += ways * labels * LANES
+                at += count * labels * LANES
         for b in range(group * LANES, min(group * LANES + LANES, batch)):
             moved = v[(lengths[b] - 1) * LANES + b - group * LANES]
             change_of_value[b] = moved if value[b] > -np.inf else (np.nan if value[b] != value[b] else 0.0)
         for width in range(most - 1, -1, -1):
-            ways = max(width, 1)
+            count = max(width, 1)
             for i in range(most - width - 1, -1, -1):
                 j = i + width
                 span = (i * words + j) * LANES
-                at -= ways * labels * LANES
+                at -= count * labels * LANES
                 here, moved = vec.load(mass, span), vec.load(mass_change, span)
                 if not vec.any_lane((here > 0.0) | (here < 0.0) | (moved > 0.0) | (moved < 0.0)):
                     continue
                 along, total = vec.splat(0.0), vec.splat(0.0)
-                for c in range(ways):
+                for c in range(count):
                     before = _parts(v, words, i, j, c)
                     for label in range(labels):
-                        bend = curvature(kind, vec.load(walk, at + (c * labels + label) * LANES))
+                        bend = curvature(kind, vec.load(ways, at + (c * labels + label) * LANES))
                         along = vec.fma(bend, before + vec.load(s, span * labels + label * LANES), along)
                         total += bend
                 mean = along / vec.select(total > 0.0, total, 1.0)
-                for c in range(ways):
+                for c in range(count):
                     before = _parts(v, words, i, j, c)
                     passed, drift = vec.splat(0.0), vec.splat(0.0)
                     for label in range(labels):
-                        p = vec.load(walk, at + (c * labels + label) * LANES)
+                        p = vec.load(ways, at + (c * labels + label) * LANES)
                         change = before + vec.load(s, span * labels + label * LANES)
                         response = curvature(kind, p) * (change - mean)
                         step = moved * p + here * (response * inverse_gamma)

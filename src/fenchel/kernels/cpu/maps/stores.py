@@ -19,7 +19,6 @@ from numba.extending import intrinsic, overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.places import fill
-from fenchel.kernels.cpu.memory import on_boundary
 from fenchel.kernels.cpu.powers import call, suffix
 
 _LARGE = 1 << 23  # bytes
@@ -182,7 +181,7 @@ def matrix(address: int, size: int, n: int, like: Any) -> Any:
 @strict_helper
 def is_streamed(out: Any, n: int) -> Any:
     """Whether rows of n entries of an output are streamed: it is large, and every row begins at a vector boundary."""
-    aligned = n % vec.lanes(out) == 0 and on_boundary(out)
+    aligned = n % vec.lanes(out) == 0 and vec.to_boundary(out) == 0
     return aligned and out.size * out.itemsize >= _LARGE
 
 

@@ -1,0 +1,15 @@
+"""Maps, losses, attention and memories over ``torch.distributed``: rows, sequences, patterns spread over ranks."""
+
+from fenchel.distributed.context import attention
+from fenchel.distributed.maps import entmax, entmax_loss
+from fenchel.distributed.memory import ShardedMemory, ShardedRetrieval
+from fenchel.distributed.output import linear_entmax_loss
+
+__all__ = [
+    "ShardedMemory",
+    "ShardedRetrieval",
+    "attention",
+    "entmax",
+    "entmax_loss",
+    "linear_entmax_loss",
+]

@@ -1,0 +1,22 @@
+"""Triton kernels, for CUDA and ROCm devices: each row is read once and written once.
+
+===================  ==========================================================================================
+file                 what is in it
+===================  ==========================================================================================
+``launch``           tensors as rows, sizes of blocks, and the one call through which every kernel is started
+``arithmetic``       powers, logarithms and Newton's step, shared by all kernels
+``solvers``          the solution of one block of rows that is in registers
+``rows``             maps and class losses of rows
+``products``         Jacobian products, and the derivative in alpha
+``boxes``            rows with bounds and a budget
+``wide``             maps of rows that do not fit into registers
+``attention``        attention without a matrix of weights, and its backward pass in ``attention_backward``
+===================  ==========================================================================================
+
+No kernel waits for the host, and none returns anything to it but tensors. Programs share no memory, except where a
+comment says so. Within a program Triton inserts the barriers that reductions need. A barrier that orders stores to
+global memory before loads by other threads of the same program is written out, with the reason beside it.
+
+``FENCHEL_KERNELS=triton`` sends tensors of the CPU here too: with ``TRITON_INTERPRET=1`` Triton's interpreter runs the
+kernels, which is how they are tested without a device.
+"""

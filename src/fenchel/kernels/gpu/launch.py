@@ -1,0 +1,140 @@
+"""Tensors as rows, sizes of blocks, and the one call through which every kernel is started."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+import triton
+from torch import Tensor
+
+from fenchel.kernels.gpu import arithmetic
+from fenchel.kernels.table import NotCompiledError
+
+INTERPRETED: bool = triton.knobs.runtime.interpret
+"""Whether Triton's interpreter runs the kernels; it is asked when Triton is imported."""
+
+MOST = 1 << 14
+"""The widest rows that are held in registers; see ``fits``."""
+
+STARTED: Counter[str] = Counter()
+"""How often each kernel was started."""
+
+EPS = {torch.float64: 2.0**-52}
+_SINGLE = 2.0**-23
+
+Parameter = float | Tensor
+
+
+def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
+    """Start a kernel on the device of its first argument.
+
+    Raises NotCompiledError if it does not compile, or needs more than the device has.
+    """
+    if _recorded is not None:
+        _recorded.append((kernel, args, options))
+        return
+    STARTED[kernel.__name__] += 1
+    try:
+        with _context(args[0]):
+            kernel[grid](*args, **options)
+    except (torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        raise NotCompiledError(f"{kernel.__name__}: {type(error).__name__}: {error}") from error
+
+
+_recorded: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] | None = None
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[list[tuple[Any, tuple[Any, ...], dict[str, Any]]]]:
+    """Collect the kernels that would be started, with their arguments and options, and start none of them."""
+    global _recorded
+    _recorded = found = []
+    try:
+        yield found
+    finally:
+        _recorded = None
+
+
+@contextlib.contextmanager
+def _context(tensor: Tensor) -> Iterator[None]:
+    """The device of a tensor as the current one; silence about infinities in the interpreter, which is NumPy."""
+    if tensor.is_cuda:
+        with torch.cuda.device(tensor.device):
+            yield
+    else:
+        with np.errstate(all="ignore"):
+            yield
+
+
+def eps_of(dtype: torch.dtype) -> float:
+    """The rounding of the arithmetic inside kernels: that of float64 for float64, of float32 for all others."""
+    return EPS.get(dtype, _SINGLE)
+
+
+def is_light(kind: int) -> bool:
+    """Whether a rule takes no logarithm: such kernels need few registers per entry."""
+    return kind in (arithmetic.SPARSEMAX.value, arithmetic.HALF.value)
+
+
+def fits(n: int, dtype: torch.dtype, kind: int, *, plain: bool = False) -> bool:
+    """Whether a row of n entries is held in registers, without spills; ``plain`` for a map, which has no target."""
+    light = is_light(kind) or (plain and kind == arithmetic.ANY.value and dtype != torch.float64)
+    most = MOST if light else MOST // 4
+    return n <= (most // 4 if dtype == torch.float64 and light else most // 2 if dtype == torch.float64 else most)
+
+
+def sizes(n: int, dtype: torch.dtype, kind: int) -> dict[str, int]:
+    """Rows per program, entries of a block and warps, for rows that fit; one row per program where alpha is a tensor.
+
+    A thread holds 16 entries of a block if the rule is light, else 8; in double precision 4, or 8 of the widest.
+    """
+    block = max(triton.next_power_of_2(n), 16)
+    rows = 1 if kind == arithmetic.TOTAL.value else max(2048 // block, 1)
+    each = 4 if dtype == torch.float64 else 16 if is_light(kind) else 8
+    return {"R": rows, "BLOCK": block, "num_warps": max(1, min(rows * block // (32 * each), 16))}
+
+
+def as_rows(tensor: Tensor) -> Tensor:
+    """The rows of a tensor as a matrix, copied only if they are not contiguous."""
+    return tensor.detach().contiguous().reshape(-1, tensor.shape[-1])
+
+
+@lru_cache(1 << 10)
+def constant(value: float, device: torch.device) -> Tensor:
+    """One number on a device, in double precision."""
+    return torch.full((1,), value, dtype=torch.float64, device=device)
+
+
+def per_row(value: Parameter, like: Tensor) -> tuple[Tensor, int]:
+    """A parameter of rows ``like`` as a tensor, and how far two rows are apart in it: 0 if they share one value.
+
+    Numbers are in double precision: Triton would pass them in single precision.
+    """
+    if not isinstance(value, Tensor):
+        return constant(float(value), like.device), 0
+    value = value.detach().expand(*like.shape[:-1], 1)
+    if all(size == 1 or stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)):
+        return value, 0
+    return value.reshape(-1), 1
+
+
+def kind_of(alpha: Parameter, norm: bool) -> int:
+    """Which rule of ``arithmetic`` serves alpha."""
+    if isinstance(alpha, Tensor):
+        return int(arithmetic.ANY.value if norm else arithmetic.TOTAL.value)
+    if alpha == (math.inf if norm else 2.0):
+        return int(arithmetic.SPARSEMAX.value)
+    if norm:
+        return int(arithmetic.ANY.value)
+    if alpha == 1.5:
+        return int(arithmetic.HALF.value)
+    return int(arithmetic.STEEP.value if alpha > 2 else arithmetic.ANY.value)
