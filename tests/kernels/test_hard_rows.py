@@ -1,5 +1,6 @@
 """Rows on which kernels once went wrong: wide and flat, wide and steep, bounds that must all be filled, halves."""
 
+import mpmath
 import pytest
 import torch
 
@@ -61,3 +62,26 @@ def test_losses_map_over_weights_alone() -> None:
 def test_a_negative_view_is_read_as_what_it_stands_for() -> None:
     scores = torch.randn(2, 5)
     assert torch.allclose(fenchel.entmax(torch._neg_view(scores)), fenchel.entmax(-scores))
+
+
+@pytest.mark.parametrize("width", [3, 40, 600, 3000])
+@pytest.mark.parametrize("alpha", [0.01, 0.05, 0.3])
+def test_losses_of_small_alpha_count_probabilities_that_are_tiny(alpha: float, width: int) -> None:
+    """One score of 0 and the others at −g: p = (1 + (α − 1)(z − A))^(1/(α − 1)), where Σ p·z is not small."""
+    for gap in (1e10, 1e20, 1e30):
+        scores = torch.full((1, width), -gap)
+        scores[0, 0] = 0
+        with mpmath.workdps(60):
+            c, others = mpmath.mpf(alpha) - 1, width - 1
+            # log of the odds q/p of the two probabilities, by bisection: p(1 + (width − 1)·odds) = 1.
+            low, high = mpmath.mpf(-200), mpmath.mpf(0)
+            for _ in range(200):
+                middle = (low + high) / 2
+                top = 1 / (1 + others * mpmath.exp(middle))
+                rest = top * mpmath.exp(middle)
+                too_near = (top**c - rest**c) / c < -mpmath.mpf(scores[0, 1].item())
+                low, high = (low, middle) if too_near else (middle, high)
+            omega = (top ** (c + 1) + others * rest ** (c + 1) - 1) / ((c + 1) * c)
+            expected = float(others * rest * mpmath.mpf(scores[0, 1].item()) - omega)
+        found = fenchel.entmax_loss(scores, torch.tensor([0]), alpha).item()
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)

@@ -11,9 +11,12 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
+from numba.core import cgutils as numba_builders
 from numba.extending import intrinsic
-from numba.np import arrayobj
+from numba.np import arrayobj as numba_arrays
+
+cgutils: Any = numba_builders
+arrayobj: Any = numba_arrays
 
 _I8, _I64 = ir.IntType(8), ir.IntType(64)
 _BOUNDARY = 64  # bytes: where the longest vectors of any processor may begin

@@ -16,7 +16,7 @@ from numba.extending import overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.blocks import padded, shift
-from fenchel.kernels.cpu.maps.newton import approach, solve, weights
+from fenchel.kernels.cpu.maps.newton import approach, corrected, solve, to_correct, weights
 from fenchel.kernels.cpu.maps.parameters import offset_of, reach_of, rule_of
 from fenchel.kernels.cpu.maps.stores import compress_above, is_streamed, put
 from fenchel.kernels.cpu.memory import allocate
@@ -249,8 +249,7 @@ def _result_without_logarithms(rule: Any, norm: bool, z: Any, level: Any, fine: 
 def _result_by_logarithms(rule: Any, norm: bool, z: Any, level: Any, fine: Any) -> Any:
     if not vec.any_lane(z > reach_of(rule, level)):
         return vec.maximum(level * 0.0, 0.0)
-    w, _ = weights(rule, z, level, fine)
+    w, p = weights(rule, z, level, fine)
     if norm:
         return w
-    b = rule[2] + rule[0] * (z - level)
-    return vec.select((w > 0.0) & (b > fine), w * (b - fine), 0.0)
+    return corrected(rule, to_correct(rule, w, p), rule[2] + rule[0] * (z - level), fine)

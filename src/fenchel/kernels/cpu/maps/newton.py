@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
@@ -186,7 +187,7 @@ def _solve_by_logarithms(z: Any, m: int, across: bool, rule: Any, mass: bool, le
 
 @strict_helper
 def _correct(z: Any, m: int, rule: Any, level: Any, share: Any, w: Any) -> Any:
-    """w·(b − share) in place of w, not below 0, and its sum."""
+    """w·(b − share) in place of what ``to_correct`` has kept, not below 0, and its sum."""
     scale, _, base = rule
     lanes = vec.lanes(z)
     zero = vec.splat(z.dtype.type(0))
@@ -195,9 +196,7 @@ def _correct(z: Any, m: int, rule: Any, level: Any, share: Any, w: Any) -> Any:
         t = zero
         for j in range(GROUP):
             i = start + j * lanes
-            v = vec.load(w, i)
-            b = base + scale * (vec.load(z, i) - level)
-            p = vec.select((v > 0.0) & (b > share), v * (b - share), zero)
+            p = corrected(rule, vec.load(w, i), base + scale * (vec.load(z, i) - level), share)
             vec.store(w, i, p)
             t += p
         total += vec.widen(t)
@@ -219,8 +218,8 @@ def _sums(z: Any, m: int, across: bool, rule: Any, level: Any, fine: Any, mass: 
             i = start + j * lanes
             u, p = weights(rule, vec.load(z, i), level, fine)
             v, q = weights(rule, vec.load(z, i + lanes), level, fine)
-            vec.store(w, i, p if mass else u)
-            vec.store(w, i + lanes, q if mass else v)
+            vec.store(w, i, p if mass else to_correct(rule, u, p))
+            vec.store(w, i + lanes, q if mass else to_correct(rule, v, q))
             t += p + q
             s += u + v
         total += vec.widen(t)
@@ -278,7 +277,34 @@ def _weights_by_logarithms(rule: Any, z: Any, level: Any, fine: Any) -> Any:
     b = base + scale * u
     y = factor * vec.log2_ratio(u, scale, inverse, base)
     v = vec.select((b > 0.0) & (y > -vec.exponent_limit(y)), vec.exp2(y), 0.0)
-    return v, v * vec.select(v > 0.0, b, 0.0)
+    p = v * vec.select(v > 0.0, b, 0.0)
+    if vec.any_lane(scale < 0.0):  # b may be so large that w is too small for a number, and p is not
+        y = vec.log2_ratio(u, scale, inverse, base)
+        finite = (u > -np.inf) & (b > 0.0) & (y > -vec.exponent_limit(y))
+        p = vec.select(scale < 0.0, vec.select(finite, vec.exp2(y), 0.0), p)
+    return v, p
+
+
+def to_correct(rule: Any, w: Any, p: Any) -> Any:
+    """What ``corrected`` takes: w or, where the scale is negative, p = w·b."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(to_correct, strict=False, jit_options=INLINED)
+def _to_correct(rule: Any, w: Any, p: Any) -> Any:
+    if len(rule) < 3:
+        return lambda rule, w, p: w
+    return lambda rule, w, p: vec.select(rule[0] < 0.0, p, w)
+
+
+@strict_helper
+def corrected(rule: Any, kept: Any, b: Any, share: Any) -> Any:
+    """w·(b − share), not below 0, from what ``to_correct`` has kept."""
+    inside = (kept > 0.0) & (b > share)
+    rest = b - share
+    if vec.any_lane(rule[0] < 0.0):
+        rest = vec.select(rule[0] < 0.0, rest / vec.select(inside, b, 1.0), rest)
+    return vec.select(inside, kept * rest, 0.0)
 
 
 def step(rule: Any, excess: Any, slope: Any) -> Any:

@@ -52,13 +52,16 @@ def steep_entmax(x: Any, start: int, n: int, c: float, room: Any) -> Any:
         return 0, top, 0.0
     reach = -1.0 / c
     count = list_above(x, start, n, 0, n, top, reach, index, 0)
+    if count == 1:
+        p[0] = 1.0
+        return count, top, 0.0
     for k in range(count):
         z[k] = x[start + index[k]] - top
     size = (count + _LANES - 1) // _LANES * _LANES
     for i in range(count, size):
         z[i] = -np.inf
-    least = _smallest_of_support(z, size, c, reach)
-    w = _smallest_probability(z, size, least, c, p, 2.0**-28 if x.itemsize == 4 else 2.0**-51)
+    least, above = _smallest_of_support(z, size, c, reach)
+    w = _smallest_probability(z, size, least, above, c, p, 2.0**-28 if x.itemsize == 4 else 2.0**-51)
     along = 0.0
     for i in range(count):
         along += p[i] * z[i]
@@ -70,9 +73,12 @@ def steep_entmax(x: Any, start: int, n: int, c: float, room: Any) -> Any:
 
 
 @strict_helper
-def _smallest_of_support(z: Any, size: int, c: float, reach: float) -> float:
-    """The smallest score of the support: the smallest at which the mass of those above it is below 1, by bisection."""
-    inside, outside = 0.0, reach
+def _smallest_of_support(z: Any, size: int, c: float, reach: float) -> tuple[float, float]:
+    """The smallest score of the support, the smallest at which the mass of those above it is below 1, and that mass.
+
+    By bisection.
+    """
+    inside, outside, above = 0.0, reach, 0.0
     for _ in range(2 * size + 100):
         middle = 0.5 * (inside + outside)
         lower, upper = vec.splat(-np.inf), vec.splat(0.0)
@@ -89,24 +95,28 @@ def _smallest_of_support(z: Any, size: int, c: float, reach: float) -> float:
         for i in range(0, size, _LANES):
             gap = vec.load(z, i) - pivot
             mass += vec.select(gap > 0.0, vec.exp2(vec.log2(gap * c) / c), 0.0)
-        if vec.sum_lanes(mass) < 1.0:
-            inside = pivot
+        found = vec.sum_lanes(mass)
+        if found < 1.0:
+            inside, above = pivot, found
         else:
             outside = pivot
-    return inside
+    return inside, above
 
 
 @strict_helper
-def _smallest_probability(z: Any, size: int, least: float, c: float, p: Any, enough: float) -> Any:
+def _smallest_probability(z: Any, size: int, least: float, above: float, c: float, p: Any, enough: float) -> Any:
     """The smallest probability w of a support with smallest score ``least``, and all of them.
 
-    p = (c(z − least) + w^c)^(1/c) is convex in w: Newton from 1/size is monotone.
+    p = (c(z − least) + w^c)^(1/c) is convex in w and not below the mass that it adds to ``above`` at w = 0: Newton from
+    where either bound of w is reached is monotone.
     """
     zero = vec.splat(0.0)
-    inside = zero
+    inside, equal = zero, zero
     for i in range(0, size, _LANES):
-        inside += vec.select(vec.load(z, i) >= least, 1.0, zero)
-    w = 1.0 / vec.sum_lanes(inside)
+        v = vec.load(z, i)
+        inside += vec.select(v >= least, 1.0, zero)
+        equal += vec.select(v == least, 1.0, zero)
+    w = min(1.0 / vec.sum_lanes(inside), max((1.0 - above) / vec.sum_lanes(equal), 1e-300))
     before = math.inf
     for _ in range(_STEPS):
         log = vec.log2(vec.splat(w))

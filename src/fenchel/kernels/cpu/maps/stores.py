@@ -23,6 +23,7 @@ from fenchel.kernels.cpu.powers import call, suffix
 
 _LARGE = 1 << 23  # bytes
 _config: Any = numba_config
+_builders: Any = cgutils
 
 
 def _stream(typingctx: Any, x: Any, i: Any, v: Any) -> Any:
@@ -75,7 +76,7 @@ def _compress_by_table(typingctx: Any, x: Any, i: Any, v: Any, line: Any) -> Any
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
         i32, i64 = ir.IntType(32), ir.IntType(64)
         single, places = ir.VectorType(ir.FloatType(), 8), ir.VectorType(i32, 8)
-        table = cgutils.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
+        table = _builders.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
         below = builder.fsub(
             args[3], args[2]
         )  # its signs are the mask: LLVM makes of a comparison three times the code
