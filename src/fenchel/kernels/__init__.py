@@ -32,7 +32,7 @@ if _ASKED not in ("on", "wait", "off", "triton"):
 ENABLED = _ASKED != "off"
 """Whether kernels may be used at all."""
 
-TRITON = _ASKED == "triton"
+TRITON: bool = _ASKED == "triton"
 """Whether kernels for GPUs serve tensors of the CPU."""
 
 WAIT = _ASKED == "wait" or TRITON
