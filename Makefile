@@ -64,7 +64,7 @@ test-triton: setup  ## run the kernels for GPUs in Triton's interpreter
 	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 -m "not slow" -k $(HARNESS) tests/test_conformance.py
 
 gpu-report: setup  ## compile the kernels for GPUs ahead of time and write docs/gpu.md anew; minutes
-	@FENCHEL_KERNELS=triton $(BIN)/python -m fenchel_lab.bench.gpu_report docs/gpu.md
+	@FENCHEL_KERNELS=triton $(BIN)/python lab/gpu_report.py docs/gpu.md
 
 check: setup  ## lint, format, types, layers
 	@$(BIN)/ruff check .

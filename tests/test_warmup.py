@@ -113,6 +113,11 @@ def test_it_tells_what_it_did() -> None:
     assert again.cache == Path(known[0].stats.cache_path)
 
 
+def test_what_cannot_show_progress_is_refused() -> None:
+    with pytest.raises(TypeError, match="progress must be a function"):
+        fenchel.warmup("maps", progress=False)  # type: ignore[arg-type]
+
+
 def test_progress_grows_to_one_and_names_every_call() -> None:
     seen: list[tuple[float, str]] = []
     fenchel.warmup(progress=lambda fraction, note="": seen.append((fraction, note)))

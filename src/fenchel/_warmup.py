@@ -6,7 +6,6 @@ Whoever adds a kernel adds a call here that reaches it; the tests hold that noth
 from __future__ import annotations
 
 import contextlib
-import gc
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -122,6 +121,8 @@ def warmup(*rooms: str, progress: Progress | None = None, dtypes: Sequence[torch
 
 def _shown(progress: Progress | None) -> AbstractContextManager[Progress]:
     """The function that shows progress: the one that was given, or else a bar, where there is a terminal."""
+    if progress is not None and not callable(progress):
+        raise TypeError(f"progress must be a function of the fraction done and a name, or None, got {progress!r}")
     if progress is None and sys.stderr.isatty():
         return bar("kernels")
     return contextlib.nullcontext(silent if progress is None else progress)
@@ -260,19 +261,11 @@ def calls() -> dict[str, dict[str, Call]]:
 
 
 def compiled_functions() -> Iterator[Any]:
-    """Every function of this library that Numba compiles for callers, with its ``signatures`` and ``stats``.
-
-    Found among all living objects, wherever a module keeps them.
-    """
-    from numba.core.registry import CPUDispatcher
-
-    for each in gc.get_objects():
-        if type(each) is CPUDispatcher and each.targetoptions.get("nogil"):
-            if each.targetoptions.get("no_cpython_wrapper"):
-                continue  # a part of the kernels that call it
-            module = each.py_func.__module__
-            if module == "fenchel" or module.startswith("fenchel."):
-                yield each
+    """Every function of this library that Numba compiles for callers, with its ``signatures`` and ``stats``."""
+    compiler = sys.modules.get("fenchel.kernels.cpu.compiler")  # not there before the first kernel is needed
+    for each in compiler.COMPILED if compiler is not None else ():
+        if each.py_func.__module__.partition(".")[0] == "fenchel":
+            yield each
 
 
 def _counts() -> tuple[int, int]:

@@ -3,9 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+LAB = Path(__file__).parents[2]
 
 _PROGRAM = """
-from fenchel_lab.bench import ahead_of_time, gpu_report
+import ahead_of_time, gpu_report
 seen = {}
 for name, call in gpu_report.launches(all_sizes=False):
     for kernel, args, options in ahead_of_time.record(call):
@@ -20,7 +23,7 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     environment["FENCHEL_KERNELS"] = "triton"
     command = [sys.executable, "-c", _PROGRAM]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=LAB, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     maps = {"rows_kernel", "product_kernel", "wide_kernel", "wide_product_kernel", "spill_kernel"}
     maps |= {"spill_product_kernel", "box_product_kernel"}

@@ -112,14 +112,15 @@ class Lattice(DynamicProgram):
         return value, walk
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
-        return (self._unsorted(kernel.gradient(weight, value, walk, *self._incoming()), inputs[0], value),)
+        lost = value.isnan() & (weight != 0)
+        return (self._unsorted(kernel.gradient(weight, value, walk, *self._incoming()), inputs[0], lost),)
 
     def _hessian_product(
         self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor, directions: Inputs
     ) -> tuple[Tensor, Inputs]:
         direction = self._sorted(directions[0])
         change, found = kernel.hessian_product(weight, value, walk, *self._incoming(), direction, *self._numbers)
-        return change, (self._unsorted(found, inputs[0], value),)
+        return change, (self._unsorted(found, inputs[0], value.isnan()),)
 
     def _walk(self, inputs: Inputs, omega: Regularizer) -> Walk:
         return walk(self._shape.graph, inputs[0].double(), omega)
@@ -135,9 +136,9 @@ class Lattice(DynamicProgram):
         """Scores (B, E) as (edges on some path, B), sorted by target."""
         return scores[:, tensor_on(scores.device, self._shape.order)].t()
 
-    def _unsorted(self, edges: Tensor, scores: Tensor, value: Tensor) -> Tensor:
-        """Values of sorted edges (edges on some path, B) as (B, E): other edges are 0, or NaN where the value is."""
-        found = torch.where(value.isnan(), torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
+    def _unsorted(self, edges: Tensor, scores: Tensor, lost: Tensor) -> Tensor:
+        """Values of sorted edges (edges on some path, B) as (B, E): other edges are 0, or NaN where ``lost``, (B,)."""
+        found = torch.where(lost, torch.nan, 0.0).to(edges.dtype).unsqueeze(-1).repeat(1, scores.shape[1])
         found[:, tensor_on(edges.device, self._shape.order)] = edges.t()
         return found
 

@@ -80,6 +80,10 @@ STRICT: Any = {**OPTIONS, "fastmath": False}
 """The same for loops whose every operation is rounded as it is written."""
 
 
+COMPILED: list[Any] = []
+"""Every loop that Python calls, with its signatures and what the cache had of them."""
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile a loop over rows; on disk if the cache folder is writable, in memory if not."""
     return _compiled(function, OPTIONS)
@@ -125,6 +129,7 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
                 return compile_now(signature)
 
     compiled.compile = compile_once
+    COMPILED.append(compiled)
     return compiled
 
 

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from fenchel_lab.bench.ahead_of_time import TARGETS, compile_for, record
+from ahead_of_time import TARGETS, compile_for, record
 
 _BEGIN, _END = "<!-- written by `make gpu-report` -->", "<!-- end -->"
 
