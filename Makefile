@@ -41,9 +41,12 @@ $(SITE_STAMP): $(STAMP)
 docs: $(SITE_STAMP)  ## build the site: build/html/index.html
 	@$(BIN)/python docs/build.py
 
-# Needs Chromium, the system's package; not part of continuous integration.
+# Needs Chromium and Node, the system's packages; not part of continuous integration.
 check-site: $(SITE_STAMP)  ## build the site and the packages, check them, and click through the site in headless Chromium
 	@$(BIN)/python docs/check.py
+	@node --test docs/explorer/tests
+	@npx --yes -p typescript@5.9 tsc -p docs/explorer
+	@$(BIN)/python docs/explorer/tests/browser.py
 
 # Kernels first, one process per precision: two test processes would each compile all of them.
 warm: setup

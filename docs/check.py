@@ -134,7 +134,7 @@ class Visit:
         self.page, self.address, self.troubles = self.context.new_page(), address, []
         self.page.on("console", lambda each: each.type in ("error", "warning") and self.note(f"console: {each.text}"))
         self.page.on("pageerror", lambda error: self.note(f"error: {error}"))
-        self.page.on("requestfailed", lambda request: self.note(f"request failed: {request.url}"))
+        self.page.on("requestfailed", self.note_request)
         self.page.on("response", lambda answer: answer.status >= 400 and self.note(f"{answer.status}: {answer.url}"))
         self.page.on(
             "request",
@@ -144,6 +144,11 @@ class Visit:
                 and self.note(f"network: {asked.url}")
             ),
         )
+
+    def note_request(self, request) -> None:
+        """Note a request that failed, unless the browser gave it up because another page was asked for."""
+        if request.failure != "net::ERR_ABORTED":
+            self.note(f"request failed: {request.url}: {request.failure}")
 
     def note(self, trouble: str) -> None:
         """Remember what went wrong, and where."""

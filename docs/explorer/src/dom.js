@@ -49,7 +49,15 @@ export function byId(id) {
  */
 export function term(word, meaning) {
   const tip = html("span", { class: "tip", role: "tooltip" }, meaning);
-  return html("span", { class: "term", tabindex: 0 }, word, tip);
+  const term = html("span", { class: "term", tabindex: 0 }, word, tip);
+  const place = () => {
+    tip.style.removeProperty("--shift");
+    const beyond = tip.getBoundingClientRect().right - document.documentElement.clientWidth + 8;
+    if (beyond > 0) tip.style.setProperty("--shift", `${-beyond}px`);
+  };
+  term.addEventListener("pointerenter", place);
+  term.addEventListener("focus", place);
+  return term;
 }
 
 /** A number with a fixed count of digits and a true minus sign.
