@@ -133,8 +133,15 @@ def _short_navigation(app, pagename, templatename, context, doctree):
         context["toctree"] = lambda **options: whole(**(options | {"maxdepth": 2}))
 
 
+def _plain_properties(app, what, name, obj, options, lines) -> None:
+    """Keep napoleon from reading the first line of a property, "The shape: one number per row", as a type."""
+    if what in ("property", "attribute") and lines:
+        lines[0] = re.sub(r"(?<!:):(?!:) ", " – ", lines[0])
+
+
 def setup(app):
     """Connect what cleans signatures and docstrings and shortens the sidebar."""
     app.connect("html-page-context", _short_navigation, priority=400)
     app.connect("autodoc-process-signature", _short_names)
     app.connect("autodoc-process-docstring", _literal_bars)
+    app.connect("autodoc-process-docstring", _plain_properties, priority=400)  # before napoleon

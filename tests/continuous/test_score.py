@@ -330,3 +330,14 @@ def test_bad_arguments_are_refused() -> None:
         ScoreDensity(waves).icdf(torch.tensor([1.5]))
     with pytest.raises(ValueError, match="dtype must be"):
         ScoreDensity(waves, dtype=torch.float16)
+
+
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_a_single_density_takes_a_single_value(alpha: float) -> None:
+    p = ScoreDensity(lambda t: -(t**2), alpha=alpha)
+    value = p.log_prob(torch.tensor(0.5))
+    assert value.shape == ()
+    assert math.isclose(float(value), float(p.log_prob(torch.tensor([0.5, 0.6]))[0]), rel_tol=1e-6)
+    total, _ = integrate.quad(lambda t: float(p.log_prob(torch.tensor(t, dtype=torch.float64)).exp()), 0, 1)
+    assert math.isclose(total, 1.0, rel_tol=1e-6)
+    assert p.log_prob(p.sample()).isfinite()

@@ -650,3 +650,9 @@ def test_a_structure_over_queries_and_keys_is_chosen_in_the_whole_table(plan: st
         output = attention(query, key, value, SparseMAP(Matching()))
     assert_close(weights.sum(-2), torch.ones(2, 6, dtype=torch.float64))
     assert_close(output, weights @ value)
+
+
+def test_a_mask_in_the_place_of_omega_is_told_where_it_belongs() -> None:
+    query = torch.randn(2, 3, 4)
+    with pytest.raises(TypeError, match="pass a mask as attn_mask="):
+        attention(query, query, query, torch.ones(3, 3, dtype=torch.bool))

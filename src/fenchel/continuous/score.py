@@ -403,7 +403,7 @@ class ScoreDensity(Distribution):
         scores = self.score(points.clamp(self.low, self.high)).to(self.dtype).expand(points.shape)
         log = self._log_density(scores, self.log_partition.unsqueeze(-1))
         log = torch.where((points < self.low) | (points > self.high), -math.inf, log)
-        return log.movedim(-1, 0).reshape(*extra, *self.batch_shape).to(value.dtype)
+        return log.movedim(-1, 0).reshape((*extra, *self.batch_shape)).to(value.dtype)
 
     def _weighted(self, pieces: Pieces, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Points (Q,), their rows, log p there (0 outside of the support) and p times the weights of the rule."""

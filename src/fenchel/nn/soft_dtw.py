@@ -17,7 +17,7 @@ class SoftDTW(nn.Module):
     .. math:: -\gamma \log \sum_{\text{alignments } A} \exp\Big(-\tfrac1\gamma \sum_{(i,j) \in A} c(x_i, y_j)\Big)
 
     with ``Shannon()``, and ``min_{γΩ}`` by the recursion of :class:`fenchel.dp.Alignment` for any other Ω. Values can
-    be negative; with ``normalize=True`` they are not. O(N M) time per pair.
+    be negative; with ``normalize=True`` no negative one is known. O(N M) time per pair.
 
     The arguments are those of the package pytorch-softdtw-cuda without its first, ``use_cuda``: results are on the
     device of the series.

@@ -132,6 +132,8 @@ def attention(
         >>> fenchel.attention(query, key, value, sink=torch.full((2, 1, 1), 100.0)).abs().max()  # all goes to the sink
         tensor(0.)
     """
+    if isinstance(omega, Tensor):
+        raise TypeError("omega must be a Regularizer, such as fenchel.Gini(), got a Tensor: pass a mask as attn_mask=")
     omega = _DEFAULT if omega is None else check_omega(omega)
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
