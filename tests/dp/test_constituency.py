@@ -353,3 +353,30 @@ def test_bad_input_is_named(call, error, message) -> None:
 
 def test_it_shows_what_it_is() -> None:
     assert repr(Constituency(SCORES)) == "Constituency(2 sentences of up to 3 words, omega=Shannon())"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gamma", [1.0, 0.01])
+@either_way
+def test_scores_far_apart_have_the_values_of_the_formula(dtype: torch.dtype, gamma: float, compiled: bool) -> None:
+    """Gaps of hundreds of nats: powers of such scores do not fit into a number. Two words have one tree per labels."""
+    inf = math.inf
+    far = torch.tensor([[[-1300.0, -650.0], [650.0, 0.0]], [[0.0, 0.0], [-650.0, -650.0]]])
+    root = torch.tensor([[[0.0, 0.0], [-1000.0, -inf]], [[0.0, 0.0], [0.0, -inf]]])
+    none = torch.tensor([[[0.0, -500.0], [-inf, -inf]], [[0.0, 0.0], [0.0, -500.0]]])
+    for scores in (far, root, none):
+        s = scores.to(dtype)[None] * gamma
+        d = Constituency(s, omega=gamma * Shannon())
+        sums = [torch.logsumexp(scores[i, j].double(), -1) for i, j in ((0, 0), (0, 1), (1, 1))]
+        right = gamma * sum(sums)
+        torch.testing.assert_close(d.value.double(), right[None], rtol=1e-6, atol=0)
+        shares = torch.softmax(scores[0, 1].double(), -1) if right > -inf else torch.zeros(2).double()
+        torch.testing.assert_close(d.marginals[0, 0, 1].double(), shares, rtol=1e-6, atol=1e-7)
+        if right > -inf:
+            best = gamma * sum(float(scores[i, j].max()) for i, j in ((0, 0), (0, 1), (1, 1)))
+            torch.testing.assert_close(d.loss(d.map()).double(), right[None] - best, rtol=1e-4, atol=1e-4 * gamma)
+    plain = torch.zeros(1, 3, 3, dtype=dtype)
+    for (i, j), score in {(0, 0): -270, (1, 1): 200, (2, 2): -200, (0, 1): -195, (1, 2): -270, (0, 2): 720}.items():
+        plain[0, i, j] = gamma * score
+    value = Constituency(plain, omega=gamma * Shannon()).value
+    torch.testing.assert_close(value, torch.full_like(value, 255.0 * gamma), rtol=1e-5, atol=0)

@@ -186,9 +186,12 @@ def _inside(s: Any, mean: Any, words: int, labels: int, most: int, factor: float
             span = i * row + (i + width) * LANES
             powers = vec.splat(0.0)
             for place in range(span * labels, (span + LANES) * labels, LANES):
-                e = vec.exp2((vec.load(s, place) - middle) * factor)
+                y = (vec.load(s, place) - middle) * factor
+                e = vec.select(y >= -1022.0, vec.exp2(y), 0.0)
                 vec.store(s, place, e)
                 powers += e
+            # No power of a label was too large for ``exp2``, and those too small for it are nothing beside the sum.
+            fine = fine & (powers >= _SMALL * _SMALL) & (powers <= _LARGE * _LARGE)
             if width > 0:
                 left, right = i * row + i * LANES, span + row
                 total, other = vec.splat(0.0), vec.splat(0.0)
