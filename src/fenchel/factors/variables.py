@@ -48,7 +48,7 @@ class Variables:
     @property
     def value(self) -> Tensor:
         """The values that the graph's last ``solve()`` or ``map()`` found: batch dimensions, then ``shape``."""
-        flat = self.graph.found()
+        flat = self.graph._found()
         index = torch.from_numpy(np.ascontiguousarray(self.index))
         value = flat[..., index.reshape(-1)].reshape((*flat.shape[:-1], *self.shape))
         if self.negated.any():
