@@ -1,0 +1,25 @@
+"""What a result was computed with: the version of the package and the commit of its checkout."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import subprocess
+from pathlib import Path
+
+
+def version() -> str:
+    """The version of the installed package."""
+    return importlib.metadata.version("fenchel")
+
+
+def commit() -> str | None:
+    """The commit of the checkout that this package runs from, marked if changed; None if it is not in one."""
+    git = ["git", "-C", str(Path(__file__).parent)]
+    # An installed package may lie inside somebody else's repository: ask for the file, not the folder.
+    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
+    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        subprocess.run(tracked, capture_output=True, check=True)
+        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return None
