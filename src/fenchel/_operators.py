@@ -33,7 +33,7 @@ def define_operator(
     compute: Callable[..., Any],
     fake: Callable[..., Any],
     autograd: Callable[..., Any],
-    decomposition: Callable[..., Any],
+    decomposition: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register ``fenchel::{name}`` and return a function that calls it, or its decomposition in an export.
 
@@ -48,7 +48,8 @@ def define_operator(
         autograd: the result with its derivatives, where an argument has any. It calls the operator inside
             ``_torch.below_autograd()``, mostly from the forward pass of an autograd.Function, whose own rules then
             serve forward mode and higher orders too.
-        decomposition: the result in torch operations that a graph can hold, or NotImplemented if there are none.
+        decomposition: the result in torch operations that a graph can hold, or NotImplemented if there are none. By
+            default ``compute``, which finds no kernel for the tensors of a trace.
 
     Where vmap maps, the operator takes any number of leading dimensions, and the mapped one is put in front of them.
     """
@@ -73,10 +74,10 @@ def define_operator(
     operator: Callable[..., Any] = getattr(torch.ops.fenchel, name).default
     torch.library.register_fake(f"fenchel::{name}", fake, lib=_LIBRARY)
     torch.library.register_vmap(f"fenchel::{name}", over_leading_dimensions, lib=_LIBRARY)
-    DECOMPOSITIONS[operator] = decomposition
+    DECOMPOSITIONS[operator] = decomposed = decomposition or compute
 
     def call(*args: Any) -> Any:
-        result = decomposition(*args) if exports_plainly() else NotImplemented
+        result = decomposed(*args) if exports_plainly() else NotImplemented
         return operator(*args) if result is NotImplemented else result
 
     return call

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_positive
+from fenchel._checks import check_count, check_floats, check_positive, check_width
 from fenchel.distributed.collectives import (
     Group,
     all_max,
@@ -279,13 +279,8 @@ class ShardedMemory(nn.Module):
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
-        check_floats(query, "query")
         width = self.patterns.shape[1]
-        if query.dim() == 0 or query.shape[-1] != width:
-            raise ValueError(
-                f"query must have the patterns' width, {width}, along its last dimension, got shape "
-                f"{tuple(query.shape)}"
-            )
+        check_width(check_floats(query, "query"), "query", width, "the patterns'")
         if torch.is_grad_enabled() and query.requires_grad:
             raise ValueError("query must not require gradients: a ShardedMemory is not differentiable; detach it")
         return query.detach().reshape(-1, width).to(torch.promote_types(query.dtype, self._dtype()))
