@@ -25,7 +25,7 @@ from fenchel._torch import (
     recomputed,
     tracks_forward,
 )
-from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.fused import fused_attention
@@ -182,7 +182,8 @@ def masked_attention(
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
     shape = _check(query, key, value, omega, attn_mask, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
-    problem = Problem(query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p)
+    # In its simplest form: a grid of strength 0 would count a sink among its pixels.
+    problem = Problem(query, key, value, simplified(omega), shape, attn_mask, is_causal, scale, dropout_p)
     with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
         if sink is None:
             output, weights = _attend(problem, return_weights)
