@@ -133,9 +133,7 @@ def _trace(steps: Any, m: int, strength: float, at_end: bool) -> None:
 
 
 @helper
-def _excursions(
-    x: Any, n: int, top: Any, strength: float, level: float, masked: bool, steps: Any, index: Any
-) -> int:
+def _excursions(x: Any, n: int, top: Any, strength: float, level: float, masked: bool, steps: Any, index: Any) -> int:
     """List the entries of a row whose y is above a level, see ``_variation``; returns how many there are.
 
     They are the set S with the largest Σ (w − level) − λ·(edges that leave S). For its prefixes let ``step`` be by how
