@@ -133,7 +133,8 @@ seed): 0.78 after 4 epochs, 0.84 after 12. No other setting was searched.
 WHOLE = """
 From the paper (appendix F.3): states of width 200, a dropout of 0.5 of the pooled vector, one head, five seeds; whole
 texts. Ours, for the paper refers to Guerreiro and Martins (2021) or does not tell: a budget of {selection.budget:.0%},
-at most {course.epochs} epochs on ERASER and {others.epochs} on the others, of batches of {batch} at a rate of {course.rate:g} that falls to zero.
+at most {course.epochs} epochs on ERASER and {others.epochs} on the others, of batches of {batch} at a rate of
+{course.rate:g} that falls to zero.
 """
 
 EMBEDDED = """
@@ -171,7 +172,7 @@ def text_highlights(context: Context) -> Result:
     """Train a rationalizer with every selection, on every corpus."""
     corpora, protocol, text = _setting(context)
     seeds = range(context.seed, context.seed + protocol.runs)
-    jobs = [job(corpus, kind, protocol, seed) for kind in TRAINED for seed in seeds for corpus in corpora]
+    jobs = [job(corpus, kind, protocol, seed) for kind in TRAINED for corpus in corpora for seed in seeds]
     records = context.records.collect(jobs, lambda part, note="": context.progress(0.98 * part, note))
     tables, told, figures = [], [], []
     for corpus in corpora:
