@@ -19,8 +19,8 @@ from fenchel_lab.models import rationale
 from fenchel_lab.models.documents import Vocabulary
 from fenchel_lab.models.rationale import Found, Kind, Rationalizer, Selection, Size
 from fenchel_lab.models.training import Course
-from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import with_interval
+from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import is_higher, with_interval
 from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
@@ -175,6 +175,7 @@ def text_highlights(context: Context) -> Result:
     jobs = [job(corpus, kind, protocol, seed) for kind in TRAINED for corpus in corpora for seed in seeds]
     records = context.records.collect(jobs, lambda part, note="": context.progress(0.98 * part, note))
     tables, told, figures = [], [], []
+    claims: list[Claim] = []
     for corpus in corpora:
         rows = _rows([each for each in records if each.cell["corpus"] == corpus.name])
         if not rows:
@@ -182,6 +183,7 @@ def text_highlights(context: Context) -> Result:
         tables.append(_table(corpus, rows))
         if HARD in rows:
             told.append(_verdict(corpus, rows))
+            claims += _claims(corpus, rows)
         examples = [each.figures["example"] for each in records if each.cell["corpus"] == corpus.name]
         if drawn := [each for each in examples if each]:
             figures.append(_picture(corpus, drawn[0], _chosen(rows[SEQUENTIAL])))
@@ -195,7 +197,7 @@ def text_highlights(context: Context) -> Result:
         test=selection.test_temperature,
         transitions=f"{', '.join(first)} and {last}",
     )
-    return Result(f"{summary}\n{text}\n\n" + "\n\n".join(told), figures=figures, tables=tables)
+    return Result(f"{summary}\n{text}\n\n" + "\n\n".join(told), figures=figures, tables=tables, claims=claims)
 
 
 def job(corpus: Corpus, kind: Kind, protocol: Protocol, seed: int) -> Job:
@@ -361,12 +363,52 @@ def _verdict(corpus: Corpus, rows: Mapping[str, Row]) -> str:
         f"{plain.told('run_length', 1)}, and F₁ of the classes from {plain.told('f1')} into {sequential.told('f1')}"
     )
     if plain.values("overlap"):
-        gains = [b - a for a, b in zip(plain.values("overlap"), sequential.values("overlap"), strict=True)]
         text += (
             f"; the overlap with people from {plain.told('overlap')} into {sequential.told('overlap')} (by chance "
-            f"{sequential.mean('chance'):.3f}), a gain of {with_interval(gains, digits=3)} with the same rationalizer"
+            f"{sequential.mean('chance'):.3f}), a gain of {with_interval(_gains(rows, 'overlap'), digits=3)} with the "
+            "same rationalizer"
         )
     return text + "."
+
+
+def _gains(rows: Mapping[str, Row], name: str) -> list[float]:
+    """What the transition changes in a figure, for each rationalizer."""
+    return [b - a for a, b in zip(rows[HARD].values(name), rows[SEQUENTIAL].values(name), strict=True)]
+
+
+def _claims(corpus: Corpus, rows: Mapping[str, Row]) -> list[Claim]:
+    """The paper's claims beside what was found; none for made-up reviews."""
+    printed = {name: PAPER.get((name, corpus.name), "") for name in (HARD, SEQUENTIAL)}
+    if not printed[HARD]:
+        return []
+    if not rows[HARD].values("overlap"):
+        value, reached = float(printed[HARD].split()[0]), rows[HARD].values("f1")
+        return [
+            Claim(
+                f"k-subsets class texts as well as attention does ({corpus.name}, F₁)",
+                f"{printed[HARD]}, sequential {printed[SEQUENTIAL]}",
+                f"{rows[HARD].told('f1')}, sequential {rows[SEQUENTIAL].told('f1')} ({len(reached)} runs)",
+                "yes" if statistics.fmean(reached) >= value - 0.01 else "below the paper's",
+            )
+        ]
+    runs = len(rows[HARD].runs)
+    many, few = ((row.told("runs", 1), row.told("run_length", 1)) for row in (rows[HARD], rows[SEQUENTIAL]))
+    return [
+        Claim(
+            "Sequential k-subsets overlap more with people's rationales than k-subsets",
+            f"{printed[SEQUENTIAL]} instead of {printed[HARD]}, BeerAdvocate",
+            f"{rows[SEQUENTIAL].told('overlap')} instead of {rows[HARD].told('overlap')}, a gain of "
+            f"{with_interval(_gains(rows, 'overlap'), digits=3)} ({runs} runs; by chance "
+            f"{rows[SEQUENTIAL].mean('chance'):.3f}; {corpus.name})",
+            is_higher(_gains(rows, "overlap")),
+        ),
+        Claim(
+            "Sequential k-subsets select longer phrases",
+            "shown by examples",
+            f"{few[0]} runs per text of {few[1]} words instead of {many[0]} of {many[1]} ({runs} runs)",
+            is_higher(_gains(rows, "run_length")),
+        ),
+    ]
 
 
 def _table(corpus: Corpus, rows: Mapping[str, Row]) -> Table:
