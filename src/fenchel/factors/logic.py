@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -234,7 +235,7 @@ class Knapsack(Band):
         if isinstance(costs, Tensor) and costs.requires_grad:
             raise ValueError("costs must not require grad: they get no gradient; pass costs.detach()")
         if not isinstance(costs, Tensor):
-            check_kind(costs, "costs", Sequence, what="a sequence of numbers or a tensor")
+            check_kind(costs, "costs", Sequence, np.ndarray, what="a sequence of numbers or a tensor")
             costs = [check_number(cost, "costs") for cost in costs]
         a = torch.as_tensor(costs, dtype=torch.float64, device=getattr(costs, "device", "cpu")).reshape(-1)
         if a.numel() != literals.index.size:
