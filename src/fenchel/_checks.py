@@ -83,6 +83,13 @@ def check_number(value: Any, name: str, low: float = -math.inf, high: float = ma
     return float(value)
 
 
+def check_integer(value: Any, name: str) -> int:
+    """Check an integer of any value, such as ``ignore_index``."""
+    if not is_integer(value):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    return int(value)
+
+
 def check_share(value: Any, name: str) -> float:
     """Check a share in [0, 1), such as a dropout probability."""
     return check_number(value, name, 0, 1, ends="[)")
@@ -296,10 +303,44 @@ def check_one_of(value: Any, name: str, *choices: str) -> str:
             ...
         ValueError: reduction must be 'none', 'mean' or 'sum', got 'average'
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         *first, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
     return str(value)
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """Check a bool.
+
+    Example:
+        >>> check_flag("yes", "batch_first")
+        Traceback (most recent call last):
+            ...
+        TypeError: batch_first must be True or False, got 'yes'
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r:.40}")
+    return bool(value)
+
+
+def check_kind(value: Any, name: str, *kinds: type, what: str = "") -> None:
+    """Check an object of one of several classes; ``what`` is said in place of their names.
+
+    Example:
+        >>> check_kind("ab", "batches", list)
+        Traceback (most recent call last):
+            ...
+        TypeError: batches must be a list, got str
+    """
+    if not isinstance(value, kinds):
+        expected = what or " or ".join(f"a {each.__name__}" for each in kinds)
+        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}")
+
+
+def check_callable(value: Any, name: str, what: str) -> None:
+    """Check something that can be called; ``what`` says what it does."""
+    if not callable(value):
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
 
 
 def check_one_given(**arguments: object) -> None:

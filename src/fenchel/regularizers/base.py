@@ -383,7 +383,7 @@ class Scaled(Regularizer):
 
     def __init__(self, omega: Regularizer, gamma: float | Tensor) -> None:
         super().__init__()
-        self.omega = omega
+        self.omega = check_omega(omega)
         hold(self, "gamma", check_positive(gamma, "gamma"))
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
@@ -567,8 +567,8 @@ def simplified(omega: Regularizer) -> Regularizer:
     return base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
 
 
-def check_omega(omega: Regularizer) -> Regularizer:
+def check_omega(omega: Regularizer, name: str = "omega") -> Regularizer:
     """Check what a user passes as ``omega``."""
     if not isinstance(omega, Regularizer):
-        raise TypeError(f"omega must be a Regularizer, such as fenchel.Gini(), got {type(omega).__name__}")
+        raise TypeError(f"{name} must be a Regularizer, such as fenchel.Gini(), got {type(omega).__name__}")
     return omega

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import broadcasts, check_parameter
+from fenchel._checks import broadcasts, check_count, check_flag, check_number, check_parameter
 from fenchel._operators import rows_first
 from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, show
@@ -267,17 +267,21 @@ class Tsallis(Regularizer):
     ) -> None:
         super().__init__()
         alpha = check_alpha(alpha)
-        if not isinstance(shape, Sequence):
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
             raise TypeError(f"shape must be a sequence of sizes, got {type(shape).__name__}")
+        if not isinstance(bounds, Sequence) or isinstance(bounds, str):
+            raise TypeError(f"bounds must be a pair (low, high), got {type(bounds).__name__}")
         if len(bounds) != 2:
             raise ValueError(f"bounds must be a pair (low, high), got {bounds}")
-        self.bounds = (float(bounds[0]), float(bounds[1])) if learnable else None
+        low, high = (check_number(bound, "bounds") for bound in bounds)
+        self.bounds = (low, high) if check_flag(learnable, "learnable") else None
         if self.bounds is None:
             if shape:
                 raise ValueError("shape goes with learnable=True; pass a tensor alpha for fixed values")
             hold(self, "given_alpha", alpha)
         else:
-            self.raw_alpha = nn.Parameter(_unsqueeze_alpha(alpha, self.bounds, tuple(shape)))
+            shape = tuple(check_count(size, "shape") for size in shape)
+            self.raw_alpha = nn.Parameter(_unsqueeze_alpha(alpha, self.bounds, shape))
 
     @property
     def alpha(self) -> Parameter:

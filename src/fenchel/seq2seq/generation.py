@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count, check_floats, check_integers, check_number, check_positive
+from fenchel._checks import check_count, check_expands, check_floats, check_integers, check_number, check_positive
 from fenchel._torch import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept, reduced
 from fenchel.regularizers import Regularizer, Tsallis
@@ -64,7 +64,9 @@ def sample(
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
     temperature = check_positive(temperature, "temperature")
-    check_scores(logits, -1)
+    check_scores(logits, -1, "logits")
+    if isinstance(temperature, Tensor):
+        check_expands(temperature, "temperature", logits, "logits")
     if num_samples is not None:
         num_samples = check_count(num_samples, "num_samples", 0)
     chooser = simplified(temperature * omega)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._checks import broadcasts, check_broadcast, check_floats
+from fenchel._checks import broadcasts, check_broadcast, check_flag, check_floats, check_number
 from fenchel._torch import (
     as_autocast,
     autocast_dtype,
@@ -180,7 +180,7 @@ def masked_attention(
     half = autocast_dtype(query.device)
     if half is not None:
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
-    shape = _check(query, key, value, omega, attn_mask, dropout_p, return_weights)
+    shape = _check(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     # In its simplest form: a grid of strength 0 would count a sink among its pixels.
     problem = Problem(query, key, value, simplified(omega), shape, attn_mask, is_causal, scale, dropout_p)
@@ -395,6 +395,8 @@ def _check(
     value: Tensor,
     omega: Regularizer,
     attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
     dropout_p: float,
     return_weights: bool | str,
 ) -> tuple[int, ...]:
@@ -408,8 +410,10 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
+    check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
+    if scale is not None:
+        check_number(scale, "scale")
+    check_flag(is_causal, "is_causal")
     if return_weights not in (True, False, "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
     batch: tuple[int, ...] = query.shape[:-2]
