@@ -61,7 +61,7 @@ class Protocol:
 
 REAL = Protocol(Setting())
 FULL = Protocol(Setting(), (False, True))
-TOY = Protocol(Setting(width=64, hidden=64, rate=1e-2, cooling=2e-4, batch=100, updates=1_500), runs=2)
+TOY = Protocol(Setting(width=64, hidden=64, rate=1e-2, cooling=3e-4, batch=100, updates=1_000), runs=2)
 
 SUMMARY = """
 One agent sees an image and describes it with a code of {symbols} numbers, the other sees the code and {candidates}
