@@ -67,8 +67,8 @@ score (higher is better) and the Jensen-Shannon divergence between the distribut
 REAL = """
 A Transformer of {layers} layers, {width} wide, that reads {context} words and is trained for {steps:,} steps of
 {batch} windows on film reviews of IMDB with the {words:,} most frequent words, from scratch, a small model of our
-own, whose figures are not to be compared with those of large ones. k, p and ε are chosen on validation texts by the divergence
-and the ε-perplexity. {prompts} test texts are continued by {added} words.
+own, whose figures are not to be compared with those of large ones. k, p and ε are chosen on validation texts by the
+divergence and the ε-perplexity. {prompts} test texts are continued by {added} words.
 """
 
 EMBEDDED = """
@@ -234,8 +234,8 @@ def _table(rows: Mapping[str, Row]) -> Table:
         ],
         body,
         caption="On test texts, mean ± half the 95 % interval over seeds: ε-perplexity, sparsemax score, "
-        "Jensen-Shannon divergence, how many words are possible on average, the share of sampled words that are among the 32 before; "
-        "and in texts that the model continued by itself the shares of different words, pairs and triples.",
+        "Jensen-Shannon divergence, how many words are possible on average, the share of sampled words that are among "
+        "the 32 before; and the shares of different words, pairs and triples in texts that the model continued.",
     )
 
 
