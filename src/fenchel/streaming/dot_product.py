@@ -410,10 +410,13 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
+    # The usual case first: for small inputs the time of a call is that of its Python lines.
+    if type(dropout_p) is not float or dropout_p != 0:
+        check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
     if scale is not None:
         check_number(scale, "scale")
-    check_flag(is_causal, "is_causal")
+    if type(is_causal) is not bool:
+        check_flag(is_causal, "is_causal")
     if return_weights not in (True, False, "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
     batch: tuple[int, ...] = query.shape[:-2]
