@@ -220,6 +220,24 @@ def check_shape(value: Tensor, name: str, *sizes: int | str) -> Tensor:
     return value
 
 
+def check_width(value: Any, name: str, width: int, whose: str) -> Tensor:
+    """Check that the last dimension of a tensor has a width, that of something.
+
+    Example:
+        >>> check_width(torch.zeros(2, 3), "query", 4, "the patterns'")
+        Traceback (most recent call last):
+            ...
+        ValueError: query must have the patterns' width, 4, along its last dimension, got shape (2, 3)
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.dim() == 0 or value.shape[-1] != width:
+        raise ValueError(
+            f"{name} must have {whose} width, {width}, along its last dimension, got shape {tuple(value.shape)}"
+        )
+    return value
+
+
 def check_like(value: Tensor, name: str, other: Tensor, other_name: str = "scores") -> Tensor:
     """Check that a tensor has the shape of another."""
     if value.shape != other.shape:
@@ -227,12 +245,12 @@ def check_like(value: Tensor, name: str, other: Tensor, other_name: str = "score
     return value
 
 
-def check_expands(value: Tensor, name: str, other: Tensor, other_name: str = "scores", hint: str = "") -> Tensor:
-    """Check that a tensor expands to the shape of another; ``hint`` ends the error."""
-    if not broadcasts(value.shape, other.shape):
+def check_expands(value: Tensor, name: str, scores: Tensor, hint: str = "") -> Tensor:
+    """Check that a tensor expands to the shape of the scores; ``hint`` ends the error."""
+    if not broadcasts(value.shape, scores.shape):
         raise ValueError(
-            f"{name} must broadcast to {other_name}: {name} has shape {tuple(value.shape)}, {other_name} "
-            f"{tuple(other.shape)}{hint}"
+            f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores "
+            f"{tuple(scores.shape)}{hint}"
         )
     return value
 

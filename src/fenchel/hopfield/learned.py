@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from fenchel._checks import check_count, check_flag
-from fenchel.hopfield.association import SPREAD, Hopfield, Options
+from fenchel.hopfield.association import SPREAD, Hopfield, Layer, Options
 
 Roles = tuple[Tensor, Tensor, Tensor]
 """Stored patterns, state patterns and pattern projections."""
 
 
-class _WithLearnedPatterns(nn.Module):
+class _WithLearnedPatterns(Layer):
     """A Hopfield layer with ``quantity`` learned patterns in place of some inputs; a subclass defines which."""
 
     def __init__(self, quantity: int, sizes: tuple[Any, ...], options: Options) -> None:
@@ -25,36 +25,9 @@ class _WithLearnedPatterns(nn.Module):
     def extra_repr(self) -> str:
         return f"quantity={self.quantity}"
 
-    @torch.no_grad()
-    def get_association_matrix(
-        self,
-        input: Any,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """The weights, (batch, heads, L, S), before dropout, without gradient. Arguments as in ``forward``."""
-        roles = self._roles(input)
-        weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
-        assert weights is not None
-        return weights
-
-    @torch.no_grad()
-    def get_projected_pattern_matrix(self, input: Any, stored_pattern_padding_mask: Tensor | None = None) -> Tensor:
-        """The projected patterns, (batch, heads, S, pattern_size), without gradient. Arguments as in ``forward``."""
-        stored, _, projection = self._roles(input)
-        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
-        return self.hopfield._memory(stored, projection, padding)[1]
-
-    def _associate(
-        self, input: Any, stored_pattern_padding_mask: Tensor | None, association_mask: Tensor | None
-    ) -> Tensor:
-        """The output of the Hopfield layer, (batch, L, output_size)."""
-        roles = self._roles(input)
-        return self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)[0]
-
-    def _roles(self, input: Any) -> Roles:
-        """The three inputs of the Hopfield layer, batch first, checked."""
-        raise NotImplementedError
+    @property
+    def _core(self) -> Hopfield:
+        return self.hopfield
 
 
 class HopfieldPooling(_WithLearnedPatterns):
@@ -127,7 +100,7 @@ class HopfieldPooling(_WithLearnedPatterns):
         Returns:
             (batch, quantity · output_size).
         """
-        return self._associate(input, stored_pattern_padding_mask, association_mask).flatten(1)
+        return self._output(input, stored_pattern_padding_mask, association_mask).flatten(1)
 
     def _roles(self, input: Tensor | tuple[Tensor, Tensor]) -> Roles:
         two = (input, input) if isinstance(input, Tensor) else tuple(input)
@@ -213,8 +186,7 @@ class HopfieldLayer(_WithLearnedPatterns):
         Returns:
             (batch, L, output_size); (L, batch, output_size) if not ``batch_first``.
         """
-        output = self._associate(input, stored_pattern_padding_mask, association_mask)
-        return self.hopfield._batch_first(output)
+        return self.hopfield._batch_first(self._output(input, stored_pattern_padding_mask, association_mask))
 
     def _roles(self, input: Tensor) -> Roles:
         target = self.lookup_weights if self.target_weights is None else self.target_weights

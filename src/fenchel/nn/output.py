@@ -70,6 +70,11 @@ class LinearEntmaxLoss(nn.Linear):
         """The current entropic index."""
         return self.omega.alpha
 
+    def __call__(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """``forward``. Hooks get the target by name: ColwiseParallel passes on one positional argument alone."""
+        loss: Tensor = super().__call__(hidden, target=target)
+        return loss
+
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         """The loss of hidden states, (…, in_features), against class indices, (…)."""
         return linear_entmax_loss(

@@ -87,7 +87,7 @@ class Regularizer(nn.Module):
     of their stacked values. Shannon's is."""
 
     parameter_name: ClassVar[str] = "alpha"
-    """What errors call ``parameter``."""
+    """The attribute that holds ``parameter``, and what errors call it."""
 
     default_dim: Any = -1
     """The dimensions that a choice is made over if ``dim`` is not given."""
@@ -96,7 +96,7 @@ class Regularizer(nn.Module):
         """Let what a subclass writes take packed rows."""
         super().__init_subclass__(**kwargs)
         for name in ("argmax", "log_argmax", "max", "loss", "forward"):
-            if name in vars(cls):
+            if name in vars(cls) and not hasattr(vars(cls)[name], "takes_packed"):
                 setattr(cls, name, takes_packed(vars(cls)[name]))
 
     # -- what an engine may ask ------------------------------------------------------------------------
@@ -120,8 +120,11 @@ class Regularizer(nn.Module):
 
     @property
     def parameter(self) -> Parameter | None:
-        """The parameter that selects a member of the family: a number, or a tensor with one value per row."""
-        return None
+        """The parameter that selects a member of the family: a number, or a tensor with one value per row.
+
+        The attribute called ``parameter_name`` of an Ω with a ``rule``, by default.
+        """
+        return None if self.rule is None else getattr(self, self.parameter_name, None)
 
     @property
     def zero_at_vertices(self) -> bool:
@@ -244,6 +247,10 @@ class Regularizer(nn.Module):
         kept = index >= 0
         loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
         return torch.where(kept, loss, 0.0)
+
+    def extra_repr(self) -> str:
+        own = self.parameter
+        return "" if own is None else f"{self.parameter_name}={show(own)}"
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         return Scaled(self, gamma)

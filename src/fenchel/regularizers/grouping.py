@@ -17,10 +17,10 @@ from torch import Tensor
 
 from fenchel._checks import check_parameter, check_real
 from fenchel._torch import below_autograd, readable
-from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.base import Regularizer, hold
 from fenchel.regularizers.derivatives import on_support
 from fenchel.regularizers.operators import argmax_operator, pack
-from fenchel.regularizers.rowmap import Parameter, ParameterMap
+from fenchel.regularizers.rowmap import ParameterMap
 from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
 from fenchel.regularizers.solvers import groups
 from fenchel.regularizers.tsallis import Gini
@@ -160,16 +160,9 @@ class Grouping(Regularizer):
         super().__init__()
         hold(self, "strength", check_strength(strength))
 
-    @property
-    def parameter(self) -> Parameter:
-        return self.strength
-
     def canonical(self) -> tuple[Regularizer, float | Tensor]:
         """Gini for strength 0."""
         return (Gini() if not isinstance(self.strength, Tensor) and self.strength == 0 else self), 1.0
-
-    def extra_repr(self) -> str:
-        return f"strength={show(self.strength)}"
 
 
 def check_strength(strength: float | Tensor) -> float | Tensor:

@@ -23,6 +23,7 @@ from fenchel.regularizers.derivatives import (
     split_finite,
 )
 from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.packed import takes_packed_itself
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import beside, from_rows, to_rows
 from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_2
@@ -322,6 +323,7 @@ class Tsallis(Regularizer):
                 reach = torch.where(finite, torch.where(sparse, reach, torch.inf), 0.0)
             return torch.where(top == -torch.inf, top, top - reach)
 
+    @takes_packed_itself
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         return TSALLIS.choose(scores, dim, mask, "alpha", self.alpha)
 

@@ -359,7 +359,7 @@ def _words(group: Sequence[Outcome]) -> Figure:
         axes.grid(axis="x", visible=False)
     panels[-1].set_xticks([(place + 0.5) / len(words) for place in range(len(words))], words, rotation=90)
     panels[-1].set_xlim(0, 1)
-    opinion = ("bad", "good")[review.label]
+    opinion = ("bad", "good")[int(review.label)]
     return Figure(
         drawing,
         caption=f"A {opinion} review among those to test with: weights of words (bars) and densities of time (curves, "
