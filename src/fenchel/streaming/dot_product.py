@@ -414,8 +414,6 @@ def _check(
         check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
     if scale is not None:
         check_number(scale, "scale")
-    if type(is_causal) is not bool:
-        check_flag(is_causal, "is_causal")
     if not isinstance(return_weights, bool) and not (isinstance(return_weights, str) and return_weights == "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
     batch: tuple[int, ...] = query.shape[:-2]
