@@ -135,7 +135,9 @@ def attention(
     if isinstance(omega, Tensor):
         raise TypeError("omega must be a Regularizer, such as fenchel.Gini(), got a Tensor: pass a mask as attn_mask=")
     omega = _DEFAULT if omega is None else check_omega(omega)
-    if check_flag(is_causal, "is_causal") and attn_mask is not None:
+    if type(is_causal) is not bool:  # of NumPy, or wrong
+        is_causal = check_flag(is_causal, "is_causal")
+    if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
     result: Tensor | tuple[Tensor, Tensor] = masked_attention(
         query,
