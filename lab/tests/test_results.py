@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fenchel_lab.report import find
+from fenchel_lab.report import Claim, find
 from fenchel_lab.report.records import Job, Record
 
 ROOT = Path(__file__).parent.parent.parent / "docs" / "results"
@@ -26,6 +26,14 @@ def test_a_result_is_whole_and_says_how_to_get_it_again(folder: Path) -> None:
     assert not re.search(r"/(home|root|tmp|work|Users)/", text)
     kept = {"result.json", *(part["file"] for part in (*record["figures"], *record["tables"]))}
     assert kept == {path.name for path in folder.iterdir()} - {"runs"}
+
+
+def test_the_page_has_the_claims_of_every_record() -> None:
+    page = (ROOT / "README.md").read_text(encoding="utf-8")
+    for folder in RESULTS:
+        record = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        for claim in record.get("claims", ()):
+            assert Claim(**claim).row in page, (folder.name, Claim(**claim).row)
 
 
 def test_the_page_links_every_result() -> None:

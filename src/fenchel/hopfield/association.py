@@ -237,6 +237,13 @@ class Hopfield(Layer):
         as_given = static and disable_out_projection and not normalize_hopfield_space
         self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, factory)
 
+        for name, eps in (
+            ("normalize_state_pattern_eps", normalize_state_pattern_eps),
+            ("normalize_stored_pattern_eps", normalize_stored_pattern_eps),
+            ("normalize_pattern_projection_eps", normalize_pattern_projection_eps),
+            ("normalize_hopfield_space_eps", normalize_hopfield_space_eps),
+        ):
+            check_number(eps, name, 0)
         connected = self.pattern_projection_as_connected = pattern_projection_as_connected
         if connected and (stored_pattern_as_static or pattern_projection_as_static):
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count
+from fenchel._checks import check_count, check_flag
 from fenchel.hopfield.association import SPREAD, Hopfield, Layer, Options
 
 Roles = tuple[Tensor, Tensor, Tensor]
@@ -158,7 +158,9 @@ class HopfieldLayer(_WithLearnedPatterns):
         self.target_weights: nn.Parameter | None = None
         if lookup_weights_as_separated:
             width = self.hopfield.pattern_projection_size
-            self.target_weights = _learned(quantity, width, lookup_targets_as_trainable, options)
+            self.target_weights = _learned(
+                quantity, width, lookup_targets_as_trainable, options, "lookup_targets_as_trainable"
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -191,7 +193,8 @@ class HopfieldLayer(_WithLearnedPatterns):
         return self.hopfield._roles((self.lookup_weights, input, target))
 
 
-def _learned(quantity: int, width: int, trainable: bool, options: Options) -> nn.Parameter:
+def _learned(quantity: int, width: int, trainable: bool, options: Options, name: str = "trainable") -> nn.Parameter:
     """A parameter of ``quantity`` patterns, (1, quantity, width), or (quantity, 1, width) if not ``batch_first``."""
     weights = torch.empty(1, quantity, width, device=options.get("device"), dtype=options.get("dtype"))
-    return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trainable)
+    trained = check_flag(trainable, name)
+    return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trained)

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._checks import broadcasts, check_broadcast, check_floats
+from fenchel._checks import broadcasts, check_broadcast, check_flag, check_floats, check_number
 from fenchel._torch import (
     as_autocast,
     autocast_dtype,
@@ -25,7 +25,7 @@ from fenchel._torch import (
     recomputed,
     tracks_forward,
 )
-from fenchel.regularizers.base import Regularizer, check_omega
+from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.rows import combine_masks, parameter_rows
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.fused import fused_attention
@@ -135,7 +135,7 @@ def attention(
     if isinstance(omega, Tensor):
         raise TypeError("omega must be a Regularizer, such as fenchel.Gini(), got a Tensor: pass a mask as attn_mask=")
     omega = _DEFAULT if omega is None else check_omega(omega)
-    if is_causal and attn_mask is not None:
+    if check_flag(is_causal, "is_causal") and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
     result: Tensor | tuple[Tensor, Tensor] = masked_attention(
         query,
@@ -180,9 +180,10 @@ def masked_attention(
     half = autocast_dtype(query.device)
     if half is not None:
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
-    shape = _check(query, key, value, omega, attn_mask, dropout_p, return_weights)
+    shape = _check(query, key, value, omega, attn_mask, scale, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
-    problem = Problem(query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p)
+    # In its simplest form: a grid of strength 0 would count a sink among its pixels.
+    problem = Problem(query, key, value, simplified(omega), shape, attn_mask, is_causal, scale, dropout_p)
     with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
         if sink is None:
             output, weights = _attend(problem, return_weights)
@@ -394,6 +395,7 @@ def _check(
     value: Tensor,
     omega: Regularizer,
     attn_mask: Tensor | None,
+    scale: float | None,
     dropout_p: float,
     return_weights: bool | str,
 ) -> tuple[int, ...]:
@@ -407,9 +409,12 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
-    if return_weights not in (True, False, "sparse"):
+    # The usual case first: for small inputs the time of a call is that of its Python lines.
+    if type(dropout_p) is not float or dropout_p != 0:
+        check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
+    if scale is not None:
+        check_number(scale, "scale")
+    if not isinstance(return_weights, bool) and not (isinstance(return_weights, str) and return_weights == "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
     batch: tuple[int, ...] = query.shape[:-2]
     for name, shared in (("key", key), ("value", value)):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function, tracks
+from fenchel._torch import apply_function, differentiable_gradients, tracks
 from fenchel.regularizers.base import Regularizer
 from fenchel.streaming.plan import MOST_FUSED, Problem
 
@@ -110,18 +110,17 @@ def _plain_gradients(
     """The gradients by the formula, which can be differentiated again."""
     if options["dropout"]:
         raise NotImplementedError("attention with dropout on a GPU is differentiable once")
-    # Views: what a tensor was made from may depend on another of them, and must not be counted twice.
-    own = [t.view_as(t) if n else t for t, n in zip(inputs, needed, strict=True)]
-    query, key, value, a = own
-    exact = torch.promote_types(query.dtype, torch.float32)
-    x = options["scale"] * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
-    if mask is not None:
-        x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
-    if options["causal"]:
-        x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
     assert base.rule is not None
-    p = base.rule.argmax(x, a[..., None, None].to(exact) if isinstance(a, Tensor) else a)
-    output = (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
-    wanted = [t for t, n in zip(own, needed, strict=True) if n]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-    return [next(found) if n else None for n in needed]
+    rule = base.rule
+
+    def formula(query: Tensor, key: Tensor, value: Tensor, a: Any) -> Tensor:
+        exact = torch.promote_types(query.dtype, torch.float32)
+        x = options["scale"] * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
+        if mask is not None:
+            x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
+        if options["causal"]:
+            x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
+        p = rule.argmax(x, a[..., None, None].to(exact) if isinstance(a, Tensor) else a)
+        return (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
+
+    return differentiable_gradients(formula, inputs, needed, (grad,))

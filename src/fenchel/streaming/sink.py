@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel._checks import broadcasts, check_floats
-from fenchel.regularizers.base import Regularizer, simplified
+from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import combine_masks
 from fenchel.streaming.plan import Problem
 
@@ -42,8 +42,7 @@ def check_sink(sink: Tensor, omega: Regularizer, shape: Sequence[int]) -> None:
 
 def with_sink(problem: Problem, sink: Tensor) -> Problem:
     """The problem with a sink as its first key, in float32 or better, and scores that are not scaled any more."""
-    query, key, value, _, (*batch, length, keys), mask, is_causal, scale, dropout, _ = problem
-    omega = simplified(problem.omega)  # a grid of strength 0 would count the sink among its pixels
+    query, key, value, omega, (*batch, length, keys), mask, is_causal, scale, dropout, _ = problem
     exact = torch.promote_types(query.dtype, torch.float32)
     own = omega.parameter_shape
     rows = int(is_causal)

@@ -83,6 +83,19 @@ def with_interval(scores: Sequence[float], unit: float = 1.0, digits: int = 1) -
     return f"{mean:.{digits}f}" if math.isnan(width) else f"{mean:.{digits}f} ± {width:.{digits}f}"
 
 
+def is_higher(differences: Sequence[float]) -> str:
+    """What differences say of the claim that their mean is above 0, by its 95 % confidence interval.
+
+    Example:
+        >>> is_higher([1.0, 1.1, 0.9]), is_higher([-1.0, 1.0, 0.5]), is_higher([-1.0, -1.1, -0.9]), is_higher([1.0])
+        ('yes', 'not shown', 'no', 'too few runs')
+    """
+    if len(differences) < 3:
+        return "too few runs"
+    mean, width = statistics.fmean(differences), half_width(differences)
+    return "yes" if mean > width else "no" if mean < -width else "not shown"
+
+
 class ScoresInPercent:
     """Base of results with ``scores``, shares in [0, 1], one per seed: their mean and standard deviation in percent."""
 

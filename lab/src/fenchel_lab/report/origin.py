@@ -1,8 +1,10 @@
-"""What a result was computed with: the version of the package and the commit of its checkout."""
+"""What a result was computed with: the version of the package, the commit of its checkout, the processor."""
 
 from __future__ import annotations
 
 import importlib.metadata
+import platform
+import re
 import subprocess
 from pathlib import Path
 
@@ -23,3 +25,12 @@ def commit() -> str | None:
         return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The processor's name as the system tells it."""
+    try:
+        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
+    except OSError:
+        named = None
+    return named[1].strip() if named else platform.processor() or platform.machine() or "unknown processor"

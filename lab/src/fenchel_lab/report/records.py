@@ -21,8 +21,7 @@ import torch
 
 from fenchel.progress import Progress, silent
 from fenchel.seq2seq.saving import write_whole
-from fenchel_lab.bench.machine import cpu_model
-from fenchel_lab.report.origin import commit, version
+from fenchel_lab.report.origin import commit, cpu_model, version
 
 Work = Callable[[Callable[[float], None]], Mapping[str, Any]]
 """Does a run, given a function that is told the share that is done, and returns its figures."""

@@ -8,7 +8,7 @@ import math
 import re
 import shlex
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -82,6 +82,8 @@ class Run:
             "figures": figures,
             "tables": tables,
         }
+        if self.result.claims:
+            record["claims"] = [asdict(claim) for claim in self.result.claims]
         text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
