@@ -156,9 +156,8 @@ def check_targets(target: Tensor, batch: torch.Size, ignore_index: int) -> Tenso
     return torch.where(kept, index, -1)
 
 
-def check_classes(index: Tensor, sizes: tuple[int, ...]) -> None:
+def check_classes(index: Tensor, classes: int) -> None:
     """Check class indices once the number of classes of all ranks is known."""
-    classes = sum(sizes)
     if not classes:
         raise ValueError("scores must not be empty along the last dimension on all ranks")
     if known(index) and index.numel() and int(index.max()) >= classes:
@@ -178,7 +177,7 @@ def reduce_losses(loss: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
 def _solve_map(rows: Tensor, alpha: Alpha, ranks: int, group: Group) -> tuple[Tensor, Solution]:
     alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     solution, bounds, _ = solve_rows(rows.detach(), alpha, ranks, group)
-    if not sum(bounds.sizes):
+    if not bounds.total:
         raise ValueError("scores must not be empty along the last dimension on all ranks")
     return solution.spread(solution.probabilities(), rows.shape[-1], rows.dtype), solution
 
@@ -227,7 +226,7 @@ def _solve_loss(
     """Losses (R,), the solution, the place of the class in this rank's part, −1 if not here, and where it is masked."""
     alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     solution, bounds, place = solve_rows(rows.detach(), alpha, ranks, group, index)
-    check_classes(index, bounds.sizes)
+    check_classes(index, bounds.total)
     assert place is not None
     return class_losses(solution, index).to(rows.dtype), solution, place, solution.reached.squeeze(-1) == -torch.inf
 

@@ -224,8 +224,8 @@ class _Layer:
         logits = self._logits(first)
         own, some = self._listed(logits)
         bounds = own.shared(len(self.weight), self.ranks, self.group)
-        check_classes(self.index, bounds.sizes)
-        self.place = local_index(self.index, bounds, self.group)
+        check_classes(self.index, bounds.total)
+        self.place = local_index(self.index, bounds, len(self.weight))
         lists, reached = [some], [self._class_scores(logits, first)]
         if not bounds.flag and others:
             rest = []
@@ -367,7 +367,7 @@ class _Layer:
 def _below(bounds: list[Bounds]) -> Bounds:
     """The bounds of several blocks of tokens below each other."""
     top, offset, bad = (torch.cat([getattr(each, name) for each in bounds]) for name in ("top", "offset", "bad"))
-    return Bounds(top, offset, bad, max(each.flag for each in bounds), bounds[0].sizes)
+    return Bounds(top, offset, bad, max(each.flag for each in bounds), bounds[0].first, bounds[0].total)
 
 
 def _joined(lists: list[Entries], top: Tensor) -> Entries:

@@ -47,18 +47,18 @@ class _Turn:
         held, added = own.contiguous(), gradient
         for turn in range(ranks):
             source = (rank - turn) % ranks
-            coming, works = None, []
+            coming, waits = None, []
             if turn < ranks - 1:
                 coming = held.new_empty(held.shape[0], self.sizes[(source - 1) % ranks], held.shape[2])
-                works = send_around([held], [coming], self.group)
+                waits = send_around([held], [coming], self.group)
             yield sum(self.sizes[:source]), held, added
-            for work in works:
-                work.wait()
+            for wait in waits:
+                wait()
             if added is not None:
                 after = (source - 1) % ranks
                 into = added.new_empty(added.shape[0], self.sizes[after], added.shape[2])
-                for work in send_around([added], [into], self.group):
-                    work.wait()
+                for wait in send_around([added], [into], self.group):
+                    wait()
                 added = into
             if coming is not None:
                 held = coming

@@ -34,14 +34,16 @@ class Bounds:
         offset: a lower bound of the offset A, −inf if there is no score.
         bad: whether a score is NaN or +inf.
         flag: any number per rank; after ``shared`` the largest of all ranks.
-        sizes: after ``shared``, how many entries each rank has.
+        first: after ``shared``, how many entries the ranks before this one have.
+        total: after ``shared``, how many all ranks have.
     """
 
     top: Tensor
     offset: Tensor
     bad: Tensor
     flag: float = 0.0
-    sizes: tuple[int, ...] = ()
+    first: int = 0
+    total: int = 0
 
     def shared(self, size: int, ranks: int, group: Group) -> Bounds:
         """The bounds of the whole rows, from those of all ranks' parts, by one all-reduce.
@@ -51,15 +53,16 @@ class Bounds:
             ranks: the number of ranks.
             group: the process group.
         """
-        rows = len(self.top)
+        rows, rank = len(self.top), rank_in(group)
         numbers = self.top.new_zeros(3 * rows + ranks + 1)
         numbers[: 3 * rows] = torch.cat([self.top, self.offset, self.bad.to(self.top.dtype)], -1).view(-1)
-        numbers[3 * rows + rank_in(group)] = size
+        numbers[3 * rows + rank] = size
         numbers[-1] = self.flag
         all_max(numbers, group)
         top, offset, bad = (each.unsqueeze(-1) for each in numbers[: 3 * rows].view(rows, 3).unbind(-1))
-        own = numbers[3 * rows :].tolist()
-        return Bounds(top, offset, bad > 0, own[-1], tuple(int(each) for each in own[:-1]))
+        sizes = numbers[3 * rows : -1]
+        flag, first, total = torch.stack([numbers[-1], sizes[:rank].sum(), sizes.sum()]).tolist()
+        return Bounds(top, offset, bad > 0, flag, int(first), int(total))
 
     def level(self, alpha: Alpha) -> Tensor:
         """A score below which no entry has mass, (R, 1): A − 1/c, lowered by far more than rounding."""
@@ -243,16 +246,15 @@ def solve_rows(
     entries = candidates(z, bounds.level(alpha), bounds.top)
     place = reached = None
     if index is not None:
-        place = local_index(index, bounds, group)
+        place = local_index(index, bounds, z.shape[-1])
         reached = score_at(z, place, bounds.top)
     return solve(entries, bounds, alpha, reached, z.dtype, group), bounds, place
 
 
-def local_index(index: Tensor, bounds: Bounds, group: Group) -> Tensor:
+def local_index(index: Tensor, bounds: Bounds, size: int) -> Tensor:
     """Class indices as places in this rank's part, −1 for those of other ranks and where an index is negative."""
-    rank = rank_in(group)
-    first, size = sum(bounds.sizes[:rank]), bounds.sizes[rank]
-    return torch.where((index >= first) & (index < first + size), index - first, -1)
+    place = index - bounds.first
+    return torch.where((place >= 0) & (place < size) & (index >= 0), place, -1)
 
 
 def score_at(z: Tensor, place: Tensor, top: Tensor) -> Tensor:

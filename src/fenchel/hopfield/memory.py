@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_one_of, check_positive
+from fenchel._checks import check_count, check_floats, check_one_of, check_positive, check_width
 from fenchel._torch import concrete, is_batched, tracks
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import iterate, update
@@ -332,17 +332,12 @@ class Memory(nn.Module):
     def _by_chunks(self, rows: Tensor) -> bool:
         """Whether patterns are read some at a time. Where ``vmap`` maps, lists of candidates cannot be kept."""
         chunked = self.chunk_size is not None or self.in_file
-        return chunked and not any(is_batched(t) for t in (rows, *self.parameters(), *self.buffers()))
+        return chunked and not any(map(is_batched, (rows, *self.parameters(), *self.buffers())))
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
-        check_floats(query, "query")
         width = self.patterns.shape[1]
-        if query.dim() == 0 or query.shape[-1] != width:
-            raise ValueError(
-                f"query must have the patterns' width, {width}, along its last dimension, got shape "
-                f"{tuple(query.shape)}"
-            )
+        check_width(check_floats(query, "query"), "query", width, "the patterns'")
         self._check_fit(len(self))  # Ω may have been replaced, and patterns loaded
         return query.reshape(-1, width).to(torch.promote_types(query.dtype, self.dtype))
 

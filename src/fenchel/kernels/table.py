@@ -14,8 +14,6 @@ step             call                                    result
 ``max``          ``kernel(z, p, *a)``                    max_Ω of the rows of z, given p = argmax_Ω(z)
 ``envelope``     ``kernel(p, a)``                        the derivative of max_Ω in its one parameter, given p; (…, 1)
 ``bound_sums``   ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
-``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
-                                                         failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
 ``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic``, ``lattices`` and ``spans``
@@ -301,7 +299,7 @@ _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
 _compiled("normmax", "product", "norm", "maps.simplex:normmax_product")
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss")
 _compiled("bounded", "argmax", "bounded_gini", "maps.bounded:project")
-_compiled("bounded", "cap", "bounded_shannon", "maps.bounded:cap")
+_compiled("bounded", "argmax", "bounded_shannon", "maps.capped:capped_softmax")
 _compiled("bounded", "bound_sums", "bounded", "maps.bounded:bound_sums")
 _compiled("bounded", "product", "bounded_gini", "maps.bounded:product")
 _compiled("bounded", "pull", "bounded_gini", "maps.bounded:pull")

@@ -13,45 +13,21 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function, tracks
+from fenchel._torch import apply_function, differentiable_gradients, tracks
 from fenchel.regularizers.base import Regularizer
+from fenchel.streaming.plan import MOST_FUSED, Problem
 
 STEP, BACKWARD = "fused_attend", "fused_attend_backward"
-LEAST, MOST = math.nextafter(1.0, 2.0), 2.0
-"""The alpha that the kernels serve."""
 
 
-def serves(omega: Regularizer, like: Tensor) -> bool:
-    """Whether there is a kernel for Ω, and tensors as ``like``."""
-    base, gamma = omega.canonical()
-    if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
-        return False
-    low, high = base.parameter_range
-    shape = base.parameter_shape
-    if not (low >= 1 and high <= MOST) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
-        return False
-    number = min(max(high, LEAST), MOST)
-    return kernels.find(STEP, base.name, (number,), like) is not None
-
-
-def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer,
-    shape: Sequence[int],
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    """Attention for checked arguments, (…, L, D); the shape is that of the scores.
+def fused_attention(problem: Problem) -> Tensor:
+    """Attention for checked arguments, (…, L, D).
 
     Raises ``kernels.NotCompiledError`` if the kernel does not serve these tensors.
     """
+    query, key, value, omega, (*batch, length, keys), mask, is_causal, scale, dropout, _ = problem
     base, gamma = omega.canonical()
     alpha = base.parameter
-    *batch, length, keys = shape
     own = max(key.shape[-3] if key.dim() > 2 else 1, value.shape[-3] if value.dim() > 2 else 1)
     heads = batch[-1] if batch else 1
     shared = own if heads % own == 0 else 1
@@ -80,7 +56,7 @@ def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
 
 
 def _kernel(step: str, base: Regularizer, alpha: Any, like: Tensor) -> Any:
-    number = alpha if not isinstance(alpha, Tensor) else MOST
+    number = alpha if not isinstance(alpha, Tensor) else MOST_FUSED
     kernel = kernels.find(step, base.name or "", (number,), like)
     if kernel is None:
         raise kernels.NotCompiledError(f"there is no kernel for {step}")
@@ -134,18 +110,17 @@ def _plain_gradients(
     """The gradients by the formula, which can be differentiated again."""
     if options["dropout"]:
         raise NotImplementedError("attention with dropout on a GPU is differentiable once")
-    # Views: what a tensor was made from may depend on another of them, and must not be counted twice.
-    own = [t.view_as(t) if n else t for t, n in zip(inputs, needed, strict=True)]
-    query, key, value, a = own
-    exact = torch.promote_types(query.dtype, torch.float32)
-    x = options["scale"] * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
-    if mask is not None:
-        x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
-    if options["causal"]:
-        x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
     assert base.rule is not None
-    p = base.rule.argmax(x, a[..., None, None].to(exact) if isinstance(a, Tensor) else a)
-    output = (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
-    wanted = [t for t, n in zip(own, needed, strict=True) if n]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=True))
-    return [next(found) if n else None for n in needed]
+    rule = base.rule
+
+    def formula(query: Tensor, key: Tensor, value: Tensor, a: Any) -> Tensor:
+        exact = torch.promote_types(query.dtype, torch.float32)
+        x = options["scale"] * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
+        if mask is not None:
+            x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
+        if options["causal"]:
+            x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
+        p = rule.argmax(x, a[..., None, None].to(exact) if isinstance(a, Tensor) else a)
+        return (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
+
+    return differentiable_gradients(formula, inputs, needed, (grad,))

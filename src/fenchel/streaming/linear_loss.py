@@ -550,10 +550,6 @@ def _empty(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _with_derivatives(*args: Any) -> tuple[Tensor, ...]:
-    if not tracks(*args):
-        with below_autograd():
-            results: tuple[Tensor, ...] = linear_class_loss_operator(*args)
-        return results
     loss = apply_function(_LinearLoss, _below_autograd, *_problem(*args)[:-1])
     return loss, *(loss.detach().new_empty(0) for _ in range(4))
 
@@ -565,5 +561,5 @@ linear_class_loss_operator = define_operator(
     _compute,
     _empty,
     _with_derivatives,
-    decomposition=_compute_plainly,
+    _compute_plainly,
 )

@@ -11,17 +11,47 @@ import contextvars
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fenchel import kernels
 from fenchel.regularizers.base import Regularizer
-from fenchel.streaming.fused import serves
 
 Method = Literal["dense", "parts", "supports", "fused"]
 Step = Literal["attend", "recall", "energy"]
+
+LEAST_FUSED, MOST_FUSED = math.nextafter(1.0, 2.0), 2.0
+"""The alpha that kernels for all of attention serve."""
+
+
+class Problem(NamedTuple):
+    """Checked arguments of attention.
+
+    Args:
+        query: (…, L, E).
+        key: (…, S, E), of fewer heads where each serves a group of query heads.
+        value: (…, S, D).
+        omega: the regularizer.
+        shape: of the scores, (…, L, S).
+        mask: broadcasts to the shape; boolean (True = takes part) or added to the scores.
+        is_causal: whether query i attends to keys 0 … i.
+        scale: of the scores.
+        dropout: the share of weights to drop.
+        rows: how many queries were added in front, 0 or 1: see ``sink``.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    omega: Regularizer
+    shape: tuple[int, ...]
+    mask: Tensor | None
+    is_causal: bool
+    scale: float
+    dropout: float
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,7 +238,7 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
     if method == "fused":
-        return needs.fused and not needs.graph and serves(omega, torch.empty(0, dtype=needs.own, device=device))
+        return needs.fused and not needs.graph and _has_kernel(omega, torch.empty(0, dtype=needs.own, device=device))
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
@@ -226,6 +256,19 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         # Parameters of single queries, or of keys that not all queries see, would have to be parted too.
         return not (len(shape) > 1 and shape[-2] > 1) and not (needs.causal and len(shape) > 0 and shape[-1] > 1)
     return True
+
+
+def _has_kernel(omega: Regularizer, like: Tensor) -> bool:
+    """Whether one kernel computes all of attention for Ω and tensors as ``like``."""
+    base, gamma = omega.canonical()
+    if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
+        return False
+    low, high = base.parameter_range
+    shape = base.parameter_shape
+    if not (low >= 1 and high <= MOST_FUSED) or low == high == 1 or shape is None or shape[-2:].numel() != 1:
+        return False
+    number = min(max(high, LEAST_FUSED), MOST_FUSED)
+    return kernels.find("fused_attend", base.name, (number,), like) is not None
 
 
 def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:
