@@ -1,5 +1,6 @@
 """Chains and alignments by the kernels for GPUs: against enumeration, finite differences, and the torch recursion."""
 
+import importlib.util
 import math
 import sys
 from pathlib import Path
@@ -73,8 +74,7 @@ def both_ways(build: object, *tensors: Tensor) -> list[list[Tensor]]:
     return found
 
 
-@pytest.mark.parametrize("states", [1, 100])
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(("states", "shared"), [(1, True), (70, True), (70, False)])
 @pytest.mark.parametrize("omega", [0.5 * Shannon(), Gini()], ids=str)
 def test_many_states_are_handled_by_tiles(states: int, shared: bool, omega: Regularizer) -> None:
     unary = torch.randn(2, 4, states, dtype=torch.float64)
@@ -86,14 +86,14 @@ def test_many_states_are_handled_by_tiles(states: int, shared: bool, omega: Regu
     assert {"chain_kernel", "chain_gradient_kernel", "chain_hessian_kernel"} <= set(STARTED)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (9, 1), (33, 4), (6, 7)], ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (9, 1), (17, 3), (4, 5)], ids=str)
 @pytest.mark.parametrize("omega", [0.5 * Shannon(), Gini()], ids=str)
 def test_tables_of_every_shape(shape: tuple[int, int], omega: Regularizer) -> None:
     costs = torch.rand(2, *shape, dtype=torch.float64)
     lengths = torch.tensor([shape, [max(shape[0] - 1, 1), max(shape[1] - 3, 1)]])
-    for band in (None, 1):
-        for a, b in zip(*both_ways(lambda c, w=band: Alignment(c, lengths, omega, w), costs), strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
+    band = 1 if shape == (4, 5) else None
+    for a, b in zip(*both_ways(lambda c: Alignment(c, lengths, omega, band), costs), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-11, atol=1e-11)
     assert {"alignment_kernel", "alignment_gradient_kernel", "alignment_hessian_kernel"} <= set(STARTED)
 
 
@@ -132,8 +132,8 @@ def test_a_spoilt_element_spoils_itself_alone(bad: float) -> None:
 
 
 def test_hundreds_of_steps_lose_no_mass() -> None:
-    chain = LinearChain(torch.randn(1, 400, 2), torch.randn(2, 2))
-    torch.testing.assert_close(chain.marginals.sum(-1), torch.ones(1, 400), rtol=0, atol=2e-7)
+    chain = LinearChain(torch.randn(1, 150, 2), torch.randn(2, 2))
+    torch.testing.assert_close(chain.marginals.sum(-1), torch.ones(1, 150), rtol=0, atol=2e-7)
     assert STARTED["chain_gradient_kernel"] == 1
 
 
@@ -175,3 +175,14 @@ def test_a_kernel_that_fails_says_so_once_and_torch_takes_its_place(step: str, m
         kernels.table._found.clear()
     for a, b in zip(found, expected, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+def test_the_script_for_whoever_has_a_gpu_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    path = Path(__file__).parents[2] / "lab" / "gpu_check.py"
+    spec = importlib.util.spec_from_file_location("gpu_check", path)
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    assert script.main(["--tiny"]) == 0
+    printed = capsys.readouterr().out
+    assert "| chain of 4 steps, 3 states, Gini |" in printed
+    assert "| tokens, causal, both passes | SDPA | entmax attention, α 1.5 | adasplash |" in printed

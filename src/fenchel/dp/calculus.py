@@ -121,15 +121,16 @@ class Recursion(ABC):
 
     def _forward_once(self, kernel: Any, keep: bool) -> tuple[Tensor, Any]:
         """What ``_forward`` returns, computed once."""
-        found: tuple[Tensor, Any, bool] | None = self._cache().get("forward")
+        key = "forward", id(kernel)  # one that failed to compile may have been replaced
+        found: tuple[Tensor, Any, bool] | None = self._cache().get(key)
         if found is None or (keep and not found[2]):
             found = *self._forward(kernel, self._inputs, keep), keep
-            self._results["forward"] = found
+            self._results[key] = found
         return found[:2]
 
     def _gradient_once(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, ones: Tensor) -> Inputs:
         """What ``_gradient`` returns for weights of 1, computed once per shape of the inputs."""
-        key = "gradient", *(each.shape for each in inputs)
+        key = "gradient", id(kernel), *(each.shape for each in inputs)
         if key not in self._results:
             self._results[key] = self._gradient(kernel, inputs, value, walk, ones)
         found: Inputs = self._results[key]

@@ -331,6 +331,7 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("argmax", "norm", "rows:normmax")
     _on_gpu("product", "norm", "products:normmax_product")
     _on_gpu("class_loss", "norm", "rows:normmax_loss")
+    _on_gpu("argmax", "bounded_gini", "boxes:project")
     _on_gpu("product", "bounded_gini", "boxes:product")
     _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
     _on_gpu("chain", "tsallis", "chains", _SMOOTH, lambda unary, *_: unary.shape[-1:] <= (128,))

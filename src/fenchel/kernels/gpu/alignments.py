@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.choices import KINDS, curvature, finite, inverse, number, smooth_three
-from fenchel.kernels.gpu.launch import constant, eps_of, launch
+from fenchel.kernels.gpu.launch import constant, eps_of, launch, warps
 
 
 class Walk(NamedTuple):
@@ -83,7 +83,7 @@ def _layout(table: Tensor) -> tuple[int, int, int, int, int, int]:
 
 def _sizes(shape: torch.Size) -> dict[str, int]:
     block = max(triton.next_power_of_2(min(shape[1:])), 32)
-    return {"BLOCK": block, "num_warps": max(1, min(block // 64, 16))}
+    return {"BLOCK": block, "num_warps": warps(block // 2)}
 
 
 @jit

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.choices import KINDS, curvature, finite, invalid, inverse, number, smooth
-from fenchel.kernels.gpu.launch import constant, eps_of, launch
+from fenchel.kernels.gpu.launch import constant, eps_of, launch, warps
 
 
 class Walk(NamedTuple):
@@ -115,7 +115,7 @@ def _sizes(states: int, dtype: torch.dtype, most: int = 4096) -> dict[str, Any]:
         "BLOCK": block,
         "TILE": tile,
         "EPS": eps_of(dtype),
-        "num_warps": min(max(block * tile // 256, block // 8), 16),
+        "num_warps": warps(max(block * tile // 8, 4 * block)),
     }
 
 
