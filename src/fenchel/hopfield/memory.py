@@ -332,7 +332,7 @@ class Memory(nn.Module):
     def _by_chunks(self, rows: Tensor) -> bool:
         """Whether patterns are read some at a time. Where ``vmap`` maps, lists of candidates cannot be kept."""
         chunked = self.chunk_size is not None or self.in_file
-        return chunked and not any(is_batched(t) for t in (rows, *self.parameters(), *self.buffers()))
+        return chunked and not any(map(is_batched, (rows, *self.parameters(), *self.buffers())))
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -137,7 +138,7 @@ class Regularizer(nn.Module):
     @property
     def parameter_shape(self) -> torch.Size | None:
         """The shape that the tensors of Ω broadcast to: what varies from row to row. None if that is not known."""
-        shapes = (t.shape for t in (*self.parameters(), *self.buffers()))
+        shapes = map(attrgetter("shape"), (*self.parameters(), *self.buffers()))
         return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     @property

@@ -135,7 +135,7 @@ def attention(
     if isinstance(omega, Tensor):
         raise TypeError("omega must be a Regularizer, such as fenchel.Gini(), got a Tensor: pass a mask as attn_mask=")
     omega = _DEFAULT if omega is None else check_omega(omega)
-    if is_causal and attn_mask is not None:
+    if check_flag(is_causal, "is_causal") and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
     result: Tensor | tuple[Tensor, Tensor] = masked_attention(
         query,
@@ -180,7 +180,7 @@ def masked_attention(
     half = autocast_dtype(query.device)
     if half is not None:
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
-    shape = _check(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, return_weights)
+    shape = _check(query, key, value, omega, attn_mask, scale, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     # In its simplest form: a grid of strength 0 would count a sink among its pixels.
     problem = Problem(query, key, value, simplified(omega), shape, attn_mask, is_causal, scale, dropout_p)
@@ -395,7 +395,6 @@ def _check(
     value: Tensor,
     omega: Regularizer,
     attn_mask: Tensor | None,
-    is_causal: bool,
     scale: float | None,
     dropout_p: float,
     return_weights: bool | str,
@@ -410,11 +409,12 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
+    # The usual case first: for small inputs the time of a call is that of its Python lines.
+    if type(dropout_p) is not float or dropout_p != 0:
+        check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
     if scale is not None:
         check_number(scale, "scale")
-    check_flag(is_causal, "is_causal")
-    if return_weights not in (True, False, "sparse"):
+    if not isinstance(return_weights, bool) and not (isinstance(return_weights, str) and return_weights == "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
     batch: tuple[int, ...] = query.shape[:-2]
     for name, shared in (("key", key), ("value", value)):

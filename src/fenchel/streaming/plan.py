@@ -265,7 +265,7 @@ def _has_kernel(omega: Regularizer, like: Tensor) -> bool:
         return False
     low, high = base.parameter_range
     shape = base.parameter_shape
-    if not (low >= 1 and high <= MOST_FUSED) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
+    if not (low >= 1 and high <= MOST_FUSED) or low == high == 1 or shape is None or shape[-2:].numel() != 1:
         return False
     number = min(max(high, LEAST_FUSED), MOST_FUSED)
     return kernels.find("fused_attend", base.name, (number,), like) is not None
