@@ -312,7 +312,9 @@ def _found(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) -
     counts = ", ".join(f"{name} {len(group) - len(speaking[name])} of {len(group)}" for name, group in found.items())
     means = {name: 100 * statistics.fmean(_values(group, "test")) for name, group in speaking.items() if group}
     listed = ", ".join(f"{name} {means[name]:.1f} %" for name in sorted(means, key=means.__getitem__, reverse=True))
-    text = f"At {size} runs that did not communicate: {counts}. The others, from the most successful: {listed}."
+    text = f"At {size} runs that did not communicate: {counts}."
+    if listed:
+        text += f" The others, from the most successful: {listed}."
     if sparse := speaking["Gaussian-Sparsemax"]:
         text += f" Codes of Gaussian-Sparsemax have {statistics.fmean(_values(sparse, 'nonzeros')):.2f} non-zeros"
         if hard := speaking["K-D Hard Concrete"]:
