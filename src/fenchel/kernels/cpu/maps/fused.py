@@ -79,7 +79,7 @@ def _adjacent(x: Any, masked: bool, i: int, j: int) -> bool:
 
 
 @strict_helper
-def _next_above(x: Any, i: int, n: int, top: Any, line: Any) -> int:
+def _next_above(x: Any, i: int, n: int, top: Any, line: Any) -> Any:
     """The first place from i on at which x − top is above a line; n if there is none."""
     while i < n:
         found = vec.bits_of((load_row_part(x, 0, i, n, x.dtype.type(-np.inf)) - top) > line)
@@ -90,7 +90,7 @@ def _next_above(x: Any, i: int, n: int, top: Any, line: Any) -> int:
 
 
 @strict_helper
-def _level_of_windows(x: Any, n: int, top: Any, strength: float, sums: Any) -> float:
+def _level_of_windows(x: Any, n: int, top: Any, strength: float, sums: Any) -> Any:
     """A level below the threshold of a row, relative to its largest score.
 
     A stretch of k entries with sum s cannot have more mass than 1, so that k·τ ≥ s − 2λ − 1. Tried are stretches of 1,
@@ -170,7 +170,7 @@ def _excursions(x: Any, n: int, top: Any, strength: float, level: float, masked:
 @helper
 def _narrowed(
     x: Any, ends: Any, top: Any, strength: float, level: float, masked: bool, steps: Any, index: Any, count: int
-) -> int:
+) -> Any:
     """The same among entries that are listed, of which the others are known not to be above the level."""
     start, kept = 0, 0
     while start < count:
@@ -190,7 +190,7 @@ def _narrowed(
 
 
 @helper
-def _candidates(x: Any, n: int, top: Any, least: Any, strength: float, sums: Any, steps: Any, index: Any) -> int:
+def _candidates(x: Any, n: int, top: Any, least: Any, strength: float, sums: Any, steps: Any, index: Any) -> Any:
     """List entries of a row among which are all that have mass; returns how many there are.
 
     With S as in ``_excursions``, max over S of Σ (w − τ) − λ·(edges) is Σ [y − τ]₊, convex in τ and 1 at the threshold:
