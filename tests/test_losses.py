@@ -1026,3 +1026,17 @@ def test_losses_of_any_omega_take_distributed_tensors(omega: Regularizer, placem
     target = omega.argmax(torch.randn(2, 3, dtype=torch.float64))
     there, wanted = (distribute_tensor(t, mesh, [placement]) for t in (scores, target))
     assert_close(fy_loss(there, wanted, omega).full_tensor(), fy_loss(scores, target, omega), **EXACT)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_gradient_of_a_reduced_loss_may_be_asked_for_and_changed_twice(reduction: Any) -> None:
+    scores, target = torch.randn(6, 5, dtype=torch.float64, requires_grad=True), torch.arange(6) % 5
+    each = fenchel.entmax_loss(scores, target, reduction="none")
+    expected = torch.autograd.grad(each.mean() if reduction == "mean" else each.sum(), scores)[0]
+    loss = fenchel.entmax_loss(scores, target, reduction=reduction)
+    first = torch.autograd.grad(3 * loss, scores, retain_graph=True)[0]
+    assert_close(first, 3 * expected)
+    first.fill_(torch.nan)  # the caller's own
+    assert_close(torch.autograd.grad(loss, scores, retain_graph=True)[0], expected)
+    assert_close(torch.autograd.grad(loss, scores, create_graph=True)[0], expected)
+    assert gradgradcheck(lambda s: fenchel.entmax_loss(s, target, reduction=reduction), scores)
