@@ -395,3 +395,17 @@ def test_strided_and_expanded_inputs_are_their_copies() -> None:
     fy_loss(single.expand(3, 4), torch.tensor([0, 1, 2]), Shannon(), reduction="sum").backward()
     p = torch.softmax(single.detach(), -1)
     assert_close(single.grad, 3 * p - torch.tensor([[1.0, 1.0, 1.0, 0.0]]).double(), **EXACT)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+def test_the_gradient_of_a_reduced_loss_may_be_asked_for_and_changed_twice(reduction: str) -> None:
+    scores, target = torch.randn(6, 5, dtype=torch.float64, requires_grad=True), torch.arange(6) % 5
+    each = entmax_loss(scores, target, reduction="none")
+    expected = torch.autograd.grad(each.mean() if reduction == "mean" else each.sum(), scores)[0]
+    loss = entmax_loss(scores, target, reduction=reduction)
+    first = torch.autograd.grad(3 * loss, scores, retain_graph=True)[0]
+    assert_close(first, 3 * expected)
+    first.fill_(torch.nan)  # the caller's own
+    assert_close(torch.autograd.grad(loss, scores, retain_graph=True)[0], expected)
+    assert_close(torch.autograd.grad(loss, scores, create_graph=True)[0], expected)
+    assert gradgradcheck(lambda s: entmax_loss(s, target, reduction=reduction), scores)

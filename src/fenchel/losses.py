@@ -105,7 +105,7 @@ def fy_loss(
 
     if weight is None and not label_smoothing and _keeps_all(target, ignore_index):
         index = omega.check_classes(target, scores, dim)
-        return reduced(omega.class_loss(scores, index, dim, mask), None, reduction).to(dtype)
+        return omega.reduced_class_loss(scores, index, dim, mask, reduction).to(dtype)
     kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
     weights = kept.to(scores.dtype)
