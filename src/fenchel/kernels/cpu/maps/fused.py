@@ -132,7 +132,7 @@ def _trace(steps: Any, m: int, strength: float, at_end: bool) -> None:
         steps[k] = 1.0 if inside else 0.0
 
 
-@helper
+@strict_helper
 def _excursions(x: Any, n: int, top: Any, strength: float, level: float, masked: bool, steps: Any, index: Any) -> int:
     """List the entries of a row whose y is above a level, see ``_variation``; returns how many there are.
 
@@ -167,7 +167,7 @@ def _excursions(x: Any, n: int, top: Any, strength: float, level: float, masked:
     return count
 
 
-@helper
+@strict_helper
 def _narrowed(
     x: Any, ends: Any, top: Any, strength: float, level: float, masked: bool, steps: Any, index: Any, count: int
 ) -> Any:
@@ -189,7 +189,7 @@ def _narrowed(
     return kept
 
 
-@helper
+@strict_helper
 def _candidates(x: Any, n: int, top: Any, least: Any, strength: float, sums: Any, steps: Any, index: Any) -> Any:
     """List entries of a row among which are all that have mass; returns how many there are.
 
