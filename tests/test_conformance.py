@@ -1,4 +1,7 @@
-"""What holds for every map: each a named property, each property for every map."""
+"""What holds for every map: each a named property, each property for every map.
+
+One file, because it is one list: what a map must hold.
+"""
 
 import math
 from collections.abc import Callable, Iterator

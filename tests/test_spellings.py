@@ -9,38 +9,21 @@ from torch import Tensor
 
 import fenchel
 from fenchel import (
-    Capped,
     Custom,
-    Fused,
     Gini,
-    KSubsets,
     LPSparseMAP,
-    Oscar,
     Regularizer,
-    SparseMAP,
-    TotalVariation2d,
-    Tsallis,
 )
 from fenchel.continuous import ContinuousAttention, GaussianBasis, LongMemory, MatchedEncoder
 from fenchel.dp import Alignment, Constituency, DynamicProgram, Lattice, LinearChain, Monotonic
 from fenchel.factors import Xor
 from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, Memory, capacity, update
 from fenchel.seq2seq import Recurrent, Transformer, Vocabulary
-from fenchel.structures import SequentialSubsets, Subsets
+from spellings import spellings
 
 N = 6
 
-SPELLINGS = {
-    "Tsallis": Tsallis(2.0),
-    "scaled": 1.0 * (1.0 * Gini()),
-    "Fused": Fused(0.0),
-    "Oscar": Oscar(0.0),
-    "grid": TotalVariation2d(0.0, shape=(1, N)),
-    "KSubsets": KSubsets(1),
-    "Capped": Capped(1.0),
-    "SparseMAP": SparseMAP(Subsets(1)),
-    "sequence": SparseMAP(SequentialSubsets(1)),
-}
+SPELLINGS = spellings(N)
 
 Answers = dict[str, Tensor]
 

@@ -105,7 +105,7 @@ def fy_loss(
 
     if weight is None and not label_smoothing and _keeps_all(target, ignore_index):
         index = omega.check_classes(target, scores, dim)
-        return reduced(omega.class_loss(scores, index, dim, mask), None, reduction).to(dtype)
+        return omega.reduced_class_loss(scores, index, dim, mask, reduction).to(dtype)
     kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
     weights = kept.to(scores.dtype)
@@ -211,7 +211,7 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 
 def _omega(kind: type[Regularizer], *parameters: float | Tensor) -> Regularizer:
     """The Ω of a loss. Those of numbers are made once: to make one takes as long as the loss of some rows."""
-    plain = all(type(each) is float for each in parameters) and not torch.compiler.is_compiling()
+    plain = {*map(type, parameters)} <= {float} and not torch.compiler.is_compiling()
     make: Any = _kept_omega if plain else kind
     omega: Regularizer = make(kind, *parameters) if plain else make(*parameters)
     return omega

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from fenchel import Capped, Fused, Gini, KSubsets, Oscar, Regularizer, SparseMAP, TotalVariation2d, Tsallis
+from fenchel import Gini, Regularizer
 from fenchel.distributed import ShardedMemory, attention
-from fenchel.structures import SequentialSubsets, Subsets
 from ranks import Ranks, part, started
+from spellings import spellings
 
 N = 12
 SIZES = (5, 4, 3)
@@ -21,20 +21,6 @@ SIZES = (5, 4, 3)
 def ranks() -> Iterator[Ranks]:
     with started(__name__) as processes:
         yield processes
-
-
-def spellings() -> dict[str, Regularizer]:
-    return {
-        "Tsallis": Tsallis(2.0),
-        "scaled": 1.0 * (1.0 * Gini()),
-        "Fused": Fused(0.0),
-        "Oscar": Oscar(0.0),
-        "grid": TotalVariation2d(0.0, shape=(1, N)),
-        "KSubsets": KSubsets(1),
-        "Capped": Capped(1.0),
-        "SparseMAP": SparseMAP(Subsets(1)),
-        "sequence": SparseMAP(SequentialSubsets(1)),
-    }
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -68,7 +54,7 @@ def check_spellings(group: Any, rank: int, ranks: int) -> None:
     for gamma in (1.0, 0.5):
         for engine in (remembered, attended):
             expected = engine(gamma * Gini(), group, mine)
-            for name, omega in spellings().items():
+            for name, omega in spellings(N).items():
                 found = engine(gamma * omega, group, mine)
                 message = f"{engine.__name__} with {gamma} · {name}"
                 assert_close(found, expected, rtol=0, atol=1e-12, msg=lambda text, where=message: f"{where}: {text}")

@@ -23,6 +23,65 @@ def test_flat_rows_of_any_width_are_uniform(width: int, alpha: float) -> None:
     assert abs(nearly.sum().item() - 1) < 2e-6
 
 
+@pytest.mark.parametrize("spread", [1e-6, 1e-3, 0.1])
+@pytest.mark.parametrize("alpha", [2.5, 4.0])
+def test_steep_rows_that_are_nearly_equal_meet_their_optimality_conditions(alpha: float, spread: float) -> None:
+    scores = spread * torch.randn(3, 5000, dtype=torch.float64)
+    p, c = fenchel.entmax(scores, alpha), alpha - 1
+    level = scores - p**c / c  # one number on the support, at least the score elsewhere
+    for row in range(3):
+        on = p[row] > 0
+        offset = level[row][on].mean()
+        assert torch.allclose(level[row][on], offset, atol=1e-12, rtol=0.0)
+        assert bool((scores[row][~on] <= offset + 1e-12).all())
+    assert torch.allclose(p.sum(-1), torch.ones(3, dtype=torch.float64), atol=1e-12)
+
+
+def simplex_projection(y: torch.Tensor) -> torch.Tensor:
+    """The projection of one row onto the simplex, by sorting."""
+    ranked = y.sort(descending=True).values
+    levels = (ranked.cumsum(0) - 1) / torch.arange(1, len(y) + 1)
+    return (y - levels[int((ranked > levels).sum()) - 1]).clamp_min(0)
+
+
+@pytest.mark.parametrize("strength", [0.3, 1.0, 5.0, 40.0])
+@pytest.mark.parametrize("kind", ["noise", "walk", "steps", "masked"])
+def test_fusedmax_with_a_strong_penalty_is_the_projection_of_the_denoised_row(strength: float, kind: str) -> None:
+    scores = torch.randn(4, 700, dtype=torch.float64)
+    if kind == "walk":
+        scores = scores.cumsum(-1)
+    if kind == "steps":
+        scores = (2 * scores).round()
+    if kind == "masked":
+        scores[torch.rand(4, 700) < 0.4] = -torch.inf
+    found = fenchel.fusedmax(scores, strength)
+    for row, p in zip(scores, found, strict=True):
+        kept = row > -torch.inf
+        z, q = row[kept], p[kept]
+        # y − z is the divergence of a flow along the row of at most λ per edge, which is ±λ where y steps.
+        y = fenchel.prox_tv1d(z, strength)
+        flow = (y - z).cumsum(0)
+        steps = y.diff()
+        assert bool((flow.abs() <= strength + 1e-9).all())
+        assert torch.allclose((flow[:-1] * steps), strength * steps.abs(), atol=1e-8)
+        assert torch.allclose(q, simplex_projection(y), atol=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 10.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_a_capped_softmax_whose_best_are_at_their_bounds_sums_to_one(sigma: float, dtype: torch.dtype) -> None:
+    scores = sigma * torch.randn(5, 1000, dtype=dtype)
+    p = fenchel.constrained_softmax(scores, 4 / 1000)
+    z = scores.double()
+    low, high = z.amin(-1, keepdim=True) - 20, z.amax(-1, keepdim=True) + 20
+    for _ in range(200):
+        middle = (low + high) / 2
+        more = (z - middle).exp().clamp_max(4 / 1000).sum(-1, keepdim=True) > 1
+        low, high = torch.where(more, middle, low), torch.where(more, high, middle)
+    expected = (z - low).exp().clamp_max(4 / 1000)
+    assert torch.allclose(p.double(), expected, atol=1e-9 if dtype == torch.float32 else 1e-15, rtol=2e-5)
+
+
 def test_a_flat_normmax_is_uniform() -> None:
     p = fenchel.normmax(torch.zeros(1, 300_000), 10.0)
     assert torch.allclose(p * 300_000, torch.tensor(1.0), atol=1e-5)

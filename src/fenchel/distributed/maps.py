@@ -260,9 +260,12 @@ class _ClassLoss(torch.autograd.Function):
         """Those of the scores and of alpha."""
         solution: Solution = ctx.solution
         kept = (ctx.index >= 0).unsqueeze(-1)
-        rate = grad.unsqueeze(-1).to(solution.offset.dtype)
-        values = torch.where(kept, rate * solution.probabilities(), 0.0)
-        to_rows = solution.spread(values, ctx.width, grad.dtype).masked_fill_(~kept, 0.0)
+        rate = torch.where(kept, grad.unsqueeze(-1).to(solution.offset.dtype), 0.0)
+        values = solution.probabilities()
+        values = values.mul_(rate.to(values.dtype))
+        to_rows = solution.spread(values, ctx.width, grad.dtype)
+        if bool(solution.broken.any()):
+            to_rows = to_rows.masked_fill_(~kept, 0.0)
         subtract_at(to_rows, ctx.place, grad)
         to_alpha = None if ctx.slope is None else torch.where(kept, rate * ctx.slope, 0.0)
         return to_rows, None, to_alpha, None, None

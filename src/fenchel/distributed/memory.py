@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_positive, check_width
+from fenchel._checks import check_count, check_positive
 from fenchel.distributed.collectives import (
     Group,
     all_max,
@@ -24,7 +24,7 @@ from fenchel.distributed.collectives import (
 )
 from fenchel.hopfield.certificates import Certificate, certify_patterns
 from fenchel.hopfield.dynamics import iterate
-from fenchel.hopfield.memory import Rows, check_rows
+from fenchel.hopfield.memory import Rows, check_rows, query_rows, rows_without
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
@@ -148,22 +148,7 @@ class ShardedMemory(nn.Module):
     def remove(self, which: int | Sequence[int] | Tensor) -> None:
         """Remove patterns of this rank, given by their places or by a boolean mask. Other ranks need not take part."""
         self._check_writable()
-        index = torch.as_tensor(which, device=self.patterns.device)
-        kept = torch.ones(len(self.patterns), dtype=torch.bool, device=self.patterns.device)
-        if index.dtype == torch.bool:
-            if index.shape != kept.shape:
-                raise ValueError(f"a mask of what to remove must have shape ({len(kept)},), got {tuple(index.shape)}")
-            kept &= ~index
-        elif index.numel():
-            if index.is_floating_point():
-                raise TypeError(f"what to remove must be places or a boolean mask, got {index.dtype}")
-            wrong = index[(index < -len(kept)) | (index >= len(kept))]
-            if wrong.numel():
-                raise IndexError(
-                    f"this rank has {len(kept)} patterns: cannot remove number {int(wrong.reshape(-1)[0])}"
-                )
-            kept[index.reshape(-1)] = False
-        self.patterns = self.patterns[kept]
+        self.patterns = self.patterns[rows_without(which, self.patterns)]
 
     # -- energy, updates and retrieval -------------------------------------------------------------------------------
 
@@ -279,11 +264,10 @@ class ShardedMemory(nn.Module):
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
-        width = self.patterns.shape[1]
-        check_width(check_floats(query, "query"), "query", width, "the patterns'")
+        rows = query_rows(query, self.patterns.shape[1], self._dtype())
         if torch.is_grad_enabled() and query.requires_grad:
             raise ValueError("query must not require gradients: a ShardedMemory is not differentiable; detach it")
-        return query.detach().reshape(-1, width).to(torch.promote_types(query.dtype, self._dtype()))
+        return rows.detach()
 
     def _check_writable(self) -> None:
         if self.in_file:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -137,7 +138,7 @@ class Regularizer(nn.Module):
     @property
     def parameter_shape(self) -> torch.Size | None:
         """The shape that the tensors of Ω broadcast to: what varies from row to row. None if that is not known."""
-        shapes = (t.shape for t in (*self.parameters(), *self.buffers()))
+        shapes = map(attrgetter("shape"), (*self.parameters(), *self.buffers()))
         return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     @property
@@ -247,6 +248,17 @@ class Regularizer(nn.Module):
         kept = index >= 0
         loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
         return torch.where(kept, loss, 0.0)
+
+    def reduced_class_loss(
+        self, scores: Tensor, index: Tensor, dim: int, mask: Tensor | None, reduction: str
+    ) -> Tensor:
+        """``class_loss`` of all rows, none of which is left out; their mean or sum unless ``reduction`` is "none"."""
+        own = self.rule is None or type(self).class_loss is not Regularizer.class_loss
+        if reduction == "none" or own or not self.zero_at_vertices:
+            loss = self.class_loss(scores, index, dim, mask)
+            return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
+        rows, rule, a = self._pose(scores, dim, mask)
+        return rule.reduced_class_loss(rows, index, reduction == "mean", *a).to(scores.dtype)
 
     def extra_repr(self) -> str:
         own = self.parameter

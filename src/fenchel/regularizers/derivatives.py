@@ -190,6 +190,34 @@ class ClassLoss(torch.autograd.Function):
         return rule.map_over(ClassLoss, info, in_dims[1:], 3, args)
 
 
+class ReducedClassLoss(torch.autograd.Function):
+    """The mean or the sum of the losses of class indices ≥ 0, for numbers as parameters and reverse mode alone.
+
+    The gradient of the scores is what the forward pass left, scaled in place: it is handed out once, and computed anew
+    if it is asked for again.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, rule: RowMap, z: Tensor, index: Tensor, mean: bool, *a: float) -> Tensor:
+        loss, ctx.residual = rule.class_loss_any(z, index, True, *a)
+        ctx.rule, ctx.a, ctx.share = rule, a, 1 / loss.numel() if mean else 1.0
+        ctx.save_for_backward(z, index)
+        return loss.mean() if mean else loss.sum()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        residual, ctx.residual = ctx.residual, None
+        nothing = (None,) * len(ctx.a)
+        if torch.is_grad_enabled():
+            z, index = ctx.saved_tensors
+            residual, *_ = _class_loss_slopes(ctx.rule, z, index, False, *ctx.a)
+            return None, grad * ctx.share * residual, None, None, *nothing
+        if residual is None or tracks_forward():
+            _, residual = ctx.rule.class_loss_any(*ctx.saved_tensors, True, *ctx.a)
+            return None, grad * ctx.share * residual, None, None, *nothing
+        return None, residual.mul_(grad * ctx.share), None, None, *nothing
+
+
 def _class_loss_slopes(rule: RowMap, z: Tensor, index: Tensor, learns: bool, *a: Any) -> tuple[Tensor, ...]:
     """The gradient of the loss in the scores and in the parameters (zero unless asked for); differentiable."""
     kept = index >= 0

@@ -20,7 +20,7 @@ from fenchel._torch import below_autograd, readable
 from fenchel.regularizers.base import Regularizer, hold
 from fenchel.regularizers.derivatives import on_support
 from fenchel.regularizers.operators import argmax_operator, pack
-from fenchel.regularizers.rowmap import ParameterMap
+from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
 from fenchel.regularizers.solvers import groups
 from fenchel.regularizers.tsallis import Gini
@@ -159,6 +159,10 @@ class Grouping(Regularizer):
     def __init__(self, strength: float | Tensor = 0.1) -> None:
         super().__init__()
         hold(self, "strength", check_strength(strength))
+
+    @property
+    def parameter(self) -> Parameter:
+        return self.strength  # also of a grid, which has no rule as long as its width is not known
 
     def canonical(self) -> tuple[Regularizer, float | Tensor]:
         """Gini for strength 0."""

@@ -26,8 +26,16 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, distributed_rule, is_distributed, known, tracks
-from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max, on_support, residual_at, saturated_sum
+from fenchel._torch import apply_function, concrete, distributed_rule, is_distributed, is_simple, known, tracks
+from fenchel.regularizers.derivatives import (
+    Argmax,
+    ClassLoss,
+    Max,
+    ReducedClassLoss,
+    on_support,
+    residual_at,
+    saturated_sum,
+)
 from fenchel.regularizers.operators import (
     argmax_operator,
     class_loss_operator,
@@ -161,6 +169,14 @@ class RowMap(ABC):
             results = self.class_loss_any(z, index, residual, *a)
         loss: Tensor = results[0]
         return loss
+
+    def reduced_class_loss(self, z: Tensor, index: Tensor, mean: bool, *a: Any) -> Tensor:
+        """The mean or the sum of ``class_loss`` over all rows, of which none is left out."""
+        if is_simple(z) and z.requires_grad and torch.is_grad_enabled() and all(type(each) is float for each in a):
+            reduced: Tensor = apply_function(ReducedClassLoss, self, z, index, mean, *self.align(z, *a))
+            return reduced
+        loss = self.class_loss(z, index, *a)
+        return loss.mean() if mean else loss.sum()
 
     def attained(self, z: Tensor, p: Tensor, *a: Any) -> Tensor:
         """⟨p, z⟩ − Ω(p): the value of max_Ω, without derivatives. −inf where nothing may be chosen."""

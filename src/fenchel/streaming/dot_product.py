@@ -135,7 +135,9 @@ def attention(
     if isinstance(omega, Tensor):
         raise TypeError("omega must be a Regularizer, such as fenchel.Gini(), got a Tensor: pass a mask as attn_mask=")
     omega = _DEFAULT if omega is None else check_omega(omega)
-    if check_flag(is_causal, "is_causal") and attn_mask is not None:
+    if type(is_causal) is not bool:  # of NumPy, or wrong
+        is_causal = check_flag(is_causal, "is_causal")
+    if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
     result: Tensor | tuple[Tensor, Tensor] = masked_attention(
         query,
@@ -409,7 +411,9 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
+    # The usual case first: for small inputs the time of a call is that of its Python lines.
+    if type(dropout_p) is not float or dropout_p != 0:
+        check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
     if scale is not None:
         check_number(scale, "scale")
     if not isinstance(return_weights, bool) and not (isinstance(return_weights, str) and return_weights == "sparse"):

@@ -238,7 +238,16 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
     if method == "fused":
-        return needs.fused and not needs.graph and _has_kernel(omega, torch.empty(0, dtype=needs.own, device=device))
+        if not needs.fused or needs.graph:
+            return False
+        base, gamma = omega.canonical()
+        if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
+            return False
+        (low, high), own = base.parameter_range, base.parameter_shape
+        if not (low >= 1 and high <= MOST_FUSED) or low == high == 1 or own is None or own[-2:].numel() != 1:
+            return False
+        like = torch.empty(0, dtype=needs.own, device=device)
+        return kernels.find("fused_attend", base.name, (min(max(high, LEAST_FUSED), MOST_FUSED),), like) is not None
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
@@ -256,19 +265,6 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         # Parameters of single queries, or of keys that not all queries see, would have to be parted too.
         return not (len(shape) > 1 and shape[-2] > 1) and not (needs.causal and len(shape) > 0 and shape[-1] > 1)
     return True
-
-
-def _has_kernel(omega: Regularizer, like: Tensor) -> bool:
-    """Whether one kernel computes all of attention for Ω and tensors as ``like``."""
-    base, gamma = omega.canonical()
-    if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
-        return False
-    low, high = base.parameter_range
-    shape = base.parameter_shape
-    if not (low >= 1 and high <= MOST_FUSED) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
-        return False
-    number = min(max(high, LEAST_FUSED), MOST_FUSED)
-    return kernels.find("fused_attend", base.name, (number,), like) is not None
 
 
 def _of_patterns(omega: Regularizer, shapes: Shapes, needs: Needs, given: Plan | None) -> Plan:

@@ -61,7 +61,7 @@ class Protocol:
 
 REAL = Protocol(Setting())
 FULL = Protocol(Setting(), (False, True))
-TOY = Protocol(Setting(width=64, hidden=64, rate=1e-2, cooling=2e-4, batch=100, updates=1_500), runs=2)
+TOY = Protocol(Setting(width=64, hidden=64, rate=1e-2, cooling=3e-4, batch=100, updates=1_000), runs=2)
 
 SUMMARY = """
 One agent sees an image and describes it with a code of {symbols} numbers, the other sees the code and {candidates}
@@ -312,7 +312,9 @@ def _found(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) -
     counts = ", ".join(f"{name} {len(group) - len(speaking[name])} of {len(group)}" for name, group in found.items())
     means = {name: 100 * statistics.fmean(_values(group, "test")) for name, group in speaking.items() if group}
     listed = ", ".join(f"{name} {means[name]:.1f} %" for name in sorted(means, key=means.__getitem__, reverse=True))
-    text = f"At {size} runs that did not communicate: {counts}. The others, from the most successful: {listed}."
+    text = f"At {size} runs that did not communicate: {counts}."
+    if listed:
+        text += f" The others, from the most successful: {listed}."
     if sparse := speaking["Gaussian-Sparsemax"]:
         text += f" Codes of Gaussian-Sparsemax have {statistics.fmean(_values(sparse, 'nonzeros')):.2f} non-zeros"
         if hard := speaking["K-D Hard Concrete"]:

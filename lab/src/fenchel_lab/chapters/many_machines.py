@@ -177,19 +177,24 @@ class Loss:
 
 
 def _losses(protocol: Protocol, generator: torch.Generator, context: Context) -> list[Loss]:
-    found, works = [], len(protocol.classes) * len(protocol.spreads) * sum(r + 100 for r in protocol.ranks)
-    done = 0
+    found: list[Loss] = []
+    works, done = len(protocol.spreads) * sum(r + 100 for c in protocol.classes for r in _shared_by(c, protocol)), 0
     for classes in protocol.classes:
         normal = torch.randn(protocol.rows, classes, generator=generator)
         target = torch.randint(classes, (protocol.rows,), generator=generator)
         for spread in protocol.spreads:
             scores = spread * normal
-            for ranks in protocol.ranks:
+            for ranks in _shared_by(classes, protocol):
                 found.append(run_loss(scores, target, ranks, spread))
                 done += ranks + 100
                 note = f"{classes:,} classes, σ = {spread:g}, {ranks:,} machines"
                 context.progress(0.8 * done / works, note)
     return found
+
+
+def _shared_by(classes: int, protocol: Protocol) -> list[int]:
+    """The numbers of machines that some classes are spread over: each has eight at least."""
+    return [ranks for ranks in protocol.ranks if classes >= 8 * ranks]
 
 
 def run_loss(

@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Record:
-    """A run that was finished: what was run, what came out, and what it cost."""
+    """A run that was finished: what was run, what came out, and how many seconds passed, pauses included."""
 
     cell: dict[str, str]
     seed: int

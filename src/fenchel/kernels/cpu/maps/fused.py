@@ -170,7 +170,7 @@ def _excursions(x: Any, n: int, top: Any, strength: float, level: float, masked:
 @helper
 def _narrowed(
     x: Any, ends: Any, top: Any, strength: float, level: float, masked: bool, steps: Any, index: Any, count: int
-) -> int:
+) -> Any:
     """The same among entries that are listed, of which the others are known not to be above the level."""
     start, kept = 0, 0
     while start < count:

@@ -8,7 +8,7 @@ import numpy as np
 from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper, unrolled
 from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, solve_steep_batch, store_batch, store_steep_batch
 from fenchel.kernels.cpu.maps.blocks import (
     filter_candidates,
@@ -91,7 +91,7 @@ def argmax_of_narrow(
     finish_streams()
 
 
-@strict
+@unrolled
 def argmax_of_wide(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
@@ -141,7 +141,7 @@ def loss_of_narrow(
     finish_streams()
 
 
-@strict
+@unrolled
 def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
     """As ``loss_of_narrow`` for wider rows."""
     x, powers, target = borrowed(x), borrowed(powers), borrowed(target)

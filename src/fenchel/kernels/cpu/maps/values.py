@@ -1,6 +1,7 @@
 """Ω of Tsallis on rows, max_Ω of rows whose argmax is known, and the derivative of Ω in α.
 
-With c = α − 1, ln_c(p) = (p^c − 1)/c = log p · ∫₀¹ exp(xt) dt at x = c·log p, and Ω(p) = Σ p·ln_c(p)/α, for every α.
+With c = α − 1, ln_c(p) = (p^c − 1)/c = log p · ∫₀¹ exp(xt) dt at x = c·log p, and Ω(p) = Σ p·ln_c(p)/α, for every α. At
+p = argmax_Ω(z) all of the support has ln_c(p) = z − A: one entry tells A, and max_Ω = (c⟨p, z⟩ + A)/α.
 """
 
 from __future__ import annotations
@@ -9,12 +10,15 @@ import math
 from typing import Any
 
 import numpy as np
+from numba import types
+from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.compiler import strict, strict_helper
+from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 
 _MOMENTS = tuple(tuple(1 / (math.factorial(k) * (k + order + 1)) for k in range(19)) for order in (0, 1))
 _FIRST, _SECOND = _MOMENTS
+_SHORT_FIRST, _SHORT_SECOND = (series[:12] for series in _MOMENTS)  # what is left out is below 2e-10
 _GROUP = 8  # vectors whose sum is in the precision of the rows
 
 
@@ -31,41 +35,78 @@ def moments(q: Any, c: float, weight: Any, lift: float) -> Any:
     far = (x > 1.0) | (x < -1.0)
     large = vec.select(far, x, 1.0)
     power = vec.exp2((large + log * lift) * (1 / math.log(2.0)))
-    first = vec.select(far, (power - weight) / large, weight * vec.polynomial(near, _FIRST))
-    second = vec.select(far, (weight + (large - 1.0) * power) / large / large, weight * vec.polynomial(near, _SECOND))
+    first = vec.select(far, (power - weight) / large, weight * series(near, 0))
+    second = vec.select(far, (weight + (large - 1.0) * power) / large / large, weight * series(near, 1))
     return log, first, second
+
+
+def series(x: Any, order: int) -> Any:
+    """∫₀¹ exp(xt) dt, or ∫₀¹ t exp(xt) dt if ``order`` is 1, for |x| ≤ 1, in the precision of x."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(series, strict=False, jit_options=INLINED)
+def _series(x: Any, order: Any) -> Any:
+    if x.dtype == types.float32:
+        return lambda x, order: vec.polynomial(x, _SHORT_SECOND) if order else vec.polynomial(x, _SHORT_FIRST)
+    return lambda x, order: vec.polynomial(x, _SECOND) if order else vec.polynomial(x, _FIRST)
 
 
 @strict
 def entmax_value(first: int, last: int, p: Any, z: Any, powers: Any, out: Any) -> None:
     """Ω of each row p or, if there are scores z, ⟨p, z⟩ − Ω(p), not below the largest score; powers are a column."""
-    n, lanes = p.shape[1], vec.lanes(p)
+    n = p.shape[1]
+    for row in range(first, last):
+        if z.size > 0:
+            out[row] = _maximum(p, z, row * n, n, powers[row, 0])
+        else:
+            out[row] = _value(p, row * n, n, powers[row, 0])
+
+
+@strict_helper
+def _value(p: Any, start: int, n: int, c: float) -> float:
+    lanes = vec.lanes(p)
+    zero = vec.splat(p.dtype.type(0))
+    value = vec.widen(zero)
+    for group in range(0, n if c < np.inf else 0, _GROUP * lanes):
+        v = zero
+        for i in range(group, min(group + _GROUP * lanes, n), lanes):
+            q = vec.load_part(p, start + i, min(lanes, n - i), 0.0)
+            if vec.any_lane((q > 0.0) | vec.unordered(q, q)):
+                log, moment, _ = moments(q, c, q, 1.0)
+                v += vec.select(q > 0.0, log * moment, q)
+        value += vec.widen(v)
+    return vec.sum_lanes(value) / (1.0 + c) if c < np.inf else 0.0
+
+
+@strict_helper
+def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> float:
+    lanes = vec.lanes(p)
     nothing = p.dtype.type(-np.inf)
     zero = vec.splat(p.dtype.type(0))
-    for row in range(first, last):
-        c = powers[row, 0]
-        value, along = vec.widen(zero), vec.widen(zero)
-        top = vec.splat(nothing)
-        for start in range(0, n, _GROUP * lanes):
-            v, a = zero, zero
-            for i in range(start, min(start + _GROUP * lanes, n), lanes):
-                count = min(lanes, n - i)
-                q = vec.load_part(p, row * n + i, count, 0.0)
-                if z.size > 0:
-                    s = vec.load_part(z, row * n + i, count, nothing)
-                    top = vec.maximum(s, top)
-                    a += vec.select((q > 0.0) | (q < 0.0) | vec.unordered(q, q), q * s, zero)
-                if c < np.inf and vec.any_lane((q > 0.0) | vec.unordered(q, q)):
-                    log, moment, _ = moments(q, c, q, 1.0)
-                    v += vec.select(q > 0.0, log * moment, q)
-            value, along = value + vec.widen(v), along + vec.widen(a)
-        total = vec.sum_lanes(value) / (1.0 + c) if c < np.inf else 0.0
-        if z.size > 0:
-            largest = np.float64(vec.max_lanes(top))
-            total = vec.sum_lanes(along) - total
-            total = largest if total < largest else total
-            total = largest if largest == -np.inf else total
-        out[row] = total
+    top, share = zero + nothing, zero
+    for i in range(0, n, lanes):
+        top = vec.maximum(vec.load_part(z, start + i, min(lanes, n - i), nothing), top)
+        share = vec.maximum(vec.load_part(p, start + i, min(lanes, n - i), 0.0), share)
+    top, share = vec.max_everywhere(top), vec.max_everywhere(share)
+    largest = np.float64(vec.first_lane(top))
+    if largest == -np.inf:
+        return largest
+    along = vec.widen(zero)
+    for group in range(0, n, _GROUP * lanes):
+        a = zero
+        for i in range(group, min(group + _GROUP * lanes, n), lanes):
+            q = vec.load_part(p, start + i, min(lanes, n - i), 0.0)
+            s = vec.load_part(z, start + i, min(lanes, n - i), nothing) - top
+            a += vec.select((q > 0.0) | (q < 0.0) | vec.unordered(q, q), q * s, zero)
+        along += vec.widen(a)
+    total = vec.sum_lanes(along)
+    if c < np.inf:
+        q = vec.widen(vec.select(share > 0.0, share, 1.0))
+        log, moment, _ = moments(q, c, vec.select(q > 0.0, 1.0, q), 0.0)
+        offset = -vec.first_lane(log * moment)
+        total = (c * total + offset) / (1.0 + c)
+    return largest if total < 0.0 else largest + total
 
 
 @strict
