@@ -121,10 +121,8 @@ def times(device: str, tiny: bool) -> None:
     print("\n| tokens, causal, both passes | SDPA | entmax attention, α 1.5 | adasplash |\n| --- | --- | --- | --- |")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     for length in (16,) if tiny else (4096, 16_384):
-        own = [
-            torch.randn(1, 1 if tiny else 8, length, 16 if tiny else 64, device=device, dtype=dtype).requires_grad_()
-            for _ in "qkv"
-        ]
+        shape = (1, 1, length, 16) if tiny else (1, 8, length, 64)
+        own = [torch.randn(shape, device=device, dtype=dtype).requires_grad_() for _ in "qkv"]
 
         def both(attend: Callable[..., Any], own: Any = own, **options: Any) -> None:
             output = attend(*own, **options)

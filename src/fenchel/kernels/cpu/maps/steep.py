@@ -130,7 +130,7 @@ def _smallest_probability(z: Any, m: int, across: bool, least: Any, above: Any, 
         for i in range(0, m * lanes, lanes):
             vec.store(p, i, vec.select(vec.load(z, i) == 0.0, share, none))
         return w
-    zero = origin * 0.0
+    zero = vec.widen(none)  # not origin · 0, which is −0
     enough = 2.0**-28 if z.itemsize == 4 else 2.0**-51
     before = zero + 1e300
     active = origin < 0.0
