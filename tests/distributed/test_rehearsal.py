@@ -64,6 +64,32 @@ def test_rows_in_any_number_of_parts(
             assert_close(each[4], own.grad, rtol=1e-9, atol=1e-11)
 
 
+@pytest.mark.parametrize("alpha", [1.0, 1.3, 1.5, 2.0])
+@pytest.mark.parametrize("rows", [0, 4])
+def test_broken_rows_touch_no_others(alpha: float, rows: int) -> None:
+    scores = normal(9, 4).T[:rows]  # columns are apart in memory
+    scores = scores.clone() if not rows else scores
+    if rows:
+        scores[0, 2], scores[1, 8], scores[2] = torch.nan, torch.inf, -torch.inf
+    target = torch.tensor([0, 1, 2, 3])[:rows]
+    target[:1] = -100
+    parts = scores.split((2, 0, 7), -1)
+
+    def run(rank: int, group: Any) -> Any:
+        mine = parts[rank].detach().requires_grad_()
+        loss = fd.entmax_loss(mine, target, alpha, group=group, reduction="none")
+        loss.sum().backward()
+        return fd.entmax(mine, alpha, group=group).detach(), loss.detach(), mine.grad
+
+    results = rehearse(run, 3).results
+    whole = scores.detach().requires_grad_()
+    loss = fenchel.entmax_loss(whole, target, alpha, reduction="none")
+    loss.sum().backward()
+    for i, expected in ((0, fenchel.entmax(whole, alpha).detach()), (2, whole.grad)):
+        assert_close(torch.cat([each[i] for each in results], -1), expected, **EXACT, equal_nan=True)
+    assert_close(results[1][1], loss.detach(), **EXACT, equal_nan=True)
+
+
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("gathered", [0, 1 << 30], ids=["ring", "gathered"])
 @pytest.mark.parametrize("length", [3, 21])

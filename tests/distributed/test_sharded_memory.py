@@ -13,7 +13,8 @@ import torch
 from torch.testing import assert_close
 
 import fenchel
-from fenchel.distributed import ShardedMemory
+import fenchel.distributed
+from fenchel.distributed import ShardedMemory, context
 from fenchel.hopfield import Memory
 from ranks import Ranks, part, split, started
 
@@ -104,6 +105,23 @@ def check_changes(group: Any, rank: int, ranks: int) -> None:
     assert_close(memory.step(queries), Memory(left).step(queries), **EXACT)
 
 
+def check_other_group(group: Any, rank: int, ranks: int) -> None:
+    """A group of ranks 1 and 3 alone: numbers of ranks in the group are not those of the world."""
+    own = torch.distributed.new_group([1, 3])
+    if rank not in (1, 3):
+        return
+    place, (patterns, queries) = (rank - 1) // 2, drawn(40, 6)
+    mine = part(40, (13, 27), place)
+    memory, plain = ShardedMemory(patterns[mine], group=own), Memory(patterns)
+    assert_close(memory.step(queries), plain.step(queries), **EXACT)
+    assert_close(memory.certify().radius, plain.certify().radius[mine], **EXACT)
+    rows = queries @ patterns.T
+    assert_close(fenchel.distributed.entmax(rows[:, mine], group=own), fenchel.entmax(rows)[:, mine], **EXACT)
+    for context.GATHERED in (0, 1 << 30):
+        found = fenchel.distributed.attention(patterns[mine], patterns[mine], patterns[mine], group=own, is_causal=True)
+        assert_close(found, fenchel.attention(patterns, patterns, patterns, is_causal=True)[mine], **EXACT)
+
+
 def check_file(group: Any, rank: int, ranks: int, folder: str) -> None:
     patterns, queries = drawn(40, 6)
     path = Path(folder) / f"{rank}.bin"
@@ -168,6 +186,10 @@ def test_shapes_and_broken_queries(ranks: Ranks) -> None:
 
 def test_patterns_are_added_and_removed_by_single_ranks(ranks: Ranks) -> None:
     ranks.run("check_changes", ranks=3)
+
+
+def test_a_group_of_other_ranks_than_the_first(ranks: Ranks) -> None:
+    ranks.run("check_other_group")
 
 
 def test_patterns_in_files_are_read_and_never_touched(ranks: Ranks, tmp_path: Path) -> None:

@@ -94,6 +94,8 @@ def rehearse(function: Callable[[int, Any], T], ranks: int) -> Rehearsal[T]:
 
     threads = [threading.Thread(target=play, args=(rank,), daemon=True) for rank in range(ranks)]
     started = []
+    helpers = torch.get_num_threads()
+    torch.set_num_threads(1)  # or each of thousands of threads would have helpers of its own
     try:
         for thread in threads:
             thread.start()
@@ -104,6 +106,7 @@ def rehearse(function: Callable[[int, Any], T], ranks: int) -> Rehearsal[T]:
     finally:
         for thread in started:
             thread.join()
+        torch.set_num_threads(helpers)
     if room.failure is not None:
         raise room.failure
     return Rehearsal(results, room.transfers)
