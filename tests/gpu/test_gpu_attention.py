@@ -84,7 +84,7 @@ def test_strided_inputs_are_read_in_place() -> None:
     agree((query, key, value), Tsallis(1.5))
     with launch.recorded() as found:
         attention(query.detach(), key.detach(), value.detach())
-    assert [t.data_ptr() for t in found[0][1][:3]] == [t.data_ptr() for t in (query, key, value)]
+    assert [t.data_ptr() for t in found[0][1][0][:3]] == [t.data_ptr() for t in (query, key, value)]
 
 
 def test_wide_heads_and_a_sink() -> None:

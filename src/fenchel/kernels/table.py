@@ -321,9 +321,5 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("class_loss", "norm", "rows:normmax_loss")
     _on_gpu("product", "bounded_gini", "boxes:product")
     _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
-    if kernels.TRITON:  # in the interpreter alone: Triton 3.7 fails to compile the forward pass for real devices
-        for _step, _kernel in (
-            ("attend", "attention:attend"),
-            ("attend_backward", "attention_backward:attend_backward"),
-        ):
-            register(f"fused_{_step}", "tsallis", f"gpu.{_kernel}", dtypes=_HALF, ranges=_OUTPUT)
+    _on_gpu("fused_attend", "tsallis", "attention:attend", _OUTPUT)
+    _on_gpu("fused_attend_backward", "tsallis", "attention_backward:attend_backward", _OUTPUT)
