@@ -70,7 +70,7 @@ def usable(room: str, *tensors: Tensor) -> bool:
 
 
 from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
-from fenchel.kernels.table import NotCompiledError, find, find_again, register  # noqa: E402
+from fenchel.kernels.table import NotCompiledError, find, find_again, offers, register  # noqa: E402
 
 __all__ = [
     "ENABLED",
@@ -80,6 +80,7 @@ __all__ = [
     "enabled",
     "find",
     "find_again",
+    "offers",
     "ready",
     "register",
     "usable",

@@ -248,6 +248,12 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
     return None
 
 
+def offers(step: str, name: str, like: Tensor) -> bool:
+    """Whether a tensor of a graph, which holds no data yet, may meet a kernel for devices when the graph runs."""
+    rows = _table.get((step, name), ()) if kernels.ENABLED else ()
+    return any(row.device == like.device.type and like.dtype in row.dtypes for row in rows)
+
+
 def _guarded(row: _Row, rows: list[_Row], kernel: Callable[..., Any]) -> _Guarded:
     def remove() -> None:
         rows.remove(row)

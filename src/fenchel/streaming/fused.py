@@ -28,8 +28,8 @@ _REST = "float number, str name, bool causal, float scale, float dropout, SymInt
 _STATE = ("top", "offset", "mean", "used")
 
 
-def serves(omega: Regularizer, like: Tensor) -> bool:
-    """Whether there is a kernel for Ω, and tensors as ``like``."""
+def serves(omega: Regularizer, like: Tensor, *, graph: bool = False) -> bool:
+    """Whether there is a kernel for Ω, and tensors as ``like``; in a graph, whether there may be one when it runs."""
     base, gamma = omega.canonical()
     if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
         return False
@@ -37,6 +37,8 @@ def serves(omega: Regularizer, like: Tensor) -> bool:
     shape = base.parameter_shape
     if not (low >= 1 and high <= MOST) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
         return False
+    if graph:
+        return kernels.offers(STEP, base.name, like) and kernels.offers(BACKWARD, base.name, like)
     number = min(max(high, LEAST), MOST)
     # Both, or a backward pass that does not compile would be met again and again.
     return all(kernels.find(step, base.name, (number,), like) is not None for step in (STEP, BACKWARD))

@@ -208,7 +208,7 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
     if method == "fused":
-        return needs.fused and not needs.graph and serves(omega, torch.empty(0, dtype=needs.own, device=device))
+        return needs.fused and serves(omega, torch.empty(0, dtype=needs.own, device=device), graph=needs.graph)
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:
