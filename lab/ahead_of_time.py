@@ -62,8 +62,8 @@ def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[s
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if target.startswith("gfx") and "PRECISION" in options:
-        options = {**options, "PRECISION": "ieee"}  # see ``launch.PRECISION``
+    if target.startswith("gfx"):  # see ``launch.PRECISION`` and ``launch.MOST_REGISTERS``
+        options = {k: "ieee" if k == "PRECISION" else v for k, v in options.items() if k != "maxnreg"}
     names = list(kernel.arg_names)
     constants = {(names.index(k),): v for k, v in options.items() if k not in _OPTIONS}
     signature: dict[str, Any] = dict.fromkeys(names, "constexpr")

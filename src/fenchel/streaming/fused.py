@@ -12,12 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fenchel import kernels
 from fenchel._operators import define_operator
 from fenchel._torch import apply_function, below_autograd, tracks
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.operators import registered_map
+from fenchel.regularizers.rows import combine_masks
 
 STEP, BACKWARD = "fused_attend", "fused_attend_backward"
 LEAST, MOST = math.nextafter(1.0, 2.0), 2.0
@@ -35,8 +37,10 @@ def serves(omega: Regularizer, like: Tensor, *, graph: bool = False) -> bool:
         return False
     low, high = base.parameter_range
     shape = base.parameter_shape
-    if not (low >= 1 and high <= MOST) or low == high == 1 or shape is None or any(n != 1 for n in shape[-2:]):
+    if not (low >= 1 and high <= MOST) or shape is None or any(n != 1 for n in shape[-2:]):
         return False
+    if low == high == 1:  # torch's own attention, of every device but the CPU
+        return kernels.ENABLED and (kernels.TRITON or like.device.type != "cpu")
     if graph:
         return kernels.offers(STEP, base.name, like) and kernels.offers(BACKWARD, base.name, like)
     number = min(max(high, LEAST), MOST)
@@ -57,6 +61,8 @@ def fused_attention(
 ) -> Tensor:
     """Attention for checked arguments, (…, L, D); the shape is that of the scores.
 
+    At α = 1 it is torch's own, of which some kernels can be differentiated only once: ``torch.nn.attention`` chooses.
+
     Raises ``kernels.NotCompiledError`` if the kernel does not serve these tensors.
     """
     base, gamma = omega.canonical()
@@ -70,6 +76,10 @@ def fused_attention(
     q = query.expand(*batch, *query.shape[-2:]).reshape(*outer, groups, *query.shape[-2:])
     k = _of_heads(key, batch, shared).reshape(*outer, *key.shape[-2:])
     v = _of_heads(value, batch, shared).reshape(*outer, *value.shape[-2:])
+    if base.parameter_range == (1.0, 1.0):
+        mask = mask if mask is None or mask.dtype == torch.bool else mask / gamma
+        output = _softmax_attention(q, k, v, mask, batch, is_causal, scale / float(gamma), dropout)
+        return output.reshape(*batch, length, value.shape[-1])
     if isinstance(alpha, Tensor):
         alpha = alpha.to(torch.promote_types(query.dtype, torch.float32)).expand(*batch, 1, 1).reshape(*outer, groups)
     if mask is not None:
@@ -80,12 +90,42 @@ def fused_attention(
     args = (q, k, v, mask, *a, base.name, is_causal, scale / float(gamma), float(dropout), seed)
     kept = tracks(q, k, v, alpha)
     if torch.compiler.is_compiling():
-        output: Tensor = _operator(*args, kept)[0]
+        output = _operator(*args, kept)[0]
     elif kept:
         output = apply_function(_Fused, (_forward, _backward), *args)[0]
     else:
         output = _forward(*args, False)[0]
     return output.reshape(*batch, length, value.shape[-1])
+
+
+def _softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    batch: Sequence[int],
+    is_causal: bool,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Attention by torch's own kernels, (batch, heads, L, D); zeros for queries without keys, where torch has NaN."""
+    outer, groups = query.shape[0], query.shape[2]
+    query = query.flatten(1, 2)
+    empty = None
+    if mask is not None:
+        if is_causal:
+            place = torch.arange(max(query.shape[2], key.shape[2]), device=query.device)
+            mask = combine_masks(mask, place[: query.shape[2], None] >= place[: key.shape[2]])
+            is_causal = False
+        assert mask is not None
+        boolean = mask.dtype == torch.bool
+        empty = ~mask.any(-1, keepdim=True) if boolean else torch.eq(mask, -torch.inf).all(-1, keepdim=True)
+        mask = mask | empty if boolean else torch.where(empty, 0.0, mask).to(query.dtype)
+        mask = mask.expand(*batch, *mask.shape[-2:]).reshape(outer, -1, *mask.shape[-2:])
+        empty = empty.expand(*batch, *empty.shape[-2:]).reshape(outer, -1, *empty.shape[-2:])
+    options: dict[str, Any] = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale, "enable_gqa": groups > 1}
+    output = F.scaled_dot_product_attention(query, key, value, mask, **options)
+    return output if empty is None else torch.where(empty, 0.0, output)
 
 
 def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
@@ -285,7 +325,8 @@ def _backward_in_torch_operations(grad: Tensor, *rest: Any) -> tuple[Tensor, ...
 
 def _or_empty(found: Sequence[Tensor | None], like: Tensor, needed: Sequence[bool]) -> tuple[Tensor, ...]:
     """Gradients as an operator returns them: empty tensors in place of those that are not needed."""
-    return tuple(like.new_empty(0) if t is None else t for t in found)
+    pairs = zip(found, needed, strict=True)
+    return tuple(t if t is not None and is_needed else like.new_empty(0) for t, is_needed in pairs)
 
 
 def _backward_with_derivatives(*args: Any) -> Any:

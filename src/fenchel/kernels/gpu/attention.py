@@ -28,7 +28,16 @@ import triton.language as tl
 from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import ANY, advance, jit, mass
-from fenchel.kernels.gpu.launch import INTERPRETED, PRECISION, constant, eps_of, kind_of, launch, per_row
+from fenchel.kernels.gpu.launch import (
+    INTERPRETED,
+    MOST_REGISTERS,
+    PRECISION,
+    constant,
+    eps_of,
+    kind_of,
+    launch,
+    per_row,
+)
 from fenchel.kernels.gpu.rows import entmax
 from fenchel.kernels.table import NotServedError
 
@@ -134,13 +143,14 @@ def blocks(width: int, depth: int, dtype: torch.dtype, kernel: str = "attend") -
     e, f = (max(16, triton.next_power_of_2(n)) for n in (width, depth))
     if max(e, f) > 256:
         raise NotServedError(f"heads must be at most 256 wide, got {max(width, depth)}")
+    wide = max(e, f)
     if dtype == torch.float64:
-        size = 16
+        rows, keys, warps = 16, 16, 4 if wide <= 128 else 8
     elif dtype == torch.float32:
-        size = 32 if max(e, f) <= 128 else 16
+        rows, keys, warps = (32, 32, 4 if wide <= 32 else 8) if wide <= 128 else (16, 16, 8)
     else:
-        size = 64 if max(e, f) <= 128 else 32
-    return {"BE": e, "BF": f, "BM": size, "BN": size, "num_warps": 4 if max(e, f) <= 64 else 8, "num_stages": 2}
+        rows, keys, warps = 64 if wide <= 128 else 32, 32, 4 if wide <= 64 and kernel != "keys" else 8
+    return {"BE": e, "BF": f, "BM": rows, "BN": keys, "num_warps": warps, "num_stages": 2, **MOST_REGISTERS}
 
 
 def attend(
@@ -187,10 +197,9 @@ def state_shapes(query: Tensor, value: Tensor) -> dict[str, tuple[int, ...]]:
 
 
 @jit
-def load(
-    X: tl.tensor, at: tl.tensor, inside: tl.tensor, per_entry: tl.tensor, width: tl.tensor, B: tl.constexpr
-) -> Any:
-    """Some rows of a tensor, which begin at offsets ``at``, as (rows, B); zeros beyond its end."""
+def load(rows: tl.tuple, B: tl.constexpr) -> Any:
+    """Some rows of a tensor, (rows, B), zeros beyond its end: (tensor, where they begin, which exist, step, width)."""
+    X, at, inside, per_entry, width = rows
     e = tl.arange(0, B)
     within = inside[:, None] & (e < width)[None, :]
     return tl.load(X + at[:, None] + e.to(tl.int64)[None, :] * per_entry, mask=within, other=0.0)
@@ -198,41 +207,39 @@ def load(
 
 @jit
 def store(X: tl.tensor, at: tl.tensor, inside: tl.tensor, block: tl.tensor, width: tl.tensor, B: tl.constexpr) -> None:
-    """Write what ``load`` reads; entries of a row are contiguous."""
+    """Write rows whose entries are contiguous."""
     e = tl.arange(0, B)
     within = inside[:, None] & (e < width)[None, :]
     tl.store(X + at[:, None] + e[None, :], block.to(X.dtype.element_ty), mask=within)
 
 
 @jit
-def load_queries(
-    X: Inputs, bh: tl.tensor, first: tl.tensor, BM: tl.constexpr, BE: tl.constexpr, EPS: tl.constexpr
-) -> Any:
-    """A block of rows of a head: their numbers, whether they exist, the queries, and c = α − 1 of each."""
+def of_queries(X: Inputs, bh: tl.tensor, first: tl.tensor, BM: tl.constexpr, EPS: tl.constexpr) -> Any:
+    """A block of rows of a head: their numbers, the queries for ``load``, and c = α − 1 of each, (rows, 1)."""
     DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
     b, h = (bh // X.heads).to(tl.int64), (bh % X.heads).to(tl.int64)
     rows = first + tl.arange(0, BM)
     inside = rows < X.groups * X.length
     group = tl.where(inside, rows // X.length, 0).to(tl.int64)
     at = group * X.of_query[2] + (rows % X.length).to(tl.int64) * X.of_query[3]
-    q = load(X.query + b * X.of_query[0] + h * X.of_query[1], at, inside, X.of_query[4], X.width, BE)
+    queries = (X.query + b * X.of_query[0] + h * X.of_query[1], at, inside, X.of_query[4], X.width)
     alpha = tl.load(X.alpha + b * X.of_alpha[0] + h * X.of_alpha[1] + group * X.of_alpha[2])
     c = (alpha.to(tl.float64) - 1.0).to(DTYPE)
-    return rows, inside, q, tl.where(tl.abs(c) < 1e-20, 1e-20, c)[:, None]
+    return rows, queries, tl.where(tl.abs(c) < 1e-20, 1e-20, c)[:, None]
 
 
 @jit
-def load_keys(X: Inputs, bh: tl.tensor, keys: tl.tensor, BE: tl.constexpr) -> Any:
-    """A block of keys of a head, (keys, BE)."""
+def of_keys(X: Inputs, bh: tl.tensor, keys: tl.tensor) -> Any:
+    """A block of keys of a head for ``load``."""
     base = X.key + (bh // X.heads).to(tl.int64) * X.of_key[0] + (bh % X.heads).to(tl.int64) * X.of_key[1]
-    return load(base, keys.to(tl.int64) * X.of_key[2], keys < X.keys, X.of_key[3], X.width, BE)
+    return base, keys.to(tl.int64) * X.of_key[2], keys < X.keys, X.of_key[3], X.width
 
 
 @jit
-def load_values(X: Inputs, bh: tl.tensor, keys: tl.tensor, BF: tl.constexpr) -> Any:
-    """The values of a block of keys of a head, (keys, BF)."""
+def of_values(X: Inputs, bh: tl.tensor, keys: tl.tensor) -> Any:
+    """The values of a block of keys of a head for ``load``."""
     base = X.value + (bh // X.heads).to(tl.int64) * X.of_value[0] + (bh % X.heads).to(tl.int64) * X.of_value[1]
-    return load(base, keys.to(tl.int64) * X.of_value[2], keys < X.keys, X.of_value[3], X.depth, BF)
+    return base, keys.to(tl.int64) * X.of_value[2], keys < X.keys, X.of_value[3], X.depth
 
 
 @jit
@@ -250,19 +257,33 @@ def product(a: tl.tensor, b: tl.tensor, PRECISION: tl.constexpr) -> Any:
 
 
 @jit
-def scores(
-    X: Inputs,
-    bh: tl.tensor,
-    q: tl.tensor,
-    k: tl.tensor,
-    rows: tl.tensor,
-    keys: tl.tensor,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+def similarity(
+    rows: tl.tuple, a: tl.tensor, others: tl.tuple, b: tl.tensor, B: tl.constexpr, PRECISION: tl.constexpr
 ) -> Any:
-    """Scores of some rows and keys, −inf where a query does not see a key."""
-    x = product(q, tl.trans(k), PRECISION)
+    """a bᵀ for blocks (rows, B) of two tensors, given both as rows for ``load`` and as loaded.
+
+    Where blocks are wide for their precision they are read again, some columns at a time: a program that holds the
+    factors of a whole product in registers spills. What was loaded and is not used, the compiler leaves out.
+    """
+    CHUNK: tl.constexpr = 16 if a.dtype == tl.float64 else 32 if a.dtype == tl.float32 else B
+    if B <= CHUNK:
+        out = product(a, tl.trans(b), PRECISION)
+    else:
+        X, at, inside, per_entry, width = rows
+        Y, place, exist, per_other, _ = others
+        out = tl.zeros([a.shape[0], b.shape[0]], a.dtype)
+        for e in range(0, width, CHUNK):  # not B: loops of known length are unrolled, and all is held again
+            some = load((X + tl.cast(e, tl.int64) * per_entry, at, inside, per_entry, width - e), CHUNK)
+            more = load((Y + tl.cast(e, tl.int64) * per_other, place, exist, per_other, width - e), CHUNK)
+            out += product(some, tl.trans(more), PRECISION)
+    return out
+
+
+@jit
+def seen(
+    X: Inputs, bh: tl.tensor, x: tl.tensor, rows: tl.tensor, keys: tl.tensor, CAUSAL: tl.constexpr, MASK: tl.constexpr
+) -> Any:
+    """Scores of some rows and keys, from products x: scaled, with the mask, −inf where a query does not see a key."""
     x = x * tl.load(X.scale).to(x.dtype)
     query = rows % X.length
     visible = (rows < X.groups * X.length)[:, None] & (keys < X.keys)[None, :]
@@ -277,6 +298,25 @@ def scores(
         else:
             x = x + m.to(x.dtype)
     return tl.where(visible, x, float("-inf"))
+
+
+@jit
+def scores(
+    X: Inputs,
+    bh: tl.tensor,
+    queries: tl.tuple,
+    q: tl.tensor,
+    rows: tl.tensor,
+    keys: tl.tensor,
+    BE: tl.constexpr,
+    CAUSAL: tl.constexpr,
+    MASK: tl.constexpr,
+    PRECISION: tl.constexpr,
+) -> Any:
+    """Scores of some rows and keys, which are read here."""
+    others = of_keys(X, bh, keys)
+    x = similarity(queries, q, others, load(others, BE), BE, PRECISION)
+    return seen(X, bh, x, rows, keys, CAUSAL, MASK)
 
 
 @jit
@@ -364,7 +404,8 @@ def attend_kernel(
     bh = tl.program_id(1)
     first = tl.program_id(0) * BM
     j = tl.arange(0, BN)
-    rows, inside, q, c = load_queries(X, bh, first, BM, BE, EPS)
+    rows, queries, c = of_queries(X, bh, first, BM, EPS)
+    q = load(queries, BE)
     count = tl.cdiv(visible_keys(X, first, BM, CAUSAL), BN)  # blocks of keys
     USED += (bh.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * words
 
@@ -375,7 +416,7 @@ def attend_kernel(
         found = tl.zeros([BM], tl.int32)
         for i in range(tl.minimum(count - 32 * w, 32)):
             keys = (w * 32 + i) * BN + j
-            x = scores(X, bh, q, load_keys(X, bh, keys, BE), rows, keys, CAUSAL, MASK, PRECISION)
+            x = scores(X, bh, queries, q, rows, keys, BE, CAUSAL, MASK, PRECISION)
             here = tl.max(tl.where(x != x, float("inf"), x), axis=1)
             top = tl.maximum(top, here)
             near = c * (here - tl.where(top > float("-inf"), top, 0.0))[:, None] > -1.0
@@ -400,7 +441,7 @@ def attend_kernel(
             for _ in range(how_many(word)):
                 i, word = take_lowest(word)
                 keys = (w * 32 + i) * BN + j
-                x = scores(X, bh, q, load_keys(X, bh, keys, BE), rows, keys, CAUSAL, MASK, PRECISION)
+                x = scores(X, bh, queries, q, rows, keys, BE, CAUSAL, MASK, PRECISION)
                 p, s = mass(x - (top + offset)[:, None], c, c, KIND, TERMS)
                 here = tl.sum(p, axis=1)
                 S += here
@@ -425,7 +466,7 @@ def attend_kernel(
         for _ in range(how_many(word)):
             i, word = take_lowest(word)
             keys = (w * 32 + i) * BN + j
-            x = scores(X, bh, q, load_keys(X, bh, keys, BE), rows, keys, CAUSAL, MASK, PRECISION)
+            x = scores(X, bh, queries, q, rows, keys, BE, CAUSAL, MASK, PRECISION)
             p, s = mass(x - (top + offset)[:, None], c, c, KIND, TERMS)
             here = tl.sum(p, axis=1)
             S += here
@@ -434,7 +475,7 @@ def attend_kernel(
             if DROPS:
                 factor = factors(X, bh, rows, keys, DTYPE)
                 p, s = p * factor, s * factor
-            v = load_values(X, bh, keys, BF)
+            v = load(of_values(X, bh, keys), BF)
             out += product(p.to(v.dtype), v, PRECISION)
             mean += product(s.to(v.dtype), v, PRECISION)
         write_word(USED + w, found)  # for the kernels of the backward pass, which start when this one has ended
@@ -445,6 +486,7 @@ def attend_kernel(
     out = tl.where(bad[:, None], float("nan"), out - mean * rest[:, None])
     offset = tl.where(bad, float("nan"), offset + rest / D)
     at = bh.to(tl.int64) * (X.groups * X.length) + rows
+    inside = rows < X.groups * X.length
     store(OUT, at * X.depth, inside, out, X.depth, BF)
     if KEEP:
         store(MEAN, at * X.depth, inside, mean, X.depth, BF)
@@ -459,7 +501,7 @@ def _decode(problem: Problem) -> Tensor:
     """The output for a few rows: all their scores, their weights by the map of rows, and the values in use."""
     like, (keys, depth) = problem.query, problem.value.shape[2:]
     rules = problem.options("decode")
-    sizes = {name: rules[name] for name in ("BN", "PRECISION", "num_warps", "num_stages")}
+    sizes = {name: rules[name] for name in ("BN", "PRECISION", "num_warps", "num_stages", *MOST_REGISTERS)}
     sizes["BM"] = max(triton.next_power_of_2(problem.rows), 16)
     exact = torch.promote_types(like.dtype, torch.float32)
     x = like.new_empty(problem.heads, problem.rows, keys, dtype=exact)
@@ -489,11 +531,11 @@ def decode_scores_kernel(
 ) -> None:
     """The scores of all rows for one block of keys, which is read once."""
     bh = tl.program_id(1)
-    rows, inside, q, _ = load_queries(X, bh, 0, BM, BE, EPS)
+    rows, queries, _ = of_queries(X, bh, 0, BM, EPS)
     keys = tl.program_id(0) * BN + tl.arange(0, BN)
-    x = scores(X, bh, q, load_keys(X, bh, keys, BE), rows, keys, False, MASK, PRECISION)
+    x = scores(X, bh, queries, load(queries, BE), rows, keys, BE, False, MASK, PRECISION)
     at = (bh.to(tl.int64) * (X.groups * X.length) + rows)[:, None] * X.keys + keys[None, :]
-    tl.store(OUT + at, x, mask=inside[:, None] & (keys < X.keys)[None, :])
+    tl.store(OUT + at, x, mask=(rows < X.groups * X.length)[:, None] & (keys < X.keys)[None, :])
 
 
 @jit
@@ -517,7 +559,7 @@ def decode_values_kernel(
         within = (rows < total)[:, None] & (keys < X.keys)[None, :]
         p = tl.load(P + at[:, None] * X.keys + keys[None, :], mask=within, other=0.0)
         if tl.max(tl.max((p != 0.0).to(tl.int32), axis=1), axis=0) > 0:  # else the values are not read; NaN is in use
-            v = load_values(X, bh, keys, BF)
+            v = load(of_values(X, bh, keys), BF)
             out += product(p.to(v.dtype), v, PRECISION)
     at = (tl.program_id(0) * tl.num_programs(1) + bh).to(tl.int64) * total + rows
     store(OUT, at * X.depth, rows < total, out, X.depth, BF)

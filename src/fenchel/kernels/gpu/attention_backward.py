@@ -22,11 +22,12 @@ from fenchel.kernels.gpu.attention import (
     factors,
     how_many,
     load,
-    load_keys,
-    load_queries,
-    load_values,
+    of_keys,
+    of_queries,
+    of_values,
     product,
-    scores,
+    seen,
+    similarity,
     store,
     take_lowest,
     visible_keys,
@@ -76,7 +77,7 @@ def attend_backward(
 
 
 @jit
-def load_gradients(
+def of_rows(
     X: Inputs,
     GRAD: tl.tensor,
     DELTA: tl.tensor,
@@ -84,14 +85,13 @@ def load_gradients(
     OFFSET: tl.tensor,
     at: tl.tensor,
     inside: tl.tensor,
-    BF: tl.constexpr,
 ) -> Any:
-    """The gradients of a block of rows, and of each row ⟨grad, mean⟩, the largest score, and the offset, (rows, 1)."""
-    grad = load(GRAD, at * X.depth, inside, 1, X.depth, BF)
+    """The gradients of a block of rows for ``load``; ⟨grad, mean⟩, largest score and offset of each, (rows, 1)."""
+    grads = (GRAD, at * X.depth, inside, 1, X.depth)
     delta = tl.load(DELTA + at, mask=inside, other=0.0)
     top = tl.load(TOP + at, mask=inside, other=0.0)
     offset = tl.load(OFFSET + at, mask=inside, other=0.0)
-    return grad, delta[:, None], top[:, None], offset[:, None]
+    return grads, delta[:, None], top[:, None], offset[:, None]
 
 
 @jit
@@ -122,9 +122,11 @@ def queries_kernel(
     TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
     bh = tl.program_id(1)
     first = tl.program_id(0) * BM
-    rows, inside, q, c = load_queries(X, bh, first, BM, BE, EPS)
+    rows, queries, c = of_queries(X, bh, first, BM, EPS)
+    inside = rows < X.groups * X.length
     at = bh.to(tl.int64) * (X.groups * X.length) + rows
-    grad, delta, top, offset = load_gradients(X, GRAD, DELTA, TOP, OFFSET, at, inside, BF)
+    grads, delta, top, offset = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, inside)
+    q, grad = load(queries, BE), load(grads, BF)
     out = tl.zeros([BM, BE], DTYPE)
     slope = tl.zeros([BM], DTYPE)
     USED += (bh.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * words
@@ -134,10 +136,12 @@ def queries_kernel(
         for _ in range(how_many(word)):
             i, word = take_lowest(word)
             keys = (w * 32 + i) * BN + tl.arange(0, BN)
-            k = load_keys(X, bh, keys, BE)
-            x = scores(X, bh, q, k, rows, keys, CAUSAL, MASK, PRECISION)
+            others = of_keys(X, bh, keys)
+            k = load(others, BE)
+            x = seen(X, bh, similarity(queries, q, others, k, BE, PRECISION), rows, keys, CAUSAL, MASK)
             p, s = mass(x - top - offset, c, c, KIND, TERMS)
-            g = product(grad, tl.trans(load_values(X, bh, keys, BF)), PRECISION)
+            values = of_values(X, bh, keys)
+            g = similarity(grads, grad, values, load(values, BF), BF, PRECISION)
             if DROPS:
                 g = g * factors(X, bh, rows, keys, DTYPE)
             to_scores = s * (g - delta)
@@ -183,8 +187,8 @@ def keys_kernel(
     block = tl.program_id(0)
     keys = block * BN + tl.arange(0, BN)
     total = X.groups * X.length
-    k = load_keys(X, bh, keys, BE)
-    v = load_values(X, bh, keys, BF)
+    others, values = of_keys(X, bh, keys), of_values(X, bh, keys)
+    k, v = load(others, BE), load(values, BF)
     to_key = tl.zeros([BN, BE], DTYPE)
     to_value = tl.zeros([BN, BF], DTYPE)
     count = tl.cdiv(total, BM)
@@ -198,12 +202,13 @@ def keys_kernel(
         word = tl.reduce(bits << bit, 0, either)
         for _ in range(how_many(word)):
             i, word = take_lowest(word)
-            rows, inside, q, c = load_queries(X, bh, (w * 32 + i) * BM, BM, BE, EPS)
+            rows, queries, c = of_queries(X, bh, (w * 32 + i) * BM, BM, EPS)
             at = bh.to(tl.int64) * total + rows
-            grad, delta, top, offset = load_gradients(X, GRAD, DELTA, TOP, OFFSET, at, inside, BF)
-            x = scores(X, bh, q, k, rows, keys, CAUSAL, MASK, PRECISION)
+            grads, delta, top, offset = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, rows < total)
+            q, grad = load(queries, BE), load(grads, BF)
+            x = seen(X, bh, similarity(queries, q, others, k, BE, PRECISION), rows, keys, CAUSAL, MASK)
             p, s = mass(x - top - offset, c, c, KIND, TERMS)
-            g = product(grad, tl.trans(v), PRECISION)
+            g = similarity(grads, grad, values, v, BF, PRECISION)
             if DROPS:
                 factor = factors(X, bh, rows, keys, DTYPE)
                 p, g = p * factor, g * factor

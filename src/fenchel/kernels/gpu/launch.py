@@ -33,6 +33,9 @@ PRECISION = "ieee" if torch.version.hip else "tf32x3"
 """How products of float32 are computed. Nvidia's tensor cores round to ten bits of a factor; three of their products,
 of the rounded factors and of what was cut off, are nearly as good as float32. AMD's have products of float32."""
 
+MOST_REGISTERS: dict[str, Any] = {} if torch.version.hip else {"maxnreg": 255}
+"""An option for Nvidia's assembler: all registers. Else it may choose to spill, for the sake of more programs."""
+
 Parameter = float | Tensor
 
 
