@@ -147,9 +147,9 @@ def blocks(width: int, depth: int, dtype: torch.dtype, kernel: str = "attend") -
     if dtype == torch.float64:
         rows, keys, warps = 16, 16, 4 if wide <= 128 else 8
     elif dtype == torch.float32:
-        rows, keys, warps = (32, 32, 4 if wide <= 32 else 8) if wide <= 128 else (16, 16, 8)
+        rows, keys, warps = 32 if wide <= 64 else 16, 32 if wide <= 128 else 16, 4 if wide <= 32 else 8
     else:
-        rows, keys, warps = 64 if wide <= 128 else 32, 32, 4 if wide <= 64 and kernel != "keys" else 8
+        rows, keys, warps = 64 if wide <= 128 else 32, 32, 4 if wide <= 64 and kernel == "attend" else 8
     return {"BE": e, "BF": f, "BM": rows, "BN": keys, "num_warps": warps, "num_stages": 2, **MOST_REGISTERS}
 
 
