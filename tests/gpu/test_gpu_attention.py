@@ -96,7 +96,7 @@ def test_strided_inputs_are_read_in_place() -> None:
 def test_wide_heads_and_a_sink() -> None:
     agree((randn(1, 3, 130), randn(1, 17, 130), randn(1, 17, 65)), Tsallis(1.5))
     query, key, value = randn(1, 3, 4), randn(1, 17, 4), randn(1, 17, 4)
-    output = attention(query, key, value, scale=1.0, sink=torch.tensor(0.3).double())
+    output = attention(query, key, value, scale=1.0, sink=torch.tensor(0.3, dtype=torch.float64))
     extended = torch.cat([query, torch.ones(1, 3, 1)], -1), F.pad(key, (0, 1, 1, 0)), F.pad(value, (0, 0, 1, 0))
     extended[1][..., 0, -1] = 0.3  # a key of its own, without a value
     torch.testing.assert_close(output, oracles.attention(*extended, 1.5, scale=1.0), atol=1e-12, rtol=0)
