@@ -79,12 +79,12 @@ check: setup  ## lint, format, types, layers
 AS_AVX2 := import sys; from fenchel_lab.bench import targets; sys.exit(targets.run_as_avx2(sys.argv[1:]))
 check-targets: setup  ## run the tests of maps and losses compiled for AVX2, on a machine with AVX-512
 	@$(BIN)/python -c "$(AS_AVX2)" $(BIN)/python -m pytest -q -n 2 -m "not slow" \
-		tests/kernels tests/test_conformance.py tests/test_losses.py tests/regularizers
+		tests/kernels tests/test_conformance.py tests/test_loss*.py tests/regularizers
 
 # Not part of continuous integration: each installs another torch, with several gigabytes of libraries for GPUs.
 OLDEST := .venv-oldest
 NEWEST := .venv-newest
-VERSIONS := tests/test_conformance.py tests/test_losses.py tests/regularizers tests/streaming
+VERSIONS := tests/test_conformance.py tests/test_loss*.py tests/regularizers tests/streaming
 define TRY
 	@test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	@$(1)/bin/python -m pip install --quiet --disable-pip-version-check $(2) -e . pytest pytest-xdist hypothesis mpmath cvxpy

@@ -168,6 +168,11 @@ class Visit:
         self.page.screenshot(path=SCREENS / f"{name}.png")
 
 
+def chromium() -> str | None:
+    """The path of the system's Chromium, or of the browser that ``CHROMIUM`` names."""
+    return os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
 def walk(version: str) -> Iterator[str]:
     """Click through the site at two widths, in light and dark mode; what went wrong."""
     from playwright.sync_api import sync_playwright
@@ -175,12 +180,8 @@ def walk(version: str) -> Iterator[str]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(HTML)))
     threading.Thread(target=server.serve_forever, daemon=True).start()
     address = f"http://127.0.0.1:{server.server_port}/"
-    path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if path is None:
-        yield "there is no chromium; install the system's package, or set CHROMIUM"
-        return
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=chromium(), args=FLAGS)
         for width, mode in ((w, m) for w in WIDTHS for m in ("light", "dark")):
             visit = Visit(browser, address, WIDTHS[width], mode)
             for name in PAGES:
@@ -244,6 +245,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--built", action="store_true", help="check the site that is there, and no packages")
     built = parser.parse_args().built
+    if chromium() is None:
+        print(
+            "There is no chromium: install the system's package (apt-get install chromium), or set CHROMIUM to a path."
+        )
+        return 1
+    if shutil.which("node") is None:
+        print("There is no node: install the system's packages nodejs and npm (version 20 or newer).")
+        return 1
     if not built and subprocess.run([sys.executable, str(ROOT / "docs" / "build.py")]).returncode:
         return 1
     version = re.search(r'"([^"]+)"', (HTML / "versions.js").read_text(encoding="utf-8")).group(1)

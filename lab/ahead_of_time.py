@@ -47,12 +47,16 @@ class Resources:
     shared: int
 
 
-def record(call: Callable[[], Any]) -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
-    """The kernels that a call would launch, with their arguments and options."""
+def record(call: Callable[[], Any], target: str = "sm_90") -> list[tuple[Any, tuple[Any, ...], dict[str, Any]]]:
+    """The kernels that a call would launch on a target, with their arguments and options."""
     from fenchel.kernels.gpu import launch
 
-    with launch.recorded() as found:
-        call()
+    before, launch.LANES = launch.LANES, TARGETS[target][2]
+    try:
+        with launch.recorded() as found:
+            call()
+    finally:
+        launch.LANES = before
     return list(found)
 
 

@@ -3,87 +3,103 @@
     python lab/gpu_check.py > gpu.md                       # correctness and times
     compute-sanitizer --tool racecheck python lab/gpu_check.py --correctness
     compute-sanitizer --tool memcheck python lab/gpu_check.py --correctness
+    FENCHEL_KERNELS=triton TRITON_INTERPRET=1 python lab/gpu_check.py --tiny    # without a GPU: whether it runs
 
-``entmax`` and ``adasplash`` are timed if they are installed. No test runs this, and no figure of it is in the
-documentation until somebody has measured it.
+``entmax`` and ``adasplash`` are timed if they are installed. No figure of it is in the documentation until somebody has
+measured it.
 """
 
 from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import triton
+from torch import Tensor
 from torch.nn import functional as F
 
 import fenchel
+from fenchel import kernels
+from fenchel.dp import Alignment, LinearChain
 from fenchel.kernels.gpu.launch import STARTED
 
 
-def correctness() -> bool:
-    """Maps, losses and attention of the device beside those of the CPU in double precision; whether all agree."""
+def correctness(device: str, tiny: bool) -> bool:
+    """Maps, losses, attention and programs of the device beside torch operations on the CPU; whether all agree."""
     print("| what | largest error |\n| --- | --- |")
     good = True
-    for width in (37, 4096, 16_384, 50_000):
+
+    def compare(what: str, bound: float, call: Callable[..., Sequence[Tensor]], *inputs: Tensor) -> None:
+        nonlocal good
+        results = call(*(t.to(device).requires_grad_() for t in inputs))
+        with kernels.enabled(False):
+            exact = call(*(t.double().requires_grad_() for t in inputs))
+        pairs = zip(results, exact, strict=True)
+        error = max((a.detach().cpu().double() - b.detach()).abs().max().item() for a, b in pairs)
+        good &= error < bound
+        print(f"| {what} | {error:.1e} |", flush=True)
+
+    def with_gradients(result: Tensor, *inputs: Tensor) -> Sequence[Tensor]:
+        weight = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(result)
+        return result, *torch.autograd.grad((weight * result).sum(), inputs)
+
+    for width in (37,) if tiny else (37, 4096, 16_384, 50_000):
+        z = torch.randn(4 if tiny else 64, width)
         for alpha in (0.7, 1.3, 1.5, 2.0, 3.0):
-            z = torch.randn(64, width)
-            STARTED.clear()
-            found = fenchel.entmax(z.cuda(), alpha).cpu().double()
-            good &= bool(STARTED)
-            error = (found - fenchel.entmax(z.double(), alpha)).abs().max().item()
-            good &= error < 3e-6
-            print(f"| entmax, α {alpha}, {width} wide | {error:.1e} |")
-    for name, error, allowed in _attention_errors():
-        good &= error < allowed
-        print(f"| attention, {name} | {error:.1e} |")
-    return good
+            compare(f"entmax, α {alpha}, {width} wide", 3e-6, lambda z, a=alpha: [fenchel.entmax(z, a)], z)
+        compare(f"k-subsets, {width} wide", 3e-6, lambda z: with_gradients(fenchel.k_subsets(z, 3), z), z)
+    for length, heads in ((20, 1),) if tiny else ((130, 4), (1024, 2)):
+        inputs = torch.randn(3, 2, heads, length, 16 if tiny else 64).unbind()
+        for causal in (False, True):
+            compare(
+                f"attention, {length} tokens{', causal' if causal else ''}",
+                1e-3,
+                lambda *own, c=causal: with_gradients(fenchel.attention(*own, is_causal=c), *own),
+                *inputs,
+            )
+    options: dict[str, dict[str, Any]] = {
+        "α 2": {"omega": fenchel.Gini()},
+        "α 1.2": {"omega": fenchel.Tsallis(1.2)},
+        "boolean mask": {"attn_mask": torch.rand(40, 40) < 0.5},
+        "heads that share keys": {},
+    }
+    for (name, given), width in itertools.product(options.items(), (16,) if tiny else (20, 64, 128, 256)):
+        masked = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+        own = torch.randn(2, 4, 40, width), torch.randn(2, 2, 40, width), torch.randn(2, 2, 40, width)
 
+        def attend(q: Tensor, k: Tensor, v: Tensor, given: Any = given, masked: Any = masked) -> Sequence[Tensor]:
+            return with_gradients(
+                fenchel.attention(q, k, v, **(given if q.dtype == torch.float64 else masked)), q, k, v
+            )
 
-def _attention_errors() -> Iterator[tuple[str, float, float]]:
-    """Largest errors of output and gradients for each kind of problem, and what is allowed."""
-    cases: list[tuple[str, torch.dtype, int, int, dict[str, Any]]] = [
-        ("130 tokens", torch.float32, 130, 64, {}),
-        ("1024 tokens, causal", torch.float32, 1024, 64, {"is_causal": True}),
-        ("300 tokens, heads 128 wide", torch.float32, 300, 128, {"is_causal": True}),
-        ("300 tokens, heads 256 wide", torch.float32, 300, 256, {}),
-        ("300 tokens, heads 20 wide", torch.float32, 300, 20, {}),
-        ("300 tokens, α 2", torch.float32, 300, 64, {"omega": fenchel.Gini()}),
-        ("300 tokens, α 1.2", torch.float32, 300, 64, {"omega": fenchel.Tsallis(1.2)}),
-        ("300 tokens, boolean mask", torch.float32, 300, 64, {"attn_mask": torch.rand(300, 300) < 0.5}),
-        ("300 tokens, mask that is added", torch.float32, 300, 64, {"attn_mask": torch.randn(4, 1, 300)}),
-        ("130 tokens", torch.float64, 130, 64, {"is_causal": True}),
-        ("1024 tokens, causal", torch.bfloat16, 1024, 64, {"is_causal": True}),
-        ("1024 tokens, causal, heads 128 wide", torch.float16, 1024, 128, {"is_causal": True}),
-    ]
-    for name, dtype, length, width, options in cases:
-        query = torch.randn(2, 4, length, width).to(dtype)
-        key, value = torch.randn(2, 2, 2, length, width).to(dtype)  # two heads of the query share keys
-        own = [t.cuda().requires_grad_() for t in (query, key, value)]
-        exact = [t.double().requires_grad_() for t in (query, key, value)]
-        on_device = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in options.items()}
-        STARTED.clear()
-        output, expected = fenchel.attention(*own, **on_device), fenchel.attention(*exact, **options)
-        grad = torch.randn_like(output)
-        pairs = [(output, expected)]
-        slopes = torch.autograd.grad(output, own, grad)
-        pairs += zip(slopes, torch.autograd.grad(expected, exact, grad.cpu().double()), strict=True)
-        errors = [((a.detach().cpu().double() - b.detach()).abs().max() / b.abs().max()).item() for a, b in pairs]
-        reached = all(STARTED[kernel] for kernel in ("attend_kernel", "queries_kernel", "keys_kernel"))
-        allowed = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 3e-2, torch.float16: 1e-2}[dtype]
-        label = f"{str(dtype).removeprefix('torch.')}, {name}"
-        yield label if reached else f"{label} (no kernel)", max(errors) if reached else torch.inf, allowed
-    query, key, value = torch.randn(2, 4, 1, 64), torch.randn(2, 2, 5000, 64), torch.randn(2, 2, 5000, 64)
-    found = fenchel.attention(query.cuda(), key.cuda(), value.cuda()).cpu().double()
-    error = (found - fenchel.attention(query.double(), key.double(), value.double())).abs().max().item()
-    yield "one query, 5000 keys", error, 1e-5
+        compare(f"attention, heads {width} wide, {name}", 1e-3, attend, *own)
+    one = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1100, 16), torch.randn(1, 2, 1100, 16)
+    compare("attention of one query", 1e-4, lambda *own: [fenchel.attention(*(t.detach() for t in own))], *one)
+    for name, omega in (("Shannon", fenchel.Shannon()), ("Gini", fenchel.Gini())):
+        for states, steps in ((3, 4),) if tiny else ((20, 100), (128, 50)):
 
+            def chain(unary: Tensor, transition: Tensor, omega: Any = omega) -> Sequence[Tensor]:
+                d = LinearChain(unary, transition, omega=omega)
+                each = *with_gradients(d.value, unary, transition), *with_gradients(d.marginals, unary, transition)
+                return [t.flatten() for t in each]
 
-def _milliseconds(call: Callable[[], Any]) -> str:
-    return f"{triton.testing.do_bench(call):.3f}"
+            inputs = torch.randn(2, steps, states), torch.randn(states, states)
+            compare(f"chain of {steps} steps, {states} states, {name}", 1e-3, chain, *inputs)
+        for size in (5,) if tiny else (100, 1000):
+
+            def alignment(costs: Tensor, omega: Any = omega) -> Sequence[Tensor]:
+                d = Alignment(costs, omega=omega)
+                return *with_gradients(d.value, costs), *with_gradients(d.marginals, costs)
+
+            compare(f"alignment, {size} × {size}, {name}", 1e-3, alignment, torch.rand(2, size, size + 2))
+    print(f"\nKernels that were started: {dict(STARTED)}\n")
+    return good and bool(STARTED)
 
 
 def _peer(name: str) -> Any:
@@ -93,48 +109,68 @@ def _peer(name: str) -> Any:
         return None
 
 
-def times() -> None:
+def times(device: str, tiny: bool) -> None:
     """Tables of milliseconds, forward and forward with backward."""
-    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}, Triton {triton.__version__}\n")
+    name = torch.cuda.get_device_name() if device == "cuda" else "Triton's interpreter"
+    print(f"{name}, torch {torch.__version__}, Triton {triton.__version__}\n")
+
+    def milliseconds(call: Callable[[], Any] | None) -> str:
+        if call is None:
+            return "–"
+        if device == "cuda":
+            return f"{triton.testing.do_bench(call):.3f}"
+        start = time.perf_counter()
+        call()
+        return f"{1e3 * (time.perf_counter() - start):.3f}"
+
     peer = _peer("entmax")
     print(
         "| rows | torch.softmax | entmax, α 1.5 | sparsemax | entmax package, α 1.5 |\n| --- | --- | --- | --- | --- |"
     )
-    for rows, width in ((8192, 1024), (8192, 4096), (4096, 16_384), (2048, 50_000)):
-        z = torch.randn(rows, width, device="cuda")
-        calls = [lambda z=z: torch.softmax(z, -1), lambda z=z: fenchel.entmax(z), lambda z=z: fenchel.sparsemax(z)]
-        cells = [_milliseconds(call) for call in calls]
-        cells.append("–" if peer is None else _milliseconds(lambda z=z: peer.entmax15(z)))
-        print(f"| {rows} × {width} | " + " | ".join(cells) + " |")
-    splash = _peer("adasplash")
+    for rows, width in ((4, 64),) if tiny else ((8192, 1024), (8192, 4096), (4096, 16_384), (2048, 50_000)):
+        z = torch.randn(rows, width, device=device)
+        calls: list[Callable[[], Any] | None] = [
+            lambda z=z: torch.softmax(z, -1),
+            lambda z=z: fenchel.entmax(z),
+            lambda z=z: fenchel.sparsemax(z),
+            None if peer is None else lambda z=z: peer.entmax15(z),
+        ]
+        print(f"| {rows} × {width} | " + " | ".join(map(milliseconds, calls)) + " |", flush=True)
+    splash = None if device == "cpu" else _peer("adasplash")
     print("\n| tokens, causal, both passes | SDPA | entmax attention, α 1.5 | adasplash |\n| --- | --- | --- | --- |")
-    for length in (4096, 16_384):
-        q, k, v = (torch.randn(1, 8, length, 64, device="cuda", dtype=torch.bfloat16).requires_grad_() for _ in "qkv")
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    for length in (16,) if tiny else (4096, 16_384):
+        own = [
+            torch.randn(1, 1 if tiny else 8, length, 16 if tiny else 64, device=device, dtype=dtype).requires_grad_()
+            for _ in "qkv"
+        ]
 
-        def both(attend: Callable[..., Any], own: tuple[Any, ...] = (q, k, v), **options: Any) -> None:
+        def both(attend: Callable[..., Any], own: Any = own, **options: Any) -> None:
             output = attend(*own, **options)
             torch.autograd.grad(output, own, torch.ones_like(output))
 
-        cells = [
-            _milliseconds(lambda run=both: run(F.scaled_dot_product_attention, is_causal=True)),
-            _milliseconds(lambda run=both: run(fenchel.attention, is_causal=True)),
-            "–" if splash is None else _milliseconds(lambda run=both: run(splash.adasplash, alpha=1.5, is_causal=True)),
+        calls = [
+            lambda run=both: run(F.scaled_dot_product_attention, is_causal=True),
+            lambda run=both: run(fenchel.attention, is_causal=True),
+            None if splash is None else lambda run=both: run(splash.adasplash, alpha=1.5, is_causal=True),
         ]
-        print(f"| {length} | " + " | ".join(cells) + " |")
+        print(f"| {length} | " + " | ".join(map(milliseconds, calls)) + " |", flush=True)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Run the checks that the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--correctness", action="store_true", help="no times")
-    asked = parser.parse_args()
-    if not torch.cuda.is_available():
+    parser.add_argument("--tiny", action="store_true", help="small sizes, on the CPU, by Triton's interpreter")
+    asked = parser.parse_args(arguments)
+    device = "cpu" if asked.tiny else "cuda"
+    if device == "cuda" and not torch.cuda.is_available():
         print("there is no GPU here", file=sys.stderr)
         return 2
     torch.manual_seed(0)
-    good = correctness()
+    good = correctness(device, asked.tiny)
     if not asked.correctness:
-        times()
+        times(device, asked.tiny)
     return 0 if good else 1
 
 

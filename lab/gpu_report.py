@@ -14,13 +14,27 @@ from typing import Any
 import torch
 from ahead_of_time import TARGETS, compile_for, record
 
-from fenchel.kernels.gpu import attention, attention_backward, boxes, products, rows
+from fenchel.kernels.gpu import alignments, attention, attention_backward, boxes, chains, products, rows
 
 _BEGIN, _END = "<!-- written by `make gpu-report` -->", "<!-- end -->"
 
 
 def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Calls that launch every kernel, with a name each; one configuration per kernel unless ``all_sizes``."""
+
+    def chain(states: int, shared: bool, alpha: float) -> None:
+        unary, transition = torch.zeros(2, 5, states), torch.zeros(1, 1 if shared else 4, states, states)
+        ends, lengths, weight = torch.zeros(1, states), torch.tensor([5, 5]), torch.zeros(2, dtype=torch.float64)
+        value, walk = chains.forward(unary, transition, (ends, ends), lengths, alpha, 1.0, True)
+        chains.gradient(weight, value, walk, lengths, unary.shape, transition.shape[1])
+        chains.hessian_product(weight, value, walk, lengths, unary, transition, alpha, 1.0)
+
+    def alignment(size: int, alpha: float) -> None:
+        costs, lengths, weight = torch.zeros(2, size, size), torch.tensor([[9, 9]] * 2), torch.zeros(2).double()
+        value, walk = alignments.forward(costs, lengths, alpha, 1.0, True)
+        alignments.gradient(weight, value, walk, lengths, costs.shape)
+        alignments.hessian_product(weight, value, walk, lengths, costs, alpha, 1.0)
+
     widths = (1000, 4096, 16_384, 32_000) if all_sizes else (1000, 32_000)
     per_row, index = torch.full((4, 1), 1.3), torch.zeros(4, dtype=torch.long)
     for width in widths:
@@ -33,7 +47,16 @@ def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]
             yield f"its product, {name}", partial(products.entmax_product, z, None, z, alpha)
         yield f"α's gradient, {width} wide", partial(products.entmax_pull, z, None, z, per_row)
         if width <= 4096:
+            yield f"k-subsets, {width} wide", partial(boxes.project, z, 1.0, 2.0)
             yield f"product of k-subsets, {width} wide", partial(boxes.product, z, None, z, 1.0, 2.0)
+    for alpha in (1.0, 2.0) if all_sizes else (2.0,):
+        omega = "Gini" if alpha == 2 else "Shannon"
+        for states in (16, 64, 128) if all_sizes else (64,):
+            yield f"chain, {states} states, {omega}", partial(chain, states, True, alpha)
+        for size in (100, 1000, 2000) if all_sizes else (1000,):
+            yield f"alignment, {size} × {size}, {omega}", partial(alignment, size, alpha)
+    if all_sizes:
+        yield "chain, 64 states, steps of their own, Gini", partial(chain, 64, False, 2.0)
     yield from attention_launches(all_sizes=all_sizes)
 
 
@@ -67,14 +90,15 @@ def table(*, all_sizes: bool = True) -> list[str]:
     lines = ["| call | kernel | warps | " + " | ".join(TARGETS) + " |", "| --- " * (3 + len(TARGETS)) + "|"]
     seen = set()
     for name, call in launches(all_sizes=all_sizes):
-        for kernel, args, options in record(call):
+        on_each = [record(call, target) for target in TARGETS]
+        for i, (kernel, args, options) in enumerate(on_each[0]):
             key = kernel.__name__, str(sorted(options.items())), tuple(getattr(a, "dtype", None) for a in args)
             if key in seen:
                 continue
             seen.add(key)
             cells = []
-            for target in TARGETS:
-                found = compile_for(target, kernel, args, options)
+            for target, launched in zip(TARGETS, on_each, strict=True):
+                found = compile_for(target, *launched[i])
                 cells.append(f"{found.registers} / {found.spilled} / {found.shared}")
             lines.append(f"| {name} | `{kernel.__name__}` | {options['num_warps']} | " + " | ".join(cells) + " |")
             print(lines[-1], flush=True)

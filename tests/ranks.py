@@ -58,8 +58,13 @@ class Ranks:
             self.processes.append(process)
             self.pipes.append(own)
 
-    def run(self, name: str, *args: Any, ranks: int = MOST, seconds: float = 60.0) -> list[Any]:
-        """The results of a function on the first ranks; RankError if one raises or does not answer in time."""
+    def run(
+        self, name: str, *args: Any, ranks: int = MOST, seconds: float = 60.0, dies: int | None = None
+    ) -> list[Any]:
+        """The results of a function on the first ranks; RankError if one raises or does not answer in time.
+
+        The rank ``dies`` must end without an answer.
+        """
         job = pickle.dumps((self.module, name, ranks, args))
         for pipe in self.pipes[:ranks]:
             pipe.send_bytes(job)
@@ -74,7 +79,9 @@ class Ranks:
                     try:
                         failed, results[rank] = pickle.loads(pipe.recv_bytes())
                     except (EOFError, ConnectionError):
-                        failed, results[rank] = True, "the process has ended"
+                        failed, results[rank] = rank != dies, "the process has ended"
+                    else:
+                        failed = failed or rank == dies
                     del waiting[rank]
                     if failed:
                         self.close()

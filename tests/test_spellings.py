@@ -1,6 +1,7 @@
 """One Ω in any spelling gives the same answer in every engine that takes one."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -8,44 +9,44 @@ from torch import Tensor
 
 import fenchel
 from fenchel import (
-    Capped,
     Custom,
-    Fused,
     Gini,
-    KSubsets,
     LPSparseMAP,
-    Oscar,
     Regularizer,
-    SparseMAP,
-    TotalVariation2d,
-    Tsallis,
 )
-from fenchel.continuous import ContinuousAttention, GaussianBasis, MatchedEncoder
+from fenchel.continuous import ContinuousAttention, GaussianBasis, LongMemory, MatchedEncoder
 from fenchel.dp import Alignment, Constituency, DynamicProgram, Lattice, LinearChain, Monotonic
 from fenchel.factors import Xor
 from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, Memory, capacity, update
 from fenchel.seq2seq import Recurrent, Transformer, Vocabulary
-from fenchel.structures import SequentialSubsets, Subsets
+from spellings import spellings
 
 N = 6
 
-SPELLINGS = {
-    "Tsallis": Tsallis(2.0),
-    "scaled": 1.0 * (1.0 * Gini()),
-    "Fused": Fused(0.0),
-    "Oscar": Oscar(0.0),
-    "grid": TotalVariation2d(0.0, shape=(1, N)),
-    "KSubsets": KSubsets(1),
-    "Capped": Capped(1.0),
-    "SparseMAP": SparseMAP(Subsets(1)),
-    "sequence": SparseMAP(SequentialSubsets(1)),
-}
+SPELLINGS = spellings(N)
 
 Answers = dict[str, Tensor]
 
 
+_tape: list[Tensor] | None = None
+"""The inputs that engines draw, which then require gradients; None where no gradients are wanted."""
+
+
+@contextlib.contextmanager
+def taped() -> Iterator[list[Tensor]]:
+    global _tape
+    _tape = []
+    try:
+        yield _tape
+    finally:
+        _tape = None
+
+
 def normal(*shape: int, seed: int = 0) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    drawn = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if _tape is not None:
+        _tape.append(drawn.requires_grad_())
+    return drawn
 
 
 def program(d: DynamicProgram) -> Answers:
@@ -236,6 +237,26 @@ def bounded(omega: Regularizer) -> Answers:
     }
 
 
+def chunks(omega: Regularizer) -> Answers:
+    torch.manual_seed(0)
+    memory = LongMemory(GaussianBasis.line(8), 4, 2)
+    layer = fenchel.nn.LongMemoryAttention(memory, omega=omega).double()
+    first = layer(normal(2, N, 4))
+    second = layer(normal(2, N, 4, seed=1), first.state)
+    return {"first": first.output, "second": second.output, "penalty": second.penalty}
+
+
+def classifier(omega: Regularizer) -> Answers:
+    sklearn = pytest.importorskip("fenchel.integrations.sklearn", exc_type=ImportError)
+    features = normal(30, 3).detach().numpy()
+    found = sklearn.FenchelYoungClassifier(omega, C=0.1).fit(features, [i % N for i in range(30)])
+    return {
+        "coefficients": torch.from_numpy(found.coef_),
+        "probabilities": torch.from_numpy(found.predict_proba(features)),
+        "logarithms": torch.from_numpy(found.predict_log_proba(features)),
+    }
+
+
 ENGINES: list[Callable[[Regularizer], Answers]] = [
     chain,
     alignment,
@@ -254,6 +275,8 @@ ENGINES: list[Callable[[Regularizer], Answers]] = [
     model,
     transformer,
     bounded,
+    chunks,
+    classifier,
 ]
 TABLE = [
     (engine, name)
@@ -273,6 +296,30 @@ def test_one_omega_in_any_spelling_has_one_answer(engine: Callable[[Regularizer]
     for gamma in (1.0, 0.5):
         omega, gini = (gamma * each if gamma != 1 else each for each in (SPELLINGS[name], Gini()))
         torch.testing.assert_close(engine(omega), engine(gini), rtol=0, atol=1e-12)
+
+
+def gradients(engine: Callable[[Regularizer], Answers], omega: Regularizer) -> list[Tensor]:
+    """Those of a weighted sum of all answers that have any, in all inputs."""
+    with taped() as inputs:
+        answers = [each for each in engine(omega).values() if each.requires_grad]
+    weights = torch.Generator().manual_seed(5)
+    total = torch.zeros((), dtype=torch.float64)
+    for each in answers:
+        share = torch.randn(each.shape, generator=weights, dtype=torch.float64)
+        total = total + (share * torch.where(each.isfinite(), each, 0.0)).sum()
+    found = torch.autograd.grad(total, inputs, allow_unused=True)
+    return [torch.zeros_like(x) if g is None else g for x, g in zip(inputs, found, strict=True)]
+
+
+# All but those without drawn inputs or gradients, and the loss, whose answers hold its gradient.
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [row for row in TABLE if row[0] not in (loss, transformer, bounded, classifier, certificate)],
+    ids=shown,
+)
+def test_one_omega_in_any_spelling_has_one_gradient(engine: Callable[[Regularizer], Answers], name: str) -> None:
+    expected, found = gradients(engine, 0.5 * Gini()), gradients(engine, 0.5 * SPELLINGS[name])
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
 
 
 @pytest.mark.parametrize("engine", [memory, chunked, continuous], ids=shown)

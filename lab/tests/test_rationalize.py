@@ -214,7 +214,7 @@ def test_labels_that_are_numbers_are_told_and_refused_if_they_are_many(tmp_path:
     out = ("--out", str(tmp_path / "model"), "--hidden", "4", "--epochs", "1")
     code, text = run("train", table(tmp_path, ["0.1", "0.2", "0.5"]), *out)
     assert code == 0
-    assert "the 3 labels are numbers (0.1, 0.2, 0.5), and each is a class of its own: no regression is trained" in text
+    assert "the 3 labels are numbers (0.1, 0.2, 0.5), and each is a class of its own: add --ratings" in text
     code, text = run("train", table(tmp_path, [f"{rating / 10:g}" for rating in range(30)]), *out, "--force")
     assert code == 2
     assert "the 30 labels are numbers (0, 0.1, 0.2, 0.3, 0.4, …)" in text
@@ -223,6 +223,16 @@ def test_labels_that_are_numbers_are_told_and_refused_if_they_are_many(tmp_path:
     assert code == 2
     assert "the labels '1' and '1.0' are one number" in text
     assert "labels are numbers" not in run("train", table(tmp_path, ["1", "2", "bad"]), *out, "--force")[1]
+
+
+def test_ratings_are_predicted_as_numbers(tmp_path: Path) -> None:
+    out = ("--out", str(tmp_path / "model"), "--hidden", "4", "--epochs", "1", "--ratings")
+    code, text = run("train", table(tmp_path, [f"{rating / 10:g}" for rating in range(30)]), *out)
+    assert code == 0, text
+    assert "Mean squared error" in text
+    assert Rationalizer.load(tmp_path / "model").labels == ()
+    code, text = run("train", table(tmp_path, ["1", "2", "good"]), *out, "--force")
+    assert (code, "labels must be finite numbers, got 'good'" in text) == (2, True)
 
 
 @pytest.mark.parametrize("rate", ["3e37", "1e300"])

@@ -83,6 +83,13 @@ def check_number(value: Any, name: str, low: float = -math.inf, high: float = ma
     return float(value)
 
 
+def check_integer(value: Any, name: str) -> int:
+    """Check an integer of any value, such as ``ignore_index``."""
+    if not is_integer(value):
+        raise TypeError(f"{name} must be an int, got {type(value).__name__}")
+    return int(value)
+
+
 def check_share(value: Any, name: str) -> float:
     """Check a share in [0, 1), such as a dropout probability."""
     return check_number(value, name, 0, 1, ends="[)")
@@ -213,6 +220,24 @@ def check_shape(value: Tensor, name: str, *sizes: int | str) -> Tensor:
     return value
 
 
+def check_width(value: Any, name: str, width: int, whose: str) -> Tensor:
+    """Check that the last dimension of a tensor has a width, that of something.
+
+    Example:
+        >>> check_width(torch.zeros(2, 3), "query", 4, "the patterns'")
+        Traceback (most recent call last):
+            ...
+        ValueError: query must have the patterns' width, 4, along its last dimension, got shape (2, 3)
+    """
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a torch.Tensor, got {type(value).__name__}")
+    if value.dim() == 0 or value.shape[-1] != width:
+        raise ValueError(
+            f"{name} must have {whose} width, {width}, along its last dimension, got shape {tuple(value.shape)}"
+        )
+    return value
+
+
 def check_like(value: Tensor, name: str, other: Tensor, other_name: str = "scores") -> Tensor:
     """Check that a tensor has the shape of another."""
     if value.shape != other.shape:
@@ -220,12 +245,12 @@ def check_like(value: Tensor, name: str, other: Tensor, other_name: str = "score
     return value
 
 
-def check_expands(value: Tensor, name: str, other: Tensor, other_name: str = "scores", hint: str = "") -> Tensor:
-    """Check that a tensor expands to the shape of another; ``hint`` ends the error."""
-    if not broadcasts(value.shape, other.shape):
+def check_expands(value: Tensor, name: str, scores: Tensor, hint: str = "") -> Tensor:
+    """Check that a tensor expands to the shape of the scores; ``hint`` ends the error."""
+    if not broadcasts(value.shape, scores.shape):
         raise ValueError(
-            f"{name} must broadcast to {other_name}: {name} has shape {tuple(value.shape)}, {other_name} "
-            f"{tuple(other.shape)}{hint}"
+            f"{name} must broadcast to scores: {name} has shape {tuple(value.shape)}, scores "
+            f"{tuple(scores.shape)}{hint}"
         )
     return value
 
@@ -278,10 +303,44 @@ def check_one_of(value: Any, name: str, *choices: str) -> str:
             ...
         ValueError: reduction must be 'none', 'mean' or 'sum', got 'average'
     """
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         *first, last = map(repr, choices)
         raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {value!r}")
     return str(value)
+
+
+def check_flag(value: Any, name: str) -> bool:
+    """Check a bool.
+
+    Example:
+        >>> check_flag("yes", "batch_first")
+        Traceback (most recent call last):
+            ...
+        TypeError: batch_first must be True or False, got 'yes'
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name} must be True or False, got {value!r:.40}")
+    return bool(value)
+
+
+def check_kind(value: Any, name: str, *kinds: type, what: str = "") -> None:
+    """Check an object of one of several classes; ``what`` is said in place of their names.
+
+    Example:
+        >>> check_kind("ab", "batches", list)
+        Traceback (most recent call last):
+            ...
+        TypeError: batches must be a list, got str
+    """
+    if not isinstance(value, kinds):
+        expected = what or " or ".join(f"a {each.__name__}" for each in kinds)
+        raise TypeError(f"{name} must be {expected}, got {type(value).__name__}")
+
+
+def check_callable(value: Any, name: str, what: str) -> None:
+    """Check something that can be called; ``what`` says what it does."""
+    if not callable(value):
+        raise TypeError(f"{name} must be {what}, got {type(value).__name__}")
 
 
 def check_one_given(**arguments: object) -> None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
+from fenchel._torch import below_autograd, tracks
 
 _LIBRARY: Any = torch.library.Library("fenchel", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -32,8 +33,6 @@ def define_operator(
     compute: Callable[..., Any],
     fake: Callable[..., Any],
     autograd: Callable[..., Any],
-    *,
-    vmap: Callable[..., Any] | None = None,
     decomposition: Callable[..., Any] | None = None,
 ) -> Callable[..., Any]:
     """Register ``fenchel::{name}`` and return a function that calls it, or its decomposition in an export.
@@ -46,12 +45,13 @@ def define_operator(
         compute: the result for any device, without derivatives: by a kernel where there is one, else in torch
             operations. It returns a tensor, or a tuple of tensors, none of which shares memory with an argument.
         fake: contiguous tensors of the right shape and dtype in place of the result; their values do not matter.
-        autograd: the result with its derivatives. It calls the operator inside ``_torch.below_autograd()``, mostly from
-            the forward pass of an autograd.Function, whose own rules then serve forward mode and higher orders too.
-        vmap: the rule ``vmap(info, in_dims, *args)`` of ``torch.library.register_vmap``. By default the operator takes
-            any number of leading dimensions, and the mapped one is put in front of the others.
+        autograd: the result with its derivatives, where an argument has any. It calls the operator inside
+            ``_torch.below_autograd()``, mostly from the forward pass of an autograd.Function, whose own rules then
+            serve forward mode and higher orders too.
         decomposition: the result in torch operations that a graph can hold, or NotImplemented if there are none. By
             default ``compute``, which finds no kernel for the tensors of a trace.
+
+    Where vmap maps, the operator takes any number of leading dimensions, and the mapped one is put in front of them.
     """
 
     def contiguous(*args: Any) -> Any:
@@ -59,15 +59,21 @@ def define_operator(
         result = compute(*args)
         return tuple(t.contiguous() for t in result) if isinstance(result, tuple) else result.contiguous()
 
+    def with_derivatives(*args: Any) -> Any:
+        if tracks(*args):
+            return autograd(*args)
+        with below_autograd():
+            return operator(*args)
+
     def over_leading_dimensions(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, int]:
         return operator(*rows_first(info, in_dims, args)), 0
 
     _LIBRARY.define(name + schema)
     _LIBRARY.impl(name, contiguous, "CompositeExplicitAutograd")
-    _LIBRARY.impl(name, autograd, "Autograd")
+    _LIBRARY.impl(name, with_derivatives, "Autograd")
     operator: Callable[..., Any] = getattr(torch.ops.fenchel, name).default
     torch.library.register_fake(f"fenchel::{name}", fake, lib=_LIBRARY)
-    torch.library.register_vmap(f"fenchel::{name}", vmap or over_leading_dimensions, lib=_LIBRARY)
+    torch.library.register_vmap(f"fenchel::{name}", over_leading_dimensions, lib=_LIBRARY)
     DECOMPOSITIONS[operator] = decomposed = decomposition or compute
 
     def call(*args: Any) -> Any:

@@ -352,6 +352,24 @@ def _leaf(tensor: Tensor, needed: bool) -> Tensor:
     return tensor.detach().requires_grad_(needed)
 
 
+def differentiable_gradients(
+    function: Callable[..., Any], inputs: Sequence[Any], needed: Sequence[bool], grads: Sequence[Tensor]
+) -> list[Any]:
+    """The gradients of ``function(*inputs)`` that are needed, in operations that can be differentiated again; or None.
+
+    Args:
+        function: maps the inputs to a tensor or a tuple of tensors.
+        inputs: tensors, or anything else where no gradient is needed.
+        needed: which gradients are needed.
+        grads: those of the results.
+    """
+    # Views: an input may depend on another, or be given twice, and its gradient must be counted once.
+    fresh = [each.view_as(each) if is_needed else each for each, is_needed in zip(inputs, needed, strict=True)]
+    wanted = [each for each, is_needed in zip(fresh, needed, strict=True) if is_needed]
+    found = iter(torch.autograd.grad(function(*fresh), wanted, grads, create_graph=True, allow_unused=True))
+    return [next(found) if is_needed else None for is_needed in needed]
+
+
 def differentiable_once(name: str, instead: str, gradients: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
     """The gradients of a backward pass that has no derivative of its own: to differentiate them again is an error.
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_number, check_one_of
+from fenchel._checks import check_floats, check_integer, check_number, check_one_of
 from fenchel._torch import autocast_dtype, concrete, distributed_rule, is_distributed, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
@@ -76,7 +76,7 @@ def fy_loss(
 
     References: Blondel, Martins & Niculae (2020).
     """
-    _check_options(target, weight, label_smoothing, reduction)
+    _check_options(target, weight, ignore_index, label_smoothing, reduction)
     omega = simplified(check_omega(omega))
     if isinstance(scores, Tensor) and scores.is_nested:
         options = {"weight": weight, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
@@ -211,7 +211,7 @@ def normmax_loss(scores: Tensor, target: Tensor, alpha: float | Tensor = 2.0, **
 
 def _omega(kind: type[Regularizer], *parameters: float | Tensor) -> Regularizer:
     """The Ω of a loss. Those of numbers are made once: to make one takes as long as the loss of some rows."""
-    plain = all(type(each) is float for each in parameters) and not torch.compiler.is_compiling()
+    plain = {*map(type, parameters)} <= {float} and not torch.compiler.is_compiling()
     make: Any = _kept_omega if plain else kind
     omega: Regularizer = make(kind, *parameters) if plain else make(*parameters)
     return omega
@@ -222,12 +222,15 @@ def _kept_omega(kind: type[Regularizer], *parameters: float) -> Regularizer:
     return kind(*parameters)
 
 
-def _check_options(target: Tensor, weight: Tensor | None, label_smoothing: float, reduction: str) -> None:
+def _check_options(
+    target: Tensor, weight: Tensor | None, ignore_index: int, label_smoothing: float, reduction: str
+) -> None:
     if not isinstance(target, Tensor):
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if reduction not in _REDUCTIONS:
         check_reduction(reduction)
-    if label_smoothing != 0:
+    check_integer(ignore_index, "ignore_index")
+    if type(label_smoothing) is not float or label_smoothing:
         check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):
         raise TypeError(f"weight must be a tensor with one value per class, got {type(weight).__name__}")
@@ -246,8 +249,20 @@ def check_smoothing(label_smoothing: float) -> None:
     check_number(label_smoothing, "label_smoothing", 0, 1, ends="[]")
 
 
+def check_loss(
+    weight: Tensor | None, ignore_index: int, label_smoothing: float, reduction: str, name: str = "weight"
+) -> None:
+    """Check the arguments that all modules of losses share; ``name`` is that of the class weights."""
+    check_reduction(reduction)
+    check_integer(ignore_index, "ignore_index")
+    check_smoothing(label_smoothing)
+    if weight is not None:
+        check_floats(weight, name, "C")
+
+
 def is_kept(target: Tensor, ignore_index: int) -> Tensor:
     """Which class indices take part in the loss."""
+    check_integer(ignore_index, "ignore_index")
     concrete(target)  # raises if its memory was freed, before torch reads it
     numbers = None if target.dtype == torch.bool or target.dtype.is_complex else torch.iinfo(target.dtype)
     if numbers is not None and numbers.min <= ignore_index <= numbers.max:

@@ -416,7 +416,7 @@ def test_bad_input_is_refused() -> None:
     state = memory.update(chunks(1)[0])
     with pytest.raises(ValueError, match="one dimension"):
         LongMemory(GaussianBasis.grid(2), 4)
-    with pytest.raises(TypeError, match="function must be a module"):
+    with pytest.raises(TypeError, match="basis must be a Basis, or a module"):
         LongMemory(torch.relu, 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="values must have shape"):
         memory.update(torch.zeros(2, 9, 5, dtype=torch.float64))

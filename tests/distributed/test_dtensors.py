@@ -192,7 +192,7 @@ def check_tensor_parallel(group: Any, rank: int, ranks: int) -> None:
             elif spread:
                 parallelize_module(layer, mesh, ColwiseParallel(output_layouts=Replicate()))
             own = inputs.clone().requires_grad_()
-            loss = layer(own, target=target)  # ColwiseParallel passes on one positional argument alone
+            loss = layer(own, target)
             loss.backward()
             grads = {name: p.grad for name, p in layer.named_parameters()} | {"hidden": own.grad}
             results.append({n: g.full_tensor() if isinstance(g, DTensor) else g for n, g in grads.items()})

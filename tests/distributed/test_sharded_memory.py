@@ -1,6 +1,7 @@
 """Memories whose patterns are spread over ranks: the answers of one process, certificates, files, ranks that end."""
 
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from torch.testing import assert_close
 import fenchel
 from fenchel.distributed import ShardedMemory
 from fenchel.hopfield import Memory
-from ranks import RankError, Ranks, part, split, started
+from ranks import Ranks, part, split, started
 
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 OMEGAS = [
@@ -138,13 +139,13 @@ def refused(group: Any, rank: int, ranks: int) -> list[str]:
 
 
 def die(group: Any, rank: int, ranks: int, how: str) -> tuple[float, str]:
-    """One rank ends, or stands still; the others report what they were told, and after how many seconds."""
+    """One rank is killed, or stands still; the others report what they were told, and after how many seconds."""
     Memory(torch.eye(3), chunk_size=2).step(torch.ones(3))  # loads what takes longer than the timeout
     memory = ShardedMemory(torch.eye(3), group=group)
     memory.step(torch.ones(3))
     if rank == 1:
-        if how == "ends":
-            os._exit(1)
+        if how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(9)
         return 0.0, ""
     begin = time.monotonic()
@@ -182,9 +183,15 @@ def test_what_cannot_be_is_an_error(ranks: Ranks) -> None:
         assert "not differentiable" in learns
 
 
-def test_a_rank_that_ends_ends_the_others_with_a_clear_error() -> None:
-    with started(__name__, timeout=4.0) as own, pytest.raises(RankError, match="the process has ended"):
-        own.run("die", "ends", ranks=3)
+def test_a_rank_that_is_killed_ends_the_others_within_the_timeout() -> None:
+    with started(__name__, timeout=20.0) as own:
+        answers = own.run("die", "killed", ranks=3, dies=1)
+        own.processes[1].join(10)
+        assert own.processes[1].exitcode == -signal.SIGKILL
+    for rank in (0, 2):
+        seconds, message = answers[rank]
+        assert f"rank {rank} of 3 cannot go on: another rank has ended" in message
+        assert seconds < 20
 
 
 def test_a_rank_that_stands_still_ends_the_others_within_the_timeout() -> None:

@@ -1,4 +1,7 @@
-"""Factor graphs agree with the program over their local polytope: values, maxima, derivatives."""
+"""Factor graphs agree with the program over their local polytope: values, maxima, derivatives.
+
+One file, because every test compares with the same program over the local polytope.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import fenchel
 import oracles
 from counting import counted
 from fenchel import kernels
-from fenchel.kernels.gpu import launch, products, rows
+from fenchel.kernels.gpu import boxes, launch, products, rows
 from fenchel.kernels.gpu.launch import STARTED
 
 DTYPES = pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
@@ -133,6 +133,44 @@ def test_products_of_normmax(alpha: float) -> None:
         expected = along(lambda z, a=alpha: rows.normmax(z, a), (scores,), (v,))
         found = products.normmax_product(v, None, rows.normmax(scores, alpha), alpha)
         torch.testing.assert_close(found, expected, atol=2e-5, rtol=1e-4)
+
+
+@DTYPES
+@pytest.mark.parametrize("kind", ["one bound", "bounds", "bounds and budgets"])
+def test_projections_on_bounds_and_budgets(kind: str, dtype: torch.dtype) -> None:
+    """Against the threshold found by bisection in double precision, entry by entry."""
+    rounding = 1e-6 if dtype == torch.float32 else 1e-12
+    for width in (1, 9, 300):
+        scores = torch.stack([make(width) for name, make in KINDS.items() if name != "one-huge"]).to(dtype)
+        z, upper, budget = scores.double(), 1.0, 0.4 * width
+        if kind != "one bound":
+            upper = torch.rand(len(scores), width, dtype=dtype) + 0.05
+            budget = 0.5 * float(upper.sum(-1).min())
+        if kind == "bounds and budgets":
+            upper[:, 0] = upper[:, 0] if width == 1 else 0.0
+            budget = (0.1 + 0.8 * torch.rand(len(scores), 1, dtype=dtype)) * upper.sum(-1, keepdim=True)
+        found = boxes.project(scores, upper, budget)
+        u, k = (torch.as_tensor(each, dtype=torch.float64) for each in (upper, budget))
+        u, k = u.expand(z.shape), k.expand(len(z), 1)
+        top = z.amax(-1, keepdim=True)
+        z = z - top  # differences are exact
+        low, high = z.amin(-1, keepdim=True) - u.amax() - 1.0, torch.zeros_like(top)
+        for _ in range(200):
+            middle = 0.5 * (low + high)
+            much = (z - middle).clamp_min(0).minimum(u).sum(-1, keepdim=True) > k
+            low, high = torch.where(much, middle, low), torch.where(much, high, middle)
+        expected = (z - high).clamp_min(0).minimum(u)
+        torch.testing.assert_close(found.double(), expected, rtol=rounding, atol=rounding)
+        torch.testing.assert_close(found.double().sum(-1, keepdim=True), k, rtol=rounding, atol=0)
+    assert set(STARTED) == {"project_kernel"}
+
+
+def test_masked_and_spoilt_rows_of_projections() -> None:
+    scores = torch.randn(4, 6)
+    scores[0, 2:4], scores[1], scores[2, 3], scores[3, 0] = -torch.inf, -torch.inf, torch.nan, torch.inf
+    p = boxes.project(scores, 1.0, 2.0)
+    assert bool((p[0, 2:4] == 0).all() & (p[1] == 0).all() & p[2:].isnan().all())
+    torch.testing.assert_close(p[0].sum(), torch.tensor(2.0))
 
 
 @pytest.mark.parametrize("norm", [False, True])
@@ -267,7 +305,7 @@ def test_maps_losses_and_output_layers_reach_the_kernels() -> None:
     fenchel.entmax_loss(scores, torch.tensor([0, 1, 2])).sum().backward()
     assert STARTED["rows_kernel"] == 2
     fenchel.k_subsets(scores, 2).square().sum().backward()
-    assert STARTED["box_product_kernel"] == 1
+    assert STARTED["project_kernel"] == STARTED["box_product_kernel"] == 1
     fenchel.normmax(scores).square().sum().backward()
     assert STARTED["rows_kernel"] == 3
 
@@ -300,3 +338,20 @@ def test_operators_are_right_and_stay_in_graphs() -> None:
     STARTED.clear()
     compiled(scores).square().sum().backward()
     assert STARTED["rows_kernel"] == STARTED["product_kernel"] == 1
+
+
+def test_an_output_layer_keeps_nothing_of_tokens_by_classes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a device: blocks of logits by a matrix product, the rest by kernels of rows; no allocation is larger."""
+    monkeypatch.setitem(kernels.table._table, ("linear_class_loss", "tsallis"), [])
+    kernels.table._found.clear()
+    tokens, width, classes = 160, 4, 5000  # a block has 16 tokens
+    hidden, weight = torch.randn(tokens, width, requires_grad=True), torch.randn(classes, width, requires_grad=True)
+    target = torch.randint(classes, (tokens,))
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiled:
+        fenchel.linear_entmax_loss(hidden, weight, target).backward()
+    largest = max(event.cpu_memory_usage for event in profiled.events() if event.name == "[memory]")
+    assert largest == 4 * 16 * classes
+    assert STARTED["rows_kernel"] == 10
+    expected = fenchel.entmax_loss(hidden.detach().double() @ weight.detach().double().t(), target).mean()
+    torch.testing.assert_close(fenchel.linear_entmax_loss(hidden, weight, target).double(), expected)
+    kernels.table._found.clear()

@@ -1,4 +1,7 @@
-"""Hopfield layers: torch's attention for Shannon without updates, a plain loop with them, and bags of any size."""
+"""Hopfield layers: torch's attention for Shannon without updates, a plain loop with them, and bags of any size.
+
+One file, because all three layers go through the same comparisons.
+"""
 
 import copy
 import inspect

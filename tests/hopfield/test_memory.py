@@ -522,7 +522,7 @@ def test_normalised_memories_compare_directions() -> None:
             lambda: Memory(torch.zeros(2, 2)).step(torch.ones(2).long()),
         ),
         (ValueError, "max_steps must be at least 1", lambda: Memory(torch.zeros(2, 2)).retrieve(torch.ones(2), 0)),
-        (ValueError, "tol must not be", lambda: Memory(torch.zeros(2, 2)).retrieve(torch.ones(2), tol=-1.0)),
+        (ValueError, "tol must satisfy", lambda: Memory(torch.zeros(2, 2)).retrieve(torch.ones(2), tol=-1.0)),
         (ValueError, "width 2", lambda: Memory(torch.zeros(2, 2)).add(torch.zeros(1, 3))),
         (ValueError, "finite", lambda: Memory(torch.zeros(2, 2)).add(torch.full((2,), math.nan))),
     ],

@@ -18,24 +18,13 @@ from fenchel import (
     Oscar,
     Shannon,
     SparseMAP,
-    TotalVariation2d,
     Tsallis,
 )
 from fenchel.regularizers import Regularizer
 from fenchel.structures import AtMost, Chain, Share, Subsets
+from spellings import spellings
 
-GINI = {
-    "Gini": Gini(),
-    "Tsallis": Tsallis(2.0),
-    "scaled": 1.0 * (1.0 * Gini()),
-    "Fused": Fused(0.0),
-    "Oscar": Oscar(0.0),
-    "grid": TotalVariation2d(0.0, shape=(1, 7)),
-    "KSubsets": KSubsets(1),
-    "Capped": Capped(1.0),
-    "SparseMAP": SparseMAP(Subsets(1)),
-    "Custom": Custom(lambda p: 0.5 * (p.square().sum(-1) - 1)),
-}
+GINI = {"Gini": Gini(), "Custom": Custom(lambda p: 0.5 * (p.square().sum(-1) - 1)), **spellings(7)}
 every_spelling = pytest.mark.parametrize("name", GINI)
 
 SPARSE = [Gini(), Tsallis(1.2), Tsallis(1.5), Tsallis(3.0), Hard(), Norm(1.5), Norm(4.0), Norm(math.inf)]

@@ -139,7 +139,11 @@ def test_any_integers_name_groups() -> None:
         ((torch.ones(2), torch.tensor([0, 1, 1])), ValueError, r"index must have shape \(2,\)"),
         ((torch.ones(2, 2), torch.zeros(2, 2, dtype=torch.long)), ValueError, "index"),
         ((torch.ones(2), torch.tensor([0, -1])), ValueError, "index must be at least 0, got -1"),
-        ((torch.ones(2), torch.tensor([0, 3]), 1.5, 3), ValueError, r"index must be in \[0, 2\], got 3"),
+        (
+            (torch.ones(2), torch.tensor([0, 3]), 1.5, 3),
+            ValueError,
+            r"index must be at least 0 and less than dim_size, 3, got 3",
+        ),
         ((torch.ones(2), torch.tensor([0, 1]), 0.0), ValueError, "alpha"),
         (
             (torch.ones(2), torch.tensor([0, 1]), torch.ones(3), 2),

@@ -1,4 +1,7 @@
-"""Attention: scaled_dot_product_attention for Shannon, a loop over queries for every other regularizer."""
+"""Attention: scaled_dot_product_attention for Shannon, a loop over queries for every other regularizer.
+
+One file, because all paths of attention go through the same comparisons.
+"""
 
 import math
 import warnings

@@ -8,21 +8,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import fenchel
-from fenchel import Capped, Fused, Gini, Hard, KSubsets, Norm, Oscar, Shannon, SparseMAP, Tsallis, kernels
+from fenchel import Capped, Gini, Hard, KSubsets, Norm, Shannon, Tsallis, kernels
 from fenchel.hopfield import Memory
 from fenchel.regularizers import Regularizer
 from fenchel.streaming import Plan, using
-from fenchel.structures import Subsets
+from spellings import spellings
 
-SPELLINGS = {
-    "Tsallis": Tsallis(2.0),
-    "scaled": 1.0 * (1.0 * Gini()),
-    "Fused": Fused(0.0),
-    "Oscar": Oscar(0.0),
-    "KSubsets": KSubsets(1),
-    "Capped": Capped(1.0),
-    "SparseMAP": SparseMAP(Subsets(1)),
-}
+SPELLINGS = spellings(30)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

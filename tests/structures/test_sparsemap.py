@@ -1,4 +1,7 @@
-"""SparseMAP against a quadratic program over all structures; its derivatives, loss, margin and certificates."""
+"""SparseMAP against a quadratic program over all structures; its derivatives, loss, margin and certificates.
+
+One file, because every test compares with the same quadratic program, or takes its structures from one list.
+"""
 
 import warnings
 from collections.abc import Callable

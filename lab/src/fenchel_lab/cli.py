@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import re
 import sys
 import traceback
@@ -22,8 +23,10 @@ import fenchel
 from fenchel_lab import bench, data, inflect, rationalize, report
 from fenchel_lab.outputs import try_folder
 from fenchel_lab.report import page
+from fenchel_lab.report.origin import version
+from fenchel_lab.report.records import Records
 from fenchel_lab.report.result import show
-from fenchel_lab.report.runs import output, version
+from fenchel_lab.report.runs import output
 from fenchel_lab.terminal import Force, WholeBar, console, errors, follow, interruption, progress_bars, refusal
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
@@ -165,6 +168,12 @@ def run_study(
     checkpoints: Annotated[
         Path | None, typer.Option(help="Folder for checkpoints, from which the study resumes if it was interrupted.")
     ] = None,
+    fresh: Annotated[
+        bool, typer.Option("--fresh", help="Forget all finished runs that are recorded in OUT/runs.")
+    ] = False,
+    minutes: Annotated[
+        float, typer.Option(help="Begin no run later than this; the results are those of the finished runs.", min=0.0)
+    ] = math.inf,
     force: Force = False,
 ) -> None:
     """Run one study; save its figures (PNG), tables (CSV) and record (JSON)."""
@@ -184,15 +193,24 @@ def run_study(
         raise refusal(f"{name} needs data for --full ({', '.join(chosen.data)}): give --data, or {data.VARIABLE}.")
     if checkpoints is not None and not chosen.resumes:
         raise refusal(f"{name} writes no checkpoints: leave --checkpoints out.")
+    if (fresh or minutes < math.inf) and not chosen.records:
+        raise refusal(f"{name} keeps no records of its runs: leave --fresh and --minutes out.")
     results = out or Path("report") / chosen.name
+    records = Records(results / "runs" if chosen.records else None, minutes)
     with _refused():
         output(chosen.name).claim(results, force)
+        if fresh:
+            records.clear()
+    if records.count:
+        told = f"{records.count} finished runs are recorded in {records.folder} and not run again; --fresh begins anew."
+        console.print(told, markup=False, highlight=False, soft_wrap=True)
     try:
         with progress_bars() as bars:
-            asked = partial(report.Context, folder, seed, full, checkpoints=checkpoints)
+            asked = partial(report.Context, folder, seed, full, checkpoints=checkpoints, records=records)
             run = follow(bars, chosen.title, lambda bar: report.run(chosen, asked(progress=bar)))
     except KeyboardInterrupt:
-        raise interruption(f"{name} was not done: nothing was written to {results}.") from None
+        kept = f"; the {records.count} runs that are finished are kept" if records.count else ""
+        raise interruption(f"{name} was not done: no result was written to {results}{kept}.") from None
     if isinstance(run.error, data.MissingDataError | data.BrokenDataError):
         raise refusal(run.error)
     _explain(run.study.name, run.error)

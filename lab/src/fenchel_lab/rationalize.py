@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from glob import escape as escape_pattern
 from pathlib import Path
 from typing import Annotated, cast
@@ -41,6 +42,15 @@ def train_model(
     budget: Annotated[float, typer.Option(help="Share of the words to select, up to 1; above, how many.")] = 0.2,
     transition: Annotated[float, typer.Option(help="What selected neighbours add to the score.")] = 0.3,
     temperature: Annotated[float, typer.Option(help="The lower, the nearer to whole words.")] = 0.1,
+    test_transition: Annotated[
+        float | None, typer.Option(help="The transition once trained; the higher, the longer the phrases.")
+    ] = None,
+    test_temperature: Annotated[
+        float | None, typer.Option(help="The temperature once trained; 0.001 selects nearly whole words.")
+    ] = None,
+    ratings: Annotated[
+        bool, typer.Option("--ratings", help="Labels are numbers to predict (mean squared error), not classes.")
+    ] = False,
     reads: Annotated[
         rationale.Reads, typer.Option(help="What is classed: the selected words alone, or in context.")
     ] = "words",
@@ -55,7 +65,8 @@ def train_model(
 ) -> None:
     """Train a rationalizer on texts with labels. Texts without words are left out.
 
-    Labels are names of classes, numbers too. Interrupted, the same command goes on, to the same result.
+    Labels are names of classes, numbers too, unless --ratings is given. Interrupted, the same command goes on,
+    to the same result.
     """
     torch.manual_seed(seed)
     try:
@@ -68,21 +79,25 @@ def train_model(
             judged = _labelled(validation)
             if not judged:
                 raise ValueError(f"{validation}: there is no text with words to validate with")
-        numbers = _numbers(sorted({cast(str, text.label) for text in (*texts, *judged)}), file)
+        values = sorted({cast(str, text.label) for text in (*texts, *judged)})
+        numbers = "" if ratings else _numbers(values, file)
+        if ratings:
+            _check_ratings(values, file)
         labels = sorted({cast(str, text.label) for text in texts})
         if len(labels) < 2:
             found = f"of the label {labels[0]!r} alone" if labels else "there are none"
             if validation is None and judged:
                 found += f", besides {len(judged)} that are held out"
             raise ValueError(f"{file}: there must be texts with words of two labels to train with; {found}")
-        if strange := {text.label for text in judged} - set(labels):
+        if not ratings and (strange := {text.label for text in judged} - set(labels)):
             raise ValueError(
                 f"there is no text of the label {min(map(str, strange))!r} to train with, only to validate"
             )
         if budget > 1 and not budget.is_integer():
             raise ValueError(f"budget must be a share of the words, up to 1, or a whole number of them, got {budget:g}")
         size = int(budget) if budget > 1 else budget
-        chosen = rationale.Selection(cast(rationale.Kind, selection), size, transition, temperature)
+        kind = cast(rationale.Kind, selection)
+        chosen = rationale.Selection(kind, size, transition, temperature, test_transition, test_temperature)
         known = labelled.given_vectors(vectors, texts, longest) if vectors else labelled.vocabulary(texts, longest)
         course = Course(epochs, rate)
         claim_model(out, "fenchel rationale train", (rationale.Rationalizer.__name__,), force)
@@ -90,8 +105,9 @@ def train_model(
         raise refusal(error) from None
     if numbers:
         errors.print(numbers, style="yellow", markup=False, highlight=False, soft_wrap=True)
-    model = rationale.Rationalizer(known, labels, chosen, rationale.Size(hidden), reads, trainable=vectors is None)
-    train, valid = ([_review(text, labels) for text in part] for part in (texts, judged))
+    classes = [] if ratings else labels
+    model = rationale.Rationalizer(known, classes, chosen, rationale.Size(hidden), reads, trainable=vectors is None)
+    train, valid = ([_review(text, classes) for text in part] for part in (texts, judged))
     try:
         with progress_bars() as bars:
             model, reached = follow(
@@ -104,8 +120,9 @@ def train_model(
     except KeyboardInterrupt:
         raise interruption(f"The same command goes on from the last epoch that is whole in {out}.") from None
     told = rationale.found(model, valid)
+    score = f"Mean squared error {told.error:.3g}" if ratings else f"F1 {reached:.1%}"
     console.print(
-        f"F1 {reached:.1%} on {len(valid)} held-out texts; {told.share:.0%} of their words have weight, in "
+        f"{score} on {len(valid)} held-out texts; {told.share:.0%} of their words have weight, in "
         f"{told.runs:.1f} runs a text. Saved to {out}.",
         markup=False,
         highlight=False,
@@ -165,13 +182,25 @@ def _numbers(labels: list[str], file: Path) -> str:
             raise ValueError(f"{file}: the labels {first[value]!r} and {label!r} are one number: write it in one way")
     ranked = [label for _, label in sorted(zip(values, labels, strict=True))]
     shown = ", ".join(ranked[:5]) + (", …" if ranked[5:] else "")
-    told = f"the {len(labels)} labels are numbers ({shown}), and each is a class of its own: no regression is trained"
+    told = f"the {len(labels)} labels are numbers ({shown}), and each is a class of its own"
+    told += ": add --ratings to predict them as numbers"
     if len(labels) > MOST_NUMBERS:
         raise ValueError(
             f"{file}: {told}. At most {MOST_NUMBERS} different numbers are taken as classes: put them into a few "
             "classes, such as low and high, or write classes as names, such as class-1"
         )
-    return f"Note: {told}. Those who want a rating should put it into a few classes, such as low and high."
+    return f"Note: {told}."
+
+
+def _check_ratings(labels: list[str], file: Path) -> None:
+    """Raise unless all labels are finite numbers."""
+    for label in labels:
+        try:
+            finite = math.isfinite(float(label))
+        except ValueError:
+            finite = False
+        if not finite:
+            raise ValueError(f"{file}: with --ratings labels must be finite numbers, got {label!r}")
 
 
 def _page(out: Path) -> Output:
@@ -181,4 +210,5 @@ def _page(out: Path) -> Output:
 
 
 def _review(text: Labelled, labels: list[str]) -> Review:
-    return Review(text.words, labels.index(cast(str, text.label)))
+    label = cast(str, text.label)
+    return Review(text.words, labels.index(label) if labels else float(label))

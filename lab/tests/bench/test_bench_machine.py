@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fenchel_lab.bench import machine
-from fenchel_lab.bench.machine import cpu_model
+from fenchel_lab.report.origin import cpu_model
 
 
 def test_the_processor_is_named_by_the_system(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from fenchel_lab.chapters.document_classification import made_up_vectors
 from fenchel_lab.chapters.text_highlights import made_up
 from fenchel_lab.data.eraser import Annotated
 from fenchel_lab.data.sst import Review
+from fenchel_lab.drawing import highlights
 from fenchel_lab.models import labelled, rationale, training
 from fenchel_lab.models.documents import Batch, Vocabulary
 from fenchel_lab.models.rationale import KINDS, Rationalizer, Selection, Size
@@ -198,6 +200,48 @@ def test_batches_mix_classes_that_stand_apart_in_a_file(monkeypatch: pytest.Monk
     assert all(0 < batch.labels.sum() < 16 for batch in seen)
 
 
+def test_a_transition_of_tests_alone_is_one_of_both_in_evaluation_and_none_in_training() -> None:
+    review = [Review(words, 0) for words in texts() if words]
+    options = {"temperature": 0.5, "test_temperature": 0.001}
+    tested = model(transition=0.0, test_transition=0.7, **options)
+    both, none = model(transition=0.7, temperature=0.001), model("k-subsets", temperature=0.5)
+    batch = tested.vocabulary.batch(review)
+    assert torch.equal(tested.weights(batch), both.weights(batch))
+    assert not torch.equal(tested.weights(batch), none.weights(batch))
+    assert torch.allclose(tested.train().weights(batch), none.weights(batch), atol=1e-6)
+
+
+def test_overlaps_and_chance_are_those_of_counts() -> None:
+    found = rationale.Found([0, 0, 1], [0, 0, 1], [[0, 1, 2], [4], [1]], [6, 8, 3], [[2, 3], [4, 5, 6, 7], None])
+    assert found.overlap == pytest.approx((2 * 1 / 5 + 2 * 1 / 5) / 2)
+    precision, recall = (1 / 3 + 1) / 2, (1 / 2 + 1 / 4) / 2
+    assert found.overlap_of_means == pytest.approx(2 * precision * recall / (precision + recall))
+    # All ways to take as many words, counted.
+    ways = [list(combinations(range(6), 3)), list(combinations(range(8), 1))]
+    marked = [{2, 3}, {4, 5, 6, 7}]
+    hits = [sum(len(m & set(way)) for way in each) / len(each) for m, each in zip(marked, ways, strict=True)]
+    assert found.chance == pytest.approx((2 * hits[0] / 5 + 2 * hits[1] / 5) / 2)
+    precision, recall = (hits[0] / 3 + hits[1]) / 2, (hits[0] / 2 + hits[1] / 4) / 2
+    assert found.chance_of_means == pytest.approx(2 * precision * recall / (precision + recall))
+
+
+def test_ratings_are_learned_saved_and_explained(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    reviews = [Review(("the", "film", "was", *["good"] * count, *["bad"] * (4 - count)), count) for count in range(5)]
+    classes = model("k-subsets", budget=4)
+    rater = Rationalizer(classes.vocabulary, [], classes.selection, Size(4, head_dropout=0.0), trainable=True)
+    rater, reached = rationale.trained(rater, reviews * 20, reviews, Course(40, 2e-2))
+    error = rationale.found(rater, reviews).error
+    assert error < 0.3  # the variance of the ratings is 2
+    assert reached == pytest.approx(1 / (1 + error))
+    rater.save(tmp_path)
+    again = Rationalizer.load(tmp_path)
+    best, worst = (again.explain(" ".join(reviews[row].words)) for row in (4, 0))
+    assert float(best.label) > float(worst.label) + 2
+    assert best.probabilities == {}
+    assert best.label in highlights.page([best])
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -208,6 +252,7 @@ def test_batches_mix_classes_that_stand_apart_in_a_file(monkeypatch: pytest.Monk
         ({"temperature": float("inf")}, "temperature must be positive"),
         ({"transition": float("nan")}, "transition must be finite"),
         ({"transition": float("inf")}, "transition must be finite"),
+        ({"test_transition": float("nan")}, "test_transition must be finite"),
     ],
 )
 def test_selections_that_are_none_are_refused(options: dict[str, object], words: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fenchel_lab.drawing import style
-from fenchel_lab.report import Context, Figure, Result, Run, Study, Table, run, runs
+from fenchel_lab.report import Context, Figure, Result, Run, Study, Table, origin, run
 
 
 def drawn(context: Context) -> Result:
@@ -72,7 +72,7 @@ def test_the_record_round_trips(small: Study, tmp_path: Path) -> None:
     assert record["data"] == []
     assert record["command"] == "fenchel study run small --seed 5"
     assert record["version"] == importlib.metadata.version("fenchel")
-    assert record["commit"] == runs.commit()
+    assert record["commit"] == origin.commit()
     assert record["seconds"] == pytest.approx(outcome.seconds, abs=1e-3)
     assert record["summary"] == outcome.result.paragraphs
     [figure] = record["figures"]
@@ -108,16 +108,16 @@ def git(folder: Path, *words: str) -> str:
 def test_the_commit_is_that_of_the_package_or_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "runs.py"
     module.write_text("")
-    monkeypatch.setattr(runs, "__file__", str(module))
-    assert runs.commit() is None
+    monkeypatch.setattr(origin, "__file__", str(module))
+    assert origin.commit() is None
     git(tmp_path, "init")
     git(tmp_path, "commit", "--allow-empty", "-m", "somebody else's")
-    assert runs.commit() is None
+    assert origin.commit() is None
     git(tmp_path, "add", "runs.py")
     git(tmp_path, "commit", "-m", "ours")
-    assert runs.commit() == git(tmp_path, "rev-parse", "HEAD")
+    assert origin.commit() == git(tmp_path, "rev-parse", "HEAD")
     module.write_text("changed")
-    assert runs.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
+    assert origin.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
 
 
 def test_a_study_on_data_says_what_its_long_protocol_leaves_out(small: Study, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_mask, check_number, check_shape
+from fenchel._checks import check_count, check_floats, check_kind, check_mask, check_number, check_shape
 from fenchel._torch import concrete, tracks_forward
 from fenchel.continuous.matrices import check_positive_definite
 from fenchel.regularizers.configs import written_by
@@ -354,6 +354,7 @@ class FunctionBasis(Basis):
 
 def as_basis(basis: nn.Module) -> Basis:
     """A ``Basis`` as it is, another module as a ``FunctionBasis`` of one dimension."""
+    check_kind(basis, "basis", nn.Module, what="a Basis, or a module that returns ψ(t)")
     return basis if isinstance(basis, Basis) else FunctionBasis(basis)
 
 

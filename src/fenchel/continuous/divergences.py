@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
+from fenchel._checks import check_kind
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian, check_covariance, per_pair_of_alphas
 from fenchel.continuous.matrices import broadcast_shapes
@@ -112,6 +113,8 @@ def wasserstein2(p: BetaGaussian, q: BetaGaussian, *, squared: bool = False) -> 
 
     References: Gelbrich (1990).
     """
+    for name, density in (("p", p), ("q", q)):
+        check_kind(density, name, BetaGaussian)
     alphas = [torch.as_tensor(d.alpha, dtype=torch.float64, device=d.loc.device) for d in (p, q)]
     if bool((alphas[0] != alphas[1]).any()):
         raise ValueError(f"q must have p's alpha, {p.alpha}: there is no closed form otherwise; got {q.alpha}")

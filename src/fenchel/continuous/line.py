@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
-from fenchel._checks import check_entries, check_positive
+from fenchel._checks import check_callable, check_entries, check_positive, check_real
 from fenchel.continuous.basis import as_line_basis
 from fenchel.continuous.incomplete import inverse
 from fenchel.continuous.pieces import Pieces, expected
@@ -30,10 +30,7 @@ class _LineDensity(Distribution):
     scale: Tensor
 
     def __init__(self, loc: Tensor | float, scale: Tensor | float) -> None:
-        self.loc, self.scale = broadcast_all(loc, scale)
-        if not self.loc.is_floating_point():
-            raise TypeError(f"loc and scale must have a floating-point dtype, got {self.loc.dtype}")
-        check_positive(self.scale, "scale")
+        self.loc, self.scale = broadcast_all(check_real(loc, "loc"), check_positive(scale, "scale"))
         super().__init__(self.loc.shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -180,6 +177,7 @@ class LocationScale(_LineDensity):
 
     def __init__(self, loc: Tensor | float, scale: Tensor | float, g: Callable[[Tensor], Tensor]) -> None:
         super().__init__(loc, scale)
+        check_callable(g, "g", "a function of points")
         self.g = g
         if g(torch.ones(1, dtype=torch.float64, device="cpu")).requires_grad:
             raise ValueError(

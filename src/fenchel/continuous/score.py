@@ -91,7 +91,7 @@ class ScoreDensity(Distribution):
         if not self.low < self.high:
             raise ValueError(f"low must be less than high, got {low} and {high}")
         self.alpha = check_number(alpha, "alpha", 0)
-        if dtype not in _TOLERANCES:
+        if not isinstance(dtype, torch.dtype) or dtype not in _TOLERANCES:
             raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
         self.score, self.dtype = score, dtype
         self._c = self.alpha - 1

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from fenchel._checks import check_floats
 from fenchel._torch import apply_function, outside_graphs, recomputed
 from fenchel.distributed import ring
-from fenchel.distributed.collectives import Group, all_sum, check_group, exchange, gather_rows, rank_in
+from fenchel.distributed.collectives import Group, all_sum, check_group, exchange, gather_rows, rank_in, sum_rows
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.dot_product import masked_attention
@@ -142,14 +141,7 @@ class _Gather(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        rank = rank_in(ctx.group)
-        first = sum(ctx.sizes[:rank])
-        parts = grad.movedim(-2, 0).contiguous()
-        if dist.get_backend(ctx.group) == "nccl" and len(set(ctx.sizes)) == 1:
-            own = torch.empty_like(parts[: ctx.sizes[rank]])
-            dist.reduce_scatter_tensor(own, parts, group=ctx.group)
-        else:  # other back ends have no reduce-scatter of parts of different sizes
-            own = all_sum(parts.clone(), ctx.group)[first : first + ctx.sizes[rank]]
+        own = sum_rows(grad.movedim(-2, 0).contiguous(), ctx.sizes, ctx.group)
         return own.movedim(0, -2), None, None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -92,8 +93,15 @@ class _Layout:
         part: Tensor = value.to_local(grad_placements=grads)
         return part
 
+    def own(self, scores: Tensor) -> Tensor:
+        """This rank's part of the tensor that the layout is of."""
+        part: Tensor = scores.to_local(grad_placements=self.places)  # type: ignore[attr-defined]
+        return part
+
     def whole(self, part: Tensor, shape: Sequence[int], removed: Sequence[int] = ()) -> Tensor:
         """The DTensor of parts, whose shape lacks some dimensions of the rows."""
+        if not removed:
+            return _assembled(part, self.mesh, self.places, shape)
         places: list[Placement] = []
         for place in self.places:
             if isinstance(place, Shard) and place.dim not in removed:
@@ -120,9 +128,18 @@ def _layout(scores: Tensor, dims: Sequence[int], name: str = "scores") -> _Layou
             f"{name} must be a DTensor as other arguments are, got a plain tensor; convert it by "
             "torch.distributed.tensor.distribute_tensor(…), or pass the local parts of all"
         )
+    places, split = _checked_places(tuple(scores.placements), scores.dim(), tuple(dims), name)
+    return _Layout(scores.device_mesh, places, scores.dim(), split)
+
+
+@lru_cache(maxsize=256)  # for small rows the time of a call is that of its Python lines
+def _checked_places(
+    placements: tuple[Placement, ...], rank: int, dims: tuple[int, ...], name: str
+) -> tuple[tuple[Placement, ...], int | None]:
+    """Placements with dimensions counted from the front, and the dimension of the mesh that ``dims`` are sharded on."""
     places: list[Placement] = []
     split = None
-    for i, place in enumerate(scores.placements):
+    for i, place in enumerate(placements):
         if place.is_replicate():
             places.append(place)
             continue
@@ -131,16 +148,16 @@ def _layout(scores: Tensor, dims: Sequence[int], name: str = "scores") -> _Layou
                 f"{name} must be replicated or sharded, got the placement {place}; redistribute it to Replicate() or "
                 "Shard(…) first"
             )
-        dim = place.dim % scores.dim()
+        dim = place.dim % rank
         places.append(Shard(dim))
         if dim in dims:
             if split is not None or len(dims) > 1:
                 raise ValueError(
                     f"{name} must be sharded along the chosen dimension on one dimension of the mesh at most, and only "
-                    f"where one dimension is chosen, got the placements {tuple(scores.placements)}"
+                    f"where one dimension is chosen, got the placements {placements}"
                 )
             split = i
-    return _Layout(scores.device_mesh, tuple(places), scores.dim(), split)
+    return tuple(places), split
 
 
 def _check_mesh(value: DTensor, mesh: Any) -> None:
@@ -185,10 +202,11 @@ def rows(
     for name, value in others.items():
         classes = name == "target" and isinstance(value, Tensor) and not value.is_floating_point()
         given[name] = layout.beside(value, dims if classes else ())
-    own = layout.local(scores, layout.places)
+    own = layout.own(scores)
     part = call(own, dim=dim, **given) if omega is None else _with_local(omega, layout, call, own, dim=dim, **given)
-    shape = [size for d, size in enumerate(scores.shape) if d not in removed]
-    return layout.whole(part, shape, removed)
+    if not removed:
+        return layout.whole(part, scores.shape)
+    return layout.whole(part, [size for d, size in enumerate(scores.shape) if d not in removed], removed)
 
 
 def _is_entmax(name: str | None, parameter: Any) -> bool:
@@ -210,7 +228,7 @@ def _whole_rows(scores: Tensor, layout: _Layout) -> Tensor:
 
 def _spread_map(layout: _Layout, scores: Tensor, dim: int, mask: Any, parameter: Any, gamma: Any) -> Tensor:
     """Entmax of rows that are sharded along the chosen dimension."""
-    own = layout.local(scores, layout.places)
+    own = layout.own(scores)
     part = _divided(own, layout, gamma).movedim(dim, -1)
     mask = None if mask is None else layout.beside(mask).expand(own.shape).movedim(dim, -1)
     alpha = _alpha(parameter, layout, dim)
@@ -275,7 +293,7 @@ def loss(
         layout = _layout(scores, dims)
     index = layout.beside(target, dims if classes else (), last=not classes)
     shared = None if weight is None else layout.local(weight, [Replicate()] * layout.mesh.ndim)
-    part = layout.local(scores, layout.places)
+    part = layout.own(scores)
     if layout.split is None:
         options: dict[str, Any] = {"weight": shared, "ignore_index": ignore_index, "label_smoothing": label_smoothing}
         options |= {"dim": dim, "mask": layout.beside(mask), "reduction": "none"}
@@ -362,7 +380,7 @@ def linear_loss(
     if tokens.split is not None:
         raise ValueError("hidden must not be sharded along its last dimension: redistribute it first")
     index = tokens.beside(target, (hidden.dim() - 1,))
-    rows = tokens.local(hidden, tokens.places)
+    rows = tokens.own(hidden)
     matrix = tokens.local(weight, classes.places)
     offset = None if bias is None else tokens.local(bias, classes.places)
     own_alpha = tokens.beside(alpha)
@@ -414,7 +432,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, omega: Regularizer, opt
             )
         elif dims[0] is not None and any(t.shape[dims[0]] % first.mesh.size(i) for t in (query, key, value)):
             raise ValueError("batch and heads must be divisible by the number of ranks that they are sharded over")
-    parts: Any = [each.local(t, each.places) for each, t in zip(layouts, (query, key, value), strict=True)]
+    parts: Any = [each.own(t) for each, t in zip(layouts, (query, key, value), strict=True)]
     if alone:  # keys and values are shared by ranks with different queries
         parts[1:] = [first.local(t, each.places) for each, t in zip(layouts[1:], (key, value), strict=True)]
         if options["is_causal"]:

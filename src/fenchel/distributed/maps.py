@@ -156,9 +156,8 @@ def check_targets(target: Tensor, batch: torch.Size, ignore_index: int) -> Tenso
     return torch.where(kept, index, -1)
 
 
-def check_classes(index: Tensor, sizes: tuple[int, ...]) -> None:
+def check_classes(index: Tensor, classes: int) -> None:
     """Check class indices once the number of classes of all ranks is known."""
-    classes = sum(sizes)
     if not classes:
         raise ValueError("scores must not be empty along the last dimension on all ranks")
     if known(index) and index.numel() and int(index.max()) >= classes:
@@ -178,7 +177,7 @@ def reduce_losses(loss: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
 def _solve_map(rows: Tensor, alpha: Alpha, ranks: int, group: Group) -> tuple[Tensor, Solution]:
     alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     solution, bounds, _ = solve_rows(rows.detach(), alpha, ranks, group)
-    if not sum(bounds.sizes):
+    if not bounds.total:
         raise ValueError("scores must not be empty along the last dimension on all ranks")
     return solution.spread(solution.probabilities(), rows.shape[-1], rows.dtype), solution
 
@@ -227,7 +226,7 @@ def _solve_loss(
     """Losses (R,), the solution, the place of the class in this rank's part, −1 if not here, and where it is masked."""
     alpha = alpha.detach() if isinstance(alpha, Tensor) else alpha
     solution, bounds, place = solve_rows(rows.detach(), alpha, ranks, group, index)
-    check_classes(index, bounds.sizes)
+    check_classes(index, bounds.total)
     assert place is not None
     return class_losses(solution, index).to(rows.dtype), solution, place, solution.reached.squeeze(-1) == -torch.inf
 
@@ -261,9 +260,12 @@ class _ClassLoss(torch.autograd.Function):
         """Those of the scores and of alpha."""
         solution: Solution = ctx.solution
         kept = (ctx.index >= 0).unsqueeze(-1)
-        rate = grad.unsqueeze(-1).to(solution.offset.dtype)
-        values = torch.where(kept, rate * solution.probabilities(), 0.0)
-        to_rows = solution.spread(values, ctx.width, grad.dtype).masked_fill_(~kept, 0.0)
+        rate = torch.where(kept, grad.unsqueeze(-1).to(solution.offset.dtype), 0.0)
+        values = solution.probabilities()
+        values = values.mul_(rate.to(values.dtype))
+        to_rows = solution.spread(values, ctx.width, grad.dtype)
+        if bool(solution.broken.any()):
+            to_rows = to_rows.masked_fill_(~kept, 0.0)
         subtract_at(to_rows, ctx.place, grad)
         to_alpha = None if ctx.slope is None else torch.where(kept, rate * ctx.slope, 0.0)
         return to_rows, None, to_alpha, None, None

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_positive
+from fenchel._checks import check_count, check_positive
 from fenchel.distributed.collectives import (
     Group,
     all_max,
@@ -24,8 +24,8 @@ from fenchel.distributed.collectives import (
 )
 from fenchel.hopfield.certificates import Certificate, certify_patterns
 from fenchel.hopfield.dynamics import iterate
-from fenchel.hopfield.memory import Rows, check_rows
-from fenchel.regularizers.base import Regularizer, check_omega, hold, show
+from fenchel.hopfield.memory import Rows, check_rows, query_rows, rows_without
+from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
 from fenchel.streaming.plan import Needs, Plan, Shapes, plan_pairs
@@ -148,22 +148,7 @@ class ShardedMemory(nn.Module):
     def remove(self, which: int | Sequence[int] | Tensor) -> None:
         """Remove patterns of this rank, given by their places or by a boolean mask. Other ranks need not take part."""
         self._check_writable()
-        index = torch.as_tensor(which, device=self.patterns.device)
-        kept = torch.ones(len(self.patterns), dtype=torch.bool, device=self.patterns.device)
-        if index.dtype == torch.bool:
-            if index.shape != kept.shape:
-                raise ValueError(f"a mask of what to remove must have shape ({len(kept)},), got {tuple(index.shape)}")
-            kept &= ~index
-        elif index.numel():
-            if index.is_floating_point():
-                raise TypeError(f"what to remove must be places or a boolean mask, got {index.dtype}")
-            wrong = index[(index < -len(kept)) | (index >= len(kept))]
-            if wrong.numel():
-                raise IndexError(
-                    f"this rank has {len(kept)} patterns: cannot remove number {int(wrong.reshape(-1)[0])}"
-                )
-            kept[index.reshape(-1)] = False
-        self.patterns = self.patterns[kept]
+        self.patterns = self.patterns[rows_without(which, self.patterns)]
 
     # -- energy, updates and retrieval -------------------------------------------------------------------------------
 
@@ -171,7 +156,7 @@ class ShardedMemory(nn.Module):
         """The energy of states (…, D), one value per state, (…); as that of :class:`fenchel.hopfield.Memory`."""
         given = self._check_query(query)
         rows = given.double()
-        omega, beta = self.omega, float(self.beta)
+        omega, beta = simplified(self.omega), float(self.beta)
         count = sum(self._all_sizes())
         if self._associative():
             conjugate = omega.max(self._gathered_maxima(rows)[0], dim=0)
@@ -215,7 +200,7 @@ class ShardedMemory(nn.Module):
         weights = ranks = places = None
         if not self._associative():
             support = self._support(self._wide(path.before))
-            p, order = self.omega.argmax(support.scores).sort(-1, descending=True)
+            p, order = simplified(self.omega).argmax(support.scores).sort(-1, descending=True)
             width = max(int((p > 0).sum(-1).max()) if len(p) else 0, 1)
             weights, some = p[:, :width].to(rows.dtype).reshape(*batch, -1), p[:, :width] > 0
             ranks, places = (
@@ -279,16 +264,10 @@ class ShardedMemory(nn.Module):
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
-        check_floats(query, "query")
-        width = self.patterns.shape[1]
-        if query.dim() == 0 or query.shape[-1] != width:
-            raise ValueError(
-                f"query must have the patterns' width, {width}, along its last dimension, got shape "
-                f"{tuple(query.shape)}"
-            )
+        rows = query_rows(query, self.patterns.shape[1], self._dtype())
         if torch.is_grad_enabled() and query.requires_grad:
             raise ValueError("query must not require gradients: a ShardedMemory is not differentiable; detach it")
-        return query.detach().reshape(-1, width).to(torch.promote_types(query.dtype, self._dtype()))
+        return rows.detach()
 
     def _check_writable(self) -> None:
         if self.in_file:
@@ -317,14 +296,14 @@ class ShardedMemory(nn.Module):
     def _update(self, states: Tensor) -> Tensor:
         """One update of states (R, D)."""
         with torch.no_grad():
-            rows = self._wide(states)
+            rows, omega = self._wide(states), simplified(self.omega)
             if self._associative():
                 maxima, means = self._gathered_maxima(rows)
-                share = self.omega.argmax(maxima, dim=0)[rank_in(self.group)]
+                share = omega.argmax(maxima, dim=0)[rank_in(self.group)]
                 found = share.unsqueeze(-1) * means
             else:
                 support = self._support(rows)
-                weights = self.omega.argmax(support.scores)
+                weights = omega.argmax(support.scores)
                 weights = torch.where(support.ranks == rank_in(self.group), weights, 0.0)
                 row, column = (weights != 0).nonzero(as_tuple=True)  # NaN too
                 found = rows.new_zeros(rows.shape, dtype=torch.float64)
@@ -353,9 +332,10 @@ class ShardedMemory(nn.Module):
         # The level of any part is a lower bound of the whole's: what is below the highest of them is left out.
         level = scores.new_full((len(scores), 1), -torch.inf)
         if scores.shape[-1]:
-            own = self.omega.line(scores)
+            omega, gamma = simplified(self.omega), float(self.omega.canonical()[1])
+            own = omega.line(scores)
             assert own is not None
-            slack = 64 * torch.finfo(rows.dtype).eps * (scores.amax(-1, keepdim=True).abs() + 1)
+            slack = 64 * torch.finfo(rows.dtype).eps * (scores.amax(-1, keepdim=True).abs() + gamma)
             level = torch.where(scores.amax(-1, keepdim=True) > -torch.inf, own - slack, level)
         shared = all_max(torch.cat([level, broken.unsqueeze(-1).to(level.dtype)], -1), self.group)
         scores = scores.masked_fill(scores < shared[:, :1], -torch.inf)
@@ -383,7 +363,7 @@ class ShardedMemory(nn.Module):
             nothing = rows.new_zeros(len(rows), 0, dtype=torch.float64)
             return nothing, nothing.long(), ~rows.isfinite().all(-1)
         padded = streams.pad_rows(query, plan.tile)
-        found = streams.candidates(padded, keys, self.omega, plan)
+        found = streams.candidates(padded, keys, simplified(self.omega), plan)
         scores, places = found.score[: len(rows)].double(), found.place[: len(rows)]
         wide = found.too_wide[: len(rows)] & ~found.not_finite[: len(rows)]
         if bool(wide.any()):  # supports as large as a chunk: all scores of all queries

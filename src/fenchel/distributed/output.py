@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._checks import check_floats
 from fenchel._torch import apply_function, as_autocast, autocast_dtype, differentiable_once, outside_graphs
 from fenchel.distributed.collectives import Group, all_sum, check_group
 from fenchel.distributed.maps import check_classes, check_targets, class_losses, subtract_at
@@ -24,6 +23,7 @@ from fenchel.distributed.thresholds import (
     local_bounds,
     local_index,
     score_at,
+    shifted,
     slope_in_alpha,
     solve,
 )
@@ -81,7 +81,8 @@ def linear_entmax_loss(
     if ranks == 1 and len(weight):
         options: Any = {"alpha": alpha, "ignore_index": ignore_index, "reduction": reduction}
         return plain.linear_entmax_loss(hidden, weight, target, bias, **options)
-    index = _check(hidden, weight, target, bias, ignore_index)
+    plain.check_layer(hidden, weight, bias, least=0)
+    index = check_targets(target, hidden.shape[:-1], ignore_index)
     kept = index >= 0
     # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.
     hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
@@ -98,26 +99,6 @@ def linear_entmax_loss(
         losses: Tensor = apply_function(_LinearLoss, *problem)
         losses = losses.reshape(target.shape) if reduction == "none" else losses
     return losses.to(hidden.dtype if half is None else exact)
-
-
-def _check(hidden: Tensor, weight: Tensor, target: Tensor, bias: Tensor | None, ignore_index: int) -> Tensor:
-    """Check the tensors of the layer; return class indices as int64, −1 where one is ignored."""
-    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
-        if tensor is None and name == "bias":
-            continue
-        check_floats(tensor, name)
-        if tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):  # type: ignore[union-attr]
-            raise TypeError(f"{name} must have the dtype of hidden, {hidden.dtype}, got {tensor.dtype}")  # type: ignore[union-attr]
-    if hidden.dim() == 0:
-        raise ValueError("hidden must have shape (…, D), got a scalar")
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1]:
-        raise ValueError(
-            f"weight must have shape (n, {hidden.shape[-1]}), one row per class of this rank, for hidden of shape "
-            f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
-        )
-    if bias is not None and bias.shape != weight.shape[:1]:
-        raise ValueError(f"bias must have shape ({len(weight)},), one value per class, got {tuple(bias.shape)}")
-    return check_targets(target, hidden.shape[:-1], ignore_index)
 
 
 # -- derivatives -----------------------------------------------------------------------------------------------------
@@ -224,8 +205,8 @@ class _Layer:
         logits = self._logits(first)
         own, some = self._listed(logits)
         bounds = own.shared(len(self.weight), self.ranks, self.group)
-        check_classes(self.index, bounds.sizes)
-        self.place = local_index(self.index, bounds, self.group)
+        check_classes(self.index, bounds.total)
+        self.place = local_index(self.index, bounds, len(self.weight))
         lists, reached = [some], [self._class_scores(logits, first)]
         if not bounds.flag and others:
             rest = []
@@ -254,7 +235,7 @@ class _Layer:
                 logits = self._logits(tokens)
                 bounds = local_bounds(logits, self._alphas(len(logits)))
                 bounds = bounds.shared(len(self.weight), self.ranks, self.group)
-            entries = candidates(logits, bounds.level(self._alphas(len(logits))), bounds.top)
+            entries = candidates(logits, bounds, self._alphas(len(logits)), bounds.top)
             parts.append(self._finish(tokens, entries, bounds, self._class_scores(logits, tokens)))
             part = self.parts.pop()
             if rates is not None:
@@ -280,7 +261,7 @@ class _Layer:
         dense = Entries(logits[:, :0].double(), None)
         if not isinstance(alpha, Tensor) and alpha == 1:  # every class has mass
             return Bounds(own.top, own.offset, own.bad, 1.0), dense
-        entries = candidates(logits, own.level(alpha), torch.zeros_like(own.top))
+        entries = candidates(logits, own, alpha, torch.zeros_like(own.top))
         if entries.place is None and len(self.weight) > 64:
             return Bounds(own.top, own.offset, own.bad, 1.0), dense
         if entries.place is None:
@@ -350,8 +331,7 @@ class _Layer:
         solution, entries = part.solution, part.solution.entries
         if entries.place is None and entries.scores.shape[-1] != len(self.weight):
             tokens = slice(part.tokens.start + rows.start, part.tokens.start + rows.stop)
-            top = part.top[rows]
-            some = Entries(self._logits(tokens).to(top.dtype) - torch.where(top > -torch.inf, top, 0.0), None)
+            some = shifted(self._logits(tokens), part.top[rows], solution.alpha)
         else:
             some = Entries(entries.scores[rows], None if entries.place is None else entries.place[rows])
         alpha = solution.alpha[rows] if isinstance(solution.alpha, Tensor) else solution.alpha
@@ -367,7 +347,7 @@ class _Layer:
 def _below(bounds: list[Bounds]) -> Bounds:
     """The bounds of several blocks of tokens below each other."""
     top, offset, bad = (torch.cat([getattr(each, name) for each in bounds]) for name in ("top", "offset", "bad"))
-    return Bounds(top, offset, bad, max(each.flag for each in bounds), bounds[0].sizes)
+    return Bounds(top, offset, bad, max(each.flag for each in bounds), bounds[0].first, bounds[0].total)
 
 
 def _joined(lists: list[Entries], top: Tensor) -> Entries:

@@ -47,23 +47,32 @@ class _Turn:
         held, added = own.contiguous(), gradient
         for turn in range(ranks):
             source = (rank - turn) % ranks
-            coming, works = None, []
+            coming, waits = None, []
             if turn < ranks - 1:
                 coming = held.new_empty(held.shape[0], self.sizes[(source - 1) % ranks], held.shape[2])
-                works = send_around([held], [coming], self.group)
+                waits = send_around([held], [coming], self.group)
             yield sum(self.sizes[:source]), held, added
-            for work in works:
-                work.wait()
+            for wait in waits:
+                wait()
             if added is not None:
                 after = (source - 1) % ranks
                 into = added.new_empty(added.shape[0], self.sizes[after], added.shape[2])
-                for work in send_around([added], [into], self.group):
-                    work.wait()
+                for wait in send_around([added], [into], self.group):
+                    wait()
                 added = into
             if coming is not None:
                 held = coming
         if gradient is not None and added is not None:
             gradient.copy_(added)
+
+    def pieces(
+        self, queries: Tensor, own: Tensor, gradient: Tensor | None = None
+    ) -> Iterator[tuple[slice, int, Tensor, Any]]:
+        """Some queries of (B, L, …) at a time beside every rank's ``blocks``, but for empty ones."""
+        for first, block, added in self.blocks(own, gradient):
+            if block.shape[1]:
+                for some in self.chunks(queries, block.shape[1]):
+                    yield some, first, block, added
 
     def chunks(self, query: Tensor, keys: int) -> Iterator[slice]:
         """Some queries at a time."""
@@ -159,13 +168,10 @@ class _Scores(torch.autograd.Function):
         query, key, places = ctx.saved_tensors
         turn: _Turn = ctx.turn
         to_query, to_key = torch.zeros_like(query), torch.zeros_like(key)
-        for first, block, added in turn.blocks(key, to_key):
-            count = block.shape[1]
-            for some in turn.chunks(query, count) if count else ():
-                here = _dense(grad[:, some], places[:, some], first, count)
-                to_query[:, some] += here @ block
-                assert added is not None
-                added += here.transpose(-2, -1) @ query[:, some]
+        for some, first, block, added in turn.pieces(query, key, to_key):
+            here = _dense(grad[:, some], places[:, some], first, block.shape[1])
+            to_query[:, some] += here @ block
+            added += here.transpose(-2, -1) @ query[:, some]
         return to_query, to_key, None, None, None
 
 
@@ -177,10 +183,8 @@ class _Average(torch.autograd.Function):
         ctx.save_for_backward(weights, value, places)
         ctx.turn = turn
         found = value.new_zeros(*weights.shape[:2], value.shape[-1])
-        for first, block, _ in turn.blocks(value):
-            count = block.shape[1]
-            for some in turn.chunks(weights, count) if count else ():
-                found[:, some] += _dense(weights[:, some], places[:, some], first, count) @ block
+        for some, first, block, _ in turn.pieces(weights, value):
+            found[:, some] += _dense(weights[:, some], places[:, some], first, block.shape[1]) @ block
         return found
 
     @staticmethod
@@ -189,14 +193,11 @@ class _Average(torch.autograd.Function):
         weights, value, places = ctx.saved_tensors
         turn: _Turn = ctx.turn
         to_weights, to_value = torch.zeros_like(weights), torch.zeros_like(value)
-        for first, block, added in turn.blocks(value, to_value):
+        for some, first, block, added in turn.pieces(weights, value, to_value):
             count = block.shape[1]
-            for some in turn.chunks(weights, count) if count else ():
-                inside = (places[:, some] >= first) & (places[:, some] < first + count)
-                products = (grad[:, some] @ block.transpose(-2, -1)).gather(
-                    -1, (places[:, some] - first).clamp(0, count - 1)
-                )
-                to_weights[:, some] += torch.where(inside, products, 0.0)
-                assert added is not None
-                added += _dense(weights[:, some], places[:, some], first, count).transpose(-2, -1) @ grad[:, some]
+            inside = (places[:, some] >= first) & (places[:, some] < first + count)
+            own = (places[:, some] - first).clamp(0, count - 1)
+            products = (grad[:, some] @ block.transpose(-2, -1)).gather(-1, own)
+            to_weights[:, some] += torch.where(inside, products, 0.0)
+            added += _dense(weights[:, some], places[:, some], first, count).transpose(-2, -1) @ grad[:, some]
         return to_weights, to_value, None, None

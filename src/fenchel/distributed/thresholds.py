@@ -8,7 +8,6 @@ reduces a few sums per row, in double precision; all ranks get the same sums and
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,14 +33,16 @@ class Bounds:
         offset: a lower bound of the offset A, −inf if there is no score.
         bad: whether a score is NaN or +inf.
         flag: any number per rank; after ``shared`` the largest of all ranks.
-        sizes: after ``shared``, how many entries each rank has.
+        first: after ``shared``, how many entries the ranks before this one have.
+        total: after ``shared``, how many all ranks have.
     """
 
     top: Tensor
     offset: Tensor
     bad: Tensor
     flag: float = 0.0
-    sizes: tuple[int, ...] = ()
+    first: int = 0
+    total: int = 0
 
     def shared(self, size: int, ranks: int, group: Group) -> Bounds:
         """The bounds of the whole rows, from those of all ranks' parts, by one all-reduce.
@@ -51,15 +52,16 @@ class Bounds:
             ranks: the number of ranks.
             group: the process group.
         """
-        rows = len(self.top)
+        rows, rank = len(self.top), rank_in(group)
         numbers = self.top.new_zeros(3 * rows + ranks + 1)
         numbers[: 3 * rows] = torch.cat([self.top, self.offset, self.bad.to(self.top.dtype)], -1).view(-1)
-        numbers[3 * rows + rank_in(group)] = size
+        numbers[3 * rows + rank] = size
         numbers[-1] = self.flag
         all_max(numbers, group)
         top, offset, bad = (each.unsqueeze(-1) for each in numbers[: 3 * rows].view(rows, 3).unbind(-1))
-        own = numbers[3 * rows :].tolist()
-        return Bounds(top, offset, bad > 0, own[-1], tuple(int(each) for each in own[:-1]))
+        sizes = numbers[3 * rows : -1]
+        flag, first, total = torch.stack([numbers[-1], sizes[:rank].sum(), sizes.sum()]).tolist()
+        return Bounds(top, offset, bad > 0, flag, int(first), int(total))
 
     def level(self, alpha: Alpha) -> Tensor:
         """A score below which no entry has mass, (R, 1): A − 1/c, lowered by far more than rounding."""
@@ -72,7 +74,7 @@ class Entries:
     """This rank's entries of rows that may have mass, (R, m), −inf where a row has fewer.
 
     Args:
-        scores: less the largest score of the row, in double precision.
+        scores: less the largest score of the row, in double precision; for ``alpha = 1`` in that of the row.
         place: (R, m), where each stands in this rank's part; None if all entries are there in order.
     """
 
@@ -113,8 +115,8 @@ class Solution:
 
     def probabilities(self) -> Tensor:
         """p of the entries, (R, m), in double precision; 0 in rows that are NaN."""
-        p, _ = choose(self.entries.scores - self.offset, self.alpha)
-        return torch.where(self.broken, 0.0, p)
+        p, _ = choose(self.entries.scores - self.offset.to(self.entries.scores.dtype), self.alpha)
+        return p.masked_fill_(self.broken, 0.0) if bool(self.broken.any()) else p
 
     def spread(self, values: Tensor, width: int, dtype: torch.dtype) -> Tensor:
         """Values of the entries at their places in rows (R, width), 0 elsewhere; rows that are NaN are so entirely."""
@@ -128,6 +130,11 @@ def local_bounds(z: Tensor, alpha: Alpha) -> Bounds:
     if not z.shape[-1]:
         nothing = z.new_full((len(z), 1), -torch.inf, dtype=exact)
         return Bounds(nothing, nothing, torch.zeros_like(nothing, dtype=torch.bool))
+    if _is_one(alpha):  # one round is enough from any offset
+        top = z.amax(-1, keepdim=True).to(exact)
+        bad = top.isnan() | (top == torch.inf)
+        top = torch.where(bad, -torch.inf, top)
+        return Bounds(top, top, bad)
     own = TSALLIS.align(z, alpha)
     # Its largest p alone is needed: (1 − p^c)/c is how far the offset is above the largest score.
     p = TSALLIS.solve_any(z, *own).amax(-1, keepdim=True).to(exact)
@@ -140,11 +147,18 @@ def local_bounds(z: Tensor, alpha: Alpha) -> Bounds:
     return Bounds(top, offset, bad)
 
 
-def candidates(z: Tensor, level: Tensor, top: Tensor) -> Entries:
-    """The entries of rows (R, n) above a level (R, 1), less the rows' largest scores; all where they are many."""
-    exact, (rows, n) = wide(z), z.shape
+def shifted(z: Tensor, top: Tensor, alpha: Alpha) -> Entries:
+    """All entries of rows (R, n), less the rows' largest scores."""
     base = torch.where(top > -torch.inf, top, 0.0)
-    if n:
+    # Softmax is not steep anywhere: the precision of the scores is enough, which are many.
+    return Entries(z - base.to(z.dtype) if _is_one(alpha) else z.to(wide(z)) - base, None)
+
+
+def candidates(z: Tensor, bounds: Bounds, alpha: Alpha, top: Tensor) -> Entries:
+    """The entries of rows (R, n) above the level of bounds, less the rows' ``top``; all where they are many."""
+    exact, (rows, n) = wide(z), z.shape
+    if n and not _is_one(alpha):
+        level, base = bounds.level(alpha), torch.where(top > -torch.inf, top, 0.0)
         above = z > level.to(z.dtype)
         count = above.sum(-1)
         most = int(count.max()) if rows else 0
@@ -156,7 +170,7 @@ def candidates(z: Tensor, level: Tensor, top: Tensor) -> Entries:
             scores[row, position] = z[row, column].to(exact)
             place[row, position] = column
             return Entries(scores - base, place)
-    return Entries(z.to(exact) - base, None)
+    return shifted(z, top, alpha)
 
 
 def choose(u: Tensor, alpha: Alpha) -> tuple[Tensor, Tensor]:
@@ -194,13 +208,17 @@ def solve(
     """
     u, top = entries.scores, bounds.top
     idle = bounds.bad | (top == -torch.inf)
+    sent = top.new_zeros(len(u), 1) if reached is None else reached
+    if _is_one(alpha):  # max_Ω is the offset: log Σ exp
+        mass = torch.where(idle, 0.0, u.exp().sum(-1, keepdim=True, dtype=top.dtype))
+        shared = all_sum(torch.cat([mass, sent], -1), group)
+        offset = torch.where(idle, 0.0, shared[:, :1].log())
+        return Solution(entries, offset, offset, shared[:, 1:], alpha, 1, bounds.bad)
     a = torch.where(idle, 0.0, bounds.offset - top).clamp_min(0)
     c = alpha - 1
     goal = 1e-9 if torch.finfo(dtype).eps > 1e-10 else 1e-14
-    # After a step δ the error is of the order δ², or δ^(1/c) where entries leave the support. For c = 0 there is none.
-    power = c.clamp_min(0.5) if isinstance(c, Tensor) else max(c, 0.5)
-    tolerance = goal**power if isinstance(c, Tensor) or c > 0 else math.inf
-    sent = u.new_zeros(len(u), 1) if reached is None else reached.to(u.dtype)
+    # After a step δ the error is of the order δ², or δ^(1/c) where entries leave the support.
+    tolerance = goal ** (c.clamp_min(0.5) if isinstance(c, Tensor) else max(c, 0.5))
     total = sent
     step = torch.zeros_like(a)
     for rounds in range(1, _MOST_ROUNDS + 1):
@@ -212,20 +230,13 @@ def solve(
         mass, slope, mean = shared[:, :1], shared[:, 1:2], shared[:, 2:3]
         total = shared[:, 3:] if rounds == 1 else total
         log = mass.clamp_min(torch.finfo(u.dtype).tiny).log()
-        ratio = (
-            log
-            if not isinstance(c, Tensor) and c == 0
-            else -torch.expm1(-_above_zero(alpha) * log) / _above_zero(alpha)
-        )
+        ratio = -torch.expm1(-_above_zero(alpha) * log) / _above_zero(alpha)
         step = torch.where(slope > 0, mass * ratio / slope.clamp_min(torch.finfo(u.dtype).tiny), 0.0)
         if bool((step.abs() <= tolerance * a.clamp_min(1)).all()):
             break
         a = a + step
     # The dual value A + (cV + S − 1)/α is least at the right offset; its terms up to second order in the last step.
-    if not isinstance(c, Tensor) and c == 0:
-        value = a + step
-    else:
-        value = a + (c * mean + mass - 1) / alpha + (1 - mass) * step + slope * step.square() / 2
+    value = a + (c * mean + mass - 1) / alpha + (1 - mass) * step + slope * step.square() / 2
     value = torch.where(idle, 0.0, value)
     return Solution(entries, a + step, value, total, alpha, rounds, bounds.bad)
 
@@ -240,19 +251,18 @@ def solve_rows(
         the index in this rank's part, −1 where the class is on another rank or is ignored.
     """
     bounds = local_bounds(z, alpha).shared(z.shape[-1], ranks, group)
-    entries = candidates(z, bounds.level(alpha), bounds.top)
+    entries = candidates(z, bounds, alpha, bounds.top)
     place = reached = None
     if index is not None:
-        place = local_index(index, bounds, group)
+        place = local_index(index, bounds, z.shape[-1])
         reached = score_at(z, place, bounds.top)
     return solve(entries, bounds, alpha, reached, z.dtype, group), bounds, place
 
 
-def local_index(index: Tensor, bounds: Bounds, group: Group) -> Tensor:
+def local_index(index: Tensor, bounds: Bounds, size: int) -> Tensor:
     """Class indices as places in this rank's part, −1 for those of other ranks and where an index is negative."""
-    rank = rank_in(group)
-    first, size = sum(bounds.sizes[:rank]), bounds.sizes[rank]
-    return torch.where((index >= first) & (index < first + size), index - first, -1)
+    place = index - bounds.first
+    return torch.where((place >= 0) & (place < size) & (index >= 0), place, -1)
 
 
 def score_at(z: Tensor, place: Tensor, top: Tensor) -> Tensor:
@@ -270,6 +280,11 @@ def slope_in_alpha(solution: Solution, group: Group) -> Tensor:
     alpha = solution.alpha if isinstance(solution.alpha, Tensor) else p.new_full((len(p), 1), solution.alpha)
     own = TSALLIS.envelope(None, p, alpha)[0] if p.shape[-1] else torch.zeros_like(solution.offset)
     return all_sum(own.contiguous(), group)
+
+
+def _is_one(alpha: Alpha) -> bool:
+    """Whether alpha is the number 1: softmax."""
+    return not isinstance(alpha, Tensor) and alpha == 1
 
 
 def _above_zero(alpha: Alpha) -> Alpha:

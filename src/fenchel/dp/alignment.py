@@ -63,7 +63,7 @@ class Alignment(DynamicProgram):
         omega: Regularizer | None = None,
         band: int | None = None,
     ) -> None:
-        costs, lengths = self._copied(costs, lengths)
+        costs, lengths = self._copied(omega, costs, lengths)
         super().__init__(costs, "costs", "(B, N, M)", omega)
         self.lengths = check_lengths(lengths, costs, "costs", costs.shape[1:])
         self.band = None if band is None else check_count(band, "band", 0)

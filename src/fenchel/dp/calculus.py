@@ -7,15 +7,16 @@ torch operations.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function, concrete, outside_graphs, tracks_forward
+from fenchel._torch import apply_function, concrete, from_cpu, outside_graphs, tracks_forward
 from fenchel.dp.graph import Walk
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rowmap import RowMap
@@ -73,12 +74,18 @@ class Recursion(ABC):
 
     def _kernel(self) -> Any:
         """The kernels for this Ω and these inputs; None if everything is computed in torch operations."""
-        base, gamma = self.omega.canonical()
+        return self._find(self.omega, self._inputs) if self._inputs[0].shape[0] else None
+
+    def _find(self, omega: Regularizer, tensors: Inputs) -> Any:
+        """The kernels for an Ω and tensors of scores, or None."""
+        base, gamma = omega.canonical()
         if tracks_forward() or base.name is None or isinstance(base.parameter, Tensor) or isinstance(gamma, Tensor):
             return None
-        return (
-            kernels.find(self._step, base.name, (base.parameter,), *self._inputs) if self._inputs[0].shape[0] else None
-        )
+        return kernels.find(self._step, base.name, (base.parameter,), *tensors)
+
+    def _on_cpu(self) -> Self:
+        """The same recursion in the CPU's memory, where everything runs that has no kernel."""
+        return self
 
     @property
     def _numbers(self) -> tuple[Any, Any]:
@@ -90,10 +97,11 @@ class Recursion(ABC):
     def _max(self, dtype: torch.dtype = torch.float64) -> Tensor:
         """max_Ω over all paths, (B,), computed in double precision."""
         kernel = self._kernel()
-        if kernel is None:
-            return self._in_torch(_value)[0].to(dtype)
-        value: Tensor = apply_function(_Value, self, kernel, dtype, *self._inputs)
-        return value
+        if kernel is not None:
+            with contextlib.suppress(kernels.NotCompiledError):
+                value: Tensor = apply_function(_Value, self, kernel, dtype, *self._inputs)
+                return value
+        return self._in_torch(_value)[0].to(dtype)
 
     @stays_outside
     def _expected_path(self, inputs: Inputs | None = None) -> Inputs:
@@ -103,24 +111,26 @@ class Recursion(ABC):
             inputs: the same scores in expanded shapes, which the result is to have; used by kernels alone.
         """
         kernel = self._kernel()
-        if kernel is None:
-            return self._in_torch(_marginals)
-        inputs = self._inputs if inputs is None else inputs
-        weight = torch.ones(len(inputs[0]), dtype=torch.float64, device="cpu")
-        found: Inputs = apply_function(_Gradient, self, kernel, weight, True, *inputs)
-        return found
+        if kernel is not None:
+            inputs = self._inputs if inputs is None else inputs
+            weight = torch.ones(len(inputs[0]), dtype=torch.float64, device=inputs[0].device)
+            with contextlib.suppress(kernels.NotCompiledError):
+                found: Inputs = apply_function(_Gradient, self, kernel, weight, True, *inputs)
+                return found
+        return self._in_torch(_marginals)
 
     def _forward_once(self, kernel: Any, keep: bool) -> tuple[Tensor, Any]:
         """What ``_forward`` returns, computed once."""
-        found: tuple[Tensor, Any, bool] | None = self._cache().get("forward")
+        key = "forward", id(kernel)  # one that failed to compile may have been replaced
+        found: tuple[Tensor, Any, bool] | None = self._cache().get(key)
         if found is None or (keep and not found[2]):
             found = *self._forward(kernel, self._inputs, keep), keep
-            self._results["forward"] = found
+            self._results[key] = found
         return found[:2]
 
     def _gradient_once(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, ones: Tensor) -> Inputs:
         """What ``_gradient`` returns for weights of 1, computed once per shape of the inputs."""
-        key = "gradient", *(each.shape for each in inputs)
+        key = "gradient", id(kernel), *(each.shape for each in inputs)
         if key not in self._results:
             self._results[key] = self._gradient(kernel, inputs, value, walk, ones)
         found: Inputs = self._results[key]
@@ -128,6 +138,9 @@ class Recursion(ABC):
 
     def _in_torch(self, function: Callable[[Recursion, Walk], Inputs]) -> Inputs:
         """A function of the recursion and its random walk, in torch operations; computed once."""
+        here = self._on_cpu()
+        if here is not self:
+            return tuple(from_cpu(each, self._inputs[0].device) for each in here._in_torch(function))
         found = _parameters(self.omega)
         if found is None:  # Ω may depend on any tensors, whose changes would not be noticed
             return function(self, self._walk(self._inputs, self.omega))
@@ -214,13 +227,14 @@ class _Value(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, weight: Tensor) -> Any:
         inputs: Inputs = ctx.saved_tensors
-        if not concrete(weight):  # mapped over
-            found = _gradient_in_torch(ctx.recursion, weight, inputs)
-        elif torch.is_grad_enabled():
-            found = apply_function(_Gradient, ctx.recursion, ctx.kernel, weight, False, *inputs)
-        else:
-            found = ctx.recursion._gradient(ctx.kernel, inputs, ctx.value, ctx.walk, weight)
-        return None, None, None, *found
+        if concrete(weight):  # not mapped over
+            with contextlib.suppress(kernels.NotCompiledError):
+                if torch.is_grad_enabled():
+                    found = apply_function(_Gradient, ctx.recursion, ctx.kernel, weight, False, *inputs)
+                else:
+                    found = ctx.recursion._gradient(ctx.kernel, inputs, ctx.value, ctx.walk, weight)
+                return None, None, None, *found
+        return None, None, None, *_gradient_in_torch(ctx.recursion, weight, inputs)
 
 
 class _Gradient(torch.autograd.Function):
@@ -238,22 +252,18 @@ class _Gradient(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *directions: Tensor) -> Any:
         weight, *inputs = ctx.saved_tensors
-        moved, invalid = _moved(ctx.value, directions), ctx.value.isnan()
-        if torch.is_grad_enabled() or not concrete(*directions):
-            change, *found = _hessian_in_torch(
-                ctx.recursion, torch.where(invalid, 0.0, weight), tuple(inputs), directions
-            )
-            invalid = invalid & moved
-            weighted = invalid & (weight != 0)
-            change, found = _mark_invalid(change, invalid), [_mark_invalid(each, weighted) for each in found]
-        else:
+        moved, lost = _moved(ctx.value, directions), ctx.value.isnan()
+        invalid = lost & moved
+        if not torch.is_grad_enabled() and concrete(*directions):
             # Batch elements of weight 0 or direction 0 contribute 0, even if they are NaN.
-            invalid = invalid & moved
             value = torch.where(~moved | (invalid & (weight == 0)), -torch.inf, ctx.value)
             product = ctx.recursion._hessian_product
-            change, found = product(ctx.kernel, tuple(inputs), value, ctx.walk, weight, directions)
-            change = torch.where(invalid, torch.nan, change)
-        return None, None, change, None, *found
+            with contextlib.suppress(kernels.NotCompiledError):
+                change, found = product(ctx.kernel, tuple(inputs), value, ctx.walk, weight, directions)
+                return None, None, torch.where(invalid, torch.nan, change), None, *found
+        change, *each = _hessian_in_torch(ctx.recursion, torch.where(lost, 0.0, weight), tuple(inputs), directions)
+        weighted = invalid & (weight != 0)
+        return None, None, _mark_invalid(change, invalid), None, *(_mark_invalid(one, weighted) for one in each)
 
 
 class _Cached(torch.autograd.Function):

@@ -73,7 +73,7 @@ class LinearChain(DynamicProgram):
         end: Tensor | None = None,
         omega: Regularizer | None = None,
     ) -> None:
-        unary, transition, lengths, start, end = self._copied(unary, transition, lengths, start, end)
+        unary, transition, lengths, start, end = self._copied(omega, unary, transition, lengths, start, end)
         super().__init__(unary, "unary", "(B, T, S)", omega)
         self.lengths = check_lengths(lengths, unary, "unary", unary.shape[1:2], least=0)
         self._inside = torch.arange(unary.shape[1], device=unary.device) < self.lengths.unsqueeze(-1)
@@ -98,9 +98,10 @@ class LinearChain(DynamicProgram):
 
     @torch.no_grad()
     def _best(self) -> Tensor:
-        unary, transition, start, end = self._inputs
-        states = viterbi(self._with_ends(unary, start, end), transition.double(), self.lengths)
-        possible = self._score(states.clamp_min(0)) > -torch.inf
+        here = self._on_cpu()
+        unary, transition, start, end = here._inputs
+        states = viterbi(here._with_ends(unary, start, end), transition.double(), here.lengths)
+        possible = here._score(states.clamp_min(0)) > -torch.inf
         return torch.where(possible.unsqueeze(-1), states, -1).to(self._device)
 
     _best_outside = stays_outside(_best)

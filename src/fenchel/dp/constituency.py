@@ -58,7 +58,7 @@ class Constituency(DynamicProgram):
     _step = "constituency"
 
     def __init__(self, scores: Tensor, lengths: Tensor | None = None, omega: Regularizer | None = None) -> None:
-        (scores,) = self._copied(scores)
+        (scores,) = self._copied(omega, scores)
         labelled = isinstance(scores, Tensor) and scores.dim() == 4
         super().__init__(scores, "scores", "(B, N, N, L)" if labelled else "(B, N, N)", omega)
         if scores.shape[1] != scores.shape[2]:

@@ -52,7 +52,7 @@ class Lattice(DynamicProgram):
     def __init__(
         self, sources: Tensor, targets: Tensor, scores: Tensor, num_nodes: int, omega: Regularizer | None = None
     ) -> None:
-        (scores,) = self._copied(scores)
+        (scores,) = self._copied(omega, scores)
         super().__init__(scores, "scores", "(B, E)", omega)
         self.num_nodes = check_count(num_nodes, "num_nodes", 2)
         self._shape = _check_edges(sources, targets, scores.shape[1], self.num_nodes)

@@ -59,7 +59,7 @@ class Monotonic(DynamicProgram):
     _step = "monotonic"
 
     def __init__(self, scores: Tensor, lengths: Tensor | None = None, omega: Regularizer | None = None) -> None:
-        scores, lengths = self._copied(scores, lengths)
+        scores, lengths = self._copied(omega, scores, lengths)
         super().__init__(scores, "scores", "(B, N, T)", omega)
         self.lengths = check_lengths(lengths, scores, "scores", scores.shape[1:])
 

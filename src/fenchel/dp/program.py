@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -99,9 +100,12 @@ class DynamicProgram(Recursion):
     programs as they are: its graph breaks there, and with ``fullgraph=True`` it raises an error, as does
     ``torch.export``.
 
-    Scores on another device are copied to the CPU when the program is made, in one copy per dtype, for which the device
-    is waited for; later changes of a score in place are not seen. Everything is computed on the CPU. Each result is
-    copied to the device, its gradient to the CPU in the backward pass, and the gradients of the scores to the device.
+    On CUDA and ROCm devices with Triton, ``value``, ``marginals``, ``loss`` and their derivatives are computed on the
+    device, by kernels: ``LinearChain`` of up to 128 states and ``Alignment`` where the shorter series has up to 2048
+    entries, for Shannon and Gini. For everything else scores on another device are copied to the CPU when the program
+    is made (where there is a kernel, when such a method is called), in one copy per dtype, for which the device is
+    waited for; later changes of a score in place are then not seen. Each result is copied to the device, its gradient
+    to the CPU in the backward pass, and the gradients of the scores to the device.
 
     Example:
         >>> import torch, fenchel
@@ -118,7 +122,7 @@ class DynamicProgram(Recursion):
         if scores.dim() != shape.count(",") + 1 or 0 in scores.shape[1:]:
             raise ValueError(f"{name} must have shape {shape}, none empty but the batch, got {tuple(scores.shape)}")
         self.omega = SHANNON if omega is None else check_choice(omega)
-        if self._device.type != "cpu":
+        if scores.is_cpu and self._device.type != "cpu":
             self.omega, _ = module_on_cpu(self.omega)
         self._dtype = scores.dtype
         self._inputs = (scores if scores.dtype.itemsize >= 4 else scores.float(),)
@@ -136,7 +140,7 @@ class DynamicProgram(Recursion):
 
     def exact_maximum(self) -> Tensor:
         """The smoothed maximum of the scores (for an alignment, minus costs), in double precision, on the CPU, (B,)."""
-        return self._max()
+        return on_cpu(self._max())[0]
 
     @property
     @stays_outside
@@ -173,8 +177,9 @@ class DynamicProgram(Recursion):
     @torch.no_grad()
     def map(self) -> Tensor:
         """The path of highest score; blank where no path is possible."""
-        walk = self._walk(self._inputs, Hard())
-        return self._path(walk.best(), walk.value > -torch.inf)[0].to(self._device)
+        here = self._on_cpu()
+        walk = here._walk(here._inputs, Hard())
+        return here._path(walk.best(), walk.value > -torch.inf)[0].to(self._device)
 
     @stays_outside
     @torch.no_grad()
@@ -186,32 +191,35 @@ class DynamicProgram(Recursion):
             generator: of the random numbers; torch's default if None.
         """
         n = check_count(n, "n")
-        walk = self._walk(self._inputs, self.omega)
-        return self._path(walk.sample(n, generator), walk.value > -torch.inf).to(self._device)
+        here = self._on_cpu()
+        walk = here._walk(here._inputs, here.omega)
+        return here._path(walk.sample(n, generator), walk.value > -torch.inf).to(self._device)
 
     @stays_outside
     @torch.no_grad()
     def top(self, k: int) -> Paths:
         """The k most probable paths, most probable first; for a sparse Ω the list ends where the support does."""
         k = check_count(k, "k")
-        walk = self._walk(self._inputs, self.omega)
-        edges, logs = walk.top(k)
-        paths = self._path(edges, logs > -torch.inf)  # a probability may underflow to 0
+        here = self._on_cpu()
+        edges, logs = here._walk(here._inputs, here.omega).top(k)
+        paths = here._path(edges, logs > -torch.inf)  # a probability may underflow to 0
         return Paths(paths.transpose(0, 1).to(self._device), self._returned(torch.nan_to_num(logs.exp(), 0.0).t()))
 
     @stays_outside
     def log_prob(self, path: Tensor) -> Tensor:
         """The log-probability of paths (…, B, …) under the random walk; −inf off its support, and for blank ones."""
-        path, known = _local(path)
-        blank = self._blank(path)
-        self._check_path(known, "path", blank)
-        total = self._total(path, self._walk(self._inputs, self.omega).log_probs())
+        here = self._on_cpu()
+        path, known = here._beside(path)
+        blank = here._blank(path)
+        here._check_path(known, "path", blank)
+        total = here._total(path, here._walk(here._inputs, here.omega).log_probs())
         return self._returned(torch.where(blank, -torch.inf, total))
 
     @stays_outside
     def entropy(self) -> Tensor:
         """Shannon's entropy, in nats, of the distribution over paths, (B,)."""
-        return self._returned(self._walk(self._inputs, self.omega).entropy())
+        here = self._on_cpu()
+        return self._returned(here._walk(here._inputs, here.omega).entropy())
 
     @stays_outside
     def cross_entropy(self, other: DynamicProgram) -> Tensor:
@@ -261,7 +269,7 @@ class DynamicProgram(Recursion):
         Zero where the target leads by so much that it takes all; +inf for a target that is not possible. The gradient
         is the expected path less the target.
         """
-        target, known = _local(target)
+        target, known = self._beside(target)
         self._check_path(known, "target", None)
         value, score = self._max(), self._reached(target)
         impossible = score == -torch.inf
@@ -269,11 +277,11 @@ class DynamicProgram(Recursion):
         loss = torch.where(impossible, loss, loss + (loss.clamp_min(0) - loss).detach())
         return self._returned(loss + torch.where(impossible, torch.inf, 0.0))
 
-    def _copied(self, *tensors: Any) -> Any:
-        """The tensors that a program is made from in the CPU's memory; results go to the device of the first.
+    def _copied(self, omega: Regularizer | None, *tensors: Any) -> Any:
+        """The tensors that a program is made from where it is computed; results go to the device of the first.
 
-        To be called before all else. What is not a tensor is returned as it is, to be checked later. Lengths on the
-        meta device have no values, and None takes their place.
+        That is the device if there is a kernel for it, else the CPU. To be called before all else. What is not a tensor
+        is returned as it is, to be checked later. Lengths on the meta device have no values: None takes their place.
         """
         for t in tensors:
             if isinstance(t, Tensor) and not t.is_cpu:
@@ -284,8 +292,35 @@ class DynamicProgram(Recursion):
             None if isinstance(t, Tensor) and t.is_meta and not t.is_floating_point() else t for t in tensors
         )
         self._device = tensors[0].device if isinstance(tensors[0], Tensor) else torch.device("cpu")
+        scores = tuple(t for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
+        omega = SHANNON if omega is None else omega
+        if isinstance(omega, Regularizer) and scores and self._find(omega, scores) is not None:
+            return tuple(each.to(self._device) if isinstance(each, Tensor) else each for each in tensors)
         found = iter(on_cpu(*(each for each in tensors if isinstance(each, Tensor))))
         return tuple(next(found) if isinstance(each, Tensor) else each for each in tensors)
+
+    def _on_cpu(self) -> Self:
+        if self._inputs[0].is_cpu:
+            return self
+        key = "on the CPU", torch.is_grad_enabled()
+        if key not in self._cache():
+            here = copy.copy(self)
+            for name, value in vars(self).items():
+                if isinstance(value, Tensor):
+                    setattr(here, name, value.cpu())
+            here._inputs, here._results, here._results_version = on_cpu(*self._inputs), {}, None
+            here.omega, _ = module_on_cpu(self.omega)
+            self._results[key] = here
+        found: Self = self._results[key]
+        return found
+
+    def _beside(self, path: Tensor) -> tuple[Tensor, Tensor]:
+        """A path where the scores are, and the one to check: that of a meta tensor has no values that could be."""
+        device = self._inputs[0].device
+        if not isinstance(path, Tensor) or path.device == device:
+            return path, path
+        here = on_cpu(path)[0].to(device)
+        return here, path if path.is_meta else here
 
     def _returned(self, result: Tensor, dtype: torch.dtype | None = None) -> Tensor:
         """A result in the dtype of the scores, on their device."""
@@ -304,7 +339,8 @@ class DynamicProgram(Recursion):
         if mine != theirs:
             raise ValueError(f"other must have scores of the same shape, {mine}, got {theirs}")
         self._check_paths(other)
-        return self._walk(self._inputs, self.omega), other._walk(other._inputs, other.omega)
+        p, q = self._on_cpu(), other._on_cpu()
+        return p._walk(p._inputs, p.omega), q._walk(q._inputs, q.omega)
 
     # -- what a subclass defines ---------------------------------------------------------------------
 
@@ -343,14 +379,6 @@ class DynamicProgram(Recursion):
     @abstractmethod
     def _blank(self, path: Tensor) -> Tensor:
         """Which paths (…, B) are blank, as ``sample`` and ``top`` return them where no path is possible."""
-
-
-def _local(path: Tensor) -> tuple[Tensor, Tensor]:
-    """A path in the CPU's memory, and the one to check: that of a meta tensor has no values that could be."""
-    if not isinstance(path, Tensor) or path.is_cpu:
-        return path, path
-    (here,) = on_cpu(path)
-    return here, path if path.is_meta else here
 
 
 def sum_over_edges(values: Tensor, edges: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from fenchel._checks import broadcasts, check_count, check_floats, check_integers, check_positive
+from fenchel._checks import broadcasts, check_count, check_floats, check_integers, check_kind, check_positive
 from fenchel._torch import concrete, from_cpu, on_cpu
 from fenchel.dp.alignment import Alignment
 from fenchel.dp.costs import Cost, squared_distances
@@ -346,6 +346,7 @@ def _check_set(series: Tensor | Sequence[Tensor], lengths: Tensor | None) -> tup
     if not isinstance(series, Tensor):
         if lengths is not None:
             raise ValueError("lengths go with a tensor of series; those of a list are known")
+        check_kind(series, "series", Sequence, what="a tensor or a list of tensors")
         if not series or not all(isinstance(each, Tensor) and each.dim() in (1, 2) and len(each) for each in series):
             raise ValueError("series must be a tensor or a list of tensors (length, D) or (length,), none empty")
         if len({(each.shape[1:], each.dtype) for each in series}) > 1:
@@ -375,7 +376,8 @@ def _check_weights(weights: Tensor | None, series: Tensor) -> Tensor:
     each = series.shape[:-2]
     if weights is None:
         return torch.full(each, 1.0 / each[-1], dtype=torch.float64, device=series.device)
-    weights = torch.as_tensor(weights, device=series.device).detach().to(series.device).double()
+    check_floats(weights, "weights")
+    weights = weights.detach().to(series.device).double()
     if weights.dim() == 0 or weights.shape[-1] != each[-1] or not broadcasts(weights.shape, each):
         raise ValueError(f"weights must have shape {tuple(each)}, one per series, got {tuple(weights.shape)}")
     total = weights.sum(-1, keepdim=True)

@@ -139,9 +139,9 @@ class FactorGraph:
     @property
     def values(self) -> Tensor:
         """The values of all variables, (…, number of variables) in float64, in the order in which they were added."""
-        return from_cpu(self.found(), self.device)
+        return from_cpu(self._found(), self.device)
 
-    def found(self) -> Tensor:
+    def _found(self) -> Tensor:
         """``values`` in the CPU's memory."""
         if self._values is None:
             raise RuntimeError("the graph has no values yet: call graph.solve() or graph.map() first")

@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count, check_number
+from fenchel._checks import check_count, check_kind, check_number
 from fenchel.factors.base import Factor
 from fenchel.factors.projections import band, band_support, or_out, or_out_support
 from fenchel.factors.variables import Variables, joined
@@ -233,6 +234,9 @@ class Knapsack(Band):
         literals = joined(variables)
         if isinstance(costs, Tensor) and costs.requires_grad:
             raise ValueError("costs must not require grad: they get no gradient; pass costs.detach()")
+        if not isinstance(costs, Tensor):
+            check_kind(costs, "costs", Sequence, np.ndarray, what="a sequence of numbers or a tensor")
+            costs = [check_number(cost, "costs") for cost in costs]
         a = torch.as_tensor(costs, dtype=torch.float64, device=getattr(costs, "device", "cpu")).reshape(-1)
         if a.numel() != literals.index.size:
             raise ValueError(f"costs must have one entry per variable, {literals.index.size}, got {a.numel()}")

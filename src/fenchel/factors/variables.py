@@ -48,7 +48,7 @@ class Variables:
     @property
     def value(self) -> Tensor:
         """The values that the graph's last ``solve()`` or ``map()`` found: batch dimensions, then ``shape``."""
-        flat = self.graph.found()
+        flat = self.graph._found()
         index = torch.from_numpy(np.ascontiguousarray(self.index))
         value = flat[..., index.reshape(-1)].reshape((*flat.shape[:-1], *self.shape))
         if self.negated.any():
@@ -80,13 +80,13 @@ def _as_numpy(key: Any) -> Any:
     return key.detach().cpu().numpy() if isinstance(key, Tensor) else key
 
 
-def joined(variables: Variables | Sequence[Variables], name: str = "variables") -> Variables:
+def joined(variables: Variables | Sequence[Variables]) -> Variables:
     """All variables in nested lists and tuples as one flat array, in their order."""
-    parts = list(_flat(variables, name))
+    parts = list(_flat(variables))
     if not parts or sum(part.index.size for part in parts) == 0:
-        raise ValueError(f"{name} must name at least one variable, got none")
+        raise ValueError("variables must name at least one variable, got none")
     if any(part.graph is not parts[0].graph for part in parts):
-        raise ValueError(f"{name} must belong to one graph, got variables of several")
+        raise ValueError("variables must belong to one graph, got variables of several")
     return Variables(
         parts[0].graph,
         np.concatenate([part.index.reshape(-1) for part in parts]),
@@ -95,11 +95,11 @@ def joined(variables: Variables | Sequence[Variables], name: str = "variables") 
     )
 
 
-def _flat(variables: object, name: str) -> Iterator[Variables]:
+def _flat(variables: object) -> Iterator[Variables]:
     if isinstance(variables, Variables):
         yield variables
     elif isinstance(variables, (list, tuple)):
         for part in variables:
-            yield from _flat(part, name)
+            yield from _flat(part)
     else:
-        raise TypeError(f"{name} must be what graph.variables(…) returns, or slices of it, got {variables!r}")
+        raise TypeError(f"variables must be what graph.variables(…) returns, or slices of it, got {variables!r}")

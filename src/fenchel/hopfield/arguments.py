@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fenchel._checks import broadcasts, check_count, check_floats, check_positive, kind
+from fenchel._checks import broadcasts, check_callable, check_count, check_floats, check_positive, kind
 
 
 def default_hidden_size(input_size: int | None, hidden_size: int | None, num_heads: int) -> int:
@@ -36,6 +36,7 @@ def check_scaling(scaling: float | Tensor, num_heads: int) -> float | Tensor:
 def activation(name: str, given: str | Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """The given function, or the function of torch or torch.nn.functional with this name."""
     if not isinstance(given, str):
+        check_callable(given, name, "a function or its name")
         return given
     found: Callable[[Tensor], Tensor] | None = getattr(torch, given, getattr(F, given, None))
     if not callable(found):

@@ -69,7 +69,49 @@ class Options(TypedDict, total=False):
     dtype: Any
 
 
-class Hopfield(nn.Module):
+class Layer(nn.Module):
+    """What all three layers share: associations made by a Hopfield layer, which is the layer itself or a part of it."""
+
+    @torch.no_grad()
+    def get_association_matrix(
+        self,
+        input: Any,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The weights, (batch, heads, L, S), before dropout, without gradient. Arguments as in ``forward``."""
+        weights = self._core._associate(self._roles(input), stored_pattern_padding_mask, association_mask, True)[1]
+        assert weights is not None
+        return weights
+
+    @torch.no_grad()
+    def get_projected_pattern_matrix(
+        self,
+        input: Any,
+        stored_pattern_padding_mask: Tensor | None = None,
+        association_mask: Tensor | None = None,
+    ) -> Tensor:
+        """The projected patterns, (batch, heads, S, pattern_size), without gradient. Arguments as in ``forward``."""
+        (stored, _, projection), core = self._roles(input), self._core
+        return core._memory(stored, projection, core._check_padding(stored_pattern_padding_mask, stored))[1]
+
+    @property
+    def _core(self) -> Hopfield:
+        """The Hopfield layer that makes the associations."""
+        raise NotImplementedError
+
+    def _roles(self, input: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Stored patterns, state patterns and pattern projections, batch first, checked."""
+        raise NotImplementedError
+
+    def _output(
+        self, input: Any, stored_pattern_padding_mask: Tensor | None, association_mask: Tensor | None
+    ) -> Tensor:
+        """The output of the Hopfield layer, (batch, L, output_size)."""
+        return self._core._associate(self._roles(input), stored_pattern_padding_mask, association_mask, False)[0]
+
+
+class Hopfield(Layer):
     r"""Associate state patterns (queries) with stored patterns (keys), and read out their projections (values).
 
     .. math:: \xi \leftarrow K^\top \operatorname{argmax}_\Omega(\beta K \xi) \quad \text{(some times)},
@@ -195,6 +237,13 @@ class Hopfield(nn.Module):
         as_given = static and disable_out_projection and not normalize_hopfield_space
         self._hold_scaling(scaling, 1.0 if as_given else self.hidden_size**-0.5, learnable_scaling, factory)
 
+        for name, eps in (
+            ("normalize_state_pattern_eps", normalize_state_pattern_eps),
+            ("normalize_stored_pattern_eps", normalize_stored_pattern_eps),
+            ("normalize_pattern_projection_eps", normalize_pattern_projection_eps),
+            ("normalize_hopfield_space_eps", normalize_hopfield_space_eps),
+        ):
+            check_number(eps, name, 0)
         connected = self.pattern_projection_as_connected = pattern_projection_as_connected
         if connected and (stored_pattern_as_static or pattern_projection_as_static):
             raise ValueError(
@@ -316,31 +365,11 @@ class Hopfield(nn.Module):
         Returns:
             (batch, L, output_size); (L, batch, output_size) if not ``batch_first``.
         """
-        output, _ = self._associate(self._roles(input), stored_pattern_padding_mask, association_mask, False)
-        return self._batch_first(output)
+        return self._batch_first(self._output(input, stored_pattern_padding_mask, association_mask))
 
-    @torch.no_grad()
-    def get_association_matrix(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """The weights, (batch, heads, L, S), before dropout, without gradient. Arguments as in ``forward``."""
-        _, weights = self._associate(self._roles(input), stored_pattern_padding_mask, association_mask, True)
-        assert weights is not None
-        return weights
-
-    @torch.no_grad()
-    def get_projected_pattern_matrix(
-        self,
-        input: Patterns,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """The projected patterns, (batch, heads, S, pattern_size), without gradient. Arguments as in ``forward``."""
-        stored, _, projection = self._roles(input)
-        return self._memory(stored, projection, self._check_padding(stored_pattern_padding_mask, stored))[1]
+    @property
+    def _core(self) -> Hopfield:
+        return self
 
     def _associate(
         self,
@@ -435,7 +464,6 @@ class Hopfield(nn.Module):
         return combine_masks(~association if association.dtype == torch.bool else association.to(dtype), keep)
 
     def _roles(self, input: Patterns) -> tuple[Tensor, Tensor, Tensor]:
-        """Stored patterns, state patterns and pattern projections, batch first, checked."""
         three = (input, input, input) if isinstance(input, Tensor) else tuple(input)
         if len(three) != 3:
             raise ValueError(

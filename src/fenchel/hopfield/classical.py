@@ -8,7 +8,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_entries, check_number, check_shape
+from fenchel._checks import check_count, check_entries, check_number, check_shape, check_width
 from fenchel.hopfield.dynamics import Path, iterate
 
 
@@ -88,9 +88,7 @@ class _Binary(nn.Module):
     def _check(self, query: Tensor) -> Tensor:
         """Check states (…, D) of ±1; return them as rows (R, D)."""
         width = self.patterns.shape[1]
-        if not isinstance(query, Tensor) or query.dim() == 0 or query.shape[-1] != width:
-            got = tuple(query.shape) if isinstance(query, Tensor) else type(query).__name__
-            raise ValueError(f"query must have the patterns' width, {width}, along its last dimension, got {got}")
+        check_width(query, "query", width, "the patterns'")
         _check_signs(query, "query")
         return query.reshape(-1, width).to(self.patterns.dtype)
 

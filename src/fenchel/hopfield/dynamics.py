@@ -9,7 +9,15 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count
+from fenchel._checks import (
+    check_callable,
+    check_count,
+    check_floats,
+    check_kind,
+    check_number,
+    check_positive,
+    check_real,
+)
 from fenchel._torch import concrete
 from fenchel.regularizers.base import Regularizer
 from fenchel.streaming.dot_product import attention
@@ -107,6 +115,9 @@ def update(
     References: Ramsauer et al. (2021); Santos et al. (2024), Proposition 1.
     """
     value = key if value is None else value
+    for name, given in (("query", query), ("key", key), ("value", value)):
+        check_kind(given, name, Tensor, what="a tensor")
+    beta = check_real(beta, "beta") if isinstance(beta, Tensor) else check_positive(beta, "beta")
     narrow = query.dtype in (torch.float16, torch.bfloat16)
     if isinstance(beta, Tensor) and narrow and query.dtype == key.dtype == value.dtype:
         # β times a query would be rounded in half precision, or overflow.
@@ -118,7 +129,7 @@ def update(
     if isinstance(beta, Tensor):
         query, scale = query * beta.to(query.dtype), 1.0
     else:
-        scale = float(beta)
+        scale = beta
     if return_weights is False:
         return attention(query, key, value, omega, attn_mask=mask, scale=scale, dropout_p=dropout_p)
     return attention(
@@ -159,11 +170,13 @@ def iterate(
         >>> path.steps, path.converged
         (tensor([1, 0]), tensor([True, True]))
     """
+    check_callable(step, "step", "a function of states (…, E)")
+    check_floats(query, "query")
     check_count(max_steps, "max_steps", 0)
     if tol is None:
         tol = torch.finfo(query.dtype).eps ** 0.75
-    elif not tol >= 0:
-        raise ValueError(f"tol must not be negative, got {tol}")
+    else:
+        check_number(tol, "tol", 0, ends="[]")
     state = before = query
     steps = torch.zeros(query.shape[:-1], dtype=torch.long, device=query.device)
     converged = torch.zeros_like(steps, dtype=torch.bool)

@@ -7,14 +7,14 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count
-from fenchel.hopfield.association import SPREAD, Hopfield, Options
+from fenchel._checks import check_count, check_flag
+from fenchel.hopfield.association import SPREAD, Hopfield, Layer, Options
 
 Roles = tuple[Tensor, Tensor, Tensor]
 """Stored patterns, state patterns and pattern projections."""
 
 
-class _WithLearnedPatterns(nn.Module):
+class _WithLearnedPatterns(Layer):
     """A Hopfield layer with ``quantity`` learned patterns in place of some inputs; a subclass defines which."""
 
     def __init__(self, quantity: int, sizes: tuple[Any, ...], options: Options) -> None:
@@ -25,36 +25,9 @@ class _WithLearnedPatterns(nn.Module):
     def extra_repr(self) -> str:
         return f"quantity={self.quantity}"
 
-    @torch.no_grad()
-    def get_association_matrix(
-        self,
-        input: Any,
-        stored_pattern_padding_mask: Tensor | None = None,
-        association_mask: Tensor | None = None,
-    ) -> Tensor:
-        """The weights, (batch, heads, L, S), before dropout, without gradient. Arguments as in ``forward``."""
-        roles = self._roles(input)
-        weights = self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, True)[1]
-        assert weights is not None
-        return weights
-
-    @torch.no_grad()
-    def get_projected_pattern_matrix(self, input: Any, stored_pattern_padding_mask: Tensor | None = None) -> Tensor:
-        """The projected patterns, (batch, heads, S, pattern_size), without gradient. Arguments as in ``forward``."""
-        stored, _, projection = self._roles(input)
-        padding = self.hopfield._check_padding(stored_pattern_padding_mask, stored)
-        return self.hopfield._memory(stored, projection, padding)[1]
-
-    def _associate(
-        self, input: Any, stored_pattern_padding_mask: Tensor | None, association_mask: Tensor | None
-    ) -> Tensor:
-        """The output of the Hopfield layer, (batch, L, output_size)."""
-        roles = self._roles(input)
-        return self.hopfield._associate(roles, stored_pattern_padding_mask, association_mask, False)[0]
-
-    def _roles(self, input: Any) -> Roles:
-        """The three inputs of the Hopfield layer, batch first, checked."""
-        raise NotImplementedError
+    @property
+    def _core(self) -> Hopfield:
+        return self.hopfield
 
 
 class HopfieldPooling(_WithLearnedPatterns):
@@ -127,7 +100,7 @@ class HopfieldPooling(_WithLearnedPatterns):
         Returns:
             (batch, quantity · output_size).
         """
-        return self._associate(input, stored_pattern_padding_mask, association_mask).flatten(1)
+        return self._output(input, stored_pattern_padding_mask, association_mask).flatten(1)
 
     def _roles(self, input: Tensor | tuple[Tensor, Tensor]) -> Roles:
         two = (input, input) if isinstance(input, Tensor) else tuple(input)
@@ -185,7 +158,9 @@ class HopfieldLayer(_WithLearnedPatterns):
         self.target_weights: nn.Parameter | None = None
         if lookup_weights_as_separated:
             width = self.hopfield.pattern_projection_size
-            self.target_weights = _learned(quantity, width, lookup_targets_as_trainable, options)
+            self.target_weights = _learned(
+                quantity, width, lookup_targets_as_trainable, options, "lookup_targets_as_trainable"
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -211,15 +186,15 @@ class HopfieldLayer(_WithLearnedPatterns):
         Returns:
             (batch, L, output_size); (L, batch, output_size) if not ``batch_first``.
         """
-        output = self._associate(input, stored_pattern_padding_mask, association_mask)
-        return self.hopfield._batch_first(output)
+        return self.hopfield._batch_first(self._output(input, stored_pattern_padding_mask, association_mask))
 
     def _roles(self, input: Tensor) -> Roles:
         target = self.lookup_weights if self.target_weights is None else self.target_weights
         return self.hopfield._roles((self.lookup_weights, input, target))
 
 
-def _learned(quantity: int, width: int, trainable: bool, options: Options) -> nn.Parameter:
+def _learned(quantity: int, width: int, trainable: bool, options: Options, name: str = "trainable") -> nn.Parameter:
     """A parameter of ``quantity`` patterns, (1, quantity, width), or (quantity, 1, width) if not ``batch_first``."""
     weights = torch.empty(1, quantity, width, device=options.get("device"), dtype=options.get("dtype"))
-    return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trainable)
+    trained = check_flag(trainable, name)
+    return nn.Parameter(weights if options.get("batch_first", True) else weights.transpose(0, 1), trained)

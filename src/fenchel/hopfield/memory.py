@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_one_of, check_positive
+from fenchel._checks import check_count, check_floats, check_one_of, check_positive, check_width
 from fenchel._torch import concrete, is_batched, tracks
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import iterate, update
@@ -196,21 +196,7 @@ class Memory(nn.Module):
     def remove(self, which: int | Sequence[int] | Tensor) -> None:
         """Remove patterns, given by their indices or by a boolean mask (N,), True = remove."""
         self._check_writable()
-        index = torch.as_tensor(which, device=self.patterns.device)
-        if isinstance(which, Sequence) and not len(which):
-            index = index.long()  # torch makes floats of an empty list
-        kept = torch.ones(len(self), dtype=torch.bool, device=self.patterns.device)
-        if index.dtype == torch.bool:
-            if index.shape != kept.shape:
-                raise ValueError(f"a mask of what to remove must have shape ({len(self)},), got {tuple(index.shape)}")
-            kept &= ~index
-        else:
-            if index.is_floating_point() or index.is_complex():
-                raise TypeError(f"what to remove must be indices or a boolean mask, got {index.dtype}")
-            wrong = index[(index < -len(self)) | (index >= len(self))]
-            if wrong.numel():
-                raise IndexError(f"there are {len(self)} patterns: cannot remove number {int(wrong.reshape(-1)[0])}")
-            kept[index.reshape(-1).long()] = False
+        kept = rows_without(which, self.patterns)
         if not bool(kept.any()):
             raise ValueError("a memory must keep at least one pattern")
         self._check_fit(int(kept.sum()))
@@ -332,19 +318,13 @@ class Memory(nn.Module):
     def _by_chunks(self, rows: Tensor) -> bool:
         """Whether patterns are read some at a time. Where ``vmap`` maps, lists of candidates cannot be kept."""
         chunked = self.chunk_size is not None or self.in_file
-        return chunked and not any(is_batched(t) for t in (rows, *self.parameters(), *self.buffers()))
+        return chunked and not any(map(is_batched, (rows, *self.parameters(), *self.buffers())))
 
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
-        check_floats(query, "query")
-        width = self.patterns.shape[1]
-        if query.dim() == 0 or query.shape[-1] != width:
-            raise ValueError(
-                f"query must have the patterns' width, {width}, along its last dimension, got shape "
-                f"{tuple(query.shape)}"
-            )
+        rows = query_rows(query, self.patterns.shape[1], self.dtype)
         self._check_fit(len(self))  # Ω may have been replaced, and patterns loaded
-        return query.reshape(-1, width).to(torch.promote_types(query.dtype, self.dtype))
+        return rows
 
     def _beta(self, rows: Tensor) -> float | Tensor:
         """β as a number, or as a scalar tensor with the dtype of the rows, which it then does not change."""
@@ -486,6 +466,32 @@ def _differ(now: tuple[Any, int], then: tuple[Any, int]) -> bool:
     """Whether two settings or tensors, each with its version, are not the same."""
     number = isinstance(now[0], (float, str)) and now[0] == then[0]
     return now[1] != then[1] or not (number or now[0] is then[0])
+
+
+def query_rows(query: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """Queries (…, D) as rows (R, D) of the patterns' width, in their dtype or a more precise one."""
+    check_width(check_floats(query, "query"), "query", width, "the patterns'")
+    return query.reshape(-1, width).to(torch.promote_types(query.dtype, dtype))
+
+
+def rows_without(which: int | Sequence[int] | Tensor, patterns: Tensor) -> Tensor:
+    """Which of the patterns (N, D) are kept, (N,), if some are removed: their indices, or a boolean mask (N,)."""
+    count = len(patterns)
+    index = torch.as_tensor(which, device=patterns.device)
+    if isinstance(which, Sequence) and not len(which):
+        index = index.long()  # torch makes floats of an empty list
+    kept = torch.ones(count, dtype=torch.bool, device=patterns.device)
+    if index.dtype == torch.bool:
+        if index.shape != kept.shape:
+            raise ValueError(f"a mask of what to remove must have shape ({count},), got {tuple(index.shape)}")
+        return kept & ~index
+    if index.is_floating_point() or index.is_complex():
+        raise TypeError(f"what to remove must be indices or a boolean mask, got {index.dtype}")
+    wrong = index[(index < -count) | (index >= count)]
+    if wrong.numel():
+        raise IndexError(f"there are {count} patterns: cannot remove number {int(wrong.reshape(-1)[0])}")
+    kept[index.reshape(-1).long()] = False
+    return kept
 
 
 def check_rows(given: Rows, name: str) -> Tensor:

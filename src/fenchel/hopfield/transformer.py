@@ -17,6 +17,16 @@ from fenchel.hopfield.association import Hopfield, Patterns
 class _TransformerLayer(nn.Module):
     """A transformer layer that ends with a feed-forward network."""
 
+    @property
+    def self_attn(self) -> Hopfield:
+        """The association of a sequence with itself, under the name that torch's containers of layers look for."""
+        raise NotImplementedError
+
+    @property
+    def batch_first(self) -> bool:
+        """Whether inputs are (batch, length, width)."""
+        return self.self_attn.batch_first
+
     def _add_feed_forward(
         self, like: Hopfield, dim_feedforward: int, dropout: float, activation: str | Callable[[Tensor], Tensor]
     ) -> None:
@@ -82,13 +92,7 @@ class HopfieldEncoderLayer(_TransformerLayer):
         self._add_feed_forward(hopfield_association, dim_feedforward, dropout, activation)
 
     @property
-    def batch_first(self) -> bool:
-        """Whether inputs are (batch, length, width)."""
-        return self.hopfield_association.batch_first
-
-    @property
     def self_attn(self) -> Hopfield:
-        """The association, under the name that ``torch.nn.TransformerEncoder`` looks for."""
         return self.hopfield_association
 
     def forward(
@@ -169,13 +173,7 @@ class HopfieldDecoderLayer(_TransformerLayer):
         self._add_feed_forward(hopfield_association_self, dim_feedforward, dropout, activation)
 
     @property
-    def batch_first(self) -> bool:
-        """Whether inputs are (batch, length, width)."""
-        return self.hopfield_association_self.batch_first
-
-    @property
     def self_attn(self) -> Hopfield:
-        """The association of the target with itself, under the name that ``torch.nn.TransformerDecoder`` looks for."""
         return self.hopfield_association_self
 
     def forward(

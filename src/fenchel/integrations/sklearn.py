@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import minimize
 
 from fenchel.regularizers import Regularizer, Tsallis
-from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.base import check_omega, simplified
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin
@@ -199,7 +199,7 @@ class FenchelYoungClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         omega = Tsallis(1.5) if self.omega is None else copy.deepcopy(check_omega(self.omega))
         if omega.mass(classes) != 1:
             raise ValueError(f"omega must give choices that sum to 1, as Tsallis(1.5) or Gini() do, got {omega}")
-        return omega.double().requires_grad_(False)
+        return simplified(omega).double().requires_grad_(False)
 
     def _check_parameters(self) -> None:
         for name, kind in (("C", Real), ("tol", Real), ("max_iter", Integral)):

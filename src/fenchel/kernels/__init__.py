@@ -69,20 +69,10 @@ def usable(room: str, *tensors: Tensor) -> bool:
     return concrete(*tensors) and ready(room, tensors[0].dtype)
 
 
-from fenchel.kernels.compilation import ready, waiting  # noqa: E402 (these ask whether kernels are enabled)
-from fenchel.kernels.table import NotCompiledError, find, find_again, offers, register  # noqa: E402
+from fenchel.kernels.compilation import ready as ready  # noqa: E402 (these ask whether kernels are enabled)
+from fenchel.kernels.compilation import waiting  # noqa: E402
+from fenchel.kernels.table import NotCompiledError, find, register  # noqa: E402
+from fenchel.kernels.table import find_again as find_again  # noqa: E402
+from fenchel.kernels.table import offers as offers  # noqa: E402
 
-__all__ = [
-    "ENABLED",
-    "TRITON",
-    "WAIT",
-    "NotCompiledError",
-    "enabled",
-    "find",
-    "find_again",
-    "offers",
-    "ready",
-    "register",
-    "usable",
-    "waiting",
-]
+__all__ = ["NotCompiledError", "enabled", "find", "register", "waiting"]

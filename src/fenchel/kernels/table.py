@@ -14,8 +14,6 @@ step             call                                    result
 ``max``          ``kernel(z, p, *a)``                    max_Ω of the rows of z, given p = argmax_Ω(z)
 ``envelope``     ``kernel(p, a)``                        the derivative of max_Ω in its one parameter, given p; (…, 1)
 ``bound_sums``   ``kernel(z, upper)``                    how many bounds are negative or NaN, and their sum, per row
-``cap``          ``kernel(p, *a)``                       p scaled up and cut off at its bounds, and in which rows that
-                                                         failed (capped softmax)
 ``chain``        ``kernel.forward(…)``,                  max_Ω over all paths of a dynamic program, the expected path,
 ``alignment``    ``.gradient(…)``,                       and its change along a direction: see ``markov``,
 ``monotonic``    ``.hessian_product(…)``                 ``alignments``, ``monotonic``, ``lattices`` and ``spans``
@@ -108,6 +106,7 @@ class _Row:
     dtypes: tuple[torch.dtype, ...]
     ranges: tuple[Interval, ...]
     room: str | None
+    serves: Callable[..., bool] | None = None
     ready: set[torch.dtype] = field(default_factory=set)
 
     def covers(self, parameter: Parameter) -> bool:
@@ -148,6 +147,10 @@ class _Guarded:
                 warnings.warn(f"torch operations take the place of a kernel that failed: {error}", stacklevel=2)
             raise
 
+    def __getattr__(self, name: str) -> _Guarded:
+        """A function of a kernel that is a module."""
+        return _Guarded(getattr(self.kernel, name), self.remove)
+
 
 _table: dict[tuple[str, str], list[_Row]] = {}
 _found: dict[Any, Any] = {}  # results of ``find`` for numbers on the CPU: the search takes as long as a small kernel
@@ -163,6 +166,7 @@ def register(
     dtypes: tuple[torch.dtype, ...] = _FLOATS,
     ranges: tuple[Interval, ...] = _ANY,
     room: str | None = None,
+    serves: Callable[..., bool] | None = None,
 ) -> Callable[[], None]:
     """Add a kernel to the table, before those that are there; return a function that takes it out again.
 
@@ -176,8 +180,9 @@ def register(
         ranges: closed intervals of the first parameter that it serves; those of a tensor must all lie in one of them,
             unless it is on a device that one would have to wait for.
         room: the kernels that ``fenchel.warmup`` compiles together with it; None for one that need not be compiled.
+        serves: says of tensors whether it takes such shapes; None if it takes all.
     """
-    row = _Row(kernel, device, dtypes, ranges, room)
+    row = _Row(kernel, device, dtypes, ranges, room, serves)
     rows = _table.setdefault((step, name), [])
     rows.insert(0, row)
     _found.clear()
@@ -229,7 +234,7 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
             if t.dtype not in row.dtypes or t.device.type != row.device:
                 break
         else:
-            if row.ranges is _ANY or row.covers(parameters[0]):
+            if (row.ranges is _ANY or row.covers(parameters[0])) and (row.serves is None or row.serves(*tensors)):
                 if row.room is not None and tensors and (dtype := tensors[0].dtype) not in row.ready:
                     # Kernels of integers serve every precision.
                     if not kernels.ready(row.room, dtype if dtype.is_floating_point else None):
@@ -240,12 +245,16 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                     found: Any = importlib.import_module(f"fenchel.kernels.{module}")
                     found = getattr(found, function) if function else found
                     row.kernel = found if row.room is not None else _guarded(row, rows, found)
-                if row.device == "cpu" and all(type(a) is float for a in parameters):
+                if row.device == "cpu" and all(type(a) is float for a in parameters) and not _depends_on_shapes(rows):
                     if len(_found) >= _MANY:
                         _found.clear()
                     _found[key] = row.kernel
                 return row.kernel
     return None
+
+
+def _depends_on_shapes(rows: list[_Row]) -> bool:
+    return any(row.serves is not None and row.device == "cpu" for row in rows)
 
 
 def offers(step: str, name: str, like: Tensor) -> bool:
@@ -296,7 +305,7 @@ _compiled("normmax", "argmax", "norm", "maps.simplex:normmax")
 _compiled("normmax", "product", "norm", "maps.simplex:normmax_product")
 _compiled("normmax", "class_loss", "norm", "maps.simplex:normmax_loss")
 _compiled("bounded", "argmax", "bounded_gini", "maps.bounded:project")
-_compiled("bounded", "cap", "bounded_shannon", "maps.bounded:cap")
+_compiled("bounded", "argmax", "bounded_shannon", "maps.capped:capped_softmax")
 _compiled("bounded", "bound_sums", "bounded", "maps.bounded:bound_sums")
 _compiled("bounded", "product", "bounded_gini", "maps.bounded:product")
 _compiled("bounded", "pull", "bounded_gini", "maps.bounded:pull")
@@ -308,13 +317,16 @@ for _name in ("fused", "oscar", "grid"):
 
 
 _HALF = (*_FLOATS, torch.bfloat16, torch.float16)
+_SMOOTH = ((1.0, 1.0), (2.0, 2.0))  # Shannon's entropy and Gini's
 _POSITIVE = ((math.nextafter(0.0, 1.0), math.inf),)
 
 
-def _on_gpu(step: str, name: str, kernel: str, ranges: tuple[Interval, ...] = _ANY) -> None:
+def _on_gpu(
+    step: str, name: str, kernel: str, ranges: tuple[Interval, ...] = _ANY, serves: Callable[..., bool] | None = None
+) -> None:
     """Add a kernel of ``kernels/gpu`` if Triton is installed, which compiles it when it is called."""
     for device in ("cuda", "cpu") if kernels.TRITON else ("cuda",):  # also AMD's devices, which torch calls so
-        register(step, name, f"gpu.{kernel}", device=device, dtypes=_HALF, ranges=ranges)
+        register(step, name, f"gpu.{kernel}", device=device, dtypes=_HALF, ranges=ranges, serves=serves)
 
 
 if importlib.util.find_spec("triton") is not None:
@@ -325,7 +337,10 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("argmax", "norm", "rows:normmax")
     _on_gpu("product", "norm", "products:normmax_product")
     _on_gpu("class_loss", "norm", "rows:normmax_loss")
+    _on_gpu("argmax", "bounded_gini", "boxes:project")
     _on_gpu("product", "bounded_gini", "boxes:product")
     _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
     _on_gpu("fused_attend", "tsallis", "attention:attend", _OUTPUT)
     _on_gpu("fused_attend_backward", "tsallis", "attention_backward:attend_backward", _OUTPUT)
+    _on_gpu("chain", "tsallis", "chains", _SMOOTH, lambda unary, *_: unary.shape[-1:] <= (128,))
+    _on_gpu("alignment", "tsallis", "alignments", _SMOOTH, lambda costs: min(costs.shape[1:], default=0) <= 2048)

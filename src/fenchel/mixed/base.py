@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributions import Distribution, constraints
 from torch.distributions.kl import register_kl
 
-from fenchel._checks import check_broadcast, check_count, check_mask, check_shape
+from fenchel._checks import check_broadcast, check_count, check_floats, check_kind, check_mask, check_shape
 from fenchel._quadrature import line
 from fenchel._torch import forward_mode, has_tangent, is_mapped
 
@@ -69,6 +69,7 @@ def faces(vertices: int, *, device: torch.device | None = None) -> Tensor:
         >>> faces(2).int().tolist()
         [[1, 0], [0, 1], [1, 1]]
     """
+    check_count(vertices, "vertices")
     bits = torch.arange(1, 2**vertices, device=device).unsqueeze(-1) >> torch.arange(vertices, device=device) & 1
     return bits[bits.sum(-1).argsort(stable=True)].bool()
 
@@ -428,11 +429,13 @@ def mutual_information(
         >>> round(mutual_information(y).value.item() / math.log(2), 3)  # nearly one bit
         1.0
     """
+    check_kind(y, "y", Mixed, what="a mixed distribution")
     if len(y.batch_shape) != 1:
         raise ValueError(f"y must have one batch dimension, a distribution for each x, got {tuple(y.batch_shape)}")
     count = y.batch_shape[0]
     if weights is None:
         weights = torch.full((count,), 1 / count, dtype=y._dtype, device=y._device)
+    check_floats(weights, "weights")
     if weights.shape != (count,) or not bool((weights >= 0).all()) or abs(weights.sum().item() - 1) > 1e-6:
         raise ValueError(f"weights must be {count} probabilities that sum to 1, got shape {tuple(weights.shape)}")
 

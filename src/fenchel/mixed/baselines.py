@@ -15,7 +15,7 @@ from torch.distributions import (
 )
 from torch.distributions.transforms import Transform
 
-from fenchel._checks import check_one_given
+from fenchel._checks import check_floats, check_one_given
 
 Concrete = RelaxedOneHotCategorical
 """The Gumbel-Softmax distribution, ``torch.distributions.RelaxedOneHotCategorical(temperature, logits=z)``."""
@@ -90,6 +90,13 @@ class LogisticNormal(TransformedDistribution):
         validate_args: bool | None = None,
     ) -> None:
         check_one_given(scale=scale, scale_tril=scale_tril)
+        check_floats(loc, "loc")
+        if scale is not None:
+            check_floats(scale, "scale")
+        if scale_tril is not None:
+            check_floats(scale_tril, "scale_tril", "…", "K", "K")
+        if loc.dim() == 0 or (scale is not None and scale.dim() == 0):
+            raise ValueError("loc and scale must have at least one dimension, got a scalar")
         factor = torch.diag_embed(scale) if scale is not None else scale_tril
         assert factor is not None
         if loc.shape[-1] < 2 or factor.shape[-1] != loc.shape[-1]:

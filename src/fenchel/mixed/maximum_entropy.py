@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.distributions import constraints
 
-from fenchel._checks import check_count, check_entries, check_floats
+from fenchel._checks import check_count, check_entries, check_floats, check_number, check_real
 from fenchel.mixed.base import SAMPLES, Estimate, Mixed, broadcast_pair, exact_estimate
 
 
@@ -43,7 +43,7 @@ class MaximumEntropy(Mixed):
     def __init__(self, vertices: int, precision: float | Tensor = 0.0, validate_args: bool | None = None) -> None:
         vertices = check_count(vertices, "vertices")
         self.precision = torch.as_tensor(
-            precision,
+            check_real(precision, "precision"),
             dtype=None if isinstance(precision, Tensor) else torch.get_default_dtype(),
             device=precision.device if isinstance(precision, Tensor) else None,
         )
@@ -131,5 +131,7 @@ def maximum_code_length(vertices: int, precision: float) -> float:
         >>> round(maximum_code_length(2, precision=1), 9)  # log₂(2 + 2¹)
         2.0
     """
-    largest = MaximumEntropy(vertices, torch.tensor(float(precision), dtype=torch.float64, device="cpu"))
+    largest = MaximumEntropy(
+        vertices, torch.tensor(check_number(precision, "precision"), dtype=torch.float64, device="cpu")
+    )
     return float(largest.log_partition / math.log(2))

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fenchel._checks import check_count, check_flag, check_kind, check_number
 from fenchel._torch import nested_from_mask
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
@@ -58,8 +59,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         omega: Regularizer | None = None,
         sink: bool = False,
     ) -> None:
-        if not 0.0 <= dropout <= 1.0:
-            raise ValueError(f"dropout must be in [0, 1], got {dropout}")
+        check_number(dropout, "dropout", 0, 1, ends="[]")
+        if check_count(embed_dim, "embed_dim") % check_count(num_heads, "num_heads"):
+            raise ValueError(f"embed_dim must be a multiple of num_heads, got {embed_dim} and {num_heads}")
+        for name, width in (("kdim", kdim), ("vdim", vdim)):
+            if width is not None:
+                check_count(width, name)
+        flags = {"bias": bias, "add_bias_kv": add_bias_kv, "add_zero_attn": add_zero_attn, "batch_first": batch_first}
+        for name, flag in (flags | {"sink": sink}).items():
+            check_flag(flag, name)
         super().__init__(
             embed_dim,
             num_heads,
@@ -98,6 +106,12 @@ class MultiheadAttention(nn.MultiheadAttention):
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
         """Attend; arguments, shapes and results are those of ``torch.nn.MultiheadAttention``."""
+        for name, given in (("query", query), ("key", key), ("value", value)):
+            check_kind(given, name, Tensor, what="a tensor")
+        for name, mask in (("key_padding_mask", key_padding_mask), ("attn_mask", attn_mask)):
+            if mask is not None:
+                check_kind(mask, name, Tensor, what="a tensor")
+        check_flag(need_weights, "need_weights")
         if query.is_nested:
             return self._forward_nested(query, key, value, need_weights, average_attn_weights)
         if query.dim() not in (2, 3):

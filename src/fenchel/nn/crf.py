@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_integers, check_like, check_mask, check_one_of
+from fenchel._checks import check_count, check_flag, check_floats, check_integers, check_like, check_mask, check_one_of
 from fenchel._torch import known
 from fenchel.dp.chain import NOT_OBSERVED, LinearChain
 from fenchel.dp.program import DynamicProgram, Paths, check_choice
@@ -89,7 +89,7 @@ class CRF(nn.Module):
         super().__init__()
         self.num_tags = check_count(num_tags, "num_tags")
         self.omega = Shannon() if omega is None else check_choice(omega)
-        self.batch_first = batch_first
+        self.batch_first = check_flag(batch_first, "batch_first")
         self.labels = None if labels is None else _check_labels(labels, self.num_tags)
         self.start_transitions = nn.Parameter(torch.empty(self.num_tags))
         self.end_transitions = nn.Parameter(torch.empty(self.num_tags))
@@ -334,7 +334,11 @@ _SCHEMES: dict[str, Callable[[Piece, Piece], bool]] = {"BIO": _bio, "BIOES": _bi
 
 
 def _check_labels(labels: Sequence[str], num_tags: int) -> list[str]:
-    if isinstance(labels, str) or not all(isinstance(label, str) for label in labels):
+    if (
+        isinstance(labels, str)
+        or not isinstance(labels, Sequence)
+        or not all(isinstance(label, str) for label in labels)
+    ):
         raise TypeError(f"labels must be a sequence of strings, got {labels!r}")
     if len(labels) != num_tags or len(set(labels)) != num_tags:
         raise ValueError(f"labels must be {num_tags} different names, one per tag, got {list(labels)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fenchel.losses import Reduction, fy_loss
+from fenchel.losses import Reduction, check_loss, fy_loss
 from fenchel.regularizers import Gini, Norm, Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega
 
@@ -32,6 +32,7 @@ class FenchelYoungLoss(nn.Module):
     ) -> None:
         super().__init__()
         self.omega = check_omega(omega)
+        check_loss(weight, ignore_index, label_smoothing, reduction)
         self.register_buffer("weight", weight)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fenchel import regularizers
+from fenchel._checks import check_integer
 from fenchel.regularizers import Capped, Fused, Gini, Hard, Norm, Oscar, Regularizer, Shannon, TotalVariation2d, Tsallis
 from fenchel.regularizers.base import check_omega
 
@@ -23,7 +24,7 @@ class Argmax(nn.Module):
     def __init__(self, omega: Regularizer | None = None, dim: int = -1) -> None:
         super().__init__()
         self.omega = Hard() if omega is None else check_omega(omega)
-        self.dim = dim
+        self.dim = check_integer(dim, "dim")
 
     def forward(self, scores: Tensor, mask: Tensor | None = None) -> Tensor:
         """Apply the map to scores; ``mask`` is True where an entry may receive mass."""

@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fenchel.losses import Reduction
+from fenchel._checks import check_count, check_flag
+from fenchel.losses import Reduction, check_loss
 from fenchel.regularizers import Tsallis, entmax
 from fenchel.streaming.linear_loss import check_alpha, linear_entmax_loss
 
@@ -54,8 +55,10 @@ class LinearEntmaxLoss(nn.Linear):
         label_smoothing: float = 0.0,
         **factory: Any,
     ) -> None:
-        super().__init__(in_features, out_features, bias, **factory)
+        sizes = check_count(in_features, "in_features"), check_count(out_features, "out_features")
         check_alpha(alpha)
+        check_loss(class_weight, ignore_index, label_smoothing, reduction, "class_weight")
+        super().__init__(*sizes, check_flag(bias, "bias"), **factory)
         self.omega = Tsallis(alpha, learnable=learnable)
         self.ignore_index = ignore_index
         self.reduction: Reduction = reduction
@@ -66,6 +69,11 @@ class LinearEntmaxLoss(nn.Linear):
     def alpha(self) -> float | Tensor:
         """The current entropic index."""
         return self.omega.alpha
+
+    def __call__(self, hidden: Tensor, target: Tensor) -> Tensor:
+        """``forward``. Hooks get the target by name: ColwiseParallel passes on one positional argument alone."""
+        loss: Tensor = super().__call__(hidden, target=target)
+        return loss
 
     def forward(self, hidden: Tensor, target: Tensor) -> Tensor:  # type: ignore[override]
         """The loss of hidden states, (…, in_features), against class indices, (…)."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_positive
+from fenchel._checks import check_count, check_flag, check_positive
 from fenchel.dp.costs import Cost, cost_function
 from fenchel.dp.program import check_choice
 from fenchel.dp.series import divergence, smoothed_dtw
 from fenchel.regularizers.base import Regularizer
+
+_NO_CUDA = "there is no argument use_cuda here, as results are on the device of the series"
 
 
 class SoftDTW(nn.Module):
@@ -60,19 +62,22 @@ class SoftDTW(nn.Module):
         *,
         omega: Regularizer | None = None,
         cost: str | Cost = "sqeuclidean",
+        **unknown: object,
     ) -> None:
         super().__init__()
-        if isinstance(gamma, bool):
+        if unknown:
             raise TypeError(
-                f"gamma must be a positive number or a tensor, got {gamma}: there is no argument use_cuda here, as "
-                "results are on the device of the series; gamma is the first"
+                f"SoftDTW takes gamma, normalize, bandwidth, omega and cost, got {', '.join(unknown)}"
+                + (f": {_NO_CUDA}" if "use_cuda" in unknown else "")
             )
+        if isinstance(gamma, bool):
+            raise TypeError(f"gamma must be a positive number or a tensor, got {gamma}: {_NO_CUDA}; gamma is the first")
         given = check_positive(gamma, "gamma")
         if isinstance(given, Tensor) and not isinstance(gamma, nn.Parameter):
             self.register_buffer("gamma", given, persistent=False)
         else:
             self.gamma = gamma if isinstance(gamma, nn.Parameter) else given
-        self.normalize = normalize
+        self.normalize = check_flag(normalize, "normalize")
         self.bandwidth = None if bandwidth is None else check_count(bandwidth, "bandwidth", 0)
         self.omega = None if omega is None else check_choice(omega)
         self.cost = cost

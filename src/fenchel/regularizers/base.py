@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import attrgetter
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
@@ -95,7 +96,7 @@ class Regularizer(nn.Module):
     of their stacked values. Shannon's is."""
 
     parameter_name: ClassVar[str] = "alpha"
-    """What errors call ``parameter``."""
+    """The attribute that holds ``parameter``, and what errors call it."""
 
     default_dim: Any = -1
     """The dimensions that a choice is made over if ``dim`` is not given."""
@@ -104,7 +105,7 @@ class Regularizer(nn.Module):
         """Let what a subclass writes take packed rows."""
         super().__init_subclass__(**kwargs)
         for name in ("argmax", "log_argmax", "max", "loss", "forward"):
-            if name in vars(cls):
+            if name in vars(cls) and not hasattr(vars(cls)[name], "takes_packed"):
                 setattr(cls, name, takes_packed(vars(cls)[name]))
 
     # -- what an engine may ask ------------------------------------------------------------------------
@@ -128,8 +129,11 @@ class Regularizer(nn.Module):
 
     @property
     def parameter(self) -> Parameter | None:
-        """The parameter that selects a member of the family: a number, or a tensor with one value per row."""
-        return None
+        """The parameter that selects a member of the family: a number, or a tensor with one value per row.
+
+        The attribute called ``parameter_name`` of an Ω with a ``rule``, by default.
+        """
+        return None if self.rule is None else getattr(self, self.parameter_name, None)
 
     @property
     def zero_at_vertices(self) -> bool:
@@ -142,7 +146,7 @@ class Regularizer(nn.Module):
     @property
     def parameter_shape(self) -> torch.Size | None:
         """The shape that the tensors of Ω broadcast to: what varies from row to row. None if that is not known."""
-        shapes = (t.shape for t in (*self.parameters(), *self.buffers()))
+        shapes = map(attrgetter("shape"), (*self.parameters(), *self.buffers()))
         return torch.Size(torch.broadcast_shapes(*shapes))  # type: ignore[no-untyped-call]
 
     @property
@@ -249,6 +253,10 @@ class Regularizer(nn.Module):
         kept = index >= 0
         loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
         return torch.where(kept, loss, 0.0)
+
+    def extra_repr(self) -> str:
+        own = self.parameter
+        return "" if own is None else f"{self.parameter_name}={show(own)}"
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
         return Scaled(self, gamma)
@@ -381,7 +389,7 @@ class Scaled(Regularizer):
 
     def __init__(self, omega: Regularizer, gamma: float | Tensor) -> None:
         super().__init__()
-        self.omega = omega
+        self.omega = check_omega(omega)
         hold(self, "gamma", check_positive(gamma, "gamma"))
 
     def __mul__(self, gamma: float | Tensor) -> Regularizer:
@@ -565,8 +573,8 @@ def simplified(omega: Regularizer) -> Regularizer:
     return base if not isinstance(gamma, Tensor) and gamma == 1 else gamma * base
 
 
-def check_omega(omega: Regularizer) -> Regularizer:
+def check_omega(omega: Regularizer, name: str = "omega") -> Regularizer:
     """Check what a user passes as ``omega``."""
     if not isinstance(omega, Regularizer):
-        raise TypeError(f"omega must be a Regularizer, such as fenchel.Gini(), got {type(omega).__name__}")
+        raise TypeError(f"{name} must be a Regularizer, such as fenchel.Gini(), got {type(omega).__name__}")
     return omega

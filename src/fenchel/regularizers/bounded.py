@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel import kernels
 from fenchel.regularizers.operators import register_map
 from fenchel.regularizers.rowmap import Parameter, RowMap
 from fenchel.regularizers.solvers.thresholds import capped_projection, capped_softmax
@@ -156,17 +155,6 @@ class _Entropic(BoundedMap):
 
     def solve(self, z: Tensor, upper: Tensor, budget: Parameter) -> Tensor:
         return capped_softmax(z, upper, budget)
-
-    def solve_any(self, z: Tensor, upper: Parameter, budget: Parameter) -> Tensor:
-        cap = kernels.find("cap", self.name, (upper, budget), z)
-        if cap is None:
-            return self.solve_plainly(z, upper, budget)
-        p: Tensor
-        p, failed = cap(torch.softmax(z, -1), upper, budget)
-        if bool(failed.any()):  # little is left once the best are at their bounds, or there was nothing to choose
-            some = (each[failed] if isinstance(each, Tensor) else each for each in (upper, budget))
-            p[failed] = self.solve_plainly(z[failed], *some)
-        return p
 
     def slope(self, p: Tensor) -> Tensor:
         return torch.where(p == 0, -torch.inf, 1 + torch.where(p == 0, 1.0, p).log())

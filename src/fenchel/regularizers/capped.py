@@ -132,10 +132,6 @@ class KSubsets(Regularizer):
         hold(self, "k", _check_k(k))
 
     @property
-    def parameter(self) -> Parameter:
-        return self.k
-
-    @property
     def name(self) -> str:
         return "k_subsets"
 
@@ -193,9 +189,6 @@ class KSubsets(Regularizer):
                 f"as a k-hot vector, got {target.dtype}: convert with target.float(); class indices go with k = 1 only"
             )
         return check_indices(target, scores, dim)
-
-    def extra_repr(self) -> str:
-        return f"k={show(self.k)}"
 
     def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
         return _posed(BOUNDED_GINI, scores, 1.0, self.k, dim, mask)

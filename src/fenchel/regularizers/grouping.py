@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fenchel._checks import check_parameter, check_real
 from fenchel._torch import below_autograd, readable
-from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.base import Regularizer, hold
 from fenchel.regularizers.derivatives import on_support
 from fenchel.regularizers.operators import argmax_operator, pack
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
@@ -162,14 +162,11 @@ class Grouping(Regularizer):
 
     @property
     def parameter(self) -> Parameter:
-        return self.strength
+        return self.strength  # also of a grid, which has no rule as long as its width is not known
 
     def canonical(self) -> tuple[Regularizer, float | Tensor]:
         """Gini for strength 0."""
         return (Gini() if not isinstance(self.strength, Tensor) and self.strength == 0 else self), 1.0
-
-    def extra_repr(self) -> str:
-        return f"strength={show(self.strength)}"
 
 
 def check_strength(strength: float | Tensor) -> float | Tensor:

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from fenchel._checks import check_parameter
 from fenchel._torch import known, tracks
-from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.base import Regularizer, hold
 from fenchel.regularizers.configs import written_by
 from fenchel.regularizers.derivatives import on_support, split_finite
 from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.packed import takes_packed_itself
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import from_rows, parameter_rows, to_rows
 from fenchel.regularizers.solvers import thresholds
@@ -139,10 +140,7 @@ class Norm(Regularizer):
         super().__init__()
         hold(self, "alpha", check_parameter(alpha, "alpha", 1.0, _ALLOWED))
 
-    @property
-    def parameter(self) -> Parameter:
-        return self.alpha
-
+    @takes_packed_itself
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         return NORM.choose(scores, dim, mask, "alpha", self.alpha)
 
@@ -166,9 +164,6 @@ class Norm(Regularizer):
     def margin(self) -> float:
         """1: a lead of one takes all."""
         return 1.0
-
-    def extra_repr(self) -> str:
-        return f"alpha={show(self.alpha)}"
 
 
 def normmax(scores: Tensor, alpha: float | Tensor = 2.0, dim: int = -1, mask: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fenchel._operators import define_operator
-from fenchel._torch import apply_function, below_autograd, tracks
+from fenchel._torch import apply_function, below_autograd
 from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max
 from fenchel.regularizers.rows import check_range
 
@@ -105,18 +105,14 @@ def _define(
         return compute(*_unpack(*args))
 
     def with_derivatives(*args: Any) -> Any:
-        if tracks(*args):
-            return differentiable(*_unpack(*args))
-        with below_autograd():
-            return operator(*args)
+        return differentiable(*_unpack(*args))
 
     def decomposition(*args: Any) -> Any:
         return by_rule(*args) if _rules[args[-1]].traceable else NotImplemented
 
     parameters = "Tensor? first, float first_number, Tensor? second, float second_number, str name"
     schema = f"({arguments}, {parameters}) -> {results}"
-    operator = define_operator(step, schema, by_rule, fake, with_derivatives, decomposition=decomposition)
-    return operator
+    return define_operator(step, schema, by_rule, fake, with_derivatives, decomposition)
 
 
 def _same_shape(tensor: Tensor, *_: Any) -> Tensor:

@@ -416,7 +416,13 @@ def takes_packed(method: F) -> F:
             return _call_distributed(method, self, scores, *args, **kwargs)
         return method(self, scores, *args, **kwargs)
 
-    return cast(F, call)
+    return takes_packed_itself(cast(F, call))
+
+
+def takes_packed_itself(method: F) -> F:
+    """Mark a method of an Ω that takes jagged nested tensors and DTensors without the help of ``takes_packed``."""
+    method.takes_packed = True  # type: ignore[attr-defined]
+    return method
 
 
 def _call_packed(

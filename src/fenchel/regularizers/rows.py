@@ -5,24 +5,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fenchel._checks import broadcasts, check_expands, check_floats, check_like, check_mask, is_integer, kind
+from fenchel._checks import (
+    broadcasts,
+    check_expands,
+    check_floats,
+    check_kind,
+    check_like,
+    check_mask,
+    is_integer,
+    kind,
+)
 from fenchel._torch import concrete, known
 
 
-def check_scores(scores: Tensor, dim: int) -> int:
+def check_scores(scores: Tensor, dim: int, name: str = "scores") -> int:
     """Check scores and the dimension to choose along; return it counted from the front."""
     if not isinstance(scores, Tensor) or not scores.is_floating_point():
-        check_floats(scores, "scores")
+        check_floats(scores, name)
     if type(dim) is not int and not is_integer(dim):
         raise TypeError(f"dim must be an int, got {type(dim).__name__}")
     concrete(scores)  # raises if the memory was freed, before torch reads it
     rank = scores.dim()
     if rank == 0:
-        raise ValueError("scores must have at least one dimension, got a scalar")
+        raise ValueError(f"{name} must have at least one dimension, got a scalar")
     if not -rank <= dim < rank:
-        raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for scores of shape {tuple(scores.shape)}, got {dim}")
+        raise ValueError(f"dim must be in [{-rank}, {rank - 1}] for {name} of shape {tuple(scores.shape)}, got {dim}")
     if scores.shape[dim] == 0:
-        raise ValueError(f"scores must not be empty along dim {dim}, got shape {tuple(scores.shape)}")
+        raise ValueError(f"{name} must not be empty along dim {dim}, got shape {tuple(scores.shape)}")
     return int(dim) % rank
 
 
@@ -149,5 +158,6 @@ def support_size(p: Tensor, dim: int = -1) -> Tensor:
         >>> fenchel.support_size(fenchel.sparsemax(torch.tensor([[1.0, 0.5, -1.0], [2.0, 0.0, 0.0]])))
         tensor([2, 1])
     """
+    check_kind(p, "p", Tensor, what="a tensor")
     concrete(p)  # raises if the memory was freed, before torch reads it
     return (p != 0).sum(dim)

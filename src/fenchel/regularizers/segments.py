@@ -60,7 +60,7 @@ def segment_entmax(scores: Tensor, index: Tensor, alpha: float | Tensor = 1.5, d
     with without_transforms():
         segments, (low, high) = Segments.of_index(index)
     if low < 0 or (dim_size is not None and high >= dim_size):
-        allowed = "be at least 0" if dim_size is None else f"be in [0, {dim_size - 1}]"
+        allowed = "be at least 0" if dim_size is None else f"be at least 0 and less than dim_size, {dim_size}"
         raise ValueError(f"index must {allowed}, got {low if low < 0 else high}")
     if isinstance(alpha, Tensor):
         alpha = _per_group(alpha, scores, dim_size, segments.table[2]) if several else alpha.reshape(())

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import broadcasts, check_parameter
+from fenchel._checks import broadcasts, check_count, check_flag, check_number, check_parameter
 from fenchel._operators import rows_first
 from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
 from fenchel.regularizers.base import Regularizer, hold, range_of, show
@@ -23,6 +23,7 @@ from fenchel.regularizers.derivatives import (
     split_finite,
 )
 from fenchel.regularizers.operators import register_map
+from fenchel.regularizers.packed import takes_packed_itself
 from fenchel.regularizers.rowmap import Parameter, ParameterMap
 from fenchel.regularizers.rows import beside, from_rows, to_rows
 from fenchel.regularizers.solvers.thresholds import entmax_from_2, entmax_up_to_2
@@ -266,17 +267,21 @@ class Tsallis(Regularizer):
     ) -> None:
         super().__init__()
         alpha = check_alpha(alpha)
-        if not isinstance(shape, Sequence):
+        if not isinstance(shape, Sequence) or isinstance(shape, str):
             raise TypeError(f"shape must be a sequence of sizes, got {type(shape).__name__}")
+        if not isinstance(bounds, Sequence) or isinstance(bounds, str):
+            raise TypeError(f"bounds must be a pair (low, high), got {type(bounds).__name__}")
         if len(bounds) != 2:
             raise ValueError(f"bounds must be a pair (low, high), got {bounds}")
-        self.bounds = (float(bounds[0]), float(bounds[1])) if learnable else None
+        low, high = (check_number(bound, "bounds") for bound in bounds)
+        self.bounds = (low, high) if check_flag(learnable, "learnable") else None
         if self.bounds is None:
             if shape:
                 raise ValueError("shape goes with learnable=True; pass a tensor alpha for fixed values")
             hold(self, "given_alpha", alpha)
         else:
-            self.raw_alpha = nn.Parameter(_unsqueeze_alpha(alpha, self.bounds, tuple(shape)))
+            shape = tuple(check_count(size, "shape") for size in shape)
+            self.raw_alpha = nn.Parameter(_unsqueeze_alpha(alpha, self.bounds, shape))
 
     @property
     def alpha(self) -> Parameter:
@@ -318,6 +323,7 @@ class Tsallis(Regularizer):
                 reach = torch.where(finite, torch.where(sparse, reach, torch.inf), 0.0)
             return torch.where(top == -torch.inf, top, top - reach)
 
+    @takes_packed_itself
     def argmax(self, scores: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
         return TSALLIS.choose(scores, dim, mask, "alpha", self.alpha)
 

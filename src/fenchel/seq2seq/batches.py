@@ -10,7 +10,7 @@ from random import Random
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count
+from fenchel._checks import check_count, check_kind
 from fenchel.seq2seq.vocabulary import STOP, Vocabulary
 
 IGNORED = -100
@@ -84,10 +84,13 @@ def read(sequences: Sequence[Sequence[str]], vocabulary: Vocabulary) -> Source:
         tensor([[2, 3],
                 [3, 5]])
     """
+    check_kind(sequences, "sources", Sequence, what="a list of sequences of symbols")
     if isinstance(sequences, str):
         raise TypeError(f"sources must be a list of sequences, such as [{sequences[:20]!r}], got a string")
     if not sequences:
         raise ValueError("a batch must have at least one source, got none")
+    for each in sequences:
+        check_kind(each, "sources", Sequence, what="a list of sequences of symbols, each of them")
     if empty := [number for number, sequence in enumerate(sequences) if not sequence]:
         raise ValueError(f"a source must have at least one symbol; number {empty[0]} of the batch has none")
     rows = [vocabulary.encode(sequence) for sequence in sequences]
@@ -112,6 +115,14 @@ def collate(pairs: Sequence[Pair], source: Vocabulary, target: Vocabulary) -> Ba
     inputs = _padded([[target.start, *row] for row in rows], target.pad)
     targets = _padded([[*row, STOP] for row in rows], IGNORED)
     return Batch(read([pair.source for pair in pairs], source), inputs, targets)
+
+
+def check_pairs(pairs: Sequence[Pair], name: str) -> None:
+    """Check a sequence of pairs."""
+    check_kind(pairs, name, Sequence, what="a sequence of Pair")
+    for each in pairs:
+        if not isinstance(each, Pair):
+            raise TypeError(f"{name} must hold objects of the class Pair, got {type(each).__name__}")
 
 
 class Batches:
@@ -142,6 +153,9 @@ class Batches:
         seed: int = 0,
         parts: int = 1,
     ) -> None:
+        check_pairs(pairs, "pairs")
+        check_kind(source, "source", Vocabulary)
+        check_kind(target, "target", Vocabulary)
         size, parts = check_count(size, "size"), check_count(parts, "parts", 0)
         if not 1 <= parts <= max(len(pairs), 1):
             raise ValueError(f"parts must be between 1 and {len(pairs)}, the number of pairs, got {parts}")

@@ -7,11 +7,11 @@ import math
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count, check_floats, check_integers, check_number, check_positive
+from fenchel._checks import check_count, check_expands, check_floats, check_integers, check_number, check_positive
 from fenchel._torch import concrete
 from fenchel.losses import Reduction, check_reduction, is_kept, reduced
 from fenchel.regularizers import Regularizer, Tsallis
-from fenchel.regularizers.base import check_omega
+from fenchel.regularizers.base import check_omega, simplified
 from fenchel.regularizers.rows import check_indices, check_scores
 
 _STEPS = 64
@@ -64,10 +64,12 @@ def sample(
     """
     omega = Tsallis(1.5) if omega is None else check_omega(omega)
     temperature = check_positive(temperature, "temperature")
-    check_scores(logits, -1)
+    check_scores(logits, -1, "logits")
+    if isinstance(temperature, Tensor):
+        check_expands(temperature, "temperature", logits, "logits")
     if num_samples is not None:
         num_samples = check_count(num_samples, "num_samples", 0)
-    chooser = omega if not isinstance(temperature, Tensor) and temperature == 1.0 else temperature * omega
+    chooser = simplified(temperature * omega)
     rows = logits.detach()
     p = chooser.argmax(rows.to(_wide(rows.dtype)), dim=-1, mask=mask).detach()
     if concrete(p) and not bool((p.sum(-1) > 0).all()):

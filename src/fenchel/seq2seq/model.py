@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from fenchel._checks import check_count, check_share
+from fenchel._checks import check_count, check_kind, check_share
 from fenchel.losses import Reduction, fy_loss
 from fenchel.regularizers import Regularizer, Tsallis
 from fenchel.regularizers.base import check_omega, simplified
@@ -77,9 +77,11 @@ class Seq2Seq(nn.Module):
         output: Regularizer | None = None,
     ) -> None:
         super().__init__()
+        check_kind(source, "source", Vocabulary)
+        check_kind(target, "target", Vocabulary)
         self.source, self.target = source, target
-        self.attention_omega = Tsallis(1.5) if attention is None else _own(check_omega(attention))
-        self.omega = Tsallis(1.5) if output is None else _own(check_omega(output))
+        self.attention_omega = Tsallis(1.5) if attention is None else _own(check_omega(attention, "attention"))
+        self.omega = Tsallis(1.5) if output is None else _own(check_omega(output, "output"))
         _check_output(self.omega, len(target))
         self.output = nn.Linear(width, len(target))
 

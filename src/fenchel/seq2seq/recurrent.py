@@ -129,8 +129,9 @@ class Recurrent(Seq2Seq):
         continuous = attention if isinstance(attention, ContinuousAttention) else None
         omega = None if isinstance(attention, ContinuousAttention) else attention
         omega = Gini() if omega is None and fertility is not None else omega
-        super().__init__(source, target, hidden, attention=omega, output=output)
-        if check_count(hidden, "hidden") % 2:
+        super().__init__(source, target, check_count(hidden, "hidden"), attention=omega, output=output)
+        check_count(embedding, "embedding")
+        if hidden % 2:
             raise ValueError(f"hidden must be even, got {hidden}")
         check_depth(layers, dropout)
         self.embedding, self.hidden, self.layers, self.dropout = embedding, hidden, layers, dropout

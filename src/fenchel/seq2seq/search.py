@@ -13,7 +13,7 @@ from typing import Any, Protocol, SupportsIndex
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count, check_number
+from fenchel._checks import check_count, check_kind, check_number
 from fenchel.seq2seq.vocabulary import STOP
 
 
@@ -163,6 +163,8 @@ def beam_search(
         >>> [(each.tokens, round(each.probability, 2)) for each in found.hypotheses], found.exact
         ([((1, 1), 0.75), ((1, 1, 2), 0.25)], True)
     """
+    _check_stepper(stepper)
+    check_kind(sources, "sources", Sequence, what="a list of sources")
     beam_size = check_count(beam_size, "beam_size")
     n_best = beam_size if n_best is None else check_count(n_best, "n_best")
     max_length = check_count(max_length, "max_length", 0)
@@ -221,6 +223,8 @@ def enumerate_support(
         >>> found.seen == len([each for each in found.hypotheses if each.finished])
         True
     """
+    _check_stepper(stepper)
+    check_kind(sources, "sources", Sequence, what="a list of sources")
     beam_size, max_length = check_count(beam_size, "beam_size"), check_count(max_length, "max_length", 0)
     rows = [_Row(beam_size * (max_length + 1), max_length, 0.0, keep_tree, all_ends=True) for _ in sources]
     return _search(stepper, sources, beam_size, max_length, rows) if rows else []
@@ -458,6 +462,8 @@ def force(stepper: Stepper, source: Any, tokens: Sequence[int], *, k: int | None
         >>> [choice.token for choice in force(model, "ab", letters.encode("ba"))]
         [3, 2, 0]
     """
+    _check_stepper(stepper)
+    _check_string(tokens, "tokens", k)
     state = stepper.start([source])
     before, choices = stepper.begin, []
     for token in (*tokens, STOP):
@@ -502,6 +508,9 @@ def complete(
         >>> len(complete(model, "ab", letters.encode("b"), max_length=3).tokens) <= 3
         True
     """
+    _check_stepper(stepper)
+    _check_string(prefix, "prefix", k)
+    check_count(max_length, "max_length", 0)
     row, state = _step(stepper, torch.tensor([stepper.begin], device="cpu"), stepper.start([source]))
     for token in prefix:
         _check_symbol(token, row, "prefix")
@@ -515,6 +524,20 @@ def complete(
             return Completion(tuple(added), True)
         added.append(possible[0][0])
         row, state = _step(stepper, torch.tensor([added[-1]], device="cpu"), state)
+
+
+def _check_stepper(stepper: Stepper) -> None:
+    if missing := [name for name in ("begin", "start", "step", "reorder") if not hasattr(stepper, name)]:
+        raise TypeError(
+            f"stepper must be a model with begin, start, step and reorder, got {type(stepper).__name__} without "
+            + ", ".join(missing)
+        )
+
+
+def _check_string(numbers: Sequence[int], name: str, k: int | None) -> None:
+    check_kind(numbers, name, Sequence, what="a sequence of numbers of symbols")
+    if k is not None:
+        check_count(k, "k", 0)
 
 
 def _check_symbol(token: int, row: Tensor, name: str) -> None:

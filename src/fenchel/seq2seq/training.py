@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_count, check_number, check_one_of
+from fenchel._checks import check_callable, check_count, check_kind, check_number, check_one_of
 from fenchel.progress import Progress, bar, silent
-from fenchel.seq2seq.batches import IGNORED, Batches, Pair
+from fenchel.seq2seq.batches import IGNORED, Batches, Pair, check_pairs
 from fenchel.seq2seq.checkpoints import CHECKPOINT, Checkpoint, DivergedError, check_finite, check_rate, step
 from fenchel.seq2seq.model import Seq2Seq
 from fenchel.seq2seq.saving import whole
@@ -176,6 +177,15 @@ def train(
         >>> len(train(model, pairs, pairs, training=Training(epochs=2)).validations)
         2
     """
+    check_kind(model, "model", Seq2Seq)
+    if training is not None:
+        check_kind(training, "training", Training)
+    check_pairs(pairs, "pairs")
+    check_pairs(validation, "validation")
+    if folder is not None:
+        check_kind(folder, "folder", str, os.PathLike, what="a path")
+    if watch is not None:
+        check_callable(watch, "watch", "a function of a validation")
     settings = training or Training()
     if not pairs or not validation:
         raise ValueError(f"there must be pairs to train and to validate with, got {len(pairs)} and {len(validation)}")
@@ -256,6 +266,8 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
         >>> validate(Recurrent(letters, letters, embedding=4, hidden=4, layers=1), batches).loss > 0
         True
     """
+    check_kind(model, "model", Seq2Seq)
+    check_kind(batches, "batches", Batches)
     training = model.training
     model.eval()
     loss, right, tokens, targets = 0.0, 0, 0, 0
@@ -301,4 +313,6 @@ def _listener(progress: Progress | bool) -> contextlib.AbstractContextManager[Pr
     """The function of the caller, a progress bar, or a function that does nothing, as a context."""
     if progress is True:
         return bar("training")
+    if progress is not False:
+        check_callable(progress, "progress", "True, False or a function")
     return contextlib.nullcontext(progress or silent)

@@ -146,8 +146,9 @@ class Transformer(Seq2Seq):
         attention: Regularizer | None = None,
         output: Regularizer | None = None,
     ) -> None:
-        super().__init__(source, target, width, attention=attention, output=output)
-        if check_count(width, "width") % check_count(num_heads, "num_heads"):
+        super().__init__(source, target, check_count(width, "width"), attention=attention, output=output)
+        check_count(inner, "inner")
+        if width % check_count(num_heads, "num_heads"):
             raise ValueError(f"width must be a multiple of num_heads, {num_heads}, got {width}")
         check_depth(layers, dropout)
         self.width, self.num_heads, self.layers, self.inner, self.dropout = width, num_heads, layers, inner, dropout

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
+from fenchel._checks import check_kind
+
 STOP, UNKNOWN = 0, 1
 """The numbers of two special classes: the end of a sequence, and any symbol that is not in the vocabulary."""
 
@@ -29,6 +31,7 @@ class Vocabulary:
     """
 
     def __init__(self, symbols: Iterable[str]) -> None:
+        check_kind(symbols, "symbols", Iterable, what="strings")
         self.symbols = tuple(symbols)
         if strange := [symbol for symbol in self.symbols if not isinstance(symbol, str)]:
             raise TypeError(f"symbols must be strings, got {strange[0]!r}")

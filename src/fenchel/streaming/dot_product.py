@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._checks import broadcasts, check_broadcast, check_floats
+from fenchel._checks import broadcasts, check_broadcast, check_flag, check_floats, check_number
 from fenchel._torch import (
     as_autocast,
     autocast_dtype,
@@ -31,8 +31,8 @@ from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.fused import fused_attention
 from fenchel.streaming.jagged import packed_attention
 from fenchel.streaming.operators import attend_in_graph
-from fenchel.streaming.plan import Needs, Plan, Shapes, plan
-from fenchel.streaming.sink import check_sink, lists_without_sink, with_sink
+from fenchel.streaming.plan import Needs, Plan, Problem, Shapes, plan
+from fenchel.streaming.sink import Weights, check_sink, with_sink, without_sink
 from fenchel.streaming.supports import NotListedError, Task, attend, joined
 
 _DEFAULT = Tsallis(1.5)
@@ -135,6 +135,8 @@ def attention(
     if isinstance(omega, Tensor):
         raise TypeError("omega must be a Regularizer, such as fenchel.Gini(), got a Tensor: pass a mask as attn_mask=")
     omega = _DEFAULT if omega is None else check_omega(omega)
+    if type(is_causal) is not bool:  # of NumPy, or wrong
+        is_causal = check_flag(is_causal, "is_causal")
     if is_causal and attn_mask is not None:
         raise ValueError("attn_mask must be None when is_causal is True")
     result: Tensor | tuple[Tensor, Tensor] = masked_attention(
@@ -180,96 +182,85 @@ def masked_attention(
     half = autocast_dtype(query.device)
     if half is not None:
         query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
-    shape = _check(query, key, value, omega, attn_mask, dropout_p, return_weights)
+    shape = _check(query, key, value, omega, attn_mask, scale, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
-    dtype, rows = query.dtype, 0
-    if sink is not None:
-        check_sink(sink, omega, shape)
-        omega = simplified(omega)  # a grid of strength 0 would count the sink among its pixels
-        with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
-            extended = with_sink(query, key, value, omega, attn_mask, is_causal, scale, sink, shape)
-        query, key, value, attn_mask, is_causal, shape, rows = extended
-        scale = 1.0
+    # In its simplest form: a grid of strength 0 would count a sink among its pixels.
+    problem = Problem(query, key, value, simplified(omega), shape, attn_mask, is_causal, scale, dropout_p)
+    with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
+        if sink is None:
+            output, weights = _attend(problem, return_weights)
+        else:
+            check_sink(sink, omega, shape)
+            extended = with_sink(problem, sink)
+            output, weights = without_sink(*_attend(extended, return_weights), extended)
+            output = output.to(query.dtype)
+    if weights is None or not return_weights:
+        return output
+    if isinstance(weights, Tensor):
+        weights = weights.to(query.dtype)
+        if return_weights is True:
+            return output, weights
+    size = math.prod(shape[:-1]), shape[-1]
+    with _beta_without_warning():
+        if isinstance(weights, Tensor):
+            return output, weights.expand(shape).reshape(size).to_sparse_csr()
+        starts, indices, entries = weights
+        return output, torch.sparse_csr_tensor(starts, indices, entries.to(query.dtype), size, check_invariants=False)
+
+
+def _attend(problem: Problem, return_weights: bool | str) -> tuple[Tensor, Weights]:
+    """The output, (…, L, D), by the method of the plan, and the weights where that has them."""
+    query, key, value, omega, shape, mask, is_causal, _, dropout, _ = problem
     if key.dim() > 2 and value.dim() > 2 and key.shape[-3] != value.shape[-3]:  # shared by different groups of queries
-        key, value = _share_heads(query, key), _share_heads(query, value)
+        problem = _with_shared_heads(problem)
+        _, key, value, *_ = problem
     graph = torch.compiler.is_compiling()
     needs = Needs(
         "attend",
         torch.promote_types(query.dtype, torch.float32),
         formula=return_weights is True
         or 0 in (*query.shape, *key.shape, *value.shape)
-        or (attn_mask is not None and attn_mask.requires_grad)
+        or (mask is not None and mask.requires_grad)
         or tracks_forward()
-        or (bool(dropout_p or return_weights) if graph else not concrete(query, key, value)),
+        or (bool(dropout or return_weights) if graph else not concrete(query, key, value)),
         causal=is_causal,
         fused=not return_weights,
         own=query.dtype,
-        random=dropout_p > 0,
+        random=dropout > 0,
         graph=graph,
     )
     shapes = Shapes(shape[-2], shape[-1], query.shape[-1] + value.shape[-1], math.prod(shape[:-2]))
-    with contextlib.nullcontext() if half is None else torch.autocast(query.device.type, enabled=False):
-        chosen = plan(omega, shapes, query.device, needs)
-        if chosen.method == "fused":
-            with contextlib.suppress(kernels.NotCompiledError):
-                output = fused_attention(query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p)
-                return output if sink is None else output[..., rows:, :].to(dtype)
-            chosen = plan(omega, shapes, query.device, replace(needs, fused=False))
-        if chosen.method == "supports" or (graph and chosen.method == "parts"):
-            with contextlib.suppress(NotListedError):
-                output, lists = _by_supports(
-                    query, key, value, omega, shape, attn_mask, is_causal, scale, dropout_p, return_weights, chosen
-                )
-                output = output if sink is None else output[..., rows:, :].to(dtype)
-                if lists is None:
-                    return output
-                starts, indices, weights = lists if sink is None else lists_without_sink(*lists, shape[-2], rows)
-                size = len(starts) - 1, shape[-1] - (sink is not None)
-                with _beta_without_warning():
-                    entries = starts, indices, weights.to(dtype)
-                    return output, torch.sparse_csr_tensor(*entries, size, check_invariants=False)
-            chosen = plan(omega, shapes, query.device, replace(needs, lists=False))
-        key, value = _share_heads(query, key), _share_heads(query, value)
-        if chosen.method == "parts" and not return_weights:
-            output = _by_parts(query, key, value, omega, attn_mask, is_causal, scale, dropout_p, shape, chosen)
-            return output if sink is None else output[..., rows:, :].to(dtype)
-        attn_mask = _rows_of_mask(range(shape[-2]), shape[-1], attn_mask, is_causal, query)
-        output, weights = _plain(query, key, value, omega, attn_mask, scale, dropout_p, chosen.share)
-    if sink is not None:
-        output, weights = output[..., rows:, :].to(dtype), weights[..., rows:, 1:].to(dtype)
-        shape = (*shape[:-2], shape[-2] - rows, shape[-1] - 1)
-    if not return_weights:
-        return output
-    if return_weights == "sparse":
-        with _beta_without_warning():
-            return output, weights.expand(shape).reshape(math.prod(shape[:-1]), shape[-1]).to_sparse_csr()
-    return output, weights
+    chosen = plan(omega, shapes, query.device, needs)
+    if chosen.method == "fused":
+        with contextlib.suppress(kernels.NotCompiledError):
+            return fused_attention(problem), None
+        chosen = plan(omega, shapes, query.device, replace(needs, fused=False))
+    if chosen.method == "supports" or (graph and chosen.method == "parts"):
+        with contextlib.suppress(NotListedError):
+            return _by_supports(problem, return_weights == "sparse", chosen)
+        chosen = plan(omega, shapes, query.device, replace(needs, lists=False))
+    problem = _with_shared_heads(problem)
+    if chosen.method == "parts" and not return_weights:
+        return _by_parts(problem, chosen), None
+    mask = _rows_of_mask(range(shape[-2]), shape[-1], mask, is_causal, query)
+    return _plain(problem._replace(mask=mask), omega, chosen.share)
 
 
-def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer | _With,
-    attn_mask: Tensor | None,
-    scale: float,
-    dropout_p: float,
-    share: float,
-) -> tuple[Tensor, Tensor]:
-    """Output and weights by the formula, for heads that are not shared.
+def _plain(problem: Problem, omega: Regularizer | _With, share: float) -> tuple[Tensor, Tensor]:
+    """Output and weights by the formula, for heads that are not shared; causal only by the mask.
 
     Scores, weights and sums are in float32 or better: half precision would lose the order of the keys, and overflow.
     """
+    query, key, value, _, _, mask, _, scale, dropout, _ = problem
     exact = torch.promote_types(query.dtype, torch.float32)
     scores = (query.to(exact) * scale) @ key.to(exact).transpose(-2, -1)
-    mask = attn_mask if attn_mask is not None and attn_mask.dtype == torch.bool else None
-    if attn_mask is not None and mask is None:
-        scores = scores + attn_mask.to(exact)
+    if mask is not None and mask.dtype != torch.bool:
+        scores, mask = scores + mask.to(exact), None
     elif mask is not None and not broadcasts(mask.shape, scores.shape):  # it spans a batch of the values alone
         scores = scores.expand(check_broadcast("scores and attn_mask", scores.shape, mask.shape))
     # Without keys there is nothing to choose from: weights of width 0, an output of zeros.
     weights = omega.argmax(scores, dim=-1, mask=mask) if scores.shape[-1] else scores
-    output = _average(F.dropout(weights, dropout_p) if dropout_p else weights, value.to(exact), share)
+    output = _average(F.dropout(weights, dropout) if dropout else weights, value.to(exact), share)
     return output.to(query.dtype), weights.to(query.dtype)
 
 
@@ -304,20 +295,9 @@ def _rows_of_mask(rows: range, keys: int, mask: Tensor | None, is_causal: bool, 
     return combine_masks(None if mask is None else mask[..., :keys], causal)
 
 
-def _by_parts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer,
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout_p: float,
-    shape: Sequence[int],
-    chosen: Plan,
-) -> Tensor:
+def _by_parts(problem: Problem, chosen: Plan) -> Tensor:
     """The formula for some queries at a time; the backward pass computes scores and weights again."""
-    *batch, length, keys = shape
+    query, key, value, omega, (*batch, length, keys), attn_mask, is_causal, _, dropout, _ = problem
     dtype = query.dtype
     # Before the parts: the gradients of keys and values are sums over them.
     query, key, value = (t.to(torch.promote_types(dtype, torch.float32)) for t in (query, key, value))
@@ -338,9 +318,9 @@ def _by_parts(
             own = rest[: len(learned)]
             chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
             mask = rest[-1] if len(rest) > len(own) else None
-            return _plain(q, k, v, chooser, mask, scale, dropout_p, chosen.share)[0]
+            return _plain(problem._replace(query=q, key=k, value=v, mask=mask), chooser, chosen.share)[0]
 
-        parts.append(recomputed(part, *arguments, *learned.values(), *masks, random=bool(dropout_p)))
+        parts.append(recomputed(part, *arguments, *learned.values(), *masks, random=bool(dropout)))
     return torch.cat(parts, dim=-2).to(dtype)
 
 
@@ -360,23 +340,12 @@ class _With(nn.Module):
         return self.omega.argmax(scores, dim=dim, mask=mask)
 
 
-def _by_supports(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer,
-    shape: Sequence[int],
-    attn_mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout_p: float,
-    return_weights: bool | str,
-    chosen: Plan,
-) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor] | None]:
+def _by_supports(problem: Problem, sparse: bool, chosen: Plan) -> tuple[Tensor, Weights]:
     """Attention by blocks of rows and their supports: heads that share keys are joined to one with more rows.
 
-    Also returns the weights, if they are wanted as a CSR matrix, by the lists of that: starts, indices and entries.
+    Also returns the weights, if a ``sparse`` matrix of them is wanted, by its lists: starts, indices and entries.
     """
+    query, key, value, omega, shape, attn_mask, is_causal, scale, dropout, _ = problem
     base, gamma = omega.canonical()
     rule, parameter, name = base.rule, base.parameter, base.parameter_name
     assert rule is not None
@@ -402,8 +371,7 @@ def _by_supports(
             own = (1, 1) if attn_mask.shape[-3] == 1 else (outer[-1], groups)
             attn_mask = attn_mask.reshape(*attn_mask.shape[:-3], *own, *attn_mask.shape[-2:])
     entries = int(chosen.share * keys) if chosen.method == "supports" else None
-    sparse = return_weights == "sparse"
-    task = Task(rule, chosen.rows, entries, outer, length, is_causal, dropout_p, sparse)
+    task = Task(rule, chosen.rows, entries, outer, length, is_causal, dropout, sparse)
     if torch.compiler.is_compiling():
         output, weights = attend_in_graph(q, k, v, attn_mask, parameter, task), q
     else:
@@ -429,6 +397,7 @@ def _check(
     value: Tensor,
     omega: Regularizer,
     attn_mask: Tensor | None,
+    scale: float | None,
     dropout_p: float,
     return_weights: bool | str,
 ) -> tuple[int, ...]:
@@ -442,9 +411,12 @@ def _check(
         raise ValueError(f"query and key must have the same width, got {query.shape[-1]} and {key.shape[-1]}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have the same length, got {key.shape[-2]} and {value.shape[-2]}")
-    if not 0.0 <= dropout_p <= 1.0:
-        raise ValueError(f"dropout_p must be in [0, 1], got {dropout_p}")
-    if return_weights not in (True, False, "sparse"):
+    # The usual case first: for small inputs the time of a call is that of its Python lines.
+    if type(dropout_p) is not float or dropout_p != 0:
+        check_number(dropout_p, "dropout_p", 0, 1, ends="[]")
+    if scale is not None:
+        check_number(scale, "scale")
+    if not isinstance(return_weights, bool) and not (isinstance(return_weights, str) and return_weights == "sparse"):
         raise ValueError(f"return_weights must be True, False or 'sparse', got {return_weights!r}")
     batch: tuple[int, ...] = query.shape[:-2]
     for name, shared in (("key", key), ("value", value)):
@@ -495,8 +467,11 @@ def _is_grouped(query: Tensor, shared: Tensor) -> bool:
     )
 
 
-def _share_heads(query: Tensor, shared: Tensor) -> Tensor:
-    """Repeat the heads of keys or values for the query heads that share them (grouped queries)."""
-    if not _is_grouped(query, shared):
-        return shared
-    return shared.repeat_interleave(query.shape[-3] // shared.shape[-3], dim=-3)
+def _with_shared_heads(problem: Problem) -> Problem:
+    """Repeat the heads of keys and values for the query heads that share them (grouped queries)."""
+    query, key, value, *_ = problem
+    key, value = (
+        each.repeat_interleave(query.shape[-3] // each.shape[-3], dim=-3) if _is_grouped(query, each) else each
+        for each in (key, value)
+    )
+    return problem._replace(key=key, value=value)

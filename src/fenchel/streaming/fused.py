@@ -17,57 +17,26 @@ from torch.nn import functional as F
 from fenchel import kernels
 from fenchel._operators import define_operator
 from fenchel._torch import apply_function, below_autograd, tracks
-from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.operators import registered_map
 from fenchel.regularizers.rows import combine_masks
+from fenchel.streaming.plan import MOST_FUSED, Problem
 
 STEP, BACKWARD = "fused_attend", "fused_attend_backward"
-LEAST, MOST = math.nextafter(1.0, 2.0), 2.0
-"""The alpha that the kernels serve."""
-
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? alpha"
 _REST = "float number, str name, bool causal, float scale, float dropout, SymInt seed"
 _STATE = ("top", "offset", "mean", "used")
 
 
-def serves(omega: Regularizer, like: Tensor, *, graph: bool = False) -> bool:
-    """Whether there is a kernel for Ω, and tensors as ``like``; in a graph, whether there may be one when it runs."""
-    base, gamma = omega.canonical()
-    if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
-        return False
-    low, high = base.parameter_range
-    shape = base.parameter_shape
-    if not (low >= 1 and high <= MOST) or shape is None or any(n != 1 for n in shape[-2:]):
-        return False
-    if low == high == 1:  # torch's own attention, of every device but the CPU
-        return kernels.ENABLED and (kernels.TRITON or like.device.type != "cpu")
-    if graph:
-        return kernels.offers(STEP, base.name, like) and kernels.offers(BACKWARD, base.name, like)
-    number = min(max(high, LEAST), MOST)
-    # Both, or a backward pass that does not compile would be met again and again.
-    return all(kernels.find(step, base.name, (number,), like) is not None for step in (STEP, BACKWARD))
-
-
-def fused_attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer,
-    shape: Sequence[int],
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    dropout: float,
-) -> Tensor:
-    """Attention for checked arguments, (…, L, D); the shape is that of the scores.
+def fused_attention(problem: Problem) -> Tensor:
+    """Attention for checked arguments, (…, L, D).
 
     At α = 1 it is torch's own, of which some kernels can be differentiated only once: ``torch.nn.attention`` chooses.
 
     Raises ``kernels.NotCompiledError`` if the kernel does not serve these tensors.
     """
+    query, key, value, omega, (*batch, length, keys), mask, is_causal, scale, dropout, _ = problem
     base, gamma = omega.canonical()
     alpha = base.parameter
-    *batch, length, keys = shape
     own = max(key.shape[-3] if key.dim() > 2 else 1, value.shape[-3] if value.dim() > 2 else 1)
     heads = batch[-1] if batch else 1
     shared = own if heads % own == 0 else 1
@@ -134,7 +103,7 @@ def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
 
 
 def _kernel(step: str, name: str, alpha: Tensor | None, number: float, like: Tensor) -> Any:
-    kernel = kernels.find(step, name, (MOST if alpha is not None else number,), like)
+    kernel = kernels.find(step, name, (MOST_FUSED if alpha is not None else number,), like)
     if kernel is None:
         raise kernels.NotCompiledError(f"there is no kernel for {step}")
     return kernel

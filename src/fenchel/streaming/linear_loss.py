@@ -174,23 +174,8 @@ def _check(
     ignore_index: int,
 ) -> Tensor:
     """Check the tensors of the layer and the targets; return class indices as int64, −1 where one is ignored."""
-    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
-        if tensor is None and name == "bias":
-            continue
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            check_floats(tensor, name)
-        elif tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
-            raise TypeError(f"{name} must have the dtype of hidden, {hidden.dtype}, got {tensor.dtype}")
-    if hidden.dim() == 0:
-        raise ValueError("hidden must have shape (…, D), got a scalar")
-    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or not len(weight):
-        raise ValueError(
-            f"weight must have shape (C, {hidden.shape[-1]}), one row per class, for hidden of shape "
-            f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
-        )
+    check_layer(hidden, weight, bias, least=1)
     classes = len(weight)
-    if bias is not None:
-        check_shape(bias, "bias", classes)
     if class_weight is not None:
         if not isinstance(class_weight, Tensor):
             raise TypeError(f"class_weight must be a tensor with one value per class, got {kind(class_weight)}")
@@ -216,6 +201,26 @@ def _check(
                 f"got {wrong[0].item()}"
             )
     return torch.where(kept, index, -1)
+
+
+def check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None, least: int) -> None:
+    """Check hidden states, and the matrix and bias of a layer with at least so many classes."""
+    for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
+        if tensor is None and name == "bias":
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            check_floats(tensor, name)
+        elif tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
+            raise TypeError(f"{name} must have the dtype of hidden, {hidden.dtype}, got {tensor.dtype}")
+    if hidden.dim() == 0:
+        raise ValueError("hidden must have shape (…, D), got a scalar")
+    if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) < least:
+        raise ValueError(
+            f"weight must have shape (C, {hidden.shape[-1]}), one row per class, for hidden of shape "
+            f"{tuple(hidden.shape)}, got {tuple(weight.shape)}"
+        )
+    if bias is not None and (len(weight) or bias.shape != (0,)):
+        check_shape(bias, "bias", len(weight))
 
 
 @dataclass(frozen=True)
@@ -550,10 +555,6 @@ def _empty(*args: Any) -> tuple[Tensor, ...]:
 
 
 def _with_derivatives(*args: Any) -> tuple[Tensor, ...]:
-    if not tracks(*args):
-        with below_autograd():
-            results: tuple[Tensor, ...] = linear_class_loss_operator(*args)
-        return results
     loss = apply_function(_LinearLoss, _below_autograd, *_problem(*args)[:-1])
     return loss, *(loss.detach().new_empty(0) for _ in range(4))
 
@@ -565,5 +566,5 @@ linear_class_loss_operator = define_operator(
     _compute,
     _empty,
     _with_derivatives,
-    decomposition=_compute_plainly,
+    _compute_plainly,
 )

@@ -8,6 +8,7 @@ dense products, and is computed again in the backward pass.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -88,13 +89,6 @@ def _attend_plainly(*args: Any) -> tuple[Tensor, ...]:
     return p @ value, torch.zeros_like(starts), *lists
 
 
-def _attend_with_derivatives(*args: Any) -> Any:
-    if tracks(*args):
-        return apply_function(_Attend, *args)
-    with below_autograd():
-        return attend_operator(*args)
-
-
 class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *args: Any) -> tuple[Tensor, ...]:
@@ -151,20 +145,13 @@ def _backward_plainly(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     return _or_empty(plain_gradients(*_problem(*problem), grad, needed), needed, grad)
 
 
-def _backward_with_derivatives(*args: Any) -> Any:
-    if tracks(*args):
-        return _backward_plainly(*args)
-    with below_autograd():
-        return attend_backward_operator(*args)
-
-
 attend_operator = define_operator(
     "attend",
     f"({_TENSORS}, {_REST}, bool keep) -> (Tensor, Tensor, Tensor, Tensor)",
     _attend,
     _empty,
-    _attend_with_derivatives,
-    decomposition=_attend_plainly,
+    partial(apply_function, _Attend),
+    _attend_plainly,
 )
 attend_backward_operator = define_operator(
     "attend_backward",
@@ -172,6 +159,6 @@ attend_backward_operator = define_operator(
     " -> (Tensor, Tensor, Tensor, Tensor)",
     _attend_backward,
     _backward_empty,
-    _backward_with_derivatives,
-    decomposition=_backward_plainly,
+    _backward_plainly,
+    _backward_plainly,
 )

@@ -16,13 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function, recomputed, tracks_forward
+from fenchel._torch import apply_function, differentiable_gradients, recomputed, tracks_forward
 from fenchel.regularizers.base import Regularizer, simplified
 from fenchel.streaming.plan import Plan
 
@@ -455,7 +456,8 @@ class _Softmax(torch.autograd.Function):
         *inputs, log, mean = ctx.saved_tensors
         needed = ctx.needs_input_grad[:4]
         if torch.is_grad_enabled():
-            return (*_differentiable_gradients(inputs, needed, (to_log, to_mean), ctx.task), None)
+            again = partial(_plain, task=ctx.task)  # in plain operations: all scores are held
+            return (*differentiable_gradients(again, inputs, needed, (to_log, to_mean)), None)
         query, keys, values, gamma = inputs
         grads = [torch.zeros_like(t) if is_needed else None for t, is_needed in zip(inputs, needed, strict=True)]
         to_query, to_keys, to_values, to_gamma = grads
@@ -491,15 +493,3 @@ def _pull_back(prepare: Callable[[Tensor], Tensor], raw: Tensor, grad: Tensor) -
     with torch.enable_grad():
         raw = raw.detach().requires_grad_()
         return torch.autograd.grad(prepare(raw), raw, grad)[0]
-
-
-def _differentiable_gradients(
-    inputs: list[Tensor], needed: tuple[bool, ...], grads: tuple[Tensor, Tensor], task: _Task
-) -> list[Tensor | None]:
-    """The gradients by plain operations, which can be differentiated again; all scores are held."""
-    # Views: an input may depend on another, or be given twice, and its gradient must be counted once.
-    query, keys, values, gamma = fresh = [t.view_as(t) for t in inputs]
-    outputs = _plain(query, keys, values, gamma, task)
-    wanted = [t for t, is_needed in zip(fresh, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=True, allow_unused=True))
-    return [next(found) if is_needed else None for is_needed in needed]

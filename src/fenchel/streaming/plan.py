@@ -11,17 +11,47 @@ import contextvars
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fenchel import kernels
 from fenchel.regularizers.base import Regularizer
-from fenchel.streaming.fused import serves
 
 Method = Literal["dense", "parts", "supports", "fused"]
 Step = Literal["attend", "recall", "energy"]
+
+LEAST_FUSED, MOST_FUSED = math.nextafter(1.0, 2.0), 2.0
+"""The alpha that kernels for all of attention serve."""
+
+
+class Problem(NamedTuple):
+    """Checked arguments of attention.
+
+    Args:
+        query: (…, L, E).
+        key: (…, S, E), of fewer heads where each serves a group of query heads.
+        value: (…, S, D).
+        omega: the regularizer.
+        shape: of the scores, (…, L, S).
+        mask: broadcasts to the shape; boolean (True = takes part) or added to the scores.
+        is_causal: whether query i attends to keys 0 … i.
+        scale: of the scores.
+        dropout: the share of weights to drop.
+        rows: how many queries were added in front, 0 or 1: see ``sink``.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    omega: Regularizer
+    shape: tuple[int, ...]
+    mask: Tensor | None
+    is_causal: bool
+    scale: float
+    dropout: float
+    rows: int = 0
 
 
 @dataclass(frozen=True)
@@ -208,7 +238,23 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
     if method == "fused":
-        return needs.fused and serves(omega, torch.empty(0, dtype=needs.own, device=device), graph=needs.graph)
+        if not needs.fused:
+            return False
+        base, gamma = omega.canonical()
+        if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
+            return False
+        (low, high), own = base.parameter_range, base.parameter_shape
+        if not (low >= 1 and high <= MOST_FUSED) or own is None or any(n != 1 for n in own[-2:]):
+            return False
+        like = torch.empty(0, dtype=needs.own, device=device)
+        if low == high == 1:  # torch's own attention, of every device but the CPU
+            return kernels.ENABLED and (kernels.TRITON or not like.is_cpu)
+        # Both, or a backward pass that does not compile would be met again and again.
+        steps = "fused_attend", "fused_attend_backward"
+        if needs.graph:
+            return all(kernels.offers(step, base.name, like) for step in steps)
+        number = min(max(high, LEAST_FUSED), MOST_FUSED)
+        return all(kernels.find(step, base.name, (number,), like) is not None for step in steps)
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:

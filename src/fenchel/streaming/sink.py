@@ -8,7 +8,6 @@ attention is causal there is one more query too, at the front: query i then sees
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,28 +16,10 @@ from torch.nn import functional as F
 from fenchel._checks import broadcasts, check_floats
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.rows import combine_masks
+from fenchel.streaming.plan import Problem
 
-
-class Extended(NamedTuple):
-    """Queries, keys and values with a sink at the front, for scores that are not scaled any more.
-
-    Args:
-        query: (…, rows + L, E + 1).
-        key: (…, 1 + S, E + 1).
-        value: (…, 1 + S, D).
-        mask: broadcasts to (…, rows + L, 1 + S).
-        is_causal: whether query i attends to keys 0 … i.
-        shape: of the scores.
-        rows: how many queries were added, 0 or 1.
-    """
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    is_causal: bool
-    shape: tuple[int, ...]
-    rows: int
+Weights = Tensor | tuple[Tensor, Tensor, Tensor] | None
+"""A matrix of weights (…, L, S), or the lists of a sparse one, (starts, indices, entries), rows flattened."""
 
 
 def check_sink(sink: Tensor, omega: Regularizer, shape: Sequence[int]) -> None:
@@ -59,20 +40,10 @@ def check_sink(sink: Tensor, omega: Regularizer, shape: Sequence[int]) -> None:
         )
 
 
-def with_sink(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    omega: Regularizer,
-    mask: Tensor | None,
-    is_causal: bool,
-    scale: float,
-    sink: Tensor,
-    shape: Sequence[int],
-) -> Extended:
-    """Add a sink to checked arguments of attention, and convert them to float32 or better."""
+def with_sink(problem: Problem, sink: Tensor) -> Problem:
+    """The problem with a sink as its first key, in float32 or better, and scores that are not scaled any more."""
+    query, key, value, omega, (*batch, length, keys), mask, is_causal, scale, dropout, _ = problem
     exact = torch.promote_types(query.dtype, torch.float32)
-    *batch, length, keys = shape
     own = omega.parameter_shape
     rows = int(is_causal)
     if is_causal and (own is None or (len(own) > 1 and own[-2] > 1)):  # one parameter per query: none for another one
@@ -92,16 +63,20 @@ def with_sink(
         above = rows if mask.dim() > 1 and mask.shape[-2] > 1 else 0
         mask = F.pad(mask, (1, 0), value=1.0 if mask.dtype == torch.bool else 0.0)
         mask = F.pad(mask, (0, 0, above, 0), value=1.0 if mask.dtype == torch.bool else 0.0) if above else mask
-    return Extended(query, key, value, mask, is_causal, (*batch, length + rows, keys + 1), rows)
+    shape = (*batch, length + rows, keys + 1)
+    return Problem(query, key, value, omega, shape, mask, is_causal, 1.0, dropout, rows)
 
 
-def lists_without_sink(
-    starts: Tensor, indices: Tensor, weights: Tensor, length: int, rows: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The lists of a CSR matrix without its first column, and without the first ``rows`` of every ``length`` rows."""
+def without_sink(output: Tensor, weights: Weights, problem: Problem) -> tuple[Tensor, Weights]:
+    """The output and the weights of a problem with a sink, without its first key and the queries that were added."""
+    rows, length = problem.rows, problem.shape[-2]
+    output = output[..., rows:, :]
+    if weights is None or isinstance(weights, Tensor):
+        return output, None if weights is None else weights[..., rows:, 1:]
+    starts, indices, entries = weights
     row = torch.repeat_interleave(torch.arange(len(starts) - 1, device=starts.device), starts.diff())
     kept = ((indices > 0) & ((row % length >= rows) if rows else True)).nonzero().squeeze(-1)
     counts = torch.bincount(row[kept], minlength=len(starts) - 1)
     if rows:
         counts = counts.reshape(-1, length)[:, rows:].flatten()
-    return F.pad(counts.cumsum(0), (1, 0)), indices[kept] - 1, weights[kept]
+    return output, (F.pad(counts.cumsum(0), (1, 0)), indices[kept] - 1, entries[kept])

@@ -6,13 +6,12 @@ import datetime
 import importlib.metadata
 import os
 import platform
-import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from fenchel_lab.bench import targets
+from fenchel_lab.report.origin import cpu_model
 
 
 @dataclass(frozen=True)
@@ -56,15 +55,6 @@ def machine() -> Machine:
         system=f"{platform.system()} {platform.machine()}",
         date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
-
-
-def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """The processor's name as the system tells it."""
-    try:
-        named = re.search(r"^model name\s*:\s*(.+)$", cpuinfo.read_text(encoding="utf-8"), re.MULTILINE)
-    except OSError:
-        named = None
-    return named[1].strip() if named else platform.processor() or platform.machine() or "unknown processor"
 
 
 def _version(package: str) -> str | None:

@@ -10,6 +10,7 @@ from fenchel_lab.bench.rooms import (
     cliffs,
     cold,
     continuous,
+    distributed,
     dynamic,
     losses,
     maps,
@@ -19,7 +20,7 @@ from fenchel_lab.bench.rooms import (
 )
 from fenchel_lab.bench.workload import Workload
 
-ROOMS = (maps, losses, attention, memories, structures, dynamic, continuous, sequences, cliffs, cold)
+ROOMS = (maps, losses, attention, memories, structures, dynamic, continuous, sequences, distributed, cliffs, cold)
 
 
 class UnknownWorkloadError(LookupError):

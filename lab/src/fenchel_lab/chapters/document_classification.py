@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from random import Random
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from fenchel import Gini, Regularizer, Shannon
+from fenchel.continuous import BetaGaussian
 from fenchel_lab.chapters import densities
 from fenchel_lab.data import glove, imdb, sst
 from fenchel_lab.data.sst import Review
@@ -20,7 +21,8 @@ from fenchel_lab.models import documents, training
 from fenchel_lab.models.documents import Attention, Batch, Reader, Size, Vocabulary
 from fenchel_lab.models.training import Course
 from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import ScoresInPercent, spread
+from fenchel_lab.report.measure import over_seeds, with_interval
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
 METHODS = (
@@ -63,31 +65,25 @@ class Protocol:
         course: of its training.
         longest: of longer documents the last so many words are read.
         reviews: of IMDB, to train, to choose the epoch and to test with; None for all.
-        counts: numbers of basis functions to try on IMDB, …
+        counts: numbers of basis functions on IMDB, the first with all seeds, the others with one; …
         sentences: … and on the Stanford sentences.
         runs: how many seeds.
+        trainable: whether the words' vectors are trained.
     """
 
     size: Size
     course: Course
-    longest: int = 200
+    longest: int = 400
     reviews: tuple[int | None, int | None, int | None] = (None, None, None)
-    counts: tuple[int, ...] = COUNTS
-    sentences: tuple[int, ...] = COUNTS
+    counts: tuple[int, ...] = (64, 32, 128)
+    sentences: tuple[int, ...] = (32,)
     runs: int = 3
+    trainable: bool = True
 
 
 FULL = Protocol(Size(128, 128, dropout=0.0, batch=16), Course(10), longest=10_000, runs=5)
-SCALED = Protocol(
-    Size(32, 32, dropout=0.2),
-    Course(5, 5e-3),
-    longest=120,
-    reviews=(8_000, 1_000, 4_000),
-    counts=(64,),
-    sentences=(32,),
-    runs=2,
-)
-TOY = Protocol(Size(12, 12, dropout=0.0, batch=32), Course(8, 3e-2), runs=1)
+SCALED = Protocol(Size(32, 32, dropout=0.2), Course(4, 2e-3))
+TOY = Protocol(Size(12, 12, dropout=0.0, batch=32), Course(8, 3e-2), runs=1, trainable=False)
 TOY_REVIEWS = (256, 64, 160)
 TOY_FUNCTIONS = 16
 
@@ -99,18 +95,19 @@ selects an interval; the words have become a function of time by ridge regressio
 their number. Its middle and its width come from a convolution and max-pooling:
 `ContinuousAttention(GaussianBasis.line(64), alpha=2.0, encoder=PooledEncoder(width))`. The combined attention gives
 the density the mean and the variance of the discrete weights, `MatchedEncoder(omega)`, which takes no parameter, and
-adds both contexts.
+adds both contexts. Ours: the densities of the pooled encoder start about as wide as the text, where those of the
+authors' code start several times as wide; the discrete part of the combined sparsemax is sparsemax, where that of
+their code is softmax; the ridge penalty is 0.1, theirs 0.01.
 """
 
 SCALED_DOWN = """
-Scaled down from the paper's protocol: {reviews[0]:,} of its 22,500 training reviews of IMDB, {reviews[1]} to choose
-the epoch and {reviews[2]:,} to test with, from a split of our own, for the file has IMDB's training reviews alone;
-the last {longest} words of each, where reviews have 270 on average; N = {counts[0]}. The short sentences of the
-Stanford treebank are all there, 6,920 to train, 872 to choose the epoch and 1,821 to test with, with N =
-{sentences[0]}. GloVe vectors of 50 numbers instead of 300, not trained; {size.hidden} hidden units a direction and
-{size.filters} filters instead of 128; {course.epochs} epochs in batches of {size.batch} at a rate of {course.rate:g}
-that falls to zero, instead of 10 in batches of 16 at 0.001, and dropout {size.dropout:g}; {runs} seeds, where the
-paper reports one figure. So the accuracies are far below the paper's; only the order could be compared.
+Scaled down from the paper's protocol: about 17,400 reviews of IMDB to train with, 2,500 to choose the epoch and 5,000
+to test with, from a split of our own, for the file has IMDB's training reviews alone; the last {longest} words of each.
+All of the Stanford treebank: 6,920 sentences to train, 872 to choose the epoch and 1,821 to test with. GloVe vectors of
+50 numbers instead of 300, trained further; {size.hidden} hidden units a direction and {size.filters} filters instead of
+128; {course.epochs} epochs in batches of {size.batch} at a rate of {course.rate:g} that falls to zero, instead of 10 in
+batches of 16 at 0.001, and dropout {size.dropout:g}; {runs} seeds, one where N is not {counts[0]}. These settings were
+chosen on development reviews by trial runs with one seed, some of which printed test scores too.
 """
 
 WHOLE = """
@@ -139,20 +136,22 @@ class Corpus:
 
 
 @dataclass(frozen=True)
-class Outcome(ScoresInPercent):
-    """A method on a corpus: its accuracies, one per seed, its share of words, and the reader of the first seed."""
+class Cells:
+    """A row of a table: a method with a number of basis functions on a corpus, and its records, one per seed."""
 
     corpus: Corpus
     method: str
     functions: int
-    scores: Sequence[float]
-    attended: float
-    reader: Reader
+    records: Sequence[Record]
+
+    def values(self, name: str) -> list[float]:
+        """Of every seed."""
+        return [float(record.figures[name]) for record in self.records]
 
     @property
-    def parameters(self) -> int:
-        """How many numbers are trained."""
-        return sum(p.numel() for p in self.reader.parameters())
+    def mean(self) -> float:
+        """Of the accuracies on test reviews, in percent."""
+        return over_seeds(self.values("test"), 100)[0]
 
 
 CODE = """
@@ -174,6 +173,7 @@ print(attention(words, words.amax(1)).shape)
     code=CODE,
     tour=False,
     data=["imdb_rt", "sst", "glove"],
+    records=True,
     full="With `--full` sizes, epochs and all numbers of basis functions are the paper's. What differs: "
     "reviews come from IMDB's training file alone, split anew, so that the test reviews are not the "
     "paper's; word vectors have 50 numbers, not 300; several seeds, where the paper reports one figure.",
@@ -181,18 +181,57 @@ print(attention(words, words.amax(1)).shape)
 def document_classification(context: Context) -> Result:
     """Train a reader with every attention, on every corpus, with every number of basis functions."""
     corpora, protocol, text = _setting(context)
-    jobs = [(corpus, name, n) for corpus in corpora for name in METHODS for n in _counts(name, corpus.counts)]
-    outcomes = []
-    for done, (corpus, name, functions) in enumerate(jobs):
-        tell = partial(_tell, context, done, len(jobs), f"{corpus.name}, {name}")
-        seeds = range(context.seed, context.seed + protocol.runs)
-        outcomes.append(compared(corpus, name, functions, protocol, seeds, tell))
-    groups = [[outcome for outcome in outcomes if outcome.corpus is corpus] for corpus in corpora]
-    return Result(
-        f"{SUMMARY}\n{text}\n\n{_leaders(groups)}",
-        figures=[_accuracies(groups), _words(groups[-1]), _intervals(groups[0])],
-        tables=[_table(group) for group in groups],
-    )
+    jobs = [each for corpus in corpora for each in _jobs(corpus, protocol, context.seed)]
+    records = context.records.collect(jobs, lambda part, note="": context.progress(0.98 * part, note))
+    tables, told, groups = [], [], []
+    for corpus in corpora:
+        group = _group(corpus, records)
+        if group:
+            tables.append(_table(group))
+            told.append(_leaders(group))
+            groups.append(group)
+    if len(records) < len(jobs):
+        told.append(f"{len(records)} of {len(jobs)} runs are finished; the same command runs the others.")
+    figures = [_accuracies(groups), *_pictures(groups)] if groups else []
+    return Result(f"{SUMMARY}\n{text}\n\n" + "\n\n".join(told), figures=figures, tables=tables)
+
+
+def _jobs(corpus: Corpus, protocol: Protocol, first: int) -> list[Job]:
+    """The runs of a corpus: all methods of a seed before the next seed, then other numbers of basis functions."""
+    seeds = range(first, first + protocol.runs)
+    main, *others = corpus.counts
+    jobs = [job(corpus, name, _functions(name, main), protocol, seed) for seed in seeds for name in METHODS]
+    return jobs + [job(corpus, name, count, protocol, first) for count in others for name in METHODS[2:]]
+
+
+def _functions(name: str, count: int) -> int:
+    return 0 if name.startswith("Discrete") else count
+
+
+def job(corpus: Corpus, name: str, functions: int, protocol: Protocol, seed: int) -> Job:
+    """One reader."""
+    settings = {
+        "size": asdict(protocol.size),
+        "course": asdict(protocol.course),
+        "longest": protocol.longest,
+        "texts": [len(corpus.train), len(corpus.valid), len(corpus.test)],
+        "trainable": protocol.trainable,
+        "initial width": 0.4,
+        "ridge": 0.1,
+    }
+    cell = {"attention": name, "functions": str(functions), "corpus": corpus.name}
+    return Job(cell, seed, settings, partial(read, corpus, name, functions, protocol))
+
+
+def _group(corpus: Corpus, records: Sequence[Record]) -> list[Cells]:
+    """The rows of a corpus that have a record."""
+    rows = []
+    for name in METHODS:
+        for count in sorted({_functions(name, count) for count in corpus.counts}):
+            cell = {"attention": name, "functions": str(count), "corpus": corpus.name}
+            if found := [record for record in records if record.cell == cell]:
+                rows.append(Cells(corpus, name, count, found))
+    return rows
 
 
 def attention(name: str, functions: int) -> Attention:
@@ -204,43 +243,60 @@ def attention(name: str, functions: int) -> Attention:
     return Attention("continuous" if name.startswith("Continuous") else "combined", omega, alpha, functions)
 
 
-def compared(
-    corpus: Corpus,
-    name: str,
-    functions: int,
-    protocol: Protocol,
-    seeds: Sequence[int],
-    progress: Callable[[float], None],
-) -> Outcome:
-    """A method's accuracies on the test reviews."""
+def read(
+    corpus: Corpus, name: str, functions: int, protocol: Protocol, progress: Callable[[float], None]
+) -> dict[str, Any]:
+    """The figures of a reader: its accuracies, and what its densities do."""
     batches = list(corpus.vocabulary.batches(corpus.train, protocol.size.batch))
     valid, test = (list(corpus.vocabulary.batches(part, documents.AT_ONCE)) for part in (corpus.valid, corpus.test))
-    scores, readers = [], []
-    for done, seed in enumerate(seeds):
-        torch.manual_seed(seed)  # the same order of reviews for every method
-        reader = Reader(corpus.vocabulary.vectors, attention(name, functions), protocol.size)
-        score = partial(_valid, valid)
-        part = partial(_part, progress, done, len(seeds))
-        reader, _ = training.trained(reader, batches, documents.loss, score, protocol.course, part)
-        scores.append(documents.accuracy(reader, test))
-        readers.append(reader)
-    return Outcome(corpus, name, functions, scores, documents.attended(readers[0], test), readers[0])
+    reader = Reader(corpus.vocabulary.vectors, attention(name, functions), protocol.size, protocol.trainable)
+    widths = [_widths(reader.eval(), valid)] if functions else []
+
+    def score(now: Reader) -> float:
+        if functions:
+            widths.append(_widths(now, valid))
+        return documents.accuracy(now, valid)
+
+    reader, best = training.trained(reader, batches, documents.loss, score, protocol.course, progress)
+    figures: dict[str, Any] = {
+        "validation": best,
+        "test": documents.accuracy(reader, test),
+        "attended": documents.attended(reader, test),
+        "parameters": sum(each.numel() for key, each in reader.named_parameters() if key != "vectors"),
+        "widths": widths,
+        "example": example(corpus, reader),
+    }
+    if functions:
+        figures["intervals"] = intervals(corpus, reader)
+    return figures
 
 
-def _valid(batches: Sequence[Batch], reader: Reader) -> float:
-    return documents.accuracy(reader, batches)
+def _widths(reader: Reader, batches: Sequence[Batch]) -> dict[str, float]:
+    """The mean standard deviation of the densities, and how much their widths and places vary among texts."""
+    places, widths = documents.spreads(reader, batches)
+    return {"mean": widths.mean().item(), "varies": widths.std().item(), "places vary": places.std().item()}
 
 
-def _part(progress: Callable[[float], None], done: int, all_: int, part: float) -> None:
-    progress((done + part) / all_)
+@torch.no_grad()
+def example(corpus: Corpus, reader: Reader) -> dict[str, Any]:
+    """What attention sees of the first short test review: weights of its words, place and σ² of the density."""
+    row = next(row for row, each in enumerate(corpus.test) if len(corpus.vocabulary.read(each)) in DRAWN_LENGTHS)
+    look = reader.look(corpus.vocabulary.batch([corpus.test[row]]))
+    shown: dict[str, Any] = {"review": row}
+    if look.weights is not None:
+        shown["weights"] = [round(weight, 4) for weight in look.weights[0].tolist()]
+    if look.attended is not None:
+        density = documents.density_of(look)
+        shown["density"] = [density.loc[0, 0].item(), density.sigma[0, 0].item(), density.alpha]
+    return shown
 
 
-def _tell(context: Context, done: int, all_: int, note: str, part: float) -> None:
-    context.progress(0.98 * (done + part) / all_, note)
-
-
-def _counts(name: str, counts: Sequence[int]) -> Sequence[int]:
-    return (0,) if name.startswith("Discrete") else counts
+@torch.no_grad()
+def intervals(corpus: Corpus, reader: Reader) -> list[list[float]]:
+    """The ends of the densities' supports for some test reviews."""
+    look = reader.look(corpus.vocabulary.batch(corpus.test[:INTERVALS]))
+    ends = torch.stack(documents.interval(look), -1).clamp(0, 1)
+    return [[round(end, 4) for end in row] for row in ends.tolist()]
 
 
 def _setting(context: Context) -> tuple[list[Corpus], Protocol, str]:
@@ -269,33 +325,37 @@ def sampled(reviews: Sequence[Review], count: int | None) -> Sequence[Review]:
     return reviews if count is None else Random(0).sample(reviews, min(count, len(reviews)))
 
 
-def _leaders(groups: Sequence[Sequence[Outcome]]) -> str:
-    told = []
-    for group in groups:
-        best, worst = (choose(group, key=lambda outcome: outcome.mean) for choose in (max, min))
-        named = f"{best.method}{f' with N = {best.functions}' if best.functions else ''}"
-        told.append(
-            f"On {group[0].corpus.name} the highest mean accuracy is that of {named}, {best.mean:.1f}, the lowest "
-            f"{worst.mean:.1f}, and deviations over seeds reach {max(outcome.deviation for outcome in group):.1f}."
-        )
-    return " ".join(told)
+def _leaders(group: Sequence[Cells]) -> str:
+    best, worst = (choose(group, key=lambda row: row.mean) for choose in (max, min))
+    named = f"{best.method}{f' with N = {best.functions}' if best.functions else ''}"
+    return (
+        f"On {group[0].corpus.name} the highest mean accuracy is that of {named}, "
+        f"{with_interval(best.values('test'), 100)} ({_runs(best)}), the lowest {worst.mean:.1f}."
+    )
 
 
-def _table(group: Sequence[Outcome]) -> Table:
+def _runs(row: Cells) -> str:
+    return f"{len(row.records)} run{'s' * (len(row.records) > 1)}"
+
+
+def _table(group: Sequence[Cells]) -> Table:
     name = group[0].corpus.name
     rows: list[list[Cell]] = []
-    for outcome in group:
-        paper = f"{PAPER[outcome.method, outcome.functions]:.2f}" if name == "IMDB" else "–"
-        scores = spread(outcome.mean, outcome.deviation)
-        share, functions = f"{100 * outcome.attended:.0f} %", outcome.functions or "–"
-        rows.append([outcome.method, functions, paper, scores, f"{outcome.parameters:,}", share])
-    runs = len(group[0].scores)
+    for row in group:
+        paper = f"{PAPER[row.method, row.functions]:.2f}" if name == "IMDB" else "–"
+        share = f"{over_seeds(row.values('attended'), 100)[0]:.0f} %"
+        told = [_told(row, 0), _told(row, -1)] if row.functions else ["–", "–"]
+        scores = [with_interval(row.values("validation"), 100), with_interval(row.values("test"), 100)]
+        parameters = f"{row.records[0].figures['parameters']:,}"
+        rows.append([row.method, row.functions or "–", len(row.records), paper, *scores, parameters, share, *told])
     return Table(
-        ["attention", "N", "paper", "accuracy", "parameters", "attended"],
+        ["attention", "N", "runs", "paper", "development", "test", "parameters", "attended", "σ at first", "σ at last"],
         rows,
-        caption=f"{name}: accuracy on {len(group[0].corpus.test):,} test reviews in percent, mean ± standard deviation "
-        f"over {runs} seed{'s' * (runs > 1)}; how many numbers are trained; and the share of a review that has any "
-        "weight, of its words or, where there is a density, of its time.",
+        caption=f"{name}: accuracy on development and on {len(group[0].corpus.test):,} test reviews in percent, mean ± "
+        "half the 95 % interval over seeds; how many numbers are trained besides the words' vectors; the share of a "
+        "review that has any weight, of its words or, where there is a density, of its time; and the standard "
+        "deviation of the density on development reviews, before training and after it, with how much it "
+        "varies from text to text (standard deviations).",
         paper="The paper's accuracies are within 1.6 points of each other; discrete and continuous sparsemax together "
         "are ahead for every N, with as many parameters as discrete attention alone."
         if name == "IMDB"
@@ -303,30 +363,38 @@ def _table(group: Sequence[Outcome]) -> Table:
     )
 
 
-def _accuracies(groups: Sequence[Sequence[Outcome]]) -> Figure:
+def _told(row: Cells, epoch: int) -> str:
+    """The width of the densities after an epoch, and how much it varies among texts."""
+    mean, varies = (
+        over_seeds([record.figures["widths"][epoch][name] for record in row.records])[0] for name in ("mean", "varies")
+    )
+    return f"{mean:.2f} ± {varies:.2f}"
+
+
+def _accuracies(groups: Sequence[Sequence[Cells]]) -> Figure:
     drawing, panels = style.panels(1, len(groups), height=3.4, sharey=True)
     for axes, group in zip(panels, groups, strict=True):
-        for outcome in group:
-            counts = list(_counts(outcome.method, outcome.corpus.counts))
-            middle = (len(counts) - 1) / 2
-            place = METHODS.index(outcome.method) + 0.22 * (counts.index(outcome.functions) - middle)
-            colour = _colour(outcome.functions)
-            axes.errorbar(outcome.mean, place, xerr=outcome.deviation, fmt="o", ms=4, lw=1, color=colour)
-            paper = PAPER.get((outcome.method, outcome.functions))
-            if paper is not None and outcome.corpus.name == "IMDB":
+        for row in group:
+            counts = sorted({_functions(row.method, count) for count in row.corpus.counts})
+            place = METHODS.index(row.method) + 0.22 * (counts.index(row.functions) - (len(counts) - 1) / 2)
+            colour, values = _colour(row.functions), [100 * value for value in row.values("test")]
+            axes.plot(values, [place] * len(values), "o", ms=4, mew=0, alpha=0.5, color=colour)
+            axes.plot(row.mean, place, "|", ms=10, mew=1.6, color=colour)
+            paper = PAPER.get((row.method, row.functions))
+            if paper is not None and row.corpus.name == "IMDB":
                 axes.plot(paper, place, "o", ms=4, mfc="none", color=colour)
         axes.set(title=group[0].corpus.name, xlabel="accuracy, %", yticks=range(len(METHODS)))
         axes.set_yticklabels([name.replace("Cont. ", "Cont.\n") for name in METHODS])
         axes.grid(axis="y", visible=False)
-    panels[0].invert_yaxis()
-    functions = sorted({outcome.functions for outcome in itertools.chain.from_iterable(groups)})
+    panels[0].set_ylim(len(METHODS) - 0.5, -0.5)
+    functions = sorted({row.functions for row in itertools.chain.from_iterable(groups)})
     for n in functions:
         panels[0].plot([], [], "o", ms=4, color=_colour(n), label=f"N = {n}" if n else "discrete")
     drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return Figure(
         drawing,
-        caption="Test accuracy: mean and standard deviation over seeds (filled), and the paper's (hollow).",
-        alt="A row for each kind of attention, with a point for each number N of basis functions and its error bar.",
+        caption="Test accuracy of every run, their means (bars), and the paper's (hollow).",
+        alt="A row for each kind of attention, with points for each number N of basis functions.",
         paper="Table 1, drawn beside it.",
     )
 
@@ -335,35 +403,54 @@ def _colour(functions: int) -> str:
     return style.INK if not functions else style.PALETTE[(*COUNTS, TOY_FUNCTIONS).index(functions)]
 
 
-@torch.no_grad()
-def _words(group: Sequence[Outcome]) -> Figure:
+def _pictures(groups: Sequence[Sequence[Cells]]) -> list[Figure]:
+    """One short review under four kinds of attention, and the intervals of many; of methods that have a run."""
+    figures = []
+    if len(shown := _shown(groups[-1], METHODS[:2] + METHODS[3:4] + METHODS[5:])) == 4:
+        figures.append(_words(shown))
+    if len(shown := _shown(groups[0], (METHODS[3], METHODS[5]))) == 2:
+        figures.append(_intervals(shown))
+    return figures
+
+
+def _shown(group: Sequence[Cells], names: Sequence[str]) -> list[Cells]:
+    """The rows of some methods, with the main number of basis functions."""
+    return [
+        row
+        for row in group
+        if row.method in names and row.functions == _functions(row.method, group[0].corpus.counts[0])
+    ]
+
+
+def _words(shown: Sequence[Cells]) -> Figure:
     """One short review under four kinds of attention."""
-    shown = [outcome for outcome in group if outcome.method in METHODS[:2] + METHODS[3:4] + METHODS[5:]]
-    review = legible(group[0].corpus, [outcome.reader for outcome in shown])
-    words = [word.replace("$", r"\$") for word in group[0].corpus.vocabulary.read(review)]
+    corpus = shown[0].corpus
+    seen: list[Mapping[str, Any]] = [row.records[0].figures["example"] for row in shown]
+    review = corpus.test[seen[0]["review"]]
+    words = [word.replace("$", r"\$") for word in corpus.vocabulary.read(review)]
     drawing, panels = style.panels(len(shown), 1, height=1.05, sharex=True)
-    for axes, outcome in zip(panels, shown, strict=True):
-        look = outcome.reader.look(outcome.corpus.vocabulary.batch([review]))
-        if look.weights is not None:
+    for axes, row, look in zip(panels, shown, seen, strict=True):
+        if "weights" in look:
             places = [(place + 0.5) / len(words) for place in range(len(words))]
-            axes.bar(places, look.weights[0].tolist(), 0.7 / len(words), color=style.PALETTE[0])
+            axes.bar(places, look["weights"], 0.7 / len(words), color=style.PALETTE[0])
             axes.set(ylim=(0, 1), yticks=(0, 1))
-        if look.attended is not None:
-            over = axes if look.weights is None else axes.twinx()
-            density = documents.density_of(look)
-            densities.over_words(over, type(density)(density.loc[0, 0], sigma=density.sigma[0, 0], alpha=2.0), words)
+        if "density" in look:
+            over = axes.twinx() if "weights" in look else axes
+            loc, sigma, alpha = look["density"]
+            density = BetaGaussian(torch.tensor([loc]), sigma=torch.tensor([[sigma]]), alpha=alpha)
+            densities.over_words(over, density, words)
             over.set_yticks([])
             over.spines[:].set_visible(False)
             over.grid(visible=False)
-        axes.set_title(outcome.method)
+        axes.set_title(row.method)
         axes.grid(axis="x", visible=False)
     panels[-1].set_xticks([(place + 0.5) / len(words) for place in range(len(words))], words, rotation=90)
     panels[-1].set_xlim(0, 1)
-    opinion = ("bad", "good")[review.label]
+    opinion = ("bad", "good")[int(review.label)]
     return Figure(
         drawing,
-        caption=f"A {opinion} review among those to test with: weights of words (bars) and densities of time (curves, "
-        "each to its own scale), of readers that all class it right.",
+        caption=f"The first test review of {min(DRAWN_LENGTHS)} to {max(DRAWN_LENGTHS)} words, a {opinion} one, under "
+        "the attention of the first seed: weights of words (bars), densities of time (curves, each to its own scale).",
         alt="Four panels over the words of a sentence. Softmax has a bar for every word, sparsemax for a few. The "
         "density of continuous sparsemax is an arc over some words or all; the combined attention has bars and an arc "
         "over them.",
@@ -371,36 +458,24 @@ def _words(group: Sequence[Outcome]) -> Figure:
     )
 
 
-@torch.no_grad()
-def legible(corpus: Corpus, readers: Sequence[Reader]) -> Review:
-    """A short test review that all readers class right, and of which the last selects about a third."""
-    short = [review for review in corpus.test if len(corpus.vocabulary.read(review)) in DRAWN_LENGTHS][:300]
-    batch = corpus.vocabulary.batch(short)
-    good = torch.stack([reader(batch).argmax(-1) == batch.labels for reader in readers]).all(0)
-    low, high = documents.interval(readers[-1].look(batch))
-    return short[int(torch.where(good, (high - low - 1 / 3).abs().float(), torch.inf).argmin())]
-
-
-@torch.no_grad()
-def _intervals(group: Sequence[Outcome]) -> Figure:
+def _intervals(shown: Sequence[Cells]) -> Figure:
     """Where the intervals of some reviews lie, and how long they are."""
-    shown = [next(outcome for outcome in group if outcome.method == name) for name in (METHODS[3], METHODS[5])]
-    batch = group[0].corpus.vocabulary.batch(group[0].corpus.test[:INTERVALS])
-    order = torch.argsort(batch.lengths, stable=True)
+    corpus = shown[0].corpus
+    reviews = corpus.test[:INTERVALS]
+    order = sorted(range(len(reviews)), key=lambda row: len(corpus.vocabulary.read(reviews[row])))
     drawing, panels = style.panels(1, 2, height=2.8, sharey=True)
-    for axes, outcome in zip(panels, shown, strict=True):
-        ends: tuple[Tensor, Tensor] = documents.interval(outcome.reader.look(batch))
-        low, high = (end[order].clamp(0, 1).tolist() for end in ends)
-        colours = [style.PALETTE[0] if label else style.PALETTE[1] for label in batch.labels[order].tolist()]
-        axes.hlines(range(len(low)), low, high, color=colours, lw=1.6)
-        axes.set(title=outcome.method, xlim=(0, 1), xlabel="time, from first word to last", yticks=[])
+    for axes, row in zip(panels, shown, strict=True):
+        ends = [row.records[0].figures["intervals"][each] for each in order]
+        colours = [style.PALETTE[0] if reviews[each].label else style.PALETTE[1] for each in order]
+        axes.hlines(range(len(ends)), [low for low, _ in ends], [high for _, high in ends], color=colours, lw=1.6)
+        axes.set(title=row.method, xlim=(0, 1), xlabel="time, from first word to last", yticks=[])
         axes.title.set_fontsize(8)
         axes.grid(axis="y", visible=False)
     panels[0].set_ylabel("reviews, the longest on top")
     return Figure(
         drawing,
-        caption=f"The intervals outside of which densities are zero, for {len(batch.lengths)} test reviews of "
-        f"{group[0].corpus.name}, good (blue) and bad (vermilion), N = {shown[0].functions}.",
+        caption=f"The intervals outside of which densities are zero, for {len(reviews)} test reviews of "
+        f"{corpus.name}, good (blue) and bad (vermilion), N = {shown[0].functions}, first seed.",
         alt="Two panels of horizontal lines, one per review: the part of the text that attention selects.",
     )
 

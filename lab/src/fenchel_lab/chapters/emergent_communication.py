@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fenchel_lab.data import images
 from fenchel_lab.data.images import Images
 from fenchel_lab.drawing import style
 from fenchel_lab.models import agents
-from fenchel_lab.models.agents import CHANNELS, Outcome, Setting
-from fenchel_lab.report import Context, Figure, Result, Table, study
+from fenchel_lab.models.agents import CHANNELS, Agents, Outcome, Setting
+from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import is_higher, with_interval
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
 PAPER: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
@@ -28,8 +31,17 @@ PAPER: dict[str, tuple[tuple[float, float], tuple[float, float]]] = {
 }
 """The talk's table: success in percent, and non-zeros; each with its standard error over 10 runs."""
 
+RUNS = 10
+"""Of the talk, for each method."""
+
 GAMES = 20260
 """Seeds the games that agents are tested with, the same for all."""
+
+CHECKED = (1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 50_000)
+"""Numbers of updates after which agents play 2,000 games on validation images."""
+
+COLLAPSED = 2.0
+"""Agents with fewer than so many times the successes of guessing do not communicate."""
 
 
 @dataclass(frozen=True)
@@ -37,24 +49,19 @@ class Protocol:
     """How much is done.
 
     Args:
-        setting: of the agents, …
-        grid: … and values to try in place of its own, with the first seed and on the validation images.
-        halved: whether images are averaged to half their width and height.
+        setting: of the agents.
+        halved: whether images are averaged to half their width and height, one entry for each size to be tried.
         runs: how many seeds.
     """
 
     setting: Setting
-    grid: Mapping[str, Sequence[float]]
-    halved: bool = False
-    runs: int = 10
+    halved: Sequence[bool] = (False,)
+    runs: int = RUNS
 
 
-FULL = Protocol(
-    Setting(width=256, hidden=512, batch=64, epochs=500),
-    {"rate": (1e-2, 3e-3, 1e-3), "anneal": (0.2, 1.0)},
-)
-SCALED = Protocol(Setting(width=64, hidden=128, rate=3e-3, batch=128, epochs=3), {}, halved=True)
-TOY = Protocol(Setting(width=64, hidden=64, rate=1e-2, batch=125, epochs=25), {}, runs=2)
+REAL = Protocol(Setting())
+FULL = Protocol(Setting(), (False, True))
+TOY = Protocol(Setting(width=64, hidden=64, rate=1e-2, cooling=3e-4, batch=100, updates=1_000), runs=2)
 
 SUMMARY = """
 One agent sees an image and describes it with a code of {symbols} numbers, the other sees the code and {candidates}
@@ -66,53 +73,32 @@ zero; of its vertices alone, with a gradient that is not its own (straight-throu
 """
 
 OURS = """
-The paper's images, features of ImageNet pictures, are not at hand: these are handwritten digits, which makes it another
-game, with figures that need not agree. Ten kinds of digit among {candidates} candidates force a code to tell more than
-the digit. What the talk does not tell follows the authors' code: the sender sees nothing but the image, σ = 1 for the
-Gaussian-Sparsemax, a stretch of {stretch:g} for the Hard Concrete, and a temperature that falls from 1 to 0.5 in the
-first {share:.0f} % of the training. The agents are dense networks with one hidden layer ({hidden} wide), the receiver's
-score of a candidate is the product of its embedding and the code's ({width} wide), and the other candidates of a game
-are drawn from its batch.
-"""
-
-SCALED_DOWN = """
-MNIST, averaged to 14 × 14, 50,000 images to learn with and 10,000 to test with, and {runs} seeds, as in the paper.
-Scaled down from its protocol: {epochs} epochs with batches of {batch} instead of 500 with batches of 64, a quarter of
-its widths, and one rate for all methods, {rate:g}. That was settled by what it costs and by a few trial runs with one
-other seed on the validation images: rates of 1e-3 (with twice the widths and five epochs), 3e-3, and 1e-2 (the first
-two methods alone).
+The agents are built and trained as in the authors' code. The sender is a linear layer to {width} numbers, one scalar
+function (a sum of {hidden} sigmoids) applied to each of them, a sigmoid and a linear layer to the {symbols} scores,
+which are divided by {division:g}; the receiver's score of a candidate is the product of a linear image of it and a
+linear image of the code. There are no biases. σ is {scale:g} for the Gaussian-Sparsemax, the stretch of the Hard
+Concrete {stretch:g}; the temperature is exp(−{cooling:g} · t) after t updates. Ours: handwritten digits, scaled to unit
+norm, in place of features of ImageNet pictures, which makes it another game, with figures that need not agree; the
+other candidates of a game are drawn from its batch; the scalar function is evaluated at 257 points and linear between
+them. No setting was searched: all are the authors'.
 """
 
 WHOLE = """
-MNIST, 28 × 28, 50,000 images to learn with and 10,000 to test with, for 500 epochs with batches of 64. For every method
-the grid below is searched with the first seed on the validation images (which values the paper tried the talk does
-not tell), and the best setting is trained with {runs} seeds.
+MNIST, {count} images to learn with, 10,000 to validate and 10,000 to test with, {updates:,} updates of {batch} games at
+a rate of {rate:g}. The seeds were not used before; every table says how many are finished.
 """
 
 EMBEDDED = """
-This page was made with scikit-learn's digits, 1,000 of 8 × 8 pixels to learn with, and {runs} seeds, which shows the
-game and settles no order. On MNIST run the command below with `FENCHEL_DATA` set.
+This page was made with scikit-learn's digits, 1,000 of 8 × 8 pixels to learn with, {runs} seeds and {updates:,} updates
+of smaller agents, which shows the game and settles no order. On MNIST run the command below with `FENCHEL_DATA` set.
 """
 
-
-@dataclass(frozen=True)
-class Compared:
-    """A method: what its agents did, one outcome a seed, and the setting that was chosen."""
-
-    method: str
-    outcomes: Sequence[Outcome]
-    setting: Setting
-
-    @property
-    def success(self) -> list[float]:
-        """In percent."""
-        return [100 * outcome.success for outcome in self.outcomes]
-
-    @property
-    def nonzeros(self) -> list[float]:
-        """Of a code, on average over codes."""
-        return [outcome.nonzeros for outcome in self.outcomes]
-
+EXPLAINED = """
+The talk's own order comes from runs that never began to communicate. Suppose that k of its {runs} runs stayed at
+{guess:.2f} % and the others were all equal: then the mean tells what the others reached, and their standard error
+follows. {arithmetic} So among runs that communicate the talk's order is Gumbel-Softmax, Hard Concrete,
+Gaussian-Sparsemax, straight-through; its lead of Gaussian-Sparsemax is that none of its runs failed.
+"""
 
 CODE = """
 import torch
@@ -133,184 +119,340 @@ print(f"entropy {message.entropy().item():.2f} nats")
     code=CODE,
     tour=False,
     data=["mnist"],
-    full="With `--full` epochs, batches and widths are the paper's. What differs: handwritten digits in place "
-    "of features of ImageNet pictures, and a grid of rates and annealing of our own.",
+    records=True,
+    full="With `--full` the game is also played with images that are averaged to 14 × 14. What differs from the "
+    "paper: handwritten digits in place of features of ImageNet pictures.",
 )
 def emergent_communication(context: Context) -> Result:
     """Train pairs of agents with every distribution of codes and let them play."""
-    protocol, text = _protocol(context)
-    shown = images.load(context.data, protocol.halved)
+    protocol = TOY if context.data is None else FULL if context.full else REAL
+    parts = [images.load(context.data, halved) for halved in protocol.halved]
     seeds = range(context.seed, context.seed + protocol.runs)
-    found: list[Compared] = []
-    for number, method in enumerate(CHANNELS):
-        first = number / len(CHANNELS)
-
-        def progress(part: float, first: float = first, method: str = method) -> None:
-            context.progress(0.98 * (first + part / len(CHANNELS)), method)
-
-        found.append(compared(method, shown, protocol, seeds, progress))
+    # All methods of a seed before the next seed, so that what is finished can be compared; first the larger images.
+    jobs = [job(method, shown, protocol.setting, seed) for shown in parts for seed in seeds for method in CHANNELS]
+    records = context.records.collect(jobs, context.progress)
     setting = protocol.setting
-    values = vars(setting) | vars(protocol) | {"guess": 100 / setting.candidates, "share": 100 * setting.anneal}
-    tables = [_table(found)]
-    if protocol.grid:
-        tables.append(_chosen(found, protocol))
-    return Result(
-        f"{SUMMARY}\n{OURS}\n{text}".format(**values) + f"\n\n{_found(found)}",
-        figures=[_scores(found), _faces(found), _symbols(found[-1], shown.test)],
-        tables=tables,
-    )
+    values = asdict(setting) | {"guess": 100 / setting.candidates, "runs": protocol.runs}
+    values |= {"count": f"{len(parts[0].train):,}", "arithmetic": arithmetic(1 / setting.candidates)}
+    text = f"{SUMMARY}\n{OURS}\n{EMBEDDED if context.data is None else WHOLE}"
+    if context.data is not None:
+        text += f"\n{EXPLAINED.replace('{runs}', str(RUNS))}"
+    tables, figures, found = [], [], []
+    claims: list[Claim] = []
+    for shown in parts:
+        there = [each for each in records if each.cell["image"] == _size(shown)]
+        if not there:
+            continue
+        group = {method: [each for each in there if each.cell["method"] == method] for method in CHANNELS}
+        found.append(_found(group, setting, _size(shown)))
+        claims += _claims(group, setting, _size(shown)) if context.data is not None else []
+        tables.append(_table(group, setting, _size(shown)))
+        figures += [_scores(group, _size(shown)), _curves(group, setting, _size(shown)), _faces(group)]
+        if drawn := _symbols(group["Gaussian-Sparsemax"], shown.test):
+            figures.append(drawn)
+    left = len(jobs) - len(records)
+    found += [f"{len(records)} of {len(jobs)} runs are finished; the same command runs the others."] if left else []
+    return Result(text.format(**values) + "\n\n" + "\n\n".join(found), figures=figures, tables=tables, claims=claims)
 
 
-def compared(
-    method: str, shown: Images, protocol: Protocol, seeds: Sequence[int], progress: Callable[[float], None]
-) -> Compared:
-    """A method's outcomes: with the setting that is best on the validation images with the first seed."""
-    combinations = itertools.product(*protocol.grid.values())
-    chosen: Iterator[dict[str, Any]] = (dict(zip(protocol.grid, each, strict=True)) for each in combinations)
-    settings = [replace(protocol.setting, **each) for each in chosen]
-    trials = len(settings) if len(settings) > 1 else 0
-    work, steps = trials + len(seeds), itertools.count()
-    train, valid, test = (_standardized(part, shown.train) for part in (shown.train, shown.valid, shown.test))
-
-    def pair(setting: Setting, seed: int) -> agents.Agents:
-        step = next(steps)
-        torch.manual_seed(seed)  # the same start and order of images for every method
-        return agents.trained(train, setting, CHANNELS[method], lambda part: progress((step + part) / work))
-
-    setting = settings[0]
-    if trials:
-        scores = [agents.played(pair(each, seeds[0]), valid, GAMES).success for each in settings]
-        setting = settings[scores.index(max(scores))]
-    return Compared(method, [agents.played(pair(setting, seed), test, GAMES) for seed in seeds], setting)
+def job(method: str, shown: Images, setting: Setting, seed: int) -> Job:
+    """One pair of agents."""
+    settings = asdict(setting) | {"images": len(shown.train), "inputs": "unit norm", "games": GAMES}
+    return Job({"method": method, "image": _size(shown)}, seed, settings, partial(pair, method, shown, setting))
 
 
-def _protocol(context: Context) -> tuple[Protocol, str]:
-    if context.data is None:
-        return TOY, EMBEDDED
-    return (FULL, WHOLE) if context.full else (SCALED, SCALED_DOWN)
+def pair(method: str, shown: Images, setting: Setting, progress: Callable[[float], None]) -> dict[str, Any]:
+    """The figures of a pair of agents: of its training, and of its games at temperature 1 and at the last one."""
+    train, valid, test = (F.normalize(part.flatten(1), dim=1) for part in (shown.train, shown.valid, shown.test))
+    curve: dict[str, float] = {}
+
+    def after(updates: int, pair: Agents) -> None:
+        if updates in CHECKED or updates == setting.updates:
+            curve[str(updates)] = agents.played(pair, valid[:2_000], GAMES).success
+        if updates % 100 == 0:
+            progress(updates / setting.updates)
+
+    done = agents.trained(train, setting, CHANNELS[method], after)
+    figures: dict[str, Any] = {"curve": curve, "temperature": done.temperature}
+    for name, temperature in (("last", done.temperature), ("one", 1.0)):
+        done.temperature = temperature
+        chosen, tested = agents.played(done, valid, GAMES), agents.played(done, test, GAMES)
+        figures[name] = {
+            "validation": chosen.success,
+            "test": tested.success,
+            "nonzeros": tested.nonzeros,
+            "symbols": tested.used,
+            "faces": faces(tested),
+            "pictures": pictures(tested),
+        }
+    return figures
 
 
-def _standardized(part: Tensor, like: Tensor) -> Tensor:
-    return ((part - like.mean()) / like.std()).flatten(1)
+LARGEST = 8
+"""Faces with more vertices are counted together."""
 
 
-def _error(values: Sequence[float]) -> float:
-    """The standard error of a mean."""
-    return statistics.stdev(values) / math.sqrt(len(values))
+def faces(outcome: Outcome) -> list[int]:
+    """How many codes have 1, 2, …, 8 or more non-zero entries."""
+    sizes = (outcome.codes > 0).sum(1).clamp_max(LARGEST)
+    counts: list[int] = torch.bincount(sizes, minlength=LARGEST + 1)[1:].tolist()
+    return counts
 
 
-def _spread(mean: float, error: float, digits: int = 2) -> str:
-    return f"{mean:.{digits}f} ± {error:.{digits}f}" if error else f"{mean:g}"
+def pictures(outcome: Outcome, symbols: int = 6, most: int = 10) -> dict[str, list[int]]:
+    """Numbers of images that one symbol alone describes, for the most frequent symbols."""
+    codes = outcome.codes
+    leading = codes.argmax(1)
+    common = torch.bincount(leading, minlength=codes.shape[1]).topk(min(symbols, codes.shape[1])).indices.tolist()
+    alone = codes.amax(1) == 1
+    return {str(symbol): ((leading == symbol) & alone).nonzero().flatten()[:most].tolist() for symbol in common}
 
 
-def _table(found: Sequence[Compared]) -> Table:
+def communicates(record: Record, setting: Setting) -> bool:
+    """Whether agents do better than guessing, on validation images."""
+    return float(record.figures["last"]["validation"]) >= COLLAPSED / setting.candidates
+
+
+def collapses(mean: float, error: float, guess: float, runs: int = RUNS) -> tuple[int, float, float]:
+    """How many of a number of runs at chance explain a standard error, if all other runs were equal.
+
+    Args:
+        mean: of all runs, in percent.
+        error: the standard error of the mean.
+        guess: the success of guessing, as a share.
+        runs: how many.
+
+    Returns:
+        Their number, the success of each of the others, and the standard error that follows.
+
+    Example:
+        >>> k, others, error = collapses(78.84, 8.07, 1 / 16)
+        >>> k, round(others, 1), round(error, 2)
+        (1, 86.9, 8.07)
+    """
+    chance = 100 * guess
+
+    def following(k: int) -> tuple[float, float]:
+        others = (runs * mean - k * chance) / (runs - k)
+        return others, (others - chance) * math.sqrt(k * (runs - k) / (runs - 1)) / runs
+
+    best = min(range(runs), key=lambda k: abs(following(k)[1] - error))
+    return best, *following(best)
+
+
+def arithmetic(guess: float) -> str:
+    """What follows from the talk's figures, method by method."""
+    told = []
+    for method, ((mean, error), _) in PAPER.items():
+        k, others, following = collapses(mean, error, guess)
+        if k:
+            told.append(
+                f"{method}: k = {k}, others {others:.1f} %, standard error {following:.2f} (printed {error:.2f})"
+            )
+    return "; ".join(told) + "."
+
+
+def _size(shown: Images) -> str:
+    return f"{shown.side} × {shown.side}"
+
+
+def _values(group: Sequence[Record], name: str, temperature: str = "last") -> list[float]:
+    return [float(record.figures[temperature][name]) for record in group]
+
+
+def _table(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) -> Table:
     rows: list[list[Cell]] = []
-    for each in found:
-        success, nonzeros = PAPER[each.method]
-        row = [_spread(statistics.fmean(each.success), _error(each.success)), _spread(*success)]
-        row += [f"{statistics.stdev(each.success):.2f}"]
-        row += [_spread(statistics.fmean(each.nonzeros), _error(each.nonzeros)), _spread(*nonzeros)]
-        rows.append([each.method, *row, f"{statistics.fmean(o.used for o in each.outcomes):.1f}"])
-    runs = len(found[0].outcomes)
+    for method, group in found.items():
+        success, nonzeros = PAPER[method]
+        speaking = [record for record in group if communicates(record, setting)]
+        rows.append(
+            [
+                method,
+                len(group),
+                with_interval(_values(group, "test"), 100),
+                _told(*success),
+                len(group) - len(speaking),
+                with_interval(_values(speaking, "test"), 100),
+                with_interval(_values(speaking, "test", "one"), 100),
+                with_interval(_values(speaking, "nonzeros"), digits=2),
+                _told(*nonzeros),
+                with_interval(_values(speaking, "symbols"), digits=0),
+            ]
+        )
     return Table(
-        ["", "success, %", "paper", "deviation", "non-zeros", "paper", "symbols"],
+        [
+            "",
+            "runs",
+            "success, %",
+            "talk",
+            "collapsed",
+            "others, %",
+            "at temperature 1",
+            "non-zeros",
+            "talk",
+            "symbols",
+        ],
         rows,
-        caption=f"Success in the test games and non-zeros of a code: means ± standard errors over {runs} seeds, and "
-        "the talk's over 10, on other images; the standard deviation of success over seeds; and how many symbols are "
-        "the largest entry of some test code. A Gumbel-Softmax vector has no zeros: where fewer than all entries are "
-        "counted, the others were too small for a 32-bit number.",
-        paper="In the talk Gaussian-Sparsemax is best, with codes of 1.57 non-zeros and a sixteenth of the others' "
-        "standard error; straight-through is last.",
+        caption=f"{size} pixels. Success in the test games at the last temperature, mean ± half the 95 % confidence "
+        "interval over all runs; runs that do not communicate (less than twice the success of guessing, on validation "
+        "images); of the others, success at the last temperature and at 1, non-zeros of a code, and how many symbols "
+        "are the largest entry of some test code. A Gumbel-Softmax vector has no zeros: where fewer than all "
+        "entries are counted, the others were too small for a 32-bit number.",
+        paper="The talk has means and standard errors over 10 runs, on other images.",
     )
 
 
-def _found(found: Sequence[Compared]) -> str:
-    """What this run shows, in words."""
-    order = sorted(found, key=lambda each: -statistics.fmean(each.success))
-    listed = ", ".join(f"{each.method} ({statistics.fmean(each.success):.1f} %)" for each in order)
-    steady = min(found, key=lambda each: statistics.stdev(each.success))
-    sparse = min((each for each in found if each.method != "Gumbel-Softmax ST"), key=lambda each: sum(each.nonzeros))
-    return (
-        f"In this run, from the most successful to the least: {listed}. The least spread over seeds has "
-        f"{steady.method} ({statistics.stdev(steady.success):.2f} points); of those with a gradient of their own the "
-        f"sparsest codes has {sparse.method}, {statistics.fmean(sparse.nonzeros):.2f} non-zeros on average."
-    )
+def _told(mean: float, error: float) -> str:
+    return f"{mean:.2f} ± {error:.2f}" if error else f"{mean:g}"
 
 
-def _chosen(found: Sequence[Compared], protocol: Protocol) -> Table:
-    rows: list[list[Cell]] = [[each.method, *(getattr(each.setting, name) for name in protocol.grid)] for each in found]
-    return Table(["", *protocol.grid], rows, caption="The settings that the validation games of the first seed chose.")
+def _found(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) -> str:
+    """What these runs show, in words."""
+    speaking = {name: [each for each in group if communicates(each, setting)] for name, group in found.items()}
+    counts = ", ".join(f"{name} {len(group) - len(speaking[name])} of {len(group)}" for name, group in found.items())
+    means = {name: 100 * statistics.fmean(_values(group, "test")) for name, group in speaking.items() if group}
+    listed = ", ".join(f"{name} {means[name]:.1f} %" for name in sorted(means, key=means.__getitem__, reverse=True))
+    text = f"At {size} runs that did not communicate: {counts}."
+    if listed:
+        text += f" The others, from the most successful: {listed}."
+    if sparse := speaking["Gaussian-Sparsemax"]:
+        text += f" Codes of Gaussian-Sparsemax have {statistics.fmean(_values(sparse, 'nonzeros')):.2f} non-zeros"
+        if hard := speaking["K-D Hard Concrete"]:
+            text += f", those of the Hard Concrete {statistics.fmean(_values(hard, 'nonzeros')):.2f}"
+        text += "."
+    return text
 
 
-def _scores(found: Sequence[Compared]) -> Figure:
+def _claims(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) -> list[Claim]:
+    """What the talk's table says, beside these runs; only seeds with a run of every method count."""
+    seeds = set.intersection(*({record.seed for record in group} for group in found.values()))
+    groups = {name: [record for record in group if record.seed in seeds] for name, group in found.items()}
+    if not seeds:
+        return []
+    sparse = "Gaussian-Sparsemax"
+    values = {name: [100 * each for each in _values(group, "test")] for name, group in groups.items()}
+    printed = {name: mean for name, ((mean, _), _) in PAPER.items()}
+    other = max((name for name in groups if name != sparse), key=lambda name: statistics.fmean(values[name]))
+    fallen = {name: sum(not communicates(each, setting) for each in group) for name, group in groups.items()}
+    implied = {name: collapses(*success, 1 / setting.candidates)[0] for name, (success, _) in PAPER.items()}
+    others = [name for name in groups if name != sparse]
+    nonzeros = with_interval(_values(groups[sparse], "nonzeros"), digits=2)
+    hard = with_interval(_values(groups["K-D Hard Concrete"], "nonzeros"), digits=2)
+    enough = len(seeds) >= 3
+    fewest = fallen[sparse] == 0 and any(fallen[name] for name in others)
+    return [
+        Claim(
+            f"Gaussian-Sparsemax communicates best, over all runs ({size})",
+            f"{printed[sparse]} %, next Gumbel-Softmax {printed['Gumbel-Softmax']} %",
+            f"{with_interval(values[sparse])} %, {other} {with_interval(values[other])} % ({len(seeds)} runs each)",
+            is_higher([a - b for a, b in zip(values[sparse], values[other], strict=True)]),
+        ),
+        Claim(
+            f"None of its runs fails to communicate ({size})",
+            f"of 10 runs, as the standard errors say: {sparse} {implied[sparse]}, "
+            + ", ".join(f"{name} {implied[name]}" for name in others),
+            f"of {len(seeds)}: {sparse} {fallen[sparse]}, " + ", ".join(f"{name} {fallen[name]}" for name in others),
+            ("yes" if fewest else "not shown" if fallen[sparse] == 0 else "no") if enough else "too few runs",
+        ),
+        Claim(
+            f"Its codes are sparse ({size})",
+            "1.57 ± 0.02 of 256 entries, Hard Concrete 21.43 ± 17.56",
+            f"{nonzeros}, Hard Concrete {hard} ({len(seeds)} runs each)",
+            ("yes" if statistics.fmean(_values(groups[sparse], "nonzeros")) < 3 else "no")
+            if enough
+            else "too few runs",
+        ),
+    ]
+
+
+def _scores(found: Mapping[str, Sequence[Record]], size: str) -> Figure:
     drawing, (success, nonzeros) = style.panels(2, 1, height=1.9)
     for axes, column, name in ((success, 0, "success, %"), (nonzeros, 1, "non-zeros of a code")):
-        for place, each in enumerate(found):
-            values = (each.success, each.nonzeros)[column]
-            mean, error = PAPER[each.method][column]
+        for place, (method, group) in enumerate(found.items()):
+            values = _values(group, "nonzeros") if column else [100 * each for each in _values(group, "test")]
+            mean, error = PAPER[method][column]
             axes.plot(values, [place - 0.16] * len(values), "o", ms=4, mew=0, alpha=0.45, color=style.PALETTE[0])
-            axes.plot(statistics.fmean(values), place - 0.16, "|", ms=12, mew=1.8, color=style.PALETTE[0])
+            if values:
+                axes.plot(statistics.fmean(values), place - 0.16, "|", ms=12, mew=1.8, color=style.PALETTE[0])
             low = max(mean - error, 1.0)
             axes.plot([low, mean + error], [place + 0.2] * 2, lw=1, color=style.MUTED)
             axes.plot(mean, place + 0.2, "o", ms=4, mfc="none", color=style.MUTED)
-        axes.set(xlabel=name, yticks=range(len(found)), yticklabels=[each.method for each in found])
+        axes.set(xlabel=name, yticks=range(len(found)), yticklabels=list(found))
         axes.grid(axis="y", visible=False)
         axes.set_ylim(len(found) - 0.4, -0.6)
     nonzeros.set_xscale("log", base=2)
     nonzeros.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    success.plot([], [], "o", ms=4, mew=0, color=style.PALETTE[0], label="a seed, and their mean")
-    success.plot([], [], "o", ms=4, mfc="none", color=style.MUTED, label="the talk")
+    success.plot([], [], "o", ms=4, mew=0, color=style.PALETTE[0], label="a run, and the mean of all")
+    success.plot([], [], "o", ms=4, mfc="none", color=style.MUTED, label="the talk, ± standard error")
     drawing.legend(*success.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return Figure(
         drawing,
-        caption="Success in the test games, and how many entries of a code are not zero, for each seed.",
-        alt="Two panels with a row for each distribution of codes: points for the seeds of this run and their mean, "
-        "and a hollow point with an error bar for the talk.",
+        caption=f"{size}: success in the test games, and how many entries of a code are not zero, for each run.",
+        alt="Two panels with a row for each distribution of codes: points for the runs and their mean, and a hollow "
+        "point with an error bar for the talk.",
         paper="The talk's table (mean and standard error, on other images) is drawn beside it.",
     )
 
 
-def _faces(found: Sequence[Compared]) -> Figure:
+def _curves(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) -> Figure:
+    """Success on validation images as agents learn: which runs begin to communicate, and when."""
+    drawing, panels = style.panels(2, 2, height=1.7, sharey=True, sharex=True)
+    for axes, (method, group) in zip(panels, found.items(), strict=True):
+        for record in group:
+            curve = record.figures["curve"]
+            updates = [int(each) for each in curve]
+            axes.plot(updates, [100 * each for each in curve.values()], lw=1, alpha=0.7, color=style.PALETTE[0])
+        axes.axhline(100 / setting.candidates, lw=0.8, ls=":", color=style.MUTED)
+        axes.set(title=method, xscale="log", ylim=(0, 100))
+    drawing.supxlabel("updates", fontsize="medium")
+    drawing.supylabel("success, %", fontsize="medium")
+    return Figure(
+        drawing,
+        caption=f"{size}: success in 2,000 games on validation images after so many updates, one line for each run; "
+        "dotted: guessing.",
+        alt="Four panels, one for each distribution of codes, with a rising curve for each run.",
+        paper="The talk shows no training.",
+    )
+
+
+def _faces(found: Mapping[str, Sequence[Record]]) -> Figure:
     """The sizes of the faces that mixed codes lie on."""
-    mixed = [each for each in found if each.method in ("K-D Hard Concrete", "Gaussian-Sparsemax")]
+    mixed = ("K-D Hard Concrete", "Gaussian-Sparsemax")
     drawing, panels = style.panels(1, len(mixed), height=2.0, sharey=True)
-    largest = 8
-    for axes, each in zip(panels, mixed, strict=True):
-        sizes = torch.cat([(outcome.codes > 0).sum(1) for outcome in each.outcomes]).clamp_max(largest)
-        shares = 100 * torch.bincount(sizes, minlength=largest + 1)[1:] / len(sizes)
-        axes.bar(range(1, largest + 1), shares.tolist(), color=style.PALETTE[0])
-        names = [*(str(size) for size in range(1, largest)), f"{largest}+"]
-        axes.set(title=each.method, xticks=range(1, largest + 1), xticklabels=names, xlabel="non-zeros")
+    for axes, method in zip(panels, mixed, strict=True):
+        counts = torch.tensor([record.figures["last"]["faces"] for record in found[method]]).sum(0)
+        shares = 100 * counts / counts.sum().clamp_min(1)
+        axes.bar(range(1, LARGEST + 1), shares.tolist() or [0] * LARGEST, color=style.PALETTE[0])
+        names = [*(str(size) for size in range(1, LARGEST)), f"{LARGEST}+"]
+        axes.set(title=method, xticks=range(1, LARGEST + 1), xticklabels=names, xlabel="non-zeros")
         axes.grid(axis="x", visible=False)
     panels[0].set_ylabel("% of codes")
     return Figure(
         drawing,
-        caption="Which faces the codes of test images lie on, over all seeds: 1 is a vertex, a single symbol; 2 an "
+        caption="Which faces the codes of test images lie on, over all runs: 1 is a vertex, a single symbol; 2 an "
         "edge between two.",
         alt="Two bar charts of the share of codes by their number of non-zero entries.",
         paper="The talk tells the means alone.",
     )
 
 
-def _symbols(each: Compared, test: Tensor) -> Figure:
+def _symbols(group: Sequence[Record], test: Tensor) -> Figure | None:
     """Images that one symbol stands for."""
-    rows, columns = 6, 10
-    codes = each.outcomes[0].codes
-    leading = codes.argmax(1)
-    common = torch.bincount(leading, minlength=codes.shape[1]).topk(min(rows, codes.shape[1])).indices
-    drawing, panels = style.panels(rows, 1, height=0.46)
-    for axes, symbol in zip(panels, common.tolist(), strict=True):
-        members = ((leading == symbol) & (codes[:, symbol] == 1)).nonzero().squeeze(1)[:columns]
-        blank = torch.zeros(columns, *test.shape[1:])
+    if not group:
+        return None
+    found: dict[str, list[int]] = group[0].figures["last"]["pictures"]
+    drawing, panels = style.panels(len(found), 1, height=0.46)
+    for axes, (symbol, members) in zip(panels, found.items(), strict=True):
+        blank = torch.zeros(10, *test.shape[1:])
         blank[: len(members)] = test[members]
         axes.imshow(torch.cat(list(blank), 1).numpy(), cmap="gray", vmin=0, vmax=1)
         axes.set(xticks=[], yticks=[])
-        axes.set_ylabel(str(symbol), rotation=0, ha="right", va="center")
+        axes.set_ylabel(symbol, rotation=0, ha="right", va="center")
         axes.grid(visible=False)
         axes.spines[:].set_visible(False)
     return Figure(
         drawing,
-        caption=f"Test images that a single symbol describes (a vertex of the simplex), for the {rows} most frequent "
-        f"symbols of the first seed's {each.method} agents.",
+        caption=f"Test images that a single symbol describes (a vertex of the simplex), for the {len(found)} most "
+        "frequent symbols of the first Gaussian-Sparsemax agents.",
         alt="Rows of handwritten digits, each row with digits that look alike, and the number of the symbol beside it.",
     )

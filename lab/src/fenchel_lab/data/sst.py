@@ -26,10 +26,10 @@ FILES: dict[tuple[str, str], tuple[int, str]] = {
 
 @dataclass(frozen=True)
 class Review:
-    """The words of a text, lower case, and its class: 0 is the worst opinion, the highest the best."""
+    """The words of a text, lower case, and its class or rating: 0 is the worst opinion, the highest the best."""
 
     words: tuple[str, ...]
-    label: int
+    label: float
 
 
 def load(split: Split, classes: Classes = "binary", folder: Path | None = None) -> list[Review]:

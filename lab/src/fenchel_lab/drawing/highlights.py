@@ -83,8 +83,8 @@ class Explanation:
         text: as it was given; words that were given one by one stand in it with blanks between.
         places: of its words.
         weights: one per word: exactly 0 for each that was not chosen, or not read.
-        label: the class with the highest score.
-        probabilities: of all classes.
+        label: the class with the highest score, or the rating.
+        probabilities: of all classes; none for a rating.
         unknown: words without a vector, each once, in the order of the text. They are read as one and the same.
     """
 
@@ -148,7 +148,7 @@ def overlap(chosen: Collection[int], marked: Collection[int]) -> float:
     return 2 * both / (len(chosen) + len(marked)) if both else 0.0
 
 
-def f1(predicted: Sequence[int], labels: Sequence[int]) -> float:
+def f1(predicted: Sequence[float], labels: Sequence[float]) -> float:
     """The mean over the classes that occur of each one's F₁.
 
     Example:
@@ -202,8 +202,9 @@ def _article(explanation: Explanation) -> str:
     notes = [f"{chosen} of {len(explanation.weights)} words in {len(explanation.spans)} spans"]
     if explanation.unknown:
         notes.append(f"unknown: {', '.join(explanation.unknown)}")
-    probability = explanation.probabilities[explanation.label]
-    head = f'<span class="label">{html.escape(explanation.label)}</span> {probability:.0%}'
+    head = f'<span class="label">{html.escape(explanation.label)}</span>'
+    if explanation.probabilities:
+        head += f" {explanation.probabilities[explanation.label]:.0%}"
     note = html.escape("; ".join(notes))
     return f'<article>{head} <span class="note">{note}</span>{explanation.html}</article>'
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,7 +15,7 @@ from fenchel.mixed import Concrete, GaussianSparsemax, HardConcrete, StraightThr
 from fenchel.seq2seq import checkpoints
 
 COOLEST = 0.5
-"""The temperature that annealing ends at, from 1."""
+"""The lowest temperature."""
 
 AT_ONCE = 500
 """Images whose games are played at a time when nothing is learned."""
@@ -22,41 +23,43 @@ AT_ONCE = 500
 
 @dataclass(frozen=True)
 class Setting:
-    """The game, the agents and their training.
+    """The game, the agents and their training. The defaults are the authors'.
 
     Args:
         symbols: K, the length of a code.
         candidates: images to pick among, the right one included.
         width: of embedded images and codes.
-        hidden: of the layer before.
+        hidden: sigmoids in the function that the sender applies to every entry of an embedded image.
+        division: the sender's scores are divided by it (tau_s in the authors' code).
         rate: of learning (Adam).
-        anneal: the share of training after which the temperature is down at 0.5, at an even rate from 1.
+        cooling: the temperature after t updates is exp(−cooling · t).
         stretch: τ of the Hard Concrete.
         scale: σ of the Gaussian-Sparsemax.
         batch: games at a time.
-        epochs: how often each training image is described.
+        updates: of the parameters.
     """
 
     symbols: int = 256
     candidates: int = 16
-    width: int = 128
-    hidden: int = 256
+    width: int = 256
+    hidden: int = 512
+    division: float = 10.0
     rate: float = 1e-3
-    anneal: float = 0.2
+    cooling: float = 1e-5
     stretch: float = 1.1
     scale: float = 1.0
     batch: int = 64
-    epochs: int = 5
+    updates: int = 50_000
 
 
-def cooled(progress: float, anneal: float) -> float:
-    """The temperature after a share of training: from 1 down to 0.5, where it is at a share of ``anneal``.
+def cooled(updates: int, cooling: float) -> float:
+    """The temperature after so many updates: exp(−cooling · updates), but at least 0.5.
 
     Example:
-        >>> cooled(0.0, 0.2), cooled(0.2, 0.2), cooled(1.0, 0.2)
-        (1.0, 0.5, 0.5)
+        >>> cooled(0, 1e-5), round(cooled(50_000, 1e-5), 4), cooled(10**6, 1e-5)
+        (1.0, 0.6065, 0.5)
     """
-    return float(max(COOLEST, COOLEST ** (progress / anneal)))
+    return max(COOLEST, math.exp(-cooling * updates))
 
 
 Channel = Callable[[Tensor, float, Setting], Distribution]
@@ -78,20 +81,65 @@ CHANNELS: dict[str, Channel] = {
 }
 
 
+class Shared(nn.Module):
+    r"""One scalar function, a sum of sigmoids, applied to every entry of a tensor.
+
+    .. math:: f(x) = \sum_j v_j \, \operatorname{sigmoid}(w_j x)
+
+    It is evaluated at ``points`` equally spaced points between the smallest and the largest entry, and linear between
+    them, which takes as many sigmoids as there are points, not entries.
+
+    Args:
+        hidden: how many sigmoids.
+        points: of the grid.
+
+    Example:
+        >>> _ = torch.manual_seed(0)
+        >>> shared, x = Shared(512), torch.randn(4, 6)
+        >>> exact = (x.unsqueeze(-1) * shared.inner).sigmoid() @ shared.outer
+        >>> shared(x).allclose(exact, atol=1e-4)
+        True
+    """
+
+    def __init__(self, hidden: int, points: int = 257) -> None:
+        super().__init__()
+        self.inner = nn.Parameter(torch.empty(hidden).uniform_(-1, 1))
+        self.outer = nn.Parameter(torch.empty(hidden).uniform_(-1, 1) / math.sqrt(hidden))
+        self.points = points
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = x.detach().aminmax()
+        cells = self.points - 1
+        width = ((high - low) / cells).clamp_min(torch.finfo(x.dtype).tiny)
+        grid = low + width * torch.arange(self.points, dtype=x.dtype, device=x.device)
+        values = (grid.unsqueeze(-1) * self.inner).sigmoid() @ self.outer
+        place = (x - low) / width
+        cell = place.detach().long().clamp_(0, cells - 1)
+        lower = values.index_select(0, cell.flatten()).view_as(x)
+        step = values.diff().index_select(0, cell.flatten()).view_as(x)
+        return lower + (place - cell) * step
+
+
 class Agents(nn.Module):
-    """A sender, which sees one image, and a receiver, which sees a code and the candidates."""
+    """A sender, which sees one image, and a receiver, which sees a code and the candidates; neither has biases."""
 
     def __init__(self, pixels: int, setting: Setting, channel: Channel) -> None:
         super().__init__()
         self.setting, self.channel = setting, channel
         self.temperature = 1.0
-        self.describe = _network(pixels, setting.hidden, setting.symbols)
-        self.look = _network(pixels, setting.hidden, setting.width)
+        self.describe = nn.Sequential(
+            nn.Linear(pixels, setting.width, bias=False),
+            Shared(setting.hidden),
+            nn.Sigmoid(),
+            nn.Linear(setting.width, setting.symbols, bias=False),
+        )
+        self.look = nn.Linear(pixels, setting.width, bias=False)
         self.read = nn.Linear(setting.symbols, setting.width, bias=False)
 
     def code(self, images: Tensor) -> Tensor:
         """A random code of each image, (N, K), in the closed simplex."""
-        code: Tensor = self.channel(self.describe(images), self.temperature, self.setting).rsample()
+        scores = self.describe(images) / self.setting.division
+        code: Tensor = self.channel(scores, self.temperature, self.setting).rsample()
         return code
 
     def forward(self, code: Tensor, images: Tensor, candidates: Tensor) -> Tensor:
@@ -130,15 +178,17 @@ class Outcome:
 
 @torch.no_grad()
 def played(agents: Agents, images: Tensor, seed: int) -> Outcome:
-    """Describe each image once, and look for it. The games are the same for the same seed."""
+    """Describe each image once, and look for it. The games and the codes' noise are the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     found, codes, shown = [], [], []
-    for rows in _batches(len(images), AT_ONCE, generator):
-        code = agents.code(images[rows])
-        candidates = games(len(rows), agents.setting.candidates, generator)
-        found.append(agents(code, images[rows], candidates).argmax(1) == 0)
-        codes.append(code)
-        shown.append(rows)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        for rows in _batches(len(images), AT_ONCE, generator):
+            code = agents.code(images[rows])
+            candidates = games(len(rows), agents.setting.candidates, generator)
+            found.append(agents(code, images[rows], candidates).argmax(1) == 0)
+            codes.append(code)
+            shown.append(rows)
     kept = torch.cat(codes)[torch.cat(shown).argsort()]
     return Outcome(
         torch.cat(found).float().mean().item(),
@@ -148,30 +198,39 @@ def played(agents: Agents, images: Tensor, seed: int) -> Outcome:
     )
 
 
-def trained(images: Tensor, setting: Setting, channel: Channel, progress: Callable[[float], None]) -> Agents:
-    """Agents after so many epochs of games among the images (N, pixels)."""
+def trained(
+    images: Tensor, setting: Setting, channel: Channel, after: Callable[[int, Agents], None] = lambda updates, _: None
+) -> Agents:
+    """Agents after so many updates of games among the images (N, pixels).
+
+    Args:
+        images: drawn in a new random order in every pass through them.
+        setting: of the game and the training.
+        channel: the distribution of codes.
+        after: called after every update with its number and the agents.
+    """
     checkpoints.check_rate(setting.rate)
     agents = Agents(images.shape[1], setting, channel)
     optimizer = torch.optim.Adam(agents.parameters(), lr=setting.rate, fused=True)
     right = torch.zeros(setting.batch, dtype=torch.long)
-    steps = setting.epochs * (len(images) // setting.batch)
-    done = 0
-    for _ in range(setting.epochs):
-        for rows in torch.split(torch.randperm(len(images)), setting.batch):
-            if len(rows) < setting.batch:
-                continue
-            agents.temperature = cooled(done / steps, setting.anneal)
-            shown = images[rows]
-            scores = agents(agents.code(shown), shown, games(setting.batch, setting.candidates))
-            checkpoints.step(F.cross_entropy(scores, right), optimizer)
-            done += 1
-        progress(done / steps)
+    batches = _endless(len(images), setting.batch)
+    for done in range(setting.updates):
+        agents.temperature = cooled(done, setting.cooling)
+        shown = images[next(batches)]
+        scores = agents(agents.code(shown), shown, games(setting.batch, setting.candidates))
+        checkpoints.step(F.cross_entropy(scores, right), optimizer)
+        after(done + 1, agents)
+    agents.temperature = cooled(setting.updates, setting.cooling)
     checkpoints.check_finite(agents)
     return agents
 
 
-def _network(inputs: int, hidden: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+def _endless(count: int, size: int) -> Iterator[Tensor]:
+    """Rows, ``size`` at a time, in a new random order in every pass; what is left over is not used in that pass."""
+    while True:
+        for rows in torch.split(torch.randperm(count), size):
+            if len(rows) == size:
+                yield rows
 
 
 def _batches(count: int, size: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -16,7 +16,7 @@ from torch.nn.functional import logsigmoid
 
 from fenchel.mixed import GaussianSparsemax, HardConcrete, StraightThroughConcrete, maximum_code_length
 from fenchel.seq2seq import checkpoints
-from fenchel_lab.models.agents import cooled
+from fenchel_lab.models.agents import COOLEST, cooled
 
 NODES = 10
 """Of the quadrature over the open edge of a Hard Concrete bit, for entropies to 1e-6."""
@@ -227,10 +227,11 @@ def trained(images: Tensor, setting: Setting, kind: type[Posterior], progress: C
     model = AutoEncoder(images.shape[1], setting, kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=setting.rate, fused=True)
     steps = setting.epochs * -(-len(images) // setting.batch)
+    cooling = -math.log(COOLEST) / (setting.anneal * steps)
     done = 0
     for _ in range(setting.epochs):
         for rows in torch.split(torch.randperm(len(images)), setting.batch):
-            model.temperature = cooled(done / steps, setting.anneal)
+            model.temperature = cooled(done, cooling)
             shown = images[rows]
             posterior = model.posterior(shown)
             value = posterior.draw()

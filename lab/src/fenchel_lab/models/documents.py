@@ -122,14 +122,17 @@ class Look:
 
 
 class Reader(nn.Module):
-    """Scores of a document's classes. The vectors of words are not trained."""
+    """Scores of a document's classes. The vectors of words are trained if they are ``trainable``."""
 
     vectors: Tensor
 
-    def __init__(self, vectors: Tensor, attention: Attention, size: Size) -> None:
+    def __init__(self, vectors: Tensor, attention: Attention, size: Size, trainable: bool = False) -> None:
         super().__init__()
         self.attention = attention
-        self.register_buffer("vectors", vectors, persistent=False)
+        if trainable:
+            self.vectors = nn.Parameter(vectors.detach().clone())
+        else:
+            self.register_buffer("vectors", vectors, persistent=False)
         width = 2 * size.hidden
         self.lstm = nn.LSTM(vectors.shape[1], size.hidden, batch_first=True, bidirectional=True)
         self.dropout = nn.Dropout(size.dropout)
@@ -198,6 +201,14 @@ def attended(reader: Reader, batches: Sequence[Batch]) -> float:
             low, high = interval(look)
             shares.append((high.clamp(0, 1) - low.clamp(0, 1)).float())
     return float(torch.cat(shares).mean())
+
+
+@torch.no_grad()
+def spreads(reader: Reader, batches: Sequence[Batch]) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation over time of the densities, each (documents,)."""
+    found = [density_of(reader.look(batch)) for batch in batches]
+    places = torch.cat([density.mean[..., 0].flatten() for density in found])
+    return places, torch.cat([density.variance[..., 0].sqrt().flatten() for density in found])
 
 
 def interval(look: Look) -> tuple[Tensor, Tensor]:

@@ -57,7 +57,8 @@ class Selection:
             selected whole.
         transition: of sequential k-subsets: what a pair of selected neighbours adds to the score of a selection.
         temperature: scores and transitions are divided by it; the lower, the nearer to a selection of whole words.
-        test_temperature: outside of training; the same if None.
+        test_transition: outside of training; the same if None.
+        test_temperature: outside of training; the same if None. With 1e-3 selections are nearly whole words.
         strength: of fusedmax.
     """
 
@@ -65,6 +66,7 @@ class Selection:
     budget: float | int = 0.2
     transition: float = 0.3
     temperature: float = 0.1
+    test_transition: float | None = None
     test_temperature: float | None = None
     strength: float = 0.1
 
@@ -78,8 +80,10 @@ class Selection:
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
-        if not math.isfinite(self.transition):
-            raise ValueError(f"transition must be finite, got {self.transition}")
+        for name in ("transition", "test_transition"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{name} must be finite, got {value}")
         if not 0 <= self.strength < math.inf:
             raise ValueError(f"strength must be at least 0 and finite, got {self.strength}")
 
@@ -87,10 +91,11 @@ class Selection:
         """Ω of the weights.
 
         Args:
-            training: whether the temperature is that of training.
+            training: whether temperature and transition are those of training.
             places: how many words there are at most; a structure has no fewer parts than its k.
         """
         gamma = self.temperature if training or self.test_temperature is None else self.test_temperature
+        transition = self.transition if training or self.test_transition is None else self.test_transition
         size: int | Share = Share(self.budget) if isinstance(self.budget, float) else self.budget
         if isinstance(size, int) and places is not None:
             size = min(size, places)
@@ -100,9 +105,10 @@ class Selection:
             "entmax": partial(Tsallis, 1.5),
             "fusedmax": partial(Fused, self.strength),
             "k-subsets": lambda: SparseMAP(Subsets(size)),
-            "sequential k-subsets": lambda: SparseMAP(SequentialSubsets(size, self.transition / gamma)),
+            "sequential k-subsets": lambda: SparseMAP(SequentialSubsets(size, transition / gamma)),
         }
-        return gamma * choices[self.kind]()
+        plain = self.kind == "sequential k-subsets" and transition == 0  # equal, and faster to compute
+        return gamma * choices["k-subsets" if plain else self.kind]()
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ class Size:
 
 
 class Rationalizer(nn.Module):
-    r"""Class a text by a few of its words, and tell which.
+    r"""Class or rate a text by a few of its words, and tell which.
 
     .. math:: w = \operatorname{argmax}_\Omega\big(\beta K \xi\big), \qquad \text{scores} = W \sum_i w_i v_i + b
 
@@ -144,7 +150,8 @@ class Rationalizer(nn.Module):
 
     Args:
         vocabulary: words and where their vectors begin.
-        labels: names of the classes.
+        labels: names of the classes; none for ratings, numbers that are predicted by a head with one output and the
+            mean squared error.
         selection: how words are selected.
         size: of the layers.
         reads: what is read out of the selected words: the "words" alone, or their "states".
@@ -163,8 +170,8 @@ class Rationalizer(nn.Module):
         trainable: bool = False,
     ) -> None:
         super().__init__()
-        if len(labels) < 2 or len(set(labels)) < len(labels):
-            raise ValueError(f"labels must be at least two different names, got {list(labels)}")
+        if len(labels) == 1 or len(set(labels)) < len(labels):
+            raise ValueError(f"labels must be at least two different names, or none for ratings, got {list(labels)}")
         if reads not in ("words", "states"):
             raise ValueError(f"reads must be 'words' or 'states', got {reads!r}")
         self.vocabulary, self.labels, self.reads = vocabulary, tuple(labels), reads
@@ -183,12 +190,12 @@ class Rationalizer(nn.Module):
         )
         # Sums of k words and means of a few: what is classed does not depend on how many there are.
         self.head = nn.Sequential(
-            nn.LayerNorm(width), nn.Dropout(self.size.head_dropout), nn.Linear(width, len(self.labels))
+            nn.LayerNorm(width), nn.Dropout(self.size.head_dropout), nn.Linear(width, len(self.labels) or 1)
         )
         self.to(vocabulary.vectors)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Scores of the classes, (B, classes)."""
+        """Scores of the classes, (B, classes), or ratings (B, 1)."""
         scores: Tensor = self.head(self.pool(*self._patterns(batch)))
         return scores
 
@@ -199,7 +206,7 @@ class Rationalizer(nn.Module):
         return found[:, : batch.words.shape[1]]
 
     def explain(self, text: str | Sequence[str]) -> Explanation:
-        """Class a text, or a sequence of words, and tell which of them decided."""
+        """Class or rate a text, or a sequence of words, and tell which words decided."""
         return next(self.explain_all([text]))
 
     def explain_all(self, texts: Sequence[str | Sequence[str]]) -> Iterator[Explanation]:
@@ -217,12 +224,17 @@ class Rationalizer(nn.Module):
                 for rows in by_length([len(places) for _, places in laid], AT_ONCE):
                     reviews = [Review(tuple(_words(*laid[row])), 0) for row in rows]
                     batch = self.vocabulary.batch(reviews).to(device)
-                    chances, weights = self(batch).softmax(-1).tolist(), self.weights(batch).tolist()
+                    chances, weights = self._answers(batch).tolist(), self.weights(batch).tolist()
                     for at, row in enumerate(rows):
                         found[row] = self._explanation(*laid[row], weights[at], chances[at])
         finally:
             self.train(training)
         return [found[row] for row in range(len(laid))]
+
+    def _answers(self, batch: Batch) -> Tensor:
+        """Probabilities of the classes, (B, classes), or ratings (B, 1)."""
+        scores: Tensor = self(batch)
+        return scores.softmax(-1) if self.labels else scores
 
     def _explanation(
         self, text: str, places: list[highlights.Place], weights: list[float], chances: list[float]
@@ -234,8 +246,8 @@ class Rationalizer(nn.Module):
             text,
             places,
             [0.0] * (len(words) - len(read)) + read,
-            self.labels[max(range(len(chances)), key=chances.__getitem__)],
-            dict(zip(self.labels, chances, strict=True)),
+            self.labels[max(range(len(chances)), key=chances.__getitem__)] if self.labels else f"{chances[0]:.2f}",
+            dict(zip(self.labels, chances, strict=True)) if self.labels else {},
             tuple(unknown),
         )
 
@@ -295,15 +307,15 @@ class Found:
     """What a rationalizer does to reviews.
 
     Args:
-        predicted: classes.
+        predicted: classes or ratings.
         labels: those that are right.
         chosen: places of the selected words, of each review, counted in what was read.
         lengths: how many words were read.
         marked: places of the words that people marked, in what was read; None where nobody did.
     """
 
-    predicted: list[int] = field(default_factory=list)
-    labels: list[int] = field(default_factory=list)
+    predicted: list[float] = field(default_factory=list)
+    labels: list[float] = field(default_factory=list)
     chosen: list[list[int]] = field(default_factory=list)
     lengths: list[int] = field(default_factory=list)
     marked: list[list[int] | None] = field(default_factory=list)
@@ -312,6 +324,11 @@ class Found:
     def f1(self) -> float:
         """Of the classes, their mean."""
         return highlights.f1(self.predicted, self.labels)
+
+    @property
+    def error(self) -> float:
+        """Of ratings, the mean squared error."""
+        return _mean([(predicted - label) ** 2 for predicted, label in zip(self.predicted, self.labels, strict=True)])
 
     @property
     def share(self) -> float:
@@ -331,17 +348,35 @@ class Found:
 
     @property
     def overlap(self) -> float | None:
-        """F₁ of the selected words beside the marked ones, a review's mean; None where nothing is marked."""
+        """F₁ of the selected words beside the marked ones, the mean over reviews; None where nothing is marked."""
         pairs = [(chosen, marked) for chosen, marked in zip(self.chosen, self.marked, strict=True) if marked]
         return _mean([highlights.overlap(*pair) for pair in pairs]) if pairs else None
 
     @property
+    def overlap_of_means(self) -> float | None:
+        """F₁ of the mean precision and the mean recall over reviews, as in the paper; None where nothing is marked."""
+        hits = [
+            (len(set(chosen) & set(marked)), len(chosen), len(marked))
+            for chosen, marked in zip(self.chosen, self.marked, strict=True)
+            if marked
+        ]
+        return _f1_of_means(hits)
+
+    @property
     def chance(self) -> float | None:
         """The overlap to be expected of as many words, taken at random."""
+        expected = [2 * hits / (chosen + marked) for hits, chosen, marked in self._expected()]
+        return _mean(expected) if expected else None
+
+    @property
+    def chance_of_means(self) -> float | None:
+        """The overlap of means of as many words, taken at random: that of the expected precision and recall."""
+        return _f1_of_means(self._expected())
+
+    def _expected(self) -> list[tuple[float, int, int]]:
+        """For every marked review the expected number of hits by chance, and how many words are selected and marked."""
         rows = zip(map(len, self.chosen), self.marked, self.lengths, strict=True)
-        pairs = [(chosen, len(marked), length) for chosen, marked, length in rows if marked]
-        expected = [2 * chosen * marked / length / (chosen + marked) for chosen, marked, length in pairs]
-        return _mean(expected) if pairs else None
+        return [(chosen * len(marked) / length, chosen, len(marked)) for chosen, marked, length in rows if marked]
 
 
 @torch.no_grad()
@@ -356,7 +391,8 @@ def found(model: Rationalizer, reviews: Sequence[Review], top: float | None = No
     result = Found()
     for some in model.vocabulary.grouped(reviews, AT_ONCE):
         batch = model.vocabulary.batch(some)
-        result.predicted.extend(model(batch).argmax(-1).tolist())
+        scores = model(batch)
+        result.predicted.extend((scores.argmax(-1) if model.labels else scores.squeeze(-1)).tolist())
         result.labels.extend(batch.labels.tolist())
         result.lengths.extend(batch.lengths.tolist())
         weights = model.weights(batch)
@@ -384,8 +420,17 @@ def shuffled(reviews: Sequence[Review]) -> list[Review]:
 
 
 def loss(model: Rationalizer, batch: Batch) -> Tensor:
-    """Cross-entropy."""
-    return F.cross_entropy(model(batch), batch.labels)
+    """Cross-entropy, or the mean squared error of ratings."""
+    scores = model(batch)
+    if model.labels:
+        return F.cross_entropy(scores, batch.labels)
+    return F.mse_loss(scores.squeeze(-1), batch.labels.to(scores))
+
+
+def quality(model: Rationalizer, reviews: Sequence[Review]) -> float:
+    """By which epochs are compared: F₁ of the classes; of ratings 1 / (1 + mean squared error)."""
+    told = found(model, reviews)
+    return told.f1 if model.labels else 1 / (1 + told.error)
 
 
 def trained(
@@ -397,7 +442,7 @@ def trained(
     progress: Callable[[float], None] = lambda part: None,
     folder: Path | str | None = None,
 ) -> tuple[Rationalizer, float]:
-    """The model of the epoch with the best F₁ on ``valid``, in evaluation mode, and that F₁.
+    """The model of the epoch with the best ``quality`` on ``valid``, in evaluation mode, and that quality.
 
     With a folder, a checkpoint is written there after every epoch, and the best model so far is saved. If it has a
     checkpoint of the same training, with the same seed of torch's generator, the run goes on from it, to the same
@@ -411,7 +456,7 @@ def trained(
         checkpoint = Checkpoint(Path(folder) / CHECKPOINT, what, frozenset({"patience"}))
         save = partial(Rationalizer.save, folder=folder)
     batches = list(model.vocabulary.batches(shuffled(train), batch))
-    return training.trained(model, batches, loss, lambda now: found(now, valid).f1, course, progress, checkpoint, save)
+    return training.trained(model, batches, loss, partial(quality, reviews=valid), course, progress, checkpoint, save)
 
 
 def _what(
@@ -443,3 +488,12 @@ def _words(text: str, places: Sequence[highlights.Place]) -> list[str]:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _f1_of_means(rows: Sequence[tuple[float, int, int]]) -> float | None:
+    """F₁ of the mean precision and the mean recall of rows (hits, selected, marked)."""
+    if not rows:
+        return None
+    precision = _mean([hits / chosen if chosen else 0.0 for hits, chosen, _ in rows])
+    recall = _mean([hits / marked for hits, _, marked in rows])
+    return 2 * precision * recall / (precision + recall) if precision + recall else 0.0

@@ -10,10 +10,11 @@ A chapter is a module of `fenchel_lab.chapters`; the command line, the report an
 """
 
 from fenchel_lab.report.registry import Context, Study, UnknownStudyError, find, studies, study
-from fenchel_lab.report.result import Figure, Result, Table
+from fenchel_lab.report.result import Claim, Figure, Result, Table
 from fenchel_lab.report.runs import Run, run
 
 __all__ = [
+    "Claim",
     "Context",
     "Figure",
     "Result",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Sequence
+
+from scipy import stats
 
 
 def first(condition: Callable[[float], bool], low: float, high: float) -> float | None:
@@ -52,6 +55,45 @@ def spread_over_seeds(scores: Sequence[float], unit: float = 1.0, digits: int = 
     """
     mean, deviation = over_seeds(scores, unit)
     return f"{mean:.{digits}f} ± {deviation:.{digits}f}" if len(scores) > 1 else f"{mean:.{digits}f}"
+
+
+def half_width(scores: Sequence[float]) -> float:
+    """Half the width of the 95 % confidence interval of the mean (Student's t); NaN for fewer than two scores.
+
+    Example:
+        >>> round(half_width([1.0, 2.0, 3.0]), 3), half_width([1.0])
+        (2.484, nan)
+    """
+    count = len(scores)
+    if count < 2:
+        return math.nan
+    return float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(scores) / math.sqrt(count)
+
+
+def with_interval(scores: Sequence[float], unit: float = 1.0, digits: int = 1) -> str:
+    """The mean of scores and half the width of its 95 % confidence interval as text; "–" without scores.
+
+    Example:
+        >>> with_interval([0.25, 0.5, 0.75], 100), with_interval([0.5], 100), with_interval([])
+        ('50.0 ± 62.1', '50.0', '–')
+    """
+    if not scores:
+        return "–"
+    mean, width = unit * statistics.fmean(scores), unit * half_width(scores)
+    return f"{mean:.{digits}f}" if math.isnan(width) else f"{mean:.{digits}f} ± {width:.{digits}f}"
+
+
+def is_higher(differences: Sequence[float]) -> str:
+    """What differences say of the claim that their mean is above 0, by its 95 % confidence interval.
+
+    Example:
+        >>> is_higher([1.0, 1.1, 0.9]), is_higher([-1.0, 1.0, 0.5]), is_higher([-1.0, -1.1, -0.9]), is_higher([1.0])
+        ('yes', 'not shown', 'no', 'too few runs')
+    """
+    if len(differences) < 3:
+        return "too few runs"
+    mean, width = statistics.fmean(differences), half_width(differences)
+    return "yes" if mean > width else "no" if mean < -width else "not shown"
 
 
 class ScoresInPercent:

@@ -15,8 +15,9 @@ from markupsafe import Markup, escape
 from fenchel.seq2seq.saving import write_whole
 from fenchel_lab.drawing import style
 from fenchel_lab.outputs import Output, is_signed
+from fenchel_lab.report.origin import commit, version
 from fenchel_lab.report.result import Figure, show
-from fenchel_lab.report.runs import Run, commit, version
+from fenchel_lab.report.runs import Run
 
 LARGEST_SVG = 300_000
 """Characters. A drawing with more marks than this is smaller, and faster to show, as an image."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fenchel.progress import Progress, silent
 from fenchel_lab.data import SETS, local
+from fenchel_lab.report.records import Records
 from fenchel_lab.report.result import Result
 
 
@@ -24,6 +25,7 @@ class Context:
         full: the longest protocol that the study has, as near to the paper as the data allow.
         progress: called as the work advances.
         checkpoints: folder for checkpoints, if the study writes any; it resumes from those that are there.
+        records: of the runs that are finished, if the study keeps any; it does not run these again.
     """
 
     data: Path | None = field(default_factory=local)
@@ -31,6 +33,7 @@ class Context:
     full: bool = False
     progress: Progress = silent
     checkpoints: Path | None = None
+    records: Records = field(default_factory=Records)
 
 
 Function = Callable[[Context], Result]
@@ -51,6 +54,7 @@ class Study:
     resumes: bool = False
     theme: str = ""
     code: str = ""
+    records: bool = False
 
 
 class UnknownStudyError(LookupError):
@@ -71,6 +75,7 @@ def study(
     resumes: bool = False,
     theme: str = "",
     code: str = "",
+    records: bool = False,
 ) -> Callable[[Function], Function]:
     """Register a function as the study of its name.
 
@@ -84,6 +89,7 @@ def study(
         resumes: whether it writes checkpoints to a folder that it is given, and resumes from them.
         theme: under which the contents list it.
         code: a few lines of Python to copy that show the chapter's idea; they import what they need, and print.
+        records: whether it keeps a record of every finished run, and computes what it shows from these.
     """
     if unknown := sorted(set(data) - set(SETS)):
         raise ValueError(f"data names {', '.join(unknown)}; there are {', '.join(SETS)}")
@@ -95,7 +101,7 @@ def study(
                 f"two studies are called {name!r}: in {_STUDIES[name].function.__module__} and {function.__module__}"
             )
         sets, lines = tuple(data), code.strip()
-        _STUDIES[name] = Study(name, title, source, order, function, sets, full, tour, resumes, theme, lines)
+        _STUDIES[name] = Study(name, title, source, order, function, sets, full, tour, resumes, theme, lines, records)
         return function
 
     return register

@@ -84,6 +84,33 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Claim:
+    """A claim of a paper, and whether a study's runs bear it out: a row of the page of results.
+
+    Args:
+        claim: in one sentence.
+        paper: the paper's figures.
+        ours: the same figures of the study, with intervals.
+        holds: "yes", "no", "in part", "not shown", …
+    """
+
+    claim: str
+    paper: str
+    ours: str
+    holds: str
+
+    @property
+    def row(self) -> str:
+        """The first cells of a row in Markdown.
+
+        Example:
+            >>> Claim("Sparse codes", "1.57", "1.6 ± 0.1", "yes").row
+            '| Sparse codes | 1.57 | 1.6 ± 0.1 | yes |'
+        """
+        return f"| {self.claim} | {self.paper} | {self.ours} | {self.holds} |"
+
+
+@dataclass(frozen=True)
 class Result:
     """What a study found.
 
@@ -91,11 +118,13 @@ class Result:
         summary: what is shown and what it means; paragraphs separated by blank lines, `code` in backticks.
         figures: in reading order.
         tables: in reading order, after the figures.
+        claims: of the paper, beside what was found.
     """
 
     summary: str
     figures: Sequence[Figure] = ()
     tables: Sequence[Table] = ()
+    claims: Sequence[Claim] = ()
 
     @property
     def paragraphs(self) -> list[str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import importlib.metadata
 import json
 import math
 import re
 import shlex
-import subprocess
 import time
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
@@ -18,6 +16,7 @@ import torch
 from fenchel_lab.data import VARIABLE
 from fenchel_lab.drawing import style
 from fenchel_lab.outputs import Output
+from fenchel_lab.report.origin import commit, version
 from fenchel_lab.report.registry import Context, Study
 from fenchel_lab.report.result import Cell, Result
 
@@ -83,6 +82,8 @@ class Run:
             "figures": figures,
             "tables": tables,
         }
+        if self.result.claims:
+            record["claims"] = [asdict(claim) for claim in self.result.claims]
         text = json.dumps(record, indent=2, ensure_ascii=False, allow_nan=False)
         (folder / RECORD).write_text(text + "\n", encoding="utf-8")
 
@@ -126,24 +127,6 @@ def written(folder: Path, name: str | None = None) -> list[str]:
         return []
     # A record may have been edited: nothing is removed that a run does not write.
     return [RECORD, *(each for each in files if re.fullmatch(r"figure-\d+\.png|table-\d+\.csv", str(each)))]
-
-
-def version() -> str:
-    """The version of the installed package."""
-    return importlib.metadata.version("fenchel")
-
-
-def commit() -> str | None:
-    """The commit of the checkout that this package runs from, marked if changed; None if it is not in one."""
-    git = ["git", "-C", str(Path(__file__).parent)]
-    # An installed package may lie inside somebody else's repository: ask for the file, not the folder.
-    tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
-    try:
-        subprocess.run(tracked, capture_output=True, check=True)
-        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        return None
 
 
 def _plain(cell: Cell) -> Cell:

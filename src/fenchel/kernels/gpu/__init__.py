@@ -10,6 +10,9 @@ file                 what is in it
 ``products``         Jacobian products, and the derivative in alpha
 ``boxes``            rows with bounds and a budget
 ``wide``             maps of rows that do not fit into registers
+``choices``            smoothed choices at the nodes of dynamic programs
+``chains``             chains of states: value, expected path, Hessian-vector products
+``alignments``         alignments of two series: the same
 ``attention``        attention without a matrix of weights, and its backward pass in ``attention_backward``
 ===================  ==========================================================================================
 

@@ -23,6 +23,9 @@ INTERPRETED: bool = triton.knobs.runtime.interpret
 MOST = 1 << 14
 """The widest rows that are held in registers; see ``fits``."""
 
+LANES = 64 if torch.version.hip else 32
+"""Threads of a warp."""
+
 STARTED: Counter[str] = Counter()
 """How often each kernel was started."""
 
@@ -108,7 +111,12 @@ def sizes(n: int, dtype: torch.dtype, kind: int) -> dict[str, int]:
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if kind == arithmetic.TOTAL.value else max(2048 // block, 1)
     each = 4 if dtype == torch.float64 else 16 if is_light(kind) else 8
-    return {"R": rows, "BLOCK": block, "num_warps": max(1, min(rows * block // (32 * each), 16))}
+    return {"R": rows, "BLOCK": block, "num_warps": warps(rows * block // each)}
+
+
+def warps(threads: int) -> int:
+    """Warps for so many threads, at most 16; where warps are wider, there are more threads than that."""
+    return max(1, min(threads // 32, 16))
 
 
 def as_rows(tensor: Tensor) -> Tensor:

@@ -14,13 +14,15 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from fenchel.kernels.gpu import launch as launch_settings
 from fenchel.kernels.gpu.arithmetic import ANY, STEEP, TOTAL, advance, jit, mass
 from fenchel.kernels.gpu.launch import eps_of, launch
 from fenchel.kernels.gpu.losses import class_loss, is_wrong
 from fenchel.kernels.gpu.solvers import exponents, solve, steep_shares
 
-WARPS = 16
-"""Warps of a program: a thread holds 8 entries of a block, 4 in double precision."""
+THREADS = 512
+"""Threads of a program: each holds 4 entries of a block, 2 in double precision, and twice as many of a list. More of
+them would have too few registers."""
 
 _PROGRAMS = 1 << 9  # at most: each has a list
 _STEPS: Any = tl.constexpr(200)
@@ -34,14 +36,19 @@ def start(x: Tensor, p: Tensor, y: Tensor, loss: Tensor, a: Tensor, stride: int,
     size = capacity(x.dtype)
     values = torch.empty(programs, size, dtype=x.dtype, device=x.device)
     places = torch.empty(programs, size, dtype=torch.int32, device=x.device)
-    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(x.dtype), "num_warps": WARPS}
+    common: dict[str, Any] = {
+        **rules,
+        "BLOCK": size // 2,
+        "EPS": eps_of(x.dtype),
+        "num_warps": THREADS // launch_settings.LANES,
+    }
     tensors = x, p, y, loss, a, values, places, spilled
     launch(wide_kernel, (programs,), *tensors, n, rows, stride, CAP=size, **common)
     launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, **common)
 
 
 def capacity(dtype: torch.dtype) -> int:
-    """Entries that are read at a time, and places of a list of candidates."""
+    """Places of a list of candidates; half as many entries are read at a time."""
     return 1 << 11 if dtype == torch.float64 else 1 << 12
 
 

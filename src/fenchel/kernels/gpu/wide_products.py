@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import ANY, SPARSEMAX, STEEP, TOTAL, jit, power_of
 from fenchel.kernels.gpu.jacobians import curvature, product, saturated_sum, sensitivity
-from fenchel.kernels.gpu.launch import eps_of, launch
-from fenchel.kernels.gpu.wide import WARPS, capacity
+from fenchel.kernels.gpu.launch import eps_of, launch, warps
+from fenchel.kernels.gpu.wide import THREADS, capacity
 
 _PROGRAMS = 1 << 9  # at most: each has a list
 
@@ -28,7 +28,7 @@ def start(p: Tensor, v: Tensor, out: Tensor, slope: Tensor, a: Tensor, stride: i
     size = capacity(p.dtype)
     lists = torch.empty(2, programs, size, dtype=p.dtype, device=p.device)
     places = torch.empty(programs, size, dtype=torch.int32, device=p.device)
-    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(p.dtype), "num_warps": WARPS}
+    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(p.dtype), "num_warps": warps(THREADS)}
     common.pop("EACH")
     tensors = p, v, out, slope if rules["PULL"] else out, a
     launch(

@@ -85,12 +85,12 @@ def distances_backward(weight: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Te
 _LINES = 32
 
 
-@kernel
+@helper
 def _padded(width):  # type: ignore[no-untyped-def]
     return (width + 7) // 8 * 8
 
 
-@kernel
+@helper
 def _walk_size(n, m):  # type: ignore[no-untyped-def]
     """The number of entries of the walk of a table of n × m cells."""
     total = 0
@@ -99,7 +99,7 @@ def _walk_size(n, m):  # type: ignore[no-untyped-def]
     return total
 
 
-@kernel
+@helper
 def _diagonal_lines(rows, number):  # type: ignore[no-untyped-def]
     """Memory for some antidiagonals.
 
@@ -108,7 +108,7 @@ def _diagonal_lines(rows, number):  # type: ignore[no-untyped-def]
     return np.empty((_LINES, 16 * ((rows + 15) // 16 | 1)), number)
 
 
-@kernel
+@helper
 def _copy_diagonals(table, n, m, start, diagonals, back):  # type: ignore[no-untyped-def]
     """Copy antidiagonals, from the given one on, out of a table into lines; back into the table if ``back``."""
     for i in range(max(0, start - m + 1), min(n, start + _LINES)):

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel, strict
+from fenchel.kernels.cpu.compiler import helper, strict_routine
 from fenchel.kernels.cpu.powers import exp2, log2
 
 HARD, SHANNON, GINI, HALVES = 0, 1, 2, 3
@@ -37,7 +37,7 @@ def arrays(*tensors: Tensor) -> list[np.ndarray[Any, Any]]:
     return found
 
 
-@strict
+@strict_routine
 def smooth(kind, choices, width, x, q, excess, work):  # type: ignore[no-untyped-def]
     """The probabilities q of the choices in each column of x, and the excess of the smoothed maximum over the largest.
 
@@ -154,7 +154,7 @@ def smooth(kind, choices, width, x, q, excess, work):  # type: ignore[no-untyped
         excess[w] = max(excess[w] - (work[width + w] - one) * number(4.0 / 3.0), zero)
 
 
-@kernel
+@helper
 def smooth_three(kind, width, x, q, excess, work):  # type: ignore[no-untyped-def]
     """``smooth`` for three choices: what alignments have at each of their cells."""
     if kind == SHANNON:
@@ -165,7 +165,7 @@ def smooth_three(kind, width, x, q, excess, work):  # type: ignore[no-untyped-de
         smooth(kind, 3, width, x, q, excess, work)
 
 
-@kernel
+@helper
 def _three_by_shannon(width, x, q, excess):  # type: ignore[no-untyped-def]
     number = x.dtype.type
     zero, one = number(0), number(1)
@@ -195,7 +195,7 @@ def _three_by_shannon(width, x, q, excess):  # type: ignore[no-untyped-def]
         excess[w] = log2(total) * ln2
 
 
-@kernel
+@helper
 def _three_by_gini(width, x, q, excess):  # type: ignore[no-untyped-def]
     number = x.dtype.type
     zero, one, half, third = number(0), number(1), number(0.5), number(1.0 / 3.0)
@@ -218,7 +218,7 @@ def _three_by_gini(width, x, q, excess):  # type: ignore[no-untyped-def]
         excess[w] = max(half + (g0 + g1 + g2), zero)
 
 
-@strict
+@strict_routine
 def deficits(q, gap):  # type: ignore[no-untyped-def]
     """1 minus the sum of each column of q (choices, width): what rounding took from the probabilities.
 
@@ -233,7 +233,7 @@ def deficits(q, gap):  # type: ignore[no-untyped-def]
             gap[w] -= q[d, w]
 
 
-@strict
+@strict_routine
 def jacobian_product(kind, choices, width, q, change, response, work):  # type: ignore[no-untyped-def]
     """J v by columns, the derivative of the probabilities q along a change v of the scores. ``work`` holds two rows.
 
@@ -264,7 +264,7 @@ def jacobian_product(kind, choices, width, q, change, response, work):  # type: 
             response[d * width + w] *= change[d * width + w] - work[w]
 
 
-@kernel
+@helper
 def count_invalid(x):  # type: ignore[no-untyped-def]
     """How many entries of a flat array are NaN or +inf."""
     count = 0

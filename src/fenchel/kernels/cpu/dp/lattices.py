@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import strict
+from fenchel.kernels.cpu.compiler import strict, strict_routine
 from fenchel.kernels.cpu.dp.choices import KINDS, arrays, deficits, jacobian_product, smooth
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -65,7 +65,7 @@ def hessian_product(
 # -- on arrays --------------------------------------------------------------------------------------------
 
 
-@strict
+@strict_routine
 def _degree(first):  # type: ignore[no-untyped-def]
     """The largest number of edges into a node, at least 1."""
     most = 1

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import kernel
+from fenchel.kernels.cpu.compiler import helper, kernel
 from fenchel.kernels.cpu.dp.choices import KINDS, SHANNON, arrays, count_invalid, deficits, jacobian_product, smooth
 from fenchel.kernels.cpu.powers import exp2, log2
 from fenchel.kernels.cpu.threads import over_rows
@@ -100,7 +100,7 @@ _SPREAD = 40.0
 """The largest difference of scores of steps, in units of γ, for which no sum of their powers underflows."""
 
 
-@kernel
+@helper
 def _powers(step, inverse_gamma, weights, peaks):  # type: ignore[no-untyped-def]
     """exp(score − peak) of each step, peak: of all steps into a state. Returns False if scores are too far apart."""
     size = peaks.size
@@ -121,7 +121,7 @@ def _powers(step, inverse_gamma, weights, peaks):  # type: ignore[no-untyped-def
     return True
 
 
-@kernel
+@helper
 def _shannon_step(peak, inverse_gamma, weights, peaks, v, q, before, share):  # type: ignore[no-untyped-def]
     """A step of Shannon's recursion by products of powers, which takes S exponentials in place of S².
 

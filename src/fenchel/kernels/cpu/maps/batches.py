@@ -18,6 +18,8 @@ from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.blocks import padded, shift
 from fenchel.kernels.cpu.maps.newton import approach, corrected, solve, to_correct, weights
 from fenchel.kernels.cpu.maps.parameters import offset_of, reach_of, rule_of
+from fenchel.kernels.cpu.maps.places import fill, load_row_part
+from fenchel.kernels.cpu.maps.steep import solve_steep
 from fenchel.kernels.cpu.maps.stores import compress_above, is_streamed, put
 from fenchel.kernels.cpu.memory import allocate
 
@@ -60,18 +62,12 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
         size, largest = _load_whole(x, row, rows, z, numbers), z
     else:
         size, largest = _load_maxima(x, row, rows, tops, numbers), tops[_TOPS * lanes * lanes :]
-    top = vec.splat(x.dtype.type(-np.inf))
-    for i in range(0, size * lanes, lanes):
-        top = vec.maximum(vec.load(largest, i), top)
-    mark = vec.load(numbers, _MARK * lanes)
-    bad = vec.unordered(mark, mark) | (top == np.inf)
-    # Rows with NaN or +inf, and empty ones, become rows without any entry.
-    safe = vec.select(bad, np.inf, vec.select(top > -np.inf, top, 0.0))
+    top, bad, safe = _largest(largest, size, numbers)
     shift(largest, size, safe)
     level = approach(largest, size, False, rule, level)
     vec.store(numbers, _TOP * lanes, safe)
     vec.store(numbers, _LEVEL * lanes, reach_of(rule, level))
-    m = size if whole else _load_candidates(x, row, rows, few, numbers, z)
+    m = size if whole else padded(_load_candidates(x, row, rows, few, numbers, z))
     if len(rule) == 3:
         level = approach(z, m, False, rule, level)
     level, fine, total, slope = solve(z, m, False, rule, not norm, level, vec.precision(z), w)
@@ -81,6 +77,65 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
     if norm:
         vec.store(numbers, _FACTOR * lanes, vec.narrow(1.0 / vec.select(slope > 0.0, slope, 1.0), level))
     return m, top, bad, rule, vec.widen(fine) + offset_of(rule, level)
+
+
+@strict_helper
+def _largest(z: Any, size: int, numbers: Any) -> Any:
+    """The largest score of each row out of ``size`` vectors, which rows have NaN or +inf, and what is taken off scores.
+
+    That is such that rows with NaN or +inf, and empty ones, become rows without any entry.
+    """
+    lanes = vec.lanes(z)
+    top = vec.splat(z.dtype.type(-np.inf))
+    for i in range(0, size * lanes, lanes):
+        top = vec.maximum(vec.load(z, i), top)
+    mark = vec.load(numbers, _MARK * lanes)
+    bad = vec.unordered(mark, mark) | (top == np.inf)
+    return top, bad, vec.select(bad, np.inf, vec.select(top > -np.inf, top, 0.0))
+
+
+@strict_helper
+def solve_steep_batch(x: Any, row: int, rows: int, c: float, room: Any) -> Any:
+    """The probabilities of the candidates of ``rows`` rows for c > 1, left in the room for ``store_steep_batch``.
+
+    Returns:
+        the largest scores, which rows have NaN or +inf, and max_Ω less the largest scores.
+    """
+    z, w, tops, few, numbers = room
+    lanes = vec.lanes(x)
+    size = _load_maxima(x, row, rows, tops, numbers)
+    top, bad, safe = _largest(tops[_TOPS * lanes * lanes :], size, numbers)
+    vec.store(numbers, _TOP * lanes, safe)
+    # Scores at the line itself have no mass; at c = ∞ the largest are above it.
+    vec.store(numbers, _LEVEL * lanes, top * 0.0 - vec.splat(x.dtype.type(max(1.0 / c, 1e-37))))
+    m = _load_candidates(x, row, rows, few, numbers, z)
+    value = solve_steep(z, m, False, c, w)
+    vec.store(numbers, _MARK * lanes, vec.select(bad, np.nan, safe * 0.0))
+    for i in range(0, m * lanes, lanes * lanes):
+        vec.store_square(w, i, few, i // lanes, few.size // lanes)
+    return top, bad, value
+
+
+@strict_helper
+def store_steep_batch(x: Any, row: int, rows: int, room: Any, out: Any) -> None:
+    """Write the result of ``solve_steep_batch``."""
+    few, numbers = room[3:]
+    n, lanes = x.shape[1], vec.lanes(x)
+    kind = x.dtype.type
+    for r in range(rows):
+        if numbers[_MARK * lanes + r] != numbers[_MARK * lanes + r]:
+            out[row + r, :] = kind(np.nan)
+            continue
+        fill(out, (row + r) * n, n, 0.0)
+        top, line = vec.splat(numbers[_TOP * lanes + r]), vec.splat(numbers[_LEVEL * lanes + r])
+        place = r * (few.size // lanes)
+        for i in range(0, n, lanes):
+            v = load_row_part(x, (row + r) * n, i, n, kind(-np.inf)) - top
+            found = vec.bits_of(v > line)
+            while found != 0:
+                out[row + r, i + vec.lowest_bit(found)] = few[place]
+                place += 1
+                found &= found - np.uint64(1)
 
 
 @strict_helper
@@ -151,7 +206,10 @@ def _load_maxima(x: Any, row: int, rows: int, tops: Any, numbers: Any) -> Any:
 
 @strict_helper
 def _load_candidates(x: Any, row: int, rows: int, few: Any, numbers: Any, z: Any) -> Any:
-    """Scores less the largest of their row that are above its level, as lanes; returns the number of vectors."""
+    """Scores less the largest of their row that are above its level, as lanes; returns the number of vectors.
+
+    After them there is −inf up to the end of a group.
+    """
     n, lanes = x.shape[1], vec.lanes(x)
     kind = x.dtype.type
     nothing = vec.splat(kind(-np.inf))
@@ -176,7 +234,7 @@ def _load_candidates(x: Any, row: int, rows: int, few: Any, numbers: Any, z: Any
             vec.store(few, r * stride + i, nothing)
     for i in range(0, size, lanes):
         vec.load_square(few, i, stride, z, i * lanes)
-    return padded(most)
+    return most
 
 
 @strict_helper

@@ -1,10 +1,9 @@
-"""Rows with bounds and a budget: p = min([z − τ]₊, u) with Σp = k, the capped softmax, and their derivatives.
+"""Rows with bounds and a budget: p = min([z − τ]₊, u) with Σp = k, and derivatives, also those of the capped softmax.
 
 A few passes over the row (Newton, false position or bisection) bracket τ; wide rows start from the τ of a sample. The
 entries that are free somewhere in the bracket are then collected, and scores are taken relative to the one nearest to
 τ, which keeps all digits near τ. There p is linear between breakpoints, so that the last step is exact. Rows on which
-this fails, with scores of very different sizes, are solved by sorting. The capped softmax starts from the softmax and
-distributes what exceeds the bounds among the other entries, until no bound is exceeded.
+this fails, with scores of very different sizes, are solved by sorting.
 """
 
 from __future__ import annotations
@@ -40,17 +39,8 @@ _CHUNK = 256  # entries that are summed in the row's own precision before the su
 def project(z: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
     """Project rows z (…, n) on 0 ≤ p ≤ upper with sum ``budget``."""
     x, out = as_rows(z), like(z)
-    over_rows(_project, len(x), x.size, x, _bounds(upper, x), each(budget, len(x)), as_rows(out))
+    over_rows(_project, len(x), x.size, x, bounds_of_rows(upper, x), each(budget, len(x)), as_rows(out))
     return out
-
-
-def cap(weights: Tensor, upper: float | Tensor, budget: float | Tensor) -> tuple[Tensor, Tensor]:
-    """Compute min(λ·weights, upper) with sum ``budget`` for rows of weights that sum to 1, and which rows failed."""
-    x, out = as_rows(weights), like(weights)
-    failed = torch.empty(weights.shape[:-1], dtype=torch.bool, device="cpu")
-    bounds, budgets = _bounds(upper, x), each(budget, len(x))
-    over_rows(_cap, len(x), x.size, x, bounds, budgets, as_rows(out), failed.numpy().reshape(-1))
-    return out, failed
 
 
 def product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget: float | Tensor) -> Tensor:
@@ -65,7 +55,7 @@ def entropic_product(v: Tensor, z: Any, p: Tensor, upper: float | Tensor, budget
 
 def _times_jacobian(v: Tensor, p: Tensor, upper: float | Tensor, entropic: bool) -> Tensor:
     q, out = as_rows(p), like(p)
-    over_rows(_product, len(q), q.size, q, _bounds(upper, q), as_rows(v), as_rows(out), entropic)
+    over_rows(_product, len(q), q.size, q, bounds_of_rows(upper, q), as_rows(v), as_rows(out), entropic)
     return out
 
 
@@ -81,7 +71,7 @@ def entropic_pull(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, budget
 
 def _times_derivatives(v: Tensor, z: Tensor, p: Tensor, upper: float | Tensor, entropic: bool) -> tuple[Tensor, ...]:
     q, to_z, to_upper, to_budget = as_rows(p), like(p), like(p), like(p[..., :1])
-    arrays = (as_rows(z), q, _bounds(upper, q), as_rows(v), as_rows(to_z), as_rows(to_upper), as_rows(to_budget))
+    arrays = (as_rows(z), q, bounds_of_rows(upper, q), as_rows(v), as_rows(to_z), as_rows(to_upper), as_rows(to_budget))
     over_rows(_pull, len(q), q.size, *arrays, entropic)
     return to_z, to_upper, to_budget
 
@@ -90,11 +80,11 @@ def bound_sums(z: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Count the bounds of unmasked entries that are negative or NaN, and sum these bounds: one value each per row."""
     x = as_rows(z)
     wrong, total = np.empty(len(x)), np.empty(len(x))
-    over_rows(_bound_sums, len(x), x.size, x, _bounds(upper, x), wrong, total)
+    over_rows(_bound_sums, len(x), x.size, x, bounds_of_rows(upper, x), wrong, total)
     return torch.from_numpy(wrong).reshape(z.shape[:-1]), torch.from_numpy(total).reshape(z.shape[:-1])
 
 
-def _bounds(upper: float | Tensor, x: Any) -> Any:
+def bounds_of_rows(upper: float | Tensor, x: Any) -> Any:
     """Lay out bounds as rows, (rows, n), or (1, n) if all rows share them."""
     if not isinstance(upper, Tensor):
         return np.full((1, x.shape[1]), upper, dtype=x.dtype)
@@ -419,41 +409,6 @@ def _project(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any) -
             mass += total
         if not abs(mass - k) <= (1e-4 if x.itemsize == 4 else 1e-10) * k:  # scores too far apart for one threshold
             _sorted_projection(source, u, k, target)
-
-
-@kernel
-def _cap(first: int, last: int, x: Any, upper: Any, budget: Any, out: Any, failed: Any) -> None:
-    """Compute p = min(λw, u) with Σp = k for each row: λ grows from k until no other entry reaches its bound."""
-    n = x.shape[1]
-    kind = x.dtype.type
-    one, zero = kind(1), kind(0)
-    for row in range(first, last):
-        w, target, k = x[row], out[row], budget[row]
-        u = upper[row if upper.shape[0] > 1 else 0]
-        factor, before, rest = kind(k), -1.0, 1.0
-        while True:
-            full, rest, size = 0.0, 0.0, 0.0
-            for start in range(0, n, _CHUNK):
-                f, r, c = zero, zero, zero
-                for i in range(start, min(start + _CHUNK, n)):
-                    v, b = w[i], u[i]
-                    at = one if v * factor >= b else zero
-                    c += at
-                    f += b if at > zero else zero
-                    r += zero if at > zero else v
-                full += f
-                rest += r
-                size += c
-            if not (rest > 1e-4 and full < k):  # too little is left of what weights can tell, or the row is NaN
-                break
-            if size == before:
-                break
-            before = size
-            factor = max(factor, kind((k - full) / rest))
-        failed[row] = not (rest > 1e-4 and full < k)
-        for i in range(n):
-            v, b = w[i] * factor, u[i]
-            target[i] = b if v >= b else v
 
 
 @kernel

@@ -11,7 +11,7 @@ from numba.extending import overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
 from fenchel.kernels.cpu.maps.parameters import power_at
-from fenchel.kernels.cpu.maps.steep import release_steep, steep_product, steep_room
+from fenchel.kernels.cpu.maps.steep import steep_product
 from fenchel.kernels.cpu.maps.stores import finish_streams, is_streamed, matrix, put, stream_zeros
 from fenchel.kernels.cpu.maps.values import moments
 from fenchel.kernels.cpu.memory import allocate, borrowed, release
@@ -59,10 +59,11 @@ def steep_entmax_product(
     """As ``entmax_product`` for one c > 1, ∞ included."""
     powers, like = borrowed(powers), borrowed(like)
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
-    room = steep_room(n)
+    p, v, out = p.reshape(-1), v.reshape(-1), out.reshape(-1)
+    live = allocate(n // vec.lanes(p) + 1, np.int32)
     for row in range(first, last):
-        steep_product(p.reshape(-1), row * n, n, powers[0], v.reshape(-1), out.reshape(-1), room)
-    release_steep(room)
+        steep_product(p, row * n, n, powers[0], v, out, live)
+    release(live)
 
 
 def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
@@ -80,9 +81,7 @@ def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, o
 def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
     c = power_at(powers, row)
     if c > 1.0:
-        steep = steep_room(n)
-        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), steep)
-        release_steep(steep)
+        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), room[0])
     else:
         _product_by_powers_of(p, start, n, powers, row, v, out, room)
 

@@ -8,8 +8,8 @@ import numpy as np
 from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
-from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, store_batch
+from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper, unrolled
+from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, solve_steep_batch, store_batch, store_steep_batch
 from fenchel.kernels.cpu.maps.blocks import (
     filter_candidates,
     gather_candidates,
@@ -24,7 +24,7 @@ from fenchel.kernels.cpu.maps.blocks import (
 from fenchel.kernels.cpu.maps.newton import GROUP, approach, solve
 from fenchel.kernels.cpu.maps.parameters import offset_of, power_at, reach_of, rule_of, scale_of
 from fenchel.kernels.cpu.maps.places import fill
-from fenchel.kernels.cpu.maps.steep import release_steep, steep_entmax, steep_room
+from fenchel.kernels.cpu.maps.steep import steep_entmax
 from fenchel.kernels.cpu.maps.stores import finish_streams, matrix, store_candidates, store_row
 from fenchel.kernels.cpu.memory import borrowed, release
 
@@ -91,7 +91,7 @@ def argmax_of_narrow(
     finish_streams()
 
 
-@strict
+@unrolled
 def argmax_of_wide(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
@@ -141,7 +141,7 @@ def loss_of_narrow(
     finish_streams()
 
 
-@strict
+@unrolled
 def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
     """As ``loss_of_narrow`` for wider rows."""
     x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
@@ -223,51 +223,80 @@ def _steep_rows(x: Any, n: Any, row: Any, rows: Any, powers: Any, out: Any) -> A
 def _steep_rows_of(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
     for r in range(row, row + rows):
         if powers[r, 0] > 1.0:
-            room = steep_room(n)
-            count, _, _ = steep_entmax(x, r * n, n, powers[r, 0], room)
-            _store_steep(room, count, out, r * n, n)
-            release_steep(room)
-
-
-@strict_helper
-def _store_steep(room: Any, count: int, out: Any, start: int, n: int) -> None:
-    _, p, index = room
-    if count < 0:
-        fill(out, start, n, np.nan)
-    else:
-        store_candidates(p, count, index, out, start, n)
+            room, index = workspace(n, x)
+            count, _, _ = steep_entmax(x, r * n, n, powers[r, 0], room, index)
+            _store(room[1], count, index, out, r * n, n)
+            release_workspace(room, index)
 
 
 @strict
-def steep_argmax(
+def steep_argmax_of_narrow(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
-    """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included, of rows of any width."""
+    """As ``argmax_of_narrow`` for entmax with one α > 2, ∞ included."""
+    powers, like = borrowed(powers), borrowed(like)
+    x, out = matrix(source, size, n, like), matrix(target, size, n, like)
+    room = batch_room(n, x)
+    for row in range(first, last, vec.lanes(x)):
+        rows = min(vec.lanes(x), last - row)
+        solve_steep_batch(x, row, rows, powers[0], room)
+        store_steep_batch(x, row, rows, room, out)
+    release(room[0])
+
+
+@strict
+def steep_argmax_of_wide(
+    first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
+) -> None:
+    """As ``steep_argmax_of_narrow`` for wider rows."""
     powers, like = borrowed(powers), borrowed(like)
     x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
-    room = steep_room(n)
+    room, index = workspace(n, x)
     for row in range(first, last):
-        count, _, _ = steep_entmax(x, row * n, n, powers[0], room)
-        _store_steep(room, count, out, row * n, n)
-    release_steep(room)
+        count, _, _ = steep_entmax(x, row * n, n, powers[0], room, index)
+        _store(room[1], count, index, out, row * n, n)
+    release_workspace(room, index)
     finish_streams()
 
 
 @strict
-def steep_class_loss(
+def steep_loss_of_narrow(
     first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
 ) -> None:
-    """``class_loss`` for one α > 2, or one per row, of which those above 2 are taken."""
+    """As ``loss_of_narrow`` for entmax with one α > 2, ∞ included."""
+    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
+    loss, residual = borrowed(loss), borrowed(residual)
+    lanes = vec.lanes(x)
+    room = batch_room(x.shape[1], x)
+    values = room[2]
+    for row in range(first, last, lanes):
+        rows = min(lanes, last - row)
+        top, bad, value = solve_steep_batch(x, row, rows, powers[0], room)
+        vec.store(values, 0, vec.select(bad, np.nan, vec.narrow(value, top)))
+        vec.store(values, lanes, top)
+        if residual.size > 0:
+            store_steep_batch(x, row, rows, room, residual)
+        for r in range(rows):
+            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+    release(room[0])
+
+
+@strict
+def steep_loss_of_wide(
+    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+) -> None:
+    """As ``loss_of_wide`` for one α > 2, or one per row, of which those above 2 are taken; of rows of any width."""
     x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
     loss, residual = borrowed(loss), borrowed(residual)
     n = x.shape[1]
     scores, out = x.reshape(-1), residual.reshape(-1)
-    room = steep_room(n)
+    room, index = workspace(n, x)
     for row in range(first, last):
         c = power_at(powers, row)
         if c > 1.0:
-            count, top, value = steep_entmax(scores, row * n, n, c, room)
+            count, top, value = steep_entmax(scores, row * n, n, c, room, index)
             if residual.size > 0:
-                _store_steep(room, count, out, row * n, n)
+                _store(room[1], count, index, out, row * n, n)
             finish_loss(row, x, value, top, value, target, loss, residual)
-    release_steep(room)
+    release_workspace(room, index)
+    finish_streams()

@@ -21,7 +21,8 @@ _LIKE: dict[torch.dtype, np.ndarray[Any, Any]] = {
 # A map and its loss.
 _NARROW = rows.argmax_of_narrow, rows.loss_of_narrow
 _WIDE = rows.argmax_of_wide, rows.loss_of_wide
-_STEEP = rows.steep_argmax, rows.steep_class_loss
+_STEEP_NARROW = rows.steep_argmax_of_narrow, rows.steep_loss_of_narrow
+_STEEP_WIDE = rows.steep_argmax_of_wide, rows.steep_loss_of_wide
 
 # What a small entmax calls: compiled code by alpha, dtype and whether rows are narrow, and its last arguments.
 _small: dict[tuple[float, torch.dtype, bool], tuple[Any, ...]] = {}
@@ -32,6 +33,10 @@ Parameter = float | Tensor
 
 def _kernels(z: Tensor) -> tuple[Any, Any]:
     return _NARROW if z.shape[-1] <= NARROW_WIDTH else _WIDE
+
+
+def _steep_kernels(z: Tensor) -> tuple[Any, Any]:
+    return _STEEP_NARROW if z.shape[-1] <= NARROW_WIDTH else _STEEP_WIDE
 
 
 def entmax(z: Tensor, alpha: Parameter) -> Tensor:
@@ -47,7 +52,7 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
     if type(alpha) is float and alpha == 1:
         return _softmax(z)
     if type(alpha) is float and alpha > 2:
-        return _map(_STEEP[0], z, alpha, False)
+        return _map(_steep_kernels(z)[0], z, alpha, False)
     kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
     p = _map(kernel, z, alpha, False)
     if size < SERIAL and type(alpha) is float and len(_small) < _MANY:
@@ -86,9 +91,11 @@ def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> t
     c = alpha - 1
     if type(c) is float and c == 0:
         return _cross_entropy(z, index, residual)
-    kernels = [] if _is_steep(c) else [_kernels(z)[1]]
-    if _is_steep(c) or (isinstance(c, Tensor) and bool((c > 1).any())):
-        kernels.append(_STEEP[1])
+    if _is_steep(c):
+        return _loss([_steep_kernels(z)[1]], z, index, c, residual, False)
+    kernels = [_kernels(z)[1]]
+    if isinstance(c, Tensor) and bool((c > 1).any()):
+        kernels.append(_STEEP_WIDE[1])
     return _loss(kernels, z, index, c, residual, False)
 
 

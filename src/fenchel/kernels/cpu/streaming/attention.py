@@ -17,7 +17,6 @@ from torch import Tensor
 from fenchel.kernels.cpu.compiler import INLINED, strict
 from fenchel.kernels.cpu.maps.blocks import release_workspace, workspace
 from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
-from fenchel.kernels.cpu.maps.places import fill
 from fenchel.kernels.cpu.maps.products import (
     dot_on_support,
     product_of_row,
@@ -27,7 +26,7 @@ from fenchel.kernels.cpu.maps.products import (
 )
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows
-from fenchel.kernels.cpu.maps.steep import release_steep, steep_entmax, steep_room
+from fenchel.kernels.cpu.maps.steep import steep_entmax
 from fenchel.kernels.cpu.memory import borrowed
 from fenchel.kernels.cpu.streaming.lists import (
     as_integers,
@@ -166,15 +165,9 @@ def _flat_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, 
 def _any_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, index: Any) -> Any:
     w = room[1]
     if powers[row, 0] > 1.0:
-        _, p, places = steep = steep_room(n)
-        count, _, _ = steep_entmax(x, start, n, powers[row, 0], steep)
-        if count < 0:
-            fill(w, 0, n, np.nan)
-        for k in range(count):
-            w[k], index[k] = p[k], places[k]
-        release_steep(steep)
-        return count, w, index, count >= 0
-    _, count, _, _, _ = solve_row(x, start, n, powers, row, False, room, index)
+        count, _, _ = steep_entmax(x, start, n, powers[row, 0], room, index)
+    else:
+        _, count, _, _, _ = solve_row(x, start, n, powers, row, False, room, index)
     return count, w, index, n == 0 or w[0] == w[0]
 
 
