@@ -27,6 +27,7 @@ def test_every_kernel_compiles_for_sm_90() -> None:
     done = subprocess.run(command, cwd=LAB, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     maps = {"rows_kernel", "product_kernel", "wide_kernel", "wide_product_kernel", "spill_kernel"}
-    maps |= {"spill_product_kernel", "box_product_kernel"}
+    maps |= {"spill_product_kernel", "box_product_kernel", "project_kernel"}
+    programs = {f"{name}{part}_kernel" for name in ("chain", "alignment") for part in ("", "_gradient", "_hessian")}
     attention = {"attend_kernel", "queries_kernel", "keys_kernel", "decode_scores_kernel", "decode_values_kernel"}
-    assert set(done.stdout.split()) == maps | attention
+    assert set(done.stdout.split()) == maps | programs | attention
