@@ -35,7 +35,7 @@ _TYPES = {
     torch.uint8: "*u8",
     torch.bool: "*i1",
 }
-_OPTIONS = ("num_warps", "num_stages")
+_OPTIONS = ("num_warps", "num_stages", "maxnreg")
 
 
 @dataclass(frozen=True)
@@ -66,27 +66,31 @@ def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[s
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
+    if target.startswith("gfx"):  # see ``launch.PRECISION`` and ``launch.MOST_REGISTERS``
+        options = {k: "ieee" if k == "PRECISION" else v for k, v in options.items() if k != "maxnreg"}
     names = list(kernel.arg_names)
     constants = {(names.index(k),): v for k, v in options.items() if k not in _OPTIONS}
-    signature: dict[str, str] = {}
+    signature: dict[str, Any] = dict.fromkeys(names, "constexpr")
     divisible: dict[tuple[int, ...], list[list[Any]]] = {}
-    for i, name in enumerate(names):
-        if i >= len(args):
-            signature[name] = "constexpr"
-            continue
-        given = args[i]
-        if given is None or (isinstance(given, int) and given == 1):  # as the launcher would specialise it
-            signature[name] = "constexpr"
-            constants[(i,)] = given
-        elif isinstance(given, torch.Tensor):
-            signature[name] = _TYPES[given.dtype]
-            divisible[(i,)] = [["tt.divisibility", 16]]
-        elif isinstance(given, float):
-            signature[name] = "fp32"
-        else:
-            signature[name] = "i32" if abs(given) < 1 << 31 else "i64"
-            if given % 16 == 0:
-                divisible[(i,)] = [["tt.divisibility", 16]]
+
+    def specialise(given: Any, path: tuple[int, ...]) -> Any:
+        """The type of an argument; what the launcher would treat as a constant is added to the constants."""
+        if isinstance(given, tuple):
+            types = [specialise(each, (*path, i)) for i, each in enumerate(given)]
+            return type(given)(*types) if hasattr(given, "_fields") else tuple(types)
+        if given is None or (isinstance(given, int) and given == 1):
+            constants[path] = given
+            return "constexpr"
+        if isinstance(given, float):
+            return "fp32"
+        if isinstance(given, torch.Tensor) or given % 16 == 0:
+            divisible[path] = [["tt.divisibility", 16]]
+        if isinstance(given, torch.Tensor):
+            return _TYPES[given.dtype]
+        return "i32" if abs(given) < 1 << 31 else "i64"
+
+    for i, given in enumerate(args):
+        signature[names[i]] = specialise(given, (i,))
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
     compiled = triton.compile(
         source, target=GPUTarget(*TARGETS[target]), options={k: v for k, v in options.items() if k in _OPTIONS}

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -62,6 +63,24 @@ def correctness(device: str, tiny: bool) -> bool:
                 lambda *own, c=causal: with_gradients(fenchel.attention(*own, is_causal=c), *own),
                 *inputs,
             )
+    options: dict[str, dict[str, Any]] = {
+        "α 2": {"omega": fenchel.Gini()},
+        "α 1.2": {"omega": fenchel.Tsallis(1.2)},
+        "boolean mask": {"attn_mask": torch.rand(40, 40) < 0.5},
+        "heads that share keys": {},
+    }
+    for (name, given), width in itertools.product(options.items(), (16,) if tiny else (20, 64, 128, 256)):
+        masked = {k: v.to(device) if isinstance(v, Tensor) else v for k, v in given.items()}
+        own = torch.randn(2, 4, 40, width), torch.randn(2, 2, 40, width), torch.randn(2, 2, 40, width)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, given: Any = given, masked: Any = masked) -> Sequence[Tensor]:
+            return with_gradients(
+                fenchel.attention(q, k, v, **(given if q.dtype == torch.float64 else masked)), q, k, v
+            )
+
+        compare(f"attention, heads {width} wide, {name}", 1e-3, attend, *own)
+    one = torch.randn(1, 2, 1, 16), torch.randn(1, 2, 1100, 16), torch.randn(1, 2, 1100, 16)
+    compare("attention of one query", 1e-4, lambda *own: [fenchel.attention(*(t.detach() for t in own))], *one)
     for name, omega in (("Shannon", fenchel.Shannon()), ("Gini", fenchel.Gini())):
         for states, steps in ((3, 4),) if tiny else ((20, 100), (128, 50)):
 

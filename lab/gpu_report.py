@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from ahead_of_time import TARGETS, compile_for, record
 
+from fenchel.kernels.gpu import alignments, attention, attention_backward, boxes, chains, products, rows
+
 _BEGIN, _END = "<!-- written by `make gpu-report` -->", "<!-- end -->"
 
 
 def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Calls that launch every kernel, with a name each; one configuration per kernel unless ``all_sizes``."""
-    from fenchel.kernels.gpu import alignments, boxes, chains, products, rows
 
     def chain(states: int, shared: bool, alpha: float) -> None:
         unary, transition = torch.zeros(2, 5, states), torch.zeros(1, 1 if shared else 4, states, states)
@@ -56,6 +57,32 @@ def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]
             yield f"alignment, {size} × {size}, {omega}", partial(alignment, size, alpha)
     if all_sizes:
         yield "chain, 64 states, steps of their own, Gini", partial(chain, 64, False, 2.0)
+    yield from attention_launches(all_sizes=all_sizes)
+
+
+def attention_launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Calls of attention, both passes, and of decoding; alpha per head comes with a mask that is added."""
+    plain = [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.bfloat16, 256), (torch.float16, 64)]
+    plain += [(torch.float32, 64), (torch.float32, 128), (torch.float64, 64)]
+    learned = [(torch.bfloat16, 64), (torch.bfloat16, 128), (torch.float32, 64)]
+    for dtype, width in plain if all_sizes else plain[:1]:
+        name = f"attention, α 1.5, causal, {str(dtype).removeprefix('torch.')}, heads {width} wide"
+        yield name, partial(_attend, dtype, width, 1.5, None, causal=True)
+    for dtype, width in learned if all_sizes else []:
+        name = f"attention, α per head, mask, {str(dtype).removeprefix('torch.')}, heads {width} wide"
+        yield name, partial(_attend, dtype, width, torch.full((1, 2, 2), 1.3), torch.zeros(32, 32), causal=False)
+    query, key = torch.zeros(1, 2, 2, 1, 64, dtype=torch.bfloat16), torch.zeros(1, 2, 4096, 64, dtype=torch.bfloat16)
+    rest: dict[str, Any] = {"mask": None, "keep": False, "causal": False, "scale": 0.125}
+    yield "decoding, α 1.5, bfloat16, heads 64 wide", partial(attention.attend, query, key, key, 1.5, **rest)
+
+
+def _attend(dtype: torch.dtype, width: int, alpha: Any, mask: torch.Tensor | None, *, causal: bool) -> None:
+    query, key = torch.zeros(1, 2, 2, 32, width, dtype=dtype), torch.zeros(1, 2, 32, width, dtype=dtype)
+    rest: dict[str, Any] = {"mask": None if mask is None else mask.expand(1, 2, 2, 32, 32)}
+    rest |= {"causal": causal, "scale": width**-0.5}
+    _, state = attention.attend(query, key, key, alpha, keep=True, **rest)
+    needed = (True, True, True, isinstance(alpha, torch.Tensor))
+    attention_backward.attend_backward(query, state, query, key, key, alpha, needed=needed, **rest)
 
 
 def table(*, all_sizes: bool = True) -> list[str]:

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Sequence
 
 import mpmath
+import torch
 from mpmath import mpf
+from torch import Tensor
 
 mpmath.mp.dps = 50
 
@@ -86,3 +88,44 @@ def _backward_error(
         if q > 0:
             upper.append(z - gradient(max(mpf(0), q * (1 - 4 * mpf(eps)) - mpf(tiny))))
     return max(mpf(0), (max(lower) - min(upper)) / 2)
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    alpha: float | Tensor,
+    *,
+    mask: Tensor | None = None,
+    causal: bool = False,
+    scale: float | None = None,
+    temperature: float = 1.0,
+) -> Tensor:
+    """Entmax attention with all weights, 1 < α ≤ 2, in the precision of the tensors: thresholds by bisection.
+
+    The derivatives are those of the implicit function: one Newton step on Σ p = 1 that is differentiated.
+    """
+    groups = query.shape[-3] // key.shape[-3] if query.dim() > 2 else 1
+    key, value = (t.repeat_interleave(groups, -3) if groups > 1 else t for t in (key, value))
+    x = query @ key.transpose(-1, -2) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if mask is not None:
+        x = x.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else x + mask
+    if causal:
+        ahead = torch.arange(x.shape[-1]) > torch.arange(x.shape[-2])[:, None]
+        x = x.masked_fill(ahead, -torch.inf)
+    empty = (x == -torch.inf).all(-1, keepdim=True)
+    c = torch.as_tensor(alpha, dtype=x.dtype) - 1
+    z = c * torch.where(empty, 0.0, x) / temperature
+    high = z.detach().amax(-1, keepdim=True)
+    low = high - 1
+    for _ in range(80):
+        middle = (low + high) / 2
+        above = (z.detach() - middle).clamp_min(0).pow(1 / c.detach()).sum(-1, keepdim=True) > 1
+        low, high = torch.where(above, middle, low), torch.where(above, high, middle)
+    excess = torch.where(z > low, z - low, 1.0)
+    p = torch.where(z > low, excess.pow(1 / c), 0.0)
+    slope = torch.where(z > low, excess.pow(1 / c - 1) / c, 0.0)
+    # d threshold = d Σ p / Σ slope; its value is right to the last digits already.
+    shift = (p.sum(-1, keepdim=True) - 1) / slope.sum(-1, keepdim=True).detach()
+    p = p - slope.detach() * (shift - shift.detach())
+    return torch.where(empty, 0.0, p) @ value

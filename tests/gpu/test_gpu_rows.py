@@ -1,17 +1,14 @@
 """Maps and losses by the kernels for GPUs: against 50-digit arithmetic, finite differences, and counted traffic."""
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from triton.runtime import interpreter
 
 import fenchel
 import oracles
+from counting import counted
 from fenchel import kernels
 from fenchel.kernels.gpu import boxes, launch, products, rows
 from fenchel.kernels.gpu.launch import STARTED
@@ -240,36 +237,6 @@ def test_rows_do_not_depend_on_their_neighbours() -> None:
 
 
 # -- what is read and written ---------------------------------------------------------------------------------------
-
-
-@contextmanager
-def counted(**tensors: Tensor) -> Iterator[dict[tuple[str, str], float]]:
-    """Reads and writes of each tensor in the interpreter, per entry of it."""
-    builder = interpreter.InterpreterBuilder
-    load, store = builder.create_masked_load, builder.create_masked_store
-    found: dict[tuple[str, str], float] = {}
-
-    def count(kind: str, pointers: object, mask: object) -> None:
-        shape = np.broadcast_shapes(pointers.data.shape, mask.data.shape)
-        touched = np.broadcast_to(pointers.data, shape)[np.broadcast_to(mask.data, shape).astype(bool)]
-        for name, t in tensors.items():
-            first, last = t.data_ptr(), t.data_ptr() + t.numel() * t.element_size()
-            here = int(((touched >= first) & (touched < last)).sum())
-            found[kind, name] = found.get((kind, name), 0.0) + here / t.numel()
-
-    def counting_load(self: object, pointers: object, mask: object, *rest: object) -> object:
-        count("read", pointers, mask)
-        return load(self, pointers, mask, *rest)
-
-    def counting_store(self: object, pointers: object, value: object, mask: object, *rest: object) -> object:
-        count("written", pointers, mask)
-        return store(self, pointers, value, mask, *rest)
-
-    builder.create_masked_load, builder.create_masked_store = counting_load, counting_store
-    try:
-        yield found
-    finally:
-        builder.create_masked_load, builder.create_masked_store = load, store
 
 
 @pytest.fixture

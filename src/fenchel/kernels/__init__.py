@@ -73,5 +73,6 @@ from fenchel.kernels.compilation import ready as ready  # noqa: E402 (these ask 
 from fenchel.kernels.compilation import waiting  # noqa: E402
 from fenchel.kernels.table import NotCompiledError, find, register  # noqa: E402
 from fenchel.kernels.table import find_again as find_again  # noqa: E402
+from fenchel.kernels.table import offers as offers  # noqa: E402
 
 __all__ = ["NotCompiledError", "enabled", "find", "register", "waiting"]

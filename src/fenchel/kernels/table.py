@@ -257,6 +257,12 @@ def _depends_on_shapes(rows: list[_Row]) -> bool:
     return any(row.serves is not None and row.device == "cpu" for row in rows)
 
 
+def offers(step: str, name: str, like: Tensor) -> bool:
+    """Whether a tensor of a graph, which holds no data yet, may meet a kernel for devices when the graph runs."""
+    rows = _table.get((step, name), ()) if kernels.ENABLED else ()
+    return any(row.device == like.device.type and like.dtype in row.dtypes for row in rows)
+
+
 def _guarded(row: _Row, rows: list[_Row], kernel: Callable[..., Any]) -> _Guarded:
     def remove() -> None:
         rows.remove(row)
@@ -334,11 +340,7 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("argmax", "bounded_gini", "boxes:project")
     _on_gpu("product", "bounded_gini", "boxes:product")
     _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
+    _on_gpu("fused_attend", "tsallis", "attention:attend", _OUTPUT)
+    _on_gpu("fused_attend_backward", "tsallis", "attention_backward:attend_backward", _OUTPUT)
     _on_gpu("chain", "tsallis", "chains", _SMOOTH, lambda unary, *_: unary.shape[-1:] <= (128,))
     _on_gpu("alignment", "tsallis", "alignments", _SMOOTH, lambda costs: min(costs.shape[1:], default=0) <= 2048)
-    if kernels.TRITON:  # in the interpreter alone: Triton 3.7 fails to compile the forward pass for real devices
-        for _step, _kernel in (
-            ("attend", "attention:attend"),
-            ("attend_backward", "attention_backward:attend_backward"),
-        ):
-            register(f"fused_{_step}", "tsallis", f"gpu.{_kernel}", dtypes=_HALF, ranges=_OUTPUT)

@@ -47,6 +47,14 @@ class Posed(NamedTuple):
         return self.rule.max(self.rows, self.argmax(), *self.parameters)
 
 
+def range_of(parameter: float | Tensor | None) -> tuple[float, float] | None:
+    """The least and the largest value of a parameter; None if no device would tell without being waited for."""
+    if isinstance(parameter, Tensor):
+        own = parameter.detach()
+        return (float(own.amin()), float(own.amax())) if known(own) and own.numel() else None
+    return None if parameter is None else (float(parameter), float(parameter))
+
+
 class Regularizer(nn.Module):
     r"""A convex regularizer Ω over distributions, and everything that follows from it.
 
@@ -144,10 +152,7 @@ class Regularizer(nn.Module):
     @property
     def parameter_range(self) -> tuple[float, float] | None:
         """The least and the largest value of ``parameter``; None if no device would tell without being waited for."""
-        own = self.parameter
-        if isinstance(own, Tensor):
-            return (float(own.detach().amin()), float(own.detach().amax())) if known(own) and own.numel() else None
-        return None if own is None else (float(own), float(own))
+        return range_of(self.parameter)
 
     @property
     def margin(self) -> float | Tensor | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fenchel._checks import broadcasts, check_count, check_flag, check_number, check_parameter
 from fenchel._operators import rows_first
 from fenchel._torch import apply_function, known, nested_forward_mode, outside, tracks
-from fenchel.regularizers.base import Regularizer, hold, show
+from fenchel.regularizers.base import Regularizer, hold, range_of, show
 from fenchel.regularizers.configs import register_kind, written_by
 from fenchel.regularizers.derivatives import (
     on_support,
@@ -299,7 +299,7 @@ class Tsallis(Regularizer):
     @property
     def parameter_range(self) -> tuple[float, float] | None:
         """The least and the largest alpha: those that are allowed, if it is learnable."""
-        return super().parameter_range if self.bounds is None else self.bounds
+        return range_of(self.parameter) if self.bounds is None else self.bounds  # compilers do not know super() here
 
     @property
     def associative(self) -> bool:  # type: ignore[override]

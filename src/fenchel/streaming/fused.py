@@ -1,27 +1,36 @@
 """Attention by one kernel, on devices that have one: no matrix of weights in either pass.
 
-The kernel takes tensors as they are: in half precision, strided or broadcast, with heads that share keys.
+The kernel takes tensors as they are: in half precision, strided or broadcast, with heads that share keys. In graphs it
+is the operators ``fenchel::fused_attend`` and ``fenchel::fused_attend_backward``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._torch import apply_function, differentiable_gradients, tracks
-from fenchel.regularizers.base import Regularizer
+from fenchel._operators import define_operator
+from fenchel._torch import apply_function, below_autograd, tracks
+from fenchel.regularizers.operators import registered_map
+from fenchel.regularizers.rows import combine_masks
 from fenchel.streaming.plan import MOST_FUSED, Problem
 
 STEP, BACKWARD = "fused_attend", "fused_attend_backward"
+_TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? alpha"
+_REST = "float number, str name, bool causal, float scale, float dropout, SymInt seed"
+_STATE = ("top", "offset", "mean", "used")
 
 
 def fused_attention(problem: Problem) -> Tensor:
     """Attention for checked arguments, (…, L, D).
+
+    At α = 1 it is torch's own, of which some kernels can be differentiated only once: ``torch.nn.attention`` chooses.
 
     Raises ``kernels.NotCompiledError`` if the kernel does not serve these tensors.
     """
@@ -36,18 +45,56 @@ def fused_attention(problem: Problem) -> Tensor:
     q = query.expand(*batch, *query.shape[-2:]).reshape(*outer, groups, *query.shape[-2:])
     k = _of_heads(key, batch, shared).reshape(*outer, *key.shape[-2:])
     v = _of_heads(value, batch, shared).reshape(*outer, *value.shape[-2:])
+    if base.parameter_range == (1.0, 1.0):
+        mask = mask if mask is None or mask.dtype == torch.bool else mask / gamma
+        output = _softmax_attention(q, k, v, mask, batch, is_causal, scale / float(gamma), dropout)
+        return output.reshape(*batch, length, value.shape[-1])
     if isinstance(alpha, Tensor):
         alpha = alpha.to(torch.promote_types(query.dtype, torch.float32)).expand(*batch, 1, 1).reshape(*outer, groups)
     if mask is not None:
         mask = mask if mask.dtype == torch.bool else mask / gamma
         mask = mask.expand(*batch, length, keys).reshape(*outer, groups, length, keys)
     seed = int(torch.randint(0, 2**31 - 1, (), device="cpu")) if dropout else 0
-    options = {"causal": is_causal, "scale": scale / float(gamma), "dropout": dropout, "seed": seed}
-    if tracks(q, k, v, alpha):
-        output: Tensor = apply_function(_Fused, q, k, v, mask, alpha, base, options)
+    a = (alpha, 0.0) if isinstance(alpha, Tensor) else (None, float(alpha or 0.0))
+    args = (q, k, v, mask, *a, base.name, is_causal, scale / float(gamma), float(dropout), seed)
+    kept = tracks(q, k, v, alpha)
+    if torch.compiler.is_compiling():
+        output = _operator(*args, kept)[0]
+    elif kept:
+        output = apply_function(_Fused, (_forward, _backward), *args)[0]
     else:
-        output, _ = _kernel(STEP, base, alpha, q)(q, k, v, alpha, mask=mask, keep=False, **options)
+        output = _forward(*args, False)[0]
     return output.reshape(*batch, length, value.shape[-1])
+
+
+def _softmax_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    batch: Sequence[int],
+    is_causal: bool,
+    scale: float,
+    dropout: float,
+) -> Tensor:
+    """Attention by torch's own kernels, (batch, heads, L, D); zeros for queries without keys, where torch has NaN."""
+    outer, groups = query.shape[0], query.shape[2]
+    query = query.flatten(1, 2)
+    empty = None
+    if mask is not None:
+        if is_causal:
+            place = torch.arange(max(query.shape[2], key.shape[2]), device=query.device)
+            mask = combine_masks(mask, place[: query.shape[2], None] >= place[: key.shape[2]])
+            is_causal = False
+        assert mask is not None
+        boolean = mask.dtype == torch.bool
+        empty = ~mask.any(-1, keepdim=True) if boolean else torch.eq(mask, -torch.inf).all(-1, keepdim=True)
+        mask = mask | empty if boolean else torch.where(empty, 0.0, mask).to(query.dtype)
+        mask = mask.expand(*batch, *mask.shape[-2:]).reshape(outer, -1, *mask.shape[-2:])
+        empty = empty.expand(*batch, *empty.shape[-2:]).reshape(outer, -1, *empty.shape[-2:])
+    options: dict[str, Any] = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale, "enable_gqa": groups > 1}
+    output = F.scaled_dot_product_attention(query, key, value, mask, **options)
+    return output if empty is None else torch.where(empty, 0.0, output)
 
 
 def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
@@ -55,72 +102,223 @@ def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
     return tensor.expand(*batch[:-1], shared, *tensor.shape[-2:]) if batch else tensor
 
 
-def _kernel(step: str, base: Regularizer, alpha: Any, like: Tensor) -> Any:
-    number = alpha if not isinstance(alpha, Tensor) else MOST_FUSED
-    kernel = kernels.find(step, base.name or "", (number,), like)
+def _kernel(step: str, name: str, alpha: Tensor | None, number: float, like: Tensor) -> Any:
+    kernel = kernels.find(step, name, (MOST_FUSED if alpha is not None else number,), like)
     if kernel is None:
         raise kernels.NotCompiledError(f"there is no kernel for {step}")
     return kernel
 
 
-class _Fused(torch.autograd.Function):
-    """The kernel and its backward pass. Second derivatives are those of the formula, with all weights."""
+def _options(causal: bool, scale: float, dropout: float, seed: int) -> dict[str, Any]:
+    return {"causal": causal, "scale": scale, "dropout": dropout, "seed": seed}
 
-    @staticmethod
-    def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        mask: Tensor | None,
-        alpha: float | Tensor,
-        base: Regularizer,
-        options: dict[str, Any],
-    ) -> Tensor:
-        kernel = _kernel(STEP, base, alpha, query)
-        output: Tensor
-        output, state = kernel(query, key, value, alpha, mask=mask, keep=True, **options)
-        ctx.base, ctx.options, ctx.number = base, options, None if isinstance(alpha, Tensor) else alpha
-        ctx.save_for_backward(query, key, value, mask, alpha if isinstance(alpha, Tensor) else None, *state)
-        return output
 
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        query, key, value, mask, alpha, *state = ctx.saved_tensors
-        a = ctx.number if alpha is None else alpha
-        needed = (*ctx.needs_input_grad[:3], ctx.needs_input_grad[4])
-        with torch.autocast(query.device.type, enabled=False):
-            if torch.is_grad_enabled():
-                to = _plain_gradients(ctx.base, (query, key, value, a), mask, ctx.options, grad, needed)
-            else:
-                kernel = _kernel(BACKWARD, ctx.base, a, query)
-                to = kernel(grad, state, query, key, value, a, mask=mask, needed=needed, **ctx.options)
-                to[3] = None if to[3] is None else to[3].sum(-1).to(alpha.dtype)
-        return *(t if n else None for t, n in zip(to[:3], needed[:3], strict=True)), None, to[3], None, None
+# -- both passes, for the arguments of the operators -----------------------------------------------------------------
+
+
+def _forward(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    alpha: Tensor | None,
+    number: float,
+    name: str,
+    *rest: Any,
+) -> tuple[Tensor, ...]:
+    """The output, and what the backward pass needs: four tensors, or none if it is not kept."""
+    *numbers, keep = rest
+    kernel = _kernel(STEP, name, alpha, number, query)
+    a = number if alpha is None else alpha
+    output, state = kernel(query, key, value, a, mask=mask, keep=keep, **_options(*numbers))
+    return output, *state
+
+
+def _backward(
+    grad: Tensor,
+    state: Sequence[Tensor],
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    alpha: Tensor | None,
+    number: float,
+    name: str,
+    *rest: Any,
+) -> list[Tensor | None]:
+    """The gradients of query, key, value and alpha; None for those that are not needed."""
+    *numbers, needed = rest
+    try:
+        kernel = _kernel(BACKWARD, name, alpha, number, query)
+        a = number if alpha is None else alpha
+        to = kernel(grad, state, query, key, value, a, mask=mask, needed=needed, **_options(*numbers))
+    except kernels.NotCompiledError:  # which has been said
+        with torch.enable_grad():
+            to = _plain_gradients(grad, query, key, value, mask, alpha, number, name, *rest)
+        return [None if t is None else t.detach() for t in to]
+    return [*to[:3], None if alpha is None or to[3] is None else to[3].sum(-1).to(alpha.dtype)]
+
+
+def _plain(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    alpha: Tensor | None,
+    number: float,
+    name: str,
+    causal: bool,
+    scale: float,
+    *_: Any,
+) -> Tensor:
+    """The output by the formula, without dropout."""
+    exact = torch.promote_types(query.dtype, torch.float32)
+    x = scale * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
+    if mask is not None:
+        x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
+    if causal:
+        x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
+    p = registered_map(name).argmax(x, number if alpha is None else alpha[..., None, None].to(exact))
+    return (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
 
 
 def _plain_gradients(
-    base: Regularizer,
-    inputs: tuple[Any, ...],
-    mask: Tensor | None,
-    options: dict[str, Any],
-    grad: Tensor,
-    needed: Sequence[bool],
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, alpha: Tensor | None, *rest: Any
 ) -> list[Any]:
     """The gradients by the formula, which can be differentiated again."""
-    if options["dropout"]:
-        raise NotImplementedError("attention with dropout on a GPU is differentiable once")
-    assert base.rule is not None
-    rule = base.rule
+    *numbers, needed = rest
+    if numbers[-2]:
+        raise NotImplementedError("attention with dropout on a GPU is differentiable once, by its kernel")
+    # Views: what a tensor was made from may depend on another of them, and must not be counted twice.
+    own: list[Any] = [
+        t if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_(n)
+        for t, n in zip((query, key, value, alpha), needed, strict=True)
+    ]
+    output = _plain(*own[:3], mask, own[3], *numbers)
+    wanted = [t for t, n in zip(own, needed, strict=True) if n]
+    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=torch.is_grad_enabled()))
+    return [next(found) if n else None for n in needed]
 
-    def formula(query: Tensor, key: Tensor, value: Tensor, a: Any) -> Tensor:
-        exact = torch.promote_types(query.dtype, torch.float32)
-        x = options["scale"] * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
-        if mask is not None:
-            x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
-        if options["causal"]:
-            x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
-        p = rule.argmax(x, a[..., None, None].to(exact) if isinstance(a, Tensor) else a)
-        return (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
 
-    return differentiable_gradients(formula, inputs, needed, (grad,))
+class _Fused(torch.autograd.Function):
+    """Attention by two functions, one per pass. Second derivatives are those of the formula, with all weights."""
+
+    @staticmethod
+    def forward(ctx: Any, passes: tuple[Callable[..., Any], Callable[..., Any]], *args: Any) -> tuple[Tensor, ...]:
+        forward, ctx.backward_pass = passes
+        output, *state = forward(*args[:11], True)
+        ctx.rest = args[5:11]
+        ctx.save_for_backward(*state, *args[:5])
+        ctx.mark_non_differentiable(*state)
+        ctx.set_materialize_grads(False)
+        return output, *state
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor | None, *_: None) -> tuple[Any, ...]:
+        count = len(ctx.needs_input_grad)
+        if grad is None:
+            return (None,) * count
+        state, inputs = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        needed = [*ctx.needs_input_grad[1:4], ctx.needs_input_grad[5]]
+        with torch.autocast(grad.device.type, enabled=False):
+            if torch.is_grad_enabled():
+                to = _plain_gradients(grad, *inputs, *ctx.rest, needed)
+            else:
+                to = ctx.backward_pass(grad, state, *inputs, *ctx.rest, needed)
+        return None, *to[:3], None, to[3], *(None for _ in range(count - 6))
+
+
+# -- operators, for graphs -------------------------------------------------------------------------------------------
+
+
+def _in_graph(*args: Any) -> tuple[Tensor, ...]:
+    """The results of the operator; by the formula if there is no kernel when the graph runs."""
+    try:
+        output, *state = _forward(*args)
+    except kernels.NotCompiledError:
+        return _in_torch_operations(*args)
+    return output, *(state or _empty(*args)[1:])
+
+
+def _empty(*args: Any) -> tuple[Tensor, ...]:
+    """The results, not filled in."""
+    query, value, keep = args[0], args[2], args[-1]
+    output = query.new_empty(*query.shape[:-1], value.shape[-1])
+    exact = torch.promote_types(query.dtype, torch.float32)
+    shapes = _shapes(query, value) if keep else dict.fromkeys(_STATE, (0,))
+    types = {name: torch.int32 if name == "used" else exact for name in _STATE}
+    return output, *(query.new_empty(shapes[name], dtype=types[name]) for name in _STATE)
+
+
+def _shapes(query: Tensor, value: Tensor) -> dict[str, tuple[int, ...]]:
+    from fenchel.kernels.gpu.attention import state_shapes  # which imports Triton
+
+    return state_shapes(query, value)
+
+
+def _in_torch_operations(*args: Any) -> tuple[Tensor, ...]:
+    """The results by torch operations. There is no offset: zeros tell nobody anything, and nobody reads them."""
+    return _plain(*args), *(torch.zeros_like(each) for each in _empty(*args)[1:])
+
+
+def _with_derivatives(*args: Any) -> Any:
+    if tracks(*args):
+        return apply_function(_Fused, (_below, _backward_below), *args)
+    return _below(*args)
+
+
+def _below(*args: Any) -> Any:
+    with below_autograd():
+        return _operator(*args)
+
+
+def _backward_below(grad: Tensor, state: Sequence[Tensor], *rest: Any) -> list[Tensor | None]:
+    with below_autograd():
+        found = _backward_operator(grad, *state, *rest)
+    return [t if n else None for t, n in zip(found, rest[-1], strict=True)]
+
+
+def _backward_in_graph(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _or_empty(_backward(grad, rest[:4], *rest[4:]), grad, rest[-1])
+
+
+def _backward_empty(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    wanted = *rest[4:7], rest[8]
+    found = [t.new_empty(t.shape) if n else None for t, n in zip(wanted, rest[-1], strict=True)]
+    return _or_empty(found, grad, rest[-1])
+
+
+def _backward_in_torch_operations(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    return _or_empty(_plain_gradients(grad, *rest[4:]), grad, rest[-1])
+
+
+def _or_empty(found: Sequence[Tensor | None], like: Tensor, needed: Sequence[bool]) -> tuple[Tensor, ...]:
+    """Gradients as an operator returns them: empty tensors in place of those that are not needed."""
+    pairs = zip(found, needed, strict=True)
+    return tuple(t if t is not None and is_needed else like.new_empty(0) for t, is_needed in pairs)
+
+
+def _backward_with_derivatives(*args: Any) -> Any:
+    if tracks(*args):
+        return _backward_in_torch_operations(*args)
+    with below_autograd():
+        return _backward_operator(*args)
+
+
+_operator = define_operator(
+    "fused_attend",
+    f"({_TENSORS}, {_REST}, bool keep) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    _in_graph,
+    _empty,
+    _with_derivatives,
+    decomposition=_in_torch_operations,
+)
+_backward_operator = define_operator(
+    "fused_attend_backward",
+    f"(Tensor grad, {', '.join(f'Tensor {name}' for name in _STATE)}, {_TENSORS}, {_REST}, bool[] needed)"
+    " -> (Tensor, Tensor, Tensor, Tensor)",
+    _backward_in_graph,
+    _backward_empty,
+    _backward_with_derivatives,
+    decomposition=_backward_in_torch_operations,
+)

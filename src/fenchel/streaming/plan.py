@@ -238,16 +238,23 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
 def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Needs) -> bool:
     """Whether attention can be computed by a method."""
     if method == "fused":
-        if not needs.fused or needs.graph:
+        if not needs.fused:
             return False
         base, gamma = omega.canonical()
         if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
             return False
         (low, high), own = base.parameter_range, base.parameter_shape
-        if not (low >= 1 and high <= MOST_FUSED) or low == high == 1 or own is None or own[-2:].numel() != 1:
+        if not (low >= 1 and high <= MOST_FUSED) or own is None or any(n != 1 for n in own[-2:]):
             return False
         like = torch.empty(0, dtype=needs.own, device=device)
-        return kernels.find("fused_attend", base.name, (min(max(high, LEAST_FUSED), MOST_FUSED),), like) is not None
+        if low == high == 1:  # torch's own attention, of every device but the CPU
+            return kernels.ENABLED and (kernels.TRITON or not like.is_cpu)
+        # Both, or a backward pass that does not compile would be met again and again.
+        steps = "fused_attend", "fused_attend_backward"
+        if needs.graph:
+            return all(kernels.offers(step, base.name, like) for step in steps)
+        number = min(max(high, LEAST_FUSED), MOST_FUSED)
+        return all(kernels.find(step, base.name, (number,), like) is not None for step in steps)
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:

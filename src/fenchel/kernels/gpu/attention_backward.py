@@ -15,7 +15,23 @@ import triton.language as tl
 from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit, mass
-from fenchel.kernels.gpu.attention import Problem, kept, load_keys, load_rows, product, scores
+from fenchel.kernels.gpu.attention import (
+    Inputs,
+    Problem,
+    either,
+    factors,
+    how_many,
+    load,
+    of_keys,
+    of_queries,
+    of_values,
+    product,
+    seen,
+    similarity,
+    store,
+    take_lowest,
+    visible_keys,
+)
 from fenchel.kernels.gpu.jacobians import sensitivity
 from fenchel.kernels.gpu.launch import launch
 
@@ -37,10 +53,9 @@ def attend_backward(
     Those that are not needed are None. The state is what ``attend`` returned, and the other arguments are its own.
     """
     problem = Problem(query, key, value, alpha, mask, **rest)
-    tensors, numbers, options = problem.arguments()
+    inputs = problem.inputs()
     grad = grad.contiguous()
     top, offset, mean, used = state
-    depth = value.shape[3]
     delta = (grad.to(mean.dtype).reshape(mean.shape) * mean).sum(-1)
     words = used.shape[-1]
     saved = grad, delta, top, offset, used
@@ -48,26 +63,40 @@ def attend_backward(
     if needed[0] or needed[3]:
         to_query = query.new_empty(query.shape)
         to_alpha = delta.new_empty(query.shape[:-1]) if needed[3] else delta
-        grid = triton.cdiv(problem.rows, options["BM"]), problem.heads
-        results = to_query, to_alpha
-        launch(queries_kernel, grid, *tensors, *saved, *results, words, *numbers, **options, LEARNS=needed[3])
+        rules = problem.options("queries")
+        grid = triton.cdiv(problem.rows, rules["BM"]), problem.heads
+        launch(queries_kernel, grid, inputs, *saved, to_query, to_alpha, words, **rules, LEARNS=needed[3])
         found[0], found[3] = to_query, to_alpha if needed[3] else None
     if needed[1] or needed[2]:
-        shape = query.shape[:2]
-        to_key, to_value = key.new_empty(*shape, *key.shape[2:]), value.new_empty(*shape, key.shape[2], depth)
-        grid = triton.cdiv(key.shape[2], options["BN"]), problem.heads
-        launch(keys_kernel, grid, *tensors, *saved, to_key, to_value, words, *numbers, **options)
+        to_key, to_value = key.new_empty(key.shape), value.new_empty(value.shape)
+        rules = problem.options("keys")
+        grid = triton.cdiv(key.shape[2], rules["BN"]), problem.heads
+        launch(keys_kernel, grid, inputs, *saved, to_key, to_value, words, **rules)
         found[1], found[2] = to_key, to_value
     return found
 
 
 @jit
+def of_rows(
+    X: Inputs,
+    GRAD: tl.tensor,
+    DELTA: tl.tensor,
+    TOP: tl.tensor,
+    OFFSET: tl.tensor,
+    at: tl.tensor,
+    inside: tl.tensor,
+) -> Any:
+    """The gradients of a block of rows for ``load``; ⟨grad, mean⟩, largest score and offset of each, (rows, 1)."""
+    grads = (GRAD, at * X.depth, inside, 1, X.depth)
+    delta = tl.load(DELTA + at, mask=inside, other=0.0)
+    top = tl.load(TOP + at, mask=inside, other=0.0)
+    offset = tl.load(OFFSET + at, mask=inside, other=0.0)
+    return grads, delta[:, None], top[:, None], offset[:, None]
+
+
+@jit
 def queries_kernel(
-    Q: tl.tensor,
-    K: tl.tensor,
-    V: tl.tensor,
-    ALPHA: tl.tensor,
-    M: tl.tensor,
+    X: Inputs,
     GRAD: tl.tensor,
     DELTA: tl.tensor,
     TOP: tl.tensor,
@@ -76,36 +105,6 @@ def queries_kernel(
     TO_Q: tl.tensor,
     TO_ALPHA: tl.tensor,
     words: tl.tensor,
-    qb: tl.tensor,
-    qh: tl.tensor,
-    qg: tl.tensor,
-    ql: tl.tensor,
-    qe: tl.tensor,
-    kb: tl.tensor,
-    kh: tl.tensor,
-    ks: tl.tensor,
-    ke: tl.tensor,
-    vb: tl.tensor,
-    vh: tl.tensor,
-    vs: tl.tensor,
-    ve: tl.tensor,
-    ab: tl.tensor,
-    ah: tl.tensor,
-    ag: tl.tensor,
-    mb: tl.tensor,
-    mh: tl.tensor,
-    mg: tl.tensor,
-    ml: tl.tensor,
-    ms: tl.tensor,
-    heads: tl.tensor,
-    groups: tl.tensor,
-    length: tl.tensor,
-    count: tl.tensor,
-    width: tl.tensor,
-    depth: tl.tensor,
-    scale: tl.tensor,
-    drop: tl.tensor,
-    seed: tl.tensor,
     KIND: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASK: tl.constexpr,
@@ -115,61 +114,50 @@ def queries_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
     LEARNS: tl.constexpr,
 ) -> None:
-    """The gradient of one block of rows, and of alpha there."""
+    """The gradient of one block of rows, and of alpha there. Nothing is written that this kernel reads."""
     DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
     TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
     bh = tl.program_id(1)
-    b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)
-    total = groups * length
-    rows = tl.program_id(0) * BM + tl.arange(0, BM)
-    j = tl.arange(0, BN)
-    K, V, M = K + b * kb + h * kh, V + b * vb + h * vh, M + b * mb + h * mh
-    q = load_rows(Q + b * qb + h * qh, rows, total, length, qg, ql, qe, width, BE)
-    at = bh.to(tl.int64) * total + rows
-    grad = load_keys(GRAD + bh.to(tl.int64) * total * depth, rows, total, depth, 1, depth, BF)
-    c, top, offset, delta = _of_rows(ALPHA + b * ab + h * ah, DELTA, TOP, OFFSET, rows, at, total, length, ag, DTYPE)
+    first = tl.program_id(0) * BM
+    rows, queries, c = of_queries(X, bh, first, BM, EPS)
+    inside = rows < X.groups * X.length
+    at = bh.to(tl.int64) * (X.groups * X.length) + rows
+    grads, delta, top, offset = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, inside)
+    q, grad = load(queries, BE), load(grads, BF)
     out = tl.zeros([BM, BE], DTYPE)
-    slope = tl.zeros([BM, 1], DTYPE)
-    own = (bh.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * words
-    last = count
-    if CAUSAL:  # words beyond were never written
-        start = tl.program_id(0) * BM
-        end = tl.minimum(start + BM, total)
-        one = start // length == (end - 1) // length
-        last = tl.minimum(count, tl.where(one, (end - 1) % length + 1, length))
-    for w in range(tl.cdiv(last, 32 * BN)):
-        word = tl.load(USED + own + w)
-        for i in range(32):
-            if ((word >> i) & 1) != 0:
-                keys = (w * 32 + i) * BN + j
-                k = load_keys(K, keys, count, ks, ke, width, BE)
-                x = scores(q, k, rows, keys, total, count, length, scale, M, mg, ml, ms, CAUSAL, MASK)
-                p, s = mass(x - top - offset, c, c, KIND, TERMS)
-                v = load_keys(V, keys, count, vs, ve, depth, BF)
-                g = product(grad, tl.trans(v))
-                if DROPS:
-                    g = g * kept(seed, bh, rows, keys, count, drop)
-                to_scores = s * (g - delta)
-                out += product(to_scores.to(k.dtype), k)
-                if LEARNS:
-                    slope -= tl.sum(to_scores * sensitivity(p, c, EPS), axis=1, keep_dims=True)
-    out = tl.where(offset == offset, out * scale, offset)  # NaN in rows with NaN
-    e = tl.arange(0, BE)
-    inside = (rows < total)[:, None] & (e < width)[None, :]
-    tl.store(TO_Q + at[:, None] * width + e[None, :], out.to(TO_Q.dtype.element_ty), mask=inside)
+    slope = tl.zeros([BM], DTYPE)
+    USED += (bh.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * words
+    count = tl.cdiv(visible_keys(X, first, BM, CAUSAL), BN)  # bits beyond were never written
+    for w in range(tl.cdiv(count, 32)):
+        word = tl.load(USED + w)
+        for _ in range(how_many(word)):
+            i, word = take_lowest(word)
+            keys = (w * 32 + i) * BN + tl.arange(0, BN)
+            others = of_keys(X, bh, keys)
+            k = load(others, BE)
+            x = seen(X, bh, similarity(queries, q, others, k, BE, PRECISION), rows, keys, CAUSAL, MASK)
+            p, s = mass(x - top - offset, c, c, KIND, TERMS)
+            values = of_values(X, bh, keys)
+            g = similarity(grads, grad, values, load(values, BF), BF, PRECISION)
+            if DROPS:
+                g = g * factors(X, bh, rows, keys, DTYPE)
+            to_scores = s * (g - delta)
+            out += product(to_scores.to(k.dtype), k, PRECISION)
+            if LEARNS:
+                slope -= tl.sum(to_scores * sensitivity(p, c, EPS), axis=1)
+    out = tl.where(offset == offset, out * tl.load(X.scale).to(DTYPE), offset)  # NaN in rows with NaN
+    store(TO_Q, at * X.width, inside, out, X.width, BE)
     if LEARNS:
-        tl.store(TO_ALPHA + at[:, None], tl.where(offset == offset, slope, offset), mask=(rows < total)[:, None])
+        known = tl.sum(offset, axis=1)
+        tl.store(TO_ALPHA + at, tl.where(known == known, slope, known), mask=inside)
 
 
 @jit
 def keys_kernel(
-    Q: tl.tensor,
-    K: tl.tensor,
-    V: tl.tensor,
-    ALPHA: tl.tensor,
-    M: tl.tensor,
+    X: Inputs,
     GRAD: tl.tensor,
     DELTA: tl.tensor,
     TOP: tl.tensor,
@@ -178,36 +166,6 @@ def keys_kernel(
     TO_K: tl.tensor,
     TO_V: tl.tensor,
     words: tl.tensor,
-    qb: tl.tensor,
-    qh: tl.tensor,
-    qg: tl.tensor,
-    ql: tl.tensor,
-    qe: tl.tensor,
-    kb: tl.tensor,
-    kh: tl.tensor,
-    ks: tl.tensor,
-    ke: tl.tensor,
-    vb: tl.tensor,
-    vh: tl.tensor,
-    vs: tl.tensor,
-    ve: tl.tensor,
-    ab: tl.tensor,
-    ah: tl.tensor,
-    ag: tl.tensor,
-    mb: tl.tensor,
-    mh: tl.tensor,
-    mg: tl.tensor,
-    ml: tl.tensor,
-    ms: tl.tensor,
-    heads: tl.tensor,
-    groups: tl.tensor,
-    length: tl.tensor,
-    count: tl.tensor,
-    width: tl.tensor,
-    depth: tl.tensor,
-    scale: tl.tensor,
-    drop: tl.tensor,
-    seed: tl.tensor,
     KIND: tl.constexpr,
     CAUSAL: tl.constexpr,
     MASK: tl.constexpr,
@@ -217,72 +175,45 @@ def keys_kernel(
     BM: tl.constexpr,
     BN: tl.constexpr,
     EPS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ) -> None:
-    """The gradients of one block of keys and of their values."""
+    """The gradients of one block of keys and of their values. Nothing is written that this kernel reads.
+
+    The bits of 32 blocks of rows are read at once, and those of this block of keys are put together in a word.
+    """
     DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
     TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
     bh = tl.program_id(1)
-    b, h = (bh // heads).to(tl.int64), (bh % heads).to(tl.int64)
-    total = groups * length
     block = tl.program_id(0)
     keys = block * BN + tl.arange(0, BN)
-    M = M + b * mb + h * mh
-    k = load_keys(K + b * kb + h * kh, keys, count, ks, ke, width, BE)
-    v = load_keys(V + b * vb + h * vh, keys, count, vs, ve, depth, BF)
+    total = X.groups * X.length
+    others, values = of_keys(X, bh, keys), of_values(X, bh, keys)
+    k, v = load(others, BE), load(values, BF)
     to_key = tl.zeros([BN, BE], DTYPE)
     to_value = tl.zeros([BN, BF], DTYPE)
-    all_blocks = tl.cdiv(total, BM)
-    for n in range(all_blocks):
-        visible = 1
-        if CAUSAL:  # words beyond what a block of rows sees were never written
-            end = tl.minimum(n * BM + BM, total)
-            one = (n * BM) // length == (end - 1) // length
-            visible = tl.where(block * BN < tl.where(one, (end - 1) % length + 1, length), 1, 0)
-        word = tl.load(USED + (bh.to(tl.int64) * all_blocks + n) * words + block // 32, mask=visible > 0, other=0)
-        if ((word >> (block % 32)) & 1) != 0:
-            rows = n * BM + tl.arange(0, BM)
+    count = tl.cdiv(total, BM)
+    bit = tl.arange(0, 32)
+    for w in range(tl.cdiv(count, 32)):
+        n = w * 32 + bit
+        # Bits beyond what a block of rows sees were never written.
+        written = (n < count) & (block * BN < visible_keys(X, n * BM, BM, CAUSAL))
+        place = (bh.to(tl.int64) * count + n) * words + block // 32
+        bits = (tl.load(USED + place, mask=written, other=0) >> (block % 32)) & 1
+        word = tl.reduce(bits << bit, 0, either)
+        for _ in range(how_many(word)):
+            i, word = take_lowest(word)
+            rows, queries, c = of_queries(X, bh, (w * 32 + i) * BM, BM, EPS)
             at = bh.to(tl.int64) * total + rows
-            q = load_rows(Q + b * qb + h * qh, rows, total, length, qg, ql, qe, width, BE)
-            grad = load_keys(GRAD + bh.to(tl.int64) * total * depth, rows, total, depth, 1, depth, BF)
-            c, top, offset, delta = _of_rows(
-                ALPHA + b * ab + h * ah, DELTA, TOP, OFFSET, rows, at, total, length, ag, DTYPE
-            )
-            x = scores(q, k, rows, keys, total, count, length, scale, M, mg, ml, ms, CAUSAL, MASK)
+            grads, delta, top, offset = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, rows < total)
+            q, grad = load(queries, BE), load(grads, BF)
+            x = seen(X, bh, similarity(queries, q, others, k, BE, PRECISION), rows, keys, CAUSAL, MASK)
             p, s = mass(x - top - offset, c, c, KIND, TERMS)
-            g = product(grad, tl.trans(v))
+            g = similarity(grads, grad, values, v, BF, PRECISION)
             if DROPS:
-                factor = kept(seed, bh, rows, keys, count, drop)
+                factor = factors(X, bh, rows, keys, DTYPE)
                 p, g = p * factor, g * factor
-            to_value += product(tl.trans(p).to(grad.dtype), grad)
-            to_key += product(tl.trans(s * (g - delta)).to(q.dtype), q)
-    at = bh.to(tl.int64) * count + keys
-    e, f = tl.arange(0, BE), tl.arange(0, BF)
-    inside = (keys < count)[:, None]
-    to = TO_K + at[:, None] * width + e[None, :]
-    tl.store(to, (to_key * scale).to(TO_K.dtype.element_ty), mask=inside & (e < width)[None, :])
-    to = TO_V + at[:, None] * depth + f[None, :]
-    tl.store(to, to_value.to(TO_V.dtype.element_ty), mask=inside & (f < depth)[None, :])
-
-
-@jit
-def _of_rows(
-    ALPHA: tl.tensor,
-    DELTA: tl.tensor,
-    TOP: tl.tensor,
-    OFFSET: tl.tensor,
-    rows: tl.tensor,
-    at: tl.tensor,
-    total: tl.tensor,
-    length: tl.tensor,
-    ag: tl.tensor,
-    DTYPE: tl.constexpr,
-) -> Any:
-    """c, the largest score, the offset and ⟨grad, mean⟩ of some rows, each (rows, 1)."""
-    inside = rows < total
-    group = tl.where(inside, rows // length, 0).to(tl.int64)
-    c = (tl.load(ALPHA + group * ag).to(tl.float64) - 1.0).to(DTYPE)
-    c = tl.where(tl.abs(c) < 1e-20, 1e-20, c)
-    top = tl.load(TOP + at, mask=inside, other=0.0)
-    offset = tl.load(OFFSET + at, mask=inside, other=0.0)
-    delta = tl.load(DELTA + at, mask=inside, other=0.0)
-    return c[:, None], top[:, None], offset[:, None], delta[:, None]
+            to_value += product(tl.trans(p.to(grad.dtype)), grad, PRECISION)
+            to_key += product(tl.trans((s * (g - delta)).to(q.dtype)), q, PRECISION)
+    at = bh.to(tl.int64) * X.keys + keys
+    store(TO_K, at * X.width, keys < X.keys, to_key * tl.load(X.scale).to(DTYPE), X.width, BE)
+    store(TO_V, at * X.depth, keys < X.keys, to_value, X.depth, BF)

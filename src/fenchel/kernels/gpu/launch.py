@@ -32,11 +32,18 @@ STARTED: Counter[str] = Counter()
 EPS = {torch.float64: 2.0**-52}
 _SINGLE = 2.0**-23
 
+PRECISION = "ieee" if torch.version.hip else "tf32x3"
+"""How products of float32 are computed. Nvidia's tensor cores round to ten bits of a factor; three of their products,
+of the rounded factors and of what was cut off, are nearly as good as float32. AMD's have products of float32."""
+
+MOST_REGISTERS: dict[str, Any] = {} if torch.version.hip else {"maxnreg": 255}
+"""An option for Nvidia's assembler: all registers. Else it may choose to spill, for the sake of more programs."""
+
 Parameter = float | Tensor
 
 
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> None:
-    """Start a kernel on the device of its first argument.
+    """Start a kernel on the device of the first argument that is a tensor.
 
     Raises NotCompiledError if it does not compile, or needs more than the device has.
     """
@@ -45,7 +52,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **options: Any) -> No
         return
     STARTED[kernel.__name__] += 1
     try:
-        with _context(args[0]):
+        with _context(next(each for each in args if isinstance(each, Tensor))):
             kernel[grid](*args, **options)
     except (torch.OutOfMemoryError, torch.AcceleratorError):
         raise
