@@ -12,6 +12,7 @@ from scipy.optimize import linprog
 from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import jacfwd, jacrev
+from torch.testing import assert_close
 
 import fenchel
 from fenchel import Fused, Gini, Oscar, Regularizer, TotalVariation2d, fusedmax, oscarmax, sparsemax, tvmax2d
@@ -405,3 +406,21 @@ def test_losses_and_modules_take_grids() -> None:
     assert torch.equal(fenchel.nn.Argmax(omega)(scores), tvmax2d(scores))
     with pytest.raises(ValueError, match="shape must be a pair"):
         TotalVariation2d(0.1, shape=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("scores", "strength", "expected"),
+    [
+        ([1e20, 0.0], 1e16, [1.0, 0.0]),  # the lead is above twice the strength
+        ([0.0, -1e30, -1e30], 1e30, [1 / 3] * 3),
+        ([3e30, -1e30, 2e30, 0.0, 1e30], 1e16, [1.0, 0.0, 0.0, 0.0, 0.0]),
+        ([3e12, -1e12, 2e12, 0.0, 1e12], 1e16, [0.2] * 5),
+        ([3e9, -1e9, 2e9, 0.0, 1e9], 1e10, [0.2] * 5),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_strong_penalties_of_huge_scores_keep_the_sum(
+    scores: list[float], strength: float, expected: list[float], dtype: torch.dtype
+) -> None:
+    wanted = torch.tensor(expected, dtype=dtype)
+    assert_close(fenchel.fusedmax(torch.tensor(scores, dtype=dtype), strength), wanted)

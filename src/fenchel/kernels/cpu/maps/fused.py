@@ -9,7 +9,15 @@ from torch import Tensor
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import helper, kernel, strict_helper
-from fenchel.kernels.cpu.maps.groups import MORE, begin_product, begin_row, map_rows, product_of_rows, threshold
+from fenchel.kernels.cpu.maps.groups import (
+    MORE,
+    begin_product,
+    begin_row,
+    map_rows,
+    product_of_rows,
+    subtract_largest,
+    threshold,
+)
 from fenchel.kernels.cpu.maps.places import list_above, load_row_part
 
 _LONGEST = 64  # entries of a stretch whose sum is tried
@@ -280,6 +288,7 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
                 groups += 1
                 begin = end
             start = stop
+        subtract_largest(values, groups)
         tau = threshold(values, sizes, groups)
         k = 0
         for g in range(groups):

@@ -8,7 +8,7 @@ import numpy as np
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper, kernel
-from fenchel.kernels.cpu.maps.groups import begin_row, threshold
+from fenchel.kernels.cpu.maps.groups import begin_row, subtract_largest, threshold
 from fenchel.kernels.cpu.maps.simplex import as_rows, each, like
 from fenchel.kernels.cpu.threads import over_rows
 
@@ -285,6 +285,7 @@ def _grid_rows(first: int, last: int, x: Any, strengths: Any, width: int, out: A
                 if group[i] == 0:
                     group[i], level[groups], size[groups] = groups, w[i], 1
                     groups += 1
+        subtract_largest(level, groups)
         tau = threshold(level, size, groups)
         for i in range(n):
             if group[i] >= 0:

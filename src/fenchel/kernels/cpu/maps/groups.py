@@ -58,6 +58,16 @@ def unmasked(x: Any, masked: bool) -> int:
 
 
 @helper
+def subtract_largest(values: Any, count: int) -> None:
+    """Subtract the largest of ``count`` values from all: beside a huge one, probabilities would be rounded away."""
+    best = -np.inf
+    for g in range(count):
+        best = max(best, values[g])
+    for g in range(count):
+        values[g] -= best
+
+
+@helper
 def threshold(values: Any, sizes: Any, count: int) -> float:
     """Find τ with Σ size·[value − τ]₊ = 1 over ``count`` groups, from below: the support shrinks until it stays."""
     tau, before = -np.inf, np.inf

@@ -14,6 +14,7 @@ from fenchel.kernels.cpu.maps.groups import (
     begin_row,
     map_rows,
     product_of_rows,
+    subtract_largest,
     threshold,
     unmasked,
 )
@@ -189,6 +190,7 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
                 rest += z[j] - base
             values[g] += rest / sizes[g]
             k += sizes[g]
+        subtract_largest(values, groups)
         tau = threshold(values, sizes, groups)
         while values[groups - 1] <= tau:
             groups -= 1
