@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
+import re
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 
 Group = Any
 """A ``torch.distributed.ProcessGroup``, or one rank's :class:`Peers`; None stands for the default group."""
+
+CHECKS = "FENCHEL_CHECK_RANKS"
+"""The environment variable that, set to 1 on all ranks, has them compare their arguments in every call."""
 
 Wait = Callable[[], object]
 """Waits until tensors that are on their way have arrived."""
@@ -68,7 +76,8 @@ class _Processes(Peers):
         except RuntimeError as error:
             raise RuntimeError(
                 f"rank {self.rank} of {self.size} cannot go on: another rank has ended, raised an error, or did not "
-                f"take part within the timeout of the process group ({str(error).splitlines()[0]})"
+                f"take part within the timeout of the process group ({str(error).splitlines()[0]}). If the ranks' "
+                f"arguments may differ in shape or value, {CHECKS}=1 on all ranks names the one that does"
             ) from error
 
     def all_reduce(self, tensor: Tensor, largest: bool) -> None:
@@ -122,6 +131,12 @@ def check_group(group: Group) -> int:
             "torch.distributed must be initialized: start the program with torchrun and call "
             "torch.distributed.init_process_group() first"
         )
+    # What new_group returns on ranks outside of the group is no group, and has the size −1.
+    if not (group is None or isinstance(group, dist.ProcessGroup) or group == dist.GroupMember.NON_GROUP_MEMBER):
+        raise TypeError(
+            "group must be a torch.distributed.ProcessGroup, the group that rehearse gives, or None for the default "
+            f"group, got {group!r}"
+        )
     size = dist.get_world_size(group)
     if size < 1:
         raise ValueError("group must be a process group that this rank belongs to")
@@ -145,13 +160,93 @@ def all_sum(tensor: Tensor, group: Group) -> Tensor:
     return tensor
 
 
-def all_sizes(size: int, device: torch.device, group: Group) -> list[int]:
-    """One number of every rank, in the order of the ranks."""
+def all_sizes(
+    numbers: Sequence[int], device: torch.device, group: Group, same: Mapping[str, Any] | None = None
+) -> list[list[int]]:
+    """For each of this rank's numbers those of all ranks, in the order of the ranks, by one all-reduce.
+
+    Args:
+        numbers: integers, as many on all ranks.
+        device: where the group's tensors are.
+        group: the process group.
+        same: arguments, by name, that must be equal on all ranks. What :func:`described` says of them is compared along
+            the way; if it differs, all ranks raise a ValueError that names the argument.
+    """
     peers = _peers(group)
-    sizes = torch.zeros(peers.size, dtype=torch.int64, device=device)
-    sizes[peers.rank] = size
-    peers.all_reduce(sizes, largest=False)
-    return [int(each) for each in sizes.tolist()]
+    texts = json.dumps({name: described(value) for name, value in (same or {}).items()})
+    found = torch.zeros(len(numbers) + 1, peers.size, dtype=torch.int64, device=device)
+    found[:, peers.rank] = torch.tensor([*numbers, zlib.crc32(texts.encode())], device=device)
+    peers.all_reduce(found, largest=False)
+    *every, digests = found.tolist()
+    if len(set(digests)) > 1:
+        given = [json.loads(each) for each in _all_texts(texts, device, group)]
+        for name in given[0]:
+            values = [each.get(name) for each in given]
+            firsts = sorted(values.index(value) for value in set(values))[:4]
+            if len(firsts) > 1:
+                shown = ", ".join(f"{values[rank]} on rank {rank}" for rank in firsts)
+                raise ValueError(f"{name} must be equal on all ranks, got {shown}")
+        raise ValueError(f"all ranks must call one function, got the arguments {given}")
+    return every
+
+
+def _all_texts(text: str, device: torch.device, group: Group) -> list[str]:
+    """The texts of all ranks."""
+    own = torch.tensor(list(text.encode()), dtype=torch.uint8, device=device)
+    (sizes,) = all_sizes([len(own)], device, group)
+    letters = bytes(gather_rows(own, sizes, group).tolist())
+    ends = list(accumulate(sizes))
+    return [letters[end - size : end].decode() for size, end in zip(sizes, ends, strict=True)]
+
+
+def checks_ranks() -> bool:
+    """Whether ranks compare their arguments in every call, as the environment asks for."""
+    return os.environ.get(CHECKS, "") not in ("", "0")
+
+
+def check_same(device: torch.device, group: Group, same: Mapping[str, Any]) -> None:
+    """Under ``FENCHEL_CHECK_RANKS=1`` compare arguments that must be equal on all ranks, by one all-reduce."""
+    if checks_ranks():
+        all_sizes([], device, group, same)
+
+
+def raise_together(error: Exception | None, device: torch.device, group: Group) -> None:
+    """Raise this rank's error, if there is one; on other ranks a ValueError that says what the first of them is."""
+    (failed,) = all_sizes([error is not None], device, group)
+    if not any(failed):
+        return
+    texts = _all_texts(str(error), device, group)
+    if error is not None:
+        raise error
+    raise ValueError(f"on rank {failed.index(1)}: {texts[failed.index(1)]}")
+
+
+def layout(tensor: Tensor, spread: int) -> str:
+    """What must be equal on all ranks of a tensor that is spread along a dimension, which stands as "…"."""
+    sizes = [str(size) for size in tensor.shape]
+    sizes[spread] = "…"
+    learns = ", requires grad" if checks_ranks() and torch.is_grad_enabled() and tensor.requires_grad else ""
+    return f"shape ({', '.join(sizes)}), {tensor.dtype}{learns}"
+
+
+def described(value: Any) -> str:
+    """An argument as text to compare among ranks: of tensors shape and dtype; if ranks are checked, values too."""
+    if isinstance(value, str):
+        return value
+    if isinstance(value, nn.Module):
+        tensors = {**dict(value.named_parameters()), **dict(value.named_buffers())}
+        held = "".join(f", {name}: {described(tensor)}" for name, tensor in tensors.items())
+        return re.sub(r" at 0x[0-9a-f]+", "", repr(value)) + held  # addresses differ between processes
+    if not isinstance(value, Tensor):
+        return repr(value)
+    text = f"shape {tuple(value.shape)}, {value.dtype}"
+    if not checks_ranks():
+        return text
+    flat = value.detach().reshape(-1).cpu().contiguous()
+    some = ", ".join(str(each) for each in flat[:8].tolist())
+    checksum = zlib.crc32(flat.view(torch.uint8).numpy().tobytes())
+    learns = ", requires grad" if torch.is_grad_enabled() and value.requires_grad else ""
+    return f"{text}, [{some}{', …' if len(flat) > 8 else ''}] (checksum {checksum:08x}){learns}"
 
 
 def gather_rows(rows: Tensor, sizes: list[int], group: Group) -> Tensor:

@@ -11,7 +11,18 @@ from torch.func import functional_call
 from fenchel._checks import check_floats
 from fenchel._torch import apply_function, outside_graphs, recomputed
 from fenchel.distributed import ring
-from fenchel.distributed.collectives import Group, all_sum, check_group, exchange, gather_rows, rank_in, sum_rows
+from fenchel.distributed.collectives import (
+    Group,
+    all_sizes,
+    check_group,
+    checks_ranks,
+    described,
+    exchange,
+    gather_rows,
+    layout,
+    rank_in,
+    sum_rows,
+)
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming.dot_product import masked_attention
@@ -75,11 +86,15 @@ def attention(
             raise ValueError(f"{name} must have shape (…, length, width), got {tuple(tensor.shape)}")
     if key.shape[-2] != value.shape[-2]:
         raise ValueError(f"key and value must have one length, got {key.shape[-2]} and {value.shape[-2]}")
-    queries, keys = _lengths(query, key, ranks, group)
+    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
+    same = {name: layout(tensor, -2) for name, tensor in (("query", query), ("key", key), ("value", value))}
+    same |= {"is_causal": repr(is_causal), "scale": repr(scale)}
+    if checks_ranks():
+        same["omega"] = described(omega)
+    queries, keys = all_sizes([query.shape[-2], key.shape[-2]], query.device, group, same)
     if is_causal and queries != keys:
         raise ValueError(f"is_causal needs as many queries as keys on every rank, got {queries} and {keys}")
     turns = _takes_ring(query, key, value, omega, keys)
-    scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     own = all_keys, all_values = (key, value) if turns else _gathered(key, value, keys, group)
     if not is_causal:
         if turns:
@@ -113,14 +128,6 @@ def _takes_ring(query: Tensor, key: Tensor, value: Tensor, omega: Regularizer, s
     if entries * key.element_size() <= GATHERED or key.shape[:-2] != query.shape[:-2]:
         return False
     return not omega.ordered and omega.line(query.detach().new_zeros(*query.shape[:-2], 1, 1)) is not None
-
-
-def _lengths(query: Tensor, key: Tensor, ranks: int, group: Group) -> tuple[list[int], list[int]]:
-    """The lengths of all ranks' queries and keys."""
-    sizes = torch.zeros(2, ranks, dtype=torch.int64, device=query.device)
-    sizes[0, rank_in(group)], sizes[1, rank_in(group)] = query.shape[-2], key.shape[-2]
-    queries, keys = all_sum(sizes, group).tolist()
-    return queries, keys
 
 
 def _gathered(key: Tensor, value: Tensor, sizes: list[int], group: Group) -> tuple[Tensor, Tensor]:

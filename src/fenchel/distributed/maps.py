@@ -10,7 +10,7 @@ from torch import Tensor
 from fenchel import losses
 from fenchel._checks import check_floats, check_integers
 from fenchel._torch import apply_function, differentiable_once, known, outside_graphs, tracks
-from fenchel.distributed.collectives import Group, all_sum, check_group
+from fenchel.distributed.collectives import Group, all_sum, check_group, check_same, layout
 from fenchel.distributed.thresholds import Alpha, Solution, choose, slope_in_alpha, solve_rows
 from fenchel.losses import Reduction, check_reduction, is_kept
 from fenchel.regularizers import tsallis
@@ -53,6 +53,7 @@ def entmax(scores: Tensor, alpha: Alpha = 1.5, mask: Tensor | None = None, *, gr
     rows, a, batch = _pose(scores, alpha, mask)
     if ranks == 1 and scores.shape[-1]:
         return tsallis.entmax(scores, alpha, mask=mask)
+    check_same(scores.device, group, {"scores": layout(scores, -1), "alpha": alpha})
     p: Tensor = (
         apply_function(_Entmax, rows, a, ranks, group) if tracks(rows, a) else _solve_map(rows, a, ranks, group)[0]
     )
@@ -104,6 +105,8 @@ def entmax_loss(
     if ranks == 1 and scores.shape[-1]:
         options: Any = {"mask": mask, "ignore_index": ignore_index, "reduction": reduction}
         return losses.entmax_loss(scores, target, alpha, **options)
+    same = {"target": target, "alpha": alpha, "ignore_index": ignore_index, "reduction": reduction}
+    check_same(scores.device, group, {"scores": layout(scores, -1), **same})
     flat = index.reshape(-1)
     loss: Tensor = (
         apply_function(_ClassLoss, rows, flat, a, ranks, group)

@@ -19,7 +19,9 @@ from fenchel.distributed.collectives import (
     all_sum,
     broadcast,
     check_group,
+    described,
     gather_rows,
+    raise_together,
     rank_in,
 )
 from fenchel.hopfield.certificates import Certificate, certify_patterns
@@ -111,20 +113,31 @@ class ShardedMemory(nn.Module):
         super().__init__()
         check_group(group)
         self.group = group
+        device, problem = patterns.device if isinstance(patterns, Tensor) else torch.device("cpu"), None
+        try:
+            self._hold(patterns, omega, beta, chunk_size)
+        except (TypeError, ValueError) as error:
+            problem = error
+        raise_together(problem, device, group)
+        same = {"omega": described(self.omega), "beta": show(self.beta)}
+        (widths,) = all_sizes([self.patterns.shape[1]], device, group, same)
+        if len(set(widths)) > 1:
+            shown = f"widths from {min(widths)} to {max(widths)}"
+            raise ValueError(f"patterns must have one width on all ranks, got {shown}")
+
+    def _hold(self, patterns: Rows, omega: Regularizer | None, beta: float | Tensor, chunk_size: int | None) -> None:
+        """Check the arguments and keep them."""
         self.omega = Tsallis(1.5) if omega is None else check_omega(omega)
         shape = self.omega.parameter_shape
         if shape is not None and shape.numel() > 1:
             raise ValueError(f"omega must be one for all queries and patterns, got {self.omega!r}")
+        self._associative()
         hold(self, "beta", check_positive(beta, "beta"))
         self.chunk_size = None if chunk_size is None else check_count(chunk_size, "chunk_size")
         self.in_file = isinstance(patterns, np.memmap)
         held = _check_part(patterns)
         held = held if held.is_floating_point() or self.in_file else held.to(torch.get_default_dtype())
         self.register_buffer("patterns", held.clone() if held is patterns else held, persistent=not self.in_file)
-        width = torch.tensor([held.shape[1], -held.shape[1]], device=held.device)
-        widest, narrowest = all_max(width, group).tolist()
-        if widest != -narrowest:
-            raise ValueError(f"patterns must have one width on all ranks, got widths from {-narrowest} to {widest}")
 
     def extra_repr(self) -> str:
         return f"{len(self.patterns)} × {self.patterns.shape[1]} on this rank, beta={show(self.beta)}"
@@ -133,7 +146,7 @@ class ShardedMemory(nn.Module):
 
     def sizes(self) -> list[int]:
         """How many patterns each rank has. All ranks must call it."""
-        return all_sizes(len(self.patterns), self.patterns.device, self.group)
+        return all_sizes([len(self.patterns)], self.patterns.device, self.group)[0]
 
     def add(self, patterns: Rows) -> None:
         """Append patterns, (M, D) or one of shape (D,), to those of this rank. Other ranks need not take part."""
@@ -153,11 +166,14 @@ class ShardedMemory(nn.Module):
     # -- energy, updates and retrieval -------------------------------------------------------------------------------
 
     def energy(self, query: Tensor) -> Tensor:
-        """The energy of states (…, D), one value per state, (…); as that of :class:`fenchel.hopfield.Memory`."""
+        """The energy of states (…, D), one value per state, (…); as that of :class:`fenchel.hopfield.Memory`.
+
+        For Ω that are 0 at one-hot vectors each rank takes 8 bytes per pattern of all ranks, for max_Ω of equal scores.
+        """
         given = self._check_query(query)
         rows = given.double()
         omega, beta = simplified(self.omega), float(self.beta)
-        count = sum(self._all_sizes())
+        count = sum(self._all_sizes(query=rows))
         if self._associative():
             conjugate = omega.max(self._gathered_maxima(rows)[0], dim=0)
         else:
@@ -176,7 +192,7 @@ class ShardedMemory(nn.Module):
     def step(self, query: Tensor) -> Tensor:
         """One update of states (…, D): Xᵀ argmax_Ω(βXq)."""
         rows = self._check_query(query)
-        self._all_sizes()
+        self._all_sizes(query=rows)
         return self._update(rows).reshape(query.shape)
 
     def forward(self, query: Tensor) -> Tensor:
@@ -193,7 +209,7 @@ class ShardedMemory(nn.Module):
         """
         rows = self._check_query(query)
         check_count(max_steps, "max_steps")
-        self._all_sizes()
+        self._all_sizes(query=rows, max_steps=max_steps, tol=tol)
         path = iterate(self._update, rows, max_steps=max_steps, tol=tol, independent=True)
         batch = query.shape[:-1]
         state, steps = path.state.reshape(query.shape), path.steps.reshape(batch)
@@ -252,9 +268,9 @@ class ShardedMemory(nn.Module):
         for start in range(0, len(self.patterns), Plan().columns):
             yield start, self._block(start, Plan().columns)
 
-    def _all_sizes(self) -> list[int]:
-        """How many patterns each rank has; an error if there are none, or fewer than Ω chooses."""
-        sizes = self.sizes()
+    def _all_sizes(self, **same: Any) -> list[int]:
+        """How many patterns each rank has; an error if there are none, or fewer than Ω chooses, or arguments differ."""
+        (sizes,) = all_sizes([len(self.patterns)], self.patterns.device, self.group, same)
         if not sum(sizes):
             raise ValueError("a memory must have at least one pattern: no rank has any")
         wanted, possible = self.omega.mass(2**40), self.omega.mass(sum(sizes))

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fenchel import kernels
 from fenchel._torch import apply_function, as_autocast, autocast_dtype, differentiable_once, outside_graphs
-from fenchel.distributed.collectives import Group, all_sum, check_group
+from fenchel.distributed.collectives import Group, all_sum, check_group, check_same, layout
 from fenchel.distributed.maps import check_classes, check_targets, class_losses, subtract_at
 from fenchel.distributed.thresholds import (
     Alpha,
@@ -82,6 +82,10 @@ def linear_entmax_loss(
         options: Any = {"alpha": alpha, "ignore_index": ignore_index, "reduction": reduction}
         return plain.linear_entmax_loss(hidden, weight, target, bias, **options)
     plain.check_layer(hidden, weight, bias, least=0)
+    same: dict[str, Any] = {"target": target, "alpha": alpha, "ignore_index": ignore_index, "reduction": reduction}
+    same["bias"] = "None" if bias is None else f"shape (…,), {bias.dtype}"
+    same["autocast"] = autocast_dtype(hidden.device)
+    check_same(hidden.device, group, {"hidden": hidden, "weight": layout(weight, 0), **same})
     index = check_targets(target, hidden.shape[:-1], ignore_index)
     kept = index >= 0
     # What stands in an ignored token does not matter: NaN times a gradient of 0 would be NaN for all classes.

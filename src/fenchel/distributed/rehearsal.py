@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count
+from fenchel._checks import check_callable, check_count
 from fenchel.distributed.collectives import Peers, Wait
 
 T = TypeVar("T")
@@ -77,6 +77,7 @@ def rehearse(function: Callable[[int, Any], T], ranks: int) -> Rehearsal[T]:
         >>> [each.name for each in run.transfers][:2]
         ['all_reduce', 'all_reduce']
     """
+    check_callable(function, "function", "a function of a rank and a group")
     ranks = check_count(ranks, "ranks")
     room = _Room(ranks)
     results: list[Any] = [None] * ranks
