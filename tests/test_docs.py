@@ -14,6 +14,7 @@ import pytest
 import torch
 
 import fenchel
+from fenchel._warmup import room_names
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -51,6 +52,12 @@ def test_the_first_example_prints_what_the_readme_says(capsys: pytest.CaptureFix
     code, printed = re.search(r"```python\n(import torch.*?)```\s+```text\n(.*?)```", text, re.DOTALL).groups()
     run(code, ROOT / "README.md", {})
     assert capsys.readouterr().out == printed
+
+
+def test_the_page_on_kernels_names_all_that_can_be_warmed_up() -> None:
+    names = read(DOCS / "guide" / "kernels.md").partition("| | |\n")[2].partition("\n\n")[0]
+    first = [line.split("|")[1] for line in names.splitlines()[1:]]
+    assert sorted(set(re.findall(r"`(\w+)`", " ".join(first)))) == sorted(room_names())
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")  # of the libraries that pages use

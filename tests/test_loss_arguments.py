@@ -83,6 +83,24 @@ def test_bad_input_is_named(scores: Tensor, target: Tensor, options: dict, error
             loss(scores, target, **options)
 
 
+def test_an_error_of_targets_shows_the_first_wrong_row_and_what_is_ignored() -> None:
+    soft = SOFT.clone()
+    soft[1] = 0.1
+    with pytest.raises(ValueError, match=r"along dim 1, got entries from 0.1 with sum 0.4 in target\[1, :\]"):
+        entmax_loss(SCORES, soft)
+    with pytest.raises(ValueError, match=r"along dim 0, got entries from 0.1 with sum 0.4 in target\[:, 1\]"):
+        entmax_loss(SCORES.T, soft.T, dim=0)
+    with pytest.raises(ValueError, match=r"got entries from -0.5 with sum 1 in target\[:\]"):
+        sparsemax_loss(torch.zeros(4), torch.tensor([1.5, -0.5, 0.0, 0.0]))
+    wrong = torch.tensor([0, 4, -100])
+    with pytest.raises(ValueError, match=r"class indices in \[0, 3\] or ignore_index, -100, got 4"):
+        entmax_loss(SCORES, wrong)
+    with pytest.raises(ValueError, match=r"class indices in \[0, 3\] or ignore_index, -100, got 4"):
+        linear_entmax_loss(SCORES, torch.zeros(4, 4), wrong)
+    with pytest.raises(ValueError, match=r"class indices in \[0, 3\], got 4"):  # it has no ignore_index
+        Gini().loss(SCORES, wrong)
+
+
 @pytest.mark.parametrize(
     "omega", ["softmax", None, 1.5, fenchel.sparsemax, torch.ones(3)], ids=lambda o: type(o).__name__
 )

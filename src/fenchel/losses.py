@@ -104,10 +104,10 @@ def fy_loss(
         return reduced(omega.loss(scores, target, dim, mask), None, reduction).to(dtype)
 
     if weight is None and not label_smoothing and _keeps_all(target, ignore_index):
-        index = omega.check_classes(target, scores, dim)
+        index = omega.check_classes(target, scores, dim, ignore_index)
         return omega.reduced_class_loss(scores, index, dim, mask, reduction).to(dtype)
     kept = is_kept(target, ignore_index)
-    index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim)
+    index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim, ignore_index)
     weights = kept.to(scores.dtype)
     if weight is not None:
         each = _along(weight.to(scores), scores, dim)

@@ -266,7 +266,7 @@ def test_bad_input_of_metrics_is_named(metric: callable) -> None:
     for wrong in (2 * good, good - 0.5, good * torch.nan):
         with pytest.raises(ValueError, match="probs must hold probabilities"):
             metric(wrong, target)
-    with pytest.raises(ValueError, match=r"target must hold class indices in \[0, 1\], got 2"):
+    with pytest.raises(ValueError, match=r"target must hold class indices in \[0, 1\] or ignore_index, -100, got 2"):
         metric(good, torch.tensor([0, 2]))
     with pytest.raises(ValueError, match=r"target of class indices must have shape \(2,\)"):
         metric(good, torch.tensor([0, 1, 1]))

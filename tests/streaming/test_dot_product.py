@@ -517,7 +517,7 @@ def bad(**changes: Any) -> dict[str, Any]:
         (bad(query=torch.ones(2, 4, 5, 7)), ValueError, "query and key"),
         (bad(value=torch.ones(2, 4, 5, 3)), ValueError, "key and value"),
         (bad(query=torch.ones(2, 3, 5, 8)), ValueError, "query heads"),
-        (bad(key=torch.ones(2, 3, 6, 8)), ValueError, "key heads"),
+        (bad(key=torch.ones(2, 3, 6, 8)), ValueError, r"key heads, got query.*\(.*key of shape \(2, 3, 6, 8\)"),
         (bad(value=torch.ones(2, 3, 6, 8)), ValueError, "value heads"),
         (bad(key=torch.ones(2, 0, 6, 8), value=torch.ones(2, 0, 6, 8)), ValueError, "heads"),
         (bad(key=torch.ones(3, 4, 6, 8)), ValueError, "key"),

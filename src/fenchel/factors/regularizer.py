@@ -155,7 +155,7 @@ class LPSparseMAP(Regularizer):
                 )
         return target
 
-    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int, ignored: int | None = None) -> Tensor:
         raise ValueError("target must be floating-point values of the variables; class indices do not name any")
 
     def balance(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:

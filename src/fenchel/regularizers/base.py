@@ -310,9 +310,9 @@ class Regularizer(nn.Module):
         """Check a floating-point target: probabilities of the shape of scores."""
         return check_probabilities(target, scores, dim)
 
-    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
-        """Check a target of class indices; return it as int64."""
-        return check_indices(target, scores, dim)
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int, ignored: int | None = None) -> Tensor:
+        """Check a target of class indices, without the one that is ignored; return it as int64."""
+        return check_indices(target, scores, dim, ignored)
 
     def in_rows(
         self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None
@@ -486,8 +486,8 @@ class Scaled(Regularizer):
     def check_target(self, target: Tensor, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
         return self.omega.check_target(target, scores, dim, mask)
 
-    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
-        return self.omega.check_classes(target, scores, dim)
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int, ignored: int | None = None) -> Tensor:
+        return self.omega.check_classes(target, scores, dim, ignored)
 
     def in_rows(
         self, scores: Tensor, target: Tensor, dim: Any, mask: Tensor | None

@@ -180,7 +180,7 @@ class KSubsets(Regularizer):
             )
         return target
 
-    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int, ignored: int | None = None) -> Tensor:
         """Check class indices, which name a vertex for k = 1 alone."""
         known = not isinstance(self.k, Tensor) or concrete(self.k)
         if not known or not bool(torch.as_tensor(self.k == 1, device="cpu").all()):
@@ -188,7 +188,7 @@ class KSubsets(Regularizer):
                 f"target must be a floating-point tensor of the shape of scores that sums to k = {show(self.k)}, such "
                 f"as a k-hot vector, got {target.dtype}: convert with target.float(); class indices go with k = 1 only"
             )
-        return check_indices(target, scores, dim)
+        return check_indices(target, scores, dim, ignored)
 
     def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
         return _posed(BOUNDED_GINI, scores, 1.0, self.k, dim, mask)

@@ -35,8 +35,11 @@ def check_scores(scores: Tensor, dim: int, name: str = "scores") -> int:
     return int(dim) % rank
 
 
-def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
-    """Check class indices of the shape of scores without ``dim``; return them as int64."""
+def check_indices(target: Tensor, scores: Tensor, dim: int, ignored: int | None = None) -> Tensor:
+    """Check class indices of the shape of scores without ``dim``; return them as int64.
+
+    ``ignored`` is the index that the caller has left out of them, which the error names as allowed.
+    """
     if not isinstance(target, Tensor) or target.is_complex() or target.dtype == torch.bool:
         raise TypeError(f"target must hold integer class indices or floating-point probabilities, got {kind(target)}")
     expected = scores.shape[:dim] + scores.shape[dim + 1 :]
@@ -47,11 +50,11 @@ def check_indices(target: Tensor, scores: Tensor, dim: int) -> Tensor:
             "for torch's layout (N, C, …) pass dim=1"
         )
     target = target.long()  # before any comparison: eight bits would wrap around
-    check_range(target, scores.shape[dim])
+    check_range(target, scores.shape[dim], ignored=ignored)
     return target
 
 
-def check_range(target: Tensor, classes: int, least: int = 0) -> None:
+def check_range(target: Tensor, classes: int, least: int = 0, ignored: int | None = None) -> None:
     """Check that class indices are below ``classes`` and not below ``least``, which is −1 where rows are left out.
 
     A graph cannot look at them: operators call it again when they run, before kernels read and write at these places.
@@ -60,7 +63,8 @@ def check_range(target: Tensor, classes: int, least: int = 0) -> None:
         low, high = map(int, target.aminmax())
         if low < least or high >= classes:
             wrong = target[(target < least) | (target >= classes)]
-            raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {wrong[0].item()}")
+            other = "" if ignored is None else f" or ignore_index, {ignored}"
+            raise ValueError(f"target must hold class indices in [0, {classes - 1}]{other}, got {wrong[0].item()}")
 
 
 def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
@@ -71,7 +75,15 @@ def check_probabilities(target: Tensor, scores: Tensor, dim: int) -> Tensor:
         totals = target.sum(dim, dtype=torch.promote_types(target.dtype, torch.float32))
         least = target.amin() if target.numel() else 0.0
         if bool(least < 0) or bool(((totals - 1).abs() > tolerance).any()):
-            raise ValueError(f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}")
+            rows = target.movedim(dim, -1)
+            wrong = ((totals - 1).abs() > tolerance) | (rows < 0).any(-1)
+            place = wrong.nonzero()[0].tolist()
+            row, total = rows[tuple(place)], totals[tuple(place)]
+            place.insert(dim, ":")
+            raise ValueError(
+                f"target must hold probabilities: entries ≥ 0 that sum to 1 along dim {dim}, got entries from "
+                f"{row.min().item():.4g} with sum {total.item():.4g} in target[{', '.join(map(str, place))}]"
+            )
     return target
 
 

@@ -289,7 +289,7 @@ def _target_probabilities(probs: Tensor, target: Tensor, ignore_index: int) -> t
     check_floats(probs, "probs", "…", "V")
     target = check_integers(target, "target", "integer class indices")
     kept = is_kept(target, ignore_index)
-    index = check_indices(target.masked_fill(~kept, 0), probs, probs.dim() - 1)
+    index = check_indices(target.masked_fill(~kept, 0), probs, probs.dim() - 1, ignore_index)
     tolerance = max(1e-3, 4 * torch.finfo(probs.dtype).eps)
     # Probabilities at ignored positions are not used, whatever they are.
     probs = torch.where(kept.unsqueeze(-1), probs.to(_wide(probs.dtype)), 1 / probs.shape[-1])

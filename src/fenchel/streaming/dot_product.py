@@ -91,7 +91,9 @@ def attention(
     .. math:: \operatorname{argmax}_\Omega\big(Q K^\top / \sqrt{E}\big)\, V
 
     The shapes are those of ``torch.nn.functional.scaled_dot_product_attention``, which this equals for ``Shannon()``.
-    A query whose keys are all masked gets zeros.
+    A query whose keys are all masked gets zeros. Heads are grouped without being asked for: where dimension −3 of query
+    is a multiple of that of key or value, its entries share those of key or value in consecutive groups. torch does so
+    with ``enable_gqa=True`` only, and else raises an error.
 
     A large matrix of queries × keys is never held, unless weights are asked for: entmax with alpha > 1 works on
     supports alone (from 256 keys on, on the CPU), any other Ω but ``Custom`` on some queries at a time, which are
@@ -424,7 +426,8 @@ def _check(
         if _is_grouped(query, shared):
             if shared.shape[-3] == 0 or query.shape[-3] % shared.shape[-3]:
                 raise ValueError(
-                    f"query heads must be a multiple of {name} heads, got {query.shape[-3]} and {shared.shape[-3]}"
+                    f"query heads, dimension -3, must be a multiple of {name} heads, got query of shape "
+                    f"{tuple(query.shape)} and {name} of shape {tuple(shared.shape)}"
                 )
             own = (*own[:-1], query.shape[-3])
         if own != batch:

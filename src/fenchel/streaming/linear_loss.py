@@ -194,12 +194,7 @@ def _check(
         )
     kept = is_kept(target, ignore_index)
     if known(target):
-        wrong = index[kept & ((index < 0) | (index >= classes))]
-        if wrong.numel():
-            raise ValueError(
-                f"target must hold class indices in [0, {classes - 1}] or ignore_index, {ignore_index}, "
-                f"got {wrong[0].item()}"
-            )
+        check_range(index[kept], classes, ignored=ignore_index)
     return torch.where(kept, index, -1)
 
 

@@ -286,7 +286,7 @@ class SparseMAP(Regularizer):
         counts = target.shape == scores.shape and not target.is_floating_point() and not target.is_complex()
         return scores, target.double() if counts else target, dim, mask, self
 
-    def check_classes(self, target: Tensor, scores: Tensor, dim: int) -> Tensor:
+    def check_classes(self, target: Tensor, scores: Tensor, dim: int, ignored: int | None = None) -> Tensor:
         raise ValueError(
             "target must be a floating-point structure of zeros and ones, of the shape of scores; class indices do not "
             f"name one for {self.structure}"
