@@ -206,7 +206,7 @@ def test_no_sequences() -> None:
         (lambda s: fenchel.sparsemax(s, 1, torch.ones(5, 7, 1, dtype=torch.bool)), "mask must be nested as scores is"),
         (lambda s: fenchel.sparsemax(s, 1, packed(2, lengths=(3, 1)) > 0), "mask must have the sequences of scores"),
         (lambda s: fenchel.sparsemax(s, 1, torch.ones(1, 5, 1, 2, dtype=torch.bool)), "mask must broadcast to scores"),
-        (lambda s: Tsallis(torch.tensor([1.2, 1.5])).argmax(s), "omega must have one value per parameter"),
+        (lambda s: Tsallis(torch.tensor([1.2, 1.5])).argmax(s), r"alpha must have size 1 along dim -1"),
         (lambda s: fenchel.tvmax2d(s), "dim must be one dimension where it is ragged"),
         (lambda s: entmax_loss(s, torch.zeros(5, dtype=torch.long), dim=1), r"target of class indices must have shape"),
         (lambda s: entmax_loss(s, torch.full((5, 2), 3), dim=1), "got 3 for sequence 0 of length 3"),

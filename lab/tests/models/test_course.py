@@ -82,7 +82,7 @@ IMAGES = torch.full((8, 4), torch.nan)
 BAGS = bags.Bags(IMAGES, torch.arange(8).view(4, 2), torch.tensor([True, False] * 2))
 LOOPS: dict[str, Callable[[float], object]] = {
     "agents": lambda rate: agents.trained(
-        IMAGES, agents.Setting(8, 2, 4, 4, rate, batch=4), agents.CHANNELS["K-D Hard Concrete"], print
+        IMAGES, agents.Setting(8, 2, 4, 4, rate=rate, batch=4), agents.CHANNELS["K-D Hard Concrete"], print
     ),
     "bits": lambda rate: bits.trained(IMAGES, bits.Setting(4, 4, rate), bits.KINDS["Gumbel-Softmax"], print),
     "bags": lambda rate: bags.trained(BAGS, BAGS, Shannon(), bags.Setting(width=4, hidden=4, rate=rate), print),
