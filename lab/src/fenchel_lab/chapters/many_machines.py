@@ -61,7 +61,7 @@ class Protocol:
     spreads: Sequence[float] = (1.0, 4.0)
     rows: int = 8
     patterns: int = 10**9
-    queries: int = 4
+    queries: int = 1
     many_rows: Sequence[int] = (8, 64, 512, 4096)
 
 
