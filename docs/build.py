@@ -20,7 +20,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 HTML = HERE.parent / "build" / "html"
 FORWARD = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Fenchel</title>
+<html lang="en"><head><meta charset="utf-8"><title>Fenchel</title><link rel="icon" href="data:,">
 <meta http-equiv="refresh" content="0; url={to}"><link rel="canonical" href="{to}"></head>
 <body><p><a href="{to}">The documentation of Fenchel {version}</a></p></body></html>
 """
