@@ -41,6 +41,8 @@ def _calls() -> dict[str, Call]:
     model = seq2seq.Recurrent(letters, letters, embedding=4, hidden=4, layers=1).eval()
     graph = fenchel.FactorGraph()
     literals = graph.variables(torch.zeros(4))
+    states = fenchel.FactorGraph().variables(torch.zeros(3, 2))
+    gaussian = continuous.BetaGaussian(torch.zeros(1), sigma=torch.eye(1), alpha=2.0)
     alphas: dict[str, Any] = {"alpha": 1.5, "learnable": True, "bounds": (1.0, 2.0), "shape": ()}
     series = torch.randn(3, 4, 2, generator=random)
 
@@ -124,10 +126,23 @@ def _calls() -> dict[str, Call]:
             None,
         ),
         "Alignment": (dp.Alignment, {"costs": torch.rand(2, 4, 5), "omega": omega, "band": None}, None),
+        "Lattice": (
+            dp.Lattice,
+            {
+                "sources": torch.tensor([0, 0, 1]),
+                "targets": torch.tensor([1, 2, 2]),
+                "scores": torch.zeros(1, 3),
+                "num_nodes": 3,
+                "omega": None,
+            },
+            None,
+        ),
+        "from_brackets": (dp.from_brackets, {"texts": "(a b)", "labels": [""]}, None),
         "dtw": (dp.dtw, {"x": series, "y": series, "gamma": 1.0, "omega": None, "band": None, "lengths": None}, None),
         "barycenter": (dp.barycenter, {"series": series, "weights": torch.ones(3), "gamma": 1.0, "steps": 2}, None),
         "Subsets": (structures.Subsets, {"k": 2}, None),
         "Knapsack": (factors.Knapsack, {"variables": literals, "costs": [1.0, 2.0, 1.0, 1.0], "budget": 2.0}, None),
+        "Sequence": (factors.Sequence, {"variables": states, "transition": torch.zeros(2, 2)}, None),
         "Budget": (factors.Budget, {"variables": literals, "k": 2}, None),
         "ContinuousAttention": (continuous.ContinuousAttention, {"basis": basis, "alpha": 2.0, "ridge": 0.1}, None),
         "LongMemory": (
@@ -136,8 +151,19 @@ def _calls() -> dict[str, Call]:
             None,
         ),
         "Triangular": (continuous.Triangular, {"loc": 0.0, "scale": 1.0}, None),
+        "LocationScale": (continuous.LocationScale, {"loc": 0.0, "scale": 1.0, "g": lambda t: t * t}, None),
+        "generalized_covariance": (
+            continuous.generalized_covariance,
+            {"density": gaussian, "phi": lambda t: t, "psi": lambda t: t, "beta": None, "nodes": 9, "angles": 9},
+            None,
+        ),
         "ScoreDensity": (continuous.ScoreDensity, {"score": lambda t: t, "low": 0.0, "dtype": torch.float64}, None),
         "LogisticNormal": (mixed.LogisticNormal, {"loc": torch.zeros(2), "scale": torch.ones(2)}, None),
+        "HardConcrete": (
+            mixed.HardConcrete,
+            {"logits": torch.zeros(3), "temperature": 0.5, "stretch": 1.1},
+            None,
+        ),
         "MaximumEntropy": (mixed.MaximumEntropy, {"vertices": 3, "precision": 0.0}, None),
         "faces": (mixed.faces, {"vertices": 3}, None),
         "Vocabulary": (seq2seq.Vocabulary, {"symbols": "abc"}, None),

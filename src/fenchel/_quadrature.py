@@ -137,7 +137,7 @@ def refined(
         nodes = start.unsqueeze(-2) + width.unsqueeze(-2) * x
         values = function(nodes.reshape(-1, dim), rows.repeat_interleave(len(x)))
         values = values.reshape(len(rows), len(x), *values.shape[1:])
-        integral: Tensor = torch.tensordot(w, values.movedim(1, 0), 1)
+        integral: Tensor = torch.tensordot(w, values.movedim(1, 0).to(w.dtype), 1)
         return integral * _volume(width, integral.dim())
 
     def children(start: Tensor, width: Tensor, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -539,3 +539,15 @@ def test_batches_that_do_not_fit_are_told_by_name() -> None:
     with pytest.raises(ValueError, match=r"loc .*, sigma .* broadcast with each other, got \(3,\), \(2,\)"):
         BetaGaussian(loc, sigma=sigma[:2])
     assert BetaGaussian(loc, sigma=sigma[:1], alpha=torch.tensor([[1.0], [2.0]])).batch_shape == (2, 3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("alpha", [1.0, 2.0])
+def test_functions_with_jumps_are_integrated_in_either_precision(alpha: float, dtype: torch.dtype) -> None:
+    p = BetaGaussian(torch.zeros(1, dtype=dtype), sigma=torch.eye(1, dtype=dtype), alpha=alpha)
+    found = p.integrate(lambda t: (t > 0.3).to(t.dtype).squeeze(-1))
+    half_width = 1.5 ** (1 / 3)  # of the truncated parabola (a² − t²)/2
+    parabola = 0.5 - 0.15 * half_width**2 + 0.3**3 / 6
+    expected = 0.5 * math.erfc(0.3 / math.sqrt(2)) if alpha == 1 else parabola
+    assert found.dtype == dtype
+    assert found.item() == pytest.approx(expected, abs=1e-4 if dtype == torch.float32 else 1e-9)

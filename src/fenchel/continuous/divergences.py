@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, register_kl
 
-from fenchel._checks import check_kind
+from fenchel._checks import check_callable, check_kind, check_number
 from fenchel.continuous.basis import GaussianBasis, ValueFunction
 from fenchel.continuous.density import BetaGaussian, check_covariance, per_pair_of_alphas
 from fenchel.continuous.matrices import broadcast_shapes
@@ -59,7 +59,19 @@ def generalized_covariance(
 
     References: Martins et al. (2020), equation 17 and Proposition 3.
     """
+    check_kind(density, "density", BetaGaussian)
+    if beta is not None:
+        check_number(beta, "beta")
     density._check_escort(beta)
+    for name, statistic in (("phi", phi), ("psi", psi)):
+        check_callable(statistic, name, "a function of points")
+        value = statistic(density.loc[None])
+        check_kind(value, name, Tensor, what="a function that returns a tensor")
+        if value.shape[:-1] != (1, *density.batch_shape):
+            raise ValueError(
+                f"{name} must return (N, …, n) for points (N, …, D), got {tuple(value.shape)} for points "
+                f"{(1, *density.loc.shape)}"
+            )
     narrow = _features(phi, psi)
 
     def average(function: Callable[[Tensor], Tensor]) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 
-from fenchel._checks import check_callable, check_entries, check_positive, check_real
+from fenchel._checks import check_broadcast, check_callable, check_entries, check_kind, check_positive, check_real
 from fenchel.continuous.basis import as_line_basis
 from fenchel.continuous.incomplete import inverse
 from fenchel.continuous.pieces import Pieces, expected
@@ -30,7 +30,9 @@ class _LineDensity(Distribution):
     scale: Tensor
 
     def __init__(self, loc: Tensor | float, scale: Tensor | float) -> None:
-        self.loc, self.scale = broadcast_all(check_real(loc, "loc"), check_positive(scale, "scale"))
+        loc, scale = check_real(loc, "loc"), check_positive(scale, "scale")
+        check_broadcast("loc and scale", *(value.shape for value in (loc, scale) if isinstance(value, Tensor)))
+        self.loc, self.scale = broadcast_all(loc, scale)
         super().__init__(self.loc.shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
@@ -179,7 +181,9 @@ class LocationScale(_LineDensity):
         super().__init__(loc, scale)
         check_callable(g, "g", "a function of points")
         self.g = g
-        if g(torch.ones(1, dtype=torch.float64, device="cpu")).requires_grad:
+        value = g(torch.ones(1, dtype=torch.float64, device="cpu"))
+        check_kind(value, "g", Tensor, what="an elementwise function that returns a tensor")
+        if value.requires_grad:
             raise ValueError(
                 "g must not depend on tensors that require gradients: the half width is not differentiable"
             )

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count
+from fenchel._checks import check_callable, check_count, check_kind
 from fenchel._quadrature import gauss_legendre, ranks, refined
 from fenchel._torch import concrete
 from fenchel.continuous.radial import Number, log_shape
@@ -72,6 +72,7 @@ def integrate(
     """
     if loc.shape[-1] > 2:
         raise NotImplementedError(f"integrals are computed in one and two dimensions, got {loc.shape[-1]}")
+    check_callable(function, "function", "a function of points")
     nodes, angles = check_count(nodes, "nodes", 2), check_count(angles, "angles", 2)
     return _Integral(function, loc, root, weight, resolve).value(nodes, angles)
 
@@ -125,7 +126,14 @@ class _Integral:
         return u.to(self.loc.dtype), weight
 
     def _values(self, u: Tensor) -> Tensor:
-        values = self.function(self.loc + (self.root @ u.unsqueeze(-1)).squeeze(-1))
+        points = self.loc + (self.root @ u.unsqueeze(-1)).squeeze(-1)
+        values = self.function(points)
+        check_kind(values, "function", Tensor, what="a function that returns a tensor")
+        if values.shape[: points.dim() - 1] != points.shape[:-1]:
+            raise ValueError(
+                f"function must return (N, …) and any further dimensions for points (N, …, D), got "
+                f"{tuple(values.shape)} for points {tuple(points.shape)}"
+            )
         return values if values.is_floating_point() else values.to(self.loc.dtype)
 
     def _fixed(self, nodes: int, angles: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_mask
+from fenchel._checks import check_kind, check_mask
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,13 @@ def from_brackets(texts: str | Sequence[str], labels: Sequence[str] | None = Non
         >>> found.trees.shape, found.words, to_brackets(found.trees[0], found.words[0], ["", "NP", "S"])
         (torch.Size([1, 3, 3, 3]), [['the', 'cat', 'sleeps']], '(S (NP the cat) sleeps)')
     """
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    if isinstance(texts, str):
+        texts = [texts]
+    check_kind(texts, "texts", Sequence, what="a string or a sequence of strings")
+    if labels is not None and (isinstance(labels, str) or not isinstance(labels, Sequence)):
+        raise TypeError(f"labels must be a sequence of strings, got {type(labels).__name__}")
+    if labels is not None and len(set(labels)) < len(labels):
+        raise ValueError(f"labels must differ from each other, got {list(labels)}")
     names = None if labels is None else {name: i for i, name in enumerate(labels)}
     read = [_read(text, names) for text in texts]
     longest = max((len(words) for words, _ in read), default=0)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import constraints
 from torch.nn.functional import logsigmoid
 
-from fenchel._checks import check_broadcast, check_entries, check_floats, check_positive
+from fenchel._checks import check_broadcast, check_entries, check_floats, check_positive, check_real
 from fenchel.mixed.base import (
     SAMPLES,
     Estimate,
@@ -62,8 +62,10 @@ class HardConcrete(Mixed):
         self, logits: Tensor, temperature: float | Tensor, stretch: float | Tensor, validate_args: bool | None = None
     ) -> None:
         check_floats(logits, "logits", "…", "K")
-        temperature = torch.as_tensor(temperature, dtype=logits.dtype, device=logits.device)
-        stretch = torch.as_tensor(stretch, dtype=logits.dtype, device=logits.device)
+        temperature, stretch = (
+            torch.as_tensor(check_real(value, name), dtype=logits.dtype, device=logits.device)
+            for value, name in ((temperature, "temperature"), (stretch, "stretch"))
+        )
         shapes = logits.shape[:-1], temperature.shape, stretch.shape
         batch = check_broadcast("the batch dimensions of logits, and temperature and stretch,", *shapes)
         self.logits = logits.expand(*batch, -1)
