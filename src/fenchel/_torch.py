@@ -99,9 +99,9 @@ def concrete(*tensors: Tensor) -> bool:
 
 
 def is_simple(t: Tensor) -> bool:
-    """Whether a plain tensor is ``known`` and nothing but reverse mode may track it: one look for small inputs.
+    """Whether a plain tensor is certainly ``known``, and not part of forward mode or of ``torch.func``.
 
-    False does not mean that it is not.
+    A single quick test, for small inputs. False means that the slower tests have to decide.
     """
     if forward_ad._current_level >= 0 or _transforms() or _is_compiling() or _dispatch_modes():
         return False

@@ -252,7 +252,7 @@ def _shapes(query: Tensor, value: Tensor) -> dict[str, tuple[int, ...]]:
 
 
 def _in_torch_operations(*args: Any) -> tuple[Tensor, ...]:
-    """The results by torch operations. There is no offset: zeros tell nobody anything, and nobody reads them."""
+    """The results by torch operations. What the backward pass needs is zero, because it does not read it."""
     return _plain(_Call(*args[:_SIZE])), *(torch.zeros_like(each) for each in _empty(*args)[1:])
 
 
