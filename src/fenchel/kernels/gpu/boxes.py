@@ -61,11 +61,11 @@ def project_kernel(
     R: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """R rows per program. The budget of row r is at ``r·stride``, the bound of its entry j at ``r·apart + j`` if EACH."""
+    """R rows per program. If EACH, the bound of entry j of row r is at ``r·apart + j``; its budget is at ``r·stride``."""
     r, j, inside, at = block_of_rows(n, rows, R, BLOCK)
     z = read(Z, at, inside, float("-inf"), EPS)
     k = read(BUDGET, r.to(tl.int64) * stride, r < rows, 1.0, EPS)[:, None]
-    u = read_bounds(UPPER, r.to(tl.int64)[:, None] * apart + j[None, :], inside, P.dtype.element_ty, EACH, EPS)
+    u = read_bounds(UPPER, r.to(tl.int64)[:, None] * apart + j[None, :], inside, z.dtype, EACH, EPS)
     usable, top, bad = usable_rows(z)
     z = tl.where(usable, z, 0.0)
     u = tl.minimum(u, k)  # no entry takes more than all

@@ -29,10 +29,7 @@ def read(X: tl.tensor, at: tl.tensor, inside: tl.tensor, other: tl.constexpr, EP
 def read_bounds(
     UPPER: tl.tensor, at: tl.tensor, inside: tl.tensor, DTYPE: tl.constexpr, EACH: tl.constexpr, EPS: tl.constexpr
 ) -> Any:
-    """Upper bounds of entries, or the one that all entries share, which takes no registers.
-
-    A shared bound is in double precision in memory: it is rounded to the type of the results, as they are.
-    """
+    """Upper bounds of entries, or the one that all share, in double precision in memory, rounded to a type."""
     if EACH:
         u = read(UPPER, at, inside, 0.0, EPS)
     else:
@@ -51,7 +48,10 @@ def free_part(
     BOUNDED: tl.constexpr,
     EPS: tl.constexpr,
 ) -> Any:
-    """p where it is below its bound, else 0; p itself if not ``BOUNDED``, which is as in ``products``."""
+    """p where it is below its bound, else 0; p itself if not ``BOUNDED``, which is as in ``products``.
+
+    The bound is rounded to the type that p was written in, as an entry that has reached it was.
+    """
     if BOUNDED > 0:
         u = read_bounds(UPPER, at, inside, DTYPE, BOUNDED == 2, EPS)
         p = tl.where(p >= u, 0.0, p)

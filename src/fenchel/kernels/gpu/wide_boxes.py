@@ -73,7 +73,7 @@ def wide_project_kernel(
         for b in range(0, n, BLOCK):
             inside = b + j < n
             z = read(Z + row * n + b, j, inside, float("-inf"), EPS)
-            u = tl.minimum(read_bounds(UPPER + row * apart + b, j, inside, TYPE, EACH, EPS), k)
+            u = tl.minimum(read_bounds(UPPER + row * apart + b, j, inside, DTYPE, EACH, EPS), k)
             bad += tl.max(tl.where((z != z) | (z == float("inf")), 1, 0))
             if tl.sum((z > floor).to(tl.int32)) > BLOCK // 16:
                 # The threshold of a part of the row is a lower bound of the row's: bisection towards this block's own.
@@ -103,7 +103,7 @@ def wide_project_kernel(
             held = i < count
             z = read(values, i, held, float("-inf"), EPS)
             at = tl.load(places + i, mask=held, other=0)
-            u = tl.minimum(read_bounds(UPPER + row * apart, at, held, TYPE, EACH, EPS), k)
+            u = tl.minimum(read_bounds(UPPER + row * apart, at, held, DTYPE, EACH, EPS), k)
             largest = tl.max(z, axis=1, keep_dims=True)
             p = project(z, u, largest * 0.0 + k, largest == largest, largest, EPS)
             tl.store(P + row * n + at, p.to(TYPE), mask=held & (p > 0.0))
@@ -161,7 +161,6 @@ def _part(
     b: tl.tensor,
     n: tl.tensor,
     k: tl.tensor,
-    TYPE: tl.constexpr,
     EACH: tl.constexpr,
     EPS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -169,7 +168,7 @@ def _part(
     """Some scores and their bounds; where they are in the row, and which of them exist."""
     at = b + tl.arange(0, BLOCK)
     z = read(Z, at, at < n, float("-inf"), EPS)
-    return z, tl.minimum(read_bounds(UPPER, at, at < n, TYPE, EACH, EPS), k), at, at < n
+    return z, tl.minimum(read_bounds(UPPER, at, at < n, z.dtype, EACH, EPS), k), at, at < n
 
 
 @jit
@@ -194,7 +193,7 @@ def _spill_project(
         middle = tl.minimum(low + 0.5 * (inside - low), inside)
         lower, upper = k * 0.0 + float("-inf"), k * 0.0 + float("inf")
         for b in range(0, n, BLOCK):
-            z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+            z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
             lower = tl.maximum(lower, tl.max(tl.where(z <= middle, z, float("-inf"))))
             upper = tl.minimum(upper, tl.min(tl.where((z > middle) & (z > outside), z, float("inf"))))
         pivot = tl.where(lower > outside, lower, upper)
@@ -202,7 +201,7 @@ def _spill_project(
         if go > 0:
             total = k * 0.0
             for b in range(0, n, BLOCK):
-                z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+                z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
                 total += tl.sum(tl.minimum(tl.maximum(z - pivot, 0.0), u))
             inside, outside = tl.where(total < k, pivot, inside), tl.where(total < k, outside, pivot)
     x = k * 0.0
@@ -210,7 +209,7 @@ def _spill_project(
     while again > 0:
         count, total = k * 0.0, k * 0.0
         for b in range(0, n, BLOCK):
-            z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+            z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
             d = z - inside
             count += tl.sum(tl.where((d >= 0.0) & (d + x < u), 1.0, 0.0).to(z.dtype))
             total += tl.sum(tl.where(d >= 0.0, tl.minimum(d + x, u), 0.0))
@@ -219,7 +218,7 @@ def _spill_project(
         x += tl.maximum(step, 0.0)
     count, rest, first = k * 0.0, k, k * 0.0
     for b in range(0, n, BLOCK):
-        z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+        z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
         d = z - inside
         free = (d >= 0.0) & (d + x < u)
         count += tl.sum(tl.where(free, 1.0, 0.0).to(z.dtype))
@@ -229,12 +228,12 @@ def _spill_project(
     first = (rest - first) / count
     second = k * 0.0
     for b in range(0, n, BLOCK):
-        z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+        z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
         d = z - inside
         second += tl.sum(tl.where((d >= 0.0) & (d + x < u), tl.minimum(tl.maximum(d + x + first, 0.0), u), 0.0))
     second = (rest - second) / count
     for b in range(0, n, BLOCK):
-        z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+        z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
         d = z - inside
         p = tl.minimum(tl.maximum(d + x + first, 0.0), u)
         p = tl.where(d + x < u, tl.minimum(tl.maximum(p + second, 0.0), u), u)
@@ -256,14 +255,14 @@ def _spill_cap(
     """``solvers.cap`` of a row in memory: the entries at their bounds are those whose weight reaches them."""
     TYPE: tl.constexpr = P.dtype.element_ty
     origin, factor = top, k * 0.0
-    before = -1
-    size = 0
+    before = -2
+    size = -1  # the first step has a factor of 0, at which none but bounds of 0 are reached
     while size > before:
         before = size
         size = 0
         rest, best = k, k * 0.0 + float("-inf")
         for b in range(0, n, BLOCK):
-            z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+            z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
             full = (z > float("-inf")) & (_weight(z, origin, factor) >= u)
             size += tl.sum(full.to(tl.int32))
             rest -= tl.sum(tl.where(full, u, 0.0))
@@ -271,11 +270,11 @@ def _spill_cap(
         if best > float("-inf"):
             total = k * 0.0
             for b in range(0, n, BLOCK):
-                z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+                z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
                 total += tl.sum(tl.where(_weight(z, origin, factor) >= u, 0.0, _weight(z, best, 1.0)))
             origin, factor = best, tl.maximum(rest, 0.0) / total
     for b in range(0, n, BLOCK):
-        z, u, at, real = _part(Z, UPPER, b, n, k, TYPE, EACH, EPS, BLOCK)
+        z, u, at, real = _part(Z, UPPER, b, n, k, EACH, EPS, BLOCK)
         p = tl.minimum(_weight(z, origin, factor), u)
         tl.store(P + at, tl.where(z > float("-inf"), p, 0.0).to(TYPE), mask=real)
 
