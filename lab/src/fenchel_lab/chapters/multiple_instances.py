@@ -325,11 +325,13 @@ def _tell(progress: Callable[[float], None], done: int, parts: int, part: float)
     progress((done + part) / parts)
 
 
-def _example(classifier: Classifier, test: Bags) -> dict[str, Any]:
-    """A positive bag with exactly so many targets, which come first, and what its instances weigh."""
+def _example(classifier: Classifier, test: Bags) -> dict[str, Any] | None:
+    """A positive bag with exactly so many targets, which come first, and what its instances weigh, if there is one."""
     assert test.targets is not None
     sizes = (test.members != bags.NONE).sum(1)
     fits = test.labels & (test.targets == DRAWN) & (sizes >= 8) & (sizes <= 14)
+    if not fits.any():
+        return None
     bag = test[fits.nonzero()[:1, 0]]
     with torch.no_grad():
         weights = classifier.weights(bag)[0].mean(0)
@@ -532,7 +534,7 @@ def _choices(entries: Sequence[Entry], images: Tensor) -> Figure | None:
     group = {
         entry.method: entry.records[0].figures["example"] for entry in entries if entry.task.name == f"K = {DRAWN}"
     }
-    if not set(names) <= set(group):
+    if not all(group.get(name) for name in names):
         return None
     drawing, panels = style.panels(len(names) + 1, 1, height=0.95)
     members = group[names[0]]["members"]
