@@ -207,9 +207,9 @@ def test_the_columns_of_real_data_are_the_papers(tmp_path: Path, monkeypatch: py
     for name in ("fox", "tiger", "elephant"):
         content = {"features": features, "bag_ids": ids, "labels": labels}
         savemat(tmp_path / "mil" / f"{name}_100x100.mat", content)
-    few = replace(
-        multiple_instances.TOY, bags=(8, 8, 40), digits=replace(SMALL, epochs=1), corel=SMALL, folds=3, runs=2
-    )
+    grids = {"digits_grid": {"beta": (1.0,)}, "corel_grid": {"beta": (1.0,), "dropout": (0.0,)}}
+    one = replace(SMALL, epochs=1)
+    few = replace(multiple_instances.TOY, bags=(8, 8, 40), digits=one, corel=SMALL, folds=3, runs=2, **grids)
     monkeypatch.setattr(multiple_instances, "SCALED", few)
     monkeypatch.setattr(multiple_instances, "METHODS", METHODS[:1] + METHODS[2:3] + METHODS[6:7])
     records = Records(tmp_path / "runs")
