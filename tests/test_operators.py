@@ -184,6 +184,7 @@ def example() -> tuple[Tensor, Tensor]:
     return torch.randn(5, 4, requires_grad=True), torch.tensor(1.3, requires_grad=True)
 
 
+@pytest.mark.slow
 @every_loss
 def test_compiled_passes_reach_the_kernels_that_eager_ones_reach(name: str, called: list[str]) -> None:
     torch._dynamo.reset()

@@ -202,8 +202,8 @@ def run_study(
         if fresh:
             records.clear()
     if records.count:
-        note = f"{records.count} finished runs are recorded in {records.folder} and not run again; --fresh begins anew."
-        console.print(message, markup=False, highlight=False, soft_wrap=True)
+        kept = f"{records.count} finished runs are recorded in {records.folder} and not run again; --fresh begins anew."
+        console.print(kept, markup=False, highlight=False, soft_wrap=True)
     try:
         with progress_bars() as bars:
             asked = partial(report.Context, folder, seed, full, checkpoints=checkpoints, records=records)
