@@ -54,9 +54,14 @@ def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]
             yield f"its loss, {name}", partial(rows.entmax_loss, z, index, True, alpha)
             yield f"its product, {name}", partial(products.entmax_product, z, None, z, alpha)
         yield f"α's gradient, {width} wide", partial(products.entmax_pull, z, None, z, per_row)
-        if width <= 4096:
-            yield f"k-subsets, {width} wide", partial(boxes.project, z, 1.0, 2.0)
-            yield f"product of k-subsets, {width} wide", partial(boxes.product, z, None, z, 1.0, 2.0)
+        yield f"k-subsets, {width} wide", partial(boxes.project, z, 1.0, 2.0)
+        yield f"their product, {width} wide", partial(products.projection_product, z, None, z, 1.0, 2.0)
+        yield f"capped softmax, {width} wide", partial(boxes.capped_softmax, z, 1.0, 2.0)
+        if all_sizes:
+            yield f"bounds, {width} wide", partial(boxes.project, z, torch.ones(4, width), 2.0)
+            yield f"capped softmax, bounds, {width} wide", partial(boxes.capped_softmax, z, torch.ones(4, width), 2.0)
+            yield f"normmax, α 3, {width} wide", partial(rows.normmax, z, 3.0)
+            yield f"its α's gradient, {width} wide", partial(products.normmax_pull, z, None, z, 3.0)
     for alpha in (1.0, 2.0) if all_sizes else (2.0,):
         omega = "Gini" if alpha == 2 else "Shannon"
         for states in (16, 64, 128) if all_sizes else (64,):

@@ -143,6 +143,16 @@ def per_row(value: Parameter, like: Tensor) -> tuple[Tensor, int]:
     return value.reshape(-1), 1
 
 
+def per_entry(value: Parameter, like: Tensor) -> tuple[Tensor, int, bool]:
+    """Bounds of entries of rows ``like``: a tensor, how far two rows are apart in it, and whether entries differ."""
+    if not isinstance(value, Tensor):
+        return constant(float(value), like.device), 0, False
+    value = value.detach()
+    if all(size == 1 or stride == 0 for size, stride in zip(value.shape[:-1], value.stride()[:-1], strict=True)):
+        return value[(0,) * (value.dim() - 1)].contiguous(), 0, True
+    return as_rows(value), value.shape[-1], True
+
+
 def kind_of(alpha: Parameter, norm: bool) -> int:
     """Which rule of ``arithmetic`` serves alpha."""
     if isinstance(alpha, Tensor):
