@@ -6,12 +6,14 @@ in the configuration that would be launched. Must run in a process in which TRIT
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import hashlib
 import io
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -99,8 +101,27 @@ def prepare(
         signature[names[i]] = specialise(given, (i,))
     chosen = {k: v for k, v in options.items() if k in _OPTIONS}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
-    parts = triton.__version__, target, kernel.cache_key, signature, constants, divisible, chosen
+    parts = triton.__version__, target, code_of(kernel), signature, constants, divisible, chosen
     return source, chosen, hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+@cache
+def code_of(function: Any) -> str:
+    """The code of a kernel and of all that it calls, without comments and docstrings."""
+    import triton
+
+    code = ast.parse(function.src)
+    for each in ast.walk(code):
+        if isinstance(each, ast.FunctionDef) and ast.get_docstring(each) is not None:
+            each.body = each.body[1:]
+    parts = [ast.dump(code)]
+    for name in sorted({each.id for each in ast.walk(code) if isinstance(each, ast.Name)}):
+        given = function.__globals__.get(name)
+        if isinstance(given, triton.JITFunction) and given is not function:
+            parts.append(code_of(given))
+        elif isinstance(given, triton.language.constexpr):
+            parts.append(f"{name} = {given.value!r}")
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
 
 
 def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Resources:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from fenchel.kernels.gpu import launch as device
 from fenchel.kernels.gpu.arithmetic import ANY, advance, jit, mass
-from fenchel.kernels.gpu.launch import INTERPRETED, constant, eps_of, is_light, kind_of, launch, per_row
+from fenchel.kernels.gpu.launch import INTERPRETED, compiled_for, constant, eps_of, is_light, kind_of, launch, per_row
 from fenchel.kernels.gpu.rows import entmax
 from fenchel.kernels.table import NotServedError
 
@@ -64,7 +64,7 @@ class Inputs(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What all kernels of attention are compiled for; every entry is a ``tl.constexpr``."""
+    """What all kernels of attention are compiled for; see ``launch.compiled_for``."""
 
     KIND: Any
     """The rule of ``arithmetic``."""
@@ -157,7 +157,8 @@ class Problem:
         eps = eps_of(self.query.dtype)
         exact = (tl.float64, eps, 11) if eps < 1e-10 else (tl.float32, eps, 5)
         options = kind, self.causal, given, self.dropout > 0, *widths, *sizes, *exact, device.PRECISION
-        return Rules(*map(tl.constexpr, options))
+        rules: Rules = compiled_for(Rules(*options))
+        return rules
 
     def options(self, kernel: str) -> dict[str, Any]:
         """Warps of a program, stages of its loops, and an option for the assembler, chosen so that nothing spills.

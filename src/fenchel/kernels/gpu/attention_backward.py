@@ -31,7 +31,7 @@ from fenchel.kernels.gpu.attention import (
     take_lowest,
     visible_keys,
 )
-from fenchel.kernels.gpu.jacobians import sensitivity
+from fenchel.kernels.gpu.jacobians import entropy_sensitivity
 from fenchel.kernels.gpu.launch import launch
 
 
@@ -160,7 +160,7 @@ def queries_kernel(
             p, _kept, change = of_pair(X, bh, rows, queries, q, c, saved, grad, keys, others, k, values, v, R)
             out += product(change.to(k.dtype), k, R.PRECISION)
             if LEARNS:
-                slope -= tl.sum(change * sensitivity(p, c, R.EPS), axis=1)
+                slope -= tl.sum(change * entropy_sensitivity(p, c, R.EPS), axis=1)
     out = tl.where(offset == offset, out * tl.load(X.scale).to(R.DTYPE), offset)  # NaN in rows with NaN
     store(TO_Q, at * X.width, inside, out, X.width, R.BE)
     if LEARNS:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.choices import KINDS, curvature, finite, invalid, inverse, number, smooth
-from fenchel.kernels.gpu.launch import constant, eps_of, launch, warps
+from fenchel.kernels.gpu.launch import compiled_for, constant, eps_of, launch, warps
 
 
 class Walk(NamedTuple):
@@ -49,7 +49,7 @@ class Chain(NamedTuple):
 
 
 class Rules(NamedTuple):
-    """What they are compiled for; every entry is a ``tl.constexpr``."""
+    """What they are compiled for; see ``launch.compiled_for``."""
 
     KIND: Any
     BLOCK: Any
@@ -139,7 +139,7 @@ def _rules(alpha: float, states: int, dtype: torch.dtype, most: int = 4096) -> t
     """What kernels are compiled for, with tiles of at most so many entries; a thread holds up to 8 of these. Warps."""
     block = max(triton.next_power_of_2(states), 16)
     tile = min(block, most // block)
-    rules = Rules(*map(tl.constexpr, (KINDS[alpha], block, tile, eps_of(dtype))))
+    rules = compiled_for(Rules(KINDS[alpha], block, tile, eps_of(dtype)))
     return rules, {"num_warps": warps(max(block * tile // 8, 4 * block))}
 
 
