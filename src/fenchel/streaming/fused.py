@@ -96,8 +96,8 @@ def fused_attention(problem: Problem) -> Tensor:
     if isinstance(alpha, Tensor):
         alpha = alpha.to(torch.promote_types(query.dtype, torch.float32)).expand(*batch, 1, 1).reshape(*outer, groups)
     if mask is not None:
-        mask = mask if mask.dtype == torch.bool else mask / gamma
-        mask = mask.expand(*batch, length, keys).reshape(*outer, groups, length, keys)
+        mask = mask if mask.dtype == torch.bool or gamma == 1 else mask / gamma
+        mask = _of_scores(mask, batch, length, keys).unflatten(1, (shared, groups))
     seed = int(torch.randint(0, 2**31 - 1, (), device="cpu")) if dropout else 0
     own_alpha, number = (alpha, 0.0) if isinstance(alpha, Tensor) else (None, float(alpha or 0.0))
     assert base.name is not None
@@ -140,6 +140,14 @@ def _softmax_attention(
     options: dict[str, Any] = {"dropout_p": dropout, "is_causal": is_causal, "scale": scale, "enable_gqa": groups > 1}
     output = F.scaled_dot_product_attention(query, key, value, mask, **options)
     return output if empty is None else torch.where(empty, 0.0, output)
+
+
+def _of_scores(mask: Tensor, batch: Sequence[int], length: int, keys: int) -> Tensor:
+    """A mask as (batch, heads, L, S), a view but for batch dimensions that have no common stride."""
+    batch = (1,) * (2 - len(batch)) + tuple(batch)
+    mask = mask.reshape(*(1 for _ in range(len(batch) + 2 - mask.dim())), *mask.shape)
+    mask = mask.expand(*batch[:-1], *mask.shape[-3:]).flatten(0, -4)  # not the rest, of which no view may be left then
+    return mask.expand(-1, batch[-1], length, keys)
 
 
 def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
@@ -237,18 +245,19 @@ def _in_graph(*args: Any) -> tuple[Tensor, ...]:
 
 def _empty(*args: Any) -> tuple[Tensor, ...]:
     """The results, not filled in."""
-    query, value, keep = args[0], args[2], args[-1]
+    query, _, value, mask, alpha, number, _, _, _, dropout, _, keep = args
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
     exact = torch.promote_types(query.dtype, torch.float32)
-    shapes = _shapes(query, value) if keep else dict.fromkeys(_STATE, (0,))
+    a = number if alpha is None else alpha
+    shapes = _shapes(query, value, a, mask, dropout) if keep else dict.fromkeys(_STATE, (0,))
     types = {name: torch.int32 if name == "used" else exact for name in _STATE}
     return output, *(query.new_empty(shapes[name], dtype=types[name]) for name in _STATE)
 
 
-def _shapes(query: Tensor, value: Tensor) -> dict[str, tuple[int, ...]]:
+def _shapes(*args: Any) -> dict[str, tuple[int, ...]]:
     from fenchel.kernels.gpu.attention import state_shapes  # which imports Triton
 
-    return state_shapes(query, value)
+    return state_shapes(*args)
 
 
 def _in_torch_operations(*args: Any) -> tuple[Tensor, ...]:
