@@ -72,8 +72,7 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
         shift(z, m, safe)
     else:
         m = padded(_load_candidates(x, row, rows, few, numbers, z))
-    if len(rule) == 3:
-        level = approach(z, m, False, rule, level)
+    level = approach(z, m, False, rule, level)
     level, fine, total, slope = solve(z, m, False, rule, not norm, level, vec.precision(z), w)
     vec.store(numbers, _MARK * lanes, vec.select(bad, np.nan, safe * 0.0))
     vec.store(numbers, _LEVEL * lanes, level)
