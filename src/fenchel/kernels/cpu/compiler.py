@@ -22,11 +22,12 @@ from typing import Any
 
 import numba
 import numpy.ma  # noqa: F401  (or Numba imports it at the first call, where a fork would inherit the import's lock)
-from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options, ffi
+from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options, ffi, parse_assembly
 from numba.core.caching import FunctionCache
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
+from numba.core.runtime import rtsys
 from numba.core.serialize import dumps
 from numba.core.types import unliteral
 
@@ -60,6 +61,10 @@ class _Library(JITCodeLibrary):
 
     unroll = False
 
+    def add_linking_library(self, library: Any) -> None:
+        if library is not rtsys.library:
+            super().add_linking_library(library)
+
     def _optimize_functions(self, module: Any) -> None:
         codegen: Any = self._codegen
         module.data_layout = codegen._data_layout
@@ -71,6 +76,7 @@ class _Library(JITCodeLibrary):
     def _optimize_final_module(self) -> None:
         codegen: Any = self._codegen
         cheap, builder = codegen._module_pass_manager(loop_vectorize=False, opt=0, cost="cheap")
+        self._final_module.link_in(_counting())
         cheap.run(self._final_module, builder)
         tuning = create_pipeline_tuning_options(3)
         tuning.loop_vectorization, tuning.loop_interleaving, tuning.loop_unrolling = True, True, self.unroll
@@ -78,6 +84,49 @@ class _Library(JITCodeLibrary):
         passes = builder.getModulePassManager()
         passes.add_refprune_pass()
         passes.run(self._final_module, builder)
+
+
+_COUNTING = """
+declare void @NRT_MemInfo_call_dtor(ptr)
+
+define linkonce_odr void @NRT_incref(ptr %info) alwaysinline {
+  %none = icmp eq ptr %info, null
+  br i1 %none, label %end, label %count
+count:
+  %before = load i64, ptr %info
+  %after = add i64 %before, 1
+  store i64 %after, ptr %info
+  br label %end
+end:
+  ret void
+}
+
+define linkonce_odr void @NRT_decref(ptr %info) alwaysinline {
+  %none = icmp eq ptr %info, null
+  br i1 %none, label %end, label %count
+count:
+  %before = load i64, ptr %info
+  %after = add i64 %before, -1
+  store i64 %after, ptr %info
+  %unused = icmp eq i64 %after, 0
+  br i1 %unused, label %release, label %end
+release:
+  call void @NRT_MemInfo_call_dtor(ptr %info)
+  br label %end
+end:
+  ret void
+}
+
+define linkonce_odr ptr @NRT_MemInfo_data_fast(ptr %info) alwaysinline {
+  %place = getelementptr i8, ptr %info, i64 24
+  %data = load ptr, ptr %place
+  ret ptr %data
+}
+"""
+
+
+def _counting() -> Any:
+    return parse_assembly(_COUNTING)
 
 
 class _UnrolledLibrary(_Library):
