@@ -89,6 +89,7 @@ def test_normmax_satisfies_the_optimality_conditions(alpha: float) -> None:
     for width in (7, WIDE[torch.float64]):
         scores = torch.randn(2, width, dtype=torch.float64)
         p = rows.normmax(scores, alpha)
+        torch.testing.assert_close(rows.normmax(scores, as_tensor(alpha, scores)), p, atol=1e-12, rtol=0)
         torch.testing.assert_close(p.sum(-1), torch.ones(2).double(), atol=1e-12, rtol=0)
         for row, z in zip(p, scores, strict=True):
             on = row > 0

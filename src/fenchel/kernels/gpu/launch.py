@@ -119,6 +119,11 @@ def warps(threads: int) -> int:
     return max(1, min(threads // 32, 16))
 
 
+def all_registers(num_warps: int) -> dict[str, int]:
+    """The option ``MOST_REGISTERS`` for so many warps, which have 65,536 registers together."""
+    return {name: min(most, 65536 // (32 * num_warps)) for name, most in MOST_REGISTERS.items()}
+
+
 def as_rows(tensor: Tensor) -> Tensor:
     """The rows of a tensor as a matrix, copied only if they are not contiguous."""
     return tensor.detach().contiguous().reshape(-1, tensor.shape[-1])
