@@ -131,7 +131,7 @@ class NotServedError(NotCompiledError):
 
 
 class _Guarded:
-    """A kernel for a device. If it does not compile, it says so once, and is taken out of the table."""
+    """A kernel for a device. If it does not compile, there is one warning, and it is removed from the table."""
 
     def __init__(self, kernel: Callable[..., Any], remove: Callable[[], None]) -> None:
         self.kernel, self.remove = kernel, remove

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from fenchel.kernels.gpu import arithmetic
@@ -84,6 +85,11 @@ def _context(tensor: Tensor) -> Iterator[None]:
     else:
         with np.errstate(all="ignore"):
             yield
+
+
+def compiled_for(rules: Any) -> Any:
+    """A named tuple of numbers that a kernel is compiled for. The interpreter takes them as they are."""
+    return rules if INTERPRETED else type(rules)(*map(tl.constexpr, rules))
 
 
 def eps_of(dtype: torch.dtype) -> float:
