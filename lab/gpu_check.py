@@ -7,9 +7,9 @@
     compute-sanitizer --tool initcheck python lab/gpu_check.py --correctness    # reads before writes
     FENCHEL_KERNELS=triton TRITON_INTERPRET=1 python lab/gpu_check.py --tiny    # without a GPU: whether it runs
 
-No tool sees races in global memory: a wrong order of the stores and loads that comments in the kernels argue about would
-show as errors that differ from run to run. ``entmax`` and ``adasplash`` are timed if they are installed. No figure of it
-is in the documentation until somebody has measured it.
+No tool sees races in global memory: a wrong order of the stores and loads that comments in the kernels argue about
+would show as errors that differ from run to run. ``entmax`` and ``adasplash`` are timed if they are installed. No
+figure of it is in the documentation until somebody has measured it.
 """
 
 from __future__ import annotations
