@@ -183,7 +183,8 @@ def check() -> None:
     if record != _RECORD:
         raise RuntimeError(f"the record of an array's references is {record}, not {_RECORD}")
     options: Any = {"nogil": True, "no_cfunc_wrapper": True}
-    helper = numba.njit(**options, no_cpython_wrapper=True, pipeline_class=HelperCompiler)(_twice)
+    njit: Any = numba.njit
+    helper = njit(**options, no_cpython_wrapper=True, pipeline_class=HelperCompiler)(_twice)
 
     def kernel(x: Any) -> Any:
         total, doubled = 0.0, np.empty(len(x))
@@ -193,7 +194,7 @@ def check() -> None:
         return total
 
     for compiler in (KernelCompiler, UnrollingCompiler):
-        found = numba.njit(**options, pipeline_class=compiler)(kernel)(np.arange(5.0))
+        found = njit(**options, pipeline_class=compiler)(kernel)(np.arange(5.0))
         if found != 20.0:
             raise RuntimeError(f"a kernel gave {found}, not 20")
 
