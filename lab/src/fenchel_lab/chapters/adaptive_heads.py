@@ -14,7 +14,7 @@ from fenchel_lab.report.records import Record
 from fenchel_lab.report.result import Cell
 
 LEARNED = "learned heads"
-PARTS = {"encoder": "encoder", "cross": "decoder to source", "decoder": "decoder"}
+PARTS = {"encoder": "encoder", "cross": "cross", "decoder": "decoder"}
 
 SUMMARY = """
 Every head of a Transformer has an attention of its own, and it need not be told how sparse that should be:
@@ -125,8 +125,8 @@ def _through_training(record: Record) -> Figure:
     low, high = _range(record)
     return Figure(
         drawing,
-        caption=f"α of every head after every epoch, a colour for each head; at the end they are between {low:.2f} and "
-        f"{high:.2f}. 1 is softmax, 2 is sparsemax.",
+        caption="α of every head after every epoch, a colour for each head (cross: from the decoder to the source); at "
+        f"the end they are between {low:.2f} and {high:.2f}. 1 is softmax, 2 is sparsemax.",
         alt="A grid of panels, one row for each layer and one column for each kind of attention, with a line for each "
         "head that begins at 1.5.",
         paper="Figure 4: the α of encoder heads fall first and then spread between 1 and 2; layers differ.",

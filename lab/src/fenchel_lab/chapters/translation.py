@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from sacrebleu import BLEU
 
-from fenchel.seq2seq import Choice, Training, Vocabulary
+from fenchel.seq2seq import STOP, Choice, Training, Vocabulary
 from fenchel_lab.drawing import hypotheses, style
 from fenchel_lab.models.translating import (
     ALPHAS,
@@ -32,6 +32,8 @@ from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
 from fenchel_lab.report.measure import is_higher, with_interval
 from fenchel_lab.report.records import Record
 from fenchel_lab.report.result import Cell
+
+SPECIAL = {"</s>", "<unk>"}
 
 PAPER_BLEU = {"softmax": "25.70 ± 0.15", "1.5-entmax": "26.17 ± 0.13", "sparsemax": "24.69 ± 0.22"}
 """Table 2, German to English."""
@@ -305,7 +307,7 @@ def _curves(found: Found) -> Figure:
 def _attention(found: Found) -> Figure:
     shown = {kind: group[0].figures["sentence"] for kind, group in found.items()}
     first = next(iter(shown.values()))
-    source, target = ([symbol.replace("▁", "") or "▁" for symbol in first[side]] for side in ("source", "target"))
+    source, target = ([_shown(symbol) for symbol in first[side]] for side in ("source", "target"))
     weights = {kind: torch.tensor(each["weights"]) for kind, each in shown.items()}
     panels = [(kind.replace(" + ", " +\n"), each) for kind, each in weights.items()]
     seen = [f"{float((each > 0).sum(1).float().mean()):.1f} by {kind}" for kind, each in weights.items()]
@@ -320,21 +322,32 @@ def _attention(found: Found) -> Figure:
     )
 
 
+def _shown(symbol: str) -> str:
+    """A sub-word as it is drawn: those that go on with a word begin with an ellipsis.
+
+    Example:
+        >>> _shown("▁dog"), _shown("s"), _shown("</s>")
+        ('dog', '…s', '</s>')
+    """
+    return symbol if symbol in SPECIAL else symbol.removeprefix("▁") or "␣" if symbol.startswith("▁") else f"…{symbol}"
+
+
 def _alternatives(record: Record) -> Figure:
     told = record.figures["sentence"]
-    symbols = sorted({token for step in told["steps"] for token, _ in (step[:2], *step[2])} - {"</s>", "<unk>"})
-    words = Vocabulary(symbols)
+    steps = [(_shown(t), p, [(_shown(o), q) for o, q in others]) for t, p, others in told["steps"]]
+    words = Vocabulary(sorted({o for t, _, others in steps for o in (t, *(o for o, _ in others))} - SPECIAL))
 
     def number(token: str) -> int:
-        return 0 if token == "</s>" else words.encode([token])[0]
+        return STOP if token == "</s>" else words.encode([token])[0]
 
-    choices = [Choice(number(t), p, tuple((number(o), q) for o, q in others)) for t, p, others in told["steps"]]
+    choices = [Choice(number(t), p, tuple((number(o), q) for o, q in others)) for t, p, others in steps]
     sure = sum(last - first + 1 for first, last in hypotheses.certain(choices))
     return Figure(
         hypotheses.steps(choices, words),
         caption=f"Forced decoding of “{joined(told['target'])}” from “{joined(told['source'])}” with 1.5-entmax: every "
         f"sub-word, its probability as a bar, and beside it the {hypotheses.MOST - 1} most probable others, with their "
-        f"per cents. {sure} of {len(choices)}, the end (▪) counted, were the only ones possible.",
+        f"per cents; … goes on with a word. {sure} of {len(choices)}, the end (▪) counted, were the only ones "
+        "possible.",
         alt=f"A list of {len(choices)} sub-words, each with its alternatives.",
         paper="Figure 2 draws this for “the tree of life” and a list of synonyms for “view”: certain inside a phrase, "
         "a handful of candidates elsewhere.",
