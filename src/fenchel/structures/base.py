@@ -167,7 +167,7 @@ class Structure(nn.Module):
         raise NotImplementedError(f"{type(self).__name__} has no tensor of higher-order scores")
 
     def key(self) -> Hashable | None:
-        """What tells this set of structures from others: equal keys, equal sets. None if that is not known."""
+        """A hashable key: structures with equal keys are the same set. None if there is no such key."""
         return None
 
     def regularizer(self, count: int | None = None) -> Regularizer | None:
