@@ -50,7 +50,7 @@ class Protocol:
 
 FULL = Protocol(Size(), Course(10, 2e-2), None)
 SCALED = Protocol(Size(), Course(4, 2e-2), 8_000)
-TOY = Protocol(Size(24, dropout=0.0, batch=16), Course(6, 2e-2), 400, tried=4, runs=1)
+TOY = Protocol(Size(24, dropout=0.0, batch=16), Course(8, 2e-2), 400, tried=4, runs=1)
 TOY_TESTS = 100
 
 SUMMARY = """
@@ -298,6 +298,7 @@ def _figure(corpus: Corpus, groups: Mapping[Kind, Sequence[Record]]) -> Figure:
 
 NOUNS = ["dog", "cat", "child", "woman", "man", "horse", "bird", "farmer", "singer", "baker"]
 ADJECTIVES = ["small", "brown", "tired", "happy", "old", "clever", "quiet", "hungry"]
+ARTICLES = ["the", "a", "this", "that", "every", "our"]
 VERBS = ["sees", "follows", "likes", "hears", "finds", "paints"]
 
 
@@ -306,17 +307,13 @@ def made_up(count: int, seed: int = 0) -> list[tuple[tuple[str, ...], tuple[str,
     random = Random(seed)
     captions = []
     for _ in range(count):
-        foreign, english = [], []
-        nouns, adjectives = random.sample(NOUNS, 2), random.sample(ADJECTIVES, 2)
-        for article, noun, adjective in zip(("the", "a"), nouns, adjectives, strict=True):
-            described = article == "the" or random.random() < 0.8
-            english += [article, *([adjective] if described else []), noun]
-            foreign += [article[::-1], noun[::-1], *([adjective[::-1]] if described else [])]
-            if article == "the":
-                verb = random.choice(VERBS)
-                english.append(verb)
-                foreign.append(verb[::-1])
-        captions.append((tuple(foreign), tuple(english)))
+        (first, second), (old, new) = random.sample(NOUNS, 2), random.sample(ADJECTIVES, 2)
+        (that, this), verb = random.sample(ARTICLES, 2), random.choice(VERBS)
+        english = [that, old, first, verb, this, new, second]
+        foreign = [that, first, old, verb, this, second, new]
+        if random.random() < 0.3:  # the second noun stands alone
+            del english[5], foreign[6]
+        captions.append((tuple(word[::-1] for word in foreign), tuple(english)))
     return captions
 
 
