@@ -14,7 +14,8 @@ import numpy as np
 from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options, parse_assembly
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
-from numba.core.runtime import nrtdynmod, rtsys
+from numba.core.runtime import nrtdynmod
+from numba.core.runtime.nrt import rtsys
 
 _UNUSED_PASSES = {
     "WithLifting",
