@@ -27,7 +27,7 @@ _STEEP_NARROW = rows.steep_argmax_of_narrow, rows.steep_loss_of_narrow
 _STEEP_WIDE = rows.steep_argmax_of_wide, rows.steep_loss_of_wide
 
 # What a small entmax calls: compiled code by alpha, dtype and whether rows are narrow, and its last arguments.
-_small: dict[tuple[float, torch.dtype, bool], tuple[Any, ...]] = {}
+_small: dict[tuple[Parameter, torch.dtype, bool], tuple[Any, ...]] = {}
 _MANY = 1 << 10
 
 Parameter = float | Tensor
@@ -57,9 +57,10 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
         return _map(_steep_kernels(z)[0], z, alpha, False)
     kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
     p = _map(kernel, z, alpha, False)
-    if size < SERIAL and type(alpha) is float and len(_small) < _MANY:
+    key = alpha, z.dtype, n <= NARROW_WIDTH
+    if size < SERIAL and type(alpha) is float and key not in _small and len(_small) < _MANY:
         rest = parameters(alpha - 1, False), _LIKE[z.dtype]
-        _small[alpha, z.dtype, n <= NARROW_WIDTH] = entry_point(kernel, 0, 0, 0, 0, 0, 0, 0, *rest), *rest
+        _small[key] = entry_point(kernel, 0, 0, 0, 0, 0, 0, 0, *rest), *rest
     return p
 
 
