@@ -336,7 +336,8 @@ def steep_loss_of_narrow(
         top, bad, value = solve_steep_batch(x, row, rows, powers[0], room)
         if residual.size > 0:
             store_steep_batch(x, row, rows, room, residual)
-        finish_losses(row, rows, x, vec.select(bad, np.nan, vec.narrow(value, top)), top, target, loss, residual, room[2])
+        number = vec.select(bad, np.nan, vec.narrow(value, top))
+        finish_losses(row, rows, x, number, top, target, loss, residual, room[2])
     release(room[0])
 
 
