@@ -165,13 +165,16 @@ def _is_steep(c: Parameter) -> bool:
 def _loss(
     kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: bool, norm: bool
 ) -> tuple[Tensor, Tensor]:
-    x = as_rows(z)
+    x = z if z.is_contiguous() else z.contiguous()
+    size, n = x.numel(), x.shape[-1]
     loss = torch.empty(z.shape[:-1], dtype=z.dtype, device="cpu")
-    out = like(z) if residual else z.new_empty(0, z.shape[-1])
-    target = index.contiguous().numpy().reshape(-1)
-    rest = parameters(c, norm), int(norm), target, loss.numpy().reshape(-1), as_rows(out)
-    for kernel in kernels:
-        over_rows(kernel, x.shape[0], x.size, x, *rest)
+    out = torch.empty_like(x) if residual else z.new_empty(0, n)
+    if size:
+        target = index.contiguous().numpy().reshape(-1)
+        addresses = x.data_ptr(), loss.data_ptr(), out.data_ptr() if residual else 0
+        rest = size, n, int(norm), parameters(c, norm), target, _LIKE[x.dtype]
+        for kernel in kernels:
+            over_rows(kernel, size // n, size, *addresses, *rest)
     return loss, out
 
 
