@@ -13,13 +13,16 @@ import pytest
 OTHERS = {
     "class": "del codegen.JITCodeLibrary",
     "method": """
-codegen.CPUCodegen._passes = codegen.CPUCodegen._function_pass_manager
-del codegen.CPUCodegen._function_pass_manager
-def optimize(self, module):
-    passes, builder = self._codegen._passes()
-    for function in module.functions:
-        passes.run(function, builder)
-codegen.CPUCodeLibrary._optimize_functions = optimize
+codegen.CPUCodegen._builder_of_passes = codegen.CPUCodegen._pass_builder
+del codegen.CPUCodegen._pass_builder
+def passes(self, **options):
+    options.pop("cost", None)
+    builder = self._builder_of_passes(**options)
+    return builder.getModulePassManager(), builder
+def function_passes(self):
+    builder = self._builder_of_passes()
+    return builder.getFunctionPassManager(), builder
+codegen.CPUCodegen._module_pass_manager, codegen.CPUCodegen._function_pass_manager = passes, function_passes
 """,
     "argument": """
 created = codegen.JITCodeLibrary.__init__
