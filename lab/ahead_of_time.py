@@ -6,12 +6,14 @@ in the configuration that would be launched. Must run in a process in which TRIT
 
 from __future__ import annotations
 
+import ast
+import contextlib
+import hashlib
+import io
 import re
-import subprocess
-import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import torch
@@ -51,23 +53,29 @@ def record(call: Callable[[], Any], target: str = "sm_90") -> list[tuple[Any, tu
     """The kernels that a call would launch on a target, with their arguments and options."""
     from fenchel.kernels.gpu import launch
 
-    before, launch.LANES = launch.LANES, TARGETS[target][2]
+    is_amd = target.startswith("gfx")
+    own = {
+        "LANES": TARGETS[target][2],
+        "PRECISION": "ieee" if is_amd else "tf32x3",
+        "MOST_REGISTERS": {} if is_amd else {"maxnreg": 255},
+    }
+    before = {name: getattr(launch, name) for name in own}
+    vars(launch).update(own)
     try:
         with launch.recorded() as found:
             call()
     finally:
-        launch.LANES = before
+        vars(launch).update(before)
     return list(found)
 
 
-def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Resources:
-    """Compile a recorded launch for a target."""
+def prepare(
+    target: str, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, dict[str, Any], str]:
+    """What Triton's compiler takes for a recorded launch, its options, and a name that only an equal kernel has."""
     import triton
-    from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    if target.startswith("gfx"):  # see ``launch.PRECISION`` and ``launch.MOST_REGISTERS``
-        options = {k: "ieee" if k == "PRECISION" else v for k, v in options.items() if k != "maxnreg"}
     names = list(kernel.arg_names)
     constants = {(names.index(k),): v for k, v in options.items() if k not in _OPTIONS}
     signature: dict[str, Any] = dict.fromkeys(names, "constexpr")
@@ -91,34 +99,54 @@ def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[s
 
     for i, given in enumerate(args):
         signature[names[i]] = specialise(given, (i,))
+    chosen = {k: v for k, v in options.items() if k in _OPTIONS}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=divisible)
-    compiled = triton.compile(
-        source, target=GPUTarget(*TARGETS[target]), options={k: v for k, v in options.items() if k in _OPTIONS}
-    )
-    return _amd(compiled) if target.startswith("gfx") else _nvidia(compiled, target)
+    parts = triton.__version__, target, code_of(kernel), signature, constants, divisible, chosen
+    return source, chosen, hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
-def _nvidia(compiled: Any, target: str) -> Resources:
+@cache
+def code_of(function: Any) -> str:
+    """The code of a kernel and of all that it calls, without comments and docstrings."""
     import triton
 
-    binaries = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
-    number = int(target.removeprefix("sm_"))
-    with tempfile.NamedTemporaryFile("w", suffix=".ptx") as file:
-        file.write(compiled.asm["ptx"])
-        file.flush()
-        program = binaries / ("ptxas" if number < 100 else "ptxas-blackwell")
-        name = target + ("a" if number >= 90 else "")
-        command = [str(program), "-v", f"--gpu-name={name}", file.name, "-o", "/dev/null"]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
-    registers = re.search(r"Used (\d+) registers", said)
-    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", said)
+    code = ast.parse(function.src)
+    for each in ast.walk(code):
+        if isinstance(each, ast.FunctionDef) and ast.get_docstring(each) is not None:
+            each.body = each.body[1:]
+    parts = [ast.dump(code)]
+    for name in sorted({each.id for each in ast.walk(code) if isinstance(each, ast.Name)}):
+        given = function.__globals__.get(name)
+        if isinstance(given, triton.JITFunction) and given is not function:
+            parts.append(code_of(given))
+        elif isinstance(given, triton.language.constexpr):
+            parts.append(f"{name} = {given.value!r}")
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
+
+
+def compile_for(target: str, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Resources:
+    """Compile a recorded launch for a target; what is said of it is the log of that compilation."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source, chosen, _ = prepare(target, kernel, args, options)
+    log = io.StringIO()
+    with triton.knobs.nvidia.scope(), triton.knobs.compilation.scope(), contextlib.redirect_stdout(log):
+        triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True
+        compiled = triton.compile(source, target=GPUTarget(*TARGETS[target]), options=chosen)
+    shared = int(compiled.metadata.shared)
+    return _amd(compiled.asm["amdgcn"], shared) if target.startswith("gfx") else _nvidia(log.getvalue(), shared)
+
+
+def _nvidia(log: str, shared: int) -> Resources:
+    registers = re.search(r"Used (\d+) registers", log)
+    spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", log)
     assert registers is not None
     assert spills is not None
-    return Resources(int(registers[1]), int(spills[1]) + int(spills[2]), int(compiled.metadata.shared))
+    return Resources(int(registers[1]), int(spills[1]) + int(spills[2]), shared)
 
 
-def _amd(compiled: Any) -> Resources:
-    text = compiled.asm["amdgcn"]
-    found = {name: re.search(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "vgpr_spill_count")}
+def _amd(program: str, shared: int) -> Resources:
+    found = {name: re.search(rf"\.{name}:\s+(\d+)", program) for name in ("vgpr_count", "vgpr_spill_count")}
     numbers = [0 if match is None else int(match[1]) for match in found.values()]
-    return Resources(numbers[0], 4 * numbers[1], int(compiled.metadata.shared))
+    return Resources(numbers[0], 4 * numbers[1], shared)

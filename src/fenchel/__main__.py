@@ -12,7 +12,7 @@ from fenchel.progress import bar
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Read the command line, and do what it says."""
+    """Run the command that the command line names."""
     parser = argparse.ArgumentParser(prog="python -m fenchel", description=__doc__)
     parser.add_argument("command", choices=["warmup"], help="compile kernels, or load them from the cache")
     parser.add_argument("rooms", nargs="*", metavar="ROOM", help=f"{', '.join(room_names())}; all if none is named")

@@ -99,9 +99,9 @@ def concrete(*tensors: Tensor) -> bool:
 
 
 def is_simple(t: Tensor) -> bool:
-    """Whether a plain tensor is ``known`` and nothing but reverse mode may track it: one look for small inputs.
+    """Whether a plain tensor is certainly ``known``, and not part of forward mode or of ``torch.func``.
 
-    False does not mean that it is not.
+    A single quick test, for small inputs. False means that the slower tests have to decide.
     """
     if forward_ad._current_level >= 0 or _transforms() or _is_compiling() or _dispatch_modes():
         return False
@@ -112,7 +112,7 @@ def is_simple(t: Tensor) -> bool:
 
 def traced() -> bool:
     """Whether ``torch.jit.trace`` is at work."""
-    return torch._C._get_tracing_state() is not None
+    return _tracing_state() is not None
 
 
 def known(*tensors: Tensor) -> bool:
@@ -131,7 +131,7 @@ def readable(*tensors: Tensor) -> bool:
     More than ``concrete``: data in subclasses, or seen by a dispatch mode that computes, cannot be handed to kernels,
     but torch's own operations give values that can be read. Those of fake tensors and of traces cannot.
     """
-    if torch.compiler.is_compiling() or traced():
+    if _is_compiling() or _tracing_state() is not None:
         return False
     if hasattr(_get_current_dispatch_mode(), "_mode_key"):  # torch's own modes: fake, proxy, functional
         return False
@@ -420,7 +420,7 @@ def outside_graphs(name: str, why: str = "works by rounds that depend on the dat
         def call(*args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():  # a non-strict export, which runs the code
                 raise RuntimeError(reason)
-            if traced():  # what is computed outside of torch would be a constant of the graph
+            if _tracing_state() is not None:  # what is computed outside of torch would be a constant of the graph
                 raise RuntimeError(f"{reason}, nor of one that torch.jit.trace records; torch.export takes the others")
             # Until the compiler is loaded, there is none to turn off.
             return (disabled() if "torch._dynamo" in sys.modules else function)(*args, **kwargs)

@@ -291,7 +291,7 @@ def _exercise(call: Call, dtype: torch.dtype) -> None:
 
 
 def _bounds(scores: Tensor) -> Tensor:
-    """Bounds that leave a choice."""
+    """Upper bounds of 0.7, so that no choice is one-hot."""
     return torch.full_like(scores, 0.7, requires_grad=scores.requires_grad)
 
 
@@ -307,7 +307,7 @@ def _classes(scores: Tensor) -> Tensor:
 
 
 def _segments(scores: Tensor) -> Tensor:
-    """The groups alone: what chooses within them is compiled with the maps."""
+    """Find the groups of an index; the choice within groups is compiled with the maps."""
     Segments.of_index(torch.arange(scores.numel()))
     return scores
 
@@ -329,19 +329,19 @@ def _mixture(structure: Structure, scores: Tensor) -> Tensor:
 
 
 class _HardChain(Chain):
-    """Chains that take the way of hard rows."""
+    """Chains whose rows all count as hard, so that the kernels for hard rows are compiled."""
 
     patience = 1
 
 
 class _HardSubsets(SequentialSubsets):
-    """Sequential subsets that do."""
+    """The same for sequential subsets."""
 
     patience = 1
 
 
 def _graph(scores: Tensor) -> Tensor:
-    """Trees of two words, each of which is the head of one at most."""
+    """The solution of a graph of trees over two words, in which no word is the head of two."""
     graph = fenchel.FactorGraph()
     u = graph.variables(scores[:, :6].reshape(-1, 2, 3), batch_dims=1)
     graph.add(fenchel.factors.DependencyTree(u))

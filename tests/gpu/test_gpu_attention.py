@@ -305,7 +305,7 @@ def test_blocks_that_no_query_can_use_are_not_read_again() -> None:
     value = torch.randn(1, 1, keys, 4, dtype=torch.float64)
     rest = {"causal": False, "scale": 1.0, "dropout": 0.0, "seed": 0}
     _, (_, _, _, used) = forward.attend(query, key, value, 1.5, mask=None, keep=True, **rest)
-    size = forward.blocks(4, 4, torch.float64, 2)["BN"]
+    _, size = forward.blocks(query, value, 1.5, None, 0.0)
     blocks = {32 * w + i for w, word in enumerate(used.flatten().tolist()) for i in range(32) if word >> i & 1}
     assert blocks <= {k // size for k in (*range(40, 60), 1000)}
     weights = fenchel.entmax((query @ key.transpose(-1, -2).unsqueeze(2)).flatten(0, -2), 1.5)
@@ -314,8 +314,9 @@ def test_blocks_that_no_query_can_use_are_not_read_again() -> None:
 
 def test_passes_over_keys_and_values() -> None:
     """Keys: all once for the largest scores; blocks in use once per step of Newton's method, and for the output."""
-    keys, size = 256, forward.blocks(8, 8, torch.float32)["BN"]
+    keys = 256
     query, key, value = torch.randn(1, 1, 1, 8, 8), torch.randn(1, 1, keys, 8), torch.randn(1, 1, keys, 8)
+    _, size = forward.blocks(query, value, 2.0, None, 0.0)
     key[:, :, : keys // 2] *= 0.01
     query[..., 0], key[:, :, keys // 2 :, 0] = 6.0, 3.0  # the second half leads by more than 1/(α − 1)
     rest = {"causal": False, "scale": 1.0, "dropout": 0.0, "seed": 0}

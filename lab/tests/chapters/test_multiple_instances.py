@@ -16,6 +16,7 @@ from fenchel_lab.chapters.multiple_instances import METHODS, PAPER, SIZES, TARGE
 from fenchel_lab.models import bags
 from fenchel_lab.models.bags import NONE, Bags, Classifier, Setting
 from fenchel_lab.report import Context, Run, find, run
+from fenchel_lab.report.records import Records
 
 SMALL = Setting(width=8, hidden=4, heads=2, epochs=2, batch=16)
 
@@ -114,14 +115,16 @@ def test_the_best_epoch_is_kept_and_patience_ends_training(monkeypatch: pytest.M
 def test_the_grid_has_every_combination_of_the_paper() -> None:
     full = multiple_instances.FULL
     settings = multiple_instances._grid(full.digits, full.digits_grid)
-    assert len(set(settings)) == 2 * 2 * 2 * 2 * 6 * 2
-    assert len(set(multiple_instances._grid(full.corel, full.corel_grid))) == 2 * 2 * 2 * 2 * 3 * 2
-    assert multiple_instances._grid(SMALL, {}) == [SMALL]
+    assert len(settings) == len(set(settings.values())) == 2 * 2 * 2 * 2 * 6 * 2
+    assert len(multiple_instances._grid(full.corel, full.corel_grid)) == 2 * 2 * 2 * 2 * 3 * 2
+    assert multiple_instances._grid(SMALL, {}) == {"given": SMALL}
     assert full.digits.epochs == full.corel.epochs == 50
     assert (full.runs, full.digits.patience, full.digits.embedding) == (5, 5, "convolutional")
 
 
-def test_the_setting_is_chosen_on_validation_bags_of_the_first_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_setting_is_chosen_on_validation_bags_of_the_first_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = lists()
     used: list[tuple[float, int]] = []
 
@@ -132,17 +135,31 @@ def test_the_setting_is_chosen_on_validation_bags_of_the_first_seed(monkeypatch:
         return Classifier(made.pool.shape[1:], setting, Shannon()), {1.0: 0.7, 2.0: 0.9, 4.0: 0.8}[setting.beta]
 
     monkeypatch.setattr(bags, "trained", trained)
-    settings = [replace(SMALL, beta=beta) for beta in (1.0, 2.0, 4.0)]
+    monkeypatch.setattr(multiple_instances, "METHODS", METHODS[:1])
+    protocol = replace(multiple_instances.TOY, runs=2)
     split = multiple_instances.Split(made, made, made)
-    task = multiple_instances.Task("K = 1", lambda seed: [split, split], 2, lambda c, part: 0.5, settings)
-    told: list[float] = []
-    context = Context(data=None, progress=lambda fraction, note="": told.append(fraction))
-    part = multiple_instances._Part(context, 0.0, 1.0, "")
-    outcome = multiple_instances.compared(task, "softmax", Shannon(), [7, 8], part)
-    assert [beta for beta, _ in used] == [1.0, 1.0, 2.0, 2.0, 4.0, 4.0, 2.0, 2.0]
-    assert [seed for _, seed in used] == [7000, 7001] * 3 + [8000, 8001]
-    assert outcome.setting.beta == 2.0
-    assert list(outcome.scores) == [0.5, 0.5]
+    settings = multiple_instances._grid(SMALL, {"beta": (1.0, 2.0, 4.0)})
+    # Test scores would choose another setting, the one with the smallest beta.
+    task = multiple_instances.Task("K = 1", lambda seed: [split, split], 2, lambda c, _: 1 / used[-1][0], settings)
+    context = Context(data=None, seed=7, records=Records(tmp_path))
+    (entry,), missing = multiple_instances._entries(context, [task], protocol)
+    assert missing == 0
+    assert used == [
+        (beta, seed)
+        for beta, first in ((1.0, 7), (2.0, 7), (4.0, 7), (2.0, 8))
+        for seed in (1000 * first, 1000 * first + 1)
+    ]
+    assert entry.scores == {7: 50.0, 8: 50.0}
+    again, missing = multiple_instances._entries(context, [task], protocol)
+    assert len(used) == 8  # nothing is run twice
+    assert again[0].scores == entry.scores
+
+
+def test_only_what_is_finished_is_shown(tmp_path: Path) -> None:
+    context = Context(data=None, records=Records(tmp_path, minutes=0))
+    result = multiple_instances.multiple_instances(context)
+    assert not result.tables
+    assert f"{len(METHODS)} runs are not finished" in result.summary
 
 
 def test_folds_cover_every_bag_once_and_never_train_on_it() -> None:
@@ -190,17 +207,21 @@ def test_the_columns_of_real_data_are_the_papers(tmp_path: Path, monkeypatch: py
     for name in ("fox", "tiger", "elephant"):
         content = {"features": features, "bag_ids": ids, "labels": labels}
         savemat(tmp_path / "mil" / f"{name}_100x100.mat", content)
-    few = replace(
-        multiple_instances.TOY, bags=(8, 8, 40), digits=replace(SMALL, epochs=1), corel=SMALL, folds=3, runs=2
-    )
+    grids = {"digits_grid": {"beta": (1.0,)}, "corel_grid": {"beta": (1.0,), "dropout": (0.0,)}}
+    one = replace(SMALL, epochs=1)
+    few = replace(multiple_instances.TOY, bags=(8, 8, 40), digits=one, corel=SMALL, folds=3, runs=2, **grids)
     monkeypatch.setattr(multiple_instances, "SCALED", few)
     monkeypatch.setattr(multiple_instances, "METHODS", METHODS[:1] + METHODS[2:3] + METHODS[6:7])
-    outcome = run(find("multiple_instances"), Context(data=tmp_path, seed=3))
+    records = Records(tmp_path / "runs")
+    outcome = run(find("multiple_instances"), Context(data=tmp_path, seed=3, records=records))
     assert outcome.error is None, outcome.error
     assert outcome.result is not None
-    first, second = outcome.result.tables
-    assert list(first.header) == ["", *(word for k in (1, 2, 3, 5) for word in (f"K = {k}", "paper"))]
-    assert list(second.header) == ["", "fox", "paper", "tiger", "paper", "elephant", "paper"]
-    assert second.rows[0][2] == "66.4 ± 2.0"
+    first, second, _ = outcome.result.tables
+    columns = [f"K = {k}" for k in (1, 2, 3, 5)], ["fox", "tiger", "elephant"]
+    for table, names in zip((first, second), columns, strict=True):
+        assert list(table.header) == ["", *(word for name in names for word in (name, f"{name} runs", f"{name} paper"))]
+    assert second.rows[0][3] == "66.4 ± 2.0"
     assert all(float(str(row[1]).split()[0]) > 80 for row in second.rows)
-    assert "2 seeds instead of 5" in outcome.result.summary
+    assert records.count == 7 * 3 * 2
+    assert "with 2 seeds" in outcome.result.summary
+    assert len(outcome.result.claims) == 7

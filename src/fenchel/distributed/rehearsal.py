@@ -79,21 +79,21 @@ def rehearse(function: Callable[[int, Any], T], ranks: int) -> Rehearsal[T]:
     """
     check_callable(function, "function", "a function of a rank and a group")
     ranks = check_count(ranks, "ranks")
-    room = _Room(ranks)
+    meeting = _Meeting(ranks)
     results: list[Any] = [None] * ranks
     records = torch.is_grad_enabled()
 
-    def play(rank: int) -> None:
-        with room.turn:
+    def run(rank: int) -> None:
+        with meeting.turn:
             try:
                 with torch.set_grad_enabled(records):
-                    results[rank] = function(rank, _Seat(room, rank))
+                    results[rank] = function(rank, _ThreadPeers(meeting, rank))
             except BaseException as error:
-                room.leave(rank, error)
+                meeting.end(rank, error)
             else:
-                room.leave(rank, None)
+                meeting.end(rank, None)
 
-    threads = [threading.Thread(target=play, args=(rank,), daemon=True) for rank in range(ranks)]
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
     started = []
     helpers = torch.get_num_threads()
     torch.set_num_threads(1)  # or each of thousands of threads would have helpers of its own
@@ -102,19 +102,19 @@ def rehearse(function: Callable[[int, Any], T], ranks: int) -> Rehearsal[T]:
             thread.start()
             started.append(thread)
     except RuntimeError as error:
-        with room.turn:
-            room.leave(len(started), ValueError(f"ranks must be few enough for a thread each, got {ranks} ({error})"))
+        with meeting.turn:
+            meeting.end(len(started), ValueError(f"ranks must be few enough for a thread each, got {ranks} ({error})"))
     finally:
         for thread in started:
             thread.join()
         torch.set_num_threads(helpers)
-    if room.failure is not None:
-        raise room.failure
-    return Rehearsal(results, room.transfers)
+    if meeting.failure is not None:
+        raise meeting.failure
+    return Rehearsal(results, meeting.transfers)
 
 
-class _Left(RuntimeError):
-    """A rank waits for another one that has ended."""
+class _OtherEndedError(RuntimeError):
+    """Raised in a rank that waits for another one that has ended."""
 
     def __init__(self) -> None:
         super().__init__("another rank has ended, or raised an error, while this one waited for it")
@@ -123,8 +123,8 @@ class _Left(RuntimeError):
 _NOTHING = object()
 
 
-class _Room:
-    """Where the threads of all ranks meet.
+class _Meeting:
+    """What the threads of all ranks share: contributions to collectives, and messages.
 
     One runs at a time, the one that has ``turn``, until it waits for others: thousands of threads that compete for the
     interpreter would do little else.
@@ -133,81 +133,81 @@ class _Room:
     def __init__(self, ranks: int) -> None:
         self.ranks = ranks
         self.turn = threading.Lock()
-        self.bells = [threading.Lock() for _ in range(ranks)]
-        for bell in self.bells:
-            bell.acquire()
+        self.wakers = [threading.Lock() for _ in range(ranks)]
+        for waker in self.wakers:
+            waker.acquire()
         self.given: list[Any] = [None] * ranks
         self.answers: list[Any] = [None] * ranks
         self.waiting: list[int] = []
-        self.awaiting_mail: set[int] = set()
-        self.mail: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
-        self.gone: set[int] = set()
+        self.awaiting_message: set[int] = set()
+        self.messages: dict[tuple[int, int], deque[Tensor]] = defaultdict(deque)
+        self.ended: set[int] = set()
         self.failure: BaseException | None = None
         self.transfers: list[Transfer] = []
 
-    def meet(self, rank: int, given: Any, combine: Callable[[list[Any]], Any]) -> Any:
+    def combine(self, rank: int, given: Any, combine: Callable[[list[Any]], Any]) -> Any:
         """What ``combine`` makes of all ranks' contributions."""
-        if self.gone:
-            raise _Left
+        if self.ended:
+            raise _OtherEndedError
         self.given[rank] = given
         if len(self.waiting) == self.ranks - 1:
             answer = combine(self.given)
             waiting, self.waiting = self.waiting, []
             for other in waiting:
                 self.answers[other] = answer
-                self.bells[other].release()
+                self.wakers[other].release()
             return answer
         self.answers[rank] = _NOTHING
         self.waiting.append(rank)
         self._pause(rank)
         if self.answers[rank] is _NOTHING:
-            raise _Left
+            raise _OtherEndedError
         return self.answers[rank]
 
     def _pause(self, rank: int) -> None:
-        """Let others run until the bell of this rank rings."""
+        """Let other ranks run until one of them releases the waker of this rank."""
         self.turn.release()
-        self.bells[rank].acquire()
+        self.wakers[rank].acquire()
         self.turn.acquire()
 
-    def post(self, rank: int, to: int, tensors: list[Tensor]) -> None:
-        """Leave tensors for another rank."""
-        self.mail[rank, to].extend(tensors)
-        if to in self.awaiting_mail:
-            self.awaiting_mail.remove(to)
-            self.bells[to].release()
+    def send(self, rank: int, to: int, tensors: list[Tensor]) -> None:
+        """Append tensors to the messages for another rank."""
+        self.messages[rank, to].extend(tensors)
+        if to in self.awaiting_message:
+            self.awaiting_message.remove(to)
+            self.wakers[to].release()
 
-    def fetch(self, rank: int, source: int) -> Tensor:
-        """The next tensor that another rank has left."""
-        box = self.mail[source, rank]
-        while not box:
-            if source in self.gone:
-                raise _Left
-            self.awaiting_mail.add(rank)
+    def receive(self, rank: int, source: int) -> Tensor:
+        """The next tensor that another rank has sent; waits for it."""
+        queue = self.messages[source, rank]
+        while not queue:
+            if source in self.ended:
+                raise _OtherEndedError
+            self.awaiting_message.add(rank)
             self._pause(rank)
-        return box.popleft()
+        return queue.popleft()
 
-    def leave(self, rank: int, error: BaseException | None) -> None:
-        """A rank has ended; the exception that counts is the one that came first, not those of who waited."""
-        self.gone.add(rank)
-        if error is not None and (self.failure is None or isinstance(self.failure, _Left)):
+    def end(self, rank: int, error: BaseException | None) -> None:
+        """Record that a rank has ended. Of several errors the first is kept, not those of ranks that waited for it."""
+        self.ended.add(rank)
+        if error is not None and (self.failure is None or isinstance(self.failure, _OtherEndedError)):
             self.failure = error
-        for other in (*self.waiting, *self.awaiting_mail):
-            self.bells[other].release()
+        for other in (*self.waiting, *self.awaiting_message):
+            self.wakers[other].release()
         self.waiting.clear()
-        self.awaiting_mail.clear()
+        self.awaiting_message.clear()
 
 
-class _Seat(Peers):
-    """The place of one rank in the room."""
+class _ThreadPeers(Peers):
+    """The other ranks, as one rank sees them."""
 
-    def __init__(self, room: _Room, rank: int) -> None:
-        self.room, self.rank, self.size = room, rank, room.ranks
+    def __init__(self, meeting: _Meeting, rank: int) -> None:
+        self.meeting, self.rank, self.size = meeting, rank, meeting.ranks
 
     def _record(self, name: str, *tensors: Tensor) -> None:
         if self.rank == 0:
             count = sum(each.numel() for each in tensors)
-            self.room.transfers.append(Transfer(name, count, sum(t.numel() * t.element_size() for t in tensors)))
+            self.meeting.transfers.append(Transfer(name, count, sum(t.numel() * t.element_size() for t in tensors)))
 
     def all_reduce(self, tensor: Tensor, largest: bool) -> None:
         self._record("all_reduce", tensor)
@@ -216,23 +216,23 @@ class _Seat(Peers):
             every = torch.stack(given)
             return every.amax(0) if largest else every.sum(0, dtype=every.dtype)
 
-        tensor.detach().copy_(self.room.meet(self.rank, tensor.detach(), combine))
+        tensor.detach().copy_(self.meeting.combine(self.rank, tensor.detach(), combine))
 
     def all_gather(self, own: Tensor) -> Tensor:
         self._record("all_gather", own)
-        found: Tensor = self.room.meet(self.rank, own.detach(), torch.stack)
+        found: Tensor = self.meeting.combine(self.rank, own.detach(), torch.stack)
         return found
 
     def broadcast(self, tensor: Tensor, source: int) -> None:
         if self.rank == source:
             self._record("broadcast", tensor)
-        tensor.detach().copy_(self.room.meet(self.rank, tensor.detach(), lambda given: given[source].clone()))
+        tensor.detach().copy_(self.meeting.combine(self.rank, tensor.detach(), lambda given: given[source].clone()))
 
     def send(self, tensors: Sequence[Tensor], to: int, into: Sequence[Tensor], source: int) -> list[Wait]:
         self._record("send", *tensors)
-        self.room.post(self.rank, to, [each.detach().clone() for each in tensors if each.numel()])
+        self.meeting.send(self.rank, to, [each.detach().clone() for each in tensors if each.numel()])
 
         def receive(tensor: Tensor) -> None:
-            tensor.detach().copy_(self.room.fetch(self.rank, source))
+            tensor.detach().copy_(self.meeting.receive(self.rank, source))
 
         return [lambda each=each: receive(each) for each in into if each.numel()]  # type: ignore[misc]

@@ -191,5 +191,5 @@ class LPSparseMAP(Regularizer):
         if any(factor.scores for factor in graph.factors):
             raise ValueError(
                 f"{what} is not known where factors carry scores of their own: what these add depends on how a value "
-                "is mixed. argmax works; for one structure SparseMAP(structure) knows its higher-order scores"
+                "is mixed. argmax works; for one structure SparseMAP(structure) includes its higher-order scores"
             )

@@ -1,6 +1,6 @@
 """Compiled loops on plain arrays, and the table that says which of them serves what.
 
-Nothing here knows of Ω, autograd or modules. A kernel is looked up by ``find``; ``register`` adds one.
+Nothing here depends on Ω, autograd or modules. A kernel is looked up by ``find``; ``register`` adds one.
 
 ``import fenchel`` compiles nothing and does not import Numba. ``FENCHEL_KERNELS`` says what the first calls do:
 

@@ -3,7 +3,8 @@
 A room is a group of kernels that ``fenchel.warmup`` compiles together. The child fills the cache on disk, and marks the
 room as complete; a process that finds the mark uses the kernels from then on. It changes from torch operations to
 kernels at most once per room and precision, and never where kernels are waited for: under ``FENCHEL_KERNELS=wait``,
-inside ``waiting()`` and under ``torch.use_deterministic_algorithms(True)``.
+inside ``waiting()`` and under ``torch.use_deterministic_algorithms(True)``. The loops of structures, active sets and
+trees, have no counterpart in torch operations: Python interprets them meanwhile (``run``).
 """
 
 from __future__ import annotations
@@ -16,14 +17,24 @@ import subprocess
 import sys
 import threading
 import time
+import types
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fenchel import kernels
 from fenchel.kernels import store
 
+if TYPE_CHECKING:
+    import numpy as np
+
+INTERPRETED = "structures"
+"""The room whose kernels Python interprets until they are compiled."""
+
+_LARGE = 1 << 17  # elements per row from which Python takes longer than the compiler
 _PAUSE = 0.25  # seconds between two looks at the disk
 _TRIES = 2  # child processes that may fail before kernels are compiled in this one
 _CHILD = """
@@ -58,6 +69,39 @@ def ready(room: str, dtype: torch.dtype | None = None) -> bool:
         _known.add(key)
         return True
     return False
+
+
+def run(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int) -> None:
+    """``kernel(first, last, *args)`` on all rows: compiled and shared among threads, or else interpreted.
+
+    While a child process compiles, rows are interpreted one by one; the rest is left to the kernel once there is one.
+    """
+    first = 0
+    while first < rows and not (kernels.ENABLED and (elements > rows * _LARGE or kernels.ready(INTERPRETED))):
+        interpreted(kernel)(first, first + 1, *args)
+        first += 1
+    if 0 < first < rows:
+        kernel(first, rows, *args)
+    elif first < rows:
+        from fenchel.kernels.cpu.threads import over_rows
+
+        over_rows(kernel, rows, elements, *args)
+
+
+@cache
+def interpreted(kernel: Any) -> Any:
+    """The Python function behind a compiled one, with the compiled ones that it calls replaced likewise.
+
+    Loops on the processor's vectors have another one, in numpy, as their ``plain``.
+    """
+    if hasattr(kernel, "plain"):
+        return kernel.plain
+    function = kernel.py_func
+    known = dict(function.__globals__)
+    for name in function.__code__.co_names:
+        if hasattr(known.get(name), "py_func"):
+            known[name] = interpreted(known[name])
+    return types.FunctionType(function.__code__, known, function.__name__, function.__defaults__)
 
 
 @contextlib.contextmanager

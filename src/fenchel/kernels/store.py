@@ -1,4 +1,4 @@
-"""The folder of compiled kernels: locks among processes, marks of what is complete, and the line that says so."""
+"""The folder of compiled kernels: locks among processes, marks of what is complete, and a message while compiling."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class NotServedError(NotCompiledError):
 
 
 class _Guarded:
-    """A kernel for a device. If it does not compile, it says so once, and is taken out of the table."""
+    """A kernel for a device. If it does not compile, there is one warning, and it is removed from the table."""
 
     def __init__(self, kernel: Callable[..., Any], remove: Callable[[], None]) -> None:
         self.kernel, self.remove = kernel, remove
@@ -336,10 +336,12 @@ if importlib.util.find_spec("triton") is not None:
     _on_gpu("class_loss", "tsallis", "rows:entmax_loss", _POSITIVE)
     _on_gpu("argmax", "norm", "rows:normmax")
     _on_gpu("product", "norm", "products:normmax_product")
+    _on_gpu("pull", "norm", "products:normmax_pull")
     _on_gpu("class_loss", "norm", "rows:normmax_loss")
     _on_gpu("argmax", "bounded_gini", "boxes:project")
-    _on_gpu("product", "bounded_gini", "boxes:product")
-    _on_gpu("product", "bounded_shannon", "boxes:entropic_product")
+    _on_gpu("product", "bounded_gini", "products:projection_product")
+    _on_gpu("argmax", "bounded_shannon", "boxes:capped_softmax")
+    _on_gpu("product", "bounded_shannon", "products:capped_softmax_product")
     _on_gpu("fused_attend", "tsallis", "attention:attend", _OUTPUT)
     _on_gpu("fused_attend_backward", "tsallis", "attention_backward:attend_backward", _OUTPUT)
     _on_gpu("chain", "tsallis", "chains", _SMOOTH, lambda unary, *_: unary.shape[-1:] <= (128,))

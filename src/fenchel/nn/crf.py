@@ -44,7 +44,7 @@ class CRF(nn.Module):
 
     * Word pieces, of which the first of each word has a tag and the others −100: ``crf(emissions, tags != -100)``
       leaves the others out, so that words are linked with words. At prediction, give the mask of first pieces.
-    * Words that nobody has annotated: ``crf(emissions, mask).loss(tags)`` with −100 where ``mask`` is True. They stay
+    * Words without annotation: ``crf(emissions, mask).loss(tags)`` with −100 where ``mask`` is True. They stay
       in the chain and are *not observed*: the loss is the value less the value over all sequences that agree with the
       observed tags.
 

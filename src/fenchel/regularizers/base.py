@@ -48,7 +48,7 @@ class Posed(NamedTuple):
 
 
 def range_of(parameter: float | Tensor | None) -> tuple[float, float] | None:
-    """The least and the largest value of a parameter; None if no device would tell without being waited for."""
+    """The least and the largest value of a parameter; None if reading it would wait for a device."""
     if isinstance(parameter, Tensor):
         own = parameter.detach()
         return (float(own.amin()), float(own.amax())) if known(own) and own.numel() else None
@@ -151,7 +151,7 @@ class Regularizer(nn.Module):
 
     @property
     def parameter_range(self) -> tuple[float, float] | None:
-        """The least and the largest value of ``parameter``; None if no device would tell without being waited for."""
+        """The least and the largest value of ``parameter``; None if reading it would wait for a device."""
         return range_of(self.parameter)
 
     @property

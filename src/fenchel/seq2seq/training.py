@@ -23,6 +23,8 @@ from fenchel.seq2seq.checkpoints import CHECKPOINT, Checkpoint, DivergedError, c
 from fenchel.seq2seq.model import Seq2Seq
 from fenchel.seq2seq.saving import whole
 
+Criterion = Literal["accuracy", "token_accuracy"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
@@ -37,7 +39,9 @@ class Training:
         optimizer: ``"adam"`` or ``"adamw"``.
         weight_decay: of AdamW, or of Adam.
         clip: the largest norm of the gradient of all parameters.
-        patience: the number of consecutive validations without a better accuracy after which training stops.
+        criterion: the score of the validation that decides which model is best, ``"accuracy"`` or ``"token_accuracy"``.
+            Where whole targets are hardly ever right, as in translation, take the latter.
+        patience: the number of consecutive validations without a better one after which training stops.
         every: the number of epochs between validations; the last epoch is always validated.
         seed: of the order of the pairs and of dropout.
 
@@ -54,6 +58,7 @@ class Training:
     optimizer: Literal["adam", "adamw"] = "adam"
     weight_decay: float = 0.0
     clip: float = 5.0
+    criterion: Criterion = "accuracy"
     patience: int = 5
     every: int = 1
     seed: int = 0
@@ -65,6 +70,7 @@ class Training:
         if self.cooling > self.epochs:
             raise ValueError(f"cooling must be between 0 and epochs, {self.epochs}, got {self.cooling}")
         check_one_of(self.optimizer, "optimizer", "adam", "adamw")
+        check_one_of(self.criterion, "criterion", "accuracy", "token_accuracy")
         check_rate(self.rate)
         check_number(self.clip, "clip", 0, ends="(]")
         check_number(self.weight_decay, "weight_decay", 0, ends="[)")
@@ -72,18 +78,29 @@ class Training:
 
 @dataclass(frozen=True)
 class Scores:
-    """Validation scores: the mean loss per symbol, and the share of targets that greedy decoding reproduces.
+    """Validation scores: the mean loss per symbol, and the shares of targets and of symbols that are right.
 
     Greedy decoding reproduces a target exactly if each of its symbols is the most probable one given those before it,
-    so that one forward pass with known inputs gives the accuracy.
+    so that one forward pass with known inputs gives the accuracy. The token accuracy is the share of symbols, ends
+    included, that are the most probable ones given the symbols of the target before them.
 
     Example:
-        >>> Scores(loss=0.2, accuracy=0.9).accuracy
+        >>> Scores(loss=0.2, accuracy=0.9, token_accuracy=0.97).accuracy
         0.9
     """
 
     loss: float
     accuracy: float
+    token_accuracy: float = 0.0
+
+    def rank(self, criterion: Criterion) -> tuple[float, float]:
+        """What scores are compared by: the criterion, then the loss.
+
+        Example:
+            >>> Scores(0.2, 0.9, 0.97).rank("token_accuracy")
+            (0.97, -0.2)
+        """
+        return (self.accuracy if criterion == "accuracy" else self.token_accuracy), -self.loss
 
 
 @dataclass(frozen=True)
@@ -113,11 +130,12 @@ class History:
     """
 
     validations: Sequence[Validation]
+    criterion: Criterion = "accuracy"
 
     @property
     def best(self) -> Validation:
-        """The validation with the highest accuracy, then the smallest loss; the model has its parameters."""
-        return max(self.validations, key=lambda each: (each.scores.accuracy, -each.scores.loss))
+        """The validation with the highest criterion, then the smallest loss; the model has its parameters."""
+        return max(self.validations, key=lambda each: each.scores.rank(self.criterion))
 
 
 @dataclass(frozen=True)
@@ -133,9 +151,8 @@ class _Run:
     def last_loss(self) -> float:
         return self.validations[-1].scores.loss if self.validations else float("inf")
 
-    @property
-    def best(self) -> tuple[float, float]:
-        return max(((each.scores.accuracy, -each.scores.loss) for each in self.validations), default=(-1.0, 0.0))
+    def best(self, criterion: Criterion) -> tuple[float, float]:
+        return max((each.scores.rank(criterion) for each in self.validations), default=(-1.0, 0.0))
 
 
 @kernels.waiting()
@@ -215,7 +232,7 @@ def train(
             run = replace(run, epoch=run.epoch + 1)
             check_finite(model)
             if run.epoch % settings.every == 0 or run.epoch == settings.epochs:
-                run, better = _validated(run, loss, validate(model, held_out), speed)
+                run, better = _validated(run, settings.criterion, loss, validate(model, held_out), speed)
                 best = _copy(model) if better else best
                 if better and folder is not None:
                     model.save(folder)
@@ -225,7 +242,7 @@ def train(
                 checkpoint.keep(model, best, optimizer, asdict(run))
     model.load_state_dict(best)
     model.eval()
-    return History(run.validations)
+    return History(run.validations, settings.criterion)
 
 
 def _epoch(
@@ -234,7 +251,8 @@ def _epoch(
     """Train on all batches once; the mean loss per symbol, and tokens per second."""
     model.train()
     total, tokens, start = 0.0, 0, time.perf_counter()
-    accuracy = f", accuracy {run.best[0]:.1%}" if run.validations else ""
+    named = settings.criterion.replace("_", " ")
+    accuracy = f", {named} {run.best(settings.criterion)[0]:.1%}" if run.validations else ""
     for number, batch in enumerate(batches.epoch(run.epoch)):
         total += step(model(batch), optimizer, settings.clip) * batch.tokens
         tokens += batch.tokens
@@ -244,11 +262,11 @@ def _epoch(
     return total / tokens, speed
 
 
-def _validated(run: _Run, loss: float, scores: Scores, speed: float) -> tuple[_Run, bool]:
+def _validated(run: _Run, criterion: Criterion, loss: float, scores: Scores, speed: float) -> tuple[_Run, bool]:
     """The run after a validation, and whether it is the best so far."""
     if not math.isfinite(scores.loss):
         raise DivergedError(f"the validation loss is {scores.loss} after epoch {run.epoch}, so training stopped")
-    better = (scores.accuracy, -scores.loss) > run.best
+    better = scores.rank(criterion) > run.best(criterion)
     rate = run.rate / 2 if scores.loss > run.last_loss else run.rate
     here = Validation(run.epoch, loss, scores, run.rate, speed)
     waited = 0 if better else run.waited + 1
@@ -270,17 +288,18 @@ def validate(model: Seq2Seq, batches: Batches) -> Scores:
     check_kind(batches, "batches", Batches)
     training = model.training
     model.eval()
-    loss, right, tokens, targets = 0.0, 0, 0, 0
+    loss, right, tokens, targets, right_tokens = 0.0, 0, 0, 0, 0
     for batch in batches:
         numbers = batch.target.to(model.device)
         hidden = model.hidden_states(model.encode(batch.source.to(model.device)), batch.inputs.to(model.device))
         loss += float(model.loss(hidden, numbers, reduction="sum"))
-        equal = (model.output(hidden).argmax(-1) == numbers) | (numbers == IGNORED)
-        right += int(equal.all(1).sum())
+        equal, padding = model.output(hidden).argmax(-1) == numbers, numbers == IGNORED
+        right += int((equal | padding).all(1).sum())
+        right_tokens += int(equal.sum())
         tokens += batch.tokens
         targets += len(numbers)
     model.train(training)
-    return Scores(loss / tokens, right / targets)
+    return Scores(loss / tokens, right / targets, right_tokens / tokens)
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------------------

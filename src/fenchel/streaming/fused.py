@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +25,50 @@ STEP, BACKWARD = "fused_attend", "fused_attend_backward"
 _TENSORS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? alpha"
 _REST = "float number, str name, bool causal, float scale, float dropout, SymInt seed"
 _STATE = ("top", "offset", "mean", "used")
+
+
+class _Call(NamedTuple):
+    """The arguments of both operators.
+
+    Args:
+        query: (B, heads, groups, L, E).
+        key: (B, heads, S, E).
+        value: (B, heads, S, D).
+        mask: (B, heads, groups, L, S), boolean (True = takes part) or added to the scores.
+        alpha: (B, heads, groups), or None if it is ``number``.
+        number: alpha for all heads, if ``alpha`` is None.
+        name: of the map.
+        causal: whether query i attends to keys 0 … i.
+        scale: of the scores.
+        dropout: the share of weights to drop …
+        seed: … and the seed that selects them.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    alpha: Tensor | None
+    number: float
+    name: str
+    causal: bool
+    scale: float
+    dropout: float
+    seed: int
+
+    def kernel(self, step: str) -> Callable[..., Any]:
+        """The kernel of a step, called with these arguments."""
+        number = self.number if self.alpha is None else MOST_FUSED
+        found = kernels.find(step, self.name, (number,), self.query)
+        if found is None:
+            raise kernels.NotCompiledError(f"there is no kernel for {step}")
+        tensors = self.query, self.key, self.value, self.number if self.alpha is None else self.alpha
+        options = {"mask": self.mask, "causal": self.causal, "scale": self.scale}
+        drop = {"dropout": self.dropout, "seed": self.seed}
+        return lambda *first, **rest: found(*first, *tensors, **options, **drop, **rest)
+
+
+_SIZE = len(_Call._fields)
 
 
 def fused_attention(problem: Problem) -> Tensor:
@@ -52,18 +96,19 @@ def fused_attention(problem: Problem) -> Tensor:
     if isinstance(alpha, Tensor):
         alpha = alpha.to(torch.promote_types(query.dtype, torch.float32)).expand(*batch, 1, 1).reshape(*outer, groups)
     if mask is not None:
-        mask = mask if mask.dtype == torch.bool else mask / gamma
-        mask = mask.expand(*batch, length, keys).reshape(*outer, groups, length, keys)
+        mask = mask if mask.dtype == torch.bool or gamma == 1 else mask / gamma
+        mask = _of_scores(mask, batch, length, keys).unflatten(1, (shared, groups))
     seed = int(torch.randint(0, 2**31 - 1, (), device="cpu")) if dropout else 0
-    a = (alpha, 0.0) if isinstance(alpha, Tensor) else (None, float(alpha or 0.0))
-    args = (q, k, v, mask, *a, base.name, is_causal, scale / float(gamma), float(dropout), seed)
+    own_alpha, number = (alpha, 0.0) if isinstance(alpha, Tensor) else (None, float(alpha or 0.0))
+    assert base.name is not None
+    call = _Call(q, k, v, mask, own_alpha, number, base.name, is_causal, scale / float(gamma), float(dropout), seed)
     kept = tracks(q, k, v, alpha)
     if torch.compiler.is_compiling():
-        output = _operator(*args, kept)[0]
+        output = _operator(*call, kept)[0]
     elif kept:
-        output = apply_function(_Fused, (_forward, _backward), *args)[0]
+        output = apply_function(_Fused, (_forward, _backward), *call)[0]
     else:
-        output = _forward(*args, False)[0]
+        output = _forward(call, False)[0]
     return output.reshape(*batch, length, value.shape[-1])
 
 
@@ -97,104 +142,62 @@ def _softmax_attention(
     return output if empty is None else torch.where(empty, 0.0, output)
 
 
+def _of_scores(mask: Tensor, batch: Sequence[int], length: int, keys: int) -> Tensor:
+    """A mask as (batch, heads, L, S), a view but for batch dimensions that have no common stride."""
+    batch = (1,) * (2 - len(batch)) + tuple(batch)
+    mask = mask.reshape(*(1 for _ in range(len(batch) + 2 - mask.dim())), *mask.shape)
+    mask = mask.expand(*batch[:-1], *mask.shape[-3:]).flatten(0, -4)  # not the rest, of which no view may be left then
+    return mask.expand(-1, batch[-1], length, keys)
+
+
 def _of_heads(tensor: Tensor, batch: Sequence[int], shared: int) -> Tensor:
     """Keys or values with the batch dimensions of the scores, and as many heads as there are sets of keys."""
     return tensor.expand(*batch[:-1], shared, *tensor.shape[-2:]) if batch else tensor
 
 
-def _kernel(step: str, name: str, alpha: Tensor | None, number: float, like: Tensor) -> Any:
-    kernel = kernels.find(step, name, (MOST_FUSED if alpha is not None else number,), like)
-    if kernel is None:
-        raise kernels.NotCompiledError(f"there is no kernel for {step}")
-    return kernel
+# -- both passes -----------------------------------------------------------------------------------------------------
 
 
-def _options(causal: bool, scale: float, dropout: float, seed: int) -> dict[str, Any]:
-    return {"causal": causal, "scale": scale, "dropout": dropout, "seed": seed}
-
-
-# -- both passes, for the arguments of the operators -----------------------------------------------------------------
-
-
-def _forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    alpha: Tensor | None,
-    number: float,
-    name: str,
-    *rest: Any,
-) -> tuple[Tensor, ...]:
+def _forward(call: _Call, keep: bool) -> tuple[Tensor, ...]:
     """The output, and what the backward pass needs: four tensors, or none if it is not kept."""
-    *numbers, keep = rest
-    kernel = _kernel(STEP, name, alpha, number, query)
-    a = number if alpha is None else alpha
-    output, state = kernel(query, key, value, a, mask=mask, keep=keep, **_options(*numbers))
+    output, state = call.kernel(STEP)(keep=keep)
     return output, *state
 
 
-def _backward(
-    grad: Tensor,
-    state: Sequence[Tensor],
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    alpha: Tensor | None,
-    number: float,
-    name: str,
-    *rest: Any,
-) -> list[Tensor | None]:
+def _backward(grad: Tensor, state: Sequence[Tensor], call: _Call, needed: Sequence[bool]) -> list[Tensor | None]:
     """The gradients of query, key, value and alpha; None for those that are not needed."""
-    *numbers, needed = rest
     try:
-        kernel = _kernel(BACKWARD, name, alpha, number, query)
-        a = number if alpha is None else alpha
-        to = kernel(grad, state, query, key, value, a, mask=mask, needed=needed, **_options(*numbers))
+        to = call.kernel(BACKWARD)(grad, state, needed=needed)
     except kernels.NotCompiledError:  # which has been said
         with torch.enable_grad():
-            to = _plain_gradients(grad, query, key, value, mask, alpha, number, name, *rest)
+            to = _plain_gradients(grad, call, needed)
         return [None if t is None else t.detach() for t in to]
-    return [*to[:3], None if alpha is None or to[3] is None else to[3].sum(-1).to(alpha.dtype)]
+    return [*to[:3], None if call.alpha is None or to[3] is None else to[3].sum(-1).to(call.alpha.dtype)]
 
 
-def _plain(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    mask: Tensor | None,
-    alpha: Tensor | None,
-    number: float,
-    name: str,
-    causal: bool,
-    scale: float,
-    *_: Any,
-) -> Tensor:
+def _plain(call: _Call) -> Tensor:
     """The output by the formula, without dropout."""
+    query, key, value, mask, alpha, *_ = call
     exact = torch.promote_types(query.dtype, torch.float32)
-    x = scale * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
+    x = call.scale * query.to(exact) @ key.to(exact).transpose(-2, -1).unsqueeze(2)
     if mask is not None:
         x = torch.where(mask, x, -torch.inf) if mask.dtype == torch.bool else x + mask.to(exact)
-    if causal:
+    if call.causal:
         x = torch.where(torch.ones(x.shape[-2:], dtype=torch.bool, device=x.device).tril(), x, -torch.inf)
-    p = registered_map(name).argmax(x, number if alpha is None else alpha[..., None, None].to(exact))
+    p = registered_map(call.name).argmax(x, call.number if alpha is None else alpha[..., None, None].to(exact))
     return (p @ value.to(exact).unsqueeze(2)).to(query.dtype)
 
 
-def _plain_gradients(
-    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, alpha: Tensor | None, *rest: Any
-) -> list[Any]:
+def _plain_gradients(grad: Tensor, call: _Call, needed: Sequence[bool]) -> list[Any]:
     """The gradients by the formula, which can be differentiated again."""
-    *numbers, needed = rest
-    if numbers[-2]:
+    if call.dropout:
         raise NotImplementedError("attention with dropout on a GPU is differentiable once, by its kernel")
     # Views: what a tensor was made from may depend on another of them, and must not be counted twice.
     own: list[Any] = [
         t if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_(n)
-        for t, n in zip((query, key, value, alpha), needed, strict=True)
+        for t, n in zip((*call[:3], call.alpha), needed, strict=True)
     ]
-    output = _plain(*own[:3], mask, own[3], *numbers)
+    output = _plain(call._replace(query=own[0], key=own[1], value=own[2], alpha=own[3]))
     wanted = [t for t, n in zip(own, needed, strict=True) if n]
     found = iter(torch.autograd.grad(output, wanted, grad, create_graph=torch.is_grad_enabled()))
     return [next(found) if n else None for n in needed]
@@ -206,8 +209,8 @@ class _Fused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, passes: tuple[Callable[..., Any], Callable[..., Any]], *args: Any) -> tuple[Tensor, ...]:
         forward, ctx.backward_pass = passes
-        output, *state = forward(*args[:11], True)
-        ctx.rest = args[5:11]
+        output, *state = forward(_Call(*args[:_SIZE]), True)
+        ctx.rest = args[5:_SIZE]
         ctx.save_for_backward(*state, *args[:5])
         ctx.mark_non_differentiable(*state)
         ctx.set_materialize_grads(False)
@@ -218,13 +221,13 @@ class _Fused(torch.autograd.Function):
         count = len(ctx.needs_input_grad)
         if grad is None:
             return (None,) * count
-        state, inputs = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+        state, call = ctx.saved_tensors[:4], _Call(*ctx.saved_tensors[4:], *ctx.rest)
         needed = [*ctx.needs_input_grad[1:4], ctx.needs_input_grad[5]]
         with torch.autocast(grad.device.type, enabled=False):
             if torch.is_grad_enabled():
-                to = _plain_gradients(grad, *inputs, *ctx.rest, needed)
+                to = _plain_gradients(grad, call, needed)
             else:
-                to = ctx.backward_pass(grad, state, *inputs, *ctx.rest, needed)
+                to = ctx.backward_pass(grad, state, call, needed)
         return None, *to[:3], None, to[3], *(None for _ in range(count - 6))
 
 
@@ -234,7 +237,7 @@ class _Fused(torch.autograd.Function):
 def _in_graph(*args: Any) -> tuple[Tensor, ...]:
     """The results of the operator; by the formula if there is no kernel when the graph runs."""
     try:
-        output, *state = _forward(*args)
+        output, *state = _forward(_Call(*args[:_SIZE]), args[-1])
     except kernels.NotCompiledError:
         return _in_torch_operations(*args)
     return output, *(state or _empty(*args)[1:])
@@ -242,44 +245,45 @@ def _in_graph(*args: Any) -> tuple[Tensor, ...]:
 
 def _empty(*args: Any) -> tuple[Tensor, ...]:
     """The results, not filled in."""
-    query, value, keep = args[0], args[2], args[-1]
+    query, _, value, mask, alpha, number, _, _, _, dropout, _, keep = args
     output = query.new_empty(*query.shape[:-1], value.shape[-1])
     exact = torch.promote_types(query.dtype, torch.float32)
-    shapes = _shapes(query, value) if keep else dict.fromkeys(_STATE, (0,))
+    a = number if alpha is None else alpha
+    shapes = _shapes(query, value, a, mask, dropout) if keep else dict.fromkeys(_STATE, (0,))
     types = {name: torch.int32 if name == "used" else exact for name in _STATE}
     return output, *(query.new_empty(shapes[name], dtype=types[name]) for name in _STATE)
 
 
-def _shapes(query: Tensor, value: Tensor) -> dict[str, tuple[int, ...]]:
+def _shapes(*args: Any) -> dict[str, tuple[int, ...]]:
     from fenchel.kernels.gpu.attention import state_shapes  # which imports Triton
 
-    return state_shapes(query, value)
+    return state_shapes(*args)
 
 
 def _in_torch_operations(*args: Any) -> tuple[Tensor, ...]:
-    """The results by torch operations. There is no offset: zeros tell nobody anything, and nobody reads them."""
-    return _plain(*args), *(torch.zeros_like(each) for each in _empty(*args)[1:])
+    """The results by torch operations. What the backward pass needs is zero, because it does not read it."""
+    return _plain(_Call(*args[:_SIZE])), *(torch.zeros_like(each) for each in _empty(*args)[1:])
 
 
 def _with_derivatives(*args: Any) -> Any:
     if tracks(*args):
         return apply_function(_Fused, (_below, _backward_below), *args)
-    return _below(*args)
+    return _below(_Call(*args[:_SIZE]), args[-1])
 
 
-def _below(*args: Any) -> Any:
+def _below(call: _Call, keep: bool) -> Any:
     with below_autograd():
-        return _operator(*args)
+        return _operator(*call, keep)
 
 
-def _backward_below(grad: Tensor, state: Sequence[Tensor], *rest: Any) -> list[Tensor | None]:
+def _backward_below(grad: Tensor, state: Sequence[Tensor], call: _Call, needed: Sequence[bool]) -> list[Tensor | None]:
     with below_autograd():
-        found = _backward_operator(grad, *state, *rest)
-    return [t if n else None for t, n in zip(found, rest[-1], strict=True)]
+        found = _backward_operator(grad, *state, *call, needed)
+    return [t if n else None for t, n in zip(found, needed, strict=True)]
 
 
 def _backward_in_graph(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return _or_empty(_backward(grad, rest[:4], *rest[4:]), grad, rest[-1])
+    return _or_empty(_backward(grad, rest[:4], _Call(*rest[4:-1]), rest[-1]), grad, rest[-1])
 
 
 def _backward_empty(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -289,7 +293,7 @@ def _backward_empty(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
 
 
 def _backward_in_torch_operations(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return _or_empty(_plain_gradients(grad, *rest[4:]), grad, rest[-1])
+    return _or_empty(_plain_gradients(grad, _Call(*rest[4:-1]), rest[-1]), grad, rest[-1])
 
 
 def _or_empty(found: Sequence[Tensor | None], like: Tensor, needed: Sequence[bool]) -> tuple[Tensor, ...]:

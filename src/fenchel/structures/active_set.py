@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fenchel._torch import transformed
-from fenchel.kernels.cpu.interpreted import run
+from fenchel.kernels.compilation import run
 from fenchel.structures.base import Array, Problem, Structure, Sums, own_tensors
 from fenchel.structures.mixture import Faces, Found, Group
 from fenchel.structures.solver import ActiveSets, Options, Solver, say

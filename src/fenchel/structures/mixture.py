@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._torch import apply_function, tracks, tracks_forward
-from fenchel.kernels.cpu.interpreted import run
+from fenchel.kernels.compilation import run
 from fenchel.structures.base import Searched, Structure, own_tensors
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel.kernels.cpu.interpreted import run
+from fenchel.kernels.compilation import run
 from fenchel.structures.base import Array, Problem, places
 from fenchel.structures.mixture import Faces, Found, Group
 
@@ -126,7 +126,12 @@ class Solver(ActiveSets):
     def __init__(self, problem: Problem, options: Options) -> None:
         self.problem, self.options = problem, options
         self.oracle = problem.structure.oracle(problem.batch, problem.shape)
-        self.theta = centered(problem)
+        self.theta = problem.theta
+        dims = problem.structure.fixed_dims
+        if dims:  # less the largest score of each group of parts of which all structures hold equally many
+            grouped = problem.theta.reshape(-1, *problem.shape)
+            top = grouped.max(tuple(range(-dims, 0)), keepdims=True, initial=-np.inf)
+            self.theta = (grouped - np.where(np.isfinite(top), top, 0.0)).reshape(problem.theta.shape)
         rows, parts = self.theta.shape
         self.explorer = problem.structure.explorer(problem.batch, problem.shape)
         super().__init__(rows, min(_MEMBERS, parts + 1), 1 if self.explorer is None else self.explorer[1])
@@ -243,7 +248,10 @@ class Solver(ActiveSets):
             run(active.refine, len(stopped), self.work(stopped), stopped, *self.arrays())
             parts, bonus = self.oracle(self.residual, stopped)
             self._advance(stopped, parts, bonus, active.CERTIFY)
-        self._warn()
+        unsolved = self.gap > np.maximum(self.goal, 2 * self.floor)
+        doubted = self.state == active.DOUBTED
+        if not self.options.quiet and (unsolved.any() or doubted.any()):
+            self._warn(unsolved, doubted)
 
     def _search(self, live: Array, most: int) -> Array:
         """Search until rows are done or have tried ``most`` structures; return the rows that are not done."""
@@ -288,20 +296,14 @@ class Solver(ActiveSets):
         unfinished: Array = rows[((state == active.LIVE) | (state == active.FRESH)) & (tried[rows] < most)]
         return unfinished
 
-    def _warn(self) -> None:
-        from fenchel.kernels.cpu.structures import active
-
-        if self.options.quiet:
-            return
-        open_rows = self.gap > np.maximum(self.goal, 2 * self.floor)
-        if open_rows.any():
+    def _warn(self, unsolved: Array, doubted: Array) -> None:
+        if unsolved.any():
             say(
-                f"SparseMAP: {int(open_rows.sum())} of {len(open_rows)} rows are not solved to tol "
+                f"SparseMAP: {int(unsolved.sum())} of {len(unsolved)} rows are not solved to tol "
                 f"{self.options.tol:g} after at most max_iter = {self.options.max_iter} calls of the oracle; the "
-                f"largest gap is {self.gap[open_rows].max():.1e}",
+                f"largest gap is {self.gap[unsolved].max():.1e}",
                 9,
             )
-        doubted = self.state == active.DOUBTED
         if doubted.any():
             say(
                 f"SparseMAP: {type(self.problem.structure).__name__}.map is not exact: in {int(doubted.sum())} of "
@@ -348,15 +350,3 @@ def _array(size: int, dtype: type[np.generic]) -> Array:
 def say(message: str, depth: int) -> None:
     """Warn with the source line ``depth`` calls above: where argmax was called."""
     warnings.warn(message, stacklevel=depth)
-
-
-def centered(problem: Problem) -> Array:
-    """Scores less the largest of each group of parts of which all structures hold equally many."""
-    dims = problem.structure.fixed_dims
-    if dims == 0:
-        return problem.theta
-    grouped = problem.theta.reshape(-1, *problem.shape)
-    axes = tuple(range(grouped.ndim - dims, grouped.ndim))
-    top = grouped.max(axes, keepdims=True, initial=-np.inf)
-    shifted: Array = grouped - np.where(np.isfinite(top), top, 0.0)
-    return shifted.reshape(problem.theta.shape)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_count, check_number, check_real
-from fenchel.kernels.cpu.interpreted import run
+from fenchel.kernels.compilation import run
 from fenchel.regularizers.base import Regularizer, hold, show
 from fenchel.regularizers.capped import KSubsets, k_subsets
 from fenchel.regularizers.configs import written_by

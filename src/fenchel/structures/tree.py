@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_entries
-from fenchel.kernels.cpu.interpreted import run
+from fenchel.kernels.compilation import run
 from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched, Sums
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel import Gini, KSubsets, Norm, Regularizer, Shannon, Tsallis
+from fenchel.progress import Progress
 from fenchel_lab.data import mil, mnist
 from fenchel_lab.drawing import style
 from fenchel_lab.models import bags
 from fenchel_lab.models.bags import Bags, Classifier, Setting
-from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import ScoresInPercent, spread
+from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import is_higher, spread, with_interval
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
 TARGET = 9
@@ -83,7 +85,7 @@ class Protocol:
     corel_grid: Mapping[str, Sequence[float]]
     bags: tuple[int, int, int] = (2000, 500, 500)
     halved: bool = False
-    runs: int = 3
+    runs: int = 5
     folds: int = 10
 
 
@@ -106,13 +108,12 @@ FULL = Protocol(
         "beta": (0.1, 1.0, 10.0),
         "dropout": (0.0, 0.75),
     },
-    runs=5,
 )
 SCALED = Protocol(
-    digits=Setting(beta=0.05),
-    corel=Setting(width=32, hidden=32, heads=12, beta=0.1, dropout=0.75, decay=0.98, batch=16, epochs=50),
-    digits_grid={},
-    corel_grid={},
+    digits=Setting(),
+    corel=Setting(width=32, hidden=32, heads=12, decay=0.98, batch=16, epochs=50),
+    digits_grid={"beta": (0.05, 0.25, 1.0)},
+    corel_grid={"beta": (0.1, 1.0), "dropout": (0.0, 0.75)},
     halved=True,
 )
 TOY = Protocol(
@@ -124,6 +125,8 @@ TOY = Protocol(
     runs=1,
 )
 TOY_SIZES = {3: SIZES[3]}
+DRAWN = 3
+"""Targets of the bag that is drawn."""
 
 SUMMARY = """
 A bag of instances is positive if K of them or more are of a kind, and nobody says which. Each instance is embedded, a
@@ -133,23 +136,25 @@ out. Only `omega` differs from row to row: `Shannon()` averages all instances, s
 make a bag positive.
 """
 
+CHOSEN = """
+For every method and every column the grid is searched on the first seed, by the area under the ROC curve of the
+validation bags, and the best setting is trained with {runs} seeds; test bags decide nothing.
+"""
+
 SCALED_DOWN = """
-Scaled down from the paper's protocol to two cores: {runs} seeds instead of 5; MNIST images averaged to 14 × 14, and an
-embedding of two dense layers (128 and 64 wide) instead of two convolutions and a layer of 500; batches of
-{digits.batch} bags of digits and {corel.batch} of segments, at a rate of {digits.rate:g}, instead of single bags at
-1e-3 to 1e-6; at most {digits.epochs} epochs on digits and {corel.epochs} on segments, with the paper's patience
-of {digits.patience}; and one setting for all methods instead of a grid search for each (digits: {digits.heads} heads
-{digits.hidden} wide, β = {digits.beta:g}, no dropout; segments: embedding {corel.width} wide, {corel.heads} heads
-{corel.hidden} wide, β = {corel.beta:g}, dropout {corel.dropout:g}), which was found by hand in some trial runs with
-another seed, K = 3, Elephant and Fox, and by their test scores. The bags are the paper's: {bags[0]:,} for training,
-{bags[1]} for validation and {bags[2]} for the test, of the sizes of its table 4; {folds}-fold cross-validation with an
-inner validation fold on the three sets of segments. As in the authors' code the area under the ROC curve of the
-validation bags chooses the epoch.
+Scaled down from the paper's protocol to two cores: MNIST images averaged to 14 × 14, and an embedding of two dense
+layers (128 and 64 wide) instead of two convolutions and a layer of 500; batches of {digits.batch} bags of digits and
+{corel.batch} of segments, at a rate of {digits.rate:g}, instead of single bags at 1e-3 to 1e-6; at most {digits.epochs}
+epochs on digits and {corel.epochs} on segments, with the paper's patience of {digits.patience}. The grid has β of
+{digits_grid[beta]} for digits ({digits.heads} heads {digits.hidden} wide, no dropout) and, for segments, β of
+{corel_grid[beta]} and a dropout of {corel_grid[dropout]} (embedding {corel.width} wide, {corel.heads} heads
+{corel.hidden} wide). The bags are the paper's: {bags[0]:,} for training, {bags[1]} for validation and {bags[2]} for the
+test, of the sizes of its table 4; {folds}-fold cross-validation with an inner validation fold on the three sets of
+segments. As in the authors' code the area under the ROC curve of the validation bags chooses the epoch.
 """
 
 WHOLE = """
-For every method and every column the grid of appendix F is searched on the first seed, by the area
-under the ROC curve of the validation bags, and the best setting is trained with {runs} seeds.
+Network, bags, epochs and grid are those of appendix F.
 """
 
 EMBEDDED = """
@@ -176,26 +181,33 @@ class Task:
         splits: the splits of a seed, over which a score is averaged.
         parts: how many these are.
         measure: the score on test bags.
-        settings: the settings to choose from.
+        settings: the settings to choose from, by what tells them from each other.
     """
 
     name: str
     splits: Callable[[int], Iterable[Split]]
     parts: int
     measure: Callable[[Classifier, Bags], float]
-    settings: Sequence[Setting]
+    settings: Mapping[str, Setting]
 
 
 @dataclass(frozen=True)
-class Outcome(ScoresInPercent):
-    """A method on a task: its test scores, one per seed, and what was trained with the first."""
+class Entry:
+    """A cell of the table: a method on a task, and its records with the chosen setting, one per seed."""
 
-    task: str
+    task: Task
     method: str
-    scores: Sequence[float]
-    setting: Setting
-    classifier: Classifier
-    test: Bags
+    records: Sequence[Record]
+
+    @property
+    def scores(self) -> dict[int, float]:
+        """The test score of every seed, in percent."""
+        return {record.seed: 100 * float(record.figures["test"]) for record in self.records}
+
+    @property
+    def mean(self) -> float:
+        """Over seeds."""
+        return statistics.fmean(self.scores.values())
 
 
 CODE = """
@@ -218,6 +230,7 @@ print(pool.get_association_matrix(bags, absent)[1, 0, 0, :4])  # a bag of three 
     code=CODE,
     tour=False,
     data=["mnist", "mil"],
+    records=True,
     full="With `--full` network, bags, epochs and grid search are the paper's (appendix F). What differs: the "
     "epoch is chosen by the area under the ROC curve of the validation bags, as in the authors' code; for "
     "the sets of segments the paper searched by hand, here the whole grid of its table 6 is tried.",
@@ -225,57 +238,104 @@ print(pool.get_association_matrix(bags, absent)[1, 0, 0, :4])  # a bag of three 
 def multiple_instances(context: Context) -> Result:
     """Train a pooling classifier with every Ω on every column of the table."""
     protocol, text = _setting(context)
-    tasks = _tasks(context, protocol)
-    outcomes: list[Outcome] = []
-    each = 1 / (len(tasks) * len(METHODS))
-    for task in tasks:
-        for name, omega in METHODS:
-            part = _Part(context, each * len(outcomes), each, f"{task.name}, {name}")
-            seeds = range(context.seed, context.seed + protocol.runs)
-            outcomes.append(compared(task, name, omega, seeds, part))
-    digits = [outcome for outcome in outcomes if outcome.test.targets is not None]
-    corel = [outcome for outcome in outcomes if outcome.test.targets is None]
+    tasks, shown = _tasks(context, protocol)
+    entries, missing = _entries(context, tasks, protocol)
     beside = context.data is not None  # the paper's figures are of MNIST, not of the embedded digits
-    tables = [_table(digits, "Accuracy on the test bags of digits", beside)]
+    values = asdict(protocol) | {"digits": protocol.digits, "corel": protocol.corel}
+    values |= {name: _listed(values[name]) for name in ("digits_grid", "corel_grid")}
+    told = [SUMMARY, CHOSEN if beside else "", text]
+    told = [part.format(**values) for part in told]
+    told += [_leaders(entries, beside)] if entries else []
+    told += [f"{missing} runs are not finished; the same command runs them."] if missing else []
+    groups = _by_task(entries)
+    digits = {name: group for name, group in groups.items() if name.startswith("K")}
+    corel = {name: group for name, group in groups.items() if name not in digits}
+    figures = [_scores(groups, beside)] if groups else []
+    if drawn := _choices(entries, shown):
+        figures.append(drawn)
+    tables = [_table(digits, "Accuracy on the test bags of digits", beside)] if digits else []
     if corel:
         tables.append(_table(corel, "Area under the ROC curve on the test bags of image segments", beside))
-    if context.full:
-        tables.append(_settings(outcomes))
-    return Result(
-        f"{SUMMARY}\n{text.format(**vars(protocol))}\n\n{_leaders(outcomes, beside)}",
-        figures=[_scores(outcomes, beside), _choices(digits)],
-        tables=tables,
-    )
+    if beside and entries:
+        tables.append(_settings(entries))
+    claims = [_claim(name, group) for name, group in groups.items()] if beside else []
+    return Result("\n\n".join(told), figures=figures, tables=tables, claims=claims)
 
 
-def compared(task: Task, name: str, omega: Regularizer, seeds: Sequence[int], progress: _Part) -> Outcome:
-    """A method's scores on a task: with the setting that is best on the first seed's validation bags."""
-    work = (len(task.settings) + len(seeds) - 1) * task.parts
-    steps = iter(range(work))
+def _entries(context: Context, tasks: Sequence[Task], protocol: Protocol) -> tuple[list[Entry], int]:
+    """The cells of the table that have a chosen setting, and how many runs are missing.
 
-    def run(setting: Setting, seed: int) -> tuple[float, float, Classifier, Bags]:
-        valid, test = [], []
-        for number, split in enumerate(task.splits(seed)):
-            torch.manual_seed(1000 * seed + number)  # the same start and order of bags for every method
-            classifier, area = bags.trained(split.train, split.valid, omega, setting, progress.of(next(steps), work))
-            valid.append(area)
-            test.append(task.measure(classifier, split.test))
-        return statistics.fmean(valid), statistics.fmean(test), classifier, split.test
+    Column by column every setting is run with the first seed, then what the validation bags chose, with the others.
+    Columns in which the paper's k-subsets lead come first.
+    """
+    first, *others = range(context.seed, context.seed + protocol.runs)
+    entries: list[Entry] = []
+    missing = 0
+    for done, task in enumerate(
+        sorted(tasks, key=lambda task: not _leader_of_the_paper(task.name).endswith("subsets"))
+    ):
+        searched = [job(task, method, name, first) for method in METHODS for name in task.settings]
+        found = context.records.collect(searched, _portion(context, 2 * done, 2 * len(tasks)))
+        best: dict[str, Record] = {}
+        for name, _ in METHODS:
+            tried = [record for record in found if record.cell["method"] == name]
+            if len(tried) == len(task.settings):
+                best[name] = max(tried, key=lambda record: float(record.figures["validation"]))
+        chosen = [(method, best[method[0]].cell["setting"]) for method in METHODS if method[0] in best]
+        wanted = [job(task, method, setting, seed) for seed in others for method, setting in chosen]
+        more = context.records.collect(wanted, _portion(context, 2 * done + 1, 2 * len(tasks)))
+        for name, record in best.items():
+            entries.append(Entry(task, name, [record, *(each for each in more if each.cell == record.cell)]))
+        missing += len(searched) + len(METHODS) * len(others) - len(found) - len(more)
+    names = [task.name for task in tasks]
+    return sorted(entries, key=lambda entry: names.index(entry.task.name)), missing
 
-    tried = [(setting, run(setting, seeds[0])) for setting in task.settings]
-    setting, (_, first, classifier, test) = max(tried, key=lambda pair: pair[1][0])
-    return Outcome(task.name, name, [first, *(run(setting, seed)[1] for seed in seeds[1:])], setting, classifier, test)
+
+def _portion(context: Context, done: int, parts: int) -> Progress:
+    """Progress of one of so many parts."""
+    return lambda part, note="": context.progress(0.98 * (done + part) / parts, note)
 
 
-class _Part:
-    """Progress of a part of the whole."""
+def job(task: Task, method: tuple[str, Regularizer], setting: str, seed: int) -> Job:
+    """One run of a method on a task."""
+    name, omega = method
+    cell = {"column": task.name, "method": name, "setting": setting}
+    settings = asdict(task.settings[setting]) | {"folds": task.parts}
+    return Job(cell, seed, settings, partial(compared, task, omega, task.settings[setting], seed))
 
-    def __init__(self, context: Context, start: float, share: float, note: str) -> None:
-        self.context, self.start, self.share, self.note = context, start, share, note
 
-    def of(self, done: int, all_: int) -> Callable[[float], None]:
-        """Told the fraction of one of so many steps."""
-        return lambda part: self.context.progress(0.98 * (self.start + self.share * (done + part) / all_), self.note)
+def compared(
+    task: Task, omega: Regularizer, setting: Setting, seed: int, progress: Callable[[float], None]
+) -> dict[str, Any]:
+    """Scores on validation and test bags, and what was taken of one positive test bag."""
+    valid, test = [], []
+    example: dict[str, Any] | None = None
+    for number, split in enumerate(task.splits(seed)):
+        torch.manual_seed(1000 * seed + number)  # the same start and order of bags for every method
+        tell = partial(_tell, progress, number, task.parts)
+        classifier, area = bags.trained(split.train, split.valid, omega, setting, tell)
+        valid.append(area)
+        test.append(task.measure(classifier, split.test))
+        if task.name == f"K = {DRAWN}":
+            example = _example(classifier, split.test)
+    return {"validation": statistics.fmean(valid), "test": statistics.fmean(test), "example": example}
+
+
+def _tell(progress: Callable[[float], None], done: int, parts: int, part: float) -> None:
+    progress((done + part) / parts)
+
+
+def _example(classifier: Classifier, test: Bags) -> dict[str, Any] | None:
+    """A positive bag with exactly so many targets, which come first, and what its instances weigh, if there is one."""
+    assert test.targets is not None
+    sizes = (test.members != bags.NONE).sum(1)
+    fits = test.labels & (test.targets == DRAWN) & (sizes >= 8) & (sizes <= 14)
+    if not fits.any():
+        return None
+    bag = test[fits.nonzero()[:1, 0]]
+    with torch.no_grad():
+        weights = classifier.weights(bag)[0].mean(0)
+    return {"members": bag.members[0].tolist(), "weights": [round(weight, 4) for weight in weights.tolist()]}
 
 
 def _setting(context: Context) -> tuple[Protocol, str]:
@@ -284,7 +344,8 @@ def _setting(context: Context) -> tuple[Protocol, str]:
     return (FULL, WHOLE) if context.full else (SCALED, SCALED_DOWN)
 
 
-def _tasks(context: Context, protocol: Protocol) -> list[Task]:
+def _tasks(context: Context, protocol: Protocol) -> tuple[list[Task], Tensor]:
+    """The columns of the table, and the images to test with."""
     settings = _grid(protocol.digits, protocol.digits_grid)
     if context.data is None:
         images = _toy_images()
@@ -303,14 +364,21 @@ def _tasks(context: Context, protocol: Protocol) -> list[Task]:
             whole = bags.of_lists(loaded.instances, torch.from_numpy(loaded.labels))
             splits = partial(_folds, whole, protocol.folds)
             tasks.append(Task(name, splits, protocol.folds, bags.area_under_curve, settings))
-    return tasks
+    return tasks, images[2][0]
 
 
-def _grid(setting: Setting, values: Mapping[str, Sequence[float]]) -> list[Setting]:
-    """The setting with every combination of other values."""
+def _grid(setting: Setting, values: Mapping[str, Sequence[float]]) -> dict[str, Setting]:
+    """The setting with every combination of other values, by these values."""
     combinations = itertools.product(*values.values())
     chosen: Iterator[dict[str, Any]] = (dict(zip(values, each, strict=True)) for each in combinations)
-    return [replace(setting, **each) for each in chosen]
+    return {
+        ", ".join(f"{name} {value:g}" for name, value in each.items()) or "given": replace(setting, **each)
+        for each in chosen
+    }
+
+
+def _listed(grid: Mapping[str, Sequence[float]]) -> dict[str, str]:
+    return {name: " or ".join(f"{value:g}" for value in values) for name, values in grid.items()}
 
 
 Labelled = tuple[Tensor, Tensor]
@@ -358,41 +426,58 @@ def _folds(whole: Bags, folds: int, seed: int) -> Iterator[Split]:
         yield Split(*(bags.standardized(part, parts[0]) for part in parts))
 
 
-def _leaders(outcomes: Sequence[Outcome], beside: bool) -> str:
+def _leaders(entries: Sequence[Entry], beside: bool) -> str:
     """Who has the highest mean, in words; ``beside`` the paper's leaders or alone."""
-    best = [max(group, key=lambda outcome: outcome.mean) for group in _by_task(outcomes).values()]
-    listed = "; ".join(f"{outcome.task}: {outcome.method} ({outcome.mean:.1f})" for outcome in best)
-    papers = {outcome.task: _leader_of_the_paper(outcome.task) for outcome in best}
-    absent = [f"{each.task}: {papers[each.task]}" for each in best if beside and papers[each.task] != each.method]
-    missing = f" Leads of the paper that this run does not have: {'; '.join(absent)}." if absent else ""
-    return f"The highest means of this run: {listed}.{missing}"
+    best = [max(group, key=lambda entry: entry.mean) for group in _by_task(entries).values()]
+    listed = "; ".join(f"{entry.task.name}: {entry.method} ({entry.mean:.1f})" for entry in best)
+    papers = {entry.task.name: _leader_of_the_paper(entry.task.name) for entry in best}
+    absent = [f"{name}: {papers[name]}" for name, each in zip(papers, best, strict=True) if papers[name] != each.method]
+    missing = f" Leads of the paper that are not here: {'; '.join(absent)}." if absent and beside else ""
+    return f"The highest means: {listed}.{missing}"
 
 
 def _leader_of_the_paper(task: str) -> str:
     return max((name for name, _ in METHODS), key=lambda name: PAPER[task, name][0])
 
 
-def _by_task(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
-    found: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        found.setdefault(outcome.task, []).append(outcome)
+def _by_task(entries: Sequence[Entry]) -> dict[str, list[Entry]]:
+    found: dict[str, list[Entry]] = {}
+    for entry in entries:
+        found.setdefault(entry.task.name, []).append(entry)
     return found
 
 
-def _table(outcomes: Sequence[Outcome], what: str, beside: bool) -> Table:
-    groups = _by_task(outcomes)
+def _claim(task: str, group: Sequence[Entry]) -> Claim:
+    """The lead of a column, on the bags of the same seeds: over the best of the other methods."""
+    leader = _leader_of_the_paper(task)
+    printed = sorted(((PAPER[task, name], name) for name, _ in METHODS), reverse=True)
+    ours = next((entry for entry in group if entry.method == leader), None)
+    others = [entry for entry in group if entry.method != leader]
+    deviations = f"{spread(*printed[0][0])}, next {printed[1][1]} {spread(*printed[1][0])} (deviations)"
+    if ours is None or not others:
+        return Claim(f"{leader} leads for {task}", deviations, "not run", "too few runs")
+    other = max(others, key=lambda entry: entry.mean)
+    seeds = sorted(ours.scores.keys() & other.scores.keys())
+    told = f"{with_interval(list(ours.scores.values()))}, best other {other.method} "
+    told += f"{with_interval(list(other.scores.values()))} ({len(seeds)} runs)"
+    holds = is_higher([ours.scores[seed] - other.scores[seed] for seed in seeds])
+    return Claim(f"{leader} leads for {task}", deviations, told, holds)
+
+
+def _table(groups: Mapping[str, Sequence[Entry]], what: str, beside: bool) -> Table:
     rows: list[list[Cell]] = []
-    for number, (name, _) in enumerate(METHODS):
+    for name, _ in METHODS:
         row: list[Cell] = [name]
         for task, group in groups.items():
-            row += [spread(group[number].mean, group[number].deviation), *([spread(*PAPER[task, name])] * beside)]
+            scores = [score for entry in group if entry.method == name for score in entry.scores.values()]
+            row += [with_interval(scores), len(scores), *([spread(*PAPER[task, name])] if beside else [])]
         rows.append(row)
-    runs = len(outcomes[0].scores)
+    headings = ("", "runs", "paper") if beside else ("", "runs")
     return Table(
-        ["", *itertools.chain.from_iterable((task, "paper") if beside else (task,) for task in groups)],
+        ["", *(f"{task} {each}".strip() for task in groups for each in headings)],
         rows,
-        caption=f"{what}, in percent: mean ± standard deviation over {runs} seed{'s' if runs > 1 else ''}"
-        + (", and the paper's over 5." if beside else "."),
+        caption=f"{what}, in percent: mean ± half the 95 % interval over seeds"
+        + (", and the paper's mean ± deviation over 5." if beside else "."),
         paper="The paper's k-subsets lead for K > 1 where k = K; on the three sets of segments all methods are within "
         "a deviation or two of each other."
         if beside
@@ -400,43 +485,35 @@ def _table(outcomes: Sequence[Outcome], what: str, beside: bool) -> Table:
     )
 
 
-def _settings(outcomes: Sequence[Outcome]) -> Table:
-    names = [*FULL.digits_grid, *(name for name in FULL.corel_grid if name not in FULL.digits_grid)]
-    rows: list[list[Cell]] = [
-        [outcome.task, outcome.method, *(getattr(outcome.setting, name) for name in names)] for outcome in outcomes
-    ]
-    return Table(["", "method", *names], rows, caption="The settings that the first seed's validation bags chose.")
+def _settings(entries: Sequence[Entry]) -> Table:
+    groups = _by_task(entries)
+    chosen = {(entry.task.name, entry.method): entry.records[0].cell["setting"] for entry in entries}
+    rows = [[name, *(chosen.get((task, name), "–") for task in groups)] for name, _ in METHODS]
+    return Table(["", *groups], rows, caption="The settings that the first seed's validation bags chose.")
 
 
-def _scores(outcomes: Sequence[Outcome], beside: bool) -> Figure:
-    groups = _by_task(outcomes)
+def _scores(groups: Mapping[str, Sequence[Entry]], beside: bool) -> Figure:
     drawing, panels = style.panels(-(-len(groups) // 2), min(len(groups), 2), height=2.0, sharey=True)
-    places = range(len(METHODS))
+    names = [name for name, _ in METHODS]
     for axes, (task, group) in zip(panels, groups.items(), strict=False):
-        printed = [PAPER[task, name] for name, _ in METHODS]
         if beside:
             axes.errorbar(
-                [mean for mean, _ in printed],
-                [place + 0.18 for place in places],
-                xerr=[deviation for _, deviation in printed],
+                [PAPER[task, name][0] for name in names],
+                [place + 0.18 for place in range(len(names))],
+                xerr=[PAPER[task, name][1] for name in names],
                 fmt="o",
                 ms=4,
                 mfc="none",
                 lw=1,
                 color=style.MUTED,
-                label="the paper",
+                label="the paper, ± deviation",
             )
-        axes.errorbar(
-            [outcome.mean for outcome in group],
-            [place - 0.18 for place in places],
-            xerr=[outcome.deviation for outcome in group],
-            fmt="o",
-            ms=4,
-            lw=1,
-            color=style.PALETTE[0],
-            label="here",
-        )
-        axes.set(title=task, yticks=list(places), yticklabels=[name for name, _ in METHODS])
+        for number, entry in enumerate(group):
+            place, values = names.index(entry.method) - 0.18, list(entry.scores.values())
+            label = "a run, and the mean" if number == 0 else None
+            axes.plot(values, [place] * len(values), "o", ms=3.5, mew=0, alpha=0.5, color=style.PALETTE[0], label=label)
+            axes.plot(entry.mean, place, "|", ms=9, mew=1.6, color=style.PALETTE[0])
+        axes.set(title=task, yticks=range(len(names)), yticklabels=names)
         axes.grid(axis="y", visible=False)
     for axes in panels[len(groups) :]:
         axes.set_visible(False)
@@ -444,39 +521,37 @@ def _scores(outcomes: Sequence[Outcome], beside: bool) -> Figure:
     drawing.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return Figure(
         drawing,
-        caption="Accuracy (bags of digits) or area under the ROC curve (segments), in percent: mean and standard "
-        "deviation over seeds.",
-        alt="For each column of the table a panel with a row for each method: a filled point for this run"
-        + (" and a hollow one for the paper, with error bars." if beside else "."),
+        caption="Accuracy (bags of digits) or area under the ROC curve (segments) of every run, in percent.",
+        alt="For each column of the table a panel with a row for each method: filled points for the runs with a bar at "
+        "their mean" + (", and a hollow one for the paper with an error bar." if beside else "."),
         paper="The paper's table 2, drawn beside it." if beside else "",
     )
 
 
-def _choices(outcomes: Sequence[Outcome]) -> Figure:
+def _choices(entries: Sequence[Entry], images: Tensor) -> Figure | None:
     """What was taken of one positive bag by softmax, by sparsemax and by the right number of subsets."""
-    least = 3
-    group = _by_task(outcomes)[f"K = {least}"]
-    test = group[0].test
-    assert test.targets is not None
-    sizes = (test.members != bags.NONE).sum(1)
-    fits = test.labels & (test.targets == least) & (sizes >= 8) & (sizes <= 14)
-    bag = test[fits.nonzero()[:1, 0]]
-    names = ("1-entmax (softmax)", "2-entmax (sparsemax)", f"{least}-subsets")
+    names = ("1-entmax (softmax)", "2-entmax (sparsemax)", f"{DRAWN}-subsets")
+    group = {
+        entry.method: entry.records[0].figures["example"] for entry in entries if entry.task.name == f"K = {DRAWN}"
+    }
+    if not all(group.get(name) for name in names):
+        return None
     drawing, panels = style.panels(len(names) + 1, 1, height=0.95)
-    size = bag.members.shape[1]
-    strip = torch.cat(list(bag.pool[bag.members[0]]), 1)
-    panels[0].imshow(strip.numpy(), cmap="gray", extent=(-0.5, size - 0.5, 0, 1), aspect="auto")
+    members = group[names[0]]["members"]
+    size = len(members)
+    panels[0].imshow(
+        torch.cat(list(images[members]), 1).numpy(), cmap="gray", extent=(-0.5, size - 0.5, 0, 1), aspect="auto"
+    )
     panels[0].set_axis_off()
-    colours = [style.PALETTE[1] if number < least else style.MUTED for number in range(size)]
+    colours = [style.PALETTE[1] if number < DRAWN else style.MUTED for number in range(size)]
     for axes, name in zip(panels[1:], names, strict=True):
-        outcome = next(each for each in group if each.method == name)
-        taken = outcome.classifier.weights(bag)[0].mean(0)
-        axes.bar(range(size), taken.tolist(), color=colours)
-        axes.set(title=name, xlim=(-0.5, size - 0.5), xticks=[], ylim=(0, max(1.0, float(taken.max()))))
+        taken = group[name]["weights"]
+        axes.bar(range(size), taken, color=colours)
+        axes.set(title=name, xlim=(-0.5, size - 0.5), xticks=[], ylim=(0, max(1.0, *taken)))
         axes.grid(axis="x", visible=False)
     return Figure(
         drawing,
-        caption=f"A positive test bag for K = {least}, and what its instances weigh in the pooled vector, on average "
-        f"over heads. The first {least} show the {TARGET}.",
-        alt=f"Handwritten digits in a row, the first {least} of them nines, and under them three rows of bars.",
+        caption=f"A positive test bag for K = {DRAWN}, and what its instances weigh in the pooled vector, on average "
+        f"over heads. The first {DRAWN} show the {TARGET}.",
+        alt=f"Handwritten digits in a row, the first {DRAWN} of them nines, and under them three rows of bars.",
     )

@@ -42,7 +42,7 @@ class Size:
     context: int = 128
     dropout: float = 0.1
     batch: int = 16
-    steps: int = 4_000
+    steps: int = 2_000
     rate: float = 1e-3
 
 

@@ -24,7 +24,7 @@ from fenchel.seq2seq.saving import write_whole
 from fenchel_lab.report.origin import commit, cpu_model, version
 
 Work = Callable[[Callable[[float], None]], Mapping[str, Any]]
-"""Does a run, given a function that is told the share that is done, and returns its figures."""
+"""Does a run, given a function that is called with the share that is done, and returns its figures."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Record:
-    """A run that was finished: what was run, what came out, and how many seconds passed, pauses included."""
+    """A run that was finished: what was run, what came out, and how many seconds of processor time it took."""
 
     cell: dict[str, str]
     seed: int
@@ -149,11 +149,11 @@ class Records:
         return record
 
     def _run(self, job: Job, progress: Callable[[float], None]) -> Record:
-        start = time.perf_counter()
+        start = time.process_time()
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(job.seed)
             figures = job.work(progress)
-        seconds = round(time.perf_counter() - start, 1)
+        seconds = round(time.process_time() - start, 1)
         record = Record(
             dict(job.cell), job.seed, _plain(job.settings), _plain(figures), seconds, cpu_model(), version(), commit()
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from array import array
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
@@ -28,6 +29,8 @@ SERIAL = 1 << 14
 """Below this many elements, starting a second thread costs more than it saves."""
 
 _PARTS = 4  # per thread, so that a slow thread does not delay the result
+_HEAD = 4  # words of a block before the arguments of the kernel
+_LINE = 8  # words of a cache line: as far apart are the counters of two threads
 
 _pool: ThreadPoolExecutor | None = None
 _forked = False
@@ -48,12 +51,12 @@ def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any]
     if threads < 2:
         kernel(0, rows, *args)
         return
-    team = None if _forked else _team()
-    if team is None:
+    openmp = None if _forked else _openmp()
+    if openmp is None:
         _over_pool(kernel, rows, threads, args)
         return
     key: list[Any] = [kernel]
-    words = [0, 0, rows, min(threads * _PARTS, rows)]
+    words = [0, rows, min(threads * _PARTS, rows), threads]
     for arg in args:
         if isinstance(arg, int):
             key.append(int)
@@ -62,8 +65,10 @@ def over_rows(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any]
             key.append((arg.dtype.num, arg.ndim, arg.flags.c_contiguous))
             words += [0, 0, arg.size, arg.itemsize, arg.__array_interface__["data"][0], *arg.shape, *arg.strides]
     words[0] = _addresses.get(tuple(key)) or _addresses.setdefault(tuple(key), _compile(kernel, args))
-    block = np.array(words, dtype=np.int64)
-    team(_trampoline(len(words) - 4), block.__array_interface__["data"][0], threads, 0)
+    count = len(words)
+    block = array("q", words + [0] * (threads * _LINE))
+    parallel, number = openmp
+    parallel(_trampoline(count - _HEAD, number), block.buffer_info()[0], threads, 0)
 
 
 def entry_point(kernel: Any, *args: np.ndarray[Any, Any] | int) -> Callable[..., None]:
@@ -86,18 +91,21 @@ def _over_pool(kernel: Any, rows: int, threads: int, args: tuple[Any, ...]) -> N
 
 
 @cache
-def _team() -> Callable[..., None] | None:
-    """The function that runs C code on torch's OpenMP threads, if torch was built with a runtime that has it."""
+def _openmp() -> tuple[Callable[..., None], int] | None:
+    """The function that runs C code on torch's OpenMP threads and the address of the one that numbers these.
+
+    None if torch was built with a runtime that does not have them.
+    """
     if not sys.platform.startswith("linux"):
         return None
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
-        parallel = library.GOMP_parallel
+        parallel, number = library.GOMP_parallel, library.omp_get_thread_num
     except (OSError, AttributeError):
         return None
     parallel.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint, ctypes.c_uint]
     parallel.restype = None
-    return parallel
+    return parallel, ctypes.cast(number, ctypes.c_void_p).value or 0
 
 
 _addresses: dict[tuple[Any, ...], int] = {}  # of kernels by the types of their arguments
@@ -116,10 +124,12 @@ _engines: list[Any] = []  # machine code lives as long as its engine
 
 
 @cache
-def _trampoline(words: int) -> int:
-    """C code ``void f(int64 *block)`` that takes parts of the rows off a counter and calls a kernel on each.
+def _trampoline(words: int, number: int) -> int:
+    """C code ``void f(int64 *block)`` that calls a kernel on parts of the rows, on every thread of a team.
 
-    The block holds the kernel's address, the counter, the number of rows and of parts, and the arrays as so many words.
+    Each thread takes its own parts first, so that rows are where they were in its caches at the last call, and then
+    what the others have left. The block holds the kernel's address, the number of rows, of parts and of threads, the
+    arguments as so many words, and one counter per thread. ``number`` is the address of C code that numbers threads.
     """
     i64, i32 = ir.IntType(64), ir.IntType(32)
     module = ir.Module(name=f"fenchel_rows_{words}")
@@ -127,26 +137,42 @@ def _trampoline(words: int) -> int:
     function = ir.Function(module, ir.FunctionType(ir.VoidType(), [i64.as_pointer()]), name=module.name)
     kernel = ir.FunctionType(i32, [i64.as_pointer(), i64.as_pointer(), i64, i64] + [i64] * words)
     (block,) = function.args
-    entry, take, work, done = (function.append_basic_block(name) for name in ("entry", "take", "work", "done"))
+    names = ("entry", "choose", "take", "work", "following", "done")
+    entry, choose, take, work, following, done = (function.append_basic_block(name) for name in names)
 
     builder = ir.IRBuilder(entry)
     result, error = builder.alloca(i64), builder.alloca(i64)
 
-    def word(i: int) -> Any:
-        return builder.gep(block, [i64(i)])
+    def word(i: Any) -> Any:
+        return builder.gep(block, [i if isinstance(i, ir.Value) else i64(i)])
+
+    def share(count: Any, i: Any, shares: Any) -> Any:
+        return builder.sdiv(builder.mul(count, i), shares)
 
     code = builder.inttoptr(builder.load(word(0)), kernel.as_pointer())
-    rows, parts = builder.load(word(2)), builder.load(word(3))
-    arguments = [builder.load(word(4 + i)) for i in range(words)]
+    rows, parts, threads = (builder.load(word(1 + i)) for i in range(3))
+    arguments = [builder.load(word(_HEAD + i)) for i in range(words)]
+    numbered = builder.inttoptr(i64(number), ir.FunctionType(i32, []).as_pointer())
+    me = builder.sext(builder.call(numbered, []), i64)
+    builder.branch(choose)
+    builder.position_at_end(choose)
+    turn = builder.phi(i64)
+    turn.add_incoming(i64(0), entry)
+    whose = builder.srem(builder.add(me, turn), threads)
+    start, end = share(parts, whose, threads), share(parts, builder.add(whose, i64(1)), threads)
+    counter = word(builder.add(i64(_HEAD + words), builder.mul(whose, i64(_LINE))))
     builder.branch(take)
     builder.position_at_end(take)
-    part = builder.atomic_rmw("add", word(1), i64(1), "monotonic")
-    builder.cbranch(builder.icmp_signed("<", part, parts), work, done)
+    part = builder.add(start, builder.atomic_rmw("add", counter, i64(1), "monotonic"))
+    builder.cbranch(builder.icmp_signed("<", part, end), work, following)
     builder.position_at_end(work)
-    first = builder.sdiv(builder.mul(part, rows), parts)
-    last = builder.sdiv(builder.mul(builder.add(part, i64(1)), rows), parts)
+    first, last = share(rows, part, parts), share(rows, builder.add(part, i64(1)), parts)
     builder.call(code, [result, error, first, last, *arguments])
     builder.branch(take)
+    builder.position_at_end(following)
+    later = builder.add(turn, i64(1))
+    turn.add_incoming(later, following)
+    builder.cbranch(builder.icmp_signed("<", later, threads), choose, done)
     builder.position_at_end(done)
     builder.ret_void()
 

@@ -33,8 +33,8 @@ STEEP: Any = tl.constexpr(3)
 TOTAL: Any = tl.constexpr(4)
 """Any α of entmax, which is known on the device alone; one row per program."""
 
-_LOG2_E: Any = tl.constexpr(1.4426950408889634)
-_LN_2: Any = tl.constexpr(0.6931471805599453)
+LOG2_E: Any = tl.constexpr(1.4426950408889634)
+LN_2: Any = tl.constexpr(0.6931471805599453)
 
 
 @jit
@@ -45,7 +45,7 @@ def log1p(y: tl.tensor, TERMS: tl.constexpr) -> Any:
     series = square * 0.0 + 1.0 / (2 * TERMS + 1)
     for k in tl.static_range(TERMS):
         series = series * square + 1.0 / (2 * (TERMS - 1 - k) + 1)
-    far = tl.log2(tl.where(y > -1.0, 1.0 + y, 1.0)) * _LN_2
+    far = tl.log2(tl.where(y > -1.0, 1.0 + y, 1.0)) * LN_2
     return tl.where(tl.abs(y) < 0.3, 2.0 * t * series, far)
 
 
@@ -61,7 +61,7 @@ def mass(u: tl.tensor, scale: tl.tensor, h: tl.tensor, KIND: tl.constexpr, TERMS
     else:
         y = scale * u
         inside = y > -1.0
-        logarithm = log1p(tl.where(inside, y, 0.0), TERMS) / h * _LOG2_E
+        logarithm = log1p(tl.where(inside, y, 0.0), TERMS) / h * LOG2_E
         p = tl.where(inside, tl.exp2(logarithm), 0.0)
         s = tl.where(inside, tl.exp2((1.0 - h) * logarithm), 0.0)
     return p, s
@@ -83,7 +83,7 @@ def advance(S: tl.tensor, D: tl.tensor, scale: tl.tensor, h: tl.tensor, KIND: tl
         x = h * logarithm
         near = tl.abs(x) < 0.02
         series = 1.0 - x * (0.5 - x * (1.0 / 6 - x * (1.0 / 24 - x * (1.0 / 120 - x * (1.0 / 720)))))
-        ratio = tl.where(near, series, (1.0 - tl.exp2(-x * _LOG2_E)) / tl.where(near, 1.0, x))
+        ratio = tl.where(near, series, (1.0 - tl.exp2(-x * LOG2_E)) / tl.where(near, 1.0, x))
         step = S * logarithm * (h / scale) * ratio / slope
     return step
 
@@ -105,5 +105,5 @@ def moment(x: tl.tensor, TERMS: tl.constexpr) -> Any:
         # Not a variable k: that would be a number in single precision.
         series = 1.0 + series * small * ((TERMS - i + 1.0) / ((TERMS - i) * (TERMS - i + 2.0)))
     large = tl.where(near, 1.0, x)
-    closed = (1.0 + (large - 1.0) * tl.exp2(large * _LOG2_E)) / large / large
+    closed = (1.0 + (large - 1.0) * tl.exp2(large * LOG2_E)) / large / large
     return tl.where(near, 0.5 * series, closed)

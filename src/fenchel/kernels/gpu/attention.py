@@ -27,17 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fenchel.kernels.gpu import launch as device
 from fenchel.kernels.gpu.arithmetic import ANY, advance, jit, mass
-from fenchel.kernels.gpu.launch import (
-    INTERPRETED,
-    MOST_REGISTERS,
-    PRECISION,
-    constant,
-    eps_of,
-    kind_of,
-    launch,
-    per_row,
-)
+from fenchel.kernels.gpu.launch import INTERPRETED, compiled_for, constant, eps_of, is_light, kind_of, launch, per_row
 from fenchel.kernels.gpu.rows import entmax
 from fenchel.kernels.table import NotServedError
 
@@ -69,6 +61,34 @@ class Inputs(NamedTuple):
     width: int
     depth: int
     seed: int
+
+
+class Rules(NamedTuple):
+    """What all kernels of attention are compiled for; see ``launch.compiled_for``."""
+
+    KIND: Any
+    """The rule of ``arithmetic``."""
+    CAUSAL: Any
+    MASK: Any
+    """0: none; 1: boolean; 2: added."""
+    DROPS: Any
+    """Whether there is dropout."""
+    BE: Any
+    """Width of queries and keys, a power of two."""
+    BF: Any
+    """Width of values, a power of two."""
+    BM: Any
+    """Rows of a block."""
+    BN: Any
+    """Keys of a block."""
+    DTYPE: Any
+    """In which scores, weights and sums are computed."""
+    EPS: Any
+    """Its rounding."""
+    TERMS: Any
+    """Of the series of logarithms."""
+    PRECISION: Any
+    """See ``launch.PRECISION``."""
 
 
 @dataclass(frozen=True)
@@ -123,34 +143,48 @@ class Problem:
         sizes = heads, groups, length, key.shape[2], width, value.shape[3]
         return Inputs(query, key, value, alpha, mask, *numbers, *strides, *sizes, self.seed)
 
-    def options(self, kernel: str) -> dict[str, Any]:
-        """Constants of a kernel, and warps per program: see ``blocks``."""
-        given = 0 if self.mask is None else 1 if self.mask.dtype == torch.bool else 2
+    @property
+    def blocks(self) -> tuple[int, int]:
+        """Rows and keys of a block."""
+        return blocks(self.query, self.value, self.alpha, self.mask, self.dropout)
+
+    def rules(self, rows: int | None = None) -> Rules:
+        """What the kernels are compiled for; blocks have so many rows, by default those of ``blocks``."""
         kind = ANY.value if isinstance(self.alpha, Tensor) else kind_of(self.alpha, False)
-        return {
-            "KIND": kind,
-            "CAUSAL": self.causal,
-            "MASK": given,
-            "DROPS": self.dropout > 0,
-            **blocks(self.query.shape[-1], self.value.shape[-1], self.query.dtype, kernel),
-            "EPS": eps_of(self.query.dtype),
-            "PRECISION": PRECISION,
-        }
+        given = 0 if self.mask is None else 1 if self.mask.dtype == torch.bool else 2
+        widths = (max(16, triton.next_power_of_2(each.shape[-1])) for each in (self.query, self.value))
+        sizes = rows or self.blocks[0], self.blocks[1]
+        eps = eps_of(self.query.dtype)
+        exact = (tl.float64, eps, 11) if eps < 1e-10 else (tl.float32, eps, 5)
+        options = kind, self.causal, given, self.dropout > 0, *widths, *sizes, *exact, device.PRECISION
+        rules: Rules = compiled_for(Rules(*options))
+        return rules
+
+    def options(self, kernel: str) -> dict[str, Any]:
+        """Warps of a program, stages of its loops, and an option for the assembler, chosen so that nothing spills.
+
+        AMD's devices give a thread up to 512 registers if a program has four warps. Their compiler fails on masks if it
+        is to read ahead.
+        """
+        wide = max(self.query.shape[-1], self.value.shape[-1])
+        if device.LANES == 64:
+            return {"num_warps": 4, "num_stages": 2 if self.mask is None else 1}
+        half = self.query.element_size() == 2
+        most = 128 if self.query.dtype == torch.float64 else 64 if half and kernel == "attend" else 32
+        return {"num_warps": 4 if wide <= most else 8, "num_stages": 2, **device.MOST_REGISTERS}
 
 
-def blocks(width: int, depth: int, dtype: torch.dtype, kernel: str = "attend") -> dict[str, int]:
-    """Sizes of blocks of queries and keys, widths as powers of two, and warps of a kernel."""
-    e, f = (max(16, triton.next_power_of_2(n)) for n in (width, depth))
-    if max(e, f) > 256:
-        raise NotServedError(f"heads must be at most 256 wide, got {max(width, depth)}")
-    wide = max(e, f)
-    if dtype == torch.float64:
-        rows, keys, warps = 16, 16, 4 if wide <= 128 else 8
-    elif dtype == torch.float32:
-        rows, keys, warps = 32 if wide <= 64 else 16, 32 if wide <= 128 else 16, 4 if wide <= 32 else 8
-    else:
-        rows, keys, warps = 64 if wide <= 128 else 32, 32, 4 if wide <= 64 and kernel == "attend" else 8
-    return {"BE": e, "BF": f, "BM": rows, "BN": keys, "num_warps": warps, "num_stages": 2, **MOST_REGISTERS}
+def blocks(query: Tensor, value: Tensor, alpha: float | Tensor, mask: Tensor | None, dropout: float) -> tuple[int, int]:
+    """Rows and keys of a block, the same in both passes. Logarithms, masks and dropout take registers from others."""
+    wide = max(query.shape[-1], value.shape[-1])
+    if wide > 256:
+        raise NotServedError(f"heads must be at most 256 wide, got {wide}")
+    if query.dtype == torch.float64:
+        return 16, 16
+    if query.dtype == torch.float32:
+        return 32 if wide <= 64 else 16, 32 if wide <= 128 else 16
+    light = not isinstance(alpha, Tensor) and is_light(kind_of(alpha, False)) and mask is None and not dropout
+    return 64 if wide <= 128 and light else 32, 32
 
 
 def attend(
@@ -165,31 +199,31 @@ def attend(
     keys, depth = value.shape[2:]
     if not keep and problem.rows <= _FEW and keys >= _MANY and not problem.dropout and not problem.causal:
         return _decode(problem), ()
-    rules = problem.options("attend")
     like = problem.query
     exact = torch.promote_types(like.dtype, torch.float32)
     output = like.new_empty(*like.shape[:-1], depth)
-    shapes = state_shapes(query, value)
+    shapes = state_shapes(query, value, alpha, mask, problem.dropout)
     top, offset = (like.new_empty(shapes[name], dtype=exact) for name in ("top", "offset"))
     mean = like.new_empty(shapes["mean"], dtype=exact) if keep else top
     used = like.new_empty(shapes["used"], dtype=torch.int32)
-    grid = triton.cdiv(problem.rows, rules["BM"]), problem.heads
-    words = used.shape[-1]
-    launch(attend_kernel, grid, problem.inputs(), output, mean, top, offset, used, words, **rules, KEEP=keep)
+    grid = (used.shape[0] * used.shape[1],)
+    state = output, mean, top, offset, used, used.shape[2]
+    launch(attend_kernel, grid, problem.inputs(), *state, R=problem.rules(), KEEP=keep, **problem.options("attend"))
     return output, (top, offset, mean, used) if keep else ()
 
 
-def state_shapes(query: Tensor, value: Tensor) -> dict[str, tuple[int, ...]]:
+def state_shapes(
+    query: Tensor, value: Tensor, alpha: float | Tensor, mask: Tensor | None, dropout: float
+) -> dict[str, tuple[int, ...]]:
     """The shapes of what ``attend`` keeps for the backward pass."""
-    heads, rows = query.shape[0] * query.shape[1], query.shape[2] * query.shape[3]
-    sizes = blocks(query.shape[-1], value.shape[-1], query.dtype)
-    words = triton.cdiv(triton.cdiv(value.shape[2], sizes["BN"]), 32)
-    shape = heads, rows
+    shape = query.shape[0] * query.shape[1], query.shape[2] * query.shape[3]
+    rows, keys = blocks(query, value, alpha, mask, dropout)
+    words = triton.cdiv(triton.cdiv(value.shape[2], keys), 32)
     return {
         "top": shape,
         "offset": shape,
         "mean": (*shape, value.shape[-1]),
-        "used": (heads, triton.cdiv(rows, sizes["BM"]), words),
+        "used": (shape[0], triton.cdiv(shape[1], rows), words),
     }
 
 
@@ -214,32 +248,30 @@ def store(X: tl.tensor, at: tl.tensor, inside: tl.tensor, block: tl.tensor, widt
 
 
 @jit
-def of_queries(X: Inputs, bh: tl.tensor, first: tl.tensor, BM: tl.constexpr, EPS: tl.constexpr) -> Any:
+def of_queries(X: Inputs, bh: tl.tensor, first: tl.tensor, R: tl.constexpr) -> Any:
     """A block of rows of a head: their numbers, the queries for ``load``, and c = α − 1 of each, (rows, 1)."""
-    DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
     b, h = (bh // X.heads).to(tl.int64), (bh % X.heads).to(tl.int64)
-    rows = first + tl.arange(0, BM)
+    rows = first + tl.arange(0, R.BM)
     inside = rows < X.groups * X.length
     group = tl.where(inside, rows // X.length, 0).to(tl.int64)
     at = group * X.of_query[2] + (rows % X.length).to(tl.int64) * X.of_query[3]
     queries = (X.query + b * X.of_query[0] + h * X.of_query[1], at, inside, X.of_query[4], X.width)
     alpha = tl.load(X.alpha + b * X.of_alpha[0] + h * X.of_alpha[1] + group * X.of_alpha[2])
-    c = (alpha.to(tl.float64) - 1.0).to(DTYPE)
+    c = (alpha.to(tl.float64) - 1.0).to(R.DTYPE)
     return rows, queries, tl.where(tl.abs(c) < 1e-20, 1e-20, c)[:, None]
 
 
 @jit
 def of_keys(X: Inputs, bh: tl.tensor, keys: tl.tensor) -> Any:
-    """A block of keys of a head for ``load``."""
-    base = X.key + (bh // X.heads).to(tl.int64) * X.of_key[0] + (bh % X.heads).to(tl.int64) * X.of_key[1]
-    return base, keys.to(tl.int64) * X.of_key[2], keys < X.keys, X.of_key[3], X.width
-
-
-@jit
-def of_values(X: Inputs, bh: tl.tensor, keys: tl.tensor) -> Any:
-    """The values of a block of keys of a head for ``load``."""
-    base = X.value + (bh // X.heads).to(tl.int64) * X.of_value[0] + (bh % X.heads).to(tl.int64) * X.of_value[1]
-    return base, keys.to(tl.int64) * X.of_value[2], keys < X.keys, X.of_value[3], X.depth
+    """A block of keys of a head, and their values, for ``load``."""
+    b, h, at = (bh // X.heads).to(tl.int64), (bh % X.heads).to(tl.int64), keys.to(tl.int64)
+    base = X.key + b * X.of_key[0] + h * X.of_key[1]
+    values = X.value + b * X.of_value[0] + h * X.of_value[1]
+    inside = keys < X.keys
+    return (
+        (base, at * X.of_key[2], inside, X.of_key[3], X.width),
+        (values, at * X.of_value[2], inside, X.of_value[3], X.depth),
+    )
 
 
 @jit
@@ -280,20 +312,18 @@ def similarity(
 
 
 @jit
-def seen(
-    X: Inputs, bh: tl.tensor, x: tl.tensor, rows: tl.tensor, keys: tl.tensor, CAUSAL: tl.constexpr, MASK: tl.constexpr
-) -> Any:
+def seen(X: Inputs, bh: tl.tensor, x: tl.tensor, rows: tl.tensor, keys: tl.tensor, R: tl.constexpr) -> Any:
     """Scores of some rows and keys, from products x: scaled, with the mask, −inf where a query does not see a key."""
     x = x * tl.load(X.scale).to(x.dtype)
     query = rows % X.length
     visible = (rows < X.groups * X.length)[:, None] & (keys < X.keys)[None, :]
-    if CAUSAL:
+    if R.CAUSAL:
         visible = visible & (keys[None, :] <= query[:, None])
-    if MASK > 0:
+    if R.MASK > 0:
         base = X.mask + (bh // X.heads).to(tl.int64) * X.of_mask[0] + (bh % X.heads).to(tl.int64) * X.of_mask[1]
         at = (rows // X.length).to(tl.int64) * X.of_mask[2] + query.to(tl.int64) * X.of_mask[3]
         m = tl.load(base + at[:, None] + keys.to(tl.int64)[None, :] * X.of_mask[4], mask=visible, other=0)
-        if MASK == 1:
+        if R.MASK == 1:
             visible = visible & (m != 0)
         else:
             x = x + m.to(x.dtype)
@@ -302,29 +332,19 @@ def seen(
 
 @jit
 def scores(
-    X: Inputs,
-    bh: tl.tensor,
-    queries: tl.tuple,
-    q: tl.tensor,
-    rows: tl.tensor,
-    keys: tl.tensor,
-    BE: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    PRECISION: tl.constexpr,
+    X: Inputs, bh: tl.tensor, queries: tl.tuple, q: tl.tensor, rows: tl.tensor, keys: tl.tensor, R: tl.constexpr
 ) -> Any:
     """Scores of some rows and keys, which are read here."""
-    others = of_keys(X, bh, keys)
-    x = similarity(queries, q, others, load(others, BE), BE, PRECISION)
-    return seen(X, bh, x, rows, keys, CAUSAL, MASK)
+    others, _values = of_keys(X, bh, keys)
+    return seen(X, bh, similarity(queries, q, others, load(others, R.BE), R.BE, R.PRECISION), rows, keys, R)
 
 
 @jit
-def visible_keys(X: Inputs, first: tl.tensor, BM: tl.constexpr, CAUSAL: tl.constexpr) -> Any:
+def visible_keys(X: Inputs, first: tl.tensor, R: tl.constexpr) -> Any:
     """How many keys the rows of a block see, the first of which is given (or several of them)."""
     last = X.keys + 0 * first
-    if CAUSAL:
-        end = tl.minimum(first + BM, X.groups * X.length) - 1
+    if R.CAUSAL:
+        end = tl.minimum(first + R.BM, X.groups * X.length) - 1
         of_one = first // X.length == end // X.length  # whether all rows are of one group
         last = tl.minimum(last, tl.where(of_one, end % X.length + 1, X.length))
     return last
@@ -334,8 +354,9 @@ def visible_keys(X: Inputs, first: tl.tensor, BM: tl.constexpr, CAUSAL: tl.const
 def factors(X: Inputs, bh: tl.tensor, rows: tl.tensor, keys: tl.tensor, DTYPE: tl.constexpr) -> Any:
     """What dropout multiplies the weights by: 0, or 1/(1 − drop); the same whenever it is asked."""
     drop = tl.load(X.drop).to(DTYPE)
-    place = rows.to(tl.uint32)[:, None] * X.keys + keys.to(tl.uint32)[None, :]
-    return tl.where(tl.rand(X.seed + bh, place) >= drop, 1.0 / (1.0 - drop), 0.0)
+    row = rows[:, None] + 0 * keys[None, :]
+    bits, _, _, _ = tl.philox(X.seed, row, keys[None, :] + 0 * row, bh + 0 * row, 0 * row)
+    return tl.where(tl.uint_to_uniform_float(bits) >= drop, 1.0 / (1.0 - drop), 0.0)
 
 
 # -- bits, one per block of keys -------------------------------------------------------------------------------------
@@ -378,6 +399,53 @@ def write_word(USED: tl.tensor, word: tl.tensor) -> None:
 
 
 @jit
+def over_blocks(
+    X: Inputs,
+    USED: tl.tensor,
+    count: tl.tensor,
+    bh: tl.tensor,
+    queries: tl.tuple,
+    q: tl.tensor,
+    rows: tl.tensor,
+    c: tl.tensor,
+    top: tl.tensor,
+    offset: tl.tensor,
+    VALUES: tl.constexpr,
+    R: tl.constexpr,
+) -> Any:
+    """One pass over the blocks in use: Σp and Σs of each row and, if VALUES, p and s times the values.
+
+    The bits of blocks in which no row has mass are cleared.
+    """
+    S = tl.zeros([R.BM], R.DTYPE)
+    D = tl.zeros([R.BM], R.DTYPE)
+    out = tl.zeros([R.BM, R.BF if VALUES else 1], R.DTYPE)
+    mean = tl.zeros([R.BM, R.BF if VALUES else 1], R.DTYPE)
+    for w in range(tl.cdiv(count, 32)):
+        word = tl.load(USED + w)
+        found = tl.zeros([R.BM], tl.int32)
+        for _ in range(how_many(word)):
+            i, word = take_lowest(word)
+            keys = (w * 32 + i) * R.BN + tl.arange(0, R.BN)
+            x = scores(X, bh, queries, q, rows, keys, R)
+            p, s = mass(x - top[:, None] - offset[:, None], c, c, R.KIND, R.TERMS)
+            here = tl.sum(p, axis=1)
+            S += here
+            D += tl.sum(s, axis=1)
+            found = found | tl.where(here > 0.0, 1 << i, 0)
+            if VALUES:
+                if R.DROPS:
+                    factor = factors(X, bh, rows, keys, R.DTYPE)
+                    p, s = p * factor, s * factor
+                _keys, values = of_keys(X, bh, keys)
+                v = load(values, R.BF)
+                out += product(p.to(v.dtype), v, R.PRECISION)
+                mean += product(s.to(v.dtype), v, R.PRECISION)
+        write_word(USED + w, found)
+    return S, D, out, mean
+
+
+@jit
 def attend_kernel(
     X: Inputs,
     OUT: tl.tensor,
@@ -386,37 +454,26 @@ def attend_kernel(
     OFFSET: tl.tensor,
     USED: tl.tensor,
     words: tl.tensor,
-    KIND: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    DROPS: tl.constexpr,
-    BE: tl.constexpr,
-    BF: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    R: tl.constexpr,
     KEEP: tl.constexpr,
 ) -> None:
     """One block of rows per program."""
-    DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
-    TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
-    bh = tl.program_id(1)
-    first = tl.program_id(0) * BM
-    j = tl.arange(0, BN)
-    rows, queries, c = of_queries(X, bh, first, BM, EPS)
-    q = load(queries, BE)
-    count = tl.cdiv(visible_keys(X, first, BM, CAUSAL), BN)  # blocks of keys
-    USED += (bh.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * words
+    total = X.groups * X.length
+    programs = tl.cdiv(total, R.BM)  # per head
+    bh = tl.program_id(0) // programs
+    first = tl.program_id(0) % programs * R.BM
+    rows, queries, c = of_queries(X, bh, first, R)
+    q = load(queries, R.BE)
+    count = tl.cdiv(visible_keys(X, first, R), R.BN)  # blocks of keys
+    USED += tl.program_id(0).to(tl.int64) * words
 
     # Largest scores, and which blocks can be used at all: scores within 1/c of the largest so far. NaN and +inf become
     # +inf, and make the row NaN.
-    top = tl.full([BM], float("-inf"), DTYPE)
+    top = tl.full([R.BM], float("-inf"), R.DTYPE)
     for w in range(tl.cdiv(count, 32)):
-        found = tl.zeros([BM], tl.int32)
+        found = tl.zeros([R.BM], tl.int32)
         for i in range(tl.minimum(count - 32 * w, 32)):
-            keys = (w * 32 + i) * BN + j
-            x = scores(X, bh, queries, q, rows, keys, BE, CAUSAL, MASK, PRECISION)
+            x = scores(X, bh, queries, q, rows, (w * 32 + i) * R.BN + tl.arange(0, R.BN), R)
             here = tl.max(tl.where(x != x, float("inf"), x), axis=1)
             top = tl.maximum(top, here)
             near = c * (here - tl.where(top > float("-inf"), top, 0.0))[:, None] > -1.0
@@ -428,68 +485,33 @@ def attend_kernel(
     top = tl.where(usable, top, 0.0)
 
     # Newton's method from the left. It never passes the solution: what has no mass now has none later.
-    offset = tl.zeros([BM], DTYPE)
+    offset = tl.zeros([R.BM], R.DTYPE)
     moving = usable
     go = tl.max(moving.to(tl.int32), axis=0)
     taken = 0
     while go > 0:
-        S = tl.zeros([BM], DTYPE)
-        D = tl.zeros([BM], DTYPE)
-        for w in range(tl.cdiv(count, 32)):
-            word = tl.load(USED + w)
-            found = tl.zeros([BM], tl.int32)
-            for _ in range(how_many(word)):
-                i, word = take_lowest(word)
-                keys = (w * 32 + i) * BN + j
-                x = scores(X, bh, queries, q, rows, keys, BE, CAUSAL, MASK, PRECISION)
-                p, s = mass(x - (top + offset)[:, None], c, c, KIND, TERMS)
-                here = tl.sum(p, axis=1)
-                S += here
-                D += tl.sum(s, axis=1)
-                found = found | tl.where(here > 0.0, 1 << i, 0)
-            write_word(USED + w, found)
+        S, D, _out, _mean = over_blocks(X, USED, count, bh, queries, q, rows, c, top, offset, False, R)
         tl.debug_barrier()
-        step = advance(tl.where(moving, S, 1.0)[:, None], D[:, None], c, c, KIND, TERMS)
+        step = advance(tl.where(moving, S, 1.0)[:, None], D[:, None], c, c, R.KIND, R.TERMS)
         step = tl.where(moving, tl.sum(step, axis=1), 0.0)
         offset += step
-        moving = moving & (step > 8 * EPS * tl.maximum(offset, 1.0))
+        moving = moving & (step > 8 * R.EPS * tl.maximum(offset, 1.0))
         taken += 1
         go = tl.max(moving.to(tl.int32), axis=0) * tl.where(taken < _STEPS, 1, 0)
 
-    S = tl.zeros([BM], DTYPE)
-    D = tl.zeros([BM], DTYPE)
-    out = tl.zeros([BM, BF], DTYPE)
-    mean = tl.zeros([BM, BF], DTYPE)
-    for w in range(tl.cdiv(count, 32)):
-        word = tl.load(USED + w)
-        found = tl.zeros([BM], tl.int32)
-        for _ in range(how_many(word)):
-            i, word = take_lowest(word)
-            keys = (w * 32 + i) * BN + j
-            x = scores(X, bh, queries, q, rows, keys, BE, CAUSAL, MASK, PRECISION)
-            p, s = mass(x - (top + offset)[:, None], c, c, KIND, TERMS)
-            here = tl.sum(p, axis=1)
-            S += here
-            D += tl.sum(s, axis=1)
-            found = found | tl.where(here > 0.0, 1 << i, 0)
-            if DROPS:
-                factor = factors(X, bh, rows, keys, DTYPE)
-                p, s = p * factor, s * factor
-            v = load(of_values(X, bh, keys), BF)
-            out += product(p.to(v.dtype), v, PRECISION)
-            mean += product(s.to(v.dtype), v, PRECISION)
-        write_word(USED + w, found)  # for the kernels of the backward pass, which start when this one has ended
+    # The bits that this pass leaves are for the kernels of the backward pass, which start when this one has ended.
+    S, D, out, mean = over_blocks(X, USED, count, bh, queries, q, rows, c, top, offset, True, R)
     D = tl.where(D > 0.0, D, 1.0)
     mean = mean / D[:, None]
     # The offset is only as fine as its own last digit; the output can be finer.
     rest = tl.where(usable, S - 1.0, 0.0)
     out = tl.where(bad[:, None], float("nan"), out - mean * rest[:, None])
     offset = tl.where(bad, float("nan"), offset + rest / D)
-    at = bh.to(tl.int64) * (X.groups * X.length) + rows
-    inside = rows < X.groups * X.length
-    store(OUT, at * X.depth, inside, out, X.depth, BF)
+    at = bh.to(tl.int64) * total + rows
+    inside = rows < total
+    store(OUT, at * X.depth, inside, out, X.depth, R.BF)
     if KEEP:
-        store(MEAN, at * X.depth, inside, mean, X.depth, BF)
+        store(MEAN, at * X.depth, inside, mean, X.depth, R.BF)
         tl.store(TOP + at, top, mask=inside)
         tl.store(OFFSET + at, offset, mask=inside)
 
@@ -500,66 +522,51 @@ def attend_kernel(
 def _decode(problem: Problem) -> Tensor:
     """The output for a few rows: all their scores, their weights by the map of rows, and the values in use."""
     like, (keys, depth) = problem.query, problem.value.shape[2:]
-    rules = problem.options("decode")
-    sizes = {name: rules[name] for name in ("BN", "PRECISION", "num_warps", "num_stages", *MOST_REGISTERS)}
-    sizes["BM"] = max(triton.next_power_of_2(problem.rows), 16)
+    rules = problem.rules(max(triton.next_power_of_2(problem.rows), 16))
+    options = problem.options("decode")
     exact = torch.promote_types(like.dtype, torch.float32)
     x = like.new_empty(problem.heads, problem.rows, keys, dtype=exact)
-    grid = triton.cdiv(keys, sizes["BN"]), problem.heads
-    own = {name: rules[name] for name in ("BE", "MASK", "EPS")}
-    launch(decode_scores_kernel, grid, problem.inputs(), x, **own, **sizes)
+    programs = triton.cdiv(keys, problem.blocks[1])
+    launch(decode_scores_kernel, (problem.heads * programs,), problem.inputs(), x, R=rules, **options)
     alpha = problem.alpha
     if isinstance(alpha, Tensor):
         alpha = alpha[..., None, None].expand(*like.shape[:4], 1).reshape(problem.heads, problem.rows, 1)
     p = entmax(x, alpha)
-    splits = min(grid[0], 64)
-    parts = like.new_empty(splits, problem.heads, problem.rows, depth, dtype=exact)
-    launch(decode_values_kernel, (splits, problem.heads), problem.inputs(), p, parts, BF=rules["BF"], **sizes)
-    return parts.sum(0).reshape(*like.shape[:-1], depth).to(like.dtype)
+    splits = min(programs, 64)
+    parts = like.new_empty(problem.heads, splits, problem.rows, depth, dtype=exact)
+    grid = (problem.heads * splits,)
+    launch(decode_values_kernel, grid, problem.inputs(), p, parts, splits, R=rules, **options)
+    return parts.sum(1).reshape(*like.shape[:-1], depth).to(like.dtype)
 
 
 @jit
-def decode_scores_kernel(
-    X: Inputs,
-    OUT: tl.tensor,
-    BE: tl.constexpr,
-    MASK: tl.constexpr,
-    EPS: tl.constexpr,
-    BN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-) -> None:
+def decode_scores_kernel(X: Inputs, OUT: tl.tensor, R: tl.constexpr) -> None:
     """The scores of all rows for one block of keys, which is read once."""
-    bh = tl.program_id(1)
-    rows, queries, _ = of_queries(X, bh, 0, BM, EPS)
-    keys = tl.program_id(0) * BN + tl.arange(0, BN)
-    x = scores(X, bh, queries, load(queries, BE), rows, keys, BE, False, MASK, PRECISION)
-    at = (bh.to(tl.int64) * (X.groups * X.length) + rows)[:, None] * X.keys + keys[None, :]
-    tl.store(OUT + at, x, mask=(rows < X.groups * X.length)[:, None] & (keys < X.keys)[None, :])
+    programs = tl.cdiv(X.keys, R.BN)
+    bh = tl.program_id(0) // programs
+    rows, queries, _ = of_queries(X, bh, 0, R)
+    keys = tl.program_id(0) % programs * R.BN + tl.arange(0, R.BN)
+    x = scores(X, bh, queries, load(queries, R.BE), rows, keys, R)
+    total = X.groups * X.length
+    at = (bh.to(tl.int64) * total + rows)[:, None] * X.keys + keys[None, :]
+    tl.store(OUT + at, x, mask=(rows < total)[:, None] & (keys < X.keys)[None, :])
 
 
 @jit
-def decode_values_kernel(
-    X: Inputs,
-    P: tl.tensor,
-    OUT: tl.tensor,
-    BF: tl.constexpr,
-    BN: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BM: tl.constexpr,
-) -> None:
+def decode_values_kernel(X: Inputs, P: tl.tensor, OUT: tl.tensor, splits: tl.tensor, R: tl.constexpr) -> None:
     """Σ p v of all rows over every so many blocks of keys; each program has an output of its own."""
-    bh = tl.program_id(1)
-    rows = tl.arange(0, BM)
+    bh = tl.program_id(0) // splits
+    rows = tl.arange(0, R.BM)
     total = X.groups * X.length
     at = bh.to(tl.int64) * total + rows
-    out = tl.zeros([BM, BF], OUT.dtype.element_ty)
-    for block in range(tl.program_id(0), tl.cdiv(X.keys, BN), tl.num_programs(0)):
-        keys = block * BN + tl.arange(0, BN)
+    out = tl.zeros([R.BM, R.BF], R.DTYPE)
+    for block in range(tl.program_id(0) % splits, tl.cdiv(X.keys, R.BN), splits):
+        keys = block * R.BN + tl.arange(0, R.BN)
         within = (rows < total)[:, None] & (keys < X.keys)[None, :]
         p = tl.load(P + at[:, None] * X.keys + keys[None, :], mask=within, other=0.0)
         if tl.max(tl.max((p != 0.0).to(tl.int32), axis=1), axis=0) > 0:  # else the values are not read; NaN is in use
-            v = load(of_values(X, bh, keys), BF)
-            out += product(p.to(v.dtype), v, PRECISION)
-    at = (tl.program_id(0) * tl.num_programs(1) + bh).to(tl.int64) * total + rows
-    store(OUT, at * X.depth, rows < total, out, X.depth, BF)
+            _keys, values = of_keys(X, bh, keys)
+            v = load(values, R.BF)
+            out += product(p.to(v.dtype), v, R.PRECISION)
+    at = tl.program_id(0).to(tl.int64) * total + rows
+    store(OUT, at * X.depth, rows < total, out, X.depth, R.BF)

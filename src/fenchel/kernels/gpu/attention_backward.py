@@ -24,7 +24,6 @@ from fenchel.kernels.gpu.attention import (
     load,
     of_keys,
     of_queries,
-    of_values,
     product,
     seen,
     similarity,
@@ -32,7 +31,7 @@ from fenchel.kernels.gpu.attention import (
     take_lowest,
     visible_keys,
 )
-from fenchel.kernels.gpu.jacobians import sensitivity
+from fenchel.kernels.gpu.jacobians import entropy_sensitivity
 from fenchel.kernels.gpu.launch import launch
 
 
@@ -53,7 +52,7 @@ def attend_backward(
     Those that are not needed are None. The state is what ``attend`` returned, and the other arguments are its own.
     """
     problem = Problem(query, key, value, alpha, mask, **rest)
-    inputs = problem.inputs()
+    inputs, rules = problem.inputs(), problem.rules()
     grad = grad.contiguous()
     top, offset, mean, used = state
     delta = (grad.to(mean.dtype).reshape(mean.shape) * mean).sum(-1)
@@ -63,15 +62,14 @@ def attend_backward(
     if needed[0] or needed[3]:
         to_query = query.new_empty(query.shape)
         to_alpha = delta.new_empty(query.shape[:-1]) if needed[3] else delta
-        rules = problem.options("queries")
-        grid = triton.cdiv(problem.rows, rules["BM"]), problem.heads
-        launch(queries_kernel, grid, inputs, *saved, to_query, to_alpha, words, **rules, LEARNS=needed[3])
+        grid = (problem.heads * triton.cdiv(problem.rows, problem.blocks[0]),)
+        options = problem.options("queries")
+        launch(queries_kernel, grid, inputs, *saved, to_query, to_alpha, words, R=rules, LEARNS=needed[3], **options)
         found[0], found[3] = to_query, to_alpha if needed[3] else None
     if needed[1] or needed[2]:
         to_key, to_value = key.new_empty(key.shape), value.new_empty(value.shape)
-        rules = problem.options("keys")
-        grid = triton.cdiv(key.shape[2], rules["BN"]), problem.heads
-        launch(keys_kernel, grid, inputs, *saved, to_key, to_value, words, **rules)
+        grid = (problem.heads * triton.cdiv(key.shape[2], problem.blocks[1]),)
+        launch(keys_kernel, grid, inputs, *saved, to_key, to_value, words, R=rules, **problem.options("keys"))
         found[1], found[2] = to_key, to_value
     return found
 
@@ -95,6 +93,35 @@ def of_rows(
 
 
 @jit
+def of_pair(
+    X: Inputs,
+    bh: tl.tensor,
+    rows: tl.tensor,
+    queries: tl.tuple,
+    q: tl.tensor,
+    c: tl.tensor,
+    saved: tl.tuple,
+    grad: tl.tensor,
+    keys: tl.tensor,
+    others: tl.tuple,
+    k: tl.tensor,
+    values: tl.tuple,
+    v: tl.tensor,
+    R: tl.constexpr,
+) -> Any:
+    """For a block of rows and one of keys: p, p after dropout, and the gradients of the scores."""
+    grads, delta, top, offset = saved
+    x = seen(X, bh, similarity(queries, q, others, k, R.BE, R.PRECISION), rows, keys, R)
+    p, s = mass(x - top - offset, c, c, R.KIND, R.TERMS)
+    g = similarity(grads, grad, values, v, R.BF, R.PRECISION)
+    kept = p
+    if R.DROPS:
+        factor = factors(X, bh, rows, keys, R.DTYPE)
+        kept, g = p * factor, g * factor
+    return p, kept, s * (g - delta)
+
+
+@jit
 def queries_kernel(
     X: Inputs,
     GRAD: tl.tensor,
@@ -105,51 +132,37 @@ def queries_kernel(
     TO_Q: tl.tensor,
     TO_ALPHA: tl.tensor,
     words: tl.tensor,
-    KIND: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    DROPS: tl.constexpr,
-    BE: tl.constexpr,
-    BF: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    R: tl.constexpr,
     LEARNS: tl.constexpr,
 ) -> None:
     """The gradient of one block of rows, and of alpha there. Nothing is written that this kernel reads."""
-    DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
-    TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
-    bh = tl.program_id(1)
-    first = tl.program_id(0) * BM
-    rows, queries, c = of_queries(X, bh, first, BM, EPS)
-    inside = rows < X.groups * X.length
-    at = bh.to(tl.int64) * (X.groups * X.length) + rows
-    grads, delta, top, offset = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, inside)
-    q, grad = load(queries, BE), load(grads, BF)
-    out = tl.zeros([BM, BE], DTYPE)
-    slope = tl.zeros([BM], DTYPE)
-    USED += (bh.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)) * words
-    count = tl.cdiv(visible_keys(X, first, BM, CAUSAL), BN)  # bits beyond were never written
+    total = X.groups * X.length
+    programs = tl.cdiv(total, R.BM)  # per head
+    bh = tl.program_id(0) // programs
+    first = tl.program_id(0) % programs * R.BM
+    rows, queries, c = of_queries(X, bh, first, R)
+    inside = rows < total
+    at = bh.to(tl.int64) * total + rows
+    saved = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, inside)
+    grads, _delta, _top, offset = saved
+    q, grad = load(queries, R.BE), load(grads, R.BF)
+    out = tl.zeros([R.BM, R.BE], R.DTYPE)
+    slope = tl.zeros([R.BM], R.DTYPE)
+    USED += tl.program_id(0).to(tl.int64) * words
+    count = tl.cdiv(visible_keys(X, first, R), R.BN)  # bits beyond were never written
     for w in range(tl.cdiv(count, 32)):
         word = tl.load(USED + w)
         for _ in range(how_many(word)):
             i, word = take_lowest(word)
-            keys = (w * 32 + i) * BN + tl.arange(0, BN)
-            others = of_keys(X, bh, keys)
-            k = load(others, BE)
-            x = seen(X, bh, similarity(queries, q, others, k, BE, PRECISION), rows, keys, CAUSAL, MASK)
-            p, s = mass(x - top - offset, c, c, KIND, TERMS)
-            values = of_values(X, bh, keys)
-            g = similarity(grads, grad, values, load(values, BF), BF, PRECISION)
-            if DROPS:
-                g = g * factors(X, bh, rows, keys, DTYPE)
-            to_scores = s * (g - delta)
-            out += product(to_scores.to(k.dtype), k, PRECISION)
+            keys = (w * 32 + i) * R.BN + tl.arange(0, R.BN)
+            others, values = of_keys(X, bh, keys)
+            k, v = load(others, R.BE), load(values, R.BF)
+            p, _kept, change = of_pair(X, bh, rows, queries, q, c, saved, grad, keys, others, k, values, v, R)
+            out += product(change.to(k.dtype), k, R.PRECISION)
             if LEARNS:
-                slope -= tl.sum(to_scores * sensitivity(p, c, EPS), axis=1)
-    out = tl.where(offset == offset, out * tl.load(X.scale).to(DTYPE), offset)  # NaN in rows with NaN
-    store(TO_Q, at * X.width, inside, out, X.width, BE)
+                slope -= tl.sum(change * entropy_sensitivity(p, c, R.EPS), axis=1)
+    out = tl.where(offset == offset, out * tl.load(X.scale).to(R.DTYPE), offset)  # NaN in rows with NaN
+    store(TO_Q, at * X.width, inside, out, X.width, R.BE)
     if LEARNS:
         known = tl.sum(offset, axis=1)
         tl.store(TO_ALPHA + at, tl.where(known == known, slope, known), mask=inside)
@@ -166,54 +179,39 @@ def keys_kernel(
     TO_K: tl.tensor,
     TO_V: tl.tensor,
     words: tl.tensor,
-    KIND: tl.constexpr,
-    CAUSAL: tl.constexpr,
-    MASK: tl.constexpr,
-    DROPS: tl.constexpr,
-    BE: tl.constexpr,
-    BF: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    EPS: tl.constexpr,
-    PRECISION: tl.constexpr,
+    R: tl.constexpr,
 ) -> None:
     """The gradients of one block of keys and of their values. Nothing is written that this kernel reads.
 
     The bits of 32 blocks of rows are read at once, and those of this block of keys are put together in a word.
     """
-    DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
-    TERMS: tl.constexpr = 5 if EPS > 1e-10 else 11
-    bh = tl.program_id(1)
-    block = tl.program_id(0)
-    keys = block * BN + tl.arange(0, BN)
+    programs = tl.cdiv(X.keys, R.BN)  # per head
+    bh = tl.program_id(0) // programs
+    block = tl.program_id(0) % programs
+    keys = block * R.BN + tl.arange(0, R.BN)
     total = X.groups * X.length
-    others, values = of_keys(X, bh, keys), of_values(X, bh, keys)
-    k, v = load(others, BE), load(values, BF)
-    to_key = tl.zeros([BN, BE], DTYPE)
-    to_value = tl.zeros([BN, BF], DTYPE)
-    count = tl.cdiv(total, BM)
+    others, values = of_keys(X, bh, keys)
+    k, v = load(others, R.BE), load(values, R.BF)
+    to_key = tl.zeros([R.BN, R.BE], R.DTYPE)
+    to_value = tl.zeros([R.BN, R.BF], R.DTYPE)
+    count = tl.cdiv(total, R.BM)
     bit = tl.arange(0, 32)
     for w in range(tl.cdiv(count, 32)):
         n = w * 32 + bit
         # Bits beyond what a block of rows sees were never written.
-        written = (n < count) & (block * BN < visible_keys(X, n * BM, BM, CAUSAL))
+        written = (n < count) & (block * R.BN < visible_keys(X, n * R.BM, R))
         place = (bh.to(tl.int64) * count + n) * words + block // 32
         bits = (tl.load(USED + place, mask=written, other=0) >> (block % 32)) & 1
         word = tl.reduce(bits << bit, 0, either)
         for _ in range(how_many(word)):
             i, word = take_lowest(word)
-            rows, queries, c = of_queries(X, bh, (w * 32 + i) * BM, BM, EPS)
+            rows, queries, c = of_queries(X, bh, (w * 32 + i) * R.BM, R)
             at = bh.to(tl.int64) * total + rows
-            grads, delta, top, offset = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, rows < total)
-            q, grad = load(queries, BE), load(grads, BF)
-            x = seen(X, bh, similarity(queries, q, others, k, BE, PRECISION), rows, keys, CAUSAL, MASK)
-            p, s = mass(x - top - offset, c, c, KIND, TERMS)
-            g = similarity(grads, grad, values, v, BF, PRECISION)
-            if DROPS:
-                factor = factors(X, bh, rows, keys, DTYPE)
-                p, g = p * factor, g * factor
-            to_value += product(tl.trans(p.to(grad.dtype)), grad, PRECISION)
-            to_key += product(tl.trans((s * (g - delta)).to(q.dtype)), q, PRECISION)
+            saved = of_rows(X, GRAD, DELTA, TOP, OFFSET, at, rows < total)
+            q, grad = load(queries, R.BE), load(saved[0], R.BF)
+            _p, kept, change = of_pair(X, bh, rows, queries, q, c, saved, grad, keys, others, k, values, v, R)
+            to_value += product(tl.trans(kept.to(grad.dtype)), grad, R.PRECISION)
+            to_key += product(tl.trans(change.to(q.dtype)), q, R.PRECISION)
     at = bh.to(tl.int64) * X.keys + keys
-    store(TO_K, at * X.width, keys < X.keys, to_key * tl.load(X.scale).to(DTYPE), X.width, BE)
-    store(TO_V, at * X.depth, keys < X.keys, to_value, X.depth, BF)
+    store(TO_K, at * X.width, keys < X.keys, to_key * tl.load(X.scale).to(R.DTYPE), X.width, R.BE)
+    store(TO_V, at * X.depth, keys < X.keys, to_value, X.depth, R.BF)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.choices import KINDS, curvature, finite, invalid, inverse, number, smooth
-from fenchel.kernels.gpu.launch import constant, eps_of, launch, warps
+from fenchel.kernels.gpu.launch import compiled_for, constant, eps_of, launch, warps
 
 
 class Walk(NamedTuple):
@@ -29,6 +29,34 @@ class Walk(NamedTuple):
     end: Tensor
     alpha: float
     gamma: float
+
+
+class Chain(NamedTuple):
+    """What all kernels of chains read, or write: tensors, sizes, and how far apart chains and steps are in them."""
+
+    weight: Any
+    value: Any
+    walk: Any
+    transition: Any
+    end: Any
+    lengths: Any
+    gamma: Any
+    steps: int
+    states: int
+    per_chain: int
+    per_step: int
+    per_end: int
+
+
+class Rules(NamedTuple):
+    """What they are compiled for; see ``launch.compiled_for``."""
+
+    KIND: Any
+    BLOCK: Any
+    """States, a power of two."""
+    TILE: Any
+    """How many of them a step reaches at a time."""
+    EPS: Any
 
 
 def forward(
@@ -45,10 +73,9 @@ def forward(
     batch, steps, states = unary.shape
     value = torch.empty(batch, dtype=torch.float64, device=unary.device)
     values = torch.empty((batch, steps, states) if keep else (0,), dtype=torch.float64, device=unary.device)
-    tensors = unary, transition, start, end, lengths.contiguous(), constant(gamma, unary.device), value, values
-    strides = *_strides(transition), _stride(start), _stride(end)
-    rules = {"KIND": KINDS[alpha], "KEEP": keep, **_sizes(states, unary.dtype)}
-    launch(chain_kernel, (batch,), *tensors, steps, states, *strides, **rules)
+    chain = _chain(value, value, Walk(values, transition, end, alpha, gamma), lengths, unary.shape)
+    rules = _rules(alpha, states, unary.dtype)
+    launch(chain_kernel, (batch,), chain, unary, start, _stride(start), R=rules[0], KEEP=keep, **rules[1])
     return value, Walk(values, transition, end, alpha, gamma)
 
 
@@ -59,16 +86,13 @@ def gradient(
 
     Arguments and results are those of ``cpu.dp.markov.gradient``.
     """
-    batch, longest, states = shape
+    batch, _, states = shape
     dtype, device = walk.transition.dtype, walk.transition.device
     found = torch.zeros(shape, dtype=dtype, device=device)
     shared = steps == 1
     pairs = torch.zeros((batch, steps, states, states), dtype=torch.float64 if shared else dtype, device=device)
-    tensors = found, pairs, weight.double().contiguous(), value, walk.values, walk.transition, walk.end
-    strides = *_strides(walk.transition), _stride(walk.end), steps * states**2
-    rules = {"KIND": KINDS[walk.alpha], "SHARED": shared, **_sizes(states, dtype)}
-    numbers = lengths.contiguous(), constant(walk.gamma, device)
-    launch(chain_gradient_kernel, (batch,), *tensors, *numbers, longest, states, *strides, **rules)
+    chain, rules = _chain(weight, value, walk, lengths, shape), _rules(walk.alpha, states, dtype)
+    launch(chain_gradient_kernel, (batch,), chain, found, pairs, R=rules[0], SHARED=shared, **rules[1])
     return found, pairs.to(dtype)
 
 
@@ -83,19 +107,23 @@ def hessian_product(
     gamma: float,
 ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
     """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction (unary, transition)."""
-    batch, longest, states = unary.shape
+    batch, _, states = unary.shape
     dtype, device = walk.transition.dtype, unary.device
     change = torch.empty(batch, dtype=torch.float64, device=device)
     found = torch.zeros(unary.shape, dtype=dtype, device=device)
     shared = transition.shape[1] == 1
     pairs = torch.zeros((batch, *transition.shape[1:]), dtype=torch.float64 if shared else dtype, device=device)
     unary, transition = unary.double().contiguous(), transition.double().contiguous()
-    tensors = found, pairs, change, weight.double().contiguous(), value, walk.values, walk.transition, walk.end
-    more = unary, transition, torch.empty_like(walk.values), lengths.contiguous(), constant(gamma, device)
-    strides = *_strides(walk.transition), _stride(walk.end), pairs[0].numel(), *_strides(transition)
-    rules = {"KIND": KINDS[alpha], "SHARED": shared, **_sizes(states, dtype, 2048)}
-    launch(chain_hessian_kernel, (batch,), *tensors, *more, longest, states, *strides, **rules)
+    chain, rules = _chain(weight, value, walk, lengths, unary.shape), _rules(alpha, states, dtype, 2048)
+    along = unary, transition, torch.empty_like(walk.values), *_strides(transition)
+    launch(chain_hessian_kernel, (batch,), chain, found, pairs, change, *along, R=rules[0], SHARED=shared, **rules[1])
     return change, (found, pairs.to(dtype))
+
+
+def _chain(weight: Tensor, value: Tensor, walk: Walk, lengths: Tensor, shape: torch.Size) -> Chain:
+    tensors = weight.double().contiguous(), value, walk.values, walk.transition, walk.end, lengths.contiguous()
+    strides = *_strides(walk.transition), _stride(walk.end)
+    return Chain(*tensors, constant(walk.gamma, value.device), *shape[1:], *strides)
 
 
 def _strides(scores: Tensor) -> tuple[int, int]:
@@ -107,53 +135,51 @@ def _stride(scores: Tensor) -> int:
     return 0 if len(scores) == 1 else scores.stride(0)
 
 
-def _sizes(states: int, dtype: torch.dtype, most: int = 4096) -> dict[str, Any]:
-    """States, and columns of a tile of at most so many entries; a thread holds up to 8 of these."""
+def _rules(alpha: float, states: int, dtype: torch.dtype, most: int = 4096) -> tuple[Rules, dict[str, int]]:
+    """What kernels are compiled for, with tiles of at most so many entries; a thread holds up to 8 of these. Warps."""
     block = max(triton.next_power_of_2(states), 16)
     tile = min(block, most // block)
-    return {
-        "BLOCK": block,
-        "TILE": tile,
-        "EPS": eps_of(dtype),
-        "num_warps": warps(max(block * tile // 8, 4 * block)),
-    }
+    rules = compiled_for(Rules(KINDS[alpha], block, tile, eps_of(dtype)))
+    return rules, {"num_warps": warps(max(block * tile // 8, 4 * block))}
 
 
 @jit
 def _choices(
-    v: tl.tensor,
-    TRANSITION: tl.tensor,
-    at: tl.tensor,
-    pair: tl.tensor,
-    gamma: tl.tensor,
-    rate: tl.tensor,
-    KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS: tl.constexpr,
+    X: Chain, b: tl.tensor, t: tl.tensor, v: tl.tensor, first: tl.tensor, gamma: tl.tensor, R: tl.constexpr
 ) -> Any:
-    """A step from values v of the previous states into some states: weights [previous, current], maxima, faults."""
-    w = tl.load(TRANSITION + at, mask=pair, other=float("-inf"))
+    """A step from values v of the states at t − 1 into a tile of the states at t.
+
+    Returns the states of the tile; where its pairs are in a matrix, and which of them exist; their weights [previous,
+    current]; the values that are reached, without what the states score; whether a score is not valid.
+    """
+    s = tl.arange(0, R.BLOCK)
+    c = first + tl.arange(0, R.TILE)
+    at, pair = s[:, None] * X.states + c[None, :], (s < X.states)[:, None] & (c < X.states)[None, :]
+    step = X.transition + b * X.per_chain + tl.cast(t - 1, tl.int64) * X.per_step
+    w = tl.load(step + at, mask=pair, other=float("-inf"))
     reached = v[:, None] + w.to(tl.float64)
     top = tl.max(reached, axis=0)
-    q, excess = smooth(number((reached - finite(top)[None, :]) * rate, EPS), KIND, BLOCK)
-    return q, top + gamma * excess.to(tl.float64), tl.max(tl.max(invalid(w), axis=1), axis=0)
+    q, excess = smooth(number((reached - finite(top)[None, :]) * (1.0 / gamma), R.EPS), R.KIND, R.BLOCK)
+    return c, at, pair, q, top + gamma * excess.to(tl.float64), tl.max(tl.max(invalid(w), axis=1), axis=0)
 
 
 @jit
-def _ends(
-    v: tl.tensor, gamma: tl.tensor, rate: tl.tensor, KIND: tl.constexpr, BLOCK: tl.constexpr, EPS: tl.constexpr
-) -> Any:
-    """The weights of the last states, (BLOCK,), given their values, and the value of the chain."""
+def _ends(X: Chain, b: tl.tensor, v: tl.tensor, gamma: tl.tensor, R: tl.constexpr) -> Any:
+    """The weights of the last states, (BLOCK,), given their values; the value of the chain; whether a score is bad."""
+    s = tl.arange(0, R.BLOCK)
+    end = tl.load(X.end + b * X.per_end + s, mask=s < X.states, other=0.0).to(tl.float64)
+    v = v + end
     highest = tl.max(v, axis=0)
-    x = number((v - finite(highest)) * rate, EPS)
-    q, excess = smooth(x[:, None], KIND, BLOCK)
-    return tl.sum(q, axis=1), highest + gamma * tl.sum(excess.to(tl.float64), axis=0)
+    x = number((v - finite(highest)) * (1.0 / gamma), R.EPS)
+    q, excess = smooth(x[:, None], R.KIND, R.BLOCK)
+    value = highest + gamma * tl.sum(excess.to(tl.float64), axis=0)
+    return tl.sum(q, axis=1).to(tl.float64), value, tl.max(invalid(end), axis=0)
 
 
 @jit
-def _columns(x: tl.tensor, c: tl.tensor, BLOCK: tl.constexpr, TILE: tl.constexpr) -> Any:
+def _columns(x: tl.tensor, c: tl.tensor, R: tl.constexpr) -> Any:
     """The entries of a tile out of one per state."""
-    if TILE == BLOCK:
+    if R.TILE == R.BLOCK:
         found = x
     else:
         found = tl.gather(x, c, 0)
@@ -161,86 +187,60 @@ def _columns(x: tl.tensor, c: tl.tensor, BLOCK: tl.constexpr, TILE: tl.constexpr
 
 
 @jit
-def _into(x: tl.tensor, part: tl.tensor, first: tl.tensor, BLOCK: tl.constexpr, TILE: tl.constexpr) -> Any:
+def _into(x: tl.tensor, part: tl.tensor, first: tl.tensor, R: tl.constexpr) -> Any:
     """x, one entry per state, with those of a tile in their place."""
-    if TILE == BLOCK:
+    if R.TILE == R.BLOCK:
         found = part
     else:
-        s = tl.arange(0, BLOCK)
-        found = tl.where(s // TILE == first // TILE, tl.gather(part, s % TILE, 0), x)
+        s = tl.arange(0, R.BLOCK)
+        found = tl.where(s // R.TILE == first // R.TILE, tl.gather(part, s % R.TILE, 0), x)
     return found
 
 
 @jit
 def chain_kernel(
-    UNARY: tl.tensor,
-    TRANSITION: tl.tensor,
-    START: tl.tensor,
-    END: tl.tensor,
-    LENGTHS: tl.tensor,
-    GAMMA: tl.tensor,
-    VALUE: tl.tensor,
-    WALK: tl.tensor,
-    steps: tl.tensor,
-    states: tl.tensor,
-    per_chain: tl.tensor,
-    per_step: tl.tensor,
-    per_start: tl.tensor,
-    per_end: tl.tensor,
-    KIND: tl.constexpr,
-    KEEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    EPS: tl.constexpr,
+    X: Chain, UNARY: tl.tensor, START: tl.tensor, per_start: tl.tensor, R: tl.constexpr, KEEP: tl.constexpr
 ) -> None:
     """The value of one chain, and the values of its states if KEEP."""
     b = tl.program_id(0).to(tl.int64)
-    length = tl.load(LENGTHS + b).to(tl.int32)
-    gamma = tl.load(GAMMA)
-    rate = 1.0 / gamma
-    s = tl.arange(0, BLOCK)
-    here = s < states
-    unary, walk = UNARY + b * steps * states, WALK + b * steps * states
+    length, gamma = tl.load(X.lengths + b).to(tl.int32), tl.load(X.gamma)
+    s = tl.arange(0, R.BLOCK)
+    here = s < X.states
+    unary, walk = UNARY + b * X.steps * X.states, X.walk + b * X.steps * X.states
     u = tl.load(unary + s, mask=here, other=float("-inf")).to(tl.float64)
     start = tl.load(START + b * per_start + s, mask=here, other=0.0).to(tl.float64)
-    end = tl.load(END + b * per_end + s, mask=here, other=0.0).to(tl.float64)
-    bad = tl.max(invalid(u) + invalid(start) + invalid(end), axis=0)
+    bad = tl.max(invalid(u) + invalid(start), axis=0)
     v = u + start
     if KEEP:
         tl.store(walk + s, v, mask=here)
     for t in range(1, length):
-        u = tl.load(unary + t * states + s, mask=here, other=float("-inf")).to(tl.float64)
+        u = tl.load(unary + t * X.states + s, mask=here, other=float("-inf")).to(tl.float64)
         bad += tl.max(invalid(u), axis=0)
-        step = TRANSITION + b * per_chain + tl.cast(t - 1, tl.int64) * per_step
         onward = u
-        for first in range(0, BLOCK, TILE):
-            c = first + tl.arange(0, TILE)
-            pair = here[:, None] & (c < states)[None, :]
-            _q, some, wrong = _choices(v, step, s[:, None] * states + c[None, :], pair, gamma, rate, KIND, BLOCK, EPS)
+        for first in range(0, R.BLOCK, R.TILE):
+            _c, _at, _pair, _q, some, wrong = _choices(X, b, t, v, first, gamma, R)
             bad += wrong
-            onward = _into(onward, some, first, BLOCK, TILE)
+            onward = _into(onward, some, first, R)
         v = onward + u
         if KEEP:
-            tl.store(walk + t * states + s, v, mask=here)  # read by later kernels alone
-    _, value = _ends(v + end, gamma, rate, KIND, BLOCK, EPS)
-    tl.store(VALUE + b, tl.where(bad > 0, float("nan"), value))
+            tl.store(walk + t * X.states + s, v, mask=here)  # read by later kernels alone
+    _, value, wrong = _ends(X, b, v, gamma, R)
+    tl.store(X.value + b, tl.where(bad + wrong > 0, float("nan"), value))
 
 
 @jit
-def _fill(
-    STATES: tl.tensor, PAIRS: tl.tensor, steps: tl.tensor, states: tl.tensor, SHARED: tl.constexpr, BLOCK: tl.constexpr
-) -> None:
+def _fill(X: Chain, STATES: tl.tensor, PAIRS: tl.tensor, SHARED: tl.constexpr, R: tl.constexpr) -> None:
     """NaN in all results of a chain."""
-    s = tl.arange(0, BLOCK)
+    s = tl.arange(0, R.BLOCK)
     lost = s * 0.0 + float("nan")
-    for t in range(steps):
-        tl.store(STATES + t * states + s, lost.to(STATES.dtype.element_ty), mask=s < states)
+    for t in range(X.steps):
+        tl.store(STATES + t * X.states + s, lost.to(STATES.dtype.element_ty), mask=s < X.states)
     if SHARED:
-        rows = states
+        rows = X.states
     else:
-        rows = states * (steps - 1)
+        rows = X.states * (X.steps - 1)
     for p in range(rows):
-        tl.store(PAIRS + tl.cast(p, tl.int64) * states + s, lost.to(PAIRS.dtype.element_ty), mask=s < states)
+        tl.store(PAIRS + tl.cast(p, tl.int64) * X.states + s, lost.to(PAIRS.dtype.element_ty), mask=s < X.states)
 
 
 @jit
@@ -266,157 +266,115 @@ def _put(
 
 
 @jit
-def chain_gradient_kernel(
-    STATES: tl.tensor,
-    PAIRS: tl.tensor,
-    WEIGHT: tl.tensor,
-    VALUE: tl.tensor,
-    WALK: tl.tensor,
-    TRANSITION: tl.tensor,
-    END: tl.tensor,
-    LENGTHS: tl.tensor,
-    GAMMA: tl.tensor,
-    steps: tl.tensor,
-    states: tl.tensor,
-    per_chain: tl.tensor,
-    per_step: tl.tensor,
-    per_end: tl.tensor,
-    per_pairs: tl.tensor,
-    KIND: tl.constexpr,
-    SHARED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    EPS: tl.constexpr,
-) -> None:
+def _results(X: Chain, b: tl.tensor, STATES: tl.tensor, PAIRS: tl.tensor, SHARED: tl.constexpr) -> Any:
+    """Where the results of a chain begin, its walk, and the number of its steps."""
+    if SHARED:
+        matrices = 1
+    else:
+        matrices = X.steps - 1
+    size = b * X.steps * X.states
+    return STATES + size, PAIRS + b * matrices * X.states * X.states, X.walk + size, tl.load(X.lengths + b).to(tl.int32)
+
+
+@jit
+def chain_gradient_kernel(X: Chain, STATES: tl.tensor, PAIRS: tl.tensor, R: tl.constexpr, SHARED: tl.constexpr) -> None:
     """The expected states and steps of one chain, from its end to its start. Results hold zeros.
 
     SHARED: whether the steps of a chain are to be summed.
     """
     b = tl.program_id(0).to(tl.int64)
-    length = tl.load(LENGTHS + b).to(tl.int32)
-    gamma, weight, value = tl.load(GAMMA), tl.load(WEIGHT + b), tl.load(VALUE + b)
-    rate = 1.0 / gamma
-    s = tl.arange(0, BLOCK)
-    here = s < states
-    found, walk, pairs = STATES + b * steps * states, WALK + b * steps * states, PAIRS + b * per_pairs
+    found, pairs, walk, length = _results(X, b, STATES, PAIRS, SHARED)
+    gamma, weight, value = tl.load(X.gamma), tl.load(X.weight + b), tl.load(X.value + b)
+    s = tl.arange(0, R.BLOCK)
+    here = s < X.states
     if value > float("-inf"):
-        v = tl.load(walk + (length - 1) * states + s, mask=here, other=float("-inf"))
-        end = tl.load(END + b * per_end + s, mask=here, other=0.0).to(tl.float64)
-        last, _value = _ends(v + end, gamma, rate, KIND, BLOCK, EPS)
-        last = last.to(tl.float64)
+        v = tl.load(walk + (length - 1) * X.states + s, mask=here, other=float("-inf"))
+        last, _value, _bad = _ends(X, b, v, gamma, R)
         mass = weight * last * inverse(tl.sum(last, axis=0))
         for i in range(1, length):
             t = length - i
-            tl.store(found + t * states + s, mass.to(STATES.dtype.element_ty), mask=here)
-            v = tl.load(walk + (t - 1) * states + s, mask=here, other=float("-inf"))
-            step = TRANSITION + b * per_chain + tl.cast(t - 1, tl.int64) * per_step
-            earlier = tl.zeros([BLOCK], tl.float64)
-            for first in range(0, BLOCK, TILE):
-                c = first + tl.arange(0, TILE)
-                at, pair = s[:, None] * states + c[None, :], here[:, None] & (c < states)[None, :]
-                q, _top, _wrong = _choices(v, step, at, pair, gamma, rate, KIND, BLOCK, EPS)
+            tl.store(found + t * X.states + s, mass.to(STATES.dtype.element_ty), mask=here)
+            v = tl.load(walk + (t - 1) * X.states + s, mask=here, other=float("-inf"))
+            earlier = tl.zeros([R.BLOCK], tl.float64)
+            for first in range(0, R.BLOCK, R.TILE):
+                c, at, pair, q, _top, _wrong = _choices(X, b, t, v, first, gamma, R)
                 q = q.to(tl.float64)
-                taken = q * (_columns(mass, c, BLOCK, TILE) * inverse(tl.sum(q, axis=0)))[None, :]
-                _put(pairs, taken, t, at, pair, states, SHARED)
+                taken = q * (_columns(mass, c, R) * inverse(tl.sum(q, axis=0)))[None, :]
+                _put(pairs, taken, t, at, pair, X.states, SHARED)
                 earlier += tl.sum(taken, axis=1)
             mass = earlier
             tl.debug_barrier()  # for ``_put``
         tl.store(found + s, mass.to(STATES.dtype.element_ty), mask=here)
     elif (value != value) & (weight != 0.0):
-        _fill(found, pairs, steps, states, SHARED, BLOCK)
+        _fill(X, found, pairs, SHARED, R)
 
 
 @jit
 def chain_hessian_kernel(
+    X: Chain,
     STATES: tl.tensor,
     PAIRS: tl.tensor,
     CHANGE: tl.tensor,
-    WEIGHT: tl.tensor,
-    VALUE: tl.tensor,
-    WALK: tl.tensor,
-    TRANSITION: tl.tensor,
-    END: tl.tensor,
     UNARY: tl.tensor,
     ALONG: tl.tensor,
     MOVED: tl.tensor,
-    LENGTHS: tl.tensor,
-    GAMMA: tl.tensor,
-    steps: tl.tensor,
-    states: tl.tensor,
-    per_chain: tl.tensor,
-    per_step: tl.tensor,
-    per_end: tl.tensor,
-    per_pairs: tl.tensor,
     along_chain: tl.tensor,
     along_step: tl.tensor,
-    KIND: tl.constexpr,
+    R: tl.constexpr,
     SHARED: tl.constexpr,
-    BLOCK: tl.constexpr,
-    TILE: tl.constexpr,
-    EPS: tl.constexpr,
 ) -> None:
     """How the results of ``chain_gradient_kernel`` change along a direction (UNARY, ALONG).
 
     MOVED is room for the changes of the states' values.
     """
     b = tl.program_id(0).to(tl.int64)
-    length = tl.load(LENGTHS + b).to(tl.int32)
-    gamma, weight, value = tl.load(GAMMA), tl.load(WEIGHT + b), tl.load(VALUE + b)
-    rate = 1.0 / gamma
-    s = tl.arange(0, BLOCK)
-    here = s < states
-    found, walk, pairs = STATES + b * steps * states, WALK + b * steps * states, PAIRS + b * per_pairs
-    moved, unary = MOVED + b * steps * states, UNARY + b * steps * states
+    found, pairs, walk, length = _results(X, b, STATES, PAIRS, SHARED)
+    gamma, weight, value = tl.load(X.gamma), tl.load(X.weight + b), tl.load(X.value + b)
+    s = tl.arange(0, R.BLOCK)
+    here = s < X.states
+    moved, unary = MOVED + b * X.steps * X.states, UNARY + b * X.steps * X.states
+    ALONG += b * along_chain
     if value > float("-inf"):
         dv = tl.load(unary + s, mask=here, other=0.0)
         v = tl.load(walk + s, mask=here, other=float("-inf"))
         tl.store(moved + s, dv, mask=here)
         for t in range(1, length):
-            step = TRANSITION + b * per_chain + tl.cast(t - 1, tl.int64) * per_step
-            along = ALONG + b * along_chain + tl.cast(t - 1, tl.int64) * along_step
             onward = dv
-            for first in range(0, BLOCK, TILE):
-                c = first + tl.arange(0, TILE)
-                at, pair = s[:, None] * states + c[None, :], here[:, None] & (c < states)[None, :]
-                q, _top, _wrong = _choices(v, step, at, pair, gamma, rate, KIND, BLOCK, EPS)
+            for first in range(0, R.BLOCK, R.TILE):
+                _c, at, pair, q, _top, _wrong = _choices(X, b, t, v, first, gamma, R)
                 q = q.to(tl.float64)
-                dw = tl.load(along + at, mask=pair, other=0.0)
+                dw = tl.load(ALONG + tl.cast(t - 1, tl.int64) * along_step + at, mask=pair, other=0.0)
                 some = tl.sum(q * (dv[:, None] + dw), axis=0) * inverse(tl.sum(q, axis=0))
-                onward = _into(onward, some, first, BLOCK, TILE)
-            dv = onward + tl.load(unary + t * states + s, mask=here, other=0.0)
-            tl.store(moved + t * states + s, dv, mask=here)
-            v = tl.load(walk + t * states + s, mask=here, other=float("-inf"))
+                onward = _into(onward, some, first, R)
+            dv = onward + tl.load(unary + t * X.states + s, mask=here, other=0.0)
+            tl.store(moved + t * X.states + s, dv, mask=here)
+            v = tl.load(walk + t * X.states + s, mask=here, other=float("-inf"))
         # MOVED is read below by other threads than wrote it above.
         tl.debug_barrier()
-        end = tl.load(END + b * per_end + s, mask=here, other=0.0).to(tl.float64)
-        last, _value = _ends(v + end, gamma, rate, KIND, BLOCK, EPS)
-        last = last.to(tl.float64)
+        last, _value, _bad = _ends(X, b, v, gamma, R)
         last = last * inverse(tl.sum(last, axis=0))
         tl.store(CHANGE + b, tl.sum(last * dv, axis=0))
-        bend = curvature(last, KIND)
+        bend = curvature(last, R.KIND)
         mass = weight * last
-        mass_moved = weight * rate * bend * (dv - tl.sum(bend * dv, axis=0) * inverse(tl.sum(bend, axis=0)))
+        mass_moved = weight / gamma * bend * (dv - tl.sum(bend * dv, axis=0) * inverse(tl.sum(bend, axis=0)))
         for i in range(1, length):
             t = length - i
-            tl.store(found + t * states + s, mass_moved.to(STATES.dtype.element_ty), mask=here)
-            v = tl.load(walk + (t - 1) * states + s, mask=here, other=float("-inf"))
-            dv = tl.load(moved + (t - 1) * states + s, mask=here, other=0.0)
-            step = TRANSITION + b * per_chain + tl.cast(t - 1, tl.int64) * per_step
-            along = ALONG + b * along_chain + tl.cast(t - 1, tl.int64) * along_step
-            earlier, earlier_moved = tl.zeros([BLOCK], tl.float64), tl.zeros([BLOCK], tl.float64)
-            for first in range(0, BLOCK, TILE):
-                c = first + tl.arange(0, TILE)
-                at, pair = s[:, None] * states + c[None, :], here[:, None] & (c < states)[None, :]
-                q, _top, _wrong = _choices(v, step, at, pair, gamma, rate, KIND, BLOCK, EPS)
+            tl.store(found + t * X.states + s, mass_moved.to(STATES.dtype.element_ty), mask=here)
+            v = tl.load(walk + (t - 1) * X.states + s, mask=here, other=float("-inf"))
+            dv = tl.load(moved + (t - 1) * X.states + s, mask=here, other=0.0)
+            earlier, earlier_moved = tl.zeros([R.BLOCK], tl.float64), tl.zeros([R.BLOCK], tl.float64)
+            for first in range(0, R.BLOCK, R.TILE):
+                c, at, pair, q, _top, _wrong = _choices(X, b, t, v, first, gamma, R)
                 q = q.to(tl.float64)
                 share = q * inverse(tl.sum(q, axis=0))[None, :]
-                k = curvature(share, KIND)
-                change = dv[:, None] + tl.load(along + at, mask=pair, other=0.0)
+                k = curvature(share, R.KIND)
+                dw = tl.load(ALONG + tl.cast(t - 1, tl.int64) * along_step + at, mask=pair, other=0.0)
+                change = dv[:, None] + dw
                 mean = tl.sum(k * change, axis=0) * inverse(tl.sum(k, axis=0))
-                some = _columns(mass, c, BLOCK, TILE)
-                change = k * (change - mean[None, :]) * (some * rate)[None, :]
-                change += share * _columns(mass_moved, c, BLOCK, TILE)[None, :]
-                _put(pairs, change, t, at, pair, states, SHARED)
+                some = _columns(mass, c, R)
+                change = k * (change - mean[None, :]) * (some / gamma)[None, :]
+                change += share * _columns(mass_moved, c, R)[None, :]
+                _put(pairs, change, t, at, pair, X.states, SHARED)
                 earlier += tl.sum(share * some[None, :], axis=1)
                 earlier_moved += tl.sum(change, axis=1)
             mass, mass_moved = earlier, earlier_moved
@@ -426,4 +384,4 @@ def chain_hessian_kernel(
         lost = value != value
         tl.store(CHANGE + b, tl.where(lost, float("nan"), 0.0).to(tl.float64))
         if lost:
-            _fill(found, pairs, steps, states, SHARED, BLOCK)
+            _fill(X, found, pairs, SHARED, R)

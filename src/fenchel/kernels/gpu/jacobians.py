@@ -6,9 +6,7 @@ from typing import Any
 
 import triton.language as tl
 
-from fenchel.kernels.gpu.arithmetic import HALF, SPARSEMAX, STEEP, TOTAL, jit, moment, power_of
-
-_LN_2: Any = tl.constexpr(0.6931471805599453)
+from fenchel.kernels.gpu.arithmetic import HALF, LN_2, SPARSEMAX, STEEP, TOTAL, jit, moment, power_of
 
 
 @jit
@@ -110,12 +108,37 @@ def norm_product(p: tl.tensor, v: tl.tensor, c: tl.tensor, KIND: tl.constexpr, E
 
 
 @jit
-def sensitivity(p: tl.tensor, c: tl.tensor, EPS: tl.constexpr) -> Any:
-    """∂ ln_c(p)/∂c = log²p · ∫₀¹ t exp(xt) dt at x = c·log p; 0 where p is 0, and at α = ∞."""
-    log_p = tl.log2(tl.where(p > 0.0, p, 1.0)) * _LN_2
+def sensitivity(p: tl.tensor, c: tl.tensor, NORM: tl.constexpr, EPS: tl.constexpr) -> Any:
+    """∂∇Ω(p)/∂α with p held fixed, up to a constant per row; 0 where p is 0, and at α = ∞."""
+    if NORM:
+        out = norm_sensitivity(p, c)
+    else:
+        out = entropy_sensitivity(p, c, EPS)
+    return out
+
+
+@jit
+def entropy_sensitivity(p: tl.tensor, c: tl.tensor, EPS: tl.constexpr) -> Any:
+    """∂ ln_c(p)/∂c = log²p · ∫₀¹ t exp(xt) dt at x = c·log p, entry by entry."""
+    log_p = tl.log2(tl.where(p > 0.0, p, 1.0)) * LN_2
     finite = tl.where(c < float("inf"), c, 1.0)
     change = log_p * log_p * moment(finite * log_p, TERMS=9 if EPS > 1e-10 else 18)
     return tl.where(c < float("inf"), tl.where(p > 0.0, change, 0.0), 0.0)
+
+
+@jit
+def norm_sensitivity(p: tl.tensor, c: tl.tensor) -> Any:
+    """∂r^c/∂c with r = p/‖p‖_α, whose norm depends on α too: r^c (log r − c/α Σ r^α log r)."""
+    finite = c < float("inf")
+    c = tl.where(finite, c, 1.0)
+    largest = tl.max(p, axis=1, keep_dims=True)
+    relative = p / tl.where(largest > 0.0, largest, 1.0)
+    total = tl.sum(power_of(relative, 1.0 + c), axis=1, keep_dims=True)
+    log_norm = tl.log2(tl.where(total > 0.0, total, 1.0)) / (1.0 + c)
+    log_r = tl.log2(tl.where(p > 0.0, relative, 1.0)) - log_norm
+    power = tl.where(p > 0.0, tl.exp2(c * log_r), 0.0)
+    shift = c / (1.0 + c) * tl.sum(power * relative * tl.exp2(-log_norm) * log_r, axis=1, keep_dims=True)
+    return tl.where(finite, power * (log_r - shift) * LN_2, 0.0)
 
 
 @jit

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from fenchel.kernels.gpu import arithmetic
@@ -86,6 +87,11 @@ def _context(tensor: Tensor) -> Iterator[None]:
             yield
 
 
+def compiled_for(rules: Any) -> Any:
+    """A named tuple of numbers that a kernel is compiled for. The interpreter takes them as they are."""
+    return rules if INTERPRETED else type(rules)(*map(tl.constexpr, rules))
+
+
 def eps_of(dtype: torch.dtype) -> float:
     """The rounding of the arithmetic inside kernels: that of float64 for float64, of float32 for all others."""
     return EPS.get(dtype, _SINGLE)
@@ -141,6 +147,16 @@ def per_row(value: Parameter, like: Tensor) -> tuple[Tensor, int]:
     if all(size == 1 or stride == 0 for size, stride in zip(value.shape, value.stride(), strict=True)):
         return value, 0
     return value.reshape(-1), 1
+
+
+def per_entry(value: Parameter, like: Tensor) -> tuple[Tensor, int, bool]:
+    """Bounds of entries of rows ``like``: a tensor, how far two rows are apart in it, and whether entries differ."""
+    if not isinstance(value, Tensor):
+        return constant(float(value), like.device), 0, False
+    value = value.detach()
+    if all(size == 1 or stride == 0 for size, stride in zip(value.shape[:-1], value.stride()[:-1], strict=True)):
+        return value[(0,) * (value.dim() - 1)].contiguous(), 0, True
+    return as_rows(value), value.shape[-1], True
 
 
 def kind_of(alpha: Parameter, norm: bool) -> int:

@@ -11,6 +11,7 @@ from fenchel.kernels.gpu import wide
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.launch import Parameter, as_rows, eps_of, fits, kind_of, launch, per_row, sizes
 from fenchel.kernels.gpu.losses import class_loss, is_wrong, load_alpha
+from fenchel.kernels.gpu.places import block_of_rows, read
 from fenchel.kernels.gpu.solvers import shift, solve
 
 
@@ -100,12 +101,8 @@ def rows_kernel(
         BLOCK: a power of 2, not below n.
         EPS: rounding of the arithmetic.
     """
-    r = tl.program_id(0) * R + tl.arange(0, R)
-    j = tl.arange(0, BLOCK)
-    inside = (r < rows)[:, None] & (j < n)[None, :]
-    at = r.to(tl.int64)[:, None] * n + j[None, :]
-    z = tl.load(Z + at, mask=inside, other=float("-inf"))
-    z = z.to(tl.float64) if EPS < 1e-10 else z.to(tl.float32)
+    r, j, inside, at = block_of_rows(n, rows, R, BLOCK)
+    z = read(Z, at, inside, float("-inf"), EPS)
     alpha, c = load_alpha(ALPHA, r, rows, stride, z, KIND, EACH)
     z, top, empty, bad = shift(z)
     if EACH:

@@ -9,7 +9,7 @@ from typing import Any
 
 import triton.language as tl
 
-from fenchel.kernels.gpu.arithmetic import ANY, STEEP, TOTAL, advance, jit, mass
+from fenchel.kernels.gpu.arithmetic import ANY, LOG2_E, STEEP, TOTAL, advance, jit, mass
 
 _STEPS: Any = tl.constexpr(200)  # far more than it takes
 
@@ -23,10 +23,16 @@ def any_row(condition: tl.tensor) -> Any:
 @jit
 def shift(z: tl.tensor) -> Any:
     """Rows less their largest score; that score; rows without a score; rows with NaN or +inf."""
+    usable, top, bad = usable_rows(z)
+    return z - tl.where(usable, top, 0.0), top, (usable == 0) & (bad == 0), bad
+
+
+@jit
+def usable_rows(z: tl.tensor) -> Any:
+    """Rows with a score and without NaN or +inf; the largest score; rows with NaN or +inf."""
     bad = tl.max(tl.where((z != z) | (z == float("inf")), 1, 0), axis=1, keep_dims=True) > 0
     top = tl.max(tl.where(z != z, float("-inf"), z), axis=1, keep_dims=True)
-    empty = (top == float("-inf")) & (bad == 0)
-    return z - tl.where(empty | bad, 0.0, top), top, empty, bad
+    return (bad == 0) & (top > float("-inf")), top, bad
 
 
 @jit
@@ -142,3 +148,75 @@ def steep_shares(gap: tl.tensor, at: tl.tensor, over: tl.tensor, w: tl.tensor, c
     share = tl.where(over, tl.exp2(above), tl.where(at, w, 0.0))
     slope = tl.where(over, tl.exp2((c - 1.0) * (log_w - above)), tl.where(at, 1.0, 0.0))
     return share, power, slope
+
+
+@jit
+def project(z: tl.tensor, u: tl.tensor, k: tl.tensor, usable: tl.tensor, top: tl.tensor, EPS: tl.constexpr) -> Any:
+    """min([z − τ]₊, u) with sum k, for a block of rows with largest scores ``top``; u is a block, or one number.
+
+    First the smallest score of the support: the smallest at which the mass Σ min([z − score]₊, u) is below the budget,
+    by bisection between scores. Scores enter by their distance d from it alone, which keeps all digits. What is left, Σ
+    min(d + x, u) = k on the support, is concave in x: Newton's steps from 0 grow to the solution and do not pass it.
+    """
+    least = tl.min(tl.where(z > float("-inf"), z, float("inf")), axis=1, keep_dims=True)
+    inside, outside = top, top + float("-inf")
+    go = any_row(usable)
+    while go > 0:
+        low = tl.maximum(outside, least)
+        middle = tl.minimum(low + 0.5 * (inside - low), inside)
+        lower = tl.max(tl.where(z <= middle, z, float("-inf")), axis=1, keep_dims=True)
+        upper = tl.min(tl.where((z > middle) & (z > outside), z, float("inf")), axis=1, keep_dims=True)
+        pivot = tl.where(lower > outside, lower, upper)
+        moving = usable & (pivot < inside)
+        total = tl.sum(tl.minimum(tl.maximum(z - pivot, 0.0), u), axis=1, keep_dims=True)
+        below = total < k
+        inside = tl.where(moving & below, pivot, inside)
+        outside = tl.where(moving & (below == 0), pivot, outside)
+        go = any_row(moving)
+    d = z - inside
+    support = d >= 0.0
+    x = top * 0.0
+    growing = usable
+    # A new name: Triton 3.7 fails to compile a loop whose condition is carried before other variables.
+    again = any_row(growing)
+    while again > 0:
+        free = support & (d + x < u)
+        count = tl.sum(tl.where(free, 1.0, 0.0).to(z.dtype), axis=1, keep_dims=True)
+        total = tl.sum(tl.where(support, tl.minimum(d + x, u), 0.0), axis=1, keep_dims=True)
+        step = tl.where(growing & (count > 0.0), (k - total) / tl.maximum(count, 1.0), 0.0)
+        growing = growing & (step > 4 * EPS * tl.maximum(x, k / tl.maximum(count, 1.0)))
+        x += tl.where(step > 0.0, step, 0.0)
+        again = any_row(growing)
+    free = support & (d + x < u)
+    count = tl.maximum(tl.sum(tl.where(free, 1.0, 0.0).to(z.dtype), axis=1, keep_dims=True), 1.0)
+    full = tl.where(support & (free == 0), u, 0.0)
+    rest = k - tl.sum(full, axis=1, keep_dims=True)  # apart: a few free entries beside many would drown in rounding
+    p = tl.where(free, d + x, 0.0)
+    for _ in range(2):  # the second time for what was lost in rounding
+        missing = (rest - tl.sum(p, axis=1, keep_dims=True)) / count
+        p = tl.where(free, tl.minimum(tl.maximum(p + missing, 0.0), u), 0.0)
+    return full + p
+
+
+@jit
+def cap(z: tl.tensor, u: tl.tensor, k: tl.tensor) -> Any:
+    """min(e^(z − τ), u) with sum k, for a block of rows; u is a block, or one number.
+
+    The factor of the weights grows from below until no other entry reaches its bound: the sum is concave in it, so that
+    no step passes the solution. Weights are relative to the largest free one, and keep their digits.
+    """
+    full = z != z
+    w = z * 0.0
+    factor = k
+    go = 1
+    while go > 0:
+        free = (z > float("-inf")) & (full == 0)
+        origin = tl.max(tl.where(free, z, float("-inf")), axis=1, keep_dims=True)
+        w = tl.where(free, tl.exp2(tl.where(free, z - origin, 0.0) * LOG2_E), 0.0)
+        rest = tl.sum(w, axis=1, keep_dims=True)
+        left = k - tl.sum(tl.where(full, u, 0.0), axis=1, keep_dims=True)
+        factor = tl.maximum(left, 0.0) / tl.where(rest > 0.0, rest, 1.0)
+        reached = free & (w * factor >= u)
+        full = full | reached
+        go = any_row(reached)
+    return tl.where(full, u, w * factor)

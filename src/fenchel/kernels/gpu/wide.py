@@ -18,6 +18,7 @@ from fenchel.kernels.gpu import launch as launch_settings
 from fenchel.kernels.gpu.arithmetic import ANY, STEEP, TOTAL, advance, jit, mass
 from fenchel.kernels.gpu.launch import eps_of, launch
 from fenchel.kernels.gpu.losses import class_loss, is_wrong
+from fenchel.kernels.gpu.places import append
 from fenchel.kernels.gpu.solvers import exponents, solve, steep_shares
 
 THREADS = 512
@@ -31,25 +32,19 @@ _STEPS: Any = tl.constexpr(200)
 def start(x: Tensor, p: Tensor, y: Tensor, loss: Tensor, a: Tensor, stride: int, rules: dict[str, Any]) -> None:
     """Start both kernels; the arguments are those of ``rows.rows_kernel``."""
     rows, n = x.shape
-    programs = min(rows, _PROGRAMS)
+    programs, size, num_warps = lists_of(x)
     spilled = torch.empty(rows, dtype=torch.int32, device=x.device)
-    size = capacity(x.dtype)
     values = torch.empty(programs, size, dtype=x.dtype, device=x.device)
     places = torch.empty(programs, size, dtype=torch.int32, device=x.device)
-    common: dict[str, Any] = {
-        **rules,
-        "BLOCK": size // 2,
-        "EPS": eps_of(x.dtype),
-        "num_warps": THREADS // launch_settings.LANES,
-    }
+    common: dict[str, Any] = {**rules, "BLOCK": size // 2, "EPS": eps_of(x.dtype), "num_warps": num_warps}
     tensors = x, p, y, loss, a, values, places, spilled
     launch(wide_kernel, (programs,), *tensors, n, rows, stride, CAP=size, **common)
     launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, **common)
 
 
-def capacity(dtype: torch.dtype) -> int:
-    """Places of a list of candidates; half as many entries are read at a time."""
-    return 1 << 11 if dtype == torch.float64 else 1 << 12
+def lists_of(x: Tensor) -> tuple[int, int, int]:
+    """How many programs serve wide rows x, how many places their lists have, and their warps."""
+    return min(len(x), _PROGRAMS), 1 << (11 if x.dtype == torch.float64 else 12), THREADS // launch_settings.LANES
 
 
 @jit
@@ -117,10 +112,7 @@ def wide_kernel(
                     near = (u > lift - margin - slack) & (u > float("-inf"))
                     here = tl.sum(near.to(tl.int32))
             if here > 0:
-                place = count + tl.cumsum(near.to(tl.int32), 0) - 1
-                tl.store(values + place, z.to(VALUES.dtype.element_ty), mask=near & (place < CAP))
-                tl.store(places + place, b + j, mask=near & (place < CAP))
-            count += here
+                count = append(values, places, z, b + j, near, count, CAP)
             if LOSS != 1:
                 blank = tl.where(b + j == hit, -1.0, 0.0)
                 tl.store(P + row * n + b + j, blank.to(P.dtype.element_ty), mask=inside)

@@ -1,20 +1,18 @@
 """The parameter c = α − 1 of rows, so typed that a kernel contains no more than its parameter needs.
 
-Kernels take an array. Of type ``WITHOUT_POWERS`` it is empty: sparsemax, and normmax of α = ∞, need no powers. Of type
-``SQUARES`` it holds 1/scale: 2 for 1.5-entmax, 1 for normmax of α = 2. Else it holds c itself in double: alone, for
-all rows, or as a column with one per row. Numba specialises on the type: what other parameters need is not compiled.
+Kernels take an array, which ``simplex.parameters`` makes. Of type ``WITHOUT_POWERS`` it is empty: sparsemax, and
+normmax of α = ∞, need no powers. Of type ``SQUARES`` it holds 1/scale: 2 for 1.5-entmax, 1 for normmax of α = 2. Else
+it holds c itself in double: alone, for all rows, or as a column with one per row. Numba specialises on the type: what
+other parameters need is not compiled.
 """
 
 from __future__ import annotations
 
-import math
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numba import types
 from numba.extending import overload
-from torch import Tensor
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
@@ -26,32 +24,6 @@ SOFTMAX = np.empty(0, np.int32)
 
 SOFT = 0.25
 """Below this c, (1 + c·u)^(1/c) would magnify the rounding of the sum."""
-
-
-def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
-    """c for kernels: one number for all rows, or one per row."""
-    if isinstance(c, Tensor):
-        return np.asarray(c.detach().double().reshape(-1, 1).contiguous().numpy())
-    return _single(c, norm)
-
-
-def parameters_of_rows(c: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
-    """c of entmax for kernels that serve every c: one for all rows if they have the same, up to 1; else a column."""
-    if isinstance(c, Tensor):
-        low, high = map(float, c.aminmax())
-        if low < high or low > 1.0:
-            return parameters(c, False)
-        c = low
-    return parameters(c, False) if c <= 1.0 else np.full((rows, 1), c)
-
-
-@lru_cache
-def _single(c: float, norm: bool) -> np.ndarray[Any, Any]:
-    if c == (math.inf if norm else 1.0):
-        return np.empty(0, WITHOUT_POWERS)
-    if c == (1.0 if norm else 0.5):
-        return np.array([1 if norm else 2], SQUARES)
-    return np.array([c], np.float64)
 
 
 def rule_of(powers: Any, row: int, rows: int, norm: bool, room: Any) -> Any:

@@ -125,18 +125,15 @@ def loss_of_narrow(
     loss, residual = borrowed(loss), borrowed(residual)
     lanes = vec.lanes(x)
     room = batch_room(x.shape[1], x)
-    z, w, values = room[:3]
+    z, w = room[:2]
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
         m, top, bad, rule, offset = solve_batch(x, row, rows, powers, norm != 0, room)
         value = offset if norm else _maximum(rule, offset, _along(w, z, m))
         value = vec.narrow(vec.maximum(value, 0.0), top)
-        vec.store(values, 0, vec.select(bad, np.nan, value))
-        vec.store(values, lanes, top)
         if residual.size > 0:
             store_batch(x, row, rows, rule, norm != 0, room, residual)
-        for r in range(rows):
-            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+        finish_losses(row, rows, x, vec.select(bad, np.nan, value), top, target, loss, residual, room[2])
     release(room[0])
     finish_streams()
 
@@ -187,6 +184,31 @@ def _along(w: Any, z: Any, m: int) -> Any:
             t += p * vec.select(p > 0.0, vec.load(z, start + j * lanes), zero)
         total += vec.widen(t)
     return total
+
+
+@strict_helper
+def finish_losses(
+    row: int, rows: int, x: Any, value: Any, top: Any, target: Any, loss: Any, residual: Any, room: Any
+) -> None:
+    """``finish_loss`` of one row per lane; their values are NaN where p is."""
+    lanes = vec.lanes(x)
+    usual = rows == lanes
+    for r in range(rows):
+        label = target[row + r]
+        usual = usual and label >= 0
+        room[r] = x[row + r, max(label, 0)]
+    score = vec.load(room, 0)
+    if usual and not vec.any_lane(score == -np.inf):
+        lead = vec.maximum(vec.widen(top) - vec.widen(score), 0.0)
+        vec.store(loss, row, vec.narrow(vec.widen(value) + lead, value))
+        if residual.size > 0:
+            for r in range(row, row + lanes):
+                residual[r, target[r]] -= x.dtype.type(1)
+        return
+    vec.store(room, 0, value)
+    vec.store(room, lanes, top)
+    for r in range(rows):
+        finish_loss(row + r, x, room[r], room[lanes + r], room[r], target, loss, residual)
 
 
 @strict_helper
@@ -268,16 +290,12 @@ def steep_loss_of_narrow(
     loss, residual = borrowed(loss), borrowed(residual)
     lanes = vec.lanes(x)
     room = batch_room(x.shape[1], x)
-    values = room[2]
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
         top, bad, value = solve_steep_batch(x, row, rows, powers[0], room)
-        vec.store(values, 0, vec.select(bad, np.nan, vec.narrow(value, top)))
-        vec.store(values, lanes, top)
         if residual.size > 0:
             store_steep_batch(x, row, rows, room, residual)
-        for r in range(rows):
-            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+        finish_losses(row, rows, x, vec.select(bad, np.nan, vec.narrow(value, top)), top, target, loss, residual, room[2])
     release(room[0])
 
 

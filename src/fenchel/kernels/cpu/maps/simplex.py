@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.maps import products, rows, values
 from fenchel.kernels.cpu.maps.blocks import NARROW_WIDTH
-from fenchel.kernels.cpu.maps.parameters import SOFTMAX, parameters
+from fenchel.kernels.cpu.maps.parameters import SOFTMAX, SQUARES, WITHOUT_POWERS
 from fenchel.kernels.cpu.threads import SERIAL, entry_point, over_rows
 
 _LIKE: dict[torch.dtype, np.ndarray[Any, Any]] = {
@@ -191,6 +193,32 @@ def _product(kernel: Any, v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Ten
         arguments = p.data_ptr(), v.data_ptr(), out.data_ptr(), size, n, powers, _LIKE[p.dtype]
         over_rows(kernel, size // n, size, *arguments)
     return out
+
+
+def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
+    """c for kernels: one number for all rows, or one per row."""
+    if isinstance(c, Tensor):
+        return np.asarray(c.detach().double().reshape(-1, 1).contiguous().numpy())
+    return _single(c, norm)
+
+
+def parameters_of_rows(c: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
+    """c of entmax for kernels that serve every c: one for all rows if they have the same, up to 1; else a column."""
+    if isinstance(c, Tensor):
+        low, high = map(float, c.aminmax())
+        if low < high or low > 1.0:
+            return parameters(c, False)
+        c = low
+    return parameters(c, False) if c <= 1.0 else np.full((rows, 1), c)
+
+
+@lru_cache
+def _single(c: float, norm: bool) -> np.ndarray[Any, Any]:
+    if c == (math.inf if norm else 1.0):
+        return np.empty(0, WITHOUT_POWERS)
+    if c == (1.0 if norm else 0.5):
+        return np.array([1 if norm else 2], SQUARES)
+    return np.array([c], np.float64)
 
 
 def like(tensor: Tensor) -> Tensor:

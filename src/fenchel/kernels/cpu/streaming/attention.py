@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import INLINED, strict
 from fenchel.kernels.cpu.maps.blocks import release_workspace, workspace
-from fenchel.kernels.cpu.maps.parameters import parameters, parameters_of_rows, power_at
+from fenchel.kernels.cpu.maps.parameters import power_at
 from fenchel.kernels.cpu.maps.products import (
     dot_on_support,
     product_of_row,
@@ -25,7 +25,7 @@ from fenchel.kernels.cpu.maps.products import (
     sensitivities,
 )
 from fenchel.kernels.cpu.maps.rows import solve_row
-from fenchel.kernels.cpu.maps.simplex import as_rows
+from fenchel.kernels.cpu.maps.simplex import as_rows, parameters, parameters_of_rows
 from fenchel.kernels.cpu.maps.steep import steep_entmax
 from fenchel.kernels.cpu.memory import borrowed
 from fenchel.kernels.cpu.streaming.lists import (

@@ -16,10 +16,11 @@ from torch import Tensor
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict, strict_helper
 from fenchel.kernels.cpu.maps.blocks import release_workspace, workspace
-from fenchel.kernels.cpu.maps.parameters import parameters, scale_of
+from fenchel.kernels.cpu.maps.parameters import scale_of
 from fenchel.kernels.cpu.maps.places import count_nonzero
 from fenchel.kernels.cpu.maps.products import dot_on_support, sensitivities
 from fenchel.kernels.cpu.maps.rows import finish_loss, solve_row, value_of_row
+from fenchel.kernels.cpu.maps.simplex import parameters
 from fenchel.kernels.cpu.memory import borrowed
 from fenchel.kernels.cpu.streaming.lists import (
     STRIP,
