@@ -75,10 +75,11 @@ define linkonce_odr ptr @NRT_MemInfo_data_fast(ptr %info) alwaysinline {
   ret ptr %data
 }
 """
-"""How kernels count references to arrays: without atomic operations, which take longer than many a loop.
+"""What kernels use of Numba's runtime: counts of references to an array's memory, which Numba makes atomic.
 
-Numba makes the record of an array's references anew for each call of a kernel from Python, and for each array that a
-kernel allocates, so that only the thread which runs the kernel counts there.
+Nobody else counts them meanwhile: each call of a kernel has counts of its own for the arrays that it is given, and one
+thread runs it. An atomic operation waits for all stores before it: in loops over short rows, which take parts of arrays
+at every step, that was a fifth of the time.
 """
 _RECORD = ["i64", "i8*", "i8*", "i8*", "i64"]  # of an array: count, two of its end, data, size
 
