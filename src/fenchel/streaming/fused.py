@@ -97,7 +97,7 @@ def fused_attention(problem: Problem) -> Tensor:
         alpha = alpha.to(torch.promote_types(query.dtype, torch.float32)).expand(*batch, 1, 1).reshape(*outer, groups)
     if mask is not None:
         mask = mask if mask.dtype == torch.bool or gamma == 1 else mask / gamma
-        mask = _of_scores(mask, batch, length, keys).unflatten(1, (shared, groups))  # type: ignore[no-untyped-call]
+        mask = _of_scores(mask, batch, length, keys).reshape(*outer, groups, length, keys)
     seed = int(torch.randint(0, 2**31 - 1, (), device="cpu")) if dropout else 0
     own_alpha, number = (alpha, 0.0) if isinstance(alpha, Tensor) else (None, float(alpha or 0.0))
     assert base.name is not None
