@@ -30,15 +30,20 @@ _FAILS = "does not compile"
 def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Calls that launch every kernel, with a name each; one configuration per kernel unless ``all_sizes``."""
 
-    def chain(states: int, shared: bool, alpha: float) -> None:
-        unary, transition = torch.zeros(2, 5, states), torch.zeros(1, 1 if shared else 4, states, states)
-        ends, lengths, weight = torch.zeros(1, states), torch.tensor([5, 5]), torch.zeros(2, dtype=torch.float64)
+    def chain(states: int, shared: bool, alpha: float, dtype: torch.dtype = torch.float32) -> None:
+        zeros = partial(torch.zeros, dtype=dtype)
+        unary, transition = zeros(2, 5, states), zeros(1, 1 if shared else 4, states, states)
+        ends, lengths, weight = zeros(1, states), torch.tensor([5, 5]), torch.zeros(2, dtype=torch.float64)
         value, walk = chains.forward(unary, transition, (ends, ends), lengths, alpha, 1.0, True)
         chains.gradient(weight, value, walk, lengths, unary.shape, transition.shape[1])
         chains.hessian_product(weight, value, walk, lengths, unary, transition, alpha, 1.0)
 
-    def alignment(size: int, alpha: float) -> None:
-        costs, lengths, weight = torch.zeros(2, size, size), torch.tensor([[9, 9]] * 2), torch.zeros(2).double()
+    def alignment(size: int, alpha: float, dtype: torch.dtype = torch.float32) -> None:
+        costs, lengths, weight = (
+            torch.zeros(2, size, size, dtype=dtype),
+            torch.tensor([[9, 9]] * 2),
+            torch.zeros(2).double(),
+        )
         value, walk = alignments.forward(costs, lengths, alpha, 1.0, True)
         alignments.gradient(weight, value, walk, lengths, costs.shape)
         alignments.hessian_product(weight, value, walk, lengths, costs, alpha, 1.0)
@@ -70,6 +75,8 @@ def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]
             yield f"alignment, {size} × {size}, {omega}", partial(alignment, size, alpha)
     if all_sizes:
         yield "chain, 64 states, steps of their own, Gini", partial(chain, 64, False, 2.0)
+        yield "chain, 64 states, Gini, float64", partial(chain, 64, True, 2.0, torch.float64)
+        yield "alignment, 1000 × 1000, Gini, float64", partial(alignment, 1000, 2.0, torch.float64)
     yield from attention_launches(all_sizes=all_sizes)
 
 

@@ -113,9 +113,10 @@ def attention(
     if causal:
         ahead = torch.arange(x.shape[-1]) > torch.arange(x.shape[-2])[:, None]
         x = x.masked_fill(ahead, -torch.inf)
-    empty = (x == -torch.inf).all(-1, keepdim=True)
+    hidden = x == -torch.inf
+    empty = hidden.all(-1, keepdim=True)
     c = torch.as_tensor(alpha, dtype=x.dtype) - 1
-    z = c * torch.where(empty, 0.0, x) / temperature
+    z = torch.where(hidden & ~empty, -torch.inf, c * torch.where(hidden, 0.0, x) / temperature)  # c has a derivative
     high = z.detach().amax(-1, keepdim=True)
     low = high - 1
     for _ in range(80):

@@ -327,9 +327,17 @@ def test_passes_over_keys_and_values() -> None:
     assert found["read", "value"] <= 0.5
     steps = (found["read", "key"] - 1.0 - in_use) / 0.5
     assert 1.0 < steps < 8.0
+    pairs = 2 * 16 * 32 * keys  # blocks of 32 rows, 16 wide, of which these queries fill a part
+    assert found["multiplied", ""] == pairs * (1 + in_use * (steps + 3))
     expected = oracles.attention(query[0, 0].double(), key[0].double(), value[0].double(), 2.0, scale=1.0)
     torch.testing.assert_close(output[0, 0].double(), expected, atol=1e-5, rtol=0)
     with counted(key=key, value=value) as found:
         needed = (True, False, False, False)
         backward.attend_backward(output, state, query, key, value, 2.0, mask=None, needed=needed, **rest)
     assert found["read", "key"] == found["read", "value"] == in_use
+    assert found["multiplied", ""] == 3 * pairs * in_use
+    with counted(key=key, value=value) as found:
+        needed = (False, True, True, False)
+        backward.attend_backward(output, state, query, key, value, 2.0, mask=None, needed=needed, **rest)
+    assert found["read", "key"] == found["read", "value"] == 1.0  # once per block of keys
+    assert found["multiplied", ""] == 4 * pairs * in_use

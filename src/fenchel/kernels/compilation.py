@@ -90,7 +90,12 @@ def run(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int
 
 @cache
 def interpreted(kernel: Any) -> Any:
-    """The Python function behind a compiled one, with the compiled ones that it calls replaced likewise."""
+    """The Python function behind a compiled one, with the compiled ones that it calls replaced likewise.
+
+    Loops on the processor's vectors have another one, in numpy, as their ``plain``.
+    """
+    if hasattr(kernel, "plain"):
+        return kernel.plain
     function = kernel.py_func
     known = dict(function.__globals__)
     for name in function.__code__.co_names:

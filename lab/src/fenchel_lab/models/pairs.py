@@ -101,7 +101,8 @@ class Judge(nn.Module):
         found = self.weights(batch, first, second) @ first
         present = batch.second != PAD
         alike = ((second * found).sum(-1) * present).sum(1) / present.sum(1)
-        return self.scale * alike / first.shape[-1] ** 0.5 + self.offset
+        score: Tensor = self.scale * alike / first.shape[-1] ** 0.5 + self.offset
+        return score
 
     def weights(self, batch: Batch, first: Tensor | None = None, second: Tensor | None = None) -> Tensor:
         """What each word of the second sentence takes of each word of the first, (B, M, N)."""

@@ -11,9 +11,10 @@ from typing import Any
 
 import numba
 import numpy as np
-from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options
+from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options, parse_assembly
 from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
+from numba.core.runtime import nrtdynmod, rtsys
 
 _UNUSED_PASSES = {
     "WithLifting",
@@ -31,6 +32,51 @@ _UNUSED_PASSES = {
 }
 
 
+_COUNTING = """
+declare void @NRT_MemInfo_call_dtor(ptr)
+
+define linkonce_odr void @NRT_incref(ptr %info) alwaysinline {
+  %none = icmp eq ptr %info, null
+  br i1 %none, label %end, label %count
+count:
+  %before = load i64, ptr %info
+  %after = add i64 %before, 1
+  store i64 %after, ptr %info
+  br label %end
+end:
+  ret void
+}
+
+define linkonce_odr void @NRT_decref(ptr %info) alwaysinline {
+  %none = icmp eq ptr %info, null
+  br i1 %none, label %end, label %count
+count:
+  %before = load i64, ptr %info
+  %after = add i64 %before, -1
+  store i64 %after, ptr %info
+  %unused = icmp eq i64 %after, 0
+  br i1 %unused, label %release, label %end
+release:
+  call void @NRT_MemInfo_call_dtor(ptr %info)
+  br label %end
+end:
+  ret void
+}
+
+define linkonce_odr ptr @NRT_MemInfo_data_fast(ptr %info) alwaysinline {
+  %place = getelementptr i8, ptr %info, i64 24
+  %data = load ptr, ptr %place
+  ret ptr %data
+}
+"""
+"""How kernels count references to arrays: without atomic operations, which take longer than many a loop.
+
+Numba makes the record of an array's references anew for each call of a kernel from Python, and for each array that a
+kernel allocates, so that only the thread which runs the kernel counts there.
+"""
+_RECORD = ["i64", "i8*", "i8*", "i8*", "i64"]  # of an array: count, two of its end, data, size
+
+
 class _Library(JITCodeLibrary):
     """The LLVM module of a kernel: as Numba optimises it, but for what makes it larger and not faster.
 
@@ -39,6 +85,10 @@ class _Library(JITCodeLibrary):
     """
 
     unroll = False
+
+    def add_linking_library(self, library: Any) -> None:
+        if library is not rtsys.library:  # which has Numba's way of counting references
+            super().add_linking_library(library)  # type: ignore[no-untyped-call]
 
     def _optimize_functions(self, module: Any) -> None:
         codegen: Any = self._codegen
@@ -51,6 +101,7 @@ class _Library(JITCodeLibrary):
     def _optimize_final_module(self) -> None:
         codegen: Any = self._codegen
         cheap, builder = codegen._module_pass_manager(loop_vectorize=False, opt=0, cost="cheap")
+        self._final_module.link_in(parse_assembly(_COUNTING))
         cheap.run(self._final_module, builder)
         tuning = create_pipeline_tuning_options(3)
         tuning.loop_vectorization, tuning.loop_interleaving, tuning.loop_unrolling = True, True, self.unroll
@@ -128,17 +179,22 @@ def _size_of(context: Any, kind: Any) -> int:
 
 def check() -> None:
     """Compile a kernel and its helper this way; fail if this version of Numba has other private classes."""
+    record = [str(each) for each in nrtdynmod._meminfo_struct_type.elements]
+    if record != _RECORD:
+        raise RuntimeError(f"the record of an array's references is {record}, not {_RECORD}")
     options: Any = {"nogil": True, "no_cfunc_wrapper": True}
-    helper = numba.njit(**options, no_cpython_wrapper=True, pipeline_class=HelperCompiler)(_twice)
+    njit: Any = numba.njit
+    helper = njit(**options, no_cpython_wrapper=True, pipeline_class=HelperCompiler)(_twice)
 
     def kernel(x: Any) -> Any:
-        total = 0.0
+        total, doubled = 0.0, np.empty(len(x))
         for i in range(len(x)):
-            total += helper(x[i])
+            doubled[i] = helper(x[i])
+            total += doubled[i]
         return total
 
     for compiler in (KernelCompiler, UnrollingCompiler):
-        found = numba.njit(**options, pipeline_class=compiler)(kernel)(np.arange(5.0))
+        found = njit(**options, pipeline_class=compiler)(kernel)(np.arange(5.0))
         if found != 20.0:
             raise RuntimeError(f"a kernel gave {found}, not 20")
 

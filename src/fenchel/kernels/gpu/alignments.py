@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.choices import KINDS, curvature, finite, inverse, number, smooth_three
-from fenchel.kernels.gpu.launch import constant, eps_of, launch, warps
+from fenchel.kernels.gpu.launch import compiled_for, constant, eps_of, launch, warps
 
 
 class Walk(NamedTuple):
@@ -29,6 +29,32 @@ class Walk(NamedTuple):
     dtype: torch.dtype
     alpha: float
     gamma: float
+
+
+class Table(NamedTuple):
+    """What all kernels of alignments read, or write: tensors, sizes, and how far apart tables, rows and columns are."""
+
+    weight: Any
+    value: Any
+    walk: Any
+    lengths: Any
+    gamma: Any
+    rows: int
+    columns: int
+    series: int
+    """Which of the two is along the rows."""
+    apart: int
+    down: int
+    across: int
+
+
+class Rules(NamedTuple):
+    """What they are compiled for; see ``launch.compiled_for``."""
+
+    KIND: Any
+    BLOCK: Any
+    """Rows, a power of two."""
+    EPS: Any
 
 
 def forward(costs: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: bool) -> tuple[Tensor, Walk]:
@@ -41,10 +67,10 @@ def forward(costs: Tensor, lengths: Tensor, alpha: float, gamma: float, keep: bo
     value = torch.empty(batch, dtype=torch.float64, device=costs.device)
     shape = (batch, rows + columns - 1, min(rows, columns)) if keep else (0,)
     values = torch.empty(shape, dtype=torch.float64, device=costs.device)
-    tensors = costs, lengths.contiguous(), constant(gamma, costs.device), value, values
-    rules = {"KIND": KINDS[alpha], "KEEP": keep, "EPS": eps_of(costs.dtype)}
-    launch(alignment_kernel, (batch,), *tensors, *_layout(costs), **rules, **_sizes(costs.shape))
-    return value, Walk(values, costs.dtype, alpha, gamma)
+    walk = Walk(values, costs.dtype, alpha, gamma)
+    table, rules = _table(value, value, walk, lengths, costs), _rules(alpha, costs)
+    launch(alignment_kernel, (batch,), table, costs, R=rules[0], KEEP=keep, **rules[1])
+    return value, walk
 
 
 def gradient(weight: Tensor, value: Tensor, walk: Walk, lengths: Tensor, shape: torch.Size) -> Tensor:
@@ -53,10 +79,8 @@ def gradient(weight: Tensor, value: Tensor, walk: Walk, lengths: Tensor, shape: 
     Zeros where the value is −inf or the weight 0, else NaN where the value is.
     """
     cells = torch.zeros(shape, dtype=walk.dtype, device=value.device)
-    tensors = cells, weight.double().contiguous(), value, walk.values, lengths.contiguous()
-    rules = {"KIND": KINDS[walk.alpha], "EPS": eps_of(walk.dtype)}
-    numbers = constant(walk.gamma, value.device), *_layout(cells)
-    launch(alignment_gradient_kernel, (shape[0],), *tensors, *numbers, **rules, **_sizes(shape))
+    table, rules = _table(weight, value, walk, lengths, cells), _rules(walk.alpha, cells)
+    launch(alignment_gradient_kernel, (shape[0],), table, cells, R=rules[0], **rules[1])
     return cells
 
 
@@ -66,12 +90,15 @@ def hessian_product(
     """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction of −costs."""
     change = torch.empty_like(value)
     cells = torch.zeros(scores.shape, dtype=walk.dtype, device=value.device)
-    along = scores.double().contiguous()
-    tensors = cells, change, weight.double().contiguous(), value, walk.values, along, torch.empty_like(walk.values)
-    rules = {"KIND": KINDS[alpha], "EPS": eps_of(walk.dtype)}
-    numbers = lengths.contiguous(), constant(gamma, value.device), *_layout(cells)
-    launch(alignment_hessian_kernel, (len(scores),), *tensors, *numbers, **rules, **_sizes(cells.shape))
+    along = change, scores.double().contiguous(), torch.empty_like(walk.values)
+    table, rules = _table(weight, value, walk, lengths, cells), _rules(alpha, cells)
+    launch(alignment_hessian_kernel, (len(scores),), table, cells, *along, R=rules[0], **rules[1])
     return change, cells
+
+
+def _table(weight: Tensor, value: Tensor, walk: Walk, lengths: Tensor, cells: Tensor) -> Table:
+    tensors = weight.double().contiguous(), value, walk.values, lengths.contiguous()
+    return Table(*tensors, constant(walk.gamma, value.device), *_layout(cells))
 
 
 def _layout(table: Tensor) -> tuple[int, int, int, int, int, int]:
@@ -81,9 +108,18 @@ def _layout(table: Tensor) -> tuple[int, int, int, int, int, int]:
     return (columns, rows, 1, apart, across, down) if rows > columns else (rows, columns, 0, apart, down, across)
 
 
-def _sizes(shape: torch.Size) -> dict[str, int]:
-    block = max(triton.next_power_of_2(min(shape[1:])), 32)
-    return {"BLOCK": block, "num_warps": warps(block // 2)}
+def _rules(alpha: float, cells: Tensor) -> tuple[Rules, dict[str, int]]:
+    """What kernels are compiled for, and warps."""
+    block = max(triton.next_power_of_2(min(cells.shape[1:])), 32)
+    return compiled_for(Rules(KINDS[alpha], block, eps_of(cells.dtype))), {"num_warps": warps(block // 2)}
+
+
+@jit
+def _start(X: Table, R: tl.constexpr) -> Any:
+    """The number of a table, its sizes, the temperature, and rows of it."""
+    b = tl.program_id(0).to(tl.int64)
+    n, m = tl.load(X.lengths + 2 * b + X.series), tl.load(X.lengths + 2 * b + 1 - X.series)
+    return b, n, m, tl.load(X.gamma), tl.arange(0, R.BLOCK).to(tl.int64)
 
 
 @jit
@@ -99,184 +135,107 @@ def _up(x: tl.tensor, i: tl.tensor, BLOCK: tl.constexpr) -> Any:
 
 
 @jit
-def _three(
-    across: tl.tensor,
-    above: tl.tensor,
-    left: tl.tensor,
-    gamma: tl.tensor,
-    rate: tl.tensor,
-    KIND: tl.constexpr,
-    EPS: tl.constexpr,
-) -> Any:
+def _three(across: tl.tensor, above: tl.tensor, left: tl.tensor, gamma: tl.tensor, R: tl.constexpr) -> Any:
     """The probabilities of the ways into cells, from the values of the cells that they come from; the maximum too."""
     top = tl.maximum(tl.maximum(across, above), left)
-    base = finite(top)
+    base, rate = finite(top), 1.0 / gamma
     x0, x1, x2 = (across - base) * rate, (above - base) * rate, (left - base) * rate
-    q0, q1, q2, excess = smooth_three(number(x0, EPS), number(x1, EPS), number(x2, EPS), KIND)
+    q0, q1, q2, excess = smooth_three(number(x0, R.EPS), number(x1, R.EPS), number(x2, R.EPS), R.KIND)
     q0, q1, q2 = q0.to(tl.float64), q1.to(tl.float64), q2.to(tl.float64)
     scale = inverse(q0 + q1 + q2)
     return q0 * scale, q1 * scale, q2 * scale, top + gamma * excess.to(tl.float64)
 
 
 @jit
-def _before(
-    WALK: tl.tensor,
-    d: tl.tensor,
-    i: tl.tensor,
-    rows: tl.tensor,
-    gamma: tl.tensor,
-    rate: tl.tensor,
-    KIND: tl.constexpr,
-    EPS: tl.constexpr,
-) -> Any:
-    """The probabilities of the ways into the cells of an antidiagonal, from the walk of a table."""
-    one, two = WALK + (d - 1) * rows + i, WALK + (d - 2) * rows + i
-    here = i < rows
-    across = tl.load(two - 1, mask=here & (i > 0) & (d > 1), other=float("-inf"))
-    above = tl.load(one - 1, mask=here & (i > 0), other=float("-inf"))
-    left = tl.load(one, mask=here, other=float("-inf"))
-    q0, q1, q2, _value = _three(across, above, left, gamma, rate, KIND, EPS)
-    return q0, q1, q2
+def _before(X: Table, walk: tl.tensor, d: tl.tensor, i: tl.tensor, nothing: tl.constexpr) -> Any:
+    """What stands in a walk before the cells of an antidiagonal: across, above and to the left."""
+    one, two = walk + (d - 1) * X.rows + i, walk + (d - 2) * X.rows + i
+    here = i < X.rows
+    across = tl.load(two - 1, mask=here & (i > 0) & (d > 1), other=nothing)
+    above = tl.load(one - 1, mask=here & (i > 0), other=nothing)
+    return across, above, tl.load(one, mask=here, other=nothing)
 
 
 @jit
-def alignment_kernel(
-    COSTS: tl.tensor,
-    LENGTHS: tl.tensor,
-    GAMMA: tl.tensor,
-    VALUE: tl.tensor,
-    WALK: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    series: tl.tensor,
-    apart: tl.tensor,
-    down: tl.tensor,
-    across: tl.tensor,
-    KIND: tl.constexpr,
-    KEEP: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS: tl.constexpr,
-) -> None:
+def alignment_kernel(X: Table, COSTS: tl.tensor, R: tl.constexpr, KEEP: tl.constexpr) -> None:
     """The value of one table, and the values of its cells if KEEP."""
-    b = tl.program_id(0).to(tl.int64)
-    n, m = tl.load(LENGTHS + 2 * b + series), tl.load(LENGTHS + 2 * b + 1 - series)
-    gamma = tl.load(GAMMA)
-    rate = 1.0 / gamma
-    i = tl.arange(0, BLOCK).to(tl.int64)
-    none = tl.zeros([BLOCK], tl.float64) + float("-inf")
+    b, n, m, gamma, i = _start(X, R)
+    none = tl.zeros([R.BLOCK], tl.float64) + float("-inf")
     one, two = none, none
-    walk = WALK + b * (rows + columns - 1) * rows
+    walk = X.walk + b * (X.rows + X.columns - 1) * X.rows
     bad = 0
     for d in range(n + m - 1):
         inside = (i < n) & (i <= d) & (d - i < m)
-        cost = tl.load(COSTS + b * apart + i * down + (d - i) * across, mask=inside, other=float("inf"))
+        cost = tl.load(COSTS + b * X.apart + i * X.down + (d - i) * X.across, mask=inside, other=float("inf"))
         bad += tl.max(tl.where((cost != cost) | (cost == float("-inf")), 1, 0), axis=0)
-        _q0, _q1, _q2, reached = _three(_down(two, i, none), _down(one, i, none), one, gamma, rate, KIND, EPS)
+        _q0, _q1, _q2, reached = _three(_down(two, i, none), _down(one, i, none), one, gamma, R)
         reached = tl.where(i + d == 0, 0.0, reached)
         here = tl.where(inside, reached - cost.to(tl.float64), float("-inf"))
         if KEEP:
-            tl.store(walk + d * rows + i, here, mask=i < rows)  # read by later kernels alone
+            tl.store(walk + d * X.rows + i, here, mask=i < X.rows)  # read by later kernels alone
         two = one
         one = here
     value = tl.max(tl.where(i == n - 1, one, float("-inf")), axis=0)
-    tl.store(VALUE + b, tl.where(bad > 0, float("nan"), value))
+    tl.store(X.value + b, tl.where(bad > 0, float("nan"), value))
 
 
 @jit
-def alignment_gradient_kernel(
-    CELLS: tl.tensor,
-    WEIGHT: tl.tensor,
-    VALUE: tl.tensor,
-    WALK: tl.tensor,
-    LENGTHS: tl.tensor,
-    GAMMA: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    series: tl.tensor,
-    apart: tl.tensor,
-    down: tl.tensor,
-    across: tl.tensor,
-    KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS: tl.constexpr,
-) -> None:
+def alignment_gradient_kernel(X: Table, CELLS: tl.tensor, R: tl.constexpr) -> None:
     """The expected path of one table, from its end to its start. Results hold zeros."""
-    b = tl.program_id(0).to(tl.int64)
-    n, m = tl.load(LENGTHS + 2 * b + series), tl.load(LENGTHS + 2 * b + 1 - series)
-    gamma, weight, value = tl.load(GAMMA), tl.load(WEIGHT + b), tl.load(VALUE + b)
-    rate = 1.0 / gamma
-    i = tl.arange(0, BLOCK).to(tl.int64)
-    walk, cells = WALK + b * (rows + columns - 1) * rows, CELLS + b * apart
+    b, n, m, gamma, i = _start(X, R)
+    weight, value = tl.load(X.weight + b), tl.load(X.value + b)
+    walk, cells = X.walk + b * (X.rows + X.columns - 1) * X.rows, CELLS + b * X.apart
     if value > float("-inf"):
         mass = tl.where(i == n - 1, weight, 0.0)
-        later = tl.zeros([BLOCK], tl.float64)  # what reaches the antidiagonal before the next one
+        later = tl.zeros([R.BLOCK], tl.float64)  # what reaches the antidiagonal before the next one
         for back in range(n + m - 2):
             d = n + m - 2 - back
             inside = (i < n) & (i <= d) & (d - i < m)
-            tl.store(cells + i * down + (d - i) * across, mass.to(CELLS.dtype.element_ty), mask=inside)
-            q0, q1, q2 = _before(walk, d, i, rows, gamma, rate, KIND, EPS)
-            next_mass = later + _up(mass * q1, i, BLOCK) + mass * q2
-            later = _up(mass * q0, i, BLOCK)
+            tl.store(cells + i * X.down + (d - i) * X.across, mass.to(CELLS.dtype.element_ty), mask=inside)
+            v0, v1, v2 = _before(X, walk, d, i, float("-inf"))
+            q0, q1, q2, _value = _three(v0, v1, v2, gamma, R)
+            next_mass = later + _up(mass * q1, i, R.BLOCK) + mass * q2
+            later = _up(mass * q0, i, R.BLOCK)
             mass = next_mass
         tl.store(cells + i, mass.to(CELLS.dtype.element_ty), mask=i == 0)
     elif (value != value) & (weight != 0.0):
-        _fill(cells, i, rows, columns, down, across)
+        _fill(X, cells, i)
 
 
 @jit
-def _fill(
-    CELLS: tl.tensor, i: tl.tensor, rows: tl.tensor, columns: tl.tensor, down: tl.tensor, across: tl.tensor
-) -> None:
+def _fill(X: Table, CELLS: tl.tensor, i: tl.tensor) -> None:
     """NaN in all cells of a table."""
     lost = (i * 0.0 + float("nan")).to(CELLS.dtype.element_ty)
-    for j in range(columns):
-        tl.store(CELLS + i * down + tl.cast(j, tl.int64) * across, lost, mask=i < rows)
+    for j in range(X.columns):
+        tl.store(CELLS + i * X.down + tl.cast(j, tl.int64) * X.across, lost, mask=i < X.rows)
 
 
 @jit
 def alignment_hessian_kernel(
-    CELLS: tl.tensor,
-    CHANGE: tl.tensor,
-    WEIGHT: tl.tensor,
-    VALUE: tl.tensor,
-    WALK: tl.tensor,
-    ALONG: tl.tensor,
-    MOVED: tl.tensor,
-    LENGTHS: tl.tensor,
-    GAMMA: tl.tensor,
-    rows: tl.tensor,
-    columns: tl.tensor,
-    series: tl.tensor,
-    apart: tl.tensor,
-    down: tl.tensor,
-    across: tl.tensor,
-    KIND: tl.constexpr,
-    BLOCK: tl.constexpr,
-    EPS: tl.constexpr,
+    X: Table, CELLS: tl.tensor, CHANGE: tl.tensor, ALONG: tl.tensor, MOVED: tl.tensor, R: tl.constexpr
 ) -> None:
     """How the results of ``alignment_gradient_kernel`` change along a direction ALONG, which is laid out as CELLS are.
 
     MOVED is room for the changes of the cells' values.
     """
-    b = tl.program_id(0).to(tl.int64)
-    n, m = tl.load(LENGTHS + 2 * b + series), tl.load(LENGTHS + 2 * b + 1 - series)
-    gamma, weight, value = tl.load(GAMMA), tl.load(WEIGHT + b), tl.load(VALUE + b)
+    b, n, m, gamma, i = _start(X, R)
+    weight, value = tl.load(X.weight + b), tl.load(X.value + b)
     rate = 1.0 / gamma
-    i = tl.arange(0, BLOCK).to(tl.int64)
-    nothing = tl.zeros([BLOCK], tl.float64)
-    size = b * (rows + columns - 1) * rows
-    walk, moved, cells, along = WALK + size, MOVED + size, CELLS + b * apart, ALONG + b * apart
+    nothing = tl.zeros([R.BLOCK], tl.float64)
+    size = b * (X.rows + X.columns - 1) * X.rows
+    walk, moved, cells, along = X.walk + size, MOVED + size, CELLS + b * X.apart, ALONG + b * X.apart
     if value > float("-inf"):
         one = tl.where(i == 0, tl.load(along), 0.0)
         two = nothing
-        tl.store(moved + i, one, mask=i < rows)
+        tl.store(moved + i, one, mask=i < X.rows)
         for d in range(1, n + m - 1):
             inside = (i < n) & (i <= d) & (d - i < m)
-            q0, q1, q2 = _before(walk, d, i, rows, gamma, rate, KIND, EPS)
-            step = tl.load(along + i * down + (d - i) * across, mask=inside, other=0.0)
+            v0, v1, v2 = _before(X, walk, d, i, float("-inf"))
+            q0, q1, q2, _value = _three(v0, v1, v2, gamma, R)
+            step = tl.load(along + i * X.down + (d - i) * X.across, mask=inside, other=0.0)
             here = step + q0 * _down(two, i, nothing) + q1 * _down(one, i, nothing) + q2 * one
             here = tl.where(inside, here, 0.0)
-            tl.store(moved + d * rows + i, here, mask=i < rows)
+            tl.store(moved + d * X.rows + i, here, mask=i < X.rows)
             two = one
             one = here
         tl.store(CHANGE + b, tl.sum(tl.where(i == n - 1, one, 0.0), axis=0))
@@ -287,20 +246,18 @@ def alignment_hessian_kernel(
         for back in range(n + m - 2):
             d = n + m - 2 - back
             inside = (i < n) & (i <= d) & (d - i < m)
-            tl.store(cells + i * down + (d - i) * across, mass_moved.to(CELLS.dtype.element_ty), mask=inside)
-            q0, q1, q2 = _before(walk, d, i, rows, gamma, rate, KIND, EPS)
-            there = moved + (d - 1) * rows + i
-            dv0 = tl.load(there - rows - 1, mask=(i < rows) & (i > 0) & (d > 1), other=0.0)
-            dv1 = tl.load(there - 1, mask=(i < rows) & (i > 0), other=0.0)
-            dv2 = tl.load(there, mask=i < rows, other=0.0)
-            k0, k1, k2 = curvature(q0, KIND), curvature(q1, KIND), curvature(q2, KIND)
+            tl.store(cells + i * X.down + (d - i) * X.across, mass_moved.to(CELLS.dtype.element_ty), mask=inside)
+            v0, v1, v2 = _before(X, walk, d, i, float("-inf"))
+            q0, q1, q2, _value = _three(v0, v1, v2, gamma, R)
+            dv0, dv1, dv2 = _before(X, moved, d, i, 0.0)
+            k0, k1, k2 = curvature(q0, R.KIND), curvature(q1, R.KIND), curvature(q2, R.KIND)
             mean = (k0 * dv0 + k1 * dv1 + k2 * dv2) * inverse(k0 + k1 + k2)
             part = mass * rate
-            next_moved = later_moved + _up(mass_moved * q1 + part * k1 * (dv1 - mean), i, BLOCK)
+            next_moved = later_moved + _up(mass_moved * q1 + part * k1 * (dv1 - mean), i, R.BLOCK)
             next_moved += mass_moved * q2 + part * k2 * (dv2 - mean)
-            later_moved = _up(mass_moved * q0 + part * k0 * (dv0 - mean), i, BLOCK)
-            next_mass = later + _up(mass * q1, i, BLOCK) + mass * q2
-            later = _up(mass * q0, i, BLOCK)
+            later_moved = _up(mass_moved * q0 + part * k0 * (dv0 - mean), i, R.BLOCK)
+            next_mass = later + _up(mass * q1, i, R.BLOCK) + mass * q2
+            later = _up(mass * q0, i, R.BLOCK)
             mass = next_mass
             mass_moved = next_moved
         tl.store(cells + i, mass_moved.to(CELLS.dtype.element_ty), mask=i == 0)
@@ -308,4 +265,4 @@ def alignment_hessian_kernel(
         lost = value != value
         tl.store(CHANGE + b, tl.where(lost, float("nan"), 0.0).to(tl.float64))
         if lost:
-            _fill(cells, i, rows, columns, down, across)
+            _fill(X, cells, i)

@@ -14,7 +14,9 @@ and written by one of them, so two orders must be kept: nobody may read a word i
 this one (the barrier after each pass), and the writer may not be so far ahead that another thread has yet to read the
 old word (the barrier before each store). All loops and branches around barriers have the same bounds in all threads:
 these are arguments, words that all threads have read, or reductions over the whole block. Programs share nothing: each
-writes rows and words of its own.
+writes rows and words of its own. That a barrier orders stores before loads of global memory by the other threads of a
+program is what Nvidia's ``bar.sync`` promises; on AMD's devices, where ``s_barrier`` does not wait for stores, the
+requests of a work-group pass through one cache in the order in which they were made.
 """
 
 from __future__ import annotations
@@ -479,6 +481,7 @@ def attend_kernel(
             near = c * (here - tl.where(top > float("-inf"), top, 0.0))[:, None] > -1.0
             found = found | tl.where(tl.max(near.to(tl.int32), axis=1) > 0, 1 << i, 0)
         write_word(USED + w, found)
+    # One thread has written the words; all read them below.
     tl.debug_barrier()
     bad = top == float("inf")
     usable = (top > float("-inf")) & (top < float("inf"))
@@ -491,6 +494,7 @@ def attend_kernel(
     taken = 0
     while go > 0:
         S, D, _out, _mean = over_blocks(X, USED, count, bh, queries, q, rows, c, top, offset, False, R)
+        # This pass has written the words anew; the next reads them in all threads.
         tl.debug_barrier()
         step = advance(tl.where(moving, S, 1.0)[:, None], D[:, None], c, c, R.KIND, R.TERMS)
         step = tl.where(moving, tl.sum(step, axis=1), 0.0)

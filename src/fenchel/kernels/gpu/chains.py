@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from fenchel.kernels.gpu import launch as device
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.choices import KINDS, curvature, finite, invalid, inverse, number, smooth
 from fenchel.kernels.gpu.launch import compiled_for, constant, eps_of, launch, warps
@@ -114,7 +115,7 @@ def hessian_product(
     shared = transition.shape[1] == 1
     pairs = torch.zeros((batch, *transition.shape[1:]), dtype=torch.float64 if shared else dtype, device=device)
     unary, transition = unary.double().contiguous(), transition.double().contiguous()
-    chain, rules = _chain(weight, value, walk, lengths, unary.shape), _rules(alpha, states, dtype, 2048)
+    chain, rules = _chain(weight, value, walk, lengths, unary.shape), _rules(alpha, states, dtype, twice=True)
     along = unary, transition, torch.empty_like(walk.values), *_strides(transition)
     launch(chain_hessian_kernel, (batch,), chain, found, pairs, change, *along, R=rules[0], SHARED=shared, **rules[1])
     return change, (found, pairs.to(dtype))
@@ -135,12 +136,13 @@ def _stride(scores: Tensor) -> int:
     return 0 if len(scores) == 1 else scores.stride(0)
 
 
-def _rules(alpha: float, states: int, dtype: torch.dtype, most: int = 4096) -> tuple[Rules, dict[str, int]]:
-    """What kernels are compiled for, with tiles of at most so many entries; a thread holds up to 8 of these. Warps."""
+def _rules(alpha: float, states: int, dtype: torch.dtype, *, twice: bool = False) -> tuple[Rules, dict[str, Any]]:
+    """What kernels are compiled for, and options. ``twice``: for the Hessian, which needs twice as many registers."""
     block = max(triton.next_power_of_2(states), 16)
-    tile = min(block, most // block)
+    tile = min(block, (2048 if twice else 4096) // block)
     rules = compiled_for(Rules(KINDS[alpha], block, tile, eps_of(dtype)))
-    return rules, {"num_warps": warps(max(block * tile // 8, 4 * block))}
+    threads = max(block * tile // 8, (2 if twice else 4) * block)
+    return rules, {"num_warps": warps(threads), **(device.MOST_REGISTERS if twice else {})}
 
 
 @jit

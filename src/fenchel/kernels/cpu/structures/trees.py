@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fenchel.kernels.cpu.compiler import helper, kernel
+from fenchel.kernels.cpu.structures.rows import LANES, largest, merge
 
 HEAD = 0
 """Row of a workspace's integers that holds the heads of the words."""
@@ -25,42 +26,6 @@ def words_present(scores, present):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _best_head(score, v):  # type: ignore[no-untyped-def]
-    """The index of the largest score in row v; −1 if all are −inf.
-
-    The length of a row is a multiple of four. Four maxima are kept side by side, so that comparisons need not wait for
-    each other.
-    """
-    a, b, c, d = score[v, 0], score[v, 1], score[v, 2], score[v, 3]
-    i, j, k, m = 0, 1, 2, 3
-    for h in range(4, score.shape[1], 4):
-        e, f, g, o = score[v, h], score[v, h + 1], score[v, h + 2], score[v, h + 3]
-        i = h if e > a else i
-        j = h + 1 if f > b else j
-        k = h + 2 if g > c else k
-        m = h + 3 if o > d else m
-        a = e if e > a else a
-        b = f if f > b else b
-        c = g if g > c else c
-        d = o if o > d else d
-    if b > a:
-        a, i = b, j
-    if d > c:
-        c, k = d, m
-    if c > a:
-        a, i = c, k
-    return i if a > -np.inf else -1
-
-
-@helper
-def _merge_arcs(score, best, u, v, new):  # type: ignore[no-untyped-def]
-    """Write the scores of the arcs into node ``new``, which replaces u and v: of each head the better of two arcs."""
-    for h in range(score.shape[1]):
-        a, b = score[u, h] - best[u], score[v, h] - best[v]
-        score[new, h] = a if a > b else b
-
-
-@helper
 def _contract_cycles(score, best, inside, index, words, single):  # type: ignore[no-untyped-def]
     """Chu-Liu-Edmonds' algorithm in O(N²): follow best heads, and contract every cycle that appears to one node.
 
@@ -76,7 +41,7 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
     head, within, begin, first, cycle, mark, path = (
         index[HEAD], index[1], index[2], index[3], index[4], index[5], index[6],
     )  # fmt: skip
-    total = words + 1
+    total, width = words + 1, score.shape[1]
     for w in range(total):
         within[w], begin[w], inside[w] = w, w, w
         mark[w] = 0  # not visited; 1: on the current path, 2: connected to the root
@@ -91,7 +56,7 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
                 root = score[at, 0]
                 if single:  # the root is chosen only if there is no other head
                     score[at, 0] = -np.inf
-                h = _best_head(score, at)
+                h = largest(score, at * width, width)
                 score[at, 0] = root
                 if h < 0 and root > -np.inf:
                     h = 0
@@ -123,7 +88,8 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
                     break
                 length -= 1
                 v = path[length]
-                _merge_arcs(score, best, u, v, total)
+                # Of the two arcs from each head the better one.
+                merge(score, u * width, best[u], v * width, best[v], total * width, width)
                 u = total
             for j in range(begin[total], room):
                 score[total, inside[j]] = -np.inf
@@ -146,7 +112,7 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
 def tree_workspace(words):  # type: ignore[no-untyped-def]
     """Temporary arrays of ``best_tree`` for sentences of ``words`` words."""
     width, nodes = words + 1, 2 * words + 2
-    score = np.empty((nodes, (width + 3) // 4 * 4))
+    score = np.empty((nodes, (width + LANES - 1) // LANES * LANES))
     for v in range(nodes):
         for h in range(width, score.shape[1]):
             score[v, h] = -np.inf
