@@ -63,11 +63,13 @@ def test_every_precision(dtype: torch.dtype) -> None:
     agree(tuple(randn(*shape, dtype=dtype) for shape in shapes), Tsallis(1.5), scale=0.7)
 
 
-def test_one_learned_alpha_per_head() -> None:
-    omega = Tsallis(1.4, learnable=True, shape=(3, 1, 1)).double()
+@pytest.mark.parametrize("given", ["none", "causal", "masked"])
+def test_one_learned_alpha_per_head(given: str) -> None:
+    omega = Tsallis(1.4, learnable=True, shape=(4, 1, 1)).double()
     with torch.no_grad():
-        omega.raw_alpha += torch.randn(3, 1, 1, dtype=torch.float64)
-    agree((randn(2, 3, 5, 4), randn(2, 3, 20, 4), randn(2, 3, 20, 4)), omega, omega.raw_alpha)
+        omega.raw_alpha += torch.randn(4, 1, 1, dtype=torch.float64)
+    options = {"none": {}, "causal": {"is_causal": True}, "masked": {"attn_mask": torch.rand(5, 20) < 0.5}}[given]
+    agree((randn(2, 4, 5, 4), randn(2, 2, 20, 4), randn(2, 2, 20, 4)), omega, omega.raw_alpha, **options)
 
 
 @pytest.mark.parametrize("shape", [(6, 19), (1, 19), (4, 6, 1), (2, 1, 6, 19)], ids=str)
@@ -76,6 +78,23 @@ def test_masks_are_broadcast(kind: str, shape: tuple[int, ...]) -> None:
     mask = torch.rand(shape) < 0.6 if kind == "boolean" else torch.randn(shape, dtype=torch.float64)
     inputs = randn(2, 4, 6, 3), randn(2, 2, 19, 3), randn(2, 2, 19, 5)  # two query heads share keys
     agree(inputs, Tsallis(1.5), attn_mask=mask, scale=2.0)
+
+
+def test_masks_are_read_where_they_are() -> None:
+    """Dimensions that a mask shares have a stride of 0; where batch dimensions become one, no others are copied."""
+    query, key = torch.randn(2, 3, 4, 6, 8), torch.randn(2, 3, 2, 9, 8)
+    strides = {(9,): (0, 0, 0, 0, 1), (6, 1): (0, 0, 0, 1, 0), (4, 6, 9): (0, 108, 54, 9, 1)}
+    strides |= {(4, 1, 1): (0, 2, 1, 0, 0), (2, 3, 1, 1, 9): (9, 0, 0, 0, 1), (2, 1, 1, 6, 9): (54, 0, 0, 9, 1)}
+    for shape, expected in strides.items():
+        for mask in (torch.rand(shape) < 0.5, torch.randn(shape)):
+            with launch.recorded() as found:
+                attention(query, key, key, attn_mask=mask)
+            inputs = found[0][1][0]
+            assert inputs.of_mask == expected
+            assert inputs.mask.data_ptr() == mask.data_ptr() or shape == (2, 1, 1, 6, 9)
+    inputs = randn(2, 2, 2, 3, 4), randn(2, 1, 1, 9, 4), randn(2, 1, 1, 9, 4)
+    expanded = tuple(t.expand(2, 2, *t.shape[2:]) for t in inputs[1:])
+    agree((inputs[0], *expanded), Tsallis(1.5), attn_mask=torch.rand(2, 1, 2, 1, 9) < 0.6)
 
 
 @pytest.mark.parametrize(("length", "keys"), [(18, 18), (3, 18), (18, 3)])
@@ -133,6 +152,11 @@ def test_dropout_repeats_itself_and_keeps_the_mean() -> None:
     assert not torch.equal(one, attention(query, key, value, dropout_p=0.5))
     outputs = torch.stack([attention(query.detach(), key, value, dropout_p=0.5) for _ in range(6)])
     assert abs(outputs.mean().item() - 1) < 0.2  # the standard deviation of the mean is 0.03
+    rest = {"mask": None, "keep": False, "causal": False, "scale": 1.0, "dropout": 0.5}
+    heads = [t.detach().expand(1, 2, *t.shape[1:]) for t in (query, key, value)]
+    (first,), (second,) = ((forward.attend(heads[0].unsqueeze(2), *heads[1:], 1.5, seed=s, **rest)[0]) for s in (7, 8))
+    assert not torch.equal(first[0], first[1])  # each head has numbers of its own
+    assert not torch.equal(first[1], second[0])
 
     def same(*inputs: Tensor) -> Tensor:
         torch.manual_seed(5)
@@ -223,11 +247,13 @@ def test_one_operator_in_graphs() -> None:
     agree(inputs, Tsallis(1.5), call=lambda q, k, v, _, **__: compiled(q, k, v), is_causal=True, scale=1.5)
     q, k, v = (t.detach().unsqueeze(0) for t in inputs)
     args = q.unsqueeze(2), k, v, None, None, 1.5, "tsallis", False, 1.0, 0.0, 0
-    operators, tests = torch.ops.fenchel, ("test_schema", "test_faketensor")
+    operators, tests = torch.ops.fenchel, ("test_schema", "test_autograd_registration", "test_faketensor")
     torch.library.opcheck(operators.fused_attend.default, (*args, False), test_utils=tests)
     output, *state = operators.fused_attend.default(*args, True)
     rest = (output, *state, *args, [False, True, False, False])
     torch.library.opcheck(operators.fused_attend_backward.default, rest, test_utils=tests)
+    masked = *args[:3], torch.randn(3, 9).expand(1, 2, 1, 3, 9), torch.full((1, 2, 1), 1.3), 0.0, *args[6:]
+    torch.library.opcheck(operators.fused_attend.default, (*masked, True), test_utils=tests)  # smaller blocks
 
 
 # -- kernels that fail, and devices without any ----------------------------------------------------------------------

@@ -7,19 +7,29 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from numba.core.runtime import _nrt_python, rtsys
+
+import fenchel
+from fenchel.kernels.cpu.compiler import kernel
+from fenchel.structures import DependencyTree
 
 # A version of Numba in which a class, a method or an argument that the savings rely on has another name.
 OTHERS = {
     "class": "del codegen.JITCodeLibrary",
     "method": """
-codegen.CPUCodegen._passes = codegen.CPUCodegen._function_pass_manager
-del codegen.CPUCodegen._function_pass_manager
-def optimize(self, module):
-    passes, builder = self._codegen._passes()
-    for function in module.functions:
-        passes.run(function, builder)
-codegen.CPUCodeLibrary._optimize_functions = optimize
+codegen.CPUCodegen._builder_of_passes = codegen.CPUCodegen._pass_builder
+del codegen.CPUCodegen._pass_builder
+def passes(self, **options):
+    options.pop("cost", None)
+    builder = self._builder_of_passes(**options)
+    return builder.getModulePassManager(), builder
+def function_passes(self):
+    builder = self._builder_of_passes()
+    return builder.getFunctionPassManager(), builder
+codegen.CPUCodegen._module_pass_manager, codegen.CPUCodegen._function_pass_manager = passes, function_passes
 """,
     "argument": """
 created = codegen.JITCodeLibrary.__init__
@@ -93,3 +103,30 @@ def _run(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(folder), "FENCHEL_KERNELS": "wait", "FENCHEL_QUIET": "1"}
     command = [sys.executable, "-c", code]
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+
+
+def test_kernels_free_what_they_allocate() -> None:
+    scores = torch.randn(3, 6, 7, dtype=torch.float64)
+    arguments = np.ones((2, 5)), np.ones(2)
+    counts = [sys.getrefcount(each) for each in arguments]
+    _nrt_python.memsys_enable_stats()
+    try:
+        before = rtsys.get_allocation_stats()
+        for _ in range(3):
+            fenchel.SparseMAP(DependencyTree()).argmax(scores)
+            fenchel.sparsemax(scores)
+            assert fenchel.dp.LinearChain(scores, torch.zeros(7, 7, dtype=torch.float64)).value.isfinite().all()
+            row_sums(0, 2, *arguments)
+        after = rtsys.get_allocation_stats()
+    finally:
+        _nrt_python.memsys_disable_stats()
+    assert after.alloc - before.alloc == after.free - before.free > 0
+    assert after.mi_alloc - before.mi_alloc == after.mi_free - before.mi_free > 0
+    assert [sys.getrefcount(each) for each in arguments] == counts
+
+
+@kernel
+def row_sums(first, last, rows, sums):  # type: ignore[no-untyped-def]
+    for i in range(first, last):
+        row, spare = rows[i], np.zeros(3)
+        sums[i] = row[1:].sum() + spare[0]

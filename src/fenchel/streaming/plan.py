@@ -245,7 +245,7 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
             return False
         (low, high), own = base.parameter_range, base.parameter_shape
-        if not (low >= 1 and high <= MOST_FUSED) or own is None or any(n != 1 for n in own[-2:]):
+        if not (low >= 1 and high <= MOST_FUSED) or own is None or math.prod(own[-2:]) != 1:
             return False
         like = torch.empty(0, dtype=needs.own, device=device)
         if low == high == 1:  # torch's own attention, of every device but the CPU

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Sequence
 
 from fenchel.seq2seq import Training
+from fenchel_lab.chapters.translation import job
 from fenchel_lab.drawing import style
-from fenchel_lab.models.translating import BEAM, HEADS, Size, captions, job, made_up
+from fenchel_lab.models.translating import BEAM, HEADS, Size, captions, made_up
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
 from fenchel_lab.report.measure import with_interval
 from fenchel_lab.report.records import Record

@@ -103,7 +103,7 @@ class Corpus:
     "Alignments that a network learns",
     source="Martins (2024), From Sparse Modeling to Sparse Communication, latent structured alignments; Niculae et al. "
     "(2018), SparseMAP",
-    order=23,
+    order=3.5,
     theme="Structures",
     code=CODE,
     data=["multi30k"],

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
@@ -14,11 +16,12 @@ from fenchel.seq2seq import Beam, Choice, Hypothesis, Pair, Training, Vocabulary
 from fenchel_lab.data import german_nouns, sigmorphon2018
 from fenchel_lab.data.sigmorphon2018 import LANGUAGES, Inflection, Language, Split
 from fenchel_lab.drawing import hypotheses, style
-from fenchel_lab.models.inflecting import BEAM, Corpus, Protocol, ensemble_job, job, name, told
+from fenchel_lab.models import inflecting
+from fenchel_lab.models.inflecting import BEAM, Corpus, Protocol, name, told
 from fenchel_lab.models.inflection import paired
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
 from fenchel_lab.report.measure import is_higher, with_interval
-from fenchel_lab.report.records import Record
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
 ALPHAS = (1.0, 1.5, 2.0)
@@ -156,6 +159,37 @@ def inflection(context: Context) -> Result:
 
 
 # -- what is run -------------------------------------------------------------------------------------------------------
+
+
+def _cell(corpus: Corpus, output: float, attention: float, models: str) -> dict[str, str]:
+    sides = {"output": name(output), "attention": name(attention)}
+    return {"language": corpus.language, "words": corpus.setting, **sides, "models": models}
+
+
+def _settings(corpus: Corpus, protocol: Protocol, seeds: Sequence[int]) -> dict[str, Any]:
+    how = asdict(protocol.high if corpus.setting == "high" else protocol.medium)
+    sizes = {key: getattr(protocol, key) for key in ("embedding", "hidden", "layers", "dropout", "drawn", "asked")}
+    words = [len(corpus.train), len(corpus.validation), len(corpus.test)]
+    del how["seed"]
+    return {"training": how, **sizes, "beam": BEAM, "pairs": words, "seeds": list(seeds)}
+
+
+def job(
+    corpus: Corpus, output: float, attention: float, seed: int, protocol: Protocol, folder: Path | None = None
+) -> Job:
+    """One model."""
+    cell = _cell(corpus, output, attention, "one")
+    work = partial(inflecting.run, corpus, output, attention, seed, protocol, folder)
+    return Job(cell, seed, _settings(corpus, protocol, [seed]), work)
+
+
+def ensemble_job(
+    corpus: Corpus, output: float, attention: float, seeds: Sequence[int], protocol: Protocol, folder: Path | None
+) -> Job:
+    """Models of all seeds together."""
+    cell = _cell(corpus, output, attention, "all together")
+    work = partial(inflecting.run_together, corpus, output, attention, seeds, protocol, folder)
+    return Job(cell, seeds[0], _settings(corpus, protocol, seeds), work)
 
 
 def _plan(context: Context) -> Plan:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
 
 import torch
 from sacrebleu import BLEU
 
 from fenchel.seq2seq import STOP, Choice, Training, Vocabulary
 from fenchel_lab.drawing import hypotheses, style
+from fenchel_lab.models import translating
 from fenchel_lab.models.translating import (
     ALPHAS,
     ATTENTIONS,
@@ -22,15 +26,13 @@ from fenchel_lab.models.translating import (
     Size,
     captions,
     examples,
-    job,
     joined,
     made_up,
     repeated,
-    speed_job,
 )
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
 from fenchel_lab.report.measure import is_higher, with_interval
-from fenchel_lab.report.records import Record
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
 SPECIAL = {"</s>", "<unk>"}
@@ -143,6 +145,24 @@ def translation(context: Context) -> Result:
     tables.append(_examples(found, corpus))
     claims = _claims(main) if context.data is not None else []
     return Result("\n\n".join(parts), figures=figures, tables=tables, claims=claims)
+
+
+def job(kind: str, corpus: Corpus, size: Size, seed: int, folder: Path | None = None) -> Job:
+    """One model."""
+    settings = asdict(size) | {"pairs": [len(corpus.train), len(corpus.validation), len(corpus.test)], "beam": BEAM}
+    del settings["how"]["seed"], settings["runs"]
+    return Job({"model": kind}, seed, settings, partial(translating.run, kind, corpus, size, seed, folder))
+
+
+def speed_job(corpus: Corpus, size: Size, seed: int, folder: Path | None) -> Job:
+    """Steps of training of the main models, in turns."""
+    settings = job("softmax", corpus, size, seed).settings
+    return Job(
+        {"model": "speeds"},
+        seed,
+        {**settings, "batches": TIMED},
+        partial(translating.paces, corpus, size, seed, folder),
+    )
 
 
 Found = Mapping[str, Sequence[Record]]

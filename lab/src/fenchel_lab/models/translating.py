@@ -8,8 +8,8 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import islice, product
 from pathlib import Path
 from random import Random
@@ -43,7 +43,6 @@ from fenchel_lab.drawing import hypotheses
 from fenchel_lab.models import diary
 from fenchel_lab.models.diary import Entry
 from fenchel_lab.models.training import by_length
-from fenchel_lab.report.records import Job
 
 BEAM, WIDE = 5, 20
 LONGEST = 80
@@ -223,13 +222,6 @@ def alphas(model: Seq2Seq) -> dict[str, list[list[float]]]:
 # -- runs --------------------------------------------------------------------------------------------------------------
 
 
-def job(kind: str, corpus: Corpus, size: Size, seed: int, folder: Path | None = None) -> Job:
-    """One model."""
-    settings = asdict(size) | {"pairs": [len(corpus.train), len(corpus.validation), len(corpus.test)], "beam": BEAM}
-    del settings["how"]["seed"], settings["runs"]
-    return Job({"model": kind}, seed, settings, partial(run, kind, corpus, size, seed, folder))
-
-
 def fitted(
     kind: str, corpus: Corpus, size: Size, seed: int, folder: Path | None, progress: Callable[[float], None]
 ) -> tuple[Seq2Seq, list[Entry]]:
@@ -242,7 +234,7 @@ def fitted(
         found: dict[str, Any] = {"bleu": round(bleu(written, corpus.held), 2)}
         return found | ({"alphas": alphas(model)} if kind == "learned heads" else {})
 
-    own = None if folder is None else folder / job(kind, corpus, size, seed).name.removesuffix(".json")
+    own = None if folder is None else folder / f"{kind.replace(' ', '-')}.seed-{seed}"
     how = replace(size.how, seed=seed)
     return model, diary.trained(model, corpus.train, corpus.validation, how, own, measure, progress)
 
@@ -408,12 +400,6 @@ class Bisected(Recurrent):
         there = target.flatten() != IGNORED
         losses: Tensor = entmax_bisect_loss(self.output(hidden).flatten(0, -2)[there], target.flatten()[there], 1.5)
         return losses.mean() if reduction == "mean" else losses.sum()
-
-
-def speed_job(corpus: Corpus, size: Size, seed: int, folder: Path | None) -> Job:
-    """Steps of training of the main models, in turns."""
-    settings = job("softmax", corpus, size, seed).settings
-    return Job({"model": "speeds"}, seed, {**settings, "batches": TIMED}, partial(paces, corpus, size, seed, folder))
 
 
 def paces(

@@ -25,7 +25,8 @@ def remembered() -> Iterator[None]:
         from numba.core.types.functions import BaseFunction
 
         owner: Any = BaseFunction
-        search, options_now = owner.get_call_type, ConfigStack.top_or_none
+        stack: Any = ConfigStack
+        search, options_now = owner.get_call_type, stack.top_or_none
     except (ImportError, AttributeError):
         yield
         return

@@ -171,8 +171,7 @@ class Problem:
         wide = max(self.query.shape[-1], self.value.shape[-1])
         if device.LANES == 64:
             return {"num_warps": 4, "num_stages": 2 if self.mask is None else 1}
-        half = self.query.element_size() == 2
-        most = 128 if self.query.dtype == torch.float64 else 64 if half and kernel == "attend" else 32
+        most = {4: 0, 8: 128}.get(self.query.element_size(), 64 if kernel == "attend" else 32)
         return {"num_warps": 4 if wide <= most else 8, "num_stages": 2, **device.MOST_REGISTERS}
 
 
@@ -183,9 +182,9 @@ def blocks(query: Tensor, value: Tensor, alpha: float | Tensor, mask: Tensor | N
         raise NotServedError(f"heads must be at most 256 wide, got {wide}")
     if query.dtype == torch.float64:
         return 16, 16
-    if query.dtype == torch.float32:
-        return 32 if wide <= 64 else 16, 32 if wide <= 128 else 16
     light = not isinstance(alpha, Tensor) and is_light(kind_of(alpha, False)) and mask is None and not dropout
+    if query.dtype == torch.float32:
+        return 32 if wide <= 64 and light else 16, 32 if wide <= 128 else 16
     return 64 if wide <= 128 and light else 32, 32
 
 

@@ -123,8 +123,9 @@ def hessian_product(
 
 def _chain(weight: Tensor, value: Tensor, walk: Walk, lengths: Tensor, shape: torch.Size) -> Chain:
     tensors = weight.double().contiguous(), value, walk.values, walk.transition, walk.end, lengths.contiguous()
-    strides = *_strides(walk.transition), _stride(walk.end)
-    return Chain(*tensors, constant(walk.gamma, value.device), *shape[1:], *strides)
+    per_chain, per_step = _strides(walk.transition)
+    sizes = shape[1], shape[2], per_chain, per_step, _stride(walk.end)
+    return Chain(*tensors, constant(walk.gamma, value.device), *sizes)
 
 
 def _strides(scores: Tensor) -> tuple[int, int]:

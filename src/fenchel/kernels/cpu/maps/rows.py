@@ -118,13 +118,26 @@ def _store(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None
 
 @strict
 def loss_of_narrow(
-    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
 ) -> None:
-    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
+    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out.
+
+    Scores, losses and gradients (or 0) are at addresses: see ``stores.matrix``.
+    """
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     lanes = vec.lanes(x)
-    room = batch_room(x.shape[1], x)
+    room = batch_room(n, x)
     z, w = room[:2]
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
@@ -138,12 +151,30 @@ def loss_of_narrow(
     finish_streams()
 
 
+@strict_helper
+def _loss_arrays(source: int, losses: int, slopes: int, size: int, n: int, like: Any) -> Any:
+    """Scores, losses, and gradients, an empty array if these are not asked for."""
+    loss = matrix(losses, size // n, 1, like).reshape(-1)
+    return matrix(source, size, n, like), loss, matrix(slopes, size if slopes != 0 else 0, n, like)
+
+
 @unrolled
-def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
+def loss_of_wide(
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
+) -> None:
     """As ``loss_of_narrow`` for wider rows."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
-    n = x.shape[1]
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
     w = room[1]
@@ -283,30 +314,50 @@ def steep_argmax_of_wide(
 
 @strict
 def steep_loss_of_narrow(
-    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
 ) -> None:
     """As ``loss_of_narrow`` for entmax with one α > 2, ∞ included."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     lanes = vec.lanes(x)
-    room = batch_room(x.shape[1], x)
+    room = batch_room(n, x)
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
         top, bad, value = solve_steep_batch(x, row, rows, powers[0], room)
         if residual.size > 0:
             store_steep_batch(x, row, rows, room, residual)
-        finish_losses(row, rows, x, vec.select(bad, np.nan, vec.narrow(value, top)), top, target, loss, residual, room[2])
+        number = vec.select(bad, np.nan, vec.narrow(value, top))
+        finish_losses(row, rows, x, number, top, target, loss, residual, room[2])
     release(room[0])
 
 
 @strict
 def steep_loss_of_wide(
-    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
 ) -> None:
     """As ``loss_of_wide`` for one α > 2, or one per row, of which those above 2 are taken; of rows of any width."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
-    n = x.shape[1]
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):

@@ -18,6 +18,7 @@ LANES = 8
 """Numbers in a vector: rows of scores have a multiple of it."""
 
 _BLOCK = 4 * LANES
+_BITS = 64
 
 
 def _interpreted_as(plain: Callable[..., Any]) -> Callable[[Callable[..., Any]], Any]:
@@ -96,11 +97,26 @@ def largest(rows, at, width):  # type: ignore[no-untyped-def]
     top = vec.max_everywhere(top)
     if not vec.first_lane(top) > -np.inf:
         return -1
-    for j in range(0, width, LANES):
-        bits = vec.bits_of(vec.load(rows, at + j) == top)
-        if bits != 0:
-            return j + vec.lowest_bit(bits)
+    for start in range(0, width, _BITS):  # without a branch for each vector: it could not be predicted
+        found = np.uint64(0)
+        for j in range(start, min(start + _BITS, width), LANES):
+            found |= vec.bits_of(vec.load(rows, at + j) == top) << np.uint64(j - start)
+        if found != 0:
+            return start + vec.lowest_bit(found)
     return -1
+
+
+def _plain_copy(source: Any, at: int, n: int, rows: Any, to: int) -> None:
+    flat = rows.reshape(-1)
+    flat[to : to + n] = source.reshape(-1)[at : at + n]
+    flat[to + n : to + (n + LANES - 1) // LANES * LANES] = -np.inf
+
+
+@_interpreted_as(_plain_copy)
+def copy(source, at, n, rows, to):  # type: ignore[no-untyped-def]
+    """Copy n numbers to the row at ``to``, and fill it up to whole vectors with −inf."""
+    for j in range(0, n, LANES):
+        vec.store(rows, to + j, vec.load_part(source, at + j, n - j, -np.inf))
 
 
 def _plain_merge(rows: Any, u: int, a: float, v: int, b: float, to: int, width: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fenchel.kernels.cpu.compiler import helper, kernel
-from fenchel.kernels.cpu.structures.rows import LANES, largest, merge
+from fenchel.kernels.cpu.structures.rows import LANES, copy, largest, merge
 
 HEAD = 0
 """Row of a workspace's integers that holds the heads of the words."""
@@ -33,7 +33,8 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
     if there is no such arc. Nodes 1 to ``words`` are words. Later nodes are contracted cycles: node v replaces nodes
     cycle[first[v]], …, cycle[first[v + 1] − 1], and contains the words inside[begin[v]], …, inside[begin[v + 1] − 1].
     within[w] is the outermost node that contains word w. best[v] is the score of the arc that node v has chosen. The
-    result, head[w], is the head of word w in the best tree, −1 if no arc leads to w. Returns False if there is no tree.
+    result, head[w], is the head of word w in the best tree, −1 if no arc leads to w. At first it is the best head of
+    each word, unless ``single``. Returns False if there is no tree.
 
     With ``single``, a node chooses the root only if it has no other head. The arcs from the root are the roots of the
     tree, so this finds the smallest number of roots first, and then the best tree with that number.
@@ -53,14 +54,17 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
             continue
         while True:
             if mark[at] == 0:
-                root = score[at, 0]
-                if single:  # the root is chosen only if there is no other head
-                    score[at, 0] = -np.inf
-                h = largest(score, at * width, width)
-                score[at, 0] = root
-                if h < 0 and root > -np.inf:
-                    h = 0
-                head[at] = h
+                if at > words or single:
+                    root = score[at, 0]
+                    if single:  # the root is chosen only if there is no other head
+                        score[at, 0] = -np.inf
+                    h = largest(score, at * width, width)
+                    score[at, 0] = root
+                    if h < 0 and root > -np.inf:
+                        h = 0
+                    head[at] = h
+                else:
+                    h = head[at]
                 if h < 0:
                     if at == start:
                         break  # no arc leads to this word
@@ -113,9 +117,6 @@ def tree_workspace(words):  # type: ignore[no-untyped-def]
     """Temporary arrays of ``best_tree`` for sentences of ``words`` words."""
     width, nodes = words + 1, 2 * words + 2
     score = np.empty((nodes, (width + LANES - 1) // LANES * LANES))
-    for v in range(nodes):
-        for h in range(width, score.shape[1]):
-            score[v, h] = -np.inf
     return score, np.empty(nodes), np.empty(nodes * width, np.int64), np.empty((7, nodes + 1), np.int64)
 
 
@@ -128,9 +129,9 @@ def best_tree(scores, present, count, single, workspace):  # type: ignore[no-unt
     words, width = scores.shape
     score, best, inside, index = workspace
     head = index[HEAD]
+    filled = score.shape[1]
     for m in range(words):
-        for h in range(width):
-            score[m + 1, h] = scores[m, h]
+        copy(scores, m * width, width, score, (m + 1) * filled)
         score[m + 1, m + 1] = -np.inf
     if count < words:
         following = 0
@@ -140,6 +141,9 @@ def best_tree(scores, present, count, single, workspace):  # type: ignore[no-unt
                 continue
             for d in range(1, width):  # an absent word is the head of no other
                 score[d, m + 1] = -np.inf
+    if not single:  # one after the other: the walk along heads would wait for each
+        for w in range(1, words + 1):
+            head[w] = largest(score, w * filled, filled)
     if not _contract_cycles(score, best, inside, index, words, single):
         return False
     roots = 0
