@@ -17,9 +17,10 @@ def set_kernels() -> Iterator[Callable[[bool], None]]:
 
 @pytest.fixture(autouse=kernels.TRITON)
 def _reached(request: pytest.FixtureRequest) -> Iterator[None]:
-    """In Triton's interpreter every test must reach a kernel for GPUs, but for those that compute nothing."""
+    """In Triton's interpreter every test must reach a kernel for GPUs, but for those that choose nothing."""
     from fenchel.kernels.gpu.launch import STARTED
 
     STARTED.clear()
     yield
-    assert STARTED or "zero_rows" in request.node.name or "bad_input" in request.node.name, "no kernel was started"
+    chooses = not any(name in request.node.name for name in ("zero_rows", "bad_input", "omega_is_zero"))
+    assert STARTED or not chooses, "no kernel was started"

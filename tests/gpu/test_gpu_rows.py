@@ -346,7 +346,7 @@ def traffic(call: object, out: list[Tensor], **tensors: Tensor) -> dict[str, flo
     with counted(**tensors, result=result) as found, pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty_like", lambda *_, **__: result)
         call()
-    return {f"{kind} {name}": round(value, 3) for (kind, name), value in found.items() if value}
+    return {f"{kind} {name}": round(value, 3) for (kind, name), value in found.items() if name and value}
 
 
 ONCE = {"read z": 1.0, "written result": 1.0}
