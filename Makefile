@@ -59,12 +59,15 @@ test-all: warm  ## run all tests
 	@$(BIN)/python -m pytest -q -n 2 --dist worksteal
 	@$(MAKE) --no-print-directory test-triton
 
-# Triton reads these variables when it is imported: a process of its own. Few examples, for the interpreter is slow.
+# Triton reads these variables when it is imported: a process of its own. Few examples, for the interpreter is slow, and
+# of what is slowest, derivatives of second order, those of one map: all share the formulas, and each has its own kernels.
 ON_TRITON := FENCHEL_KERNELS=triton TRITON_INTERPRET=1 HYPOTHESIS_PROFILE=few
-HARNESS := "not thousands and not compile and not second_order and (entmax-1.5 or entmax-tensor or entmax-3 or normmax-5 or k_subsets-2.5)"
+MAPS := entmax-3 or entmax-tensor or normmax-5 or k_subsets-2.5 or constrained_softmax
+BRIEFLY := not second and not every_order and not bad_input and not (entmax-tensor and finite)
+HARNESS := "not thousands and not compile and not second_order and (entmax-1.5 or (($(MAPS)) and $(BRIEFLY)) or (compiled and (near_ties or the_loss)))"
 test-triton: setup  ## run the kernels for GPUs in Triton's interpreter
-	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 tests/gpu
-	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 -m "not slow" -k $(HARNESS) tests/test_conformance.py
+	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 --dist worksteal tests/gpu
+	@$(ON_TRITON) $(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not slow" -k $(HARNESS) tests/test_conformance.py tests/regularizers/test_accuracy.py
 
 gpu-report: setup  ## compile the kernels for GPUs ahead of time and write docs/gpu.md anew; minutes
 	@FENCHEL_KERNELS=triton $(BIN)/python lab/gpu_report.py docs/gpu.md

@@ -1,12 +1,15 @@
 """Check the kernels for GPUs on a GPU: correctness, races, and times beside those of others. Writes Markdown.
 
     python lab/gpu_check.py > gpu.md                       # correctness and times
-    compute-sanitizer --tool racecheck python lab/gpu_check.py --correctness
-    compute-sanitizer --tool memcheck python lab/gpu_check.py --correctness
+    compute-sanitizer --tool racecheck python lab/gpu_check.py --correctness    # races in shared memory
+    compute-sanitizer --tool synccheck python lab/gpu_check.py --correctness    # barriers
+    compute-sanitizer --tool memcheck python lab/gpu_check.py --correctness     # addresses
+    compute-sanitizer --tool initcheck python lab/gpu_check.py --correctness    # reads before writes
     FENCHEL_KERNELS=triton TRITON_INTERPRET=1 python lab/gpu_check.py --tiny    # without a GPU: whether it runs
 
-``entmax`` and ``adasplash`` are timed if they are installed. No figure of it is in the documentation until somebody has
-measured it.
+No tool sees races in global memory: a wrong order of the stores and loads that comments in the kernels argue about
+would show as errors that differ from run to run. ``entmax`` and ``adasplash`` are timed if they are installed. No
+figure of it is in the documentation until somebody has measured it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -49,11 +53,33 @@ def correctness(device: str, tiny: bool) -> bool:
         weight = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).reshape(result.shape).to(result)
         return result, *torch.autograd.grad((weight * result).sum(), inputs)
 
+    def learned(choose: Callable[[Tensor, Tensor], Tensor], z: Tensor) -> Sequence[Tensor]:
+        alpha = torch.linspace(1.2, 1.8, len(z), dtype=z.dtype, device=z.device)[:, None].requires_grad_()
+        return with_gradients(choose(z, alpha), z, alpha)
+
+    def loss(alpha: float, z: Tensor) -> Sequence[Tensor]:
+        index = torch.arange(len(z), device=z.device)
+        return with_gradients(fenchel.entmax_loss(z, index, alpha, reduction="none"), z)
+
+    def bounded(choose: Callable[..., Tensor], z: Tensor) -> Sequence[Tensor]:
+        upper = torch.linspace(0.2, 1.0, z.shape[-1], dtype=z.dtype, device=z.device)
+        return with_gradients(choose(z, upper), z)
+
+    checks: list[tuple[str, float, Callable[[Tensor], Sequence[Tensor]]]] = [
+        *((f"entmax, α {a}", 3e-6, lambda z, a=a: [fenchel.entmax(z, a)]) for a in (0.7, 1.3, 1.5, 2.0, 3.0)),
+        ("entmax of bfloat16", 1e-2, lambda z: [fenchel.entmax(z.bfloat16())]),
+        ("entmax and its gradient", 1e-5, lambda z: with_gradients(fenchel.entmax(z), z)),
+        ("entmax, α per row, and its gradients", 1e-4, partial(learned, fenchel.entmax)),
+        ("normmax, α per row, and its gradients", 1e-4, partial(learned, fenchel.normmax)),
+        *((f"loss and its gradient, α {a}", 1e-5, partial(loss, a)) for a in (1.3, 1.5, 3.0)),
+        ("k-subsets and their gradient", 1e-5, lambda z: with_gradients(fenchel.k_subsets(z, 3), z)),
+        ("bounds and the gradient, Gini", 1e-5, partial(bounded, fenchel.constrained_sparsemax)),
+        ("bounds and the gradient, Shannon", 1e-5, partial(bounded, fenchel.constrained_softmax)),
+    ]
     for width in (37,) if tiny else (37, 4096, 16_384, 50_000):
         z = torch.randn(4 if tiny else 64, width)
-        for alpha in (0.7, 1.3, 1.5, 2.0, 3.0):
-            compare(f"entmax, α {alpha}, {width} wide", 3e-6, lambda z, a=alpha: [fenchel.entmax(z, a)], z)
-        compare(f"k-subsets, {width} wide", 3e-6, lambda z: with_gradients(fenchel.k_subsets(z, 3), z), z)
+        for name, bound, call in checks:
+            compare(f"{name}, {width} wide", bound, call, z)
     for length, heads in ((20, 1),) if tiny else ((130, 4), (1024, 2)):
         inputs = torch.randn(3, 2, heads, length, 16 if tiny else 64).unbind()
         for causal in (False, True):
@@ -124,18 +150,42 @@ def times(device: str, tiny: bool) -> None:
         return f"{1e3 * (time.perf_counter() - start):.3f}"
 
     peer = _peer("entmax")
-    print(
-        "| rows | torch.softmax | entmax, α 1.5 | sparsemax | entmax package, α 1.5 |\n| --- | --- | --- | --- | --- |"
-    )
-    for rows, width in ((4, 64),) if tiny else ((8192, 1024), (8192, 4096), (4096, 16_384), (2048, 50_000)):
-        z = torch.randn(rows, width, device=device)
-        calls: list[Callable[[], Any] | None] = [
-            lambda z=z: torch.softmax(z, -1),
-            lambda z=z: fenchel.entmax(z),
-            lambda z=z: fenchel.sparsemax(z),
-            None if peer is None else lambda z=z: peer.entmax15(z),
-        ]
-        print(f"| {rows} × {width} | " + " | ".join(map(milliseconds, calls)) + " |", flush=True)
+    sizes = ((4, 64),) if tiny else ((8192, 1024), (8192, 4096), (4096, 16_384), (2048, 50_000))
+
+    def both_passes(call: Callable[[Tensor], Tensor], z: Tensor) -> None:
+        result = call(z)
+        torch.autograd.grad(result, z, torch.ones_like(result))
+
+    maps: list[Callable[[Tensor], Tensor] | None] = [
+        lambda z: torch.softmax(z, -1),
+        fenchel.entmax,
+        fenchel.sparsemax,
+        lambda z: fenchel.entmax(z, 1.3),
+        lambda z: fenchel.k_subsets(z, 8),
+        None if peer is None else lambda z: peer.entmax15(z),
+    ]
+    for title, run in (("forward", lambda call, z: call(z)), ("both passes", both_passes)):
+        print(f"\n| rows, {title} | softmax | entmax, α 1.5 | sparsemax | α 1.3 | k-subsets | entmax package, α 1.5 |")
+        print("| --- " * 7 + "|")
+        for rows, width in sizes:
+            z = torch.randn(rows, width, device=device).requires_grad_(run is both_passes)
+            cells = [milliseconds(None if call is None else partial(run, call, z)) for call in maps]
+            print(f"| {rows} × {width} | " + " | ".join(cells) + " |", flush=True)
+    losses: list[Callable[[Tensor, Tensor], Tensor] | None] = [
+        F.cross_entropy,
+        fenchel.entmax_loss,
+        None if peer is None else lambda z, y: peer.entmax15_loss(z, y).mean(),
+    ]
+    print("\n| losses, both passes | cross_entropy | entmax_loss, α 1.5 | entmax package, α 1.5 |")
+    print("| --- " * 4 + "|")
+    for rows, width in sizes:
+        z, y = torch.randn(rows, width, device=device).requires_grad_(), torch.arange(rows, device=device) % width
+
+        def passes(loss: Callable[..., Tensor], z: Tensor = z, y: Tensor = y) -> None:
+            both_passes(lambda z: loss(z, y), z)
+
+        cells = [milliseconds(None if loss is None else partial(passes, loss)) for loss in losses]
+        print(f"| {rows} × {width} | " + " | ".join(cells) + " |", flush=True)
     splash = None if device == "cpu" else _peer("adasplash")
     print("\n| tokens, causal, both passes | SDPA | entmax attention, α 1.5 | adasplash |\n| --- | --- | --- | --- |")
     dtype = torch.bfloat16 if device == "cuda" else torch.float32

@@ -78,11 +78,15 @@ def test_every_example_of_a_page_runs_after_those_before_it(page: Path, monkeypa
 NEEDS = {"sparse_timm": "timm"}
 """Examples that need what is not installed for the tests."""
 
+LONG = {"export_onnx", "lightning_entmax", "sparse_huggingface", "tag_words_trainer"}
+"""Examples that import large libraries."""
+
 
 SCRIPTS = sorted((ROOT / "examples").glob("*.py"))
 ON_RANKS = [script for script in SCRIPTS if "torchrun" in script.read_text(encoding="utf-8")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("script", ON_RANKS, ids=lambda p: p.stem)
 def test_every_example_for_several_ranks_runs(script: Path) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
@@ -93,7 +97,14 @@ def test_every_example_for_several_ranks_runs(script: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:lightning", "ignore:.isinstance.treespec:FutureWarning")
-@pytest.mark.parametrize("script", [s for s in SCRIPTS if s not in ON_RANKS], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(script, id=script.stem, marks=[pytest.mark.slow] if script.stem in LONG else [])
+        for script in SCRIPTS
+        if script not in ON_RANKS
+    ],
+)
 def test_every_example_runs(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
     if script.stem in NEEDS:
         pytest.importorskip(NEEDS[script.stem])

@@ -3,6 +3,7 @@
 import io
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -17,13 +18,15 @@ ROWS = {0: FREE, 1: FREE}
 LABELS = ["O", "B-X", "I-X", "B-Y"]
 
 
-class Choice(torch.nn.Module):
-    def __init__(self, choose: Callable[..., Tensor], **options: Any) -> None:
-        super().__init__()
-        self.choose, self.options = choose, options
+class Choices(torch.nn.Module):
+    """Some maps of the same scores."""
 
-    def forward(self, scores: Tensor, mask: Tensor) -> Tensor:
-        return self.choose(scores, mask=mask, **self.options)
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        self.names = names
+
+    def forward(self, scores: Tensor, mask: Tensor) -> tuple[Tensor, ...]:
+        return tuple(MAPS[name](scores, mask=mask) for name in self.names)
 
 
 class Losses(torch.nn.Module):
@@ -64,10 +67,6 @@ def rows(count: int, width: int) -> tuple[Tensor, Tensor]:
     return 3 * torch.randn(count, width), mask
 
 
-def of_map(choose: Callable[..., Tensor], **options: Any) -> tuple[Any, ...]:
-    return lambda: Choice(choose, **options), [rows(5, 7), rows(3, 40), rows(2, 2)], (ROWS, ROWS)
-
-
 def classes(count: int, width: int) -> tuple[Tensor, Tensor]:
     target = torch.randint(width, (count,))
     target[1] = -100
@@ -83,20 +82,18 @@ def sentences(count: int) -> tuple[Tensor, Tensor]:
 
 
 torch.manual_seed(0)
-MAPS = {
-    "sparsemax": of_map(fenchel.sparsemax),
-    "entmax, 1.5": of_map(fenchel.entmax),
-    "entmax, 1.3": of_map(fenchel.entmax, alpha=1.3),
-    "entmax, 1.05": of_map(fenchel.entmax, alpha=1.05),
-    "entmax, 0.7": of_map(fenchel.entmax, alpha=0.7),
-    "entmax, 3": of_map(fenchel.entmax, alpha=3.0),
-    "argmax": of_map(fenchel.entmax, alpha=math.inf),
-    "normmax, 2": of_map(fenchel.normmax),
-    "normmax, 5": of_map(fenchel.normmax, alpha=5.0),
-    "k_subsets": of_map(fenchel.k_subsets, k=2),
+MAPS: dict[str, Callable[..., Tensor]] = {
+    "sparsemax": fenchel.sparsemax,
+    "entmax, 1.5": fenchel.entmax,
+    **{f"entmax, {alpha:g}": partial(fenchel.entmax, alpha=alpha) for alpha in (1.3, 1.05, 0.7, 3.0, math.inf)},
+    "normmax, 2": fenchel.normmax,
+    "normmax, 5": partial(fenchel.normmax, alpha=5.0),
+    "k_subsets": partial(fenchel.k_subsets, k=2),
 }
+TABLES = [rows(5, 7), rows(3, 40), rows(2, 2)], (ROWS, ROWS)
 MODELS = {
-    **MAPS,
+    "sparsemax": (lambda: Choices("sparsemax"), *TABLES),
+    "maps": (lambda: Choices(*MAPS), *TABLES),
     "losses": (Losses, [classes(5, 7), classes(3, 40)], (ROWS, {0: FREE})),
     "attention": (Attend, [heads(2), heads(3)], ({0: FREE},) * 3),
     "MultiheadAttention": (Heads, [(torch.randn(2, 5, 16),), (torch.randn(3, 5, 16),)], ({0: FREE},)),

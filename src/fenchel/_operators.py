@@ -90,6 +90,12 @@ def exports_plainly() -> bool:
     return not kernels.ENABLED or torch.onnx.is_in_onnx_export()
 
 
+def or_empty(gradients: Sequence[Tensor | None], needed: Sequence[bool], like: Tensor) -> tuple[Tensor, ...]:
+    """Gradients as an operator returns them: empty tensors in place of those that are not needed."""
+    pairs = zip(gradients, needed, strict=True)
+    return tuple(t if t is not None and is_needed else like.new_empty(0) for t, is_needed in pairs)
+
+
 def rows_first(info: Any, in_dims: Sequence[int | None], args: Sequence[Any]) -> list[Any]:
     """Arguments of a vmap rule with the mapped dimension in front."""
     moved: list[Any] = []

@@ -363,11 +363,16 @@ def differentiable_gradients(
         needed: which gradients are needed.
         grads: those of the results.
     """
-    # Views: an input may depend on another, or be given twice, and its gradient must be counted once.
-    fresh = [each.view_as(each) if is_needed else each for each, is_needed in zip(inputs, needed, strict=True)]
+    fresh = [_alias(each) if is_needed else each for each, is_needed in zip(inputs, needed, strict=True)]
     wanted = [each for each, is_needed in zip(fresh, needed, strict=True) if is_needed]
-    found = iter(torch.autograd.grad(function(*fresh), wanted, grads, create_graph=True, allow_unused=True))
+    again = torch.is_grad_enabled()
+    found = iter(torch.autograd.grad(function(*fresh), wanted, grads, create_graph=again, allow_unused=True))
     return [next(found) if is_needed else None for is_needed in needed]
+
+
+def _alias(t: Tensor) -> Tensor:
+    """A view, differentiable: a tensor may depend on another, or be given twice, and its gradient is counted once."""
+    return t.view_as(t) if t.requires_grad else t.detach().requires_grad_()
 
 
 def differentiable_once(name: str, instead: str, gradients: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:

@@ -41,6 +41,7 @@ def test_shannon_chains_are_those_of_torch_struct() -> None:
     torch.testing.assert_close(d.entropy(), field.entropy, **TIGHT)
 
 
+@pytest.mark.slow  # tslearn compiles its own code
 @pytest.mark.parametrize("gamma", [0.1, 1.0])
 def test_shannon_alignments_are_those_of_tslearn(gamma: float) -> None:
     package = pytest.importorskip("tslearn.metrics")

@@ -89,6 +89,7 @@ def test_normmax_satisfies_the_optimality_conditions(alpha: float) -> None:
     for width in (7, WIDE[torch.float64]):
         scores = torch.randn(2, width, dtype=torch.float64)
         p = rows.normmax(scores, alpha)
+        torch.testing.assert_close(rows.normmax(scores, as_tensor(alpha, scores)), p, atol=1e-12, rtol=0)
         torch.testing.assert_close(p.sum(-1), torch.ones(2).double(), atol=1e-12, rtol=0)
         for row, z in zip(p, scores, strict=True):
             on = row > 0
@@ -438,9 +439,30 @@ def test_a_kernel_that_fails_says_so_once_and_torch_takes_its_place(monkeypatch:
         kernels.table._found.clear()
 
 
+def test_a_number_that_is_made_in_a_captured_graph_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.entmax(torch.randn(1, 3), 1.25)
+    here = torch.device("cpu")
+    kept = launch.constant(1.25, here)
+    assert launch.constant(1.25, here) is kept
+    monkeypatch.setattr(launch, "_is_capturing", lambda device: True)
+    assert launch.constant(1.25, here) is not kept
+
+
 def test_operators_are_right_and_stay_in_graphs() -> None:
     scores = torch.randn(3, 5, requires_grad=True)
     torch.library.opcheck(torch.ops.fenchel.argmax.default, (scores, None, 1.5, None, math.nan, "tsallis"))
+    strided, each = torch.randn(5, 3).t(), as_tensor(1.5, scores).float()
+    p, upper = torch.softmax(strided, -1), torch.rand(3, 5).clamp_min(0.3)
+    fake = {"test_utils": ("test_schema", "test_faketensor")}
+    for name in ("tsallis", "norm"):
+        given = (each, 0.0, None, math.nan, name)
+        torch.library.opcheck(torch.ops.fenchel.argmax.default, (strided, *given), **fake)
+        torch.library.opcheck(torch.ops.fenchel.pull.default, (strided, None, p, *given), **fake)
+        torch.library.opcheck(torch.ops.fenchel.class_loss.default, (strided, torch.arange(3), True, *given), **fake)
+    for name in ("bounded_gini", "bounded_shannon"):
+        given = (upper, 0.0, None, 1.0, name)
+        torch.library.opcheck(torch.ops.fenchel.argmax.default, (strided, *given), **fake)
+        torch.library.opcheck(torch.ops.fenchel.product.default, (strided, strided, p, *given), **fake)
     compiled = torch.compile(lambda z: fenchel.entmax(z, 1.5), fullgraph=True, backend="aot_eager")
     STARTED.clear()
     compiled(scores).square().sum().backward()

@@ -72,7 +72,7 @@ def test_a_pattern_is_stationary_iff_it_is_separated(seed: int, case: tuple[Regu
 
 
 @given(seeds, every_margin)
-@settings(max_examples=30)
+@settings(max_examples=15)
 def test_min_beta_is_where_a_pattern_becomes_stationary(seed: int, case: tuple[Regularizer, float]) -> None:
     x = draw(seed)
     least = Memory(x, case[0]).certify().min_beta

@@ -334,6 +334,7 @@ def test_torchs_stacks_take_the_layers(batch_first: bool) -> None:
     assert_close(first, second, **EXACT)
 
 
+@pytest.mark.slow
 def test_gradients_reach_every_parameter_of_the_transformer_layers() -> None:
     own = Hopfield(4, num_heads=2, omega=Gini(), scaling=1.3)
     layer = HopfieldDecoderLayer(own, own, 5, 0.0, "gelu").double()

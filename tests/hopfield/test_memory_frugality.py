@@ -90,6 +90,7 @@ def test_a_layers_scaling_is_its_own() -> None:
 # -- alone and in a batch ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     ("omega", "count"),

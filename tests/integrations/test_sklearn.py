@@ -22,6 +22,7 @@ def problem(classes: int, examples: int = 60) -> tuple[np.ndarray, np.ndarray]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:divide by zero encountered in log")  # the check takes the logarithm of zeros
 @pytest.mark.filterwarnings("ignore:.*n_iter_:sklearn.exceptions.ConvergenceWarning")
 @pytest.mark.filterwarnings("ignore:the largest gradient:sklearn.exceptions.ConvergenceWarning")

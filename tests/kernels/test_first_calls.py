@@ -292,8 +292,17 @@ def test_a_child_that_cannot_start_is_none_and_one_that_starts_ends(monkeypatch:
     monkeypatch.setattr(sys, "executable", str(Path("/nowhere/python")))
     assert compilation._start("lattices", torch.float32) is None
     monkeypatch.undo()
-    monkeypatch.setattr(compilation, "_CHILD", "import sys; sys.exit(sys.argv[2:] != ['lattices-float32', 'lattices', "
+    monkeypatch.setattr(compilation, "_CHILD", "import sys; sys.exit(sys.argv[3:] != ['lattices-float32', 'lattices', "
                         "'--dtype', 'float32'])")  # fmt: skip
     child = compilation._start("lattices", torch.float32)
     assert child is not None
     assert child.wait(60) == 0
+
+
+def test_a_child_whose_folder_is_gone_compiles_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(store, "folder", lambda: tmp_path / "gone")
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path / "gone"))
+    child = compilation._start("lattices", torch.float32)
+    assert child is not None
+    assert child.wait(300) == 0
+    assert not (tmp_path / "gone").exists()

@@ -222,7 +222,7 @@ def test_single_precision_powers_are_right_to_two_ulp() -> None:
 def test_small_inputs_stay_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[int, int]] = []
     monkeypatch.setattr(pool.torch, "get_num_threads", lambda: 4)
-    monkeypatch.setattr(pool, "_team", lambda: None)
+    monkeypatch.setattr(pool, "_openmp", lambda: None)
     pool.over_rows(lambda first, last: calls.append((first, last)), 8, pool.SERIAL - 1)
     assert calls == [(0, 8)]
     calls.clear()

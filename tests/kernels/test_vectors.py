@@ -207,3 +207,17 @@ def test_powers_are_right_to_the_last_digits(kind: Any) -> None:
     out = np.empty(16, kind)
     _exp2(np.full(16, -1e9, kind), out)
     assert 0 < out.max() < 1e-37
+
+
+@strict
+def _load_doubles(x: Any, i: Any, count: Any, out: Any) -> None:
+    vec.store(out, 0, vec.load_doubles(x, i, count))
+
+
+@KINDS
+@pytest.mark.parametrize("count", [-3, 0, 1, 7, 8, 20])
+def test_numbers_of_either_precision_in_double(kind: Any, count: int) -> None:
+    x, out = numbers(kind, 12), np.full(8, np.nan)
+    _load_doubles(x, 3, count, out)
+    kept = max(min(count, 8), 0)
+    assert (out == [*x[3 : 3 + kept].astype(np.float64), *[0.0] * (8 - kept)]).all()

@@ -84,7 +84,7 @@ def exact_errors(scores: Tensor, alpha: float) -> None:
 @rows
 @pytest.mark.parametrize("alpha", [0.3, 0.9, 1 - 1e-9, 1.0, 1 + 1e-9, 1.01, 1.33, 1.5, 1.75, 2.0])
 def test_entmax_up_to_alpha_2_is_right_to_the_last_digits(alpha: float, kind: str, dtype: torch.dtype) -> None:
-    for width in (1, 2, 3, 17, 100):
+    for width in (1, 2, 3, 17, 60):
         exact_errors(RANDOM[kind](width).to(dtype), alpha)
 
 
@@ -92,8 +92,8 @@ def test_entmax_up_to_alpha_2_is_right_to_the_last_digits(alpha: float, kind: st
 @DTYPES
 @pytest.mark.parametrize("alpha", [1.25, 1.5, 2.0])
 def test_wide_rows_are_right_to_the_last_digits(alpha: float, dtype: torch.dtype) -> None:
-    exact_errors(torch.randn(5_000, dtype=dtype), alpha)
-    exact_errors(1e-4 * torch.randn(2_000, dtype=dtype), alpha)
+    exact_errors(torch.randn(2_000, dtype=dtype), alpha)
+    exact_errors(1e-4 * torch.randn(1_000, dtype=dtype), alpha)
 
 
 _LEVELS = torch.cat([torch.full((2**j,), 2.0**-j, dtype=torch.float64) for j in range(17)])[:100_000]

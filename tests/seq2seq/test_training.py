@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fenchel.seq2seq import (
     Validation,
     Vocabulary,
     beam_search,
+    force,
     train,
     validate,
 )
@@ -143,6 +145,28 @@ def test_the_rate_is_halved_when_the_loss_rises_and_patience_ends() -> None:
     assert best == len(losses) - 1 - 3
 
 
+@pytest.mark.parametrize("criterion", ["accuracy", "token_accuracy"])
+def test_the_best_model_is_that_of_the_criterion(criterion: Literal["accuracy", "token_accuracy"]) -> None:
+    model = small()
+    how = Training(epochs=12, batch=9, rate=2e-2, criterion=criterion, patience=12)
+    history = train(model, PAIRS, PAIRS, training=how)
+    scores = [each.scores for each in history.validations]
+    assert getattr(history.best.scores, criterion) == max(getattr(each, criterion) for each in scores)
+    found = validate(model, Batches(PAIRS, LETTERS, LETTERS))
+    assert found.accuracy == history.best.scores.accuracy
+    assert found.token_accuracy == history.best.scores.token_accuracy
+
+
+def test_token_accuracy_counts_symbols_and_ends() -> None:
+    model = small().eval()
+    right = total = 0
+    for pair in PAIRS:
+        for choice in force(model, pair.source, LETTERS.encode(pair.target)):
+            right += choice.token == choice.alternatives[0][0]
+            total += 1
+    assert validate(model, Batches(PAIRS, LETTERS, LETTERS)).token_accuracy == pytest.approx(right / total)
+
+
 def test_the_global_generator_is_left_alone() -> None:
     model = small()
     torch.manual_seed(5)
@@ -157,6 +181,8 @@ def test_bad_settings_are_reported() -> None:
         Training(epochs=0)
     with pytest.raises(ValueError, match="optimizer must be"):
         Training(optimizer="sgd")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="criterion must be"):
+        Training(criterion="bleu")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="rate must satisfy 0 < rate < inf"):
         Training(rate=0.0)
     with pytest.raises(TypeError, match="rate must be a number, got str"):

@@ -121,6 +121,7 @@ def test_alpha_is_learned_in_a_graph(counted: list[str]) -> None:
     agree(lambda raw, *t: attention(*t, learned), learned.raw_alpha, *inputs)
 
 
+@pytest.mark.slow
 def test_dropout_and_weights_are_part_of_a_graph() -> None:
     inputs = randn(2, 30, 8), randn(2, 300, 8), randn(2, 300, 5)
     agree(lambda *t: torch.cat(attention(*t, return_weights=True), -1), *inputs)
@@ -129,6 +130,7 @@ def test_dropout_and_weights_are_part_of_a_graph() -> None:
     assert_close(mean, attention(*inputs).detach(), atol=0.4, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_number_of_queries_and_keys_may_vary_in_one_graph(counted: list[str]) -> None:
     torch.compiler.reset()
     compiled = torch.compile(
@@ -182,6 +184,7 @@ def test_blocks_and_lists_of_an_operator_do_not_matter(rows: int, entries: int |
     assert_close(results(lambda *t: attend_in_graph(*t, None, 1.5, task), inputs), expected, **EXACT)
 
 
+@pytest.mark.slow
 def test_an_operator_is_differentiable_twice() -> None:
     inputs = (
         randn(2, 3, 2),
@@ -236,6 +239,7 @@ def test_a_compiled_output_layer_runs_the_kernels_of_eager_mode(
     assert ("linear_class_loss" in counted) is (alpha != 1.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduction", ["none", "mean"])
 def test_alpha_of_an_output_layer_is_learned_in_a_graph(reduction: str, counted: list[str]) -> None:
     *tensors, target = output_layer()
@@ -252,6 +256,7 @@ def test_alpha_of_an_output_layer_is_learned_in_a_graph(reduction: str, counted:
         compiled(*tensors, torch.tensor(3.0))
 
 
+@pytest.mark.slow
 def test_the_number_of_tokens_may_vary_in_one_graph(counted: list[str]) -> None:
     torch.compiler.reset()
     layer = fenchel.nn.LinearEntmaxLoss(6, 900, learnable=False, dtype=torch.float64)
@@ -264,6 +269,7 @@ def test_the_number_of_tokens_may_vary_in_one_graph(counted: list[str]) -> None:
     assert "linear_class_loss" in counted
 
 
+@pytest.mark.slow
 def test_no_matrix_of_tokens_and_classes_is_held_in_a_graph() -> None:
     sizes: list[int] = []
     layer = fenchel.nn.LinearEntmaxLoss(8, 2000)

@@ -5,6 +5,7 @@ One file, because every test compares with the same quadratic program, or takes 
 
 import warnings
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import cvxpy
 import numpy as np
@@ -341,6 +342,24 @@ def test_interpreted_loops_find_the_same(case: Member, set_kernels: Callable[[bo
     compiled = SparseMAP(case.structure(transition)).solve(scores).marginals
     set_kernels(False)
     assert torch.allclose(SparseMAP(case.structure(transition)).solve(scores).marginals, compiled, atol=1e-12)
+
+
+def test_later_searches_leave_what_was_found_unchanged() -> None:
+    omega = SparseMAP(DependencyTree())
+    scores = [torch.randn(7, n, n + 1, dtype=torch.float64, requires_grad=True) for n in (9, 6, 10, 6)]
+    before = [omega.solve(s) for s in scores]
+    kept = [(m.marginals.detach().clone(), m.structures.clone(), m.weights.detach().clone()) for m in before]
+    with ThreadPoolExecutor(3) as pool:
+        again = list(pool.map(omega.solve, 3 * scores))
+    for mixture, (marginals, structures, weights) in zip(before + again, 4 * kept, strict=True):
+        assert torch.equal(mixture.marginals, marginals)
+        assert torch.equal(mixture.structures, structures)
+        assert torch.equal(mixture.weights, weights)
+    for s, mixture in zip(scores, before, strict=True):
+        mixture.marginals.square().sum().backward()
+        found, s.grad = s.grad, None
+        omega.argmax(s).square().sum().backward()
+        assert torch.equal(found, s.grad)
 
 
 @pytest.mark.parametrize("gamma", [0.5, 3.0, torch.tensor(0.7, dtype=torch.float64)])

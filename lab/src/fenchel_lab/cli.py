@@ -202,8 +202,8 @@ def run_study(
         if fresh:
             records.clear()
     if records.count:
-        told = f"{records.count} finished runs are recorded in {records.folder} and not run again; --fresh begins anew."
-        console.print(told, markup=False, highlight=False, soft_wrap=True)
+        kept = f"{records.count} finished runs are recorded in {records.folder} and not run again; --fresh begins anew."
+        console.print(kept, markup=False, highlight=False, soft_wrap=True)
     try:
         with progress_bars() as bars:
             asked = partial(report.Context, folder, seed, full, checkpoints=checkpoints, records=records)
@@ -373,7 +373,7 @@ def run_warmup(
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Within it, what cannot be read or written is told in one line, and ends the command."""
+    """Within it, an error of reading or writing is reported in one line, and ends the command."""
     try:
         yield
     except (OSError, ValueError) as error:

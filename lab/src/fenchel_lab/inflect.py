@@ -42,7 +42,7 @@ WINDOW = 256
 """Lines that are answered at a time."""
 
 SHOWN = 20
-"""Symbols that training never saw, and that are told."""
+"""The most symbols unknown to the training of which a command warns."""
 
 DRAWN = 200
 """Characters of a word, of its tags and of a form that are drawn, at most: a picture of more cannot be read."""
@@ -98,14 +98,14 @@ def train_model(
         raise refusal(error) from None
     except KeyboardInterrupt:
         raise interruption(f"The same command goes on from the last epoch that is whole in {out}.") from None
-    told = f"Best after epoch {best.epoch}: {best.scores.accuracy:.1%} of {len(held)} held-out forms right."
-    console.print(f"{told} Saved to {out}.", markup=False, highlight=False, soft_wrap=True)
+    line = f"Best after epoch {best.epoch}: {best.scores.accuracy:.1%} of {len(held)} held-out forms right."
+    console.print(f"{line} Saved to {out}.", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()
 def predict(
     table: Annotated[
-        Path, typer.Argument(help="TSV: lemma, tags; or lemma, form, tags, and the accuracy is told. - reads stdin.")
+        Path, typer.Argument(help="TSV: lemma, tags; or lemma, form, tags, and the accuracy is printed. - reads stdin.")
     ],
     model: Model,
     n_best: Annotated[int, typer.Option("--n-best", help="Forms for each line.", min=1)] = 1,
@@ -260,9 +260,9 @@ def _new(
     return Transformer(source, target, width=hidden, inner=2 * hidden, **omegas)
 
 
-def _warn(symbols: Iterable[str], told: set[str]) -> None:
+def _warn(symbols: Iterable[str], warned: set[str]) -> None:
     """Tell of symbols that training never saw, each once, and of ``SHOWN`` at most."""
-    if strange := [each for each in dict.fromkeys(symbols) if each not in told][: SHOWN - len(told)]:
-        told.update(strange)
+    if strange := [each for each in dict.fromkeys(symbols) if each not in warned][: SHOWN - len(warned)]:
+        warned.update(strange)
         shown = " ".join(map(hypotheses.name, strange))
         errors.print(f"Never seen in training, read as unknown: {shown}", style="yellow", markup=False, soft_wrap=True)

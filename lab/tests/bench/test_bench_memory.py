@@ -51,11 +51,13 @@ def test_scratch_counts_and_the_parents_memory_does_not(monkeypatch: pytest.Monk
     assert mine.sum() == mine.numel()
 
 
+@pytest.mark.slow
 @linux
 def test_inputs_and_returned_gradients_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert peak("large", "modest", monkeypatch) < 8 * MEGABYTE
 
 
+@pytest.mark.slow
 def test_a_contestant_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match="memory of broken failed: RuntimeError: out of luck"):
         peak("small", "broken", monkeypatch)

@@ -110,6 +110,7 @@ def test_other_variables_mean_another_process(monkeypatch: pytest.MonkeyPatch) -
     assert told[-1] == (1.0, "")
 
 
+@pytest.mark.slow
 def test_a_process_that_fails_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RuntimeError, match=r"w failed in its process \(exit code 1\):\n[\s\S]*out of luck"):
         apart_from(monkeypatch, "broken")

@@ -67,6 +67,7 @@ def test_the_chapter_beats_guessing_and_its_codes_are_as_sparse_as_they_should(c
     assert len(result.figures) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_tables_are_computed_from_records_and_no_run_is_done_twice(
     full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

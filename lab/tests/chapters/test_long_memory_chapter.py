@@ -19,6 +19,7 @@ def test_protocols_have_the_papers_task() -> None:
     assert SCALED.setting.tokens == FULL.setting.tokens == 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("full", [False, True])
 def test_the_study_compares_all_memories_and_resumes(
     full: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -52,6 +52,7 @@ def test_the_scores_are_the_papers() -> None:
     assert THETA.tolist() == SCORES.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ORACLES)
 def test_lines_are_the_closed_form(name: str, chapter: Callable[[str], Run]) -> None:
     result = chapter("paths").result

@@ -1,68 +1,62 @@
-"""Translation: counts, scores and proofs of the three models on a miniature; sentences to words and back."""
+"""Translation: counts, scores and proofs of models on a miniature; sentences to sub-words and back."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from fenchel import Tsallis
-from fenchel.seq2seq import STOP, Choice, Pair, Recurrent, Vocabulary, force
+from fenchel.seq2seq import STOP, Choice, Pair, Recurrent, Training, Vocabulary, force
 from fenchel_lab.chapters import translation
-from fenchel_lab.chapters.translation import (
-    FULL,
+from fenchel_lab.chapters.translation import FULL, SCALED, TOY
+from fenchel_lab.data import multi30k
+from fenchel_lab.drawing import hypotheses
+from fenchel_lab.models import translating
+from fenchel_lab.models.translating import (
+    ALPHAS,
     LONGEST,
-    SCALED,
-    TOY,
     Dense,
     bleu,
     captions,
+    empty_is_best,
     greedily,
     joined,
     length,
     made_up,
     nonzeros,
-    words,
+    searched,
 )
-from fenchel_lab.data import multi30k
-from fenchel_lab.drawing import hypotheses
 from fenchel_lab.report import Context, Run, find, run
+from fenchel_lab.report.records import Records
 
-
-def number(cell: object) -> float:
-    return float(str(cell).rstrip(" %").replace(",", ""))
+TINY = replace(TOY, how=Training(epochs=1, batch=16, criterion="token_accuracy"), width=4, pieces=60)
 
 
 @pytest.mark.slow
 def test_sparse_models_have_few_candidates_and_exact_beams(chapter: Callable[[str], Run]) -> None:
     result = chapter("translation").result
     assert result is not None
-    scores, counts, _ = (table.rows for table in result.tables)
-    assert [row[0] for row in scores] == ["softmax", "1.5-entmax", "sparsemax"]
-    assert all(number(row[column]) > 40 for row in scores for column in (2, 4))
-    exact = [number(row[6]) for row in scores]
+    scores, counts, searches, variants, _ = (table.rows for table in result.tables)
+    assert [row[0] for row in scores] == list(ALPHAS)
+    assert all(float(str(row[column])) > 40 for row in scores for column in (4, 5))
+    exact = [float(str(row[6])) for row in scores]
     assert exact[0] == 0
     assert min(exact[1:]) > 0
-    assert all(number(row[7]) >= number(row[6]) for row in scores)
-    attended, possible = ([number(row[column]) for row in counts] for column in (2, 4))
-    symbols = len(Vocabulary.of(pair.target for pair in made_up(*translation.TOY_SENTENCES).train))
-    assert possible[0] == symbols
+    assert all(float(str(row[7])) >= float(str(row[6])) for row in scores)
+    attended, possible = ([float(str(row[column])) for row in counts[:3]] for column in (2, 4))
+    corpus = made_up(*translation.TOY_SENTENCES)
+    assert possible[0] == len(Vocabulary.of(pair.target for pair in corpus.train))
     assert all(1 <= count < possible[0] / 4 for count in possible[1:])
     assert all(1 <= count < attended[0] / 2 for count in attended[1:])
-
-
-@pytest.mark.slow
-def test_the_drawn_sentence_is_the_same_in_both_figures(chapter: Callable[[str], Run]) -> None:
-    result = chapter("translation").result
-    assert result is not None
-    heat, listed = (figure.drawing for figure in result.figures)
-    rows = [label.get_text() for label in heat.axes[0].get_yticklabels()]
-    assert len(heat.axes) == 3
-    assert [text.get_text() for text in listed.axes[0].texts[::2]] == rows
+    assert all(float(str(row[3])) > 0 for row in searches)
+    assert [row[0] for row in variants] == [*ALPHAS, "sparsemax with fertility", "references"]
+    heat = result.figures[1].drawing
     shaded = [int(axes.images[0].get_array().count()) for axes in heat.axes]  # blank cells are masked
-    columns = len(heat.axes[0].get_xticklabels())
-    assert shaded[0] == columns * len(rows)  # softmax looks at everything
-    assert all(len(rows) <= count < columns * len(rows) for count in shaded[1:])
+    cells = len(heat.axes[0].get_xticklabels()) * len(heat.axes[0].get_yticklabels())
+    assert shaded[0] == cells  # softmax looks at everything
+    assert all(count < cells for count in shaded[1:])
 
 
 def test_it_is_no_chapter_of_the_tour() -> None:
@@ -70,31 +64,34 @@ def test_it_is_no_chapter_of_the_tour() -> None:
     assert find("inflection").tour
 
 
-@pytest.mark.parametrize("full", [False, True])
-def test_captions_of_a_folder_long_ones_too_if_asked(
-    full: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_captions_of_a_folder_are_sub_words_and_every_kind_of_model_is_run_and_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    corpus = made_up(30, 10, 10)
+    pytest.importorskip("sentencepiece")
+    corpus = made_up(40, 10, 10)
     parts = {"train": corpus.train, "val": corpus.validation, "test": corpus.test}
 
-    def load(split: str, folder: Path) -> list[tuple[str, str]]:
-        assert folder == tmp_path
-        return [(joined(pair.source), joined(pair.target)) for pair in parts[split]]
+    def load(split: multi30k.Split, folder: Path) -> list[tuple[str, str]]:
+        return [(joined(pair.source), joined(pair.target).capitalize()) for pair in parts[split]]
 
     monkeypatch.setattr(multi30k, "load", load)
-    short = [pair for pair in corpus.test if len(pair.source) <= 7]
-    assert 0 < len(short) < 10
-    found = captions(tmp_path, 7)
-    assert found.test == short
-    assert found.references == [joined(pair.target) for pair in short]
-    how = translation.Training(epochs=1, batch=16)
-    monkeypatch.setattr(translation, "SCALED", translation.Size(4, 4, 1, how, longest=7))
-    monkeypatch.setattr(translation, "FULL", translation.Size(4, 4, 1, how, seeds=2))
-    outcome = run(find("translation"), Context(data=tmp_path, full=full))
-    assert outcome.error is None, outcome.error
-    assert outcome.result is not None
-    assert ("scaled down" in outcome.result.summary) is not full
-    assert all(("±" in str(row[2])) is full for row in outcome.result.tables[0].rows)
+    monkeypatch.setattr(translation, "SCALED", TINY)
+    found = captions(tmp_path, 60)
+    assert [joined(pair.target) for pair in found.test] == [text.lower() for text in found.references]
+    assert any(len(pair.source) > len(joined(pair.source).split()) for pair in found.test)  # words are cut
+    folders = {"records": Records(tmp_path / "runs"), "checkpoints": tmp_path / "checkpoints"}
+    first = run(find("translation"), Context(data=tmp_path, **folders))
+    assert first.result is not None, first.error
+    assert Records(tmp_path / "runs").count == 3 + 4 + 2 + 1
+    assert [row[0] for row in first.result.tables[3].rows[:-1]] == [
+        *ALPHAS,
+        *translating.ATTENTIONS,
+        *translating.COMBINED,
+    ]
+    monkeypatch.setattr(translating, "fitted", None)  # nothing is trained again
+    again = run(find("translation"), Context(data=tmp_path, **folders))
+    assert again.result is not None, again.error
+    assert again.result.tables == first.result.tables
 
 
 def test_torchs_loss_is_that_of_softmax() -> None:
@@ -141,9 +138,24 @@ def test_greedy_decoding_takes_the_first_of_every_steps_candidates() -> None:
         assert all(choice.token == choice.alternatives[0][0] for choice in choices)
 
 
-def test_bleu_is_blind_to_case_and_whole_for_what_is_joined_again() -> None:
+def test_the_empty_string_is_compared_with_what_was_found() -> None:
+    torch.manual_seed(0)
+    letters = Vocabulary("abc")
+    model = Recurrent(letters, letters, embedding=8, hidden=8, layers=1, output=Tsallis(1.0)).eval()
+    sources = ["abc", "c", "bacab"]
+    with torch.no_grad():
+        model.output.bias[STOP] = -4.0
+    beams, _ = searched(model, sources, 2)
+    shares = []
+    for source, beam in zip(sources, beams, strict=True):
+        (end,) = force(model, source, [])
+        shares.append(bool(beam.best.tokens) and end.probability > beam.best.probability)
+    assert empty_is_best(model, sources, beams) == pytest.approx(sum(shares) / 3)
+
+
+def test_bleu_is_blind_to_case() -> None:
     references = ["A boy's T-shirt, red.", "Two dogs run; a man (old) waits!", 'He said "no".']
-    assert bleu([joined(words(text)) for text in references], references) == pytest.approx(100)
+    assert bleu([text.lower() for text in references], references) == pytest.approx(100)
     assert length(["one two", "three."], ["one", "two three four"]) == pytest.approx(4 / 4)
     assert bleu(["the cat is here now", "we see no man", "she left"], references) < 10
 
@@ -152,15 +164,13 @@ def test_made_up_sentences_are_the_same_every_time_and_some_words_have_two_trans
     corpus = made_up(100, 10, 20)
     assert corpus == made_up(100, 10, 20)
     assert list(map(len, (corpus.train, corpus.validation, corpus.test, corpus.references))) == [100, 10, 20, 20]
-    after = {pair.target[1] for pair in corpus.train if pair.source[1] == "kleiner"}
-    assert after == {"small", "little"}
+    after = {pair.target[1] for pair in corpus.train if pair.source[1] == "▁kleiner"}
+    assert after == {"▁small", "▁little"}
 
 
 def test_the_full_protocol_is_larger() -> None:
-    assert FULL.hidden > SCALED.hidden > TOY.hidden
+    assert FULL.width > SCALED.width > TOY.width
     assert FULL.how.epochs > SCALED.how.epochs
-    assert FULL.longest is None
-    assert FULL.seeds == 3
 
 
 def test_steps_list_what_was_possible_besides() -> None:

@@ -12,6 +12,7 @@ from fenchel_lab.chapters.visual_questions import COLOURS, METHODS, PAPER, Proto
 from fenchel_lab.models.pictures import Size, boxes, pixels
 from fenchel_lab.models.training import Course
 from fenchel_lab.report import Context, Run, find, run
+from fenchel_lab.report.records import Records
 
 
 def test_made_up_pictures_show_what_their_answers_say() -> None:
@@ -56,10 +57,10 @@ def test_every_attention_answers_far_better_than_chance(chapter: Callable[[str],
     result = chapter("visual_questions").result
     assert result is not None
     [table] = result.tables
-    assert [row[0] for row in table.rows] == [name for name, _ in METHODS]
+    assert [row[0] for row in table.rows] == list(METHODS)
     assert [row[1] for row in table.rows] == ["65.83", "–", "65.96", "65.79"]
-    assert min(float(str(row[2])) for row in table.rows) > 60
-    assert min(float(str(row[4])) for row in table.rows) > 60  # of four colours
+    assert min(float(str(row[3])) for row in table.rows) > 60
+    assert min(float(str(row[6])) for row in table.rows) > 60  # of four colours
 
 
 @pytest.mark.slow
@@ -92,7 +93,8 @@ def test_the_study_reads_the_files_of_easy_vqa(full: bool, tmp_path: Path, monke
     size = Size(channels=(4, 6), strides=(2, 2), places=4, width=5, functions=4, batch=8)
     few = Protocol(size, Course(1, 1e-2), images=None if full else (12, 4), runs=2)
     monkeypatch.setattr(visual_questions, "FULL" if full else "SCALED", few)
-    outcome = run(find("visual_questions"), Context(data=tmp_path, full=full))
+    records = Records(tmp_path / "runs")
+    outcome = run(find("visual_questions"), Context(data=tmp_path, full=full, records=records))
     assert outcome.error is None, outcome.error
     assert outcome.result is not None
     text = " ".join(outcome.result.paragraphs)
@@ -100,4 +102,10 @@ def test_the_study_reads_the_files_of_easy_vqa(full: bool, tmp_path: Path, monke
     [table] = outcome.result.tables
     assert {str(row[0]): float(str(row[1])) for row in table.rows if row[1] != "–"} == PAPER
     assert "40 test questions" in table.caption
-    assert "2 seeds" in table.caption
+    assert [row[2] for row in table.rows] == [2] * 4
+    assert records.count == 8
+    tabulated = Context(data=tmp_path, full=full, records=Records(tmp_path / "runs", minutes=0))
+    again = run(find("visual_questions"), tabulated).result
+    assert again is not None
+    assert [list(row) for row in again.tables[0].rows] == [list(row) for row in table.rows]
+    assert again.claims == outcome.result.claims

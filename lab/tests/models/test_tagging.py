@@ -54,6 +54,6 @@ def test_scores_do_not_depend_on_the_other_rows_of_a_batch() -> None:
 def test_a_tagger_learns_its_sentences(omega: Regularizer) -> None:
     torch.manual_seed(0)
     told: list[float] = []
-    tagger, vocabulary = tagging.train(4 * SENTENCES, omega, SMALL, told.append)
+    tagger, vocabulary, _ = tagging.train(4 * SENTENCES, omega, SMALL, told.append)
     assert tagging.tagged(tagger, vocabulary, SENTENCES) == [list(sentence.tags) for sentence in SENTENCES]
     assert told[-1] == 1.0

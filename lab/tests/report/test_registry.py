@@ -33,9 +33,9 @@ def test_the_tour_begins_with_six_of_several_themes() -> None:
         "paths",
         "basins",
         "tree_budgets",
+        "hidden_alignments",
         "alignments_of_series",
         "inflection",
-        "metastable_states",
     ]
     assert all(each.theme for each in studies())
 

@@ -116,6 +116,13 @@ def test_the_commit_is_that_of_the_package_or_none(tmp_path: Path, monkeypatch: 
     git(tmp_path, "add", "runs.py")
     git(tmp_path, "commit", "-m", "ours")
     assert origin.commit() == git(tmp_path, "rev-parse", "HEAD")
+    results = tmp_path / "docs" / "results" / "a.json"
+    results.parent.mkdir(parents=True)
+    results.write_text("{}")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "-m", "a result")
+    results.write_text("written anew")
+    assert origin.commit() == git(tmp_path, "rev-parse", "HEAD")
     module.write_text("changed")
     assert origin.commit() == git(tmp_path, "rev-parse", "HEAD") + "-dirty"
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import Tensor
 
 from fenchel._checks import check_floats
 from fenchel._torch import apply_function, outside_graphs, recomputed
@@ -25,7 +24,7 @@ from fenchel.distributed.collectives import (
 )
 from fenchel.regularizers.base import Regularizer, check_omega
 from fenchel.regularizers.tsallis import Tsallis
-from fenchel.streaming.dot_product import masked_attention
+from fenchel.streaming.dot_product import masked_attention, with_tensors
 
 _DEFAULT = Tsallis(1.5)
 GATHERED = 1 << 30
@@ -210,21 +209,12 @@ def _call(
     def part(q: Tensor, k: Tensor, v: Tensor, *own: Tensor) -> Tensor:
         places = torch.arange(start, start + q.shape[-2], device=q.device)
         mask = torch.arange(k.shape[-2], device=q.device) <= places.unsqueeze(-1)
-        tensors = {f"omega.{name}": t for name, t in zip(learned, own, strict=True)}
-        found: Tensor = functional_call(_Attention(omega), tensors, (q, k, v, mask, scale))
+
+        def call(chosen: Regularizer) -> Any:
+            return masked_attention(q, k, v, chosen, attn_mask=mask, is_causal=False, scale=scale)
+
+        found: Tensor = with_tensors(omega, dict(zip(learned, own, strict=True)), call)
         return found
 
     made: Tensor = recomputed(part, query, key, value, *learned.values())
     return made
-
-
-class _Attention(nn.Module):
-    """Attention as a module, so that other tensors can stand in for those of Ω."""
-
-    def __init__(self, omega: Regularizer) -> None:
-        super().__init__()
-        self.omega = omega
-
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float | None) -> Tensor:
-        found: Tensor = masked_attention(query, key, value, self.omega, attn_mask=mask, is_causal=False, scale=scale)
-        return found

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.func import functional_call
 
 from fenchel import _torch
 from fenchel._torch import apply_function, known
@@ -247,24 +246,11 @@ def _alpha(parameter: Any, layout: _Layout, dim: int) -> Any:
     return own.movedim(dim - layout.rank, -1) if own.dim() > layout.rank - dim - 1 else own
 
 
-class _Call(nn.Module):
-    """A function of an Ω, as a module, so that other tensors can stand in for those of Ω."""
-
-    def __init__(self, omega: Regularizer, call: Callable[..., Any]) -> None:
-        super().__init__()
-        self.omega, self.call = omega, call
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        return self.call(self.omega, *args, **kwargs)
-
-
 def _with_local(omega: Regularizer, layout: _Layout, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """``call(omega, …)`` with this rank's parts of the tensors of Ω, whose gradients are summed over the ranks."""
     tensors = {**dict(omega.named_parameters()), **dict(omega.named_buffers())}
-    if not tensors:
-        return call(omega, *args, **kwargs)
-    own = {f"omega.{name}": layout.beside(t) for name, t in tensors.items()}
-    return functional_call(_Call(omega, call), own, args, kwargs)
+    own = {name: layout.beside(t) for name, t in tensors.items()}
+    return dot_product.with_tensors(omega, own, partial(call, **kwargs), *args)
 
 
 # -- losses ----------------------------------------------------------------------------------------------------------

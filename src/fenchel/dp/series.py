@@ -89,7 +89,7 @@ def dtw_divergence(
 
     References: Blondel, Mensch & Vert (2021).
     """
-    return divergence(x, y, gamma, omega, band, lengths)
+    return smoothed_dtw(x, y, gamma, omega, band, lengths, normalize=True)
 
 
 def barycenter(
@@ -163,37 +163,27 @@ def smoothed_dtw(
     band: int | None,
     lengths: Tensor | None,
     cost: Cost = squared_distances,
+    normalize: bool = False,
 ) -> Tensor:
-    """``dtw`` for any cost: a function of (B, N, D) and (B, M, D) that returns (B, N, M)."""
+    """``dtw``, or ``dtw_divergence`` if ``normalize``, for any cost: it maps (B, N, D) and (B, M, D) to (B, N, M)."""
     lengths = _check_pair(x, y, lengths)
-    value = _exact(x, y, lengths, *_separated(omega, gamma), band, cost)
-    return from_cpu(value.to(torch.promote_types(x.dtype, y.dtype)), x.device)
-
-
-def divergence(
-    x: Tensor,
-    y: Tensor,
-    gamma: float | Tensor,
-    omega: Regularizer | None,
-    band: int | None,
-    lengths: Tensor | None,
-    cost: Cost = squared_distances,
-) -> Tensor:
-    """``dtw_divergence`` for any cost, as in ``smoothed_dtw``."""
-    lengths = _check_pair(x, y, lengths)
+    dtype = torch.promote_types(x.dtype, y.dtype)
     omega, each = _separated(omega, gamma)
 
     def exact(a: Tensor, b: Tensor, which: list[int]) -> Tensor:
         return _exact(a, b, None if lengths is None else lengths[..., which], omega, each, band, cost)
 
-    difference = exact(x, y, [0, 1]) - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
+    value = exact(x, y, [0, 1])
+    if not normalize:
+        return from_cpu(value.to(dtype), x.device)
+    difference = value - 0.5 * exact(x, x, [0, 0]) - 0.5 * exact(y, y, [1, 1])
     base, _ = omega.canonical()
     not_smoothed = not isinstance(base.margin, Tensor) and base.margin == 0
     if base.associative or not_smoothed:  # what is below zero is rounding: the gradient is right as it is
         difference = difference + (difference.clamp_min(0) - difference).detach()
     else:
         difference = difference.clamp_min(0)
-    return from_cpu(difference.to(torch.promote_types(x.dtype, y.dtype)), x.device)
+    return from_cpu(difference.to(dtype), x.device)
 
 
 def _exact(

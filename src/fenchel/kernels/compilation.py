@@ -44,9 +44,11 @@ if hasattr(os, "nice"):
     os.nice(10)
 from fenchel.__main__ import main
 from fenchel.kernels import store
-with store.claimed(sys.argv[2]) as is_free:
+if not os.path.isdir(sys.argv[2]):
+    sys.exit()  # a temporary folder, which is gone already
+with store.claimed(sys.argv[3]) as is_free:
     if is_free:  # else another process has begun meanwhile
-        main(["warmup", *sys.argv[3:]])
+        main(["warmup", *sys.argv[4:]])
 """
 
 Key = tuple[str, torch.dtype | None]
@@ -90,7 +92,12 @@ def run(kernel: Any, rows: int, elements: int, *args: np.ndarray[Any, Any] | int
 
 @cache
 def interpreted(kernel: Any) -> Any:
-    """The Python function behind a compiled one, with the compiled ones that it calls replaced likewise."""
+    """The Python function behind a compiled one, with the compiled ones that it calls replaced likewise.
+
+    Loops on the processor's vectors have another one, in numpy, as their ``plain``.
+    """
+    if hasattr(kernel, "plain"):
+        return kernel.plain
     function = kernel.py_func
     known = dict(function.__globals__)
     for name in function.__code__.co_names:
@@ -162,7 +169,7 @@ def _start(room: str, dtype: torch.dtype | None) -> subprocess.Popen[bytes] | No
     """A process that compiles the kernels of a room, with the same modules as this one; None if it cannot start."""
     store.announce("in another process; until they are ready, torch operations compute")
     path = [each for each in sys.path if isinstance(each, str)]  # Python passes other entries by
-    command = [sys.executable, "-c", _CHILD, json.dumps(path), name_of(room, dtype), room]
+    command = [sys.executable, "-c", _CHILD, json.dumps(path), str(store.folder()), name_of(room, dtype), room]
     if dtype is not None:
         command += ["--dtype", str(dtype).removeprefix("torch.")]
     quiet = {"FENCHEL_KERNELS": "wait", "FENCHEL_QUIET": "1", "OMP_NUM_THREADS": "1"}

@@ -242,7 +242,13 @@ def find(step: str, name: str, parameters: tuple[Any, ...], *tensors: Tensor) ->
                     row.ready.add(dtype)  # so that later calls need not ask
                 if isinstance(row.kernel, str):  # imported when it is first needed, and the compiler with it
                     module, _, function = row.kernel.partition(":")
-                    found: Any = importlib.import_module(f"fenchel.kernels.{module}")
+                    try:
+                        found: Any = importlib.import_module(f"fenchel.kernels.{module}")
+                    except Exception as error:
+                        if row.room is not None:
+                            raise
+                        _remove_all(module.partition(".")[0], error)
+                        return None
                     found = getattr(found, function) if function else found
                     row.kernel = found if row.room is not None else _guarded(row, rows, found)
                 if row.device == "cpu" and all(type(a) is float for a in parameters) and not _depends_on_shapes(rows):
@@ -269,6 +275,18 @@ def _guarded(row: _Row, rows: list[_Row], kernel: Callable[..., Any]) -> _Guarde
         _found.clear()
 
     return _Guarded(kernel, remove)
+
+
+def _remove_all(folder: str, error: Exception) -> None:
+    """Take all kernels of a folder out of the table, because what they are written in cannot be imported."""
+    for rows in _table.values():
+        rows[:] = [row for row in rows if not (isinstance(row.kernel, str) and row.kernel.startswith(f"{folder}."))]
+    _found.clear()
+    warnings.warn(
+        f"torch operations take the place of all kernels in kernels/{folder}, which cannot be imported: "
+        f"{type(error).__name__}: {error}",
+        stacklevel=3,
+    )
 
 
 _ENTMAX = ((1e-2, math.inf),)

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from fenchel._checks import check_count, check_flag, check_positive
 from fenchel.dp.costs import Cost, cost_function
 from fenchel.dp.program import check_choice
-from fenchel.dp.series import divergence, smoothed_dtw
+from fenchel.dp.series import smoothed_dtw
 from fenchel.regularizers.base import Regularizer
 
 _NO_CUDA = "there is no argument use_cuda here, as results are on the device of the series"
@@ -85,8 +85,7 @@ class SoftDTW(nn.Module):
 
     def forward(self, x: Tensor, y: Tensor, lengths: Tensor | None = None) -> Tensor:
         """The values of all pairs, (B,)."""
-        compare = divergence if self.normalize else smoothed_dtw
-        return compare(x, y, self.gamma, self.omega, self.bandwidth, lengths, self._cost)
+        return smoothed_dtw(x, y, self.gamma, self.omega, self.bandwidth, lengths, self._cost, self.normalize)
 
     def extra_repr(self) -> str:
         gamma = f"{self.gamma:g}" if isinstance(self.gamma, float) else tuple(self.gamma.shape)

@@ -273,7 +273,7 @@ class Tsallis(Regularizer):
             raise TypeError(f"bounds must be a pair (low, high), got {type(bounds).__name__}")
         if len(bounds) != 2:
             raise ValueError(f"bounds must be a pair (low, high), got {bounds}")
-        low, high = (check_number(bound, "bounds") for bound in bounds)
+        low, high = check_number(bounds[0], "bounds"), check_number(bounds[1], "bounds")
         self.bounds = (low, high) if check_flag(learnable, "learnable") else None
         if self.bounds is None:
             if shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, overload
 
@@ -248,7 +248,7 @@ def _attend(problem: Problem, return_weights: bool | str) -> tuple[Tensor, Weigh
     return _plain(problem._replace(mask=mask), omega, chosen.share)
 
 
-def _plain(problem: Problem, omega: Regularizer | _With, share: float) -> tuple[Tensor, Tensor]:
+def _plain(problem: Problem, omega: Regularizer, share: float) -> tuple[Tensor, Tensor]:
     """Output and weights by the formula, for heads that are not shared; causal only by the mask.
 
     Scores, weights and sums are in float32 or better: half precision would lose the order of the keys, and overflow.
@@ -318,28 +318,32 @@ def _by_parts(problem: Problem, chosen: Plan) -> Tensor:
 
         def part(q: Tensor, k: Tensor, v: Tensor, *rest: Tensor) -> Tensor:
             own = rest[: len(learned)]
-            chooser = _With(omega, dict(zip(learned, own, strict=True))) if own else omega
             mask = rest[-1] if len(rest) > len(own) else None
-            return _plain(problem._replace(query=q, key=k, value=v, mask=mask), chooser, chosen.share)[0]
+            some = problem._replace(query=q, key=k, value=v, mask=mask)
+            tensors = dict(zip(learned, own, strict=True))
+            output: Tensor = with_tensors(omega, tensors, lambda chooser: _plain(some, chooser, chosen.share)[0])
+            return output
 
         parts.append(recomputed(part, *arguments, *learned.values(), *masks, random=bool(dropout)))
     return torch.cat(parts, dim=-2).to(dtype)
 
 
-class _With(nn.Module):
-    """An Ω whose parameters are replaced by other tensors."""
+def with_tensors(omega: Regularizer, tensors: Mapping[str, Tensor], call: Callable[..., Any], *args: Any) -> Any:
+    """``call(omega, *args)`` with other tensors in place of those that Ω has under these names."""
+    if not tensors:
+        return call(omega, *args)
+    return functional_call(_Call(omega, call), {f"omega.{name}": t for name, t in tensors.items()}, args)
 
-    def __init__(self, omega: Regularizer, tensors: dict[str, Tensor]) -> None:
+
+class _Call(nn.Module):
+    """A function of an Ω as a module, whose tensors ``functional_call`` replaces."""
+
+    def __init__(self, omega: Regularizer, call: Callable[..., Any]) -> None:
         super().__init__()
-        self.omega = omega
-        self.tensors = {f"omega.{name}": tensor for name, tensor in tensors.items()}
+        self.omega, self.call = omega, call
 
-    def argmax(self, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-        chosen: Tensor = functional_call(self, self.tensors, (scores, dim, mask))
-        return chosen
-
-    def forward(self, scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-        return self.omega.argmax(scores, dim=dim, mask=mask)
+    def forward(self, *args: Any) -> Any:
+        return self.call(self.omega, *args)
 
 
 def _by_supports(problem: Problem, sparse: bool, chosen: Plan) -> tuple[Tensor, Weights]:

@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._operators import define_operator
-from fenchel._torch import apply_function, below_autograd, tracks
+from fenchel._operators import define_operator, or_empty
+from fenchel._torch import apply_function, below_autograd, differentiable_gradients, tracks
 from fenchel.regularizers.operators import registered_map
 from fenchel.regularizers.rows import combine_masks
 from fenchel.streaming.plan import MOST_FUSED, Problem
@@ -192,15 +192,11 @@ def _plain_gradients(grad: Tensor, call: _Call, needed: Sequence[bool]) -> list[
     """The gradients by the formula, which can be differentiated again."""
     if call.dropout:
         raise NotImplementedError("attention with dropout on a GPU is differentiable once, by its kernel")
-    # Views: what a tensor was made from may depend on another of them, and must not be counted twice.
-    own: list[Any] = [
-        t if t is None else t.view_as(t) if t.requires_grad else t.detach().requires_grad_(n)
-        for t, n in zip((*call[:3], call.alpha), needed, strict=True)
-    ]
-    output = _plain(call._replace(query=own[0], key=own[1], value=own[2], alpha=own[3]))
-    wanted = [t for t, n in zip(own, needed, strict=True) if n]
-    found = iter(torch.autograd.grad(output, wanted, grad, create_graph=torch.is_grad_enabled()))
-    return [next(found) if n else None for n in needed]
+
+    def output(query: Tensor, key: Tensor, value: Tensor, alpha: Tensor | None) -> Tensor:
+        return _plain(call._replace(query=query, key=key, value=value, alpha=alpha))
+
+    return differentiable_gradients(output, (*call[:3], call.alpha), needed, (grad,))
 
 
 class _Fused(torch.autograd.Function):
@@ -283,23 +279,17 @@ def _backward_below(grad: Tensor, state: Sequence[Tensor], call: _Call, needed: 
 
 
 def _backward_in_graph(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return _or_empty(_backward(grad, rest[:4], _Call(*rest[4:-1]), rest[-1]), grad, rest[-1])
+    return or_empty(_backward(grad, rest[:4], _Call(*rest[4:-1]), rest[-1]), rest[-1], grad)
 
 
 def _backward_empty(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     wanted = *rest[4:7], rest[8]
     found = [t.new_empty(t.shape) if n else None for t, n in zip(wanted, rest[-1], strict=True)]
-    return _or_empty(found, grad, rest[-1])
+    return or_empty(found, rest[-1], grad)
 
 
 def _backward_in_torch_operations(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    return _or_empty(_plain_gradients(grad, _Call(*rest[4:-1]), rest[-1]), grad, rest[-1])
-
-
-def _or_empty(found: Sequence[Tensor | None], like: Tensor, needed: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Gradients as an operator returns them: empty tensors in place of those that are not needed."""
-    pairs = zip(found, needed, strict=True)
-    return tuple(t if t is not None and is_needed else like.new_empty(0) for t, is_needed in pairs)
+    return or_empty(_plain_gradients(grad, _Call(*rest[4:-1]), rest[-1]), rest[-1], grad)
 
 
 def _backward_with_derivatives(*args: Any) -> Any:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fenchel._operators import define_operator
+from fenchel._operators import define_operator, or_empty
 from fenchel._torch import apply_function, below_autograd, tracks
 from fenchel.regularizers.operators import registered_map
 from fenchel.streaming.supports import Blocks, Supports, Task, masked_scores, plain_gradients
@@ -124,25 +124,19 @@ def _attend_backward(grad: Tensor, starts: Tensor, indices: Tensor, weights: Ten
         first, last = (int(own[0]), int(own[-1])) if len(own) else (0, 0)
         lists = indices[first:last], weights[first:last], weights[:0]
         found.append(Supports(own - first, *lists) if last > first else None)
-    return _or_empty(run.backward(found, grad.contiguous(), None, needed), needed, grad)
-
-
-def _or_empty(gradients: list[Any], needed: list[bool], like: Tensor) -> tuple[Tensor, ...]:
-    """Gradients as an operator returns them: empty tensors in place of those that are not needed."""
-    pairs = zip(gradients, needed, strict=True)
-    return tuple(gradient if is_needed else like.new_empty(0) for gradient, is_needed in pairs)
+    return or_empty(run.backward(found, grad.contiguous(), None, needed), needed, grad)
 
 
 def _backward_empty(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     query, key, value = rest[3:6]
     shapes = query.shape, key.shape, value.shape, query.shape[:2]
-    return _or_empty([grad.new_empty(shape) for shape in shapes], rest[-1], grad)
+    return or_empty([grad.new_empty(shape) for shape in shapes], rest[-1], grad)
 
 
 def _backward_plainly(grad: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     """The gradients in torch operations that a graph can hold, and that can be differentiated again."""
     *problem, needed = rest[3:]
-    return _or_empty(plain_gradients(*_problem(*problem), grad, needed), needed, grad)
+    return or_empty(plain_gradients(*_problem(*problem), grad, needed), needed, grad)
 
 
 attend_operator = define_operator(

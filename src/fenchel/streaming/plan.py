@@ -97,7 +97,8 @@ class Plan:
     def groups(self, count: int) -> Iterator[slice]:
         """Blocks of ``rows`` rows, rounded up to whole tiles; one block if there are no rows."""
         size = max(-(-self.rows // self.tile), 1) * self.tile
-        return (slice(first, min(first + size, count)) for first in range(0, max(count, 1), size))
+        for first in range(0, max(count, 1), size):
+            yield slice(first, min(first + size, count))
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         if base.name is None or isinstance(gamma, Tensor) or gamma < 1e-4 or base.parameter_range is None:
             return False
         (low, high), own = base.parameter_range, base.parameter_shape
-        if not (low >= 1 and high <= MOST_FUSED) or own is None or any(n != 1 for n in own[-2:]):
+        if not (low >= 1 and high <= MOST_FUSED) or own is None or math.prod(own[-2:]) != 1:
             return False
         like = torch.empty(0, dtype=needs.own, device=device)
         if low == high == 1:  # torch's own attention, of every device but the CPU
@@ -254,7 +255,8 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         if needs.graph:
             return all(kernels.offers(step, base.name, like) for step in steps)
         number = min(max(high, LEAST_FUSED), MOST_FUSED)
-        return all(kernels.find(step, base.name, (number,), like) is not None for step in steps)
+        found = [kernels.find(steps[0], base.name, (number,), like), kernels.find(steps[1], base.name, (number,), like)]
+        return None not in found
     if method == "supports" or (method == "parts" and needs.graph):
         base, gamma = omega.canonical()
         if base.name is None or not needs.lists or isinstance(gamma, Tensor) or gamma < 1e-4:

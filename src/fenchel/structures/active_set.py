@@ -48,7 +48,9 @@ def search(structure: Structure, scores: Tensor, mask: Tensor | None, start: Ten
         if start is not None:
             solver.offer(start)
         solver.solve()
-        return solver.found(complete(solver))
+        found = solver.found(complete(solver))
+        solver.release()
+        return found
 
 
 def search_again(

@@ -255,9 +255,8 @@ class Problem:
 
     def __init__(self, structure: Structure, scores: Tensor, mask: Tensor | None) -> None:
         check_shape(structure, scores)
-        # Raises if the memory of a tensor was freed, before torch reads it; what else it says does not matter.
-        concrete(scores, *own_tensors(structure))
-        if not readable(scores):
+        # The first also raises an error if the memory of a tensor was freed, before torch reads it.
+        if not concrete(scores, *own_tensors(structure)) and not readable(scores):
             raise RuntimeError(
                 f"{type(structure).__name__} cannot be compiled, exported or mapped by vmap: how long it runs depends "
                 "on the scores; leading dimensions are batch, so pass them at once"

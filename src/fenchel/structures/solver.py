@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ from fenchel.structures.mixture import Faces, Found, Group
 _MEMBERS = 48  # the capacity of a row at first
 _SMALL = 64  # members: rows with at most so many form one group
 _FAR = 1e12  # scores larger than any higher-order score
+_KEPT = 1 << 25  # bytes: larger arrays are not kept for the next search
+_spare = threading.local()  # by type, the largest array that the last searches of a thread have left
 
 
 @dataclass(frozen=True)
@@ -62,11 +65,11 @@ class ActiveSets:
         slots, entries = self.capacities + 1, (self.capacities + 1) ** 2
         self.starts, self.squares = np.cumsum(slots) - slots, np.cumsum(entries) - entries
         total = int(slots.sum())
-        self.members = np.empty((total, most), np.int32)
+        self.members = _array(total * most, np.int32).reshape(total, most)
         self.counts = np.empty(total, np.int64)
         self.weights, self.solution, self.values, self.higher = np.empty((4, total))
         # Float32 holds the integers of Gram matrices exactly.
-        self.matrix, self.inverse = np.empty(int(entries.sum()), np.float32), np.empty(int(entries.sum()))
+        self.matrix, self.inverse = _array(int(entries.sum()), np.float32), _array(int(entries.sum()), np.float64)
 
     def _sets(self, rows: Array | None = None) -> tuple[Array, ...]:
         """All arrays of the active sets, as kernels take them; with ``rows``, the first three for these rows alone."""
@@ -74,6 +77,15 @@ class ActiveSets:
         places = places if rows is None else tuple(place[rows] for place in places)
         scores = (self.weights, self.solution, self.values, self.higher)
         return *places, self.members, self.counts, *scores, self.matrix, self.inverse
+
+    def release(self) -> None:
+        """Leave the largest arrays to the next search of this thread; the sets cannot be used any more."""
+        for array in (self.members, self.matrix, self.inverse):
+            whole = array if array.base is None else array.base
+            kept = getattr(_spare, whole.dtype.name, None)
+            if whole.nbytes <= _KEPT and (kept is None or kept.size < whole.size):
+                setattr(_spare, whole.dtype.name, whole)
+        del self.members, self.matrix, self.inverse
 
     def reserve(self, rows: Array, most: int) -> None:
         """Enlarge rows that are full by half, and lists of parts to so many parts."""
@@ -318,6 +330,21 @@ class Solver(ActiveSets):
             run(members.gather, n, work, *places, *held, parts, index, weights, higher, jacobian)
             groups.append(Group(*map(torch.from_numpy, (inside, index, weights, higher, jacobian))))
         return Found(torch.from_numpy(self.gap), torch.from_numpy(self.iterations), faces, tuple(groups))
+
+
+def _array(size: int, dtype: type[np.generic]) -> Array:
+    """An array (size,) with arbitrary contents: where possible the start of one that an earlier search has released.
+
+    The first touch of fresh memory is a page fault per 4 KB, which for thousands of small searches would take as long
+    as their steps.
+    """
+    name = np.dtype(dtype).name
+    kept = getattr(_spare, name, None)
+    if kept is None or kept.size < size:
+        return np.empty(size, dtype)
+    setattr(_spare, name, None)
+    found: Array = kept[:size]
+    return found
 
 
 def say(message: str, depth: int) -> None:

@@ -188,8 +188,9 @@ def _basins(beta: float) -> Figure:
                 axes.add_patch(Circle(centre, radius, fill=False, color=style.INK, linestyle="--", linewidth=0.9))
     return Figure(
         drawing,
-        caption=f"Basins of attraction at β = {beta:g}: the colour tells the pattern at which a query ends, the "
-        f"mean of two colours a pair, white a metastable state. Softmax counts within {NEAR:g}, the others exactly. "
+        caption=f"Basins of attraction at β = {beta:g}: the colour tells the pattern at which a query ends; the "
+        f"mean of two colours is a pair, and white a metastable state. Softmax counts within {NEAR:g}, the others "
+        "exactly. "
         "Dashed: the balls from which one update retrieves exactly, as certified.",
         alt=DRAWN[beta],
         paper="Figures 3 and 6, right: basins at the same β on other patterns, without circles (the radius of "

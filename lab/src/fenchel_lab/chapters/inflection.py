@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 
 from fenchel.seq2seq import Beam, Choice, Hypothesis, Pair, Training, Vocabulary
 from fenchel_lab.data import german_nouns, sigmorphon2018
-from fenchel_lab.data.sigmorphon2018 import LANGUAGES, Inflection, Split
+from fenchel_lab.data.sigmorphon2018 import LANGUAGES, Inflection, Language, Split
 from fenchel_lab.drawing import hypotheses, style
-from fenchel_lab.models.inflecting import BEAM, Corpus, Protocol, ensemble_job, job, name, told
+from fenchel_lab.models import inflecting
+from fenchel_lab.models.inflecting import BEAM, Corpus, Protocol, name, told
 from fenchel_lab.models.inflection import paired
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
 from fenchel_lab.report.measure import is_higher, with_interval
-from fenchel_lab.report.records import Record
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
 ALPHAS = (1.0, 1.5, 2.0)
 BETWEEN = (4 / 3, 1.75)
 """More of them, for the curve."""
+FEW: tuple[Language, ...] = ("spanish", "german", "finnish")
+"""Languages that are also learned from 1,000 words."""
+
 _PRINTED = """
 93.15 94.20 82.55 85.68
 92.32 93.50 83.20 85.63
@@ -155,6 +161,37 @@ def inflection(context: Context) -> Result:
 # -- what is run -------------------------------------------------------------------------------------------------------
 
 
+def _cell(corpus: Corpus, output: float, attention: float, models: str) -> dict[str, str]:
+    sides = {"output": name(output), "attention": name(attention)}
+    return {"language": corpus.language, "words": corpus.setting, **sides, "models": models}
+
+
+def _settings(corpus: Corpus, protocol: Protocol, seeds: Sequence[int]) -> dict[str, Any]:
+    how = asdict(protocol.high if corpus.setting == "high" else protocol.medium)
+    sizes = {key: getattr(protocol, key) for key in ("embedding", "hidden", "layers", "dropout", "drawn", "asked")}
+    words = [len(corpus.train), len(corpus.validation), len(corpus.test)]
+    del how["seed"]
+    return {"training": how, **sizes, "beam": BEAM, "pairs": words, "seeds": list(seeds)}
+
+
+def job(
+    corpus: Corpus, output: float, attention: float, seed: int, protocol: Protocol, folder: Path | None = None
+) -> Job:
+    """One model."""
+    cell = _cell(corpus, output, attention, "one")
+    work = partial(inflecting.run, corpus, output, attention, seed, protocol, folder)
+    return Job(cell, seed, _settings(corpus, protocol, [seed]), work)
+
+
+def ensemble_job(
+    corpus: Corpus, output: float, attention: float, seeds: Sequence[int], protocol: Protocol, folder: Path | None
+) -> Job:
+    """Models of all seeds together."""
+    cell = _cell(corpus, output, attention, "all together")
+    work = partial(inflecting.run_together, corpus, output, attention, seeds, protocol, folder)
+    return Job(cell, seeds[0], _settings(corpus, protocol, seeds), work)
+
+
 def _plan(context: Context) -> Plan:
     first = context.seed
     if context.data is None:
@@ -164,9 +201,9 @@ def _plan(context: Context) -> Plan:
         return Plan(TOY, toys, [], EMBEDDED.format(**values, **vars(TOY)))
     protocol = FULL if context.full else SCALED
     high = {language: corpus_of(language, "high", context.data) for language in ("spanish", *LANGUAGES)}
-    medium = [corpus_of(language, "medium", context.data) for language in ("spanish", "german", "finnish")]
-    main = [(output, attention) for output in ALPHAS[:2] for attention in ALPHAS[:2]]
-    grid = [(output, attention) for output in ALPHAS for attention in ALPHAS[:2]]
+    medium = [corpus_of(language, "medium", context.data) for language in FEW]
+    main = [(1.0, 1.0), (1.5, 1.5), (1.5, 1.0), (1.0, 1.5)]
+    grid = [*main, (2.0, 1.0), (2.0, 1.5)]
     curve = [(each, 1.5) for each in BETWEEN] + [(1.5, each) for each in (*BETWEEN, 2.0)]
 
     def each(
@@ -184,7 +221,7 @@ def _plan(context: Context) -> Plan:
     return Plan(protocol, list(models.values()), together, text)
 
 
-def corpus_of(language: sigmorphon2018.Language, setting: str, folder: Path) -> Corpus:
+def corpus_of(language: Language, setting: str, folder: Path) -> Corpus:
     """The words of a language."""
 
     def read(split: Split) -> list[Pair]:

@@ -152,8 +152,8 @@ def _figure(chosen: Sequence[Alignment]) -> Figure:
         caption="Weights of the words of the hypothesis (rows) on those of the premise (columns); darker is more, "
         "blank is exactly zero.",
         alt="Four matrices. Softmax: every cell has some weight. Sparsemax: a few cells per row, both articles twice. "
-        "Sequence: cells along the diagonal, from the upper left to the lower right. Matching: nearly one cell a row "
-        "and a column.",
+        "Sequence: cells along the diagonal, from the upper left to the lower right. Matching: nearly one cell per row "
+        "and column.",
         paper="The talk shows such matrices for a pair of SNLI under softmax, sequence and matching, of scores that a "
         "network has learned. Our sentences and scores are other ones.",
     )

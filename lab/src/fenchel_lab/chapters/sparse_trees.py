@@ -23,7 +23,7 @@ from fenchel_lab.report import Context, Figure, Result, Table, study
 from fenchel_lab.report.result import Cell
 
 TREES = DependencyTree(single_root=True)
-"""Universal Dependencies has one root a sentence."""
+"""Universal Dependencies has one root per sentence."""
 
 SPARSE = SparseMAP(TREES)
 

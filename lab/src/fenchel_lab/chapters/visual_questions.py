@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,23 +15,25 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fenchel import Gini, Shannon
+from fenchel.continuous import BetaGaussian
 from fenchel_lab.chapters import densities
 from fenchel_lab.data import easy_vqa
 from fenchel_lab.data.easy_vqa import Questions
 from fenchel_lab.drawing import style
 from fenchel_lab.models import pictures, training
-from fenchel_lab.models.pictures import Answerer, Attention, Batch, Size, Vocabulary
+from fenchel_lab.models.pictures import Answerer, Attention, Batch, Look, Size, Vocabulary
 from fenchel_lab.models.training import Course
-from fenchel_lab.report import Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import over_seeds, spread
+from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
+from fenchel_lab.report.measure import half_width, over_seeds, with_interval
+from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
-METHODS: list[tuple[str, Attention]] = [
-    ("Discrete softmax", Attention(Shannon())),
-    ("Discrete sparsemax", Attention(Gini())),
-    ("2D continuous softmax", Attention(alpha=1.0)),
-    ("2D continuous sparsemax", Attention(alpha=2.0)),
-]
+METHODS: dict[str, Attention] = {
+    "Discrete softmax": Attention(Shannon()),
+    "Discrete sparsemax": Attention(Gini()),
+    "2D continuous softmax": Attention(alpha=1.0),
+    "2D continuous sparsemax": Attention(alpha=2.0),
+}
 PAPER = {"Discrete softmax": 65.83, "2D continuous softmax": 65.96, "2D continuous sparsemax": 65.79}
 """Table 2: accuracy on VQA-v2, test-dev, overall."""
 
@@ -56,11 +60,11 @@ class Protocol:
     size: Size
     course: Course
     images: tuple[int, int] | None = None
-    runs: int = 3
+    runs: int = 8
 
 
-FULL = Protocol(Size(), Course(40, 5e-3, 0.0, patience=40), runs=5)
-SCALED = Protocol(Size(), Course(8, 5e-3, 0.0), images=(2_000, 300))
+FULL = Protocol(Size(strides=(2, 2, 1, 1), places=16, functions=10), Course(40, 5e-3, 0.0, patience=40))
+SCALED = Protocol(Size(), Course(16, 5e-3, 0.0, patience=16), images=(2_000, 300))
 TOY = Protocol(
     Size(channels=(12, 16, 24), strides=(2, 2, 1), width=24, batch=16), Course(7, 1e-2, 0.0), images=(240, 40), runs=1
 )
@@ -80,7 +84,7 @@ its table stands beside ours for the order only, which is a tie there.
 """
 
 SOME = """
-Scaled down to a few minutes: {images[0]:,} of easy-VQA's 4,000 training images, with all their questions, and
+Scaled down: {images[0]:,} of easy-VQA's 4,000 training images, with all their questions, and
 {images[1]} more to choose the epoch with.
 """
 
@@ -107,17 +111,6 @@ class Corpus:
     asked: Questions
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A method's accuracies by seed: overall and for each kind of question; the share of attention on the shape."""
-
-    method: str
-    scores: Sequence[float]
-    kinds: Sequence[Sequence[float]]
-    on_shape: Sequence[float]
-    model: Answerer
-
-
 CODE = """
 import torch
 from fenchel.continuous import ContinuousAttention, GaussianBasis, PooledEncoder
@@ -136,47 +129,75 @@ print(attention(pixels, pixels.mean(1), shape=(14, 14)).shape)
     code=CODE,
     tour=False,
     data=["easy_vqa"],
-    full="With `--full` all images, more epochs and five seeds. What differs from the paper: easy-VQA's drawn "
-    "shapes in place of the photographs of VQA-v2, and a small network in place of MCAN.",
+    records=True,
+    full="With `--full` all images, more epochs, 16 × 16 places (an image of 64 pixels does not halve to the paper's "
+    "14) and the paper's 100 basis functions. What differs from the paper: easy-VQA's drawn shapes in place of the "
+    "photographs of VQA-v2, and a small network in place of MCAN.",
 )
 def visual_questions(context: Context) -> Result:
     """Train a model with every attention, and look where it looks."""
     corpus, protocol, text = _setting(context)
-    outcomes = []
-    for done, (name, attention) in enumerate(METHODS):
-        tell = partial(_tell, context, done, len(METHODS), name)
-        seeds = range(context.seed, context.seed + protocol.runs)
-        outcomes.append(compared(corpus, name, attention, protocol, seeds, tell))
+    seeds = range(context.seed, context.seed + protocol.runs)
+    jobs = [job(corpus, name, protocol, seed) for seed in seeds for name in METHODS]
+    records = context.records.collect(jobs, context.progress)
+    told = [f"{SUMMARY}\n{text}".format(**vars(protocol), train=TOY_IMAGES[0])]
+    if len(records) < len(jobs):
+        told.append(f"{len(records)} of {len(jobs)} runs are finished; the same command runs the others.")
+    groups = {name: [each for each in records if each.cell["attention"] == name] for name in METHODS}
+    if not all(groups.values()):
+        return Result("\n\n".join(told))
     return Result(
-        f"{SUMMARY}\n{text}".format(**vars(protocol), train=TOY_IMAGES[0]) + f"\n\n{_leader(outcomes)}",
-        figures=[_maps(corpus, outcomes), _accuracies(outcomes)],
-        tables=[_table(corpus, outcomes)],
+        "\n\n".join([*told, _leader(groups)]),
+        figures=[_maps(corpus, groups), _accuracies(groups)],
+        tables=[_table(corpus, groups)],
+        claims=[_claim(groups)] if context.data is not None else [],
     )
 
 
-def compared(
-    corpus: Corpus,
-    name: str,
-    attention: Attention,
-    protocol: Protocol,
-    seeds: Sequence[int],
-    progress: Callable[[float], None],
-) -> Outcome:
-    """A method's accuracies on the test questions."""
+def job(corpus: Corpus, name: str, protocol: Protocol, seed: int) -> Job:
+    """One model. All methods have the same start and the same order of images for a seed."""
+    settings = {"size": asdict(protocol.size), "course": asdict(protocol.course), "images": protocol.images}
+    return Job({"attention": name}, seed, settings, partial(answered, corpus, name, protocol))
+
+
+def answered(corpus: Corpus, name: str, protocol: Protocol, progress: Callable[[float], None]) -> dict[str, Any]:
+    """The figures of a model: its accuracies, how much of attention is on the shape, and where it looks for three."""
+    model = Answerer(corpus.vocabulary, METHODS[name], protocol.size)
+    score = partial(_valid, corpus.valid)
+    model, best = training.trained(model, corpus.train, pictures.loss, score, protocol.course, progress)
+    right = pictures.right(model, corpus.test).float()
     kinds = torch.tensor([KINDS.index(kind(answer)) for answer in corpus.asked.answers])
-    scores, by_kind, shares, models = [], [], [], []
-    for done, seed in enumerate(seeds):
-        torch.manual_seed(seed)  # the same start and the same order of images for every method
-        model = Answerer(corpus.vocabulary, attention, protocol.size)
-        score = partial(_valid, corpus.valid)
-        part = partial(_part, progress, done, len(seeds))
-        model, _ = training.trained(model, corpus.train, pictures.loss, score, protocol.course, part)
-        right = pictures.right(model, corpus.test).float()
-        scores.append(float(right.mean()))
-        by_kind.append([float(right[kinds == number].mean()) for number in range(len(KINDS))])
-        shares.append(pictures.on_shape(model, corpus.test[:MEASURED]))
-        models.append(model)
-    return Outcome(name, scores, by_kind, shares, models[0])
+    return {
+        "validation": best,
+        "test": float(right.mean()),
+        "kinds": [float(right[kinds == number].mean()) for number in range(len(KINDS))],
+        "on shape": pictures.on_shape(model, corpus.test[:MEASURED]),
+        "examples": _looked(corpus, model),
+    }
+
+
+@torch.no_grad()
+def _looked(corpus: Corpus, model: Answerer) -> dict[str, Any]:
+    """Weights, densities and answers for the questions that are drawn."""
+    batch, _ = _examples(corpus)
+    look = model.look(batch)
+    shown: dict[str, Any] = {
+        "answers": [corpus.vocabulary.answers[row] for row in model(batch).argmax(-1).tolist()],
+        "weights": [[[round(each, 4) for each in row] for row in weights] for weights in look.weights.tolist()],
+    }
+    if look.density is not None:
+        shown["density"] = [look.density.loc.tolist(), look.density.sigma.tolist(), look.density.alpha]
+    return shown
+
+
+def _look(shown: Mapping[str, Any]) -> Look:
+    """What a record keeps of attention."""
+    weights = torch.tensor(shown["weights"])
+    density = None
+    if "density" in shown:
+        loc, sigma, alpha = shown["density"]
+        density = BetaGaussian(torch.tensor(loc), sigma=torch.tensor(sigma), alpha=alpha)
+    return Look(torch.empty(len(weights), 0), weights, density)
 
 
 def kind(answer: str) -> str:
@@ -225,62 +246,83 @@ def _valid(batches: Sequence[Batch], model: Answerer) -> float:
     return pictures.accuracy(model, batches)
 
 
-def _part(progress: Callable[[float], None], done: int, all_: int, part: float) -> None:
-    progress((done + part) / all_)
+Groups = Mapping[str, Sequence[Record]]
 
 
-def _tell(context: Context, done: int, all_: int, note: str, part: float) -> None:
-    context.progress(0.98 * (done + part) / all_, note)
+def _values(group: Sequence[Record], name: str) -> list[float]:
+    return [100 * float(record.figures[name]) for record in group]
 
 
-def _leader(outcomes: Sequence[Outcome]) -> str:
-    best = max(outcomes, key=lambda outcome: over_seeds(outcome.scores, 100)[0])
-    near = max(outcomes, key=lambda outcome: over_seeds(outcome.on_shape, 100)[0])
+def _leader(groups: Groups) -> str:
+    means = {name: statistics.fmean(_values(group, "test")) for name, group in groups.items()}
+    near = {name: statistics.fmean(_values(group, "on shape")) for name, group in groups.items()}
+    best, nearest = max(means, key=means.__getitem__), max(near, key=near.__getitem__)
     return (
-        f"The highest mean accuracy of this run is that of {best.method}, {spread(*over_seeds(best.scores, 100))}; the "
-        f"most attention inside of the box around the shape is that of {near.method}, "
-        f"{over_seeds(near.on_shape, 100)[0]:.0f} %. Deviations over seeds "
-        f"reach {max(over_seeds(outcome.scores, 100)[1] for outcome in outcomes):.1f}."
+        f"The highest mean accuracy is that of {best}, {means[best]:.1f}; the most attention inside of the box around "
+        f"the shape is that of {nearest}, {near[nearest]:.0f} %. Deviations over seeds "
+        f"reach {max(over_seeds(_values(group, 'test'))[1] for group in groups.values()):.1f}."
     )
 
 
-def _table(corpus: Corpus, outcomes: Sequence[Outcome]) -> Table:
+def _claim(groups: Groups) -> Claim:
+    """Whether attention to ellipses is level with attention to places, as far as the seeds tell."""
+    continuous, discrete = "2D continuous softmax", "Discrete softmax"
+    scores = {
+        name: dict(zip((r.seed for r in groups[name]), _values(groups[name], "test"), strict=True)) for name in groups
+    }
+    seeds = sorted(scores[continuous].keys() & scores[discrete].keys())
+    differences = [scores[continuous][seed] - scores[discrete][seed] for seed in seeds]
+    holds = "too few runs"
+    if len(seeds) >= 3:
+        mean, width = statistics.fmean(differences), half_width(differences)
+        holds = "no" if abs(mean) > width else "yes" if width < 2 else "not shown"
+    told = " and ".join(with_interval([scores[name][seed] for seed in seeds]) for name in (continuous, discrete))
+    return Claim(
+        "Attention to ellipses is level with attention to places (softmax; a difference within 2 points)",
+        f"{PAPER[continuous]} and {PAPER[discrete]} (VQA-v2)",
+        f"{told} (easy-VQA, {len(seeds)} runs), a difference of {with_interval(differences)}",
+        holds,
+    )
+
+
+def _table(corpus: Corpus, groups: Groups) -> Table:
     rows: list[list[Cell]] = []
-    for outcome in outcomes:
-        paper = f"{PAPER[outcome.method]:.2f}" if outcome.method in PAPER else "–"
-        parts = [spread(*over_seeds(part, 100)) for part in zip(*outcome.kinds, strict=True)]
-        share = f"{over_seeds(outcome.on_shape, 100)[0]:.0f} %"
-        rows.append([outcome.method, paper, spread(*over_seeds(outcome.scores, 100)), *parts, share])
-    runs = len(outcomes[0].scores)
+    for name, group in groups.items():
+        paper = f"{PAPER[name]:.2f}" if name in PAPER else "–"
+        parts = [
+            with_interval([record.figures["kinds"][number] for record in group], 100) for number in range(len(KINDS))
+        ]
+        share = f"{statistics.fmean(_values(group, 'on shape')):.0f} %"
+        deviation = f"{over_seeds(_values(group, 'test'))[1]:.1f}" if len(group) > 1 else "–"
+        rows.append([name, paper, len(group), with_interval(_values(group, "test")), deviation, *parts, share])
     return Table(
-        ["attention", "paper (VQA-v2)", "accuracy", *KINDS, "on the shape"],
+        ["attention", "paper (VQA-v2)", "runs", "accuracy", "deviation", *KINDS, "on the shape"],
         rows,
         caption=f"Accuracy on {len(corpus.asked.answers):,} test questions in percent, overall and by what is asked "
-        f"for, mean ± standard deviation over {runs} seed{'s' * (runs > 1)}; and the share of attention inside of the "
-        f"box around the shape, over {sum(len(batch.images) for batch in corpus.test[:MEASURED])} images.",
+        "for, mean ± half the 95 % interval over seeds, and the standard deviation; and the share of attention inside "
+        f"of the box around the shape, over {sum(len(batch.images) for batch in corpus.test[:MEASURED])} images.",
         paper="Table 2, test-dev, overall: photographs and open questions, so that its figures compare with each other "
         "only.",
     )
 
 
-@torch.no_grad()
-def _maps(corpus: Corpus, outcomes: Sequence[Outcome]) -> Figure:
+def _maps(corpus: Corpus, groups: Groups) -> Figure:
     """Some test images, and where each attention goes for a question."""
     batch, questions = _examples(corpus)
-    drawing, panels = style.panels(len(questions), len(outcomes), height=1.22)
-    for column, outcome in enumerate(outcomes):
-        look = outcome.model.look(batch)
-        answers = outcome.model(batch).argmax(-1).tolist()
+    drawing, panels = style.panels(len(questions), len(groups), height=1.22)
+    for column, (name, group) in enumerate(groups.items()):
+        shown = group[0].figures["examples"]
+        look = _look(shown)
         for row in range(len(questions)):
-            axes = panels[row * len(outcomes) + column]
+            axes = panels[row * len(groups) + column]
             _draw(axes, batch.images[row], pictures.attention_map(look, batch.images.shape[-1])[row])
             if look.density is not None:
                 p = look.density
                 densities.ellipses(axes, type(p)(p.loc[row], sigma=p.sigma[row], alpha=p.alpha), EDGE, image=True)
             axes.set(xlim=(0, 1), ylim=(1, 0), xticks=[], yticks=[])
-            axes.set_xlabel(corpus.vocabulary.answers[answers[row]], fontsize=7.5, labelpad=1)
+            axes.set_xlabel(shown["answers"][row], fontsize=7.5, labelpad=1)
             if row == 0:
-                axes.set_title(outcome.method.replace(" ", "\n").replace("2D\n", "2D "), fontsize=7.5)
+                axes.set_title(name.replace(" ", "\n").replace("2D\n", "2D "), fontsize=7.5)
     asked = "; ".join(f"“{question}”" for question in questions)
     return Figure(
         drawing,
@@ -318,24 +360,25 @@ def _draw(axes: Axes, image: Tensor, mass: Tensor) -> None:
     axes.grid(visible=False)
 
 
-def _accuracies(outcomes: Sequence[Outcome]) -> Figure:
+def _accuracies(groups: Groups) -> Figure:
     drawing, [axes] = style.panels(1, 1, height=2.4)
     for number, what in enumerate(("all", *KINDS)):
-        for place, outcome in enumerate(outcomes):
-            scores = outcome.scores if number == 0 else [kinds[number - 1] for kinds in outcome.kinds]
-            mean, deviation = over_seeds(scores, 100)
-            height = place + 0.18 * (number - 1.5)
-            label = what if place == 0 else None
+        for place, group in enumerate(groups.values()):
+            scores = [
+                100 * (record.figures["kinds"][number - 1] if number else record.figures["test"]) for record in group
+            ]
+            height, label = place + 0.18 * (number - 1.5), what if place == 0 else None
             colour = [style.INK, *style.PALETTE][number]
-            axes.errorbar(mean, height, xerr=deviation, fmt="o", ms=4, lw=1, color=colour, label=label)
-    axes.set(yticks=range(len(outcomes)), xlabel="accuracy, %")
-    axes.set_yticklabels([outcome.method.replace("2D continuous", "2D continuous\n") for outcome in outcomes])
+            axes.plot(scores, [height] * len(scores), "o", ms=3, mew=0, alpha=0.5, color=colour, label=label)
+            axes.plot(statistics.fmean(scores), height, "|", ms=7, mew=1.5, color=colour)
+    axes.set(yticks=range(len(groups)), xlabel="accuracy, %")
+    axes.set_yticklabels([name.replace("2D continuous", "2D continuous\n") for name in groups])
     axes.grid(axis="y", visible=False)
     axes.invert_yaxis()
     drawing.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return Figure(
         drawing,
-        caption="Test accuracy by what is asked for: mean and standard deviation over seeds.",
+        caption="Test accuracy of every run by what is asked for, and the means (bars).",
         alt="Four rows of points, one per kind of attention; one colour for all questions and one per kind of them.",
         paper="Table 2 has all models within 0.2 points of each other overall.",
     )

@@ -1,4 +1,4 @@
-"""Data sets: a module a set that reads its format; where files lie, and how they are fetched, is in `core`.
+"""Data sets, with one module per set that reads its format; `core` knows where files are, and fetches them.
 
 ner.load("spanish", "train")                  # from $FENCHEL_DATA, or from the cache
 ner.load("spanish", "train", Path("my/data")) # from my/data/ner/conll2002.zip

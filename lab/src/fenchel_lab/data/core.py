@@ -20,7 +20,7 @@ from pathlib import Path
 from fenchel.progress import Progress, silent
 
 VARIABLE = "FENCHEL_DATA"
-"""The environment variable that names the local folder: a folder a set, files as `fenchel data list` names them."""
+"""The environment variable that names the local folder: one folder per set, files as `fenchel data list` names them."""
 
 CACHE_VARIABLE = "FENCHEL_CACHE"
 """The environment variable that names the cache, where downloads go; by default in the user's cache folder."""

@@ -30,7 +30,7 @@ def name(symbol: str) -> str:
 
 
 def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None) -> mpl.Figure:
-    """The strings of a beam as a tree, each with its probability; the right one, if told, in another colour.
+    """The strings of a beam as a tree, each with its probability; the right one, if given, in another colour.
 
     A string that was cut before its end, which a beam has if no other ended, is marked with an ellipsis.
     """
@@ -57,8 +57,8 @@ def tree(beam: Beam, vocabulary: Vocabulary, right: Sequence[str] | None = None)
             row = ends.index(prefix)  # of its own, where others go on from here
             colour = style.PALETTE[0] if prefix == wanted else style.MUTED
             axes.plot([x + 0.28, x + 0.72, longest + 0.8], [y, row, row], color=colour, linewidth=1.1, linestyle=":")
-            told = f"{'… cut, ' if prefix in cut else ''}{strings[prefix]:.1%}"
-            axes.text(longest + 0.9, row, told, ha="left", va="center", fontsize=8, color=colour)
+            note = f"{'… cut, ' if prefix in cut else ''}{strings[prefix]:.1%}"
+            axes.text(longest + 0.9, row, note, ha="left", va="center", fontsize=8, color=colour)
     axes.set_xlim(-0.2, longest + 2.6)
     axes.set_ylim(-0.6, len(ends) - 0.4)
     axes.axis("off")
@@ -125,8 +125,8 @@ def steps(choices: Sequence[Choice], vocabulary: Vocabulary) -> mpl.Figure:
         axes.barh(row, 1, 0.6, color=style.FAINT)
         axes.barh(row, choice.probability, 0.6, color=style.PALETTE[0])
         others = [pair for pair in choice.alternatives if pair[0] != choice.token]
-        told = _line([f"{name(vocabulary.name(token))} {_percent(p)}" for token, p in others])
-        axes.text(1.08, row, told, ha="left", va="center", fontsize=7.5, color=style.INK)
+        note = _line([f"{name(vocabulary.name(token))} {_percent(p)}" for token, p in others])
+        axes.text(1.08, row, note, ha="left", va="center", fontsize=7.5, color=style.INK)
     axes.set_xlim(-1.1, 4.6)
     axes.set_ylim(len(choices) - 0.4, -0.6)
     axes.axis("off")

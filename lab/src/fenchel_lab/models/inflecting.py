@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from fenchel_lab.drawing import hypotheses
 from fenchel_lab.models import diary
 from fenchel_lab.models.diary import Entry
 from fenchel_lab.models.inflection import Inflected, inflect
-from fenchel_lab.report.records import Job
 
 BEAM = 5
 COUNTED = (1, 2, 4, 8, 12, 16, 20, 25, 30)
@@ -73,37 +71,6 @@ def name(alpha: float) -> str:
     return {1.0: "softmax", 2.0: "sparsemax"}.get(alpha, f"{alpha:.3g}-entmax")
 
 
-def _cell(corpus: Corpus, output: float, attention: float, models: str) -> dict[str, str]:
-    sides = {"output": name(output), "attention": name(attention)}
-    return {"language": corpus.language, "words": corpus.setting, **sides, "models": models}
-
-
-def _settings(corpus: Corpus, protocol: Protocol, seeds: Sequence[int]) -> dict[str, Any]:
-    how = asdict(protocol.high if corpus.setting == "high" else protocol.medium)
-    sizes = {key: getattr(protocol, key) for key in ("embedding", "hidden", "layers", "dropout", "drawn", "asked")}
-    words = [len(corpus.train), len(corpus.validation), len(corpus.test)]
-    del how["seed"]
-    return {"training": how, **sizes, "beam": BEAM, "pairs": words, "seeds": list(seeds)}
-
-
-def job(
-    corpus: Corpus, output: float, attention: float, seed: int, protocol: Protocol, folder: Path | None = None
-) -> Job:
-    """One model."""
-    cell = _cell(corpus, output, attention, "one")
-    work = partial(run, corpus, output, attention, seed, protocol, folder)
-    return Job(cell, seed, _settings(corpus, protocol, [seed]), work)
-
-
-def ensemble_job(
-    corpus: Corpus, output: float, attention: float, seeds: Sequence[int], protocol: Protocol, folder: Path | None
-) -> Job:
-    """Models of all seeds together."""
-    cell = _cell(corpus, output, attention, "all together")
-    work = partial(run_together, corpus, output, attention, seeds, protocol, folder)
-    return Job(cell, seeds[0], _settings(corpus, protocol, seeds), work)
-
-
 def fitted(
     corpus: Corpus,
     output: float,
@@ -130,7 +97,8 @@ def fitted(
     def measure(epoch: int) -> Mapping[str, float]:
         return counted(asked, found_by(model, asked)) if epoch in COUNTED and output > 1 else {}
 
-    own = None if folder is None else folder / job(corpus, output, attention, seed, protocol).name.removesuffix(".json")
+    sides = (name(output), name(attention))
+    own = None if folder is None else folder / ".".join([corpus.language, corpus.setting, *sides, f"seed-{seed}"])
     how = replace(protocol.high if corpus.setting == "high" else protocol.medium, seed=seed)
     return model, diary.trained(model, corpus.train, corpus.validation, how, own, measure, progress)
 

@@ -279,7 +279,7 @@ def trained(
         kind: a name of ``KINDS``.
         setting: sizes and training.
         seed: of the parameters and of the sequences.
-        progress: told as steps pass.
+        progress: called with the share that is done.
         folder: for a checkpoint, written every ``every`` steps, and gone on from.
         start: a model whose parameters are the first ones.
         every: steps between checkpoints.

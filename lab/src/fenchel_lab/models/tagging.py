@@ -32,9 +32,10 @@ class Size:
     filters: int = 30
     hidden: int = 100
     dropout: float = 0.5
-    epochs: int = 3
+    epochs: int = 12
     batch: int = 32
     rate: float = 5e-3
+    patience: int = 5
 
 
 @dataclass(frozen=True)
@@ -111,10 +112,17 @@ class Tagger(nn.Module):
 
 
 def train(
-    sentences: Sequence[Sentence], omega: Regularizer, size: Size, progress: Callable[[float], None]
-) -> tuple[Tagger, Vocabulary]:
-    """A tagger trained with the loss of Ω: max_Ω over all tag sequences minus the score of the right one."""
-    course = Course(size.epochs, size.rate, decay=0.0)
+    sentences: Sequence[Sentence],
+    omega: Regularizer,
+    size: Size,
+    progress: Callable[[float], None],
+    score: Callable[[Tagger, Vocabulary], float] | None = None,
+) -> tuple[Tagger, Vocabulary, float]:
+    """A tagger trained with the loss of Ω: max_Ω over all tag sequences minus the score of the right one.
+
+    It is that of the epoch with the best score, which is returned too; without ``score`` that of the last epoch.
+    """
+    course = Course(size.epochs, size.rate, decay=0.0, patience=size.patience)
     vocabulary = Vocabulary(sentences)
     tagger = Tagger(vocabulary, size, omega)
     batches = [vocabulary.batch(group) for group in grouped(sentences, size.batch)]
@@ -123,7 +131,9 @@ def train(
         chain: LinearChain = tagger(batch)
         return chain.loss(batch.tags).mean()
 
-    return trained(tagger, batches, loss, None, course, progress)[0], vocabulary
+    measure = None if score is None else lambda tagger: score(tagger, vocabulary)
+    found, best = trained(tagger, batches, loss, measure, course, progress)
+    return found, vocabulary, best
 
 
 @torch.no_grad()

@@ -15,16 +15,23 @@ def version() -> str:
 
 
 def commit() -> str | None:
-    """The commit of the checkout that this package runs from, marked if changed; None if it is not in one."""
+    """The commit of the checkout that this package runs from, marked if changed; None if it is not in one.
+
+    Changed results do not count: a study that goes on from its records has changed them itself.
+    """
     git = ["git", "-C", str(Path(__file__).parent)]
     # An installed package may lie inside somebody else's repository: ask for the file, not the folder.
     tracked = [*git, "ls-files", "--error-unmatch", Path(__file__).name]
-    describe = [*git, "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    head = [*git, "rev-parse", "HEAD"]
+    changed = [*git, "status", "--porcelain", "--untracked-files=no", "--", ":/", ":(top,exclude)docs/results"]
     try:
         subprocess.run(tracked, capture_output=True, check=True)
-        return subprocess.run(describe, capture_output=True, check=True, text=True).stdout.strip()
+        found, more = (
+            subprocess.run(each, capture_output=True, check=True, text=True).stdout for each in (head, changed)
+        )
     except (OSError, subprocess.CalledProcessError):
         return None
+    return found.strip() + ("-dirty" if more else "")
 
 
 def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:

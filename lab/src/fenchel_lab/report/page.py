@@ -64,7 +64,7 @@ def write(runs: Sequence[Run], folder: Path, planned: int | None = None) -> Path
     Args:
         runs: the chapters.
         folder: where to.
-        planned: how many chapters there should be, told on the page if there are fewer.
+        planned: how many chapters there should be, the page says so if there are fewer.
     """
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters |= {"code": code, "show": show}

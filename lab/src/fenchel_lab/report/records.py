@@ -24,7 +24,7 @@ from fenchel.seq2seq.saving import write_whole
 from fenchel_lab.report.origin import commit, cpu_model, version
 
 Work = Callable[[Callable[[float], None]], Mapping[str, Any]]
-"""Does a run, given a function that is told the share that is done, and returns its figures."""
+"""Does a run, given a function that is called with the share that is done, and returns its figures."""
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class Run:
 
     @property
     def command(self) -> str:
-        """The command that does this run again. Where the data lies is the reader's affair, and not told."""
+        """The command that does this run again. It does not contain the folder of the data."""
         words = ["fenchel", "study", "run", self.study.name, "--seed", str(self.context.seed)]
         if self.context.full:
             words += ["--full"]

@@ -16,134 +16,45 @@ import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numba
 import numpy.ma  # noqa: F401  (or Numba imports it at the first call, where a fork would inherit the import's lock)
-from llvmlite.binding import create_pass_builder, create_pipeline_tuning_options, ffi
+from llvmlite.binding import ffi
 from numba.core.caching import FunctionCache
-from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 from numba.core.serialize import dumps
 from numba.core.types import unliteral
 
 from fenchel.kernels import store
+from fenchel.kernels.cpu.resolution import remembered
 
 # Sums may be reassociated, or no loop vectorises; NaN and infinity keep their meaning.
 _FAST = {"reassoc", "nsz", "arcp", "contract"}
 
-_UNUSED_PASSES = {
-    "WithLifting",
-    "InlineClosureLikes",
-    "RewriteDynamicRaises",
-    "MakeFunctionToJitFunction",
-    "InlineInlinables",
-    "FindLiterallyCalls",
-    "LiteralUnroll",
-    "LiteralPropagationSubPipelinePass",
-    "InlineOverloads",
-    "NopythonRewrites",
-    "AnnotateTypes",
-    "DumpParforDiagnostics",
-}
-
-
-class _Library(JITCodeLibrary):
-    """The LLVM module of a kernel: as Numba optimises it, but for what makes it larger and not faster.
-
-    Loops are not unrolled beyond what the source says: they work on vectors already, and for some processors LLVM
-    writes out dozens of rounds, which takes a third of the time that it needs for the whole module.
-    """
-
-    unroll = False
-
-    def _optimize_functions(self, module: Any) -> None:
-        codegen: Any = self._codegen
-        module.data_layout = codegen._data_layout
-        passes, builder = codegen._function_pass_manager()
-        for function in module.functions:
-            if not function.is_declaration:
-                passes.run(function, builder)
-
-    def _optimize_final_module(self) -> None:
-        codegen: Any = self._codegen
-        cheap, builder = codegen._module_pass_manager(loop_vectorize=False, opt=0, cost="cheap")
-        cheap.run(self._final_module, builder)
-        tuning = create_pipeline_tuning_options(3)
-        tuning.loop_vectorization, tuning.loop_interleaving, tuning.loop_unrolling = True, True, self.unroll
-        builder = create_pass_builder(codegen._tm, tuning)
-        passes = builder.getModulePassManager()
-        passes.add_refprune_pass()
-        passes.run(self._final_module, builder)
-
-
-class _UnrolledLibrary(_Library):
-    """The LLVM module of a kernel whose loops are unrolled."""
-
-    unroll = True
-
-
-class _HelperLibrary(_Library):
-    """The LLVM module of a helper, as it is linked into kernels: neither optimised nor translated to machine code."""
-
-    @property
-    def codegen(self) -> Any:
-        return self
-
-    def set_env(self, name: str, env: Any) -> None:
-        """Do nothing: there is no machine code that could ask for the environment of Python objects."""
-
-    def _optimize_final_module(self) -> None:
-        pass
-
-    def _finalize_final_module(self) -> None:
-        self._finalize_dynamic_globals()  # type: ignore[no-untyped-call]
-        self._finalized = True
-
-
-class _Compiler(Compiler):
-    """Numba's compiler without the passes that find nothing in kernels, and take a twentieth of the time.
-
-    They are for closures and comprehensions, `with` blocks, messages of exceptions that are put together at run time,
-    functions that are inlined as source, literal types, expressions of whole arrays, and the text of type annotations.
-    """
-
-    library = _Library
-
-    def __init__(self, typing_context: Any, target_context: Any, library: Any, *args: Any) -> None:
-        library = self.library(target_context.codegen(), "kernel")  # type: ignore[no-untyped-call]
-        library.enable_object_caching()
-        super().__init__(typing_context, target_context, library, *args)  # type: ignore[no-untyped-call]
-        self.state.targetctx.get_abi_sizeof = partial(_size_of, target_context)
-
-    def define_pipelines(self) -> list[Any]:
-        pipelines: list[Any] = super().define_pipelines()  # type: ignore[no-untyped-call]
-        for pipeline in pipelines:
-            pipeline.passes = [each for each in pipeline.passes if each[0].__name__ not in _UNUSED_PASSES]
-            pipeline.finalize()
-        return pipelines
-
-
-class _UnrollingCompiler(_Compiler):
-    """The compiler of kernels whose loops are unrolled."""
-
-    library = _UnrolledLibrary
-
-
-class _HelperCompiler(_Compiler):
-    """The compiler of kernels, with the library of helpers for its result."""
-
-    library = _HelperLibrary
-
 
 @cache
-def _size_of(context: Any, kind: Any) -> int:
-    """The size of an LLVM type in bytes: Numba asks for it at each assignment, and LLVM parses a module to tell it."""
-    size: int = kind.get_abi_size(context.target_data)
-    return size
+def _compilers() -> Any:
+    """The compilers of ``pipeline``, or None where this version of Numba has other private classes."""
+    try:
+        from fenchel.kernels.cpu import pipeline
+
+        pipeline.check()
+    except Exception:  # whatever a class, a method or an argument of another name leads to
+        return None
+    return pipeline
+
+
+def _compiler(name: str) -> Callable[..., Any]:
+    """What makes the compiler of this name of ``pipeline``, or Numba's own."""
+
+    def make(*args: Any) -> Any:
+        return getattr(_compilers(), name, Compiler)(*args)
+
+    return make
 
 
 OPTIONS: Any = {
@@ -152,7 +63,7 @@ OPTIONS: Any = {
     "error_model": "numpy",
     "boundscheck": False,
     "no_cfunc_wrapper": True,
-    "pipeline_class": _Compiler,
+    "pipeline_class": _compiler("KernelCompiler"),
 }
 """The options with which Numba compiles every loop."""
 
@@ -185,7 +96,9 @@ def strict_routine(function: Callable[..., Any]) -> Any:
 
 
 def _uncalled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    compiled = numba.njit(**options | {"pipeline_class": _HelperCompiler, "no_cpython_wrapper": True})(function)
+    compiled = numba.njit(**options | {"pipeline_class": _compiler("HelperCompiler"), "no_cpython_wrapper": True})(
+        function
+    )
     compile_now = compiled.compile
     compiled.compile = lambda signature: compile_now(tuple(map(unliteral, signature)))
     return compiled
@@ -198,7 +111,7 @@ def strict(function: Callable[..., Any]) -> Any:
 
 def unrolled(function: Callable[..., Any]) -> Any:
     """Compile a loop along rows as ``strict`` does, and unroll it: that saves a tenth of the time of long rows."""
-    return _compiled(function, {**STRICT, "pipeline_class": _UnrollingCompiler})
+    return _compiled(function, {**STRICT, "pipeline_class": _compiler("UnrollingCompiler")})
 
 
 def strict_helper(function: Callable[..., Any]) -> Any:
@@ -219,7 +132,7 @@ def _compiled(function: Callable[..., Any], options: dict[str, Any]) -> Any:
         with global_compiler_lock, store.locked(f"{function.__module__}.{function.__qualname__} {signature}"):
             if not cached:
                 store.announce()
-            with _no_garbage_collection():
+            with _no_garbage_collection(), remembered():
                 return compile_now(signature)
 
     compiled.compile = compile_once
@@ -239,7 +152,12 @@ def _no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-INLINED: Any = {**STRICT, "forceinline": True, "no_cpython_wrapper": True, "pipeline_class": _HelperCompiler}
+INLINED: Any = {
+    **STRICT,
+    "forceinline": True,
+    "no_cpython_wrapper": True,
+    "pipeline_class": _compiler("HelperCompiler"),
+}
 """The options of functions that become part of the kernels which call them, compiled by ``strict``."""
 
 
@@ -262,8 +180,8 @@ class _Cache(FunctionCache):
         return Path(self._cache_path) / f"{self._base}{self._stamp}.{digest[:16]}.nbc"
 
     def _load_overload(self, signature: Any, target: Any) -> Any:
-        key = self._index_key(signature, target.codegen())  # type: ignore[no-untyped-call]
         try:
+            key = self._index_key(signature, target.codegen())  # type: ignore[no-untyped-call]
             found, data = pickle.loads(self._path(key).read_bytes())
             if found == repr(key):
                 return self._impl.rebuild(target, data)
@@ -273,12 +191,13 @@ class _Cache(FunctionCache):
         return None
 
     def _save_overload(self, signature: Any, result: Any) -> None:
-        if not self._impl.check_cachable(result):
-            return
-        key = self._index_key(signature, result.codegen)  # type: ignore[no-untyped-call]
-        path = self._path(key)
-        part = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
-        with contextlib.suppress(OSError):  # the folder is gone or full: the kernel serves this process alone
+        # The folder is gone or full, or Numba has other private methods: the kernel serves this process alone.
+        with contextlib.suppress(OSError, AttributeError, TypeError):
+            if not self._impl.check_cachable(result):
+                return
+            key = self._index_key(signature, result.codegen)  # type: ignore[no-untyped-call]
+            path = self._path(key)
+            part = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
             self._impl.locator.ensure_cache_path()
             for old in path.parent.glob(f"{self._base}*"):
                 if not old.name.startswith(self._base + self._stamp):
@@ -324,14 +243,17 @@ def _imported(file: Path) -> frozenset[Path]:
     return frozenset(found)
 
 
+_llvm_lock: Any = getattr(ffi.lib, "_lock", contextlib.nullcontext())
+
+
 def _hold() -> None:
     """Wait until no thread compiles: a lock that another thread holds would stay locked in the forked process."""
     global_compiler_lock.acquire()  # type: ignore[no-untyped-call]
-    ffi.lib._lock.__enter__()
+    _llvm_lock.__enter__()
 
 
 def _let_go() -> None:
-    ffi.lib._lock.__exit__()
+    _llvm_lock.__exit__(None, None, None)
     global_compiler_lock.release()  # type: ignore[no-untyped-call]
 
 

@@ -1,8 +1,8 @@
 """Arrays of compiled code that nobody counts references to.
 
-Numba counts the references to an array wherever it is passed on, taken out of a tuple or cut into parts, and each count
-is an atomic operation, which waits for all stores before it: for a short row that takes longer than the row. Arrays
-made here have no count. A kernel releases what it has allocated; what it was given belongs to its caller.
+Numba counts the references to an array wherever it is passed on, taken out of a tuple or cut into parts. For a short
+row that takes longer than the row where each count is an atomic operation (see ``pipeline.py``). Arrays made here have
+no count. A kernel releases what it has allocated; what it was given belongs to its caller.
 """
 
 from __future__ import annotations

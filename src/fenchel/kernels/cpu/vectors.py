@@ -209,6 +209,23 @@ def _load_part(typingctx: Any, x: Any, i: Any, count: Any, fill: Any) -> Any:
     return vector(x, types.intp, types.intp, vector.dtype), codegen
 
 
+def _load_doubles(typingctx: Any, x: Any, i: Any, count: Any) -> Any:
+    """The first ``count`` of eight numbers of an array, in double precision; 0 in the others, which are not read."""
+    if _vector_of(x) is None:
+        return None
+    double = Vector(types.float64, LANES[types.float64])
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        kind = ir.VectorType(_element(x.dtype), double.lanes)
+        place = address(context, builder, sig.args[0], args[0], args[1], kind)
+        mask, rest = _first(builder, double.lanes, args[2]), ir.Constant(kind, [0.0] * double.lanes)
+        name = f"llvm.masked.load.{suffix(kind)}.p0"
+        found = call(builder, name, kind, [place, _I32(_size(kind)), mask, rest])
+        return found if x.dtype == types.float64 else builder.fpext(found, context.get_value_type(double))
+
+    return double(x, types.intp, types.intp), codegen
+
+
 def _store(typingctx: Any, x: Any, i: Any, v: Any) -> Any:
     """Write a vector to an array, from element i on."""
     if _vector_of(x) is None or _vector_of(x) != v:
@@ -580,6 +597,7 @@ def _lowest_bit(typingctx: Any, bits: Any) -> Any:
 
 load: Any = intrinsic(_load)
 load_part: Any = intrinsic(_load_part)
+load_doubles: Any = intrinsic(_load_doubles)
 store: Any = intrinsic(_store)
 store_part: Any = intrinsic(_store_part)
 pointer: Any = intrinsic(_pointer)

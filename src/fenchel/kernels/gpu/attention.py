@@ -480,6 +480,7 @@ def attend_kernel(
             near = c * (here - tl.where(top > float("-inf"), top, 0.0))[:, None] > -1.0
             found = found | tl.where(tl.max(near.to(tl.int32), axis=1) > 0, 1 << i, 0)
         write_word(USED + w, found)
+    # One thread has written the words; all read them below.
     tl.debug_barrier()
     bad = top == float("inf")
     usable = (top > float("-inf")) & (top < float("inf"))
@@ -492,6 +493,7 @@ def attend_kernel(
     taken = 0
     while go > 0:
         S, D, _out, _mean = over_blocks(X, USED, count, bh, queries, q, rows, c, top, offset, False, R)
+        # This pass has written the words anew; the next reads them in all threads.
         tl.debug_barrier()
         step = advance(tl.where(moving, S, 1.0)[:, None], D[:, None], c, c, R.KIND, R.TERMS)
         step = tl.where(moving, tl.sum(step, axis=1), 0.0)

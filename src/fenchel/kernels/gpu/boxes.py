@@ -12,7 +12,17 @@ from triton import cdiv
 
 from fenchel.kernels.gpu import wide_boxes
 from fenchel.kernels.gpu.arithmetic import ANY, SPARSEMAX, jit
-from fenchel.kernels.gpu.launch import Parameter, as_rows, eps_of, fits, launch, per_entry, per_row, sizes
+from fenchel.kernels.gpu.launch import (
+    Parameter,
+    all_registers,
+    as_rows,
+    eps_of,
+    fits,
+    launch,
+    per_entry,
+    per_row,
+    sizes,
+)
 from fenchel.kernels.gpu.places import block_of_rows, read, read_bounds
 from fenchel.kernels.gpu.solvers import cap, usable_rows
 from fenchel.kernels.gpu.solvers import project as project_rows
@@ -39,7 +49,8 @@ def _start(z: Tensor, upper: Parameter, budget: Parameter, entropic: bool) -> Te
         rules = {"EACH": each, "ENTROPIC": entropic, "EPS": eps_of(x.dtype)}
         if fits(n, x.dtype, kind):
             size = sizes(n, x.dtype, kind)
-            launch(project_kernel, (cdiv(rows, size["R"]),), x, p, bounds, k, n, rows, apart, stride, **rules, **size)
+            grid, size = (cdiv(rows, size["R"]),), size | all_registers(size["num_warps"])
+            launch(project_kernel, grid, x, p, bounds, k, n, rows, apart, stride, **rules, **size)
         else:
             wide_boxes.start(x, p, bounds, k, apart, stride, rules)
     return p.reshape(z.shape)
@@ -61,7 +72,7 @@ def project_kernel(
     R: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """R rows per program. If EACH, the bound of entry j of row r is at ``r·apart + j``; its budget is at ``r·stride``."""
+    """R rows per program. The budget of row r is at ``r·stride``, the bound of entry j at ``r·apart + j`` if EACH."""
     r, j, inside, at = block_of_rows(n, rows, R, BLOCK)
     z = read(Z, at, inside, float("-inf"), EPS)
     k = read(BUDGET, r.to(tl.int64) * stride, r < rows, 1.0, EPS)[:, None]

@@ -125,15 +125,39 @@ def warps(threads: int) -> int:
     return max(1, min(threads // 32, 16))
 
 
+def all_registers(num_warps: int) -> dict[str, int]:
+    """The option ``MOST_REGISTERS`` for so many warps, which have 65,536 registers together."""
+    return {name: min(most, 65536 // (32 * num_warps)) for name, most in MOST_REGISTERS.items()}
+
+
 def as_rows(tensor: Tensor) -> Tensor:
     """The rows of a tensor as a matrix, copied only if they are not contiguous."""
     return tensor.detach().contiguous().reshape(-1, tensor.shape[-1])
 
 
-@lru_cache(1 << 10)
 def constant(value: float, device: torch.device) -> Tensor:
-    """One number on a device, in double precision."""
+    """One number on a device, in double precision; kept for later calls.
+
+    What is made while a CUDA graph is captured belongs to the graph, and has no value before the graph runs: it is not
+    kept. Otherwise the device is waited for once, so that other streams may read what is kept.
+    """
+    return _make_constant(value, device) if _is_capturing(device) else _kept_constant(value, device)
+
+
+def _make_constant(value: float, device: torch.device) -> Tensor:
     return torch.full((1,), value, dtype=torch.float64, device=device)
+
+
+@lru_cache(1 << 10)
+def _kept_constant(value: float, device: torch.device) -> Tensor:
+    made = _make_constant(value, device)
+    if made.is_cuda:
+        torch.cuda.current_stream(device).synchronize()
+    return made
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def per_row(value: Parameter, like: Tensor) -> tuple[Tensor, int]:

@@ -58,7 +58,7 @@ def exponents(c: tl.tensor, NORM: tl.constexpr) -> Any:
     """Scale and h of a rule, see ``arithmetic``."""
     if NORM:
         h = tl.where(c == float("inf"), 1.0, c / (1.0 + c))
-        return c * 0.0 + 1.0, tl.where(c == float("inf"), 1.0, h)
+        return h * 0.0 + 1.0, h
     c = tl.where(tl.abs(c) < 1e-20, 1e-20, c)  # so near to softmax nothing changes any more
     return c, c
 

@@ -16,7 +16,7 @@ from numba.extending import overload
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.blocks import padded, shift
-from fenchel.kernels.cpu.maps.newton import approach, corrected, solve, to_correct, weights
+from fenchel.kernels.cpu.maps.newton import GROUP, approach, corrected, solve, to_correct, weights
 from fenchel.kernels.cpu.maps.parameters import offset_of, reach_of, rule_of
 from fenchel.kernels.cpu.maps.places import fill, load_row_part
 from fenchel.kernels.cpu.maps.steep import solve_steep
@@ -57,19 +57,22 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
     z, w, tops, few, numbers = room
     n, lanes = x.shape[1], vec.lanes(x)
     rule, level = rule_of(powers, row, rows, norm, numbers)
+    largest = tops[_TOPS * lanes * lanes :]
     whole = n <= _WHOLE * lanes
     if whole:
-        size, largest = _load_whole(x, row, rows, z, numbers), z
+        size, m = GROUP, _load_whole(x, row, rows, z, largest, numbers)
     else:
-        size, largest = _load_maxima(x, row, rows, tops, numbers), tops[_TOPS * lanes * lanes :]
+        size, m = _load_maxima(x, row, rows, tops, numbers), 0
     top, bad, safe = _largest(largest, size, numbers)
     shift(largest, size, safe)
     level = approach(largest, size, False, rule, level)
     vec.store(numbers, _TOP * lanes, safe)
     vec.store(numbers, _LEVEL * lanes, reach_of(rule, level))
-    m = size if whole else padded(_load_candidates(x, row, rows, few, numbers, z))
-    if len(rule) == 3:
-        level = approach(z, m, False, rule, level)
+    if whole:
+        shift(z, m, safe)
+    else:
+        m = padded(_load_candidates(x, row, rows, few, numbers, z))
+    level = approach(z, m, False, rule, level)
     level, fine, total, slope = solve(z, m, False, rule, not norm, level, vec.precision(z), w)
     vec.store(numbers, _MARK * lanes, vec.select(bad, np.nan, safe * 0.0))
     vec.store(numbers, _LEVEL * lanes, level)
@@ -139,22 +142,33 @@ def store_steep_batch(x: Any, row: int, rows: int, room: Any, out: Any) -> None:
 
 
 @strict_helper
-def _load_whole(x: Any, row: int, rows: int, z: Any, numbers: Any) -> Any:
-    """All scores of each row as lanes, −inf after them, and NaN as the mark of rows that have one.
+def _load_whole(x: Any, row: int, rows: int, z: Any, largest: Any, numbers: Any) -> Any:
+    """All scores of each row as lanes, −inf after them, maxima of parts, and NaN as the mark of rows that have one.
 
     Returns:
         the number of vectors.
     """
     n, lanes = x.shape[1], vec.lanes(x)
+    nothing = vec.splat(x.dtype.type(-np.inf))
     for i in range(0, n, lanes):
-        part = min(lanes, n - i)
-        vec.load_square_part(x, row * n + i, n, rows, part, x.dtype.type(-np.inf), z, i * lanes)
+        if (row + lanes) * n + lanes <= x.size:  # what follows the rows may be read
+            vec.load_square(x, row * n + i, n, z, i * lanes)
+        else:
+            part = min(lanes, n - i)
+            vec.load_square_part(x, row * n + i, n, rows, part, x.dtype.type(-np.inf), z, i * lanes)
+    m = padded(n)
+    for i in range(n * lanes, m * lanes, lanes):
+        vec.store(z, i, nothing)
     mark = vec.splat(x.dtype.type(0))
-    for i in range(0, n * lanes, lanes):
-        v = vec.load(z, i)
-        mark = vec.select(vec.unordered(v, v), v, mark)
+    for j in range(GROUP):
+        top = nothing
+        for i in range(j * lanes, m * lanes, GROUP * lanes):
+            v = vec.load(z, i)
+            mark = vec.select(vec.unordered(v, v), v, mark)
+            top = vec.maximum(v, top)
+        vec.store(largest, j * lanes, top)
     vec.store(numbers, _MARK * lanes, mark)
-    return padded(n)
+    return m
 
 
 @strict_helper

@@ -14,7 +14,8 @@ import numpy as np
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict_helper
 from fenchel.kernels.cpu.maps.newton import GROUP, approach
-from fenchel.kernels.cpu.maps.places import list_above, load_row_part
+from fenchel.kernels.cpu.maps.places import load_row_part
+from fenchel.kernels.cpu.maps.stores import list_lanes_above
 from fenchel.kernels.cpu.memory import allocate, release
 
 NARROW_WIDTH = 2048
@@ -40,7 +41,7 @@ def workspace(n: int, like: Any) -> Any:
     tops = 2 * padded(size // GROUP + GROUP)
     room = allocate((2 * size + tops + 4) * lanes, like.dtype)
     first, second, third = size * lanes, 2 * size * lanes, (2 * size + tops) * lanes
-    return (room[:first], room[first:second], room[second:third], room[third:]), allocate(n, np.int32)
+    return (room[:first], room[first:second], room[second:third], room[third:]), allocate(n + lanes, np.int32)
 
 
 @strict_helper
@@ -81,7 +82,9 @@ def filter_candidates(x: Any, start: int, n: int, top: Any, line: Any, tops: Any
     count = 0
     for group in range(groups):
         if vec.any_lane(vec.load(tops, group * lanes) >= line):
-            count = list_above(x, start, n, group * size, (group + 1) * size, top, line, index, count)
+            for i in range(group * size, min((group + 1) * size, n), lanes):
+                v = load_row_part(x, start, i, n, x.dtype.type(-np.inf)) - top
+                count += list_lanes_above(index, count, i, v, line)
             if count > n // 16 + group * size // 4:
                 return -1
     return count

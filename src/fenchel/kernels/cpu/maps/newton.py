@@ -24,7 +24,7 @@ GROUP = 8
 """How many vectors are summed, or compared, at once: the number of vectors of a row is a multiple of it."""
 
 _STEPS = 100  # far more than it takes
-_FEW = 3  # steps that bring most rows near
+_FEW = 1  # steps from the level of some entries, or of a part of them, before those that are in double
 _FAR = 1.05  # a sum above this is not near 1
 
 

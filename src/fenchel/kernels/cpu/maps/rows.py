@@ -118,35 +118,63 @@ def _store(w: Any, count: int, index: Any, out: Any, start: int, n: int) -> None
 
 @strict
 def loss_of_narrow(
-    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
 ) -> None:
-    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
+    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out.
+
+    Scores, losses and gradients (or 0) are at addresses: see ``stores.matrix``.
+    """
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     lanes = vec.lanes(x)
-    room = batch_room(x.shape[1], x)
-    z, w, values = room[:3]
+    room = batch_room(n, x)
+    z, w = room[:2]
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
         m, top, bad, rule, offset = solve_batch(x, row, rows, powers, norm != 0, room)
         value = offset if norm else _maximum(rule, offset, _along(w, z, m))
         value = vec.narrow(vec.maximum(value, 0.0), top)
-        vec.store(values, 0, vec.select(bad, np.nan, value))
-        vec.store(values, lanes, top)
         if residual.size > 0:
             store_batch(x, row, rows, rule, norm != 0, room, residual)
-        for r in range(rows):
-            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+        finish_losses(row, rows, x, vec.select(bad, np.nan, value), top, target, loss, residual, room[2])
     release(room[0])
     finish_streams()
 
 
+@strict_helper
+def _loss_arrays(source: int, losses: int, slopes: int, size: int, n: int, like: Any) -> Any:
+    """Scores, losses, and gradients, an empty array if these are not asked for."""
+    loss = matrix(losses, size // n, 1, like).reshape(-1)
+    return matrix(source, size, n, like), loss, matrix(slopes, size if slopes != 0 else 0, n, like)
+
+
 @unrolled
-def loss_of_wide(first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any) -> None:
+def loss_of_wide(
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
+) -> None:
     """As ``loss_of_narrow`` for wider rows."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
-    n = x.shape[1]
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
     w = room[1]
@@ -187,6 +215,31 @@ def _along(w: Any, z: Any, m: int) -> Any:
             t += p * vec.select(p > 0.0, vec.load(z, start + j * lanes), zero)
         total += vec.widen(t)
     return total
+
+
+@strict_helper
+def finish_losses(
+    row: int, rows: int, x: Any, value: Any, top: Any, target: Any, loss: Any, residual: Any, room: Any
+) -> None:
+    """``finish_loss`` of one row per lane; their values are NaN where p is."""
+    lanes = vec.lanes(x)
+    usual = rows == lanes
+    for r in range(rows):
+        label = target[row + r]
+        usual = usual and label >= 0
+        room[r] = x[row + r, max(label, 0)]
+    score = vec.load(room, 0)
+    if usual and not vec.any_lane(score == -np.inf):
+        lead = vec.maximum(vec.widen(top) - vec.widen(score), 0.0)
+        vec.store(loss, row, vec.narrow(vec.widen(value) + lead, value))
+        if residual.size > 0:
+            for r in range(row, row + lanes):
+                residual[r, target[r]] -= x.dtype.type(1)
+        return
+    vec.store(room, 0, value)
+    vec.store(room, lanes, top)
+    for r in range(rows):
+        finish_loss(row + r, x, room[r], room[lanes + r], room[r], target, loss, residual)
 
 
 @strict_helper
@@ -261,34 +314,50 @@ def steep_argmax_of_wide(
 
 @strict
 def steep_loss_of_narrow(
-    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
 ) -> None:
     """As ``loss_of_narrow`` for entmax with one α > 2, ∞ included."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     lanes = vec.lanes(x)
-    room = batch_room(x.shape[1], x)
-    values = room[2]
+    room = batch_room(n, x)
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
         top, bad, value = solve_steep_batch(x, row, rows, powers[0], room)
-        vec.store(values, 0, vec.select(bad, np.nan, vec.narrow(value, top)))
-        vec.store(values, lanes, top)
         if residual.size > 0:
             store_steep_batch(x, row, rows, room, residual)
-        for r in range(rows):
-            finish_loss(row + r, x, values[r], values[lanes + r], values[r], target, loss, residual)
+        number = vec.select(bad, np.nan, vec.narrow(value, top))
+        finish_losses(row, rows, x, number, top, target, loss, residual, room[2])
     release(room[0])
 
 
 @strict
 def steep_loss_of_wide(
-    first: int, last: int, x: Any, powers: Any, norm: int, target: Any, loss: Any, residual: Any
+    first: int,
+    last: int,
+    source: int,
+    losses: int,
+    slopes: int,
+    size: int,
+    n: int,
+    norm: int,
+    powers: Any,
+    target: Any,
+    like: Any,
 ) -> None:
     """As ``loss_of_wide`` for one α > 2, or one per row, of which those above 2 are taken; of rows of any width."""
-    x, powers, target = borrowed(x), borrowed(powers), borrowed(target)
-    loss, residual = borrowed(loss), borrowed(residual)
-    n = x.shape[1]
+    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):

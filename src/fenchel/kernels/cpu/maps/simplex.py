@@ -27,7 +27,7 @@ _STEEP_NARROW = rows.steep_argmax_of_narrow, rows.steep_loss_of_narrow
 _STEEP_WIDE = rows.steep_argmax_of_wide, rows.steep_loss_of_wide
 
 # What a small entmax calls: compiled code by alpha, dtype and whether rows are narrow, and its last arguments.
-_small: dict[tuple[float, torch.dtype, bool], tuple[Any, ...]] = {}
+_small: dict[tuple[Parameter, torch.dtype, bool], tuple[Any, ...]] = {}
 _MANY = 1 << 10
 
 Parameter = float | Tensor
@@ -57,9 +57,10 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
         return _map(_steep_kernels(z)[0], z, alpha, False)
     kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
     p = _map(kernel, z, alpha, False)
-    if size < SERIAL and type(alpha) is float and len(_small) < _MANY:
+    key = alpha, z.dtype, n <= NARROW_WIDTH
+    if size < SERIAL and type(alpha) is float and key not in _small and len(_small) < _MANY:
         rest = parameters(alpha - 1, False), _LIKE[z.dtype]
-        _small[alpha, z.dtype, n <= NARROW_WIDTH] = entry_point(kernel, 0, 0, 0, 0, 0, 0, 0, *rest), *rest
+        _small[key] = entry_point(kernel, 0, 0, 0, 0, 0, 0, 0, *rest), *rest
     return p
 
 
@@ -164,13 +165,16 @@ def _is_steep(c: Parameter) -> bool:
 def _loss(
     kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: bool, norm: bool
 ) -> tuple[Tensor, Tensor]:
-    x = as_rows(z)
+    x = z if z.is_contiguous() else z.contiguous()
+    size, n = x.numel(), x.shape[-1]
     loss = torch.empty(z.shape[:-1], dtype=z.dtype, device="cpu")
-    out = like(z) if residual else z.new_empty(0, z.shape[-1])
-    target = index.contiguous().numpy().reshape(-1)
-    rest = parameters(c, norm), int(norm), target, loss.numpy().reshape(-1), as_rows(out)
-    for kernel in kernels:
-        over_rows(kernel, x.shape[0], x.size, x, *rest)
+    out = torch.empty_like(x) if residual else z.new_empty(0, n)
+    if size:
+        target = index.contiguous().numpy().reshape(-1)
+        addresses = x.data_ptr(), loss.data_ptr(), out.data_ptr() if residual else 0
+        rest = size, n, int(norm), parameters(c, norm), target, _LIKE[x.dtype]
+        for kernel in kernels:
+            over_rows(kernel, size // n, size, *addresses, *rest)
     return loss, out
 
 

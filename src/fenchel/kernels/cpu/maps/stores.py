@@ -18,7 +18,7 @@ from numba.extending import intrinsic, overload
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict_helper
-from fenchel.kernels.cpu.maps.places import fill
+from fenchel.kernels.cpu.maps.places import fill, list_places
 from fenchel.kernels.cpu.powers import call, suffix
 
 _LARGE = 1 << 23  # bytes
@@ -74,25 +74,68 @@ def _compress_by_table(typingctx: Any, x: Any, i: Any, v: Any, line: Any) -> Any
         return None
 
     def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
-        i32, i64 = ir.IntType(32), ir.IntType(64)
-        single, places = ir.VectorType(ir.FloatType(), 8), ir.VectorType(i32, 8)
-        table = _builders.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
-        below = builder.fsub(
-            args[3], args[2]
-        )  # its signs are the mask: LLVM makes of a comparison three times the code
-        count: Any = i64(0)
-        for half in range(2):
-            lanes = ir.Constant(places, list(range(8 * half, 8 * half + 8)))
-            part, signs = (builder.shuffle_vector(each, each, lanes) for each in (args[2], below))
-            found = builder.zext(call(builder, "llvm.x86.avx.movmsk.ps.256", i32, [signs]), i64)
-            order = builder.bitcast(builder.load(builder.gep(table, [i64(0), found])), ir.VectorType(ir.IntType(8), 8))
-            part = call(builder, "llvm.x86.avx2.permps", single, [part, builder.zext(order, places)])
-            place = vec.address(context, builder, sig.args[0], args[0], builder.add(args[1], count), single)
-            builder.store(part, place, align=4)
-            count = builder.add(count, builder.ctpop(found))
-        return count
+        # Its signs are the mask: LLVM makes of a comparison three times the code.
+        below = builder.fsub(args[3], args[2])
+        return _pack_by_table(context, builder, sig.args[0], args[0], args[1], args[2], below, 0)
 
     return types.intp(x, types.intp, v, line), codegen
+
+
+def _list_lanes(typingctx: Any, index: Any, i: Any, first: Any, mask: Any) -> Any:
+    """Write the lanes of a mask, counted from ``first``, from element i of a list on; 16 elements are overwritten."""
+    if not isinstance(mask, vec.Mask) or index.dtype != types.int32:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = _lanes_from(builder, args[2], mask.lanes)
+        place = vec.address(context, builder, sig.args[0], args[0], args[1], lanes.type)
+        name = f"llvm.experimental.vector.compress.v{mask.lanes}i32"
+        packed = call(builder, name, lanes.type, [lanes, args[3], ir.Constant(lanes.type, ir.Undefined)])
+        builder.store(packed, place, align=4)
+        return context.get_dummy_value()
+
+    return types.void(index, types.intp, types.intp, mask), codegen
+
+
+def _list_by_table(typingctx: Any, index: Any, i: Any, first: Any, lead: Any) -> Any:
+    """As ``list_lanes`` by AVX2, of those lanes of a vector of floats whose sign is +; returns how many there are."""
+    if not isinstance(lead, vec.Vector) or lead.dtype != types.float32 or index.dtype != types.int32:
+        return None
+
+    def codegen(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+        lanes = builder.bitcast(_lanes_from(builder, args[2], lead.lanes), args[3].type)
+        return _pack_by_table(context, builder, sig.args[0], args[0], args[1], lanes, args[3], 255)
+
+    return types.intp(index, types.intp, types.intp, lead), codegen
+
+
+def _lanes_from(builder: Any, first: Any, lanes: int) -> Any:
+    """first, first + 1, … as a vector of int32."""
+    kind = ir.VectorType(ir.IntType(32), lanes)
+    nothing, zeros = ir.Constant(kind, ir.Undefined), ir.Constant(kind, [0] * lanes)
+    start = builder.insert_element(nothing, builder.trunc(first, ir.IntType(32)), ir.IntType(32)(0))
+    return builder.add(builder.shuffle_vector(start, nothing, zeros), ir.Constant(kind, list(range(lanes))))
+
+
+def _pack_by_table(context: Any, builder: Any, kind: Any, x: Any, i: Any, v: Any, signs: Any, flip: int) -> Any:
+    """By AVX2, write those lanes of a vector, 16 times 32 bits, next to each other whose sign is −, or + if flipped.
+
+    Half a vector at a time; returns how many there are.
+    """
+    i32, i64 = ir.IntType(32), ir.IntType(64)
+    single, places = ir.VectorType(ir.FloatType(), 8), ir.VectorType(i32, 8)
+    table = _builders.global_constant(builder, "fenchel_orders", ir.Constant(ir.ArrayType(i64, 256), _ORDERS))
+    count: Any = i64(0)
+    for half in range(2):
+        lanes = ir.Constant(places, list(range(8 * half, 8 * half + 8)))
+        part, sign = (builder.shuffle_vector(each, each, lanes) for each in (v, signs))
+        found = builder.zext(builder.xor(call(builder, "llvm.x86.avx.movmsk.ps.256", i32, [sign]), i32(flip)), i64)
+        order = builder.bitcast(builder.load(builder.gep(table, [i64(0), found])), ir.VectorType(ir.IntType(8), 8))
+        part = call(builder, "llvm.x86.avx2.permps", single, [part, builder.zext(order, places)])
+        place = vec.address(context, builder, kind, x, builder.add(i, count), single)
+        builder.store(part, place, align=4)
+        count = builder.add(count, builder.ctpop(found))
+    return count
 
 
 # For every choice of 8 lanes: which lane comes first, which second, …, one byte each, the first in the lowest.
@@ -124,6 +167,8 @@ insert: Any = intrinsic(_insert)
 extract: Any = intrinsic(_extract)
 compress_lanes: Any = intrinsic(_compress)
 compress_by_table: Any = intrinsic(_compress_by_table)
+list_lanes: Any = intrinsic(_list_lanes)
+list_by_table: Any = intrinsic(_list_by_table)
 finish_streams: Any = intrinsic(_finish_streams)
 
 
@@ -158,6 +203,30 @@ def _compress_one_by_one(x: Any, i: int, v: Any, line: Any) -> int:
         x[i + count] = extract(v, vec.lowest_bit(found))
         count += 1
         found &= found - np.uint64(1)
+    return count
+
+
+def list_lanes_above(index: Any, i: int, first: int, v: Any, line: Any) -> int:
+    """Write the lanes of v that are not below a line, counted from ``first``, from element i on, and return how many.
+
+    The list has room for a vector there. Lanes as infinite as the line may be among them.
+    """
+    raise NotImplementedError("for compiled code")
+
+
+@overload(list_lanes_above, strict=False, jit_options=INLINED)
+def _list_lanes_above(index: Any, i: Any, first: Any, v: Any, line: Any) -> Any:
+    if _has("avx512f"):
+        return _list_at_once
+    if _has("avx2") and v.dtype == types.float32:
+        return lambda index, i, first, v, line: list_by_table(index, i, first, v - line)
+    return lambda index, i, first, v, line: list_places(vec.bits_of(v >= line), first, index, i) - i
+
+
+def _list_at_once(index: Any, i: int, first: int, v: Any, line: Any) -> int:
+    above = v >= line
+    list_lanes(index, i, first, above)
+    count: int = vec.count_bits(vec.bits_of(above))
     return count
 
 

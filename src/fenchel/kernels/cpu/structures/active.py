@@ -120,7 +120,7 @@ def _mix(theta, members, counts, weights, size, mu, residual):  # type: ignore[n
     for k in range(size):
         weight = weights[k]
         for i in range(counts[k]):
-            mu[members[k, i]] += weight
+            mu[np.uint32(members[k, i])] += weight  # unsigned: no test for places counted from the end
     for j in range(theta.size):
         residual[j] = theta[j] - mu[j]
 

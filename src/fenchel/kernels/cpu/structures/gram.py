@@ -17,6 +17,7 @@ from __future__ import annotations
 import numpy as np
 
 from fenchel.kernels.cpu.compiler import helper
+from fenchel.kernels.cpu.structures.rows import add_multiple, combine, dot
 
 FLAT = 1e-9
 """Squared distance to the members' affine hull below which a candidate lies in it."""
@@ -54,12 +55,10 @@ def workspace(capacities, parts):  # type: ignore[no-untyped-def]
 def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
     """Write r = right − M x (n,); return its largest entry relative to that of the right-hand side."""
     worst, scale = 0.0, 1.0
+    combine(x, matrix, 0, matrix.shape[1], n, r)
     for i in range(n):
-        total = right[i]
-        for j in range(n):
-            total -= matrix[i, j] * x[j]
-        r[i] = total
-        worst = max(worst, abs(total))
+        r[i] = right[i] - r[i]
+        worst = max(worst, abs(r[i]))
         scale = max(scale, abs(right[i]))
     return worst / scale
 
@@ -67,17 +66,13 @@ def residual_of(matrix, n, right, x, r):  # type: ignore[no-untyped-def]
 @helper
 def row_product(matrix, n, row, x):  # type: ignore[no-untyped-def]
     """The product of one row of M, or of M⁻¹, and x (n,): a number."""
-    total = 0.0
-    for j in range(n):
-        total += matrix[row, j] * x[j]
-    return total
+    return dot(matrix, row * matrix.shape[1], x, n)
 
 
 @helper
 def multiply(inverse, n, u, v):  # type: ignore[no-untyped-def]
-    """Write v = M⁻¹u (n,)."""
-    for i in range(n):
-        v[i] = row_product(inverse, n, i, u)
+    """Write v = M⁻¹u (n,); M⁻¹ is symmetric."""
+    combine(u, inverse, 0, inverse.shape[1], n, v)
 
 
 @helper
@@ -155,8 +150,7 @@ def insert(matrix, inverse, size, count, u, v, s):  # type: ignore[no-untyped-de
     n = size + 1
     for i in range(n):
         factor = v[i] / s
-        for j in range(n):
-            inverse[i, j] += factor * v[j]
+        add_multiple(inverse, i * inverse.shape[1], factor, v, n)
         inverse[i, n] = -factor
         inverse[n, i] = -factor
         matrix[i, n] = u[i]
@@ -203,8 +197,7 @@ def remove(matrix, inverse, size, at, q, x, v, r):  # type: ignore[no-untyped-de
     for a in range(n):
         factor = v[a] / v[i]
         x[a] -= v[a] * share
-        for c in range(n):
-            inverse[a, c] -= factor * v[c]
+        add_multiple(inverse, a * inverse.shape[1], -factor, v, n)
     erase(matrix, i, n - 1)
     erase(inverse, i, n - 1)
     x[i] = x[n - 1]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fenchel.kernels.cpu.compiler import helper, kernel
+from fenchel.kernels.cpu.structures.rows import LANES, copy, largest, merge
 
 HEAD = 0
 """Row of a workspace's integers that holds the heads of the words."""
@@ -25,42 +26,6 @@ def words_present(scores, present):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _best_head(score, v):  # type: ignore[no-untyped-def]
-    """The index of the largest score in row v; −1 if all are −inf.
-
-    The length of a row is a multiple of four. Four maxima are kept side by side, so that comparisons need not wait for
-    each other.
-    """
-    a, b, c, d = score[v, 0], score[v, 1], score[v, 2], score[v, 3]
-    i, j, k, m = 0, 1, 2, 3
-    for h in range(4, score.shape[1], 4):
-        e, f, g, o = score[v, h], score[v, h + 1], score[v, h + 2], score[v, h + 3]
-        i = h if e > a else i
-        j = h + 1 if f > b else j
-        k = h + 2 if g > c else k
-        m = h + 3 if o > d else m
-        a = e if e > a else a
-        b = f if f > b else b
-        c = g if g > c else c
-        d = o if o > d else d
-    if b > a:
-        a, i = b, j
-    if d > c:
-        c, k = d, m
-    if c > a:
-        a, i = c, k
-    return i if a > -np.inf else -1
-
-
-@helper
-def _merge_arcs(score, best, u, v, new):  # type: ignore[no-untyped-def]
-    """Write the scores of the arcs into node ``new``, which replaces u and v: of each head the better of two arcs."""
-    for h in range(score.shape[1]):
-        a, b = score[u, h] - best[u], score[v, h] - best[v]
-        score[new, h] = a if a > b else b
-
-
-@helper
 def _contract_cycles(score, best, inside, index, words, single):  # type: ignore[no-untyped-def]
     """Chu-Liu-Edmonds' algorithm in O(N²): follow best heads, and contract every cycle that appears to one node.
 
@@ -68,7 +33,8 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
     if there is no such arc. Nodes 1 to ``words`` are words. Later nodes are contracted cycles: node v replaces nodes
     cycle[first[v]], …, cycle[first[v + 1] − 1], and contains the words inside[begin[v]], …, inside[begin[v + 1] − 1].
     within[w] is the outermost node that contains word w. best[v] is the score of the arc that node v has chosen. The
-    result, head[w], is the head of word w in the best tree, −1 if no arc leads to w. Returns False if there is no tree.
+    result, head[w], is the head of word w in the best tree, −1 if no arc leads to w. At first it is the best head of
+    each word, unless ``single``. Returns False if there is no tree.
 
     With ``single``, a node chooses the root only if it has no other head. The arcs from the root are the roots of the
     tree, so this finds the smallest number of roots first, and then the best tree with that number.
@@ -76,7 +42,7 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
     head, within, begin, first, cycle, mark, path = (
         index[HEAD], index[1], index[2], index[3], index[4], index[5], index[6],
     )  # fmt: skip
-    total = words + 1
+    total, width = words + 1, score.shape[1]
     for w in range(total):
         within[w], begin[w], inside[w] = w, w, w
         mark[w] = 0  # not visited; 1: on the current path, 2: connected to the root
@@ -88,14 +54,17 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
             continue
         while True:
             if mark[at] == 0:
-                root = score[at, 0]
-                if single:  # the root is chosen only if there is no other head
-                    score[at, 0] = -np.inf
-                h = _best_head(score, at)
-                score[at, 0] = root
-                if h < 0 and root > -np.inf:
-                    h = 0
-                head[at] = h
+                if at > words or single:
+                    root = score[at, 0]
+                    if single:  # the root is chosen only if there is no other head
+                        score[at, 0] = -np.inf
+                    h = largest(score, at * width, width)
+                    score[at, 0] = root
+                    if h < 0 and root > -np.inf:
+                        h = 0
+                    head[at] = h
+                else:
+                    h = head[at]
                 if h < 0:
                     if at == start:
                         break  # no arc leads to this word
@@ -123,7 +92,8 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
                     break
                 length -= 1
                 v = path[length]
-                _merge_arcs(score, best, u, v, total)
+                # Of the two arcs from each head the better one.
+                merge(score, u * width, best[u], v * width, best[v], total * width, width)
                 u = total
             for j in range(begin[total], room):
                 score[total, inside[j]] = -np.inf
@@ -146,10 +116,7 @@ def _contract_cycles(score, best, inside, index, words, single):  # type: ignore
 def tree_workspace(words):  # type: ignore[no-untyped-def]
     """Temporary arrays of ``best_tree`` for sentences of ``words`` words."""
     width, nodes = words + 1, 2 * words + 2
-    score = np.empty((nodes, (width + 3) // 4 * 4))
-    for v in range(nodes):
-        for h in range(width, score.shape[1]):
-            score[v, h] = -np.inf
+    score = np.empty((nodes, (width + LANES - 1) // LANES * LANES))
     return score, np.empty(nodes), np.empty(nodes * width, np.int64), np.empty((7, nodes + 1), np.int64)
 
 
@@ -162,9 +129,9 @@ def best_tree(scores, present, count, single, workspace):  # type: ignore[no-unt
     words, width = scores.shape
     score, best, inside, index = workspace
     head = index[HEAD]
+    filled = score.shape[1]
     for m in range(words):
-        for h in range(width):
-            score[m + 1, h] = scores[m, h]
+        copy(scores, m * width, width, score, (m + 1) * filled)
         score[m + 1, m + 1] = -np.inf
     if count < words:
         following = 0
@@ -174,6 +141,9 @@ def best_tree(scores, present, count, single, workspace):  # type: ignore[no-unt
                 continue
             for d in range(1, width):  # an absent word is the head of no other
                 score[d, m + 1] = -np.inf
+    if not single:  # one after the other: the walk along heads would wait for each
+        for w in range(1, words + 1):
+            head[w] = largest(score, w * filled, filled)
     if not _contract_cycles(score, best, inside, index, words, single):
         return False
     roots = 0
