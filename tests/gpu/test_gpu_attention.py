@@ -342,7 +342,7 @@ def test_passes_over_keys_and_values() -> None:
     """Keys: all once for the largest scores; blocks in use once per step of Newton's method, and for the output."""
     keys = 256
     query, key, value = torch.randn(1, 1, 1, 8, 8), torch.randn(1, 1, keys, 8), torch.randn(1, 1, keys, 8)
-    _, size = forward.blocks(query, value, 2.0, None, 0.0)
+    rows, size = forward.blocks(query, value, 2.0, None, 0.0)
     key[:, :, : keys // 2] *= 0.01
     query[..., 0], key[:, :, keys // 2 :, 0] = 6.0, 3.0  # the second half leads by more than 1/(α − 1)
     rest = {"causal": False, "scale": 1.0, "dropout": 0.0, "seed": 0}
@@ -353,7 +353,7 @@ def test_passes_over_keys_and_values() -> None:
     assert found["read", "value"] <= 0.5
     steps = (found["read", "key"] - 1.0 - in_use) / 0.5
     assert 1.0 < steps < 8.0
-    pairs = 2 * 16 * 32 * keys  # blocks of 32 rows, 16 wide, of which these queries fill a part
+    pairs = 2 * 16 * rows * keys  # blocks are 16 wide, and these queries fill a part of one
     assert found["multiplied", ""] == pairs * (1 + in_use * (steps + 3))
     expected = oracles.attention(query[0, 0].double(), key[0].double(), value[0].double(), 2.0, scale=1.0)
     torch.testing.assert_close(output[0, 0].double(), expected, atol=1e-5, rtol=0)

@@ -184,7 +184,7 @@ def blocks(query: Tensor, value: Tensor, alpha: float | Tensor, mask: Tensor | N
         return 16, 16
     light = not isinstance(alpha, Tensor) and is_light(kind_of(alpha, False)) and mask is None and not dropout
     if query.dtype == torch.float32:
-        return 32 if wide <= 64 and light else 16, 32 if wide <= 128 else 16
+        return 32 if 32 < wide <= 64 and light else 16, 32 if wide <= 128 else 16
     return 64 if wide <= 128 and light else 32, 32
 
 
