@@ -20,7 +20,7 @@ from fenchel.kernels.compilation import run
 from fenchel.structures.base import Array, Problem, places
 from fenchel.structures.mixture import Faces, Found, Group
 
-_MEMBERS = 48  # the capacity of a row at first
+_MEMBERS = 56  # the capacity of a row at first: trees of 20 words need up to 52
 _SMALL = 64  # members: rows with at most so many form one group
 _FAR = 1e12  # scores larger than any higher-order score
 _KEPT = 1 << 25  # bytes: larger arrays are not kept for the next search

@@ -2,8 +2,8 @@
 
 A block of ``choices`` × ``width`` numbers lies flat, row by row; each of its columns is one node, and a row holds the
 same predecessor of all of them. Loops run along the rows and have no dependencies, so that the compiler vectorises them
-whatever the number of choices. Measured once on both targets, recursions and gradients of chains of 21 states and of
-alignments of 100 × 100 cells took up to 1.3 times as long for AVX2 as for AVX-512.
+whatever the number of choices. Compiled for AVX2 they take 0.84 to 1.11 of the time that they take for AVX-512: chains,
+alignments, binary trees and monotonic alignments, by Shannon, Gini and Tsallis's entropy of 1.5.
 """
 
 from __future__ import annotations
