@@ -165,12 +165,13 @@ class Problem:
     def options(self, kernel: str) -> dict[str, Any]:
         """Warps of a program, stages of its loops, and an option for the assembler, chosen so that nothing spills.
 
-        AMD's devices give a thread up to 512 registers if a program has four warps. Their compiler fails on masks if it
-        is to read ahead.
+        AMD's devices give a thread up to 512 registers if a program has four warps. Their compiler fails on masks
+        and on powers if it is to read ahead.
         """
         wide = max(self.query.shape[-1], self.value.shape[-1])
         if device.LANES == 64:
-            return {"num_warps": 4, "num_stages": 2 if self.mask is None else 1}
+            light = not isinstance(self.alpha, Tensor) and is_light(kind_of(self.alpha, False)) and self.mask is None
+            return {"num_warps": 4, "num_stages": 2 if light else 1}
         most = {4: 0, 8: 128}.get(self.query.element_size(), 64 if kernel == "attend" else 32)
         return {"num_warps": 4 if wide <= most else 8, "num_stages": 2, **device.MOST_REGISTERS}
 
