@@ -96,6 +96,17 @@ def is_higher(differences: Sequence[float]) -> str:
     return "yes" if mean > width else "no" if mean < -width else "not shown"
 
 
+def is_rarer(failed: int, runs: int, others_failed: int, others: int) -> bool:
+    """Whether a method's runs fail more rarely than those of others (Fisher's exact test, one-sided, at 5 %).
+
+    Example:
+        >>> is_rarer(0, 10, 5, 30), is_rarer(0, 10, 12, 30)
+        (False, True)
+    """
+    table = [[failed, runs - failed], [others_failed, others - others_failed]]
+    return bool(stats.fisher_exact(table, alternative="less").pvalue < 0.05)
+
+
 class ScoresInPercent:
     """Base of results with ``scores``, shares in [0, 1], one per seed: their mean and standard deviation in percent."""
 
