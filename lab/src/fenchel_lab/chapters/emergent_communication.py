@@ -94,12 +94,11 @@ of smaller agents, which shows the game and settles no order. On MNIST run the c
 """
 
 EXPLAINED = """
-The talk's own order comes from runs that never began to communicate. Suppose that k of its {runs} runs stayed at
-{guess:.2f} % and the others were all equal: then the mean tells what the others reached, and their standard error
-follows. With n = {runs} runs of mean m the others reached a = (n·m − k·{guess:.2f}) / (n − k), and the standard
-error is (a − {guess:.2f}) · √(k (n − k) / (n − 1)) / n. {arithmetic} So among runs that communicate the talk's order
-is Gumbel-Softmax, Hard Concrete, Gaussian-Sparsemax, straight-through; its lead of Gaussian-Sparsemax is that none of
-its runs failed.
+The talk's own order comes from runs that never began to communicate. Suppose that k of its n = {runs} runs stayed at
+{guess:.2f} % and the others were all equal. If the mean is m, the others reached a = (n·m − k·{guess:.2f}) / (n − k),
+and the standard error is (a − {guess:.2f}) · √(k (n − k) / (n − 1)) / n. {arithmetic} So among runs that communicate
+the talk's order is Gumbel-Softmax, Hard Concrete, Gaussian-Sparsemax, straight-through. Gaussian-Sparsemax leads in
+the talk because none of its runs failed.
 """
 
 CODE = """

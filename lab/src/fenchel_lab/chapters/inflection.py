@@ -146,6 +146,7 @@ def inflection(context: Context) -> Result:
     if context.data is not None:
         tables.append(_paired(found))
         claims = _claims(found)
+        texts.append(_verdict(found))
     sparse = [each for each in found if _alpha(each, "output") > 1]
     figures = []
     if sparse:
@@ -376,6 +377,21 @@ def _paired(records: Sequence[Record]) -> Table:
         paper="Differences of the means in table 1, high, 1.5-entmax instead of softmax: output +1.2 and +2.1 points, "
         "attention −0.8 and +0.1.",
     )
+
+
+SAID = {"yes": "ahead", "no": "behind", "not shown": "not shown to differ", "too few runs": "too few runs to tell"}
+"""What the interval of a difference says, in words."""
+
+
+def _verdict(records: Sequence[Record]) -> str:
+    """What the differences between models say, in words."""
+    told = []
+    for setting in dict.fromkeys(each.cell["words"] for each in records):
+        for side, sparse, dense in COMPARED:
+            if found := gains(records, side, sparse, dense, setting):
+                what = f"{name(sparse)} instead of {name(dense)} as {side} {with_interval(found, digits=2)} points"
+                told.append(f"{what} ({setting}; {len(found)} pairs: {SAID[is_higher(found)]})")
+    return f"Differences of test accuracy, all else equal: {'; '.join(told)}." if told else ""
 
 
 def _claims(records: Sequence[Record]) -> list[Claim]:
