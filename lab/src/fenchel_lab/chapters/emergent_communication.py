@@ -19,7 +19,7 @@ from fenchel_lab.drawing import style
 from fenchel_lab.models import agents
 from fenchel_lab.models.agents import CHANNELS, Agents, Outcome, Setting
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import is_higher, is_rarer, with_interval
+from fenchel_lab.report.measure import is_higher, is_rarer, judged, with_interval
 from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
@@ -339,7 +339,6 @@ def _claims(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) 
     others = [name for name in groups if name != sparse]
     nonzeros = with_interval(_values(groups[sparse], "nonzeros"), digits=2)
     hard = with_interval(_values(groups["K-D Hard Concrete"], "nonzeros"), digits=2)
-    enough = len(seeds) >= 3
     rare = is_rarer(fallen[sparse], len(seeds), sum(fallen[name] for name in others), len(others) * len(seeds))
     return [
         Claim(
@@ -353,15 +352,13 @@ def _claims(found: Mapping[str, Sequence[Record]], setting: Setting, size: str) 
             f"of 10 runs, as the standard errors say: {sparse} {implied[sparse]}, "
             + ", ".join(f"{name} {implied[name]}" for name in others),
             f"of {len(seeds)}: {sparse} {fallen[sparse]}, " + ", ".join(f"{name} {fallen[name]}" for name in others),
-            ("no" if fallen[sparse] else "yes" if rare else "not shown") if enough else "too few runs",
+            judged("no" if fallen[sparse] else "yes" if rare else "not shown", len(seeds)),
         ),
         Claim(
             f"Its codes are sparse ({size})",
             "1.57 ± 0.02 of 256 entries, Hard Concrete 21.43 ± 17.56",
             f"{nonzeros}, Hard Concrete {hard} ({len(seeds)} runs each)",
-            ("yes" if statistics.fmean(_values(groups[sparse], "nonzeros")) < 3 else "no")
-            if enough
-            else "too few runs",
+            judged("yes" if statistics.fmean(_values(groups[sparse], "nonzeros")) < 3 else "no", len(seeds)),
         ),
     ]
 

@@ -20,7 +20,7 @@ from fenchel_lab.models.documents import Vocabulary
 from fenchel_lab.models.rationale import Found, Kind, Rationalizer, Selection, Size
 from fenchel_lab.models.training import Course
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import is_higher, with_interval
+from fenchel_lab.report.measure import is_higher, judged, with_interval
 from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
@@ -394,7 +394,7 @@ def _claims(corpus: Corpus, rows: Mapping[str, Row]) -> list[Claim]:
                 f"k-subsets class texts by a fifth of their words as well as the paper's ({corpus.name}, F₁)",
                 f"{printed[HARD]}, sequential {printed[SEQUENTIAL]}, sparsemax {PAPER['sparsemax', corpus.name]}",
                 f"{rows[HARD].told('f1')}, sequential {rows[SEQUENTIAL].told('f1')} ({len(reached)} runs){others}",
-                "too few runs" if len(reached) < 3 else "yes" if statistics.fmean(reached) >= value - 0.01 else "no",
+                judged("yes" if statistics.fmean(reached) >= value - 0.01 else "no", len(reached)),
             )
         ]
     runs = len(rows[HARD].runs)

@@ -83,6 +83,20 @@ def with_interval(scores: Sequence[float], unit: float = 1.0, digits: int = 1) -
     return f"{mean:.{digits}f}" if math.isnan(width) else f"{mean:.{digits}f} ± {width:.{digits}f}"
 
 
+ENOUGH = 3
+"""Runs, of seeds of their own, without which nothing is said of a claim."""
+
+
+def judged(holds: str, runs: int) -> str:
+    """What is said of a claim after so many runs.
+
+    Example:
+        >>> judged("yes", 3), judged("yes", 2)
+        ('yes', 'too few runs')
+    """
+    return holds if runs >= ENOUGH else "too few runs"
+
+
 def is_higher(differences: Sequence[float]) -> str:
     """What differences say of the claim that their mean is above 0, by its 95 % confidence interval.
 
@@ -90,10 +104,10 @@ def is_higher(differences: Sequence[float]) -> str:
         >>> is_higher([1.0, 1.1, 0.9]), is_higher([-1.0, 1.0, 0.5]), is_higher([-1.0, -1.1, -0.9]), is_higher([1.0])
         ('yes', 'not shown', 'no', 'too few runs')
     """
-    if len(differences) < 3:
-        return "too few runs"
+    if not differences:
+        return judged("", 0)
     mean, width = statistics.fmean(differences), half_width(differences)
-    return "yes" if mean > width else "no" if mean < -width else "not shown"
+    return judged("yes" if mean > width else "no" if mean < -width else "not shown", len(differences))
 
 
 def is_rarer(failed: int, runs: int, others_failed: int, others: int) -> bool:
