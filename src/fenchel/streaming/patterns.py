@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function, differentiable_gradients, recomputed, tracks_forward
+from fenchel._torch import apply_function, differentiable_gradients, recomputed, tracks, tracks_forward
 from fenchel.regularizers.base import Regularizer, simplified
 from fenchel.streaming.plan import Plan
 
@@ -64,8 +64,8 @@ def recall(query: Tensor, keys: Stored, values: Stored, omega: Regularizer, plan
         recalled = patterns if values is keys else values.prepare(values.held)
         groups = []
         for here in plan.groups(len(rows)):
-            weights = omega.argmax(products(rows[here], patterns.T, plan.tile))
-            groups.append(products(weights, recalled, plan.tile))
+            weights = omega.argmax(_multiply(rows[here], patterns.T, plan))
+            groups.append(_multiply(weights, recalled, plan))
         found = torch.cat(groups)
     return found[: len(query)]
 
@@ -108,6 +108,11 @@ def weights(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tens
 def _by_chunks(keys: Stored, plan: Plan) -> bool:
     """Whether all scores of some queries are computed at a time, and from some patterns at a time."""
     return plan.method == "dense" and plan.columns < len(keys.held)
+
+
+def _multiply(rows: Tensor, columns: Tensor, plan: Plan) -> Tensor:
+    """rows @ columns, differentiable where a derivative may be asked for."""
+    return rows @ columns if tracks(rows, columns) else products(rows, columns, plan.tile)
 
 
 def pad_rows(rows: Tensor, multiple: int) -> Tensor:
