@@ -142,8 +142,10 @@ def test_chunks_change_nothing(seed: int, chunk_size: int, beta: float, omega: R
     torch.testing.assert_close(parts.retrieve(queries, 5).state, whole.retrieve(queries, 5).state)
 
 
-@pytest.mark.parametrize("omega", [Tsallis(1.5), Shannon(), KSubsets(3), 0.5 * Gini(), fenchel.Fused(0.1)], ids=str)
-@pytest.mark.parametrize("chunk_size", [7, 30])  # as many as there are patterns, too
+@pytest.mark.parametrize(
+    "omega", [Tsallis(1.5), Shannon(), KSubsets(3), 0.5 * Gini(), fenchel.Capped(0.1), fenchel.Fused(0.1)], ids=str
+)
+@pytest.mark.parametrize("chunk_size", [7, 30])  # of 30 patterns; 7 cannot hold the mass under bounds of 0.1
 def test_chunks_have_the_gradients_of_the_whole(omega: Regularizer, chunk_size: int) -> None:
     gradients = []
     for size in (None, chunk_size):

@@ -233,7 +233,9 @@ class _CandidateLists:
             top = score.amax(-1, keepdim=True)
             support = (score >= top - self._rounding(top)) & (score > -torch.inf)
         else:
-            support = self.omega.argmax(score) > 0
+            short = self._line(score) == -torch.inf  # too few to hold the mass: each of them has some
+            support = self.omega.argmax(score.masked_fill(short, -torch.inf)) > 0
+            support = torch.where(short, score > -torch.inf, support)
         self.count = support.sum(-1)
         self.too_wide |= self.count > max(self.plan.columns, self.plan.entries)
         # All lists are as long as the longest: those that are not used must not make it longer.
@@ -250,11 +252,16 @@ class _CandidateLists:
 
     def _set_floor(self, scores: Tensor) -> None:
         """Set the floor from scores: a pattern with a lower score is not in a larger support either."""
-        top, line = scores.amax(-1, keepdim=True), self.omega.line(scores)
-        assert line is not None
-        floor = torch.where(top.isfinite(), line - self._rounding(top), -torch.inf)
+        top = scores.amax(-1, keepdim=True)
+        floor = torch.where(top.isfinite(), self._line(scores) - self._rounding(top), -torch.inf)
         # Nothing is kept for queries whose result is NaN, or that are solved on all their scores.
         self.floor = floor.masked_fill((self.not_finite | self.too_wide).unsqueeze(-1), torch.inf)
+
+    def _line(self, scores: Tensor) -> Tensor:
+        """The level below which no other pattern has weight, (R, 1)."""
+        line = self.omega.line(scores)
+        assert line is not None
+        return line
 
     def _rounding(self, top: Tensor) -> Tensor:
         """A bound of the rounding errors of scores, given the largest of each query."""
