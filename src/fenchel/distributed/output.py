@@ -92,8 +92,7 @@ def linear_entmax_loss(
     hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     half = autocast_dtype(hidden.device)
     if half is not None:
-        hidden, weight = as_autocast(hidden, half), as_autocast(weight, half)
-        bias = bias if bias is None else as_autocast(bias, half)
+        hidden, weight, bias = as_autocast(half, hidden, weight, bias)
     exact = torch.promote_types(hidden.dtype, torch.float32)
     rates = kept.to(exact).reshape(-1)
     rates = rates / rates.sum() if reduction == "mean" else rates

@@ -13,7 +13,7 @@ from fenchel._checks import check_count, check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
 from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, sum_over_edges
 from fenchel.regularizers.base import Regularizer
 
 
@@ -106,10 +106,6 @@ class Alignment(DynamicProgram):
         way = torch.where(down == 0, 2, torch.where(right == 0, 1, 0))
         cell = row * self._inputs[0].shape[2] + column
         return torch.where(row < 0, -1, 3 * cell + way)
-
-    def _check_paths(self, other: DynamicProgram) -> None:
-        assert isinstance(other, Alignment)
-        check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1).all(-1)
