@@ -138,8 +138,7 @@ class Alignment(DynamicProgram):
     def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         # Kernels keep to the lengths, but do not know of bands.
         costs = inputs[0] if self.band is None else _masked(inputs[0].detach(), self.lengths, self.band)
-        value, walk = kernel.forward(costs, self.lengths, *self._numbers, keep)
-        return value, walk
+        return super()._forward(kernel, (costs,), keep)
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         return (kernel.gradient(-weight, value, walk, self.lengths, inputs[0].shape),)

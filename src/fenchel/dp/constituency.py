@@ -148,10 +148,6 @@ class Constituency(DynamicProgram):
         scores = self._inputs[0]
         return _shape(scores.shape[1], scores.shape[3] if self._labelled else 1)
 
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
-        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
-        return value, walk
-
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor) -> Inputs:
         return (kernel.gradient(weight, walk),)
 

@@ -150,10 +150,6 @@ class Monotonic(DynamicProgram):
 
     # -- the recursion -------------------------------------------------------------------------------
 
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
-        return value, walk
-
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         return (kernel.gradient(weight, value, walk, self.lengths, inputs[0]),)
 

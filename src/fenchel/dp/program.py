@@ -343,6 +343,10 @@ class DynamicProgram(Recursion):
         p, q = self._on_cpu(), other._on_cpu()
         return p._walk(p._inputs, p.omega), q._walk(q._inputs, q.omega)
 
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
+        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
+        return value, walk
+
     # -- what a subclass defines ---------------------------------------------------------------------
 
     def _signed(self, maximum: Tensor) -> Tensor:
