@@ -184,7 +184,8 @@ class ShardedMemory(nn.Module):
             conjugate = omega.max(self._support(rows).scores)
 
         def largest_norm() -> Tensor:
-            norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read()]
+            blocks = self._stored(torch.float64).blocks(Plan().columns)
+            norms = [torch.linalg.vector_norm(block, dim=-1).amax() for _, block in blocks]
             largest = torch.stack(norms).amax() if norms else rows.new_zeros(())
             return all_max(largest.to(rows.device).reshape(1), self.group)
 
@@ -243,12 +244,14 @@ class ShardedMemory(nn.Module):
             for r, count in enumerate(sizes):
                 for start in range(0, count, size):
                     shape = min(size, count - start), self.patterns.shape[1]
-                    block = self._block(start, size) if r == rank else torch.empty(shape, dtype=self._dtype())
+                    if r == rank:
+                        block = self.patterns[start : start + size].to(self._dtype())
+                    else:
+                        block = torch.empty(shape, dtype=self._dtype())
                     yield sum(sizes[:r]) + start, broadcast(block.contiguous(), r, self.group).cpu()
 
         def own() -> Iterator[tuple[int, Tensor]]:
-            for start in range(0, sizes[rank], size):
-                yield first + start, self._block(start, size).cpu()
+            return ((first + start, block.cpu()) for start, block in self._stored(self._dtype()).blocks(size))
 
         with torch.no_grad():
             found = certify_patterns(read, sum(sizes), self.omega, float(self.beta), wanted, own)
@@ -263,12 +266,9 @@ class ShardedMemory(nn.Module):
     def _dtype(self) -> torch.dtype:
         return self.patterns.dtype if self.patterns.is_floating_point() else torch.float32
 
-    def _block(self, start: int, size: int) -> Tensor:
-        return self.patterns[start : start + size].to(self._dtype())
-
-    def _read(self) -> Iterator[tuple[int, Tensor]]:
-        for start in range(0, len(self.patterns), Plan().columns):
-            yield start, self._block(start, Plan().columns)
+    def _stored(self, dtype: torch.dtype) -> streams.Stored:
+        """This rank's patterns, with a function that converts some of their rows to a dtype."""
+        return streams.Stored(self.patterns, partial(torch.Tensor.to, dtype=dtype))
 
     def _all_sizes(self, **same: Any) -> list[int]:
         """How many patterns each rank has; an error if there are none, or fewer than Ω chooses, or arguments differ."""
@@ -302,8 +302,7 @@ class ShardedMemory(nn.Module):
         """Queries times β, this rank's patterns, and how to read them."""
         needs = Needs("recall", rows.dtype, by_chunks=True, columns=self.chunk_size)
         shapes = Shapes(len(rows), max(len(self.patterns), 1), 2 * self.patterns.shape[1])
-        keys = streams.Stored(self.patterns, partial(torch.Tensor.to, dtype=rows.dtype))
-        return rows * float(self.beta), keys, make_plan(self.omega, shapes, rows.device, needs)
+        return rows * float(self.beta), self._stored(rows.dtype), make_plan(self.omega, shapes, rows.device, needs)
 
     def _update(self, states: Tensor) -> Tensor:
         """One update of states (R, D)."""

@@ -555,7 +555,7 @@ def check_rows(given: Rows, name: str) -> Tensor:
 
 
 def _normalized(rows: Tensor, how: Normalize) -> Tensor:
-    """Rows scaled to norm 1 (sphere), or to mean 0 and variance 1 (layer); rows without a direction become zero."""
+    """Rows scaled to norm 1 (sphere), or to mean 0 and variance 1 (layer); zeros if that is undefined."""
     if how is None:
         return rows
     if how == "layer":
