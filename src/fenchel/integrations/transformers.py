@@ -200,7 +200,8 @@ class Attention:
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
             mask = combine_masks(attention_mask, position_bias)
             given: Any = {"attn_mask": mask, "is_causal": causal, "scale": scaling, "dropout_p": dropout, "sink": sink}
-            found: Any = attention(query, key, value, omega, return_weights=wanted, **given)
+            given["return_weights"] = wanted
+            found: Any = attention(query, key, value, omega, **given)
             output, weights = found if wanted else (found, None)
         return output.transpose(1, 2).contiguous(), weights
 
