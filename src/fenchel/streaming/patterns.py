@@ -1,9 +1,10 @@
 """Passes over stored patterns, a chunk at a time: no matrix of queries × patterns is ever held.
 
-An Ω with a threshold needs one pass. A pattern without weight among those seen so far has none among all patterns,
-because every further pattern raises the threshold. So each query keeps the support of what it has seen, and at the end
-the map is solved on that, exactly. A query whose support outgrows a chunk (that of a query of zero is everything) keeps
-nothing, and is solved on all its scores later, few such queries at a time.
+An Ω with a threshold needs one pass. A pattern without weight among those read so far has none among all patterns,
+because every further pattern raises the threshold. So only the support of each query among the patterns read so far is
+kept, and at the end the map is solved on that, exactly. If the support of a query is larger than a chunk (that of a
+query of zeros is all patterns), nothing is kept for it: it is solved on all its scores later, with few others at a
+time.
 
 An Ω without a threshold, such as SparseMAP, is solved on all scores of a few queries at a time.
 
