@@ -94,7 +94,15 @@ Parameter = float | Tensor
 Interval = tuple[float, float]
 
 _FLOATS = (torch.float32, torch.float64)
+HALF = (torch.bfloat16, torch.float16)
+"""Dtypes that only kernels for devices take, and compute in float32 inside; all else converts them to float32."""
+
 _ANY: tuple[Interval, ...] = ((-math.inf, math.inf),)
+
+
+def exact_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype to compute in: float32 for half precision, else that of the tensor."""
+    return torch.float32 if tensor.dtype in HALF else tensor.dtype
 
 
 @dataclass
@@ -334,7 +342,6 @@ for _name in ("fused", "oscar", "grid"):
     _compiled("grouping", "product", _name, f"maps.{_name}:{_name}_product")
 
 
-_HALF = (*_FLOATS, torch.bfloat16, torch.float16)
 _SMOOTH = ((1.0, 1.0), (2.0, 2.0))  # Shannon's entropy and Gini's
 _POSITIVE = ((math.nextafter(0.0, 1.0), math.inf),)
 
@@ -344,7 +351,7 @@ def _on_gpu(
 ) -> None:
     """Add a kernel of ``kernels/gpu`` if Triton is installed, which compiles it when it is called."""
     for device in ("cuda", "cpu") if kernels.TRITON else ("cuda",):  # also AMD's devices, which torch calls so
-        register(step, name, f"gpu.{kernel}", device=device, dtypes=_HALF, ranges=ranges, serves=serves)
+        register(step, name, f"gpu.{kernel}", device=device, dtypes=_FLOATS + HALF, ranges=ranges, serves=serves)
 
 
 if importlib.util.find_spec("triton") is not None:

@@ -33,7 +33,7 @@ from fenchel.kernels.gpu import launch as device
 from fenchel.kernels.gpu.arithmetic import ANY, advance, jit, mass
 from fenchel.kernels.gpu.launch import INTERPRETED, compiled_for, constant, eps_of, is_light, kind_of, launch, per_row
 from fenchel.kernels.gpu.rows import entmax
-from fenchel.kernels.table import NotServedError
+from fenchel.kernels.table import NotServedError, exact_dtype
 
 _STEPS: Any = tl.constexpr(100)
 _INTERPRETED: Any = tl.constexpr(INTERPRETED)
@@ -202,7 +202,7 @@ def attend(
     if not keep and problem.rows <= _FEW and keys >= _MANY and not problem.dropout and not problem.causal:
         return _decode(problem), ()
     like = problem.query
-    exact = torch.promote_types(like.dtype, torch.float32)
+    exact = exact_dtype(like)
     output = like.new_empty(*like.shape[:-1], depth)
     shapes = state_shapes(query, value, alpha, mask, problem.dropout)
     top, offset = (like.new_empty(shapes[name], dtype=exact) for name in ("top", "offset"))
@@ -528,7 +528,7 @@ def _decode(problem: Problem) -> Tensor:
     like, (keys, depth) = problem.query, problem.value.shape[2:]
     rules = problem.rules(max(triton.next_power_of_2(problem.rows), 16))
     options = problem.options("decode")
-    exact = torch.promote_types(like.dtype, torch.float32)
+    exact = exact_dtype(like)
     x = like.new_empty(problem.heads, problem.rows, keys, dtype=exact)
     programs = triton.cdiv(keys, problem.blocks[1])
     launch(decode_scores_kernel, (problem.heads * programs,), problem.inputs(), x, R=rules, **options)
