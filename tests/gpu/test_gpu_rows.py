@@ -281,6 +281,14 @@ def test_masked_empty_and_bad_rows(alpha: float | str, width: int) -> None:
     assert bool(residual[2].isnan().all())
 
 
+def test_a_class_that_does_not_exist_gives_nan() -> None:
+    """Nobody can check class indices on a device without waiting for it; no other memory is read."""
+    for width in (5, 4300):
+        loss, residual = rows.entmax_loss(torch.randn(2, width).double(), torch.tensor([width, 2]), True, 1.5)
+        assert bool(loss[0].isnan() & residual[0].isnan().all())
+        assert bool(loss[1].isfinite() & residual[1].isfinite().all())
+
+
 def test_a_wrong_alpha_on_the_device_gives_nan() -> None:
     for width in (5, 4300):
         p = rows.entmax(torch.randn(3, width), torch.tensor([[-1.0], [1.5], [math.nan]]))
@@ -465,9 +473,9 @@ def test_a_wide_sparse_row_is_read_once(alpha: float, out: list[Tensor]) -> None
         assert found["written result"] <= 1.1
 
 
-@pytest.mark.parametrize("width", [5000, 40_000])
-def test_a_product_reads_values_on_the_support_alone(width: int, out: list[Tensor]) -> None:
-    z = torch.randn(1, width)
+@pytest.mark.parametrize(("width", "dtype"), [(5000, torch.float32), (5000, torch.bfloat16), (40_000, torch.float32)])
+def test_a_product_reads_values_on_the_support_alone(width: int, dtype: torch.dtype, out: list[Tensor]) -> None:
+    z = torch.randn(1, width).to(dtype)
     p, v = rows.entmax(z, 1.5), torch.randn_like(z)
     found = traffic(lambda: products.entmax_product(v, None, p, 1.5), out, p=p, v=v)
     assert found["read p"] == 1.0

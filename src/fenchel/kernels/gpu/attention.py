@@ -14,9 +14,7 @@ and written by one of them, so two orders must be kept: nobody may read a word i
 this one (the barrier after each pass), and the writer may not be so far ahead that another thread has yet to read the
 old word (the barrier before each store). All loops and branches around barriers have the same bounds in all threads:
 these are arguments, words that all threads have read, or reductions over the whole block. Programs share nothing: each
-writes rows and words of its own. That a barrier orders stores before loads of global memory by the other threads of a
-program is what Nvidia's ``bar.sync`` promises; on AMD's devices, where ``s_barrier`` does not wait for stores, the
-requests of a work-group pass through one cache in the order in which they were made.
+writes rows and words of its own.
 """
 
 from __future__ import annotations
