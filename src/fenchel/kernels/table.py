@@ -23,7 +23,8 @@ step             call                                    result
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
 recorded. Masked scores are −inf: ``argmax`` gives zeros for a row in which all are masked, and NaN for a row with a
-score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p.
+score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p. On devices
+rows may be in half precision: then so are the results, but for those with one number per row, which are in float32.
 
 Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
 

@@ -117,7 +117,10 @@ def sizes(n: int, dtype: torch.dtype, kind: int) -> dict[str, int]:
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if kind == arithmetic.TOTAL.value else max(2048 // block, 1)
     each = 4 if dtype == torch.float64 else 16 if is_light(kind) else 8
-    return {"R": rows, "BLOCK": block, **of_warps(warps(rows * block // each))}
+    options = of_warps(warps(rows * block // each))
+    if not is_light(kind) and rows * block > 512 * each:  # most warps, and threads hold more than ``each``
+        options = {"num_warps": options["num_warps"]}  # the assembler spills if it is told of registers, else not
+    return {"R": rows, "BLOCK": block, **options}
 
 
 def warps(threads: int) -> int:

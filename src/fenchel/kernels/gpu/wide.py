@@ -23,8 +23,8 @@ from fenchel.kernels.gpu.solvers import exponents, solve, steep_shares
 
 THREADS = 512
 """Threads of a program: each holds 4 entries of a block, 2 in double precision, and twice as many of a list. More of
-them would have too few registers. Rules with logarithms have half as many threads in ``wide_kernel``, and blocks of
-half the size, so that each thread has twice as many registers."""
+them would have too few registers. With logarithms or in double precision ``wide_kernel`` has half as many threads, and
+blocks of half the size, so that each thread has twice as many registers."""
 
 _PROGRAMS = 1 << 9  # at most: each has a list
 _STEPS: Any = tl.constexpr(200)
@@ -39,8 +39,10 @@ def start(x: Tensor, p: Tensor, y: Tensor, loss: Tensor, a: Tensor, stride: int,
     places = torch.empty(programs, size, dtype=torch.int32, device=x.device)
     common: dict[str, Any] = {**rules, "EPS": eps_of(x.dtype)}
     tensors = x, p, y, loss, a, values, places, spilled
-    share = 1 if is_light(rules["KIND"]) else 2
-    own: dict[str, Any] = {"BLOCK": size // 2 // share, **of_warps(options["num_warps"] // share)}
+    if is_light(rules["KIND"]) and x.dtype != torch.float64:
+        own = {"BLOCK": size // 2, "num_warps": options["num_warps"]}  # to tell of registers makes the assembler spill
+    else:
+        own = {"BLOCK": size // 4, **of_warps(options["num_warps"] // 2)}
     launch(wide_kernel, (programs,), *tensors, n, rows, stride, CAP=size, **common, **own)
     launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, BLOCK=size // 2, **common, **options)
 
