@@ -110,8 +110,7 @@ def linear_entmax_loss(
         plainly = plainly or (isinstance(tensor, Tensor) and not graph and not concrete(tensor))
     half = autocast_dtype(hidden.device)
     if half is not None:
-        hidden, weight = as_autocast(hidden, half), as_autocast(weight, half)
-        bias = bias if bias is None else as_autocast(bias, half)
+        hidden, weight, bias = as_autocast(half, hidden, weight, bias)
     exact = torch.promote_types(hidden.dtype, torch.float32)
     dtype = hidden.dtype if half is None else exact
     with contextlib.nullcontext() if half is None else torch.autocast(hidden.device.type, enabled=False):
@@ -449,12 +448,18 @@ def _class_losses(
 
 
 def add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
-    """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C)."""
+    """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C).
+
+    By some classes at a time: a product copies its factors, and all classes together are as large as the logits.
+    """
     to_hidden, to_weight, to_bias, _ = gradients
-    if to_hidden is not None:
-        torch.mm(residual, weight, out=to_hidden[part])
-    if to_weight is not None:
-        to_weight.addmm_(residual.t(), hidden[part])
+    columns = plan_output(len(residual), len(weight)).columns
+    for first in range(0, len(weight), columns):
+        some = slice(first, first + columns)
+        if to_hidden is not None:
+            to_hidden[part].addmm_(residual[:, some], weight[some])
+        if to_weight is not None:
+            to_weight[some].addmm_(residual[:, some].t(), hidden[part])
     if to_bias is not None:
         to_bias.add_(residual.sum(0))
 

@@ -26,12 +26,12 @@ def normmax(z: Tensor, alpha: Parameter) -> Tensor:
     return _map(z, alpha, True)
 
 
-def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
+def entmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
     return _loss(z, index, residual, alpha, False)
 
 
-def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
+def normmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
     return _loss(z, index, residual, alpha, True)
 
@@ -44,12 +44,13 @@ def _map(z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
     return p.reshape(z.shape)
 
 
-def _loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter, norm: bool) -> tuple[Tensor, Tensor]:
+def _loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter, norm: bool) -> tuple[Tensor, Tensor]:
     x = as_rows(z)
     loss = x.new_empty(len(x), dtype=exact_dtype(x))
     slope = torch.empty_like(x) if residual else x.new_empty(0, x.shape[1])
     if x.numel():
         _start(x, slope if residual else x, index.contiguous(), loss, alpha, z, norm, 2 if residual else 1)
+    slope = slope if residual == 1 else slope.mul_(residual)
     return loss.reshape(z.shape[:-1]), slope.reshape(z.shape) if residual else slope
 
 

@@ -58,9 +58,53 @@ def entmax_value(first: int, last: int, p: Any, z: Any, powers: Any, out: Any) -
     n = p.shape[1]
     for row in range(first, last):
         if z.size > 0:
-            out[row] = _maximum(p, z, row * n, n, powers[row, 0])
+            top, maximum = _maximum(p, z, row * n, n, powers[row, 0])
+            out[row] = top + maximum
         else:
             out[row] = _value(p, row * n, n, powers[row, 0])
+
+
+@strict
+def entmax_losses(first: int, last: int, p: Any, z: Any, y: Any, index: Any, powers: Any, out: Any) -> None:
+    """The losses of targets, given p = argmax_Ω(z): of probabilities y, where p becomes p − y, or of classes.
+
+    Scores are finite, or NaN, beside probabilities. A class that is negative is left out; one at −inf has loss +inf.
+    """
+    n, lanes = p.shape[1], vec.lanes(p)
+    for row in range(first, last):
+        c = powers[row, 0]
+        top, maximum = _maximum(p, z, row * n, n, c)
+        if y.size > 0:
+            loss = maximum + _value(y, row * n, n, c) - _lead(y, z, row * n, n, top)
+            out[row] = 0.0 if loss < 0.0 else loss
+            for i in range(0, n, lanes):
+                part, at = min(lanes, n - i), row * n + i
+                vec.store_part(p, at, vec.load_part(p, at, part, 0.0) - vec.load_part(y, at, part, 0.0), part)
+            continue
+        label = index[row]
+        score = np.float64(z[row, max(label, 0)])
+        if label < 0:
+            out[row] = 0.0
+        elif score == -np.inf and maximum == maximum:
+            out[row] = np.inf
+        else:
+            out[row] = maximum + max(top - score, 0.0)
+
+
+@strict_helper
+def _lead(y: Any, z: Any, start: int, n: int, top: float) -> Any:
+    """⟨y, z − top⟩."""
+    lanes = vec.lanes(z)
+    zero = vec.splat(z.dtype.type(0))
+    largest = z.dtype.type(top)
+    total = vec.widen(zero)
+    for group in range(0, n, _GROUP * lanes):
+        a = zero
+        for i in range(group, min(group + _GROUP * lanes, n), lanes):
+            q = vec.load_part(y, start + i, min(lanes, n - i), 0.0)
+            a += q * (vec.load_part(z, start + i, min(lanes, n - i), largest) - largest)
+        total += vec.widen(a)
+    return vec.sum_lanes(total)
 
 
 @strict_helper
@@ -80,7 +124,8 @@ def _value(p: Any, start: int, n: int, c: float) -> float:
 
 
 @strict_helper
-def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> float:
+def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> tuple[float, float]:
+    """The largest score, and how much larger max_Ω is."""
     lanes = vec.lanes(p)
     nothing = p.dtype.type(-np.inf)
     zero = vec.splat(p.dtype.type(0))
@@ -91,7 +136,7 @@ def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> float:
     top, share = vec.max_everywhere(top), vec.max_everywhere(share)
     largest = np.float64(vec.first_lane(top))
     if largest == -np.inf:
-        return largest
+        return largest, 0.0
     along = vec.widen(zero)
     for group in range(0, n, _GROUP * lanes):
         a = zero
@@ -106,7 +151,7 @@ def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> float:
         log, moment, _ = moments(q, c, vec.select(q > 0.0, 1.0, q), 0.0)
         offset = -vec.first_lane(log * moment)
         total = (c * total + offset) / (1.0 + c)
-    return largest if total < 0.0 else largest + total
+    return largest, 0.0 if total < 0.0 else total
 
 
 @strict
