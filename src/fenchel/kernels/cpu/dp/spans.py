@@ -189,7 +189,7 @@ def _parts(v: Any, words: int, i: int, j: int, c: int) -> Any:
 @strict_helper
 def _by_powers(
     x: Any, lengths: Any, group: int, kind: int, gamma: float, s: Any, u: Any, bad: Any, mean: Any, ends: Any
-) -> int:
+) -> Any:
     """``_inside`` of eight sentences; returns those that are right, sentence r as bit r: none but for Shannon's Ω."""
     batch, words, _, labels = x.shape
     if kind != SHANNON:
@@ -204,12 +204,12 @@ def _by_powers(
 
 
 @strict_helper
-def _inside(s: Any, ends: Any, words: int, labels: int, most: int, factor: float, u: Any) -> int:
+def _inside(s: Any, ends: Any, words: int, labels: int, most: int, factor: float, u: Any) -> Any:
     """The recursion for Shannon's Ω in powers of 2, without a logarithm or a power per choice.
 
     u = 2^(factor·v − 2(w − 1)) for a span of w words and value v: there are about 4^w trees, so that u is near 1 unless
-    scores differ much; it is 1 for spans that a sentence does not have. Scores are replaced by their powers. Returns the
-    lanes in which no power was too large or too small, as bits.
+    scores differ much; it is 1 for spans that a sentence does not have. Scores are replaced by their powers. Returns
+    the lanes in which no power was too large or too small, as bits.
     """
     row, end = words * LANES, vec.load(ends, 0)
     fine = end == end
