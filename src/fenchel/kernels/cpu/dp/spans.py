@@ -2,8 +2,9 @@
 
 Eight trees are computed at once, one per lane, in lists of vectors: of the value of each span, of the score of each
 span and label, and of the probability of each choice among those of its span (the ways), in the order of width, first
-word, split point and label. Everything but scores and results is in double precision. Nothing but results is kept: the
-expected spans are computed with the values, and a Hessian-vector product begins anew.
+word, split point and label. Everything is in double precision, scores too, so that there is one kernel for all: what
+a copy of the scores takes is little beside the recursion. Nothing but results is kept: the expected spans are computed
+with the values, and a Hessian-vector product begins anew.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ def forward(
         gamma: the temperature.
         keep: whether derivatives will be asked for; if not, the expected spans are empty.
     """
-    x, n = arrays(scores, lengths)
+    x, n = arrays(scores.double(), lengths)
     value, spans = np.empty(len(x)), np.empty(x.shape if keep else (0,) * x.ndim, x.dtype)
     settings = np.array([gamma, 0.0])
     over_rows(_forward, *_extent(x), _with_labels(x), n, settings, KINDS[alpha], value, _with_labels(spans))
-    return torch.from_numpy(value), (torch.from_numpy(spans), settings[1] > 0)
+    return torch.from_numpy(value), (torch.from_numpy(spans).to(scores.dtype), settings[1] > 0)
 
 
 def gradient(weight: Tensor, expected: tuple[Tensor, bool]) -> Tensor:
@@ -65,11 +66,11 @@ def hessian_product(
     weight: Tensor, value: Tensor, scores: Tensor, lengths: Tensor, direction: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction of the scores."""
-    w, v, n, x, along = arrays(weight.double(), value, lengths, scores, direction)
+    w, v, n, x, along = arrays(weight.double(), value, lengths, scores.double(), direction.double())
     change, spans = np.empty(len(v)), np.empty(x.shape, x.dtype)
     given = w, v, n, _with_labels(x), _with_labels(along), np.array([gamma]), KINDS[alpha]
     over_rows(_hessian_product, *_extent(x), *given, change, _with_labels(spans))
-    return torch.from_numpy(change), torch.from_numpy(spans)
+    return torch.from_numpy(change), torch.from_numpy(spans).to(scores.dtype)
 
 
 def _extent(x: np.ndarray[Any, Any]) -> tuple[int, int]:
