@@ -223,7 +223,7 @@ def _of_queries(omega: Regularizer, shapes: Shapes, device: torch.device, needs:
     keys = max(shapes.columns, 1)
     wide = (1 << 24) // keys  # a block of few rows takes as long, to read all keys: rather hold more scores
     if keys >= 256 and _serves("supports", omega, device, needs):
-        rows = max((1 << 19) // keys, min(128, wide), 16)
+        rows = max((1 << 21) // keys, min(128, wide), 16)
         own = omega.canonical()[0].parameter
         if isinstance(own, Tensor) and own.numel() > 1:  # by heads: one with a wide support leaves the others sparse
             rows = min(rows, max(shapes.rows, (1 << 16) // keys))
