@@ -229,7 +229,8 @@ def _check_options(
         raise TypeError(f"target must be a torch.Tensor, got {type(target).__name__}")
     if reduction not in _REDUCTIONS:
         check_reduction(reduction)
-    check_integer(ignore_index, "ignore_index")
+    if type(ignore_index) is not int:
+        check_integer(ignore_index, "ignore_index")
     if type(label_smoothing) is not float or label_smoothing:
         check_smoothing(label_smoothing)
     if weight is not None and not isinstance(weight, Tensor):

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, distributed_rule, is_distributed, is_simple, known, tracks
+from fenchel._torch import apply_function, concrete, is_simple, known, tracks
 from fenchel.regularizers.derivatives import (
     Argmax,
     ClassLoss,
@@ -46,8 +46,8 @@ from fenchel.regularizers.operators import (
     product_operator,
     pull_operator,
 )
-from fenchel.regularizers.packed import is_packed, map_packed
-from fenchel.regularizers.rows import check_scores, from_rows, parameter_rows, shifted, to_rows
+from fenchel.regularizers.packed import map_parts
+from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -127,16 +127,13 @@ class RowMap(ABC):
                     return chosen
                 except kernels.NotCompiledError:
                     pass
-        if is_packed(scores):
-            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
-            return map_packed(call, scores, dim, mask, **{name: a[0]})
-        if is_distributed(scores):
-            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
-            family = (self.name, a[0], 1.0)
-            found: Tensor = distributed_rule("rows")(
-                call, scores, dim, (check_scores(scores, dim),), {"mask": mask, name: a[0]}, False, family
-            )
-            return found
+
+        def part(scores: Tensor, dim: int, mask: Tensor | None, **a: Any) -> Tensor:
+            return self.choose(scores, dim, mask, name, *a.values())
+
+        joined = map_parts(part, scores, dim, mask, (self.name, a[0], 1.0), **{name: a[0]})
+        if joined is not None:
+            return joined
         rows = to_rows(scores, dim, mask)
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
 

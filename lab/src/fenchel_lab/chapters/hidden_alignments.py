@@ -289,7 +289,7 @@ def _figure(corpus: Corpus, groups: Mapping[Kind, Sequence[Record]]) -> Figure:
     return Figure(
         drawing,
         caption="The words of a true test pair: how much each of the second sentence (rows) takes of each of the first "
-        "(columns), first seed; darker is more, blank is exactly zero.",
+        "(columns), first seed; the stronger the colour the more, blank is exactly zero.",
         alt="Four matrices. Softmax: every cell has some shade. Sparsemax: a few cells per row. Sequence and matching: "
         "few cells, near the diagonal or one per row and column.",
         paper="The talk draws such matrices for a pair of SNLI.",

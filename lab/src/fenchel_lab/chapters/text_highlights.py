@@ -462,8 +462,8 @@ def _picture(corpus: Corpus, example: Mapping[str, Any], transition: str) -> Fig
     return Figure(
         highlights.picture(shown, {at - skipped for at in review.rationale}),
         caption=f"A short review to test with, a {LABELS[int(review.label)]} one, and the class that it is given "
-        "by the first rationalizer; the words that are selected (the darker, the more weight) and those that a person "
-        "marked (underlined).",
+        "by the first rationalizer; the words that are selected (the stronger the colour, the more weight) and those "
+        "that a person marked (underlined).",
         alt="The text of a review twice: selected words on a yellow ground, marked words underlined.",
         paper="Figures 4 and 7 show that sequential k-subsets select longer phrases, as people do.",
     )
