@@ -20,6 +20,8 @@ _LIKE: dict[torch.dtype, np.ndarray[Any, Any]] = {
     torch.float64: np.empty(0, np.float64),
 }
 
+_NO_CLASSES = np.empty(0, np.int64)
+
 # A map and its loss.
 _NARROW = rows.argmax_of_narrow, rows.loss_of_narrow
 _WIDE = rows.argmax_of_wide, rows.loss_of_wide
@@ -54,9 +56,9 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
     if type(alpha) is float and alpha == 1:
         return _softmax(z)
     if type(alpha) is float and alpha > 2:
-        return _map(_steep_kernels(z)[0], z, alpha, False)
+        return _map([_steep_kernels(z)[0]], z, alpha, False)
     kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
-    p = _map(kernel, z, alpha, False)
+    p = _map([kernel, _STEEP_WIDE[0]] if has_steep(alpha - 1) else [kernel], z, alpha, False)
     key = alpha, z.dtype, n <= NARROW_WIDTH
     if size < SERIAL and type(alpha) is float and key not in _small and len(_small) < _MANY:
         rest = parameters(alpha - 1, False), _LIKE[z.dtype]
@@ -66,13 +68,16 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
 
 def normmax(z: Tensor, alpha: Parameter) -> Tensor:
     """α-normmax along the last dimension; a number, or one value per row."""
-    return _map(_kernels(z)[0], z, alpha, True)
+    return _map([_kernels(z)[0]], z, alpha, True)
 
 
 def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-entmax given its result p."""
     c = alpha - 1
-    return _product(products.steep_entmax_product if _is_steep(c) else products.entmax_product, v, p, c, False)
+    if _is_steep(c):
+        return _product([products.steep_entmax_product], v, p, c, False)
+    steep = [products.steep_entmax_product] if has_steep(c) else []
+    return _product([products.entmax_product, *steep], v, p, c, False)
 
 
 def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -86,19 +91,17 @@ def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: Tensor) -> tuple[Tensor, Te
 
 def normmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-normmax given its result p."""
-    return _product(products.normmax_product, v, p, alpha - 1, True)
+    return _product([products.normmax_product], v, p, alpha - 1, True)
 
 
-def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
-    """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
+def entmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
+    """The loss of rows with class indices and residual·(p − y), its gradient at 1; an empty tensor for 0."""
     c = alpha - 1
     if type(c) is float and c == 0:
         return _cross_entropy(z, index, residual)
     if _is_steep(c):
         return _loss([_steep_kernels(z)[1]], z, index, c, residual, False)
-    kernels = [_kernels(z)[1]]
-    if isinstance(c, Tensor) and bool((c > 1).any()):
-        kernels.append(_STEEP_WIDE[1])
+    kernels = [_kernels(z)[1], _STEEP_WIDE[1]] if has_steep(c) else [_kernels(z)[1]]
     return _loss(kernels, z, index, c, residual, False)
 
 
@@ -112,9 +115,20 @@ def entmax_max(z: Tensor, p: Tensor, alpha: Parameter) -> Tensor:
     return _value(p, z, alpha)
 
 
+def entmax_given(z: Tensor, p: Tensor, target: Tensor, alpha: Parameter) -> Tensor:
+    """The losses of targets, given p = argmax_Ω(z): of probabilities, where p becomes p − target, or of classes."""
+    q, out = as_rows(p), torch.empty(p.shape[:-1], dtype=p.dtype, device="cpu")
+    soft = target.is_floating_point()
+    y = as_rows(target) if soft else np.empty((0, q.shape[1]), q.dtype)
+    index = _NO_CLASSES if soft else target.contiguous().numpy().reshape(-1)
+    rest = as_rows(z), y, index, each(alpha - 1, len(q)), out.numpy().reshape(-1)
+    over_rows(values.entmax_losses, len(q), q.size, q, *rest)
+    return out
+
+
 def _value(p: Tensor, z: Tensor, alpha: Parameter) -> Tensor:
     q, out = as_rows(p), torch.empty(p.shape[:-1], dtype=p.dtype, device="cpu")
-    rest = as_rows(z), each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    rest = as_rows(z), each(alpha - 1, len(q)), out.numpy().reshape(-1)
     over_rows(values.entmax_value, len(q), q.size, q, *rest)
     return out
 
@@ -122,12 +136,12 @@ def _value(p: Tensor, z: Tensor, alpha: Parameter) -> Tensor:
 def entmax_envelope(p: Tensor, alpha: Parameter) -> Tensor:
     """The derivative of max_Ω in α where its argmax is p, one value per row, dimension kept."""
     q, out = as_rows(p), torch.empty((*p.shape[:-1], 1), dtype=p.dtype, device="cpu")
-    rest = each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    rest = each(alpha - 1, len(q)), out.numpy().reshape(-1)
     over_rows(values.entmax_envelope, len(q), q.size, q, *rest)
     return out
 
 
-def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
+def normmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
     return _loss([_kernels(z)[1]], z, index, alpha - 1, residual, True)
 
@@ -140,7 +154,7 @@ def _softmax(z: Tensor) -> Tensor:
     return p
 
 
-def _cross_entropy(z: Tensor, index: Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+def _cross_entropy(z: Tensor, index: Tensor, residual: float) -> tuple[Tensor, Tensor]:
     logs = torch.log_softmax(z, -1)
     place = index.clamp_min(0).unsqueeze(-1)
     kept = (index >= 0).unsqueeze(-1)
@@ -155,15 +169,21 @@ def _cross_entropy(z: Tensor, index: Tensor, residual: bool) -> tuple[Tensor, Te
     if not residual:
         return loss.squeeze(-1), z.new_empty(0, z.shape[-1])
     p = logs.exp_() if regular else torch.where(kept, _softmax(z), 0.0)
-    return loss.squeeze(-1), p.scatter_add_(-1, place, -hit.to(p.dtype))
+    p = p.scatter_add_(-1, place, -hit.to(p.dtype))
+    return loss.squeeze(-1), p if residual == 1 else p.mul_(residual)
 
 
 def _is_steep(c: Parameter) -> bool:
     return not isinstance(c, Tensor) and c > 1
 
 
+def has_steep(c: Parameter) -> bool:
+    """Whether some rows have a c > 1 of their own: further kernels take these."""
+    return isinstance(c, Tensor) and bool((c > 1).any())
+
+
 def _loss(
-    kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: bool, norm: bool
+    kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: float, norm: bool
 ) -> tuple[Tensor, Tensor]:
     x = z if z.is_contiguous() else z.contiguous()
     size, n = x.numel(), x.shape[-1]
@@ -172,48 +192,50 @@ def _loss(
     if size:
         target = index.contiguous().numpy().reshape(-1)
         addresses = x.data_ptr(), loss.data_ptr(), out.data_ptr() if residual else 0
-        rest = size, n, int(norm), parameters(c, norm), target, _LIKE[x.dtype]
+        rest = size, n, int(norm), parameters(c, norm), target, np.array([residual], _LIKE[x.dtype].dtype)
         for kernel in kernels:
             over_rows(kernel, size // n, size, *addresses, *rest)
     return loss, out
 
 
-def _map(kernel: Any, z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
+def _map(kernels: list[Any], z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
     x = z if z.is_contiguous() else z.contiguous()
     out, size = torch.empty_like(x), x.numel()
     if size:
         n = x.shape[-1]
         powers = parameters(alpha - 1, norm)
-        over_rows(kernel, size // n, size, x.data_ptr(), out.data_ptr(), size, n, int(norm), powers, _LIKE[x.dtype])
+        for kernel in kernels:
+            over_rows(kernel, size // n, size, x.data_ptr(), out.data_ptr(), size, n, int(norm), powers, _LIKE[x.dtype])
     return out
 
 
-def _product(kernel: Any, v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
+def _product(kernels: list[Any], v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
     p, v = p if p.is_contiguous() else p.contiguous(), v if v.is_contiguous() else v.contiguous()
     out, size = torch.empty_like(p), p.numel()
     if size:
         n = p.shape[-1]
         powers = SOFTMAX if type(c) is float and c == 0 and not norm else parameters(c, norm)
         arguments = p.data_ptr(), v.data_ptr(), out.data_ptr(), size, n, powers, _LIKE[p.dtype]
-        over_rows(kernel, size // n, size, *arguments)
+        for kernel in kernels:
+            over_rows(kernel, size // n, size, *arguments)
     return out
 
 
 def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
     """c for kernels: one number for all rows, or one per row."""
     if isinstance(c, Tensor):
-        return np.asarray(c.detach().double().reshape(-1, 1).contiguous().numpy())
+        return np.asarray(c.detach().double().reshape(-1).contiguous().numpy())
     return _single(c, norm)
 
 
-def parameters_of_rows(c: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
-    """c of entmax for kernels that serve every c: one for all rows if they have the same, up to 1; else a column."""
+def parameters_of_rows(c: float | Tensor) -> np.ndarray[Any, Any]:
+    """c of entmax, as one number where all rows have the same."""
     if isinstance(c, Tensor):
         low, high = map(float, c.aminmax())
-        if low < high or low > 1.0:
+        if low < high:
             return parameters(c, False)
         c = low
-    return parameters(c, False) if c <= 1.0 else np.full((rows, 1), c)
+    return parameters(c, False)
 
 
 @lru_cache
