@@ -29,7 +29,7 @@ distance = SoftDTW(gamma=0.05, normalize=True)
 means = series[[0, 6]]
 for _ in range(3):
     group = distance(series[:, None], means).argmin(-1)  # every series with every mean
-    means = torch.stack([barycenter(series[group == k], gamma=0.05, steps=20) for k in range(2)])
+    means = torch.stack([barycenter(series[group == k], gamma=0.05, max_iter=20) for k in range(2)])
 
 print("one bump  ", *group[:6].tolist())
 print("two bumps ", *group[6:].tolist())

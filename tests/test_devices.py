@@ -58,7 +58,7 @@ CALLS: dict[str, Callable[[Tensor], Tensor]] = {
     "attention by supports": lambda s: fenchel.attention(LONG + s.sum(), LONG, LONG, is_causal=True),
     "chain": lambda s: LinearChain(STATES + s.sum(), STEP).marginals,
     "dtw": lambda s: dtw(SERIES + s.sum(), SERIES),
-    "barycenter": lambda s: barycenter(SERIES, steps=2) + 0 * s.sum(),
+    "barycenter": lambda s: barycenter(SERIES, max_iter=2) + 0 * s.sum(),
     "subsets": SparseMAP(Subsets(2)).argmax,
     "sequences": SparseMAP(SequentialSubsets(2, transition=0.3)).argmax,
     "chains": lambda s: SparseMAP(Chain(STEP)).argmax(STATES + s.sum()),
@@ -355,7 +355,7 @@ def test_paths_are_returned_on_the_device_of_the_scores() -> None:
         assert d.top(2).probs.is_meta
         assert d.walk.is_meta
         assert d.bounds().upper.is_meta
-    assert barycenter(scores, steps=2).is_meta
+    assert barycenter(scores, max_iter=2).is_meta
 
 
 class OnDevice(Launches):

@@ -139,7 +139,7 @@ def _calls() -> dict[str, Call]:
         ),
         "from_brackets": (dp.from_brackets, {"texts": "(a b)", "labels": [""]}, None),
         "dtw": (dp.dtw, {"x": series, "y": series, "gamma": 1.0, "omega": None, "band": None, "lengths": None}, None),
-        "barycenter": (dp.barycenter, {"series": series, "weights": torch.ones(3), "gamma": 1.0, "steps": 2}, None),
+        "barycenter": (dp.barycenter, {"series": series, "weights": torch.ones(3), "gamma": 1.0, "max_iter": 2}, None),
         "Subsets": (structures.Subsets, {"k": 2}, None),
         "Knapsack": (factors.Knapsack, {"variables": literals, "costs": [1.0, 2.0, 1.0, 1.0], "budget": 2.0}, None),
         "Sequence": (factors.Sequence, {"variables": states, "transition": torch.zeros(2, 2)}, None),

@@ -1,6 +1,7 @@
 """One Ω in any spelling gives the same answer in every engine that takes one."""
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -8,17 +9,14 @@ import torch
 from torch import Tensor
 
 import fenchel
-from fenchel import (
-    Custom,
-    Gini,
-    LPSparseMAP,
-    Regularizer,
-)
+from fenchel import Capped, Custom, Gini, Hard, KSubsets, LPSparseMAP, Regularizer, Shannon, SparseMAP, Tsallis
 from fenchel.continuous import ContinuousAttention, GaussianBasis, LongMemory, MatchedEncoder
 from fenchel.dp import Alignment, Constituency, DynamicProgram, Lattice, LinearChain, Monotonic
 from fenchel.factors import Xor
 from fenchel.hopfield import Hopfield, HopfieldLayer, HopfieldPooling, Memory, capacity, update
-from fenchel.seq2seq import Recurrent, Transformer, Vocabulary
+from fenchel.seq2seq import Recurrent, Transformer, Vocabulary, sample
+from fenchel.streaming import Plan, using
+from fenchel.structures import SequentialSubsets, Subsets
 from spellings import spellings
 
 N = 6
@@ -154,6 +152,27 @@ def attention(omega: Regularizer) -> Answers:
     }
 
 
+def long(omega: Regularizer) -> Answers:
+    """Attention and a memory that the plan computes by supports, not by a dense matrix."""
+    query, key, value = normal(2, 20, 8), normal(2, 300, 8, seed=1), normal(2, 300, 5, seed=2)
+    m = Memory(normal(1 << 13, 4), omega, 0.7)
+    queries = normal(3, 4, seed=3)
+    return {
+        "plain": fenchel.attention(query, key, value, omega),
+        "causal": fenchel.attention(key, key, value, omega, is_causal=True),
+        "step": m.step(queries),
+        "energy": m.energy(queries),
+    }
+
+
+def generation(omega: Regularizer) -> Answers:
+    scores, generator = normal(4, N), torch.Generator().manual_seed(1)
+    return {
+        "words": sample(scores, omega, num_samples=20, generator=generator),
+        "cooler": sample(scores, omega, temperature=0.5, num_samples=20, generator=generator),
+    }
+
+
 def jagged(omega: Regularizer) -> Answers:
     """Packed rows, and packed sequences for attention: all of one length, which a grid fixes."""
     scores, target = (torch.nested.as_nested_tensor(list(normal(3, N, seed=i)), layout=torch.jagged) for i in (0, 1))
@@ -184,6 +203,7 @@ def loss(omega: Regularizer) -> Answers:
         "smoothed": fenchel.fy_loss(scores, index, omega, label_smoothing=0.1),
         "probabilities": fenchel.fy_loss(scores, probabilities, omega),
         "module": fenchel.nn.FenchelYoungLoss(omega)(scores, index),
+        "weighted": fenchel.fy_loss(scores, index, omega, weight=torch.arange(1.0, N + 1), reduction="none"),
     }
 
 
@@ -268,6 +288,8 @@ ENGINES: list[Callable[[Regularizer], Answers]] = [
     chunked,
     certificate,
     attention,
+    long,
+    generation,
     jagged,
     continuous,
     loss,
@@ -282,7 +304,8 @@ TABLE = [
     (engine, name)
     for engine in ENGINES
     for name in SPELLINGS
-    if (engine, name) != (transformer, "grid")  # its decoder attends to one symbol first, and a grid has a fixed size
+    # A grid has a fixed size; the decoder of a transformer attends to one symbol first.
+    if not (name == "grid" and engine in (transformer, long))
 ]
 REFUSED = {"certificate": "margin", "bounded": "with a fertility"}  # what Custom cannot answer
 
@@ -314,12 +337,48 @@ def gradients(engine: Callable[[Regularizer], Answers], omega: Regularizer) -> l
 # All but those without drawn inputs or gradients, and the loss, whose answers hold its gradient.
 @pytest.mark.parametrize(
     ("engine", "name"),
-    [row for row in TABLE if row[0] not in (loss, transformer, bounded, classifier, certificate)],
+    [row for row in TABLE if row[0] not in (loss, transformer, bounded, classifier, certificate, generation)],
     ids=shown,
 )
 def test_one_omega_in_any_spelling_has_one_gradient(engine: Callable[[Regularizer], Answers], name: str) -> None:
     expected, found = gradients(engine, 0.5 * Gini()), gradients(engine, 0.5 * SPELLINGS[name])
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
+
+
+OTHERS: list[tuple[Regularizer, Regularizer]] = [
+    (Gini(), Tsallis(2)),
+    (Gini(), 0.5 * (2.0 * Gini())),
+    (Gini(), Capped(2.0, Tsallis(2.0))),
+    (Shannon(), Tsallis(1)),
+    (Shannon(), Capped(1.0, Shannon())),
+    (Shannon(), 2.0 * (0.5 * Tsallis(1.0))),
+    (Hard(), Tsallis(math.inf)),
+    (Hard(), 1.0 * (1.0 * Hard())),
+    (KSubsets(2), SparseMAP(Subsets(2))),
+    (KSubsets(2), SparseMAP(SequentialSubsets(2))),
+    (KSubsets(2), 0.5 * (2.0 * KSubsets(2.0))),
+]
+
+
+@pytest.mark.parametrize("engine", [chain, memory, chunked, certificate, attention, long, jagged, loss], ids=shown)
+@pytest.mark.parametrize(("plain", "spelled"), OTHERS, ids=repr)
+def test_any_other_omega_in_two_spellings_has_one_answer_or_one_error(
+    engine: Callable[[Regularizer], Answers], plain: Regularizer, spelled: Regularizer
+) -> None:
+    try:
+        expected = engine(0.5 * plain)
+    except (TypeError, ValueError) as error:  # a choice of two in a chain, a certificate without a margin
+        with pytest.raises(type(error)):
+            engine(0.5 * spelled)
+    else:
+        torch.testing.assert_close(engine(0.5 * spelled), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", ["dense", "parts", "supports"])
+@pytest.mark.parametrize("name", [name for name in SPELLINGS if name != "grid"])
+def test_one_omega_in_any_spelling_has_one_answer_by_every_plan(method: str, name: str) -> None:
+    with using(Plan(method, rows=8, columns=64)):
+        torch.testing.assert_close(long(0.5 * SPELLINGS[name]), long(0.5 * Gini()), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("engine", [memory, chunked, continuous], ids=shown)

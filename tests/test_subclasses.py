@@ -150,7 +150,7 @@ def test_numpy_counts_are_taken_by_programs_graphs_and_memories(kind: Any) -> No
     assert torch.equal(dtw(SERIES, SERIES, band=many), dtw(SERIES, SERIES, band=100))
     ends = torch.tensor([0, 0]), torch.tensor([1, 1])
     assert torch.equal(Lattice(*ends, ROWS[:, :2], kind(2)).value, Lattice(*ends, ROWS[:, :2], 2).value)
-    assert torch.equal(barycenter(SERIES, steps=kind(2)), barycenter(SERIES, steps=2))
+    assert torch.equal(barycenter(SERIES, max_iter=kind(2)), barycenter(SERIES, max_iter=2))
     values = []
     for two in (kind(2), 2):
         graph = fenchel.FactorGraph()

@@ -323,6 +323,32 @@ def test_bench_writes_the_figures_into_a_page(tiny: dict[str, Workload], tmp_pat
     assert "old" not in text
 
 
+def test_bench_keeps_the_figures_of_an_earlier_run(tiny: dict[str, Workload], tmp_path: Path) -> None:
+    out, page = tmp_path / "out", tmp_path / "page.md"
+    page.write_text(f"{bench.BEGIN}{bench.END}", encoding="utf-8")
+    options = ("--seconds", "0", "--out", str(out), "--readme", str(page))
+    code, text = run("bench", "loss", "--keep", *options)
+    assert code == 2
+    assert "there is no earlier benchmark" in text
+    run("bench", "maps", *options)
+    record = json.loads((out / "bench.json").read_text(encoding="utf-8"))
+    record["machine"]["date"] = "2020-01-02T03:04:05+00:00"
+    (out / "bench.json").write_text(json.dumps(record), encoding="utf-8")
+    code, _ = run("bench", "loss", "--keep", *options)
+    assert code == 0
+    kept = json.loads((out / "bench.json").read_text(encoding="utf-8"))
+    assert [each["name"] for each in kept["workloads"]] == ["maps", "loss"]
+    assert kept["workloads"][0] == record["workloads"][0]
+    text = page.read_text(encoding="utf-8")
+    assert "| maps: ours" in text
+    assert "; 2020-01-02 to 20" in text
+    kept["machine"]["cpu"] = "another"
+    (out / "bench.json").write_text(json.dumps(kept), encoding="utf-8")
+    code, text = run("bench", "loss", "--keep", *options)
+    assert code == 2
+    assert "--keep needs the same machine and versions" in text
+
+
 def test_bench_refuses_five_rows_of_some_workloads_before_it_measures(
     tiny: dict[str, Workload], tmp_path: Path
 ) -> None:

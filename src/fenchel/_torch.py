@@ -473,9 +473,10 @@ def autocast_dtype(device: torch.device) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind) if on else None
 
 
-def as_autocast(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """A tensor as torch's own operations get it under autocast to ``dtype``: float64 and integers do not change."""
-    return tensor.to(dtype) if tensor.is_floating_point() and tensor.dtype != torch.float64 else tensor
+def as_autocast(dtype: torch.dtype, *tensors: Any) -> tuple[Any, ...]:
+    """Tensors as torch's own operations get them under autocast to a dtype: float64, integers and None stay."""
+    narrow = (isinstance(t, Tensor) and t.is_floating_point() and t.dtype != torch.float64 for t in tensors)
+    return tuple(t.to(dtype) if changes else t for t, changes in zip(tensors, narrow, strict=True))
 
 
 def jagged_parts(nested: Tensor) -> tuple[Tensor, Tensor, Tensor | None, int]:

@@ -221,4 +221,4 @@ def test_a_rank_that_stands_still_ends_the_others_within_the_timeout() -> None:
         answers = own.run("die", "sleeps", ranks=3)
     for seconds, message in (answers[0], answers[2]):
         assert "another rank has ended, raised an error, or did not take part within the timeout" in message
-        assert seconds < 10
+        assert seconds < 60  # the default timeout is half an hour

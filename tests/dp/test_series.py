@@ -164,32 +164,32 @@ def test_a_barycenter_is_better_than_the_mean(omega) -> None:
         each = dtw(z.expand(2, *z.shape), bumps, 0.05, omega)
         return float((weights / 4 * each).sum())
 
-    found = barycenter(bumps, weights=weights, gamma=0.05, omega=omega, steps=30)
+    found = barycenter(bumps, weights=weights, gamma=0.05, omega=omega, max_iter=30)
     assert cost(found) < cost(torch.einsum("k,ktd->td", weights / 4, bumps)) - 0.1
-    listed = barycenter([b[:, 0] for b in bumps], weights=weights, gamma=0.05, omega=omega, steps=30)
+    listed = barycenter([b[:, 0] for b in bumps], weights=weights, gamma=0.05, omega=omega, max_iter=30)
     torch.testing.assert_close(listed, found[:, 0])
 
 
 def test_barycenters_of_series_of_different_lengths() -> None:
     short, long = torch.linspace(0, 1, 5), torch.linspace(0, 1, 9)
-    found = barycenter([short, long], gamma=0.01, steps=20)
+    found = barycenter([short, long], gamma=0.01, max_iter=20)
     assert found.shape == (9,)
     torch.testing.assert_close(found, long, rtol=0, atol=0.15)
     padded = torch.full((2, 9, 1), 7.0)
     padded[0, :5, 0], padded[1, :, 0] = short, long
-    torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, steps=20)[:, 0], found)
-    assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4, 1), steps=3).shape == (4, 1)
-    assert barycenter([short, long], init=torch.zeros(4), steps=3).shape == (4,)
+    torch.testing.assert_close(barycenter(padded, lengths=torch.tensor([5, 9]), gamma=0.01, max_iter=20)[:, 0], found)
+    assert barycenter(padded, lengths=torch.tensor([5, 9]), init=torch.zeros(4, 1), max_iter=3).shape == (4, 1)
+    assert barycenter([short, long], init=torch.zeros(4), max_iter=3).shape == (4,)
 
 
 def test_a_barycenter_is_the_same_without_derivatives() -> None:
     series = torch.rand(3, 6, 2)
-    found = barycenter(series, steps=5)
+    found = barycenter(series, max_iter=5)
     for mode in (torch.no_grad(), torch.inference_mode()):
         with mode:
-            assert torch.equal(barycenter(series, steps=5), found)
+            assert torch.equal(barycenter(series, max_iter=5), found)
             assert torch.equal(
-                barycenter(series.clone(), weights=torch.ones(3), lengths=torch.full((3,), 6), steps=5), found
+                barycenter(series.clone(), weights=torch.ones(3), lengths=torch.full((3,), 6), max_iter=5), found
             )
 
 
@@ -240,19 +240,20 @@ def test_a_series_of_nan_leaves_the_gradients_of_others_alone(
 def test_barycenters_of_a_batch_are_those_of_its_sets() -> None:
     sets, lengths = torch.randn(2, 2, 3, 6, 2), torch.randint(2, 7, (2, 2, 3))
     weights, init = torch.rand(2, 2, 3) + 0.1, torch.randn(2, 2, 4, 2)
-    found = barycenter(sets, weights=weights, lengths=lengths, gamma=0.5, steps=4)
-    started = barycenter(sets, gamma=0.5, steps=4, init=init)
-    common = barycenter(sets, weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1])
+    found = barycenter(sets, weights=weights, lengths=lengths, gamma=0.5, max_iter=4)
+    started = barycenter(sets, gamma=0.5, max_iter=4, init=init)
+    common = barycenter(sets, weights=weights[0, 0], lengths=lengths[1, 1], max_iter=2, init=init[0, 1])
     assert found.shape == (2, 2, 6, 2)
     for i, j in itertools.product(range(2), range(2)):
         assert torch.equal(
-            found[i, j], barycenter(sets[i, j], weights=weights[i, j], lengths=lengths[i, j], gamma=0.5, steps=4)
+            found[i, j], barycenter(sets[i, j], weights=weights[i, j], lengths=lengths[i, j], gamma=0.5, max_iter=4)
         )
-        assert torch.equal(started[i, j], barycenter(sets[i, j], gamma=0.5, steps=4, init=init[i, j]))
+        assert torch.equal(started[i, j], barycenter(sets[i, j], gamma=0.5, max_iter=4, init=init[i, j]))
         assert torch.equal(
-            common[i, j], barycenter(sets[i, j], weights=weights[0, 0], lengths=lengths[1, 1], steps=2, init=init[0, 1])
+            common[i, j],
+            barycenter(sets[i, j], weights=weights[0, 0], lengths=lengths[1, 1], max_iter=2, init=init[0, 1]),
         )
-    assert barycenter(sets[:0], steps=1).shape == (0, 2, 6, 2)
+    assert barycenter(sets[:0], max_iter=1).shape == (0, 2, 6, 2)
 
 
 @pytest.mark.parametrize(
@@ -274,7 +275,7 @@ def test_barycenters_of_a_batch_are_those_of_its_sets() -> None:
         (lambda: barycenter(torch.zeros(60, 3)), r"series must have shape \(…, K, T, D\).*got \(60, 3\)"),
         (lambda: barycenter(torch.zeros(2, 3, 1), weights=torch.tensor([1.0, -1.0])), "weights must be at least 0"),
         (lambda: barycenter(torch.zeros(2, 3, 1), weights=torch.tensor([1.0])), r"weights must have shape \(2,\)"),
-        (lambda: barycenter(torch.zeros(2, 3, 1), steps=0), "steps must be"),
+        (lambda: barycenter(torch.zeros(2, 3, 1), max_iter=0), "max_iter must be"),
         (lambda: barycenter(torch.zeros(2, 3, 1), lengths=torch.tensor([0, 3])), "lengths must be in"),
         (
             lambda: barycenter(torch.zeros(4, 2, 3, 1), lengths=torch.ones(4).long()),

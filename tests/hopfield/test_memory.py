@@ -142,13 +142,16 @@ def test_chunks_change_nothing(seed: int, chunk_size: int, beta: float, omega: R
     torch.testing.assert_close(parts.retrieve(queries, 5).state, whole.retrieve(queries, 5).state)
 
 
-@pytest.mark.parametrize("omega", [Tsallis(1.5), Shannon(), KSubsets(3), 0.5 * Gini()], ids=str)
-def test_chunks_have_the_gradients_of_the_whole(omega: Regularizer) -> None:
+@pytest.mark.parametrize(
+    "omega", [Tsallis(1.5), Shannon(), KSubsets(3), 0.5 * Gini(), fenchel.Capped(0.1), fenchel.Fused(0.1)], ids=str
+)
+@pytest.mark.parametrize("chunk_size", [7, 30])  # of 30 patterns; 7 cannot hold the mass under bounds of 0.1
+def test_chunks_have_the_gradients_of_the_whole(omega: Regularizer, chunk_size: int) -> None:
     gradients = []
-    for chunk_size in (None, 7):
+    for size in (None, chunk_size):
         x, q = (t.requires_grad_() for t in (normal(30, 4), normal(5, 4, seed=1)))
         beta = torch.tensor(0.9, dtype=torch.float64, requires_grad=True)
-        memory = Memory(x, omega, beta, chunk_size)
+        memory = Memory(x, omega, beta, size)
         total = (memory.step(q) * normal(5, 4, seed=2)).sum() + memory.energy(q).sum()
         gradients.append(torch.autograd.grad(total, (x, q, beta)))
     for one, other in zip(*gradients, strict=True):

@@ -33,11 +33,11 @@ class Numpy:
         mean = torch.where(support, v, 0.0).sum(-1, keepdim=True) / support.sum(-1, keepdim=True)
         return torch.where(support, v - mean, 0.0)
 
-    def class_loss(self, z: Tensor, index: Tensor, residual: bool, alpha: float) -> tuple[Tensor, Tensor]:
+    def class_loss(self, z: Tensor, index: Tensor, residual: float, alpha: float) -> tuple[Tensor, Tensor]:
         self.calls.append("class_loss")
         p = self.argmax(z, alpha)
         y = torch.nn.functional.one_hot(index, z.shape[-1])
-        return (p * z).sum(-1) - (p.square().sum(-1) - 1) / 2 - (y * z).sum(-1), p - y
+        return (p * z).sum(-1) - (p.square().sum(-1) - 1) / 2 - (y * z).sum(-1), residual * (p - y)
 
     def attend(
         self, query: Tensor, key: Tensor, value: Tensor, alpha: float, *, mask, key_counts, dropout, most, workspace

@@ -300,14 +300,20 @@ def run_bench(
         ),
     ] = "both",
     only_list: Annotated[bool, typer.Option("--list", help="Show the workloads and their goals, and leave.")] = False,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Keep the figures of other workloads in OUT, of this machine and these versions."),
+    ] = False,
     force: Force = False,
 ) -> None:
     """Measure beside torch and peers: ratios of medians in one run, and whether the goals are reached."""
     try:
         chosen = bench.find(names or [])
         targets = bench.chosen(target)
+        earlier = _earlier(out) if keep else None
+        measured = {each.workload.name for each in earlier.outcomes} if earlier else set()
         for page in readme or ():  # better to learn now than after the measurement that there is nowhere to write
-            _check_page(page, {workload.name for workload in chosen})
+            _check_page(page, measured | {workload.name for workload in chosen})
         if not only_list:
             bench.OUTPUT.claim(out, force)
     except (LookupError, OSError, ValueError) as error:
@@ -328,8 +334,8 @@ def run_bench(
                     failed[title] = error
                     continue
                 result = replace(result, outcomes=[*result.outcomes, outcome])
-                with _refused():
-                    result.save(out)  # at once: what is measured stays if the rest is interrupted
+                with _refused():  # at once: what is measured stays if the rest is interrupted
+                    (result.beside(earlier, bench.find([])) if earlier else result).save(out)
     except KeyboardInterrupt:
         kept = f"what was measured before is in {out}" if result.outcomes else "nothing was measured before"
         count = f"{len(result.outcomes)} of {len(chosen) * len(targets)}"
@@ -344,10 +350,19 @@ def run_bench(
         console.print(f"Saved bench.json and bench.md to {out}.", markup=False, soft_wrap=True)
     if failed:
         raise typer.Exit(1)
+    whole = result.beside(earlier, bench.find([])) if earlier else result
     for page in readme or ():
         with _refused():
-            page.write_text(result.fill(page.read_text(encoding="utf-8")), encoding="utf-8")
+            page.write_text(whole.fill(page.read_text(encoding="utf-8")), encoding="utf-8")
         console.print(f"Wrote the figures into {page}.", markup=False, soft_wrap=True)
+
+
+def _earlier(out: Path) -> bench.Report:
+    """The benchmark that lies in a folder, if it may stand beside one of this machine."""
+    found, here = bench.read(out, bench.find([])), bench.machine()
+    if replace(found.machine, date=here.date) != here:
+        raise ValueError(f"--keep needs the same machine and versions; {out} has figures of {found.machine}")
+    return found
 
 
 def _check_page(page: Path, measured: set[str]) -> None:

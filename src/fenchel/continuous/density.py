@@ -34,6 +34,7 @@ from fenchel.continuous.radial import (
     Radial,
     Radials,
     any_entry,
+    by_value,
     check_alpha,
     log_shape,
     over,
@@ -472,13 +473,11 @@ def per_pair_of_alphas(
     alphas = torch.stack(
         [torch.as_tensor(d.alpha, dtype=torch.float64, device=d.loc.device).expand(batch) for d in (p, q)], -1
     )
-    values, index = alphas.reshape(-1, 2).unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
-    found: Tensor | None = None
-    for number, pair in enumerate(values.tolist()):
-        rows = (index == number).nonzero().squeeze(-1)
-        part = function(*(_selected(*d, rows, a) for d, a in zip(flat, pair, strict=True)))
-        found = torch.zeros(len(index), dtype=part.dtype, device=part.device) if found is None else found
-        found = found.index_put((rows,), part)
+
+    def of_rows(rows: Tensor, pair: list[float]) -> Tensor:
+        return function(*(_selected(*d, rows, a) for d, a in zip(flat, pair, strict=True)))
+
+    found = by_value(alphas.reshape(-1, 2), of_rows)
     return p.loc.new_zeros(batch) if found is None else found.reshape(batch)
 
 

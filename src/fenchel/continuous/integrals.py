@@ -27,6 +27,7 @@ from fenchel.continuous.matrices import check_positive_definite
 from fenchel.continuous.radial import (
     Radial,
     any_entry,
+    by_value,
     check_alpha,
     check_one_alpha,
     double_exponential,
@@ -140,13 +141,9 @@ def _per_alpha(loc: Tensor, sigma: Tensor, basis: GaussianBasis, alpha: Tensor) 
     what = "the batch dimensions of loc and sigma, and alpha,"
     shape = check_broadcast(what, loc.shape[:-1], sigma.shape[:-2], alpha.shape)
     flat = loc.expand(*shape, -1).reshape(-1, basis.dim), sigma.expand(*shape, -1, -1).reshape(-1, basis.dim, basis.dim)
-    values, index = alpha.to(loc.device).double().unique(return_inverse=True)  # type: ignore[no-untyped-call]
-    index = index.expand(shape).reshape(-1)
-    found = torch.zeros(len(index), len(basis), dtype=loc.dtype, device=loc.device)
-    for number, value in enumerate(values.tolist()):
-        rows = (index == number).nonzero().squeeze(-1)
-        found = found.index_put((rows,), expectation(flat[0][rows], flat[1][rows], basis, value))
-    return found.reshape(*shape, len(basis))
+    each = alpha.to(loc.device).double().expand(shape).reshape(-1)
+    found = by_value(each, lambda rows, value: expectation(flat[0][rows], flat[1][rows], basis, value))
+    return loc.new_zeros(*shape, len(basis)) if found is None else found.reshape(*shape, len(basis))
 
 
 def expected_functions(loc: Tensor, sigma: Tensor, basis: Basis, alpha: float) -> Tensor:

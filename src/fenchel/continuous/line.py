@@ -36,10 +36,14 @@ class _LineDensity(Distribution):
         super().__init__(self.loc.shape, validate_args=False)
 
     def expand(self, batch_shape: Any, _instance: Any = None) -> Any:
-        new: Any = self._get_checked_instance(type(self), _instance)  # type: ignore[no-untyped-call]
-        new.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("loc", "scale")})
-        new.loc, new.scale = (x.expand(torch.Size(batch_shape)) for x in (self.loc, self.scale))
-        Distribution.__init__(new, torch.Size(batch_shape), validate_args=False)
+        shape = torch.Size(batch_shape)
+        return self._moved(self.loc.expand(shape), self.scale.expand(shape), _instance)
+
+    def _moved(self, loc: Tensor, scale: Tensor, instance: Any = None) -> Any:
+        """The density with other locations and scales, of one shape."""
+        new: Any = self._get_checked_instance(type(self), instance)  # type: ignore[no-untyped-call]
+        new.__dict__.update(self.__dict__, loc=loc, scale=scale)
+        Distribution.__init__(new, loc.shape, validate_args=False)
         return new
 
     def __repr__(self) -> str:
@@ -80,16 +84,14 @@ class _LineDensity(Distribution):
         ends = torch.stack([loc - radius, loc, loc + radius], -1)
         rows = torch.arange(len(loc), device=loc.device).repeat_interleave(2)
         pieces = Pieces(ends[:, :2].reshape(-1), ends[:, 1:].reshape(-1), rows, len(loc))
-        found = expected(functions, pieces, lambda t, rows: self._picked(rows).log_prob(t), 1e-11)
-        return found.reshape(*self.batch_shape, len(functions)).to(self.loc.dtype)
+        flat = self.loc.double().reshape(-1), self.scale.double().reshape(-1)
 
-    def _picked(self, rows: Tensor) -> _LineDensity:
-        """The densities of batch entries, (Q,), in double precision."""
-        new: Any = self._get_checked_instance(type(self))  # type: ignore[no-untyped-call]
-        new.__dict__.update({k: v for k, v in self.__dict__.items() if k not in ("loc", "scale")})
-        new.loc, new.scale = (x.double().reshape(-1)[rows] for x in (self.loc, self.scale))
-        Distribution.__init__(new, rows.shape, validate_args=False)
-        return new  # type: ignore[no-any-return]
+        def log_prob(t: Tensor, rows: Tensor) -> Tensor:
+            moved: Tensor = self._moved(*(x[rows] for x in flat)).log_prob(t)
+            return moved
+
+        found = expected(functions, pieces, log_prob, 1e-11)
+        return found.reshape(*self.batch_shape, len(functions)).to(self.loc.dtype)
 
     def rsample(self, sample_shape: Any = torch.Size()) -> Tensor:  # noqa: B008 (torch's own signature)
         shape = self._extended_shape(sample_shape)

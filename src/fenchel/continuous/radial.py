@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -139,6 +140,23 @@ class Radials:
 Law = Radial | Radials
 Number = float | Tensor
 """One number, or a tensor with one number per batch entry."""
+
+
+def by_value(values: Tensor, call: Callable[[Tensor, Any], Tensor]) -> Tensor | None:
+    """Results of rows (R, …) by one call per different value of (R,), or pair of (R, 2); None if there are no rows.
+
+    Args:
+        values: of the rows.
+        call: returns the results of rows, given their indices and the value that they share.
+    """
+    different, index = values.unique(dim=0, return_inverse=True)  # type: ignore[no-untyped-call]
+    found: Tensor | None = None
+    for number, value in enumerate(different.tolist()):
+        rows = (index == number).nonzero().squeeze(-1)
+        part = call(rows, value)
+        found = part.new_zeros(len(index), *part.shape[1:]) if found is None else found
+        found = found.index_put((rows,), part)
+    return found
 
 
 def over(x: Number, dims: int) -> Number:

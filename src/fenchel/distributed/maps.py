@@ -113,7 +113,7 @@ def entmax_loss(
         if tracks(rows, a)
         else _solve_loss(rows, flat, a, ranks, group)[0]
     )
-    return reduce_losses(loss.reshape(batch), index >= 0, reduction).to(scores.dtype)
+    return losses.reduced(loss.reshape(batch), index >= 0, reduction).to(scores.dtype)
 
 
 # -- what comes in ---------------------------------------------------------------------------------------------------
@@ -165,13 +165,6 @@ def check_classes(index: Tensor, classes: int) -> None:
         raise ValueError("scores must not be empty along the last dimension on all ranks")
     if known(index) and index.numel() and int(index.max()) >= classes:
         raise ValueError(f"target must hold class indices in [0, {classes - 1}], got {int(index.max())}")
-
-
-def reduce_losses(loss: Tensor, kept: Tensor, reduction: Reduction) -> Tensor:
-    """One loss per row, or their sum, or their mean over the rows that are kept."""
-    if reduction == "none":
-        return loss
-    return loss.sum() if reduction == "sum" else loss.sum() / kept.sum()
 
 
 # -- derivatives -----------------------------------------------------------------------------------------------------

@@ -26,7 +26,16 @@ from fenchel.distributed.collectives import (
 )
 from fenchel.hopfield.certificates import Certificate, certify_patterns
 from fenchel.hopfield.dynamics import iterate
-from fenchel.hopfield.memory import Rows, check_rows, query_rows, rows_without
+from fenchel.hopfield.memory import (
+    Rows,
+    check_further_rows,
+    check_mass,
+    check_rows,
+    check_writable,
+    energy_of,
+    query_rows,
+    rows_without,
+)
 from fenchel.regularizers.base import Regularizer, check_omega, hold, show, simplified
 from fenchel.regularizers.tsallis import Tsallis
 from fenchel.streaming import patterns as streams
@@ -150,17 +159,12 @@ class ShardedMemory(nn.Module):
 
     def add(self, patterns: Rows) -> None:
         """Append patterns, (M, D) or one of shape (D,), to those of this rank. Other ranks need not take part."""
-        self._check_writable()
-        if isinstance(patterns, (Tensor, np.ndarray)) and patterns.ndim == 1:
-            patterns = patterns[None]
-        new = check_rows(patterns, "patterns").detach().to(self.patterns)
-        if new.shape[1] != self.patterns.shape[1]:
-            raise ValueError(f"patterns must have width {self.patterns.shape[1]}, got shape {tuple(new.shape)}")
-        self.patterns = torch.cat([self.patterns, new])
+        check_writable(self.in_file)
+        self.patterns = torch.cat([self.patterns, check_further_rows(patterns, "patterns", self.patterns).detach()])
 
     def remove(self, which: int | Sequence[int] | Tensor) -> None:
         """Remove patterns of this rank, given by their places or by a boolean mask. Other ranks need not take part."""
-        self._check_writable()
+        check_writable(self.in_file)
         self.patterns = self.patterns[rows_without(which, self.patterns)]
 
     # -- energy, updates and retrieval -------------------------------------------------------------------------------
@@ -178,15 +182,14 @@ class ShardedMemory(nn.Module):
             conjugate = omega.max(self._gathered_maxima(rows)[0], dim=0)
         else:
             conjugate = omega.max(self._support(rows).scores)
-        energy = rows.square().sum(-1) / 2
-        if omega.zero_at_vertices and omega.mass(count) == 1:
-            norms = [torch.linalg.vector_norm(block.double(), dim=-1).amax() for _, block in self._read()]
+
+        def largest_norm() -> Tensor:
+            blocks = self._stored(torch.float64).blocks(Plan().columns)
+            norms = [torch.linalg.vector_norm(block, dim=-1).amax() for _, block in blocks]
             largest = torch.stack(norms).amax() if norms else rows.new_zeros(())
-            largest = all_max(largest.to(rows.device).reshape(1), self.group)
-            least = omega.max(torch.zeros(count, dtype=torch.float64, device=rows.device))
-            energy = (energy + largest.square() / 2 - (conjugate - least) / beta).clamp_min(0)
-        else:
-            energy = energy - conjugate / beta
+            return all_max(largest.to(rows.device).reshape(1), self.group)
+
+        energy = energy_of(rows, conjugate, omega, beta, count, largest_norm)
         return energy.to(given.dtype).reshape(query.shape[:-1])
 
     def step(self, query: Tensor) -> Tensor:
@@ -241,12 +244,14 @@ class ShardedMemory(nn.Module):
             for r, count in enumerate(sizes):
                 for start in range(0, count, size):
                     shape = min(size, count - start), self.patterns.shape[1]
-                    block = self._block(start, size) if r == rank else torch.empty(shape, dtype=self._dtype())
+                    if r == rank:
+                        block = self.patterns[start : start + size].to(self._dtype())
+                    else:
+                        block = torch.empty(shape, dtype=self._dtype())
                     yield sum(sizes[:r]) + start, broadcast(block.contiguous(), r, self.group).cpu()
 
         def own() -> Iterator[tuple[int, Tensor]]:
-            for start in range(0, sizes[rank], size):
-                yield first + start, self._block(start, size).cpu()
+            return ((first + start, block.cpu()) for start, block in self._stored(self._dtype()).blocks(size))
 
         with torch.no_grad():
             found = certify_patterns(read, sum(sizes), self.omega, float(self.beta), wanted, own)
@@ -261,21 +266,16 @@ class ShardedMemory(nn.Module):
     def _dtype(self) -> torch.dtype:
         return self.patterns.dtype if self.patterns.is_floating_point() else torch.float32
 
-    def _block(self, start: int, size: int) -> Tensor:
-        return self.patterns[start : start + size].to(self._dtype())
-
-    def _read(self) -> Iterator[tuple[int, Tensor]]:
-        for start in range(0, len(self.patterns), Plan().columns):
-            yield start, self._block(start, Plan().columns)
+    def _stored(self, dtype: torch.dtype) -> streams.Stored:
+        """This rank's patterns, with a function that converts some of their rows to a dtype."""
+        return streams.Stored(self.patterns, partial(torch.Tensor.to, dtype=dtype))
 
     def _all_sizes(self, **same: Any) -> list[int]:
         """How many patterns each rank has; an error if there are none, or fewer than Ω chooses, or arguments differ."""
         (sizes,) = all_sizes([len(self.patterns)], self.patterns.device, self.group, same)
         if not sum(sizes):
             raise ValueError("a memory must have at least one pattern: no rank has any")
-        wanted, possible = self.omega.mass(2**40), self.omega.mass(sum(sizes))
-        if wanted is not None and bool(torch.as_tensor(wanted != possible, device="cpu").any()):
-            raise ValueError(f"k must be at most the number of patterns of all ranks, {sum(sizes)}, got {show(wanted)}")
+        check_mass(self.omega, sum(sizes), "patterns of all ranks")
         return sizes
 
     def _check_query(self, query: Tensor) -> Tensor:
@@ -284,10 +284,6 @@ class ShardedMemory(nn.Module):
         if torch.is_grad_enabled() and query.requires_grad:
             raise ValueError("query must not require gradients: a ShardedMemory is not differentiable; detach it")
         return rows.detach()
-
-    def _check_writable(self) -> None:
-        if self.in_file:
-            raise TypeError("patterns in a file are not changed: change the file and make a new memory")
 
     def _associative(self) -> bool:
         """Whether partial results are merged; else Ω must have a level below which nothing has weight."""
@@ -306,8 +302,7 @@ class ShardedMemory(nn.Module):
         """Queries times β, this rank's patterns, and how to read them."""
         needs = Needs("recall", rows.dtype, by_chunks=True, columns=self.chunk_size)
         shapes = Shapes(len(rows), max(len(self.patterns), 1), 2 * self.patterns.shape[1])
-        keys = streams.Stored(self.patterns, partial(torch.Tensor.to, dtype=rows.dtype))
-        return rows * float(self.beta), keys, make_plan(self.omega, shapes, rows.device, needs)
+        return rows * float(self.beta), self._stored(rows.dtype), make_plan(self.omega, shapes, rows.device, needs)
 
     def _update(self, states: Tensor) -> Tensor:
         """One update of states (R, D)."""

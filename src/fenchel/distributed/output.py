@@ -92,8 +92,7 @@ def linear_entmax_loss(
     hidden = torch.where(kept.unsqueeze(-1), hidden, 0.0)
     half = autocast_dtype(hidden.device)
     if half is not None:
-        hidden, weight = as_autocast(hidden, half), as_autocast(weight, half)
-        bias = bias if bias is None else as_autocast(bias, half)
+        hidden, weight, bias = as_autocast(half, hidden, weight, bias)
     exact = torch.promote_types(hidden.dtype, torch.float32)
     rates = kept.to(exact).reshape(-1)
     rates = rates / rates.sum() if reduction == "mean" else rates
@@ -212,7 +211,7 @@ class _Layer:
         check_classes(self.index, bounds.total)
         self.place = local_index(self.index, bounds, len(self.weight))
         lists, reached = [some], [self._class_scores(logits, first)]
-        if not bounds.flag and others:
+        if not bounds.too_many and others:
             rest = []
             for tokens in others:
                 logits = self._logits(tokens)
@@ -221,11 +220,11 @@ class _Layer:
                 lists.append(some)
                 reached.append(self._class_scores(logits, tokens))
             more = _below(rest).shared(len(self.weight), self.ranks, self.group)
-            if more.flag:
-                bounds, logits = replace(bounds, flag=more.flag), self._logits(first)
+            if more.too_many:
+                bounds, logits = replace(bounds, too_many=True), self._logits(first)
             else:
                 bounds = _below([bounds, more])
-        if not bounds.flag:
+        if not bounds.too_many:
             entries = _joined(lists, bounds.top)
             losses = self._finish(slice(0, len(self.hidden)), entries, bounds, torch.cat(reached))
             if rates is not None:
@@ -259,22 +258,22 @@ class _Layer:
         return class_losses(solution, self.index[tokens]).to(self.hidden.dtype)
 
     def _listed(self, logits: Tensor) -> tuple[Bounds, Entries]:
-        """The bounds of this rank's logits, and the entries above its own level; ``flag`` is 1 if they are too many."""
+        """The bounds of this rank's logits, and the entries above its own level, or none if they are too many."""
         alpha = self._alphas(len(logits))
         own = local_bounds(logits, alpha)
         dense = Entries(logits[:, :0].double(), None)
         if not isinstance(alpha, Tensor) and alpha == 1:  # every class has mass
-            return Bounds(own.top, own.offset, own.bad, 1.0), dense
+            return replace(own, too_many=True), dense
         entries = candidates(logits, own, alpha, torch.zeros_like(own.top))
         if entries.place is None and len(self.weight) > 64:
-            return Bounds(own.top, own.offset, own.bad, 1.0), dense
+            return replace(own, too_many=True), dense
         if entries.place is None:
             place = torch.arange(len(self.weight), device=logits.device).expand(len(logits), -1)
             entries = Entries(entries.scores, place)
         # 16 bytes per entry in place of 4 per logit; lists of all tokens have the width of the longest.
         held = 4 * len(self.hidden) * entries.scores.shape[-1]
         most = max(self.size * len(self.weight), len(self.hidden) * 256)
-        return Bounds(own.top, own.offset, own.bad, float(held > most)), entries
+        return replace(own, too_many=held > most), entries
 
     def _class_scores(self, logits: Tensor, tokens: slice) -> Tensor:
         """The logit of each token's class, (R, 1), 0 where it is not on this rank."""
@@ -351,7 +350,7 @@ class _Layer:
 def _below(bounds: list[Bounds]) -> Bounds:
     """The bounds of several blocks of tokens below each other."""
     top, offset, bad = (torch.cat([getattr(each, name) for each in bounds]) for name in ("top", "offset", "bad"))
-    return Bounds(top, offset, bad, max(each.flag for each in bounds), bounds[0].first, bounds[0].total)
+    return Bounds(top, offset, bad, any(each.too_many for each in bounds), bounds[0].first, bounds[0].total)
 
 
 def _joined(lists: list[Entries], top: Tensor) -> Entries:

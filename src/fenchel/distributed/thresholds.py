@@ -26,13 +26,13 @@ _TINY = 1e-20  # so near to c = 0, where p = exp(z − A), nothing changes any m
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is known of rows before their offsets are: one value per row each, (R, 1), in double precision.
+    """What is known of rows before their offsets are computed: one value per row each, (R, 1), in double precision.
 
     Args:
         top: the largest score, −inf if there is none.
         offset: a lower bound of the offset A, −inf if there is no score.
         bad: whether a score is NaN or +inf.
-        flag: any number per rank; after ``shared`` the largest of all ranks.
+        too_many: whether more entries may have mass than are listed; after ``shared``, on any rank.
         first: after ``shared``, how many entries the ranks before this one have.
         total: after ``shared``, how many all ranks have.
     """
@@ -40,7 +40,7 @@ class Bounds:
     top: Tensor
     offset: Tensor
     bad: Tensor
-    flag: float = 0.0
+    too_many: bool = False
     first: int = 0
     total: int = 0
 
@@ -56,12 +56,12 @@ class Bounds:
         numbers = self.top.new_zeros(3 * rows + ranks + 1)
         numbers[: 3 * rows] = torch.cat([self.top, self.offset, self.bad.to(self.top.dtype)], -1).view(-1)
         numbers[3 * rows + rank] = size
-        numbers[-1] = self.flag
+        numbers[-1] = self.too_many
         all_max(numbers, group)
         top, offset, bad = (each.unsqueeze(-1) for each in numbers[: 3 * rows].view(rows, 3).unbind(-1))
         sizes = numbers[3 * rows : -1]
-        flag, first, total = torch.stack([numbers[-1], sizes[:rank].sum(), sizes.sum()]).tolist()
-        return Bounds(top, offset, bad > 0, flag, int(first), int(total))
+        too_many, first, total = torch.stack([numbers[-1], sizes[:rank].sum(), sizes.sum()]).tolist()
+        return Bounds(top, offset, bad > 0, too_many > 0, int(first), int(total))
 
     def level(self, alpha: Alpha) -> Tensor:
         """A score below which no entry has mass, (R, 1): A − 1/c, lowered by far more than rounding."""

@@ -13,7 +13,7 @@ from fenchel._checks import check_count, check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
 from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, sum_over_edges
 from fenchel.regularizers.base import Regularizer
 
 
@@ -107,10 +107,6 @@ class Alignment(DynamicProgram):
         cell = row * self._inputs[0].shape[2] + column
         return torch.where(row < 0, -1, 3 * cell + way)
 
-    def _check_paths(self, other: DynamicProgram) -> None:
-        assert isinstance(other, Alignment)
-        check_same_lengths(self.lengths, other.lengths)
-
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1).all(-1)
 
@@ -142,8 +138,7 @@ class Alignment(DynamicProgram):
     def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
         # Kernels keep to the lengths, but do not know of bands.
         costs = inputs[0] if self.band is None else _masked(inputs[0].detach(), self.lengths, self.band)
-        value, walk = kernel.forward(costs, self.lengths, *self._numbers, keep)
-        return value, walk
+        return super()._forward(kernel, (costs,), keep)
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         return (kernel.gradient(-weight, value, walk, self.lengths, inputs[0].shape),)

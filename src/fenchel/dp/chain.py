@@ -13,7 +13,7 @@ from fenchel._checks import check_floats, check_integers
 from fenchel._torch import concrete, traced
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, sum_over_edges
 from fenchel.kernels.cpu.structures.viterbi import viterbi
 from fenchel.regularizers.base import Regularizer
 
@@ -169,10 +169,6 @@ class LinearChain(DynamicProgram):
     def _last_state(self, path: Tensor) -> Tensor:
         """The last state of each path, (…, B, 1)."""
         return path.gather(-1, (self.lengths - 1).clamp_min(0).expand(path.shape[:-1]).unsqueeze(-1))
-
-    def _check_paths(self, other: DynamicProgram) -> None:
-        assert isinstance(other, LinearChain)
-        check_same_lengths(self.lengths, other.lengths)
 
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1) & self._inside[:, 0]

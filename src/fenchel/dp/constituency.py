@@ -13,7 +13,7 @@ from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs
 from fenchel.dp.forest import forest
 from fenchel.dp.graph import Graph, Indices, Walk, remembered, tensor_on
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths
+from fenchel.dp.program import DynamicProgram, check_lengths
 from fenchel.regularizers.base import Regularizer
 
 
@@ -106,10 +106,6 @@ class Constituency(DynamicProgram):
         dims = tuple(range(-(self._inputs[0].dim() - 1), 0))
         return torch.where(path, self._inputs[0].double(), 0.0).sum(dims)
 
-    def _check_paths(self, other: DynamicProgram) -> None:
-        assert isinstance(other, Constituency)
-        check_same_lengths(self.lengths, other.lengths)
-
     def _blank(self, path: Tensor) -> Tensor:
         return ~self._spans(check_mask(path, "path", "in the tree")).flatten(-3).any(-1)
 
@@ -151,10 +147,6 @@ class Constituency(DynamicProgram):
     def _shape(self) -> _Shape:
         scores = self._inputs[0]
         return _shape(scores.shape[1], scores.shape[3] if self._labelled else 1)
-
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
-        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
-        return value, walk
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Any, weight: Tensor) -> Inputs:
         return (kernel.gradient(weight, walk),)

@@ -18,7 +18,7 @@ Cost = Callable[[Tensor, Tensor], Tensor]
 
 
 def cost_function(cost: str | Cost) -> Cost:
-    """The cost of a name, or a function that checks the shape of what a function of the user returns."""
+    """The cost with a name, or a user's function with a check of the shape that it returns."""
     if isinstance(cost, str):
         return COSTS[check_one_of(cost, "cost", *COSTS)]
     if not callable(cost):
@@ -47,7 +47,7 @@ def squared_distances(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _euclidean(x: Tensor, y: Tensor) -> Tensor:
-    """Distances; where points meet, which is where they have no gradient, it is 0."""
+    """Euclidean distances; the gradient is 0 where two points are equal, as it does not exist there."""
     square = squared_distances(x, y)
     apart = square > 0
     return torch.where(apart, torch.where(apart, square, 1.0).sqrt(), square)

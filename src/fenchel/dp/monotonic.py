@@ -15,7 +15,7 @@ from fenchel._checks import check_integers
 from fenchel._torch import concrete
 from fenchel.dp.calculus import Inputs, stays_outside
 from fenchel.dp.graph import Graph, Walk, remembered, tensor_on, walk
-from fenchel.dp.program import DynamicProgram, check_lengths, check_same_lengths, sum_over_edges
+from fenchel.dp.program import DynamicProgram, check_lengths, sum_over_edges
 from fenchel.regularizers.base import Regularizer
 
 
@@ -127,10 +127,6 @@ class Monotonic(DynamicProgram):
         """Which frames are before the end, (B, T)."""
         return torch.arange(self._inputs[0].shape[2], device=self.lengths.device) < self.lengths[:, 1:]
 
-    def _check_paths(self, other: DynamicProgram) -> None:
-        assert isinstance(other, Monotonic)
-        check_same_lengths(self.lengths, other.lengths)
-
     def _blank(self, path: Tensor) -> Tensor:
         return (check_integers(path, "path") < 0).all(-1)
 
@@ -153,10 +149,6 @@ class Monotonic(DynamicProgram):
             )
 
     # -- the recursion -------------------------------------------------------------------------------
-
-    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Tensor]:
-        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
-        return value, walk
 
     def _gradient(self, kernel: Any, inputs: Inputs, value: Tensor, walk: Tensor, weight: Tensor) -> Inputs:
         return (kernel.gradient(weight, value, walk, self.lengths, inputs[0]),)

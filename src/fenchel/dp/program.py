@@ -114,6 +114,7 @@ class DynamicProgram(Recursion):
         (tensor([[0, 0]]), tensor([2.1676]), tensor([0.8676]))
     """
 
+    lengths: Tensor
     _dtype: torch.dtype
     _device = torch.device("cpu")
 
@@ -342,6 +343,10 @@ class DynamicProgram(Recursion):
         p, q = self._on_cpu(), other._on_cpu()
         return p._walk(p._inputs, p.omega), q._walk(q._inputs, q.omega)
 
+    def _forward(self, kernel: Any, inputs: Inputs, keep: bool) -> tuple[Tensor, Any]:
+        value, walk = kernel.forward(inputs[0], self.lengths, *self._numbers, keep)
+        return value, walk
+
     # -- what a subclass defines ---------------------------------------------------------------------
 
     def _signed(self, maximum: Tensor) -> Tensor:
@@ -372,9 +377,11 @@ class DynamicProgram(Recursion):
     def _check_path(self, path: Tensor, name: str, blank: Tensor | None) -> None:
         """Raise an error if this is not a path; elements that are ``blank`` (…, B) are not checked."""
 
-    @abstractmethod
     def _check_paths(self, other: DynamicProgram) -> None:
         """Raise an error unless another program, with scores of the same shape, is over the same paths."""
+        mine, theirs = self.lengths, other.lengths
+        if concrete(mine, theirs) and not bool((mine == theirs.to(mine.device)).all()):
+            raise ValueError(f"other must have the same lengths, {mine.tolist()}, got {theirs.tolist()}")
 
     @abstractmethod
     def _blank(self, path: Tensor) -> Tensor:
@@ -422,12 +429,6 @@ def check_lengths(lengths: Tensor | None, scores: Tensor, name: str, sizes: tupl
         allowed = " and ".join(f"[{least}, {size}]" for size in sizes)
         raise ValueError(f"lengths must be in {allowed}, the shape of {name}, got {lengths[wrong][0].item()}")
     return lengths
-
-
-def check_same_lengths(mine: Tensor, theirs: Tensor) -> None:
-    """Check that two programs have the same lengths."""
-    if concrete(mine, theirs) and not bool((mine == theirs.to(mine.device)).all()):
-        raise ValueError(f"other must have the same lengths, {mine.tolist()}, got {theirs.tolist()}")
 
 
 def check_choice(omega: Regularizer) -> Regularizer:

@@ -100,7 +100,7 @@ def barycenter(
     gamma: float = 1.0,
     omega: Regularizer | None = None,
     band: int | None = None,
-    steps: int = 50,
+    max_iter: int = 50,
     init: Tensor | None = None,
 ) -> Tensor:
     r"""The mean of a set of series under smoothed DTW, or the means of a batch of sets.
@@ -118,7 +118,7 @@ def barycenter(
         gamma: the temperature. Larger ones make the problem smoother, and the mean too.
         omega: smooths every minimum; Shannon's if None.
         band: as in :class:`Alignment`.
-        steps: the most steps of descent.
+        max_iter: the largest number of steps of descent.
         init: (N, D) or (…, N, D), where to start; the mean has its length. T long if None. (N,) goes with a list of
             (T_k,).
 
@@ -134,7 +134,7 @@ def barycenter(
 
     References: Petitjean, Ketterlin & Gançarski (2011); Cuturi & Blondel (2017), section 3.
     """
-    steps = check_count(steps, "steps")
+    max_iter = check_count(max_iter, "max_iter")
     omega = _times_gamma(omega, gamma)
     padded, lengths, flat = _check_set(series, lengths)
     device = padded.device
@@ -150,7 +150,7 @@ def barycenter(
         starts = [None] * len(sets) if init is None else init.detach().double().clone().reshape(-1, *found.shape[1:])
         for i, (each, share, size, start) in enumerate(zip(sets, *parts, starts, strict=True)):
             mean = torch.einsum("k,ktd->td", share, _stretched(each, size)) if start is None else start
-            found[i] = _descend(mean.clone(), each, share, size, omega, band, steps)
+            found[i] = _descend(mean.clone(), each, share, size, omega, band, max_iter)
     found = found.reshape(*batch, *found.shape[1:]).to(device)
     return found.squeeze(-1) if flat else found
 
@@ -218,12 +218,12 @@ def _exact(
 
 
 def _descend(
-    mean: Tensor, padded: Tensor, weights: Tensor, lengths: Tensor, omega: Regularizer, band: int | None, steps: int
+    mean: Tensor, padded: Tensor, weights: Tensor, lengths: Tensor, omega: Regularizer, band: int | None, max_iter: int
 ) -> Tensor:
     """Descend from one mean (N, D) to a better one, by L-BFGS."""
     many, mean = len(padded), mean.requires_grad_()
     pairs = torch.stack([torch.full_like(lengths, len(mean)), lengths], -1)
-    search = torch.optim.LBFGS([mean], max_iter=steps, line_search_fn="strong_wolfe")
+    search = torch.optim.LBFGS([mean], max_iter=max_iter, line_search_fn="strong_wolfe")
 
     def cost() -> Tensor:
         search.zero_grad()

@@ -396,9 +396,9 @@ class Hopfield(Layer):
         dropout = self.dropout if self.training else 0.0
         weights = None
         if need_weights:
-            output, weights = update(query, key, value, self.omega, beta, mask=mask, return_weights=True)
+            output, weights = update(query, key, value, self.omega, beta, attn_mask=mask, return_weights=True)
         else:
-            output = update(query, key, value, self.omega, beta, mask=mask, dropout_p=dropout)
+            output = update(query, key, value, self.omega, beta, attn_mask=mask, dropout_p=dropout)
         output = output.transpose(1, 2).flatten(-2)
         output = output if self.out_proj is None else self.out_proj(output)
         return (output if self.association_activation is None else self.association_activation(output)), weights
@@ -439,7 +439,7 @@ class Hopfield(Layer):
                 raise ValueError("update_steps_max must be a number in graphs, where convergence cannot be seen")
             steps = MOST_STEPS
         state = state.expand(_batch(key, state), -1, -1, -1)
-        step = partial(update, key=key, omega=self.omega, beta=beta, mask=mask)
+        step = partial(update, key=key, omega=self.omega, beta=beta, attn_mask=mask)
         return iterate(step, state, max_steps=steps, tol=self.update_steps_eps).state
 
     def _hidden(self, stored: Tensor, padding: Tensor | None) -> Tensor | None:

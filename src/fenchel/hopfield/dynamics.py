@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, overload
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -55,7 +55,7 @@ def update(
     omega: Regularizer | None = None,
     beta: float | Tensor = 1.0,
     *,
-    mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     return_weights: Literal[False] = False,
 ) -> Tensor: ...
@@ -69,7 +69,7 @@ def update(
     omega: Regularizer | None = None,
     beta: float | Tensor = 1.0,
     *,
-    mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     return_weights: Literal[True, "sparse"],
 ) -> tuple[Tensor, Tensor]: ...
@@ -82,7 +82,7 @@ def update(
     omega: Regularizer | None = None,
     beta: float | Tensor = 1.0,
     *,
-    mask: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     dropout_p: float = 0.0,
     return_weights: bool | Literal["sparse"] = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
@@ -99,7 +99,7 @@ def update(
         omega: the regularizer; ``Tsallis(1.5)`` by default.
         beta: inverse temperature: a positive number, or a tensor that broadcasts to the queries, such as
             (heads, 1, 1); differentiable.
-        mask: broadcasts to (…, L, S); boolean (True = takes part) or added to the scores βqKᵀ.
+        attn_mask: broadcasts to (…, L, S); boolean (True = takes part) or added to the scores βqKᵀ.
         dropout_p: the share of weights to drop; the rest is scaled up.
         return_weights: True: also the weights, (…, L, S); ``"sparse"``: as one CSR matrix, rows flattened.
 
@@ -121,20 +121,16 @@ def update(
     narrow = query.dtype in (torch.float16, torch.bfloat16)
     if isinstance(beta, Tensor) and narrow and query.dtype == key.dtype == value.dtype:
         # β times a query would be rounded in half precision, or overflow.
-        wide = (query.float(), key.float(), value.float(), omega, beta)
-        if return_weights is False:
-            return update(*wide, mask=mask, dropout_p=dropout_p).to(query.dtype)
-        output, weights = update(*wide, mask=mask, dropout_p=dropout_p, return_weights=return_weights)
-        return output.to(query.dtype), weights.to(query.dtype)
+        options: Any = {"attn_mask": attn_mask, "dropout_p": dropout_p, "return_weights": return_weights}
+        found: Any = update(query.float(), key.float(), value.float(), omega, beta, **options)
+        return found.to(query.dtype) if return_weights is False else tuple(t.to(query.dtype) for t in found)
     if isinstance(beta, Tensor):
         query, scale = query * beta.to(query.dtype), 1.0
     else:
         scale = beta
-    if return_weights is False:
-        return attention(query, key, value, omega, attn_mask=mask, scale=scale, dropout_p=dropout_p)
-    return attention(
-        query, key, value, omega, attn_mask=mask, scale=scale, dropout_p=dropout_p, return_weights=return_weights
-    )
+    options = {"attn_mask": attn_mask, "scale": scale, "dropout_p": dropout_p, "return_weights": return_weights}
+    averaged: Tensor | tuple[Tensor, Tensor] = attention(query, key, value, omega, **options)
+    return averaged
 
 
 def iterate(

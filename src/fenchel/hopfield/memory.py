@@ -182,7 +182,7 @@ class Memory(nn.Module):
 
         Patterns that are a parameter become a new parameter, which must be given to the optimizer again.
         """
-        self._check_writable()
+        check_writable(self.in_file)
         if (values is None) != (self.values is None):
             raise ValueError(f"values must {'not ' if self.values is None else ''}be given: they go with all patterns")
         new = {"patterns": self._joined("patterns", patterns)}
@@ -195,7 +195,7 @@ class Memory(nn.Module):
 
     def remove(self, which: int | Sequence[int] | Tensor) -> None:
         """Remove patterns, given by their indices or by a boolean mask (N,), True = remove."""
-        self._check_writable()
+        check_writable(self.in_file)
         kept = rows_without(which, self.patterns)
         if not bool(kept.any()):
             raise ValueError("a memory must keep at least one pattern")
@@ -217,14 +217,7 @@ class Memory(nn.Module):
         beta = self._beta(rows)
         keys = self._stored("patterns", rows.dtype)
         conjugate = streams.maximum(rows * beta, keys, omega, self._plan("energy", rows))
-        energy = rows.square().sum(-1) / 2
-        if omega.zero_at_vertices and omega.mass(len(self)) == 1:
-            # max_Ω(s) − max_Ω(0) is at most the largest score, which is at most β M ‖q‖.
-            least = omega.max(torch.zeros(len(self), dtype=torch.float64, device=rows.device))
-            energy = energy + self._largest_norm().square() / 2 - (conjugate - least) / beta
-            energy = energy + (energy.clamp_min(0) - energy).detach()  # rounding can make it slightly negative
-        else:
-            energy = energy - conjugate / beta
+        energy = energy_of(rows, conjugate, omega, beta, len(self), self._largest_norm)
         return energy.to(given.dtype).reshape(query.shape[:-1])
 
     def step(self, query: Tensor) -> Tensor:
@@ -398,14 +391,7 @@ class Memory(nn.Module):
                 f"omega must choose along one dimension, the {count} patterns: {error}. If the patterns are the parts "
                 "of a table, rearrange them in LPSparseMAP(lambda graph, u: graph.add(Structured(u[table], structure)))"
             ) from None
-        wanted, possible = omega.mass(2**40), omega.mass(count)
-        if wanted is not None and bool(torch.as_tensor(wanted != possible, device="cpu").any()):
-            raise ValueError(f"k must be at most the number of patterns, {count}, got {show(wanted)}")
-
-    def _check_writable(self) -> None:
-        """Raise an error if the patterns are in a file."""
-        if self.in_file:
-            raise TypeError("patterns in a file are not changed: change the file and make a new memory")
+        check_mass(omega, count, "patterns")
 
     def _store(self, name: str, given: Rows) -> None:
         """Check patterns or values (N, D) and register them as a parameter or a buffer."""
@@ -422,11 +408,7 @@ class Memory(nn.Module):
     def _joined(self, name: str, given: Rows) -> Tensor:
         """The stored rows, followed by the given ones."""
         held: Tensor = getattr(self, name)
-        if isinstance(given, (Tensor, np.ndarray)) and given.ndim == 1:
-            given = given[None]
-        new = check_rows(given, name).to(held)
-        if new.shape[1] != held.shape[1]:
-            raise ValueError(f"{name} must have width {held.shape[1]}, got shape {tuple(new.shape)}")
+        new = check_further_rows(given, name, held)
         if isinstance(held, nn.Parameter):
             return torch.cat([held.detach(), new.detach()])
         return torch.cat([held, _normalized(new, self.normalize if name == "patterns" else None)])
@@ -494,6 +476,56 @@ def rows_without(which: int | Sequence[int] | Tensor, patterns: Tensor) -> Tenso
     return kept
 
 
+def energy_of(
+    rows: Tensor,
+    conjugate: Tensor,
+    omega: Regularizer,
+    beta: float | Tensor,
+    count: int,
+    largest_norm: Callable[[], Tensor],
+) -> Tensor:
+    """The energy of states (R, D) in a memory, (R,), in double precision; see :class:`Memory`.
+
+    Args:
+        rows: the states.
+        conjugate: (R,), Ω*(βXq).
+        omega: the regularizer.
+        beta: inverse temperature.
+        count: the number of patterns.
+        largest_norm: computes the largest norm of a pattern.
+    """
+    energy = rows.square().sum(-1) / 2
+    if not omega.zero_at_vertices or omega.mass(count) != 1:
+        return energy - conjugate / beta
+    # max_Ω(s) − max_Ω(0) is at most the largest score, which is at most β M ‖q‖.
+    least = omega.max(torch.zeros(count, dtype=torch.float64, device=rows.device))
+    energy = energy + largest_norm().square() / 2 - (conjugate - least) / beta
+    return energy + (energy.clamp_min(0) - energy).detach()  # rounding can make it slightly negative
+
+
+def check_mass(omega: Regularizer, count: int, what: str) -> None:
+    """Raise an error if Ω chooses more than ``count`` patterns; ``what`` names these in the error."""
+    wanted, possible = omega.mass(2**40), omega.mass(count)
+    if wanted is not None and bool(torch.as_tensor(wanted != possible, device="cpu").any()):
+        raise ValueError(f"k must be at most the number of {what}, {count}, got {show(wanted)}")
+
+
+def check_writable(in_file: bool) -> None:
+    """Raise an error if the patterns of a memory are in a file."""
+    if in_file:
+        raise TypeError("patterns in a file are not changed: change the file and make a new memory")
+
+
+def check_further_rows(given: Rows, name: str, held: Tensor) -> Tensor:
+    """Check patterns or values, (M, D) or one of shape (D,), that are to be appended to those held, (N, D)."""
+    if isinstance(given, (Tensor, np.ndarray)) and given.ndim == 1:
+        given = given[None]
+    new = check_rows(given, name).to(held)
+    if new.shape[1] != held.shape[1]:
+        raise ValueError(f"{name} must have width {held.shape[1]}, got shape {tuple(new.shape)}")
+    return new
+
+
 def check_rows(given: Rows, name: str) -> Tensor:
     """Check patterns or values, (N, D), finite; a NumPy array becomes a tensor."""
     if isinstance(given, np.ndarray):
@@ -523,7 +555,7 @@ def check_rows(given: Rows, name: str) -> Tensor:
 
 
 def _normalized(rows: Tensor, how: Normalize) -> Tensor:
-    """Rows scaled to norm 1 (sphere), or to mean 0 and variance 1 (layer); rows without a direction become zero."""
+    """Rows scaled to norm 1 (sphere), or to mean 0 and variance 1 (layer); zeros if that is undefined."""
     if how is None:
         return rows
     if how == "layer":

@@ -176,7 +176,7 @@ class _Problem:
     # -- the radius ----------------------------------------------------------------------------------------
 
     def radius(self, beta: float) -> tuple[Tensor, Tensor]:
-        """A lower bound of the radius, (A,), right where y is returned, and whether it is the radius."""
+        """A lower bound of the radius, (A,), valid where y is returned, and whether it is the radius."""
         count, parts = self.y.shape
         bounds = self._sizes()
         least, nearest = self._least_slack(beta)
@@ -265,7 +265,7 @@ class _Problem:
 
 
 def _least_accepted(worst: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]], least: Tensor) -> tuple[Tensor, Tensor]:
-    """The lower end of the β > 0 without a violation, inf if there is none; and whether it was found."""
+    """The least β > 0 at which no margin is violated, inf if there is none; and whether it was found."""
     trial, done = torch.zeros_like(least), torch.zeros_like(least, dtype=torch.bool)
     for _ in range(PROBES):
         a, c, violated = worst(torch.where(least > 0, least, trial))

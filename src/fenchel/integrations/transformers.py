@@ -192,28 +192,17 @@ class Attention:
         if softcap is not None:
             mask = combine_masks(attention_mask, position_bias)
             output, weights = _with_score_matrix(query, key, value, omega, mask, dropout, scaling, softcap, s_aux)
-        elif output_attentions or _captures_weights():
-            mask = combine_masks(attention_mask, position_bias)
-            output, weights = attention(
-                query,
-                key,
-                value,
-                omega,
-                attn_mask=mask,
-                scale=scaling,
-                dropout_p=dropout,
-                return_weights=True,
-                sink=sink,
-            )
         else:
-            causal = position_bias is None and _is_causal(attention_mask)
+            wanted = bool(output_attentions) or _captures_weights()
+            causal = not wanted and position_bias is None and _is_causal(attention_mask)
             if causal:
                 # Keys beyond the queries are the unused part of a static cache.
                 attention_mask, key, value = None, key[..., : query.shape[-2], :], value[..., : query.shape[-2], :]
             mask = combine_masks(attention_mask, position_bias)
-            output = attention(
-                query, key, value, omega, attn_mask=mask, is_causal=causal, scale=scaling, dropout_p=dropout, sink=sink
-            )
+            given: Any = {"attn_mask": mask, "is_causal": causal, "scale": scaling, "dropout_p": dropout, "sink": sink}
+            given["return_weights"] = wanted
+            found: Any = attention(query, key, value, omega, **given)
+            output, weights = found if wanted else (found, None)
         return output.transpose(1, 2).contiguous(), weights
 
 

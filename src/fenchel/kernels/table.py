@@ -9,7 +9,8 @@ step             call                                    result
 ``argmax``       ``kernel(z, *a)``                       argmax_Ω of the rows of z
 ``product``      ``kernel(v, z, p, *a)``                 J v, the Jacobian in the scores, given p = argmax_Ω(z)
 ``pull``         ``kernel(v, z, p, *a)``                 J v, and v times the derivatives in each parameter
-``class_loss``   ``kernel(z, index, residual, *a)``      the loss of class indices, and p − y if ``residual``
+``class_loss``   ``kernel(z, index, residual, *a)``      the loss of class indices, and residual·(p − y)
+``loss_given``   ``kernel(z, p, y, *a)``                 the loss of classes, or of probabilities, given p = argmax_Ω(z)
 ``value``        ``kernel(p, *a)``                       Ω of the rows of p, one value per row
 ``max``          ``kernel(z, p, *a)``                    max_Ω of the rows of z, given p = argmax_Ω(z)
 ``envelope``     ``kernel(p, a)``                        the derivative of max_Ω in its one parameter, given p; (…, 1)
@@ -21,9 +22,13 @@ step             call                                    result
 ``constituency``
 ===============  ======================================  =========================================================
 
+``residual`` is a number or a truth value; for 0 the second result does not matter. ``loss_given`` of probabilities y
+writes p − y over p.
+
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
 recorded. Masked scores are −inf: ``argmax`` gives zeros for a row in which all are masked, and NaN for a row with a
-score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p.
+score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p. On devices
+rows may be in half precision: then so are the results, but for those with one number per row, which are in float32.
 
 Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
 
@@ -94,7 +99,15 @@ Parameter = float | Tensor
 Interval = tuple[float, float]
 
 _FLOATS = (torch.float32, torch.float64)
+HALF = (torch.bfloat16, torch.float16)
+"""Dtypes that only kernels for devices take, and compute in float32 inside; all else converts them to float32."""
+
 _ANY: tuple[Interval, ...] = ((-math.inf, math.inf),)
+
+
+def exact_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype to compute in: float32 for half precision, else that of the tensor."""
+    return torch.float32 if tensor.dtype in HALF else tensor.dtype
 
 
 @dataclass
@@ -306,6 +319,7 @@ _compiled("entmax", "value", "tsallis", "maps.simplex:entmax_value", _ENTMAX)
 _compiled("entmax", "max", "tsallis", "maps.simplex:entmax_max", _ENTMAX)
 _compiled("entmax", "envelope", "tsallis", "maps.simplex:entmax_envelope", _ENTMAX)
 _compiled("entmax", "class_loss", "tsallis", "maps.simplex:entmax_loss", _ENTMAX)
+_compiled("entmax", "loss_given", "tsallis", "maps.simplex:entmax_given", _ENTMAX)
 _compiled("attention", "attend", "tsallis", "streaming.attention:attend", _ENTMAX)
 _compiled("attention", "attend_backward", "tsallis", "streaming.attention:attend_backward", _ENTMAX)
 _compiled("output", "linear_class_loss", "tsallis", "streaming.output:linear_class_loss", _OUTPUT)
@@ -332,9 +346,9 @@ _compiled("bounded", "pull", "bounded_shannon", "maps.bounded:entropic_pull")
 for _name in ("fused", "oscar", "grid"):
     _compiled("grouping", "argmax", _name, f"maps.{_name}:{_name}")
     _compiled("grouping", "product", _name, f"maps.{_name}:{_name}_product")
+    _compiled("grouping", "class_loss", _name, f"maps.{_name}:{_name}_loss")
 
 
-_HALF = (*_FLOATS, torch.bfloat16, torch.float16)
 _SMOOTH = ((1.0, 1.0), (2.0, 2.0))  # Shannon's entropy and Gini's
 _POSITIVE = ((math.nextafter(0.0, 1.0), math.inf),)
 
@@ -344,7 +358,7 @@ def _on_gpu(
 ) -> None:
     """Add a kernel of ``kernels/gpu`` if Triton is installed, which compiles it when it is called."""
     for device in ("cuda", "cpu") if kernels.TRITON else ("cuda",):  # also AMD's devices, which torch calls so
-        register(step, name, f"gpu.{kernel}", device=device, dtypes=_HALF, ranges=ranges, serves=serves)
+        register(step, name, f"gpu.{kernel}", device=device, dtypes=_FLOATS + HALF, ranges=ranges, serves=serves)
 
 
 if importlib.util.find_spec("triton") is not None:

@@ -92,7 +92,7 @@ class Mixed(Distribution):
     ``y.entropy()``             H(F) + H(Y | F), in nats
     ``y.face_entropy()``        H(F)
     ``y.mean_dimension()``      the expected dimension of the face, E|F| − 1
-    ``y.code_length(bits)``     average bits of a code that stores faces exactly and each coordinate with ``bits`` bits
+    ``y.code_length(n)``        average bits of a code that stores faces exactly and each coordinate with n bits
     ==========================  =====================================================================================
 
     Sampling takes a ``generator``. For two vertices everything is exact. A quantity without a closed form is estimated

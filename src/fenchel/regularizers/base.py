@@ -230,12 +230,16 @@ class Regularizer(nn.Module):
             target = self.check_target(target, scores, dim, mask)
         else:
             index = self.check_classes(target, scores, dim)
-            if self.zero_at_vertices:
-                return self.class_loss(scores, index, dim, mask)
+            if self.has_class_losses(scores):
+                return self.class_loss(scores, index, dim, mask).to(scores.dtype)
             target = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
-        posed = self._pose(scores, dim, mask).shifted()
+        posed = self._pose(scores, dim, mask)
+        y = target.movedim(dim, -1).to(posed.rows.dtype)
+        loss = posed.rule.soft_loss(posed.rows, y, *posed.parameters)
+        if loss is not None:
+            return loss.to(scores.dtype)
+        posed = posed.shifted()
         rows, rule, a = posed
-        y = target.movedim(dim, -1).to(rows.dtype)
         if known(rows) and rows.numel() and bool(rows.detach().amin() > -torch.inf):  # nothing is masked
             value = rule.target_value(y, *a)
             impossible = torch.zeros_like(rows[..., 0], dtype=torch.bool)
@@ -245,11 +249,18 @@ class Regularizer(nn.Module):
         value = rule.target_value(y, *a, masked=masked & (y == 0))
         return finish_loss(posed.max(), reached, ((y != 0) & masked).any(-1), value).to(scores.dtype)
 
+    def has_class_losses(self, scores: Tensor) -> bool:
+        """Whether the losses of class indices are those of the ``rule``; else the target is a one-hot vector."""
+        return self.zero_at_vertices
+
     def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """``loss`` for class indices that have been checked; rows with a negative index have loss 0."""
-        if self.zero_at_vertices:
-            rows, rule, a = self._pose(scores, dim, mask)
-            return rule.class_loss(rows, index, *a).to(scores.dtype)
+        """``loss`` for class indices that have been checked; rows with a negative index have loss 0.
+
+        If ``reads_half``, losses are in float32.
+        """
+        if self.has_class_losses(scores):
+            (rows, rule, a), dtype = self._pose_classes(scores, dim, mask)
+            return rule.class_loss(rows, index, *a).to(dtype)
         kept = index >= 0
         loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
         return torch.where(kept, loss, 0.0)
@@ -259,11 +270,20 @@ class Regularizer(nn.Module):
     ) -> Tensor:
         """``class_loss`` of all rows, none of which is left out; their mean or sum unless ``reduction`` is "none"."""
         own = self.rule is None or type(self).class_loss is not Regularizer.class_loss
-        if reduction == "none" or own or not self.zero_at_vertices:
+        if reduction == "none" or own or not self.has_class_losses(scores):
             loss = self.class_loss(scores, index, dim, mask)
             return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
-        rows, rule, a = self._pose(scores, dim, mask)
-        return rule.reduced_class_loss(rows, index, reduction == "mean", *a).to(scores.dtype)
+        (rows, rule, a), dtype = self._pose_classes(scores, dim, mask)
+        return rule.reduced_class_loss(rows, index, reduction == "mean", *a).to(dtype)
+
+    def reads_half(self, scores: Tensor) -> bool:
+        """Whether ``class_loss`` leaves scores in half precision to a kernel as they are.
+
+        Not float16: p − y is kept for the backward pass, and lacks the range there, before a scaled loss multiplies it.
+        """
+        if scores.dtype != torch.bfloat16 or self.rule is None or type(self).class_loss is not Regularizer.class_loss:
+            return False
+        return self.zero_at_vertices and self.rule.reads("class_loss", scores, self.parameter)
 
     def extra_repr(self) -> str:
         own = self.parameter
@@ -330,7 +350,16 @@ class Regularizer(nn.Module):
 
     def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
         """The problem on rows."""
-        rows = to_rows(scores, dim, mask)
+        return self._pose_rows(to_rows(scores, dim, mask), scores, dim)
+
+    def _pose_classes(self, scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Posed, torch.dtype]:
+        """The problem of class losses, and their dtype; see ``reads_half``."""
+        if not self.reads_half(scores):
+            return self._pose(scores, dim, mask), scores.dtype
+        return self._pose_rows(to_rows(scores, dim, mask, as_they_are=True), scores, dim), torch.float32
+
+    def _pose_rows(self, rows: Tensor, scores: Tensor, dim: int) -> Posed:
+        """The problem on these rows of scores."""
         if self.rule is None:
             return Posed(rows, _Written(self), ())
         a = self.parameter
@@ -358,6 +387,7 @@ class _Written(RowMap):
         if type(omega).argmax is Regularizer.argmax or type(omega).forward is Regularizer.forward:
             raise NotImplementedError(f"{type(omega).__name__} must set rule, or write forward and argmax")
         self.omega = omega
+        self.zero_at_vertices = True  # or there is no call of ``class_loss``
 
     def value(self, p: Tensor, *a: Any, masked: Tensor | None = None) -> Tensor:
         value: Tensor = self.omega(p)

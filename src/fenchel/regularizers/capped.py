@@ -10,11 +10,11 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._checks import check_expands, check_parameter, check_real
-from fenchel._torch import concrete, distributed_rule, is_distributed, known
+from fenchel._torch import concrete, known
 from fenchel.regularizers.base import Posed, Regularizer, check_omega, hold, show
 from fenchel.regularizers.bounded import BOUNDED_GINI, BOUNDED_SHANNON, BoundedMap
 from fenchel.regularizers.configs import written_by
-from fenchel.regularizers.packed import is_packed, map_packed
+from fenchel.regularizers.packed import map_parts
 from fenchel.regularizers.rowmap import Parameter
 from fenchel.regularizers.rows import check_indices, check_scores, from_rows, on_device, parameter_rows, to_rows
 from fenchel.regularizers.tsallis import Gini
@@ -274,15 +274,8 @@ def _choose(
     rule: BoundedMap, scores: Tensor, dim: int, mask: Tensor | None, upper: Parameter = 1.0, k: Parameter = 1.0
 ) -> Tensor:
     """The choice with bounds and a sum, along a dimension."""
-    if is_packed(scores):
-        return map_packed(partial(_choose, rule), scores, dim, mask, upper=upper, k=k)
-    if is_distributed(scores):
-        others = {"mask": mask, "upper": upper, "k": k}
-        found: Tensor = distributed_rule("rows")(
-            partial(_choose, rule), scores, dim, (check_scores(scores, dim),), others, False, (rule.name, k, 1.0)
-        )
-        return found
-    return from_rows(_posed(rule, scores, upper, k, dim, mask).argmax(), scores, dim)
+    joined = map_parts(partial(_choose, rule), scores, dim, mask, (rule.name, k, 1.0), upper=upper, k=k)
+    return from_rows(_posed(rule, scores, upper, k, dim, mask).argmax(), scores, dim) if joined is None else joined
 
 
 def _posed(

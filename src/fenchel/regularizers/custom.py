@@ -319,7 +319,7 @@ def _pull_back(f: Callable[[tuple[Tensor, ...]], Tensor], captured: Sequence[Ten
 def _push(
     f: Callable[[tuple[Tensor, ...]], Tensor], captured: Sequence[Tensor], tangents: Sequence[Tensor | None]
 ) -> Tensor:
-    """∂f/∂c · dc over the captured tensors that move; reverse mode twice, for forward mode does not nest everywhere."""
+    """∂f/∂c · dc over the captured tensors with a direction; by reverse mode twice, as forward mode may not nest."""
     value, pull = _vjp(*_of_some(f, captured, [t is not None for t in tangents]))
     _, push = _vjp(pull, torch.zeros_like(value))
     return push(tuple(t for t in tangents if t is not None))[0]

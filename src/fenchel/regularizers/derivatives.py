@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fenchel._torch import apply_function, nested_forward_mode, outside, tracks, tracks_forward
+from fenchel import kernels
+from fenchel._torch import apply_function, is_simple, nested_forward_mode, outside, tracks, tracks_forward
 
 if TYPE_CHECKING:
     from fenchel.regularizers.rowmap import RowMap
@@ -151,15 +152,22 @@ class Max(torch.autograd.Function):
 
 
 class ClassLoss(torch.autograd.Function):
-    """The loss of class indices, and its gradient p − y in the scores, which comes out of the same pass."""
+    """The loss of class indices, and its gradient p − y in the scores, which comes out of the same pass.
+
+    ``residual`` may be a kernel of the loss given p, for parameters that learn: then p itself is the second result.
+    """
 
     @staticmethod
-    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+    def forward(rule: RowMap, z: Tensor, index: Tensor, residual: Any, *a: Any) -> tuple[Tensor, Tensor]:
+        if callable(residual):
+            p = rule.solve_any(z, *a)
+            return residual(z, p, index, *a), p
         return rule.class_loss_any(z, index, residual, *a)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.rule, z, index, _, *a = inputs
+        ctx.rule, z, index, residual, *a = inputs
+        ctx.has_choice = callable(residual)
         ctx.mark_non_differentiable(output[1])
         ctx.set_materialize_grads(False)
         remember(ctx, z, index, output[1], *a)
@@ -171,11 +179,17 @@ class ClassLoss(torch.autograd.Function):
             return (None,) * (4 + len(needed))
         z, index, residual, *a = recall(ctx)
         grad = torch.where(index >= 0, grad, 0.0).unsqueeze(-1)  # even if it is NaN, as for the mean of nothing
-        if not torch.is_grad_enabled() and not any(needed):
-            return None, grad * residual, None, None, *(None for _ in a)
-        to_scores, *to_a = _class_loss_slopes(ctx.rule, z, index, any(needed), *a)
-        gradients = (grad * each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
-        return None, grad * to_scores, None, None, *gradients
+        if ctx.has_choice and not torch.is_grad_enabled() and not tracks_forward():
+            to_scores, to_a = _slopes_at(ctx.rule, grad, z, index, residual, *a)
+        elif not ctx.has_choice and not torch.is_grad_enabled() and not any(needed):
+            if residual.dtype not in kernels.HALF:
+                return None, grad * residual, None, None, *(None for _ in a)
+            return None, torch.mul(grad, residual, out=torch.empty_like(residual)), None, None, *(None for _ in a)
+        else:
+            slope, *slopes = _class_loss_slopes(ctx.rule, z, index, any(needed), *a)
+            to_scores, to_a = grad * slope, tuple(grad * each for each in slopes)
+        gradients = (each if is_needed else None for each, is_needed in zip(to_a, needed, strict=True))
+        return None, to_scores, None, None, *gradients
 
     @staticmethod
     def jvp(ctx: Any, _: None, dz: Tensor | None, __: None, ___: None, *da: Tensor | None) -> tuple[Tensor, None]:
@@ -193,14 +207,14 @@ class ClassLoss(torch.autograd.Function):
 class ReducedClassLoss(torch.autograd.Function):
     """The mean or the sum of the losses of class indices ≥ 0, for numbers as parameters and reverse mode alone.
 
-    The gradient of the scores is what the forward pass left, scaled in place: it is handed out once, and computed anew
-    if it is asked for again.
+    The gradient of the scores is what the forward pass left, for a result whose own is 1: it is handed out once, and
+    computed anew if it is asked for again.
     """
 
     @staticmethod
     def forward(ctx: Any, rule: RowMap, z: Tensor, index: Tensor, mean: bool, *a: float) -> Tensor:
-        loss, ctx.residual = rule.class_loss_any(z, index, True, *a)
-        ctx.rule, ctx.a, ctx.share = rule, a, 1 / loss.numel() if mean else 1.0
+        ctx.rule, ctx.a, ctx.share = rule, a, 1 / index.numel() if mean else 1.0
+        loss, ctx.residual = rule.class_loss_any(z, index, ctx.share, *a)
         ctx.save_for_backward(z, index)
         return loss.mean() if mean else loss.sum()
 
@@ -213,16 +227,49 @@ class ReducedClassLoss(torch.autograd.Function):
             residual, *_ = _class_loss_slopes(ctx.rule, z, index, False, *ctx.a)
             return None, grad * ctx.share * residual, None, None, *nothing
         if residual is None or tracks_forward():
-            _, residual = ctx.rule.class_loss_any(*ctx.saved_tensors, True, *ctx.a)
-            return None, grad * ctx.share * residual, None, None, *nothing
-        return None, residual.mul_(grad * ctx.share), None, None, *nothing
+            _, residual = ctx.rule.class_loss_any(*ctx.saved_tensors, ctx.share, *ctx.a)
+            return None, grad * residual, None, None, *nothing
+        is_one = is_simple(grad) and float(grad) == 1
+        return None, residual if is_one else residual.mul_(grad), None, None, *nothing
+
+
+class SoftLoss(torch.autograd.Function):
+    """The losses of probabilities y, without derivatives in y, for numbers as parameters and reverse mode alone."""
+
+    @staticmethod
+    def forward(ctx: Any, rule: RowMap, kernel: Any, z: Tensor, y: Tensor, *a: float) -> Tensor:
+        p = rule.solve_any(z, *a)
+        loss: Tensor = kernel(z, p, y, *a)
+        ctx.rule, ctx.a, ctx.residual = rule, a, p
+        ctx.save_for_backward(z, y)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        residual, (z, y) = ctx.residual, ctx.saved_tensors
+        if torch.is_grad_enabled() or tracks_forward():
+            residual = ctx.rule.argmax(z, *ctx.a) - y
+        return None, None, grad.unsqueeze(-1) * residual, None, *(None for _ in ctx.a)
+
+
+def _slopes_at(
+    rule: RowMap, grad: Tensor, z: Tensor, index: Tensor, p: Tensor, *a: Any
+) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The gradients of the loss in the scores and in the parameters, given p, from that of the loss, (…, 1)."""
+    kept, place = (index >= 0).unsqueeze(-1), index.clamp_min(0).unsqueeze(-1)
+    possible = kept & (z.gather(-1, place) > -torch.inf)
+    to_scores = p.scatter_add(-1, place, -possible.to(p.dtype)).mul_(grad)
+    if not bool(kept.all()):
+        to_scores = torch.where(kept, to_scores, 0.0)
+    slopes = rule.envelope(z if rule.keeps_scores(*a) else None, p, *a)
+    return to_scores, tuple(torch.where(kept, grad * each, 0.0) for each in slopes)
 
 
 def _class_loss_slopes(rule: RowMap, z: Tensor, index: Tensor, learns: bool, *a: Any) -> tuple[Tensor, ...]:
     """The gradient of the loss in the scores and in the parameters (zero unless asked for); differentiable."""
     kept = index >= 0
     place = index.clamp_min(0).unsqueeze(-1)
-    scores = torch.where(kept.unsqueeze(-1), z, 0.0)
+    scores = torch.where(kept.unsqueeze(-1), z.to(kernels.exact_dtype(z)), 0.0)
     p = rule.argmax(scores, *a)
     residual = residual_at(p, place, kept, z.detach().gather(-1, place).squeeze(-1) > -torch.inf)
     envelope = rule.envelope(scores, p, *a) if learns else (torch.zeros_like(p[..., :1]) for _ in a)

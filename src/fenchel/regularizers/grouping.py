@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fenchel._checks import check_parameter, check_real
-from fenchel._torch import below_autograd, readable
+from fenchel._torch import below_autograd, known, readable
 from fenchel.regularizers.base import Regularizer, hold
 from fenchel.regularizers.derivatives import on_support
 from fenchel.regularizers.operators import argmax_operator, pack
@@ -167,6 +167,10 @@ class Grouping(Regularizer):
     def canonical(self) -> tuple[Regularizer, float | Tensor]:
         """Gini for strength 0."""
         return (Gini() if not isinstance(self.strength, Tensor) and self.strength == 0 else self), 1.0
+
+    def has_class_losses(self, scores: Tensor) -> bool:
+        """Where there is a number as strength: the rule has no derivative of Ω at the class in it."""
+        return self.rule is not None and not isinstance(self.strength, Tensor) and known(scores)
 
 
 def check_strength(strength: float | Tensor) -> float | Tensor:

@@ -396,13 +396,32 @@ def _by_group(packed: Packed, name: str, value: Any) -> Any:
     return full if len(full) == 1 else lambda rows: rows.each(full)
 
 
-def map_packed(
-    function: Callable[..., Tensor], scores: Tensor, dim: int, mask: Tensor | None, **parameters: Any
-) -> Tensor:
-    """A map of packed scores, by the function of dense scores, ``dim``, ``mask`` and parameters by name."""
-    packed = Packed(scores)
+def map_parts(
+    function: Callable[..., Tensor],
+    scores: Tensor,
+    dim: int,
+    mask: Tensor | None,
+    family: tuple[str | None, Any, Any],
+    **parameters: Any,
+) -> Tensor | None:
+    """A map of a jagged nested tensor or a DTensor, by a function of their dense parts; None for other scores.
+
+    Args:
+        function: the map, of scores, ``dim``, ``mask`` and parameters by name.
+        scores: of any kind.
+        dim: the dimension to choose along.
+        mask: boolean, or None.
+        family: the name, the parameter and the factor of Ω, which say how rows can be spread over ranks.
+        parameters: of the map.
+    """
     others = {"mask": mask, **parameters}
-    return on_packed(function, packed, dim, (check_scores(packed.largest, dim),), others, per_row=False)
+    if is_packed(scores):
+        packed = Packed(scores)
+        return on_packed(function, packed, dim, (check_scores(packed.largest, dim),), others, per_row=False)
+    if not is_distributed(scores):
+        return None
+    found: Tensor = distributed_rule("rows")(function, scores, dim, (check_scores(scores, dim),), others, False, family)
+    return found
 
 
 def takes_packed(method: F) -> F:
@@ -410,10 +429,8 @@ def takes_packed(method: F) -> F:
 
     @functools.wraps(method)
     def call(self: Regularizer, scores: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_packed(scores):
-            return _call_packed(method, self, scores, *args, **kwargs)
-        if is_distributed(scores):
-            return _call_distributed(method, self, scores, *args, **kwargs)
+        if is_packed(scores) or is_distributed(scores):
+            return _call_on_parts(method, self, scores, *args, **kwargs)
         return method(self, scores, *args, **kwargs)
 
     return takes_packed_itself(cast(F, call))
@@ -425,25 +442,17 @@ def takes_packed_itself(method: F) -> F:
     return method
 
 
-def _call_packed(
-    method: Callable[..., Tensor], omega: Regularizer, scores: Tensor, *args: Any, **kwargs: Any
-) -> Tensor:
-    bound = inspect.signature(method).bind(omega, scores, *args, **kwargs)
-    bound.apply_defaults()
-    others = dict(list(bound.arguments.items())[2:])
-    dim, packed = others.pop("dim"), Packed(scores)
-    per_row, masks = method.__name__ not in ("argmax", "log_argmax"), method.__name__ != "forward"
-    dims = packed_dims(omega, packed, dim)
-    return on_packed(functools.partial(method, omega), packed, dim, dims, others, per_row=per_row, masks=masks)
-
-
-def _call_distributed(
+def _call_on_parts(
     method: Callable[..., Tensor], omega: Regularizer, scores: Tensor, *args: Any, **kwargs: Any
 ) -> Tensor:
     bound = inspect.signature(method).bind(omega, scores, *args, **kwargs)
     bound.apply_defaults()
     others = dict(list(bound.arguments.items())[2:])
     dim, per_row = others.pop("dim"), method.__name__ not in ("argmax", "log_argmax")
+    if is_packed(scores):
+        packed, masks = Packed(scores), method.__name__ != "forward"
+        dims = packed_dims(omega, packed, dim)
+        return on_packed(functools.partial(method, omega), packed, dim, dims, others, per_row=per_row, masks=masks)
     dims = omega.dims(scores, omega.default_dim if dim is None else dim)
     simple, gamma = omega.canonical()
     family = (None if method.__name__ == "log_argmax" else simple.name, simple.parameter, gamma)

@@ -26,12 +26,13 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, distributed_rule, is_distributed, is_simple, known, tracks
+from fenchel._torch import apply_function, concrete, is_simple, known, tracks, tracks_forward
 from fenchel.regularizers.derivatives import (
     Argmax,
     ClassLoss,
     Max,
     ReducedClassLoss,
+    SoftLoss,
     on_support,
     residual_at,
     saturated_sum,
@@ -45,8 +46,8 @@ from fenchel.regularizers.operators import (
     product_operator,
     pull_operator,
 )
-from fenchel.regularizers.packed import is_packed, map_packed
-from fenchel.regularizers.rows import check_scores, from_rows, parameter_rows, shifted, to_rows
+from fenchel.regularizers.packed import map_parts
+from fenchel.regularizers.rows import from_rows, parameter_rows, shifted, to_rows
 
 Parameter = float | Tensor
 """A parameter of Ω: a number, or a tensor of the scores' rank with size 1 along the last dimension."""
@@ -64,6 +65,9 @@ class RowMap(ABC):
 
     zero_at_vertices: bool = False
     """Whether Ω is zero at one-hot vectors."""
+
+    rounded_derivatives: bool = False
+    """Whether derivatives may be computed from an answer that was rounded to half precision."""
 
     traceable: bool = True
     """Whether the torch operations of ``solve`` do not depend on the data, so that a graph can hold them."""
@@ -126,18 +130,23 @@ class RowMap(ABC):
                     return chosen
                 except kernels.NotCompiledError:
                     pass
-        if is_packed(scores):
-            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
-            return map_packed(call, scores, dim, mask, **{name: a[0]})
-        if is_distributed(scores):
-            call = lambda s, dim, mask, **a: self.choose(s, dim, mask, name, *a.values())  # noqa: E731
-            family = (self.name, a[0], 1.0)
-            found: Tensor = distributed_rule("rows")(
-                call, scores, dim, (check_scores(scores, dim),), {"mask": mask, name: a[0]}, False, family
-            )
-            return found
-        rows = to_rows(scores, dim, mask)
+
+        def part(scores: Tensor, dim: int, mask: Tensor | None, **a: Any) -> Tensor:
+            return self.choose(scores, dim, mask, name, *a.values())
+
+        joined = map_parts(part, scores, dim, mask, (self.name, a[0], 1.0), **{name: a[0]})
+        if joined is not None:
+            return joined
+        rows = to_rows(scores, dim, mask, as_they_are=self.reads("argmax", scores, *a))
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
+
+    def reads(self, step: str, scores: Tensor, *a: Any) -> bool:
+        """Whether a kernel takes scores in half precision as they are; derivatives then start from rounded results."""
+        if scores.dtype not in kernels.HALF or not self.rounded_derivatives or tracks_forward():
+            return False
+        if torch.compiler.is_compiling():
+            return kernels.offers(step, self.name, scores)
+        return kernels.find(step, self.name, a, scores) is not None
 
     def argmax(self, z: Tensor, *a: Any) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
@@ -158,13 +167,13 @@ class RowMap(ABC):
         return maximum
 
     def class_loss(self, z: Tensor, index: Tensor, *a: Any) -> Tensor:
-        """max_Ω(z) − z at an index, one value per row: 0 where the index is negative, +inf where its score is −inf."""
+        """max_Ω(z) − z + Ω at an index, one value per row: 0 where it is negative, +inf where its score is −inf."""
         a = self.align(z, *a)
         residual = tracks(z, *a)
         if torch.compiler.is_compiling():
             results = class_loss_operator(z, index, residual, *pack(a), self.name)
         elif residual:
-            results = apply_function(ClassLoss, self, z, index, residual, *a)
+            results = apply_function(ClassLoss, self, z, index, self.loss_given(z, index, *a) or residual, *a)
         else:
             results = self.class_loss_any(z, index, residual, *a)
         loss: Tensor = results[0]
@@ -172,7 +181,8 @@ class RowMap(ABC):
 
     def reduced_class_loss(self, z: Tensor, index: Tensor, mean: bool, *a: Any) -> Tensor:
         """The mean or the sum of ``class_loss`` over all rows, of which none is left out."""
-        if is_simple(z) and z.requires_grad and torch.is_grad_enabled() and all(type(each) is float for each in a):
+        whole = is_simple(z) and z.dtype not in kernels.HALF
+        if whole and z.requires_grad and torch.is_grad_enabled() and all(type(each) is float for each in a):
             reduced: Tensor = apply_function(ReducedClassLoss, self, z, index, mean, *self.align(z, *a))
             return reduced
         loss = self.class_loss(z, index, *a)
@@ -198,12 +208,13 @@ class RowMap(ABC):
         return self.value(y, *a, masked=masked) if kernel is None else kernel(y, *self.align(y, *a))
 
     def align(self, z: Tensor, *a: Any) -> tuple[Any, ...]:
-        """Parameters in the precision of the rows, tensors with one value per row: every rule may assume it."""
+        """Parameters as rules take them: in the precision of the rows, or float32; tensors with one value per row."""
         aligned = list(a)
+        dtype = kernels.exact_dtype(z)
         for i, each in enumerate(a):
             if isinstance(each, Tensor):
-                aligned[i] = each.to(z.dtype).expand(*z.shape[:-1], 1)
-            elif each > torch.finfo(z.dtype).max:
+                aligned[i] = each.to(dtype).expand(*z.shape[:-1], 1)
+            elif each > torch.finfo(dtype).max:
                 aligned[i] = math.inf
         return tuple(aligned)
 
@@ -216,7 +227,7 @@ class RowMap(ABC):
             with contextlib.suppress(kernels.NotCompiledError):
                 chosen: Tensor = kernel(z, *a)
                 return chosen
-        return self.solve_plainly(z, *a)
+        return self.solve_plainly(z.to(kernels.exact_dtype(z)), *a).to(z.dtype)
 
     def solve_plainly(self, z: Tensor, *a: Any) -> Tensor:
         """``solve_any`` in torch operations."""
@@ -244,18 +255,42 @@ class RowMap(ABC):
             if kernel is not None:
                 with contextlib.suppress(kernels.NotCompiledError):
                     return kernel(v, z, p, *a)
-        return getattr(self, step)(v, z, p, *a)
+        if p.dtype not in kernels.HALF:
+            return getattr(self, step)(v, z, p, *a)
+        found = getattr(self, step)(v.float(), z, p.float(), *a)
+        return found.to(v.dtype) if step == "product" else (found[0].to(v.dtype), *found[1:])
 
-    def class_loss_any(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
-        """``class_loss`` and, if asked for, its gradient p − y in the scores; else an empty tensor. Without a graph."""
+    def loss_given(self, z: Tensor, index: Tensor, *a: Any) -> Any:
+        """The kernel of the loss given p, if a parameter is a tensor to learn and there is one; else None."""
+        if not any(isinstance(each, Tensor) and each.requires_grad for each in a) or not concrete(index):
+            return None
+        return kernels.find("loss_given", self.name, tuple(map(_detached, a)), z)
+
+    def soft_loss(self, z: Tensor, y: Tensor, *a: Any) -> Tensor | None:
+        """The loss of probabilities y without derivatives in y, one value per row; None where no kernel serves it."""
+        simple = is_simple(z) and is_simple(y) and not (y.requires_grad and torch.is_grad_enabled())
+        if not simple or not z.numel() or not all(type(each) is float for each in a):
+            return None
+        kernel = kernels.find("loss_given", self.name, a, z, y)
+        if kernel is None:
+            return None
+        least = float(z.detach().amin())
+        if least == -math.inf or (math.isnan(least) and bool((z.detach() == -torch.inf).any())):
+            return None
+        loss: Tensor = apply_function(SoftLoss, self, kernel, z, y, *self.align(z, *a))
+        return loss
+
+    def class_loss_any(self, z: Tensor, index: Tensor, residual: float, *a: Any) -> tuple[Tensor, Tensor]:
+        """``class_loss``, and residual·(p − y), its gradient in the scores at 1; for 0 it is empty. Without a graph."""
         kernel = kernels.find("class_loss", self.name, a, z) if concrete(index) else None
         if kernel is not None:
             with contextlib.suppress(kernels.NotCompiledError):
                 results: tuple[Tensor, Tensor] = kernel(z, index, residual, *a)
                 return results
-        return self.class_loss_plainly(z, index, residual, *a)
+        loss, slope = self.class_loss_plainly(z.to(kernels.exact_dtype(z)), index, residual, *a)
+        return loss, slope.to(z.dtype)
 
-    def class_loss_plainly(self, z: Tensor, index: Tensor, residual: bool, *a: Any) -> tuple[Tensor, Tensor]:
+    def class_loss_plainly(self, z: Tensor, index: Tensor, residual: float, *a: Any) -> tuple[Tensor, Tensor]:
         """``class_loss_any`` in torch operations."""
         kept = index >= 0
         z, _ = shifted(torch.where(kept.unsqueeze(-1), z, 0.0))  # the scores of ignored rows do not matter
@@ -263,9 +298,16 @@ class RowMap(ABC):
         reached = z.gather(-1, place).squeeze(-1)
         impossible = reached == -torch.inf
         p = self.argmax(z, *a)
-        loss = finish_loss(self.max(z, p, *a), torch.where(impossible, 0.0, reached), impossible)
+        at_class: float | Tensor = 0.0
+        if not self.zero_at_vertices:
+            y = torch.zeros_like(z).scatter(-1, place, 1.0)
+            at_class = self.value(y, *a, masked=(z == -torch.inf) & (y == 0))
+        loss = finish_loss(self.max(z, p, *a), torch.where(impossible, 0.0, reached), impossible, at_class)
         loss = torch.where(kept, loss, 0.0)
-        return loss, residual_at(p, place, kept, ~impossible) if residual else z.new_empty(0)
+        if not residual:
+            return loss, z.new_empty(0)
+        slope = residual_at(p, place, kept, ~impossible)
+        return loss, slope if residual == 1 else slope * residual
 
     # -- rules for the autograd.Functions ----------------------------------------------------------
 
@@ -329,6 +371,10 @@ class ParameterMap(RowMap):
         kernel = None if tracks(p, *a) else kernels.find("envelope", self.name, a, p)
         slope = -self.value_sensitivity(z, p, *a) if kernel is None else kernel(p, *a)
         return slope, *(torch.zeros_like(p[..., :1]) for _ in a[1:])
+
+
+def _detached(parameter: Parameter) -> Parameter:
+    return parameter.detach() if isinstance(parameter, Tensor) else parameter
 
 
 def finish_loss(

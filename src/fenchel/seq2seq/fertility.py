@@ -16,7 +16,7 @@ from fenchel.regularizers.capped import Capped
 from fenchel.regularizers.configs import written_by
 
 SINK = 100.0
-"""How far the score of the sink lies below all others. More than the margin of Gini, 1; exp(−100) is nothing."""
+"""How far the score of the sink lies below all others. More than the margin of Gini, 1; exp(−100) is negligible."""
 
 
 @written_by("width", "most")

@@ -183,7 +183,7 @@ def masked_attention(
         return packed_attention(masked_attention, query, key, value, omega, attn_mask, return_weights, options)
     half = autocast_dtype(query.device)
     if half is not None:
-        query, key, value = as_autocast(query, half), as_autocast(key, half), as_autocast(value, half)
+        query, key, value = as_autocast(half, query, key, value)
     shape = _check(query, key, value, omega, attn_mask, scale, dropout_p, return_weights)
     scale = max(query.shape[-1], 1) ** -0.5 if scale is None else scale
     # In its simplest form: a grid of strength 0 would count a sink among its pixels.
@@ -227,7 +227,7 @@ def _attend(problem: Problem, return_weights: bool | str) -> tuple[Tensor, Weigh
         or (bool(dropout or return_weights) if graph else not concrete(query, key, value)),
         causal=is_causal,
         fused=not return_weights,
-        own=query.dtype,
+        inputs=query.dtype,
         random=dropout > 0,
         graph=graph,
     )

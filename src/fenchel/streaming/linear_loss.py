@@ -110,8 +110,7 @@ def linear_entmax_loss(
         plainly = plainly or (isinstance(tensor, Tensor) and not graph and not concrete(tensor))
     half = autocast_dtype(hidden.device)
     if half is not None:
-        hidden, weight = as_autocast(hidden, half), as_autocast(weight, half)
-        bias = bias if bias is None else as_autocast(bias, half)
+        hidden, weight, bias = as_autocast(half, hidden, weight, bias)
     exact = torch.promote_types(hidden.dtype, torch.float32)
     dtype = hidden.dtype if half is None else exact
     with contextlib.nullcontext() if half is None else torch.autocast(hidden.device.type, enabled=False):

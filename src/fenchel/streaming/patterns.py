@@ -1,9 +1,10 @@
 """Passes over stored patterns, a chunk at a time: no matrix of queries × patterns is ever held.
 
-An Ω with a threshold needs one pass. A pattern without weight among those seen so far has none among all patterns,
-because every further pattern raises the threshold. So each query keeps the support of what it has seen, and at the end
-the map is solved on that, exactly. A query whose support outgrows a chunk (that of a query of zero is everything) keeps
-nothing, and is solved on all its scores later, few such queries at a time.
+An Ω with a threshold needs one pass. A pattern without weight among those read so far has none among all patterns,
+because every further pattern raises the threshold. So only the support of each query among the patterns read so far is
+kept, and at the end the map is solved on that, exactly. If the support of a query is larger than a chunk (that of a
+query of zeros is all patterns), nothing is kept for it: it is solved on all its scores later, with few others at a
+time.
 
 An Ω without a threshold, such as SparseMAP, is solved on all scores of a few queries at a time.
 
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._torch import apply_function, differentiable_gradients, recomputed, tracks_forward
+from fenchel._torch import apply_function, differentiable_gradients, recomputed, tracks, tracks_forward
 from fenchel.regularizers.base import Regularizer, simplified
 from fenchel.streaming.plan import Plan
 
@@ -64,8 +65,8 @@ def recall(query: Tensor, keys: Stored, values: Stored, omega: Regularizer, plan
         recalled = patterns if values is keys else values.prepare(values.held)
         groups = []
         for here in plan.groups(len(rows)):
-            weights = omega.argmax(products(rows[here], patterns.T, plan.tile))
-            groups.append(products(weights, recalled, plan.tile))
+            weights = omega.argmax(_multiply(rows[here], patterns.T, plan))
+            groups.append(_multiply(weights, recalled, plan))
         found = torch.cat(groups)
     return found[: len(query)]
 
@@ -108,6 +109,11 @@ def weights(query: Tensor, keys: Stored, omega: Regularizer, plan: Plan) -> Tens
 def _by_chunks(keys: Stored, plan: Plan) -> bool:
     """Whether all scores of some queries are computed at a time, and from some patterns at a time."""
     return plan.method == "dense" and plan.columns < len(keys.held)
+
+
+def _multiply(rows: Tensor, columns: Tensor, plan: Plan) -> Tensor:
+    """rows @ columns, differentiable where a derivative may be asked for."""
+    return rows @ columns if tracks(rows, columns) else products(rows, columns, plan.tile)
 
 
 def pad_rows(rows: Tensor, multiple: int) -> Tensor:
@@ -228,7 +234,9 @@ class _CandidateLists:
             top = score.amax(-1, keepdim=True)
             support = (score >= top - self._rounding(top)) & (score > -torch.inf)
         else:
-            support = self.omega.argmax(score) > 0
+            short = self._line(score) == -torch.inf  # too few to hold the mass: each of them has some
+            support = self.omega.argmax(score.masked_fill(short, -torch.inf)) > 0
+            support = torch.where(short, score > -torch.inf, support)
         self.count = support.sum(-1)
         self.too_wide |= self.count > max(self.plan.columns, self.plan.entries)
         # All lists are as long as the longest: those that are not used must not make it longer.
@@ -245,11 +253,16 @@ class _CandidateLists:
 
     def _set_floor(self, scores: Tensor) -> None:
         """Set the floor from scores: a pattern with a lower score is not in a larger support either."""
-        top, line = scores.amax(-1, keepdim=True), self.omega.line(scores)
-        assert line is not None
-        floor = torch.where(top.isfinite(), line - self._rounding(top), -torch.inf)
+        top = scores.amax(-1, keepdim=True)
+        floor = torch.where(top.isfinite(), self._line(scores) - self._rounding(top), -torch.inf)
         # Nothing is kept for queries whose result is NaN, or that are solved on all their scores.
         self.floor = floor.masked_fill((self.not_finite | self.too_wide).unsqueeze(-1), torch.inf)
+
+    def _line(self, scores: Tensor) -> Tensor:
+        """The level below which no other pattern has weight, (R, 1)."""
+        line = self.omega.line(scores)
+        assert line is not None
+        return line
 
     def _rounding(self, top: Tensor) -> Tensor:
         """A bound of the rounding errors of scores, given the largest of each query."""

@@ -130,7 +130,7 @@ class Needs:
         causal: whether query i attends to keys 0 … i only.
         lists: whether supports can be kept as lists: not if weights are NaN.
         fused: whether one kernel may compute all.
-        own: the dtype of queries, keys and values.
+        inputs: the dtype of queries, keys and values.
         random: whether weights are dropped at random.
         graph: whether the call becomes part of a graph, where an operator computes by blocks: see ``supports``.
         by_chunks: whether patterns must be read some at a time.
@@ -143,7 +143,7 @@ class Needs:
     causal: bool = False
     lists: bool = True
     fused: bool = False
-    own: torch.dtype = torch.float32
+    inputs: torch.dtype = torch.float32
     random: bool = False
     graph: bool = False
     by_chunks: bool = False
@@ -247,7 +247,7 @@ def _serves(method: Method, omega: Regularizer, device: torch.device, needs: Nee
         (low, high), own = base.parameter_range, base.parameter_shape
         if not (low >= 1 and high <= MOST_FUSED) or own is None or math.prod(own[-2:]) != 1:
             return False
-        like = torch.empty(0, dtype=needs.own, device=device)
+        like = torch.empty(0, dtype=needs.inputs, device=device)
         if low == high == 1:  # torch's own attention, of every device but the CPU
             return kernels.ENABLED and (kernels.TRITON or not like.is_cpu)
         # Both, or a backward pass that does not compile would be met again and again.

@@ -48,7 +48,7 @@ Returns the places of its ones, int32 (n, L), filled up with −1, and its highe
 
 
 class Layers(NamedTuple):
-    """Structures as paths through a graph of T layers with W nodes each, as ``kernels.layers`` reads it.
+    """Structures as paths through T layers of W nodes each, as ``kernels/cpu/structures/layers.py`` reads them.
 
     Args:
         parts: (T, W), int32, the part that a node stands for; −1 if none, −2 if there is no such node.

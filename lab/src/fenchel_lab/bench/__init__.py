@@ -7,7 +7,7 @@ measures everything twice: as it is, and compiled for AVX2 in another process.
 
 from fenchel_lab.bench.machine import Machine, machine
 from fenchel_lab.bench.measure import Measured, Timing, take_turns
-from fenchel_lab.bench.report import BEGIN, END, FRONT, OUTPUT, SHORT, Report, Sheet, insert, sheet, state
+from fenchel_lab.bench.report import BEGIN, END, FRONT, OUTPUT, SHORT, Report, Sheet, insert, read, sheet, state
 from fenchel_lab.bench.run import Outcome, run, run_for
 from fenchel_lab.bench.targets import CHOICES, Target, chosen
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
@@ -36,6 +36,7 @@ __all__ = [
     "find",
     "insert",
     "machine",
+    "read",
     "run",
     "run_for",
     "sheet",

@@ -6,14 +6,15 @@ import dataclasses
 import json
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fenchel_lab.bench.machine import Machine
+from fenchel_lab.bench.measure import Measured, Timing
 from fenchel_lab.bench.run import Outcome, Verdict
 from fenchel_lab.bench.targets import NO_WIDE, WIDE
-from fenchel_lab.bench.workload import Goal
+from fenchel_lab.bench.workload import Goal, Workload
 from fenchel_lab.outputs import Output
 
 BEGIN, SHORT, END = "<!-- bench -->", "<!-- bench: five rows -->", "<!-- /bench -->"
@@ -150,11 +151,22 @@ def reached(verdict: Verdict) -> str:
 
 @dataclass(frozen=True)
 class Report:
-    """All outcomes of a run, and where they come from."""
+    """All outcomes of a run, and where they come from; ``since`` is the day of the oldest one that was kept."""
 
     machine: Machine
     seconds: float
     outcomes: Sequence[Outcome]
+    since: str = ""
+
+    def beside(self, earlier: Report, order: Sequence[Workload]) -> Report:
+        """This report with those outcomes of an earlier one that it does not have, in the order of the workloads."""
+        own = {(each.workload.name, each.target) for each in self.outcomes}
+        kept = [each for each in earlier.outcomes if (each.workload.name, each.target) not in own]
+        if not kept:
+            return self
+        places = {workload.name: place for place, workload in enumerate(order)}
+        outcomes = sorted([*kept, *self.outcomes], key=lambda each: (places[each.workload.name], each.target))
+        return replace(self, outcomes=outcomes, since=earlier.since or earlier.machine.date[:10])
 
     @property
     def summary(self) -> Sheet:
@@ -221,7 +233,9 @@ class Report:
         """How and where it was measured."""
         off = " Kernels are off (FENCHEL_KERNELS=off)." if self.machine.kernels == "off" else ""
         wide = "" if self.machine.target.startswith(WIDE) else f" {NO_WIDE}"
-        return f"Ratios of medians, contestants taking turns in one process, float32. {self.machine}.{off}{wide}"
+        later = f"{self.since} to " if self.since and self.since != self.machine.date[:10] else ""
+        where = f"{str(self.machine)[:-10]}{later}{self.machine.date[:10]}"
+        return f"Ratios of medians, contestants taking turns in one process, float32. {where}.{off}{wide}"
 
     @property
     def missing(self) -> list[str]:
@@ -245,6 +259,7 @@ class Report:
         """Everything that was measured, for JSON: seconds, bytes and ratios."""
         return {
             "machine": dataclasses.asdict(self.machine),
+            "since": self.since,
             "seconds_each": self.seconds,
             "workloads": [_record(each) for each in self.outcomes],
         }
@@ -264,6 +279,36 @@ def written(folder: Path) -> Sequence[str]:
     except (OSError, ValueError, RecursionError):
         return ()
     return FILES if isinstance(record, dict) and {"machine", "seconds_each", "workloads"} <= record.keys() else ()
+
+
+def read(folder: Path, workloads: Sequence[Workload]) -> Report:
+    """The report that ``save`` wrote into a folder, but for workloads that have changed.
+
+    Raises:
+        ValueError: if there is none.
+    """
+    if not written(folder):
+        raise ValueError(f"there is no earlier benchmark in {folder} whose figures could be kept")
+    record = json.loads((folder / FILES[0]).read_text(encoding="utf-8"))
+    known = {each.name: each for each in workloads}
+    outcomes = []
+    for each in record["workloads"]:
+        workload = known.get(each["name"])
+        if workload is None:
+            continue
+        measured = [_measured(case) for case in each["cases"]]
+        rivals = {contestant.name for contestant in workload.present}
+        labels = [case.label for case in workload.cases]
+        if [case.case for case in measured] == labels and all(case.timings.keys() == rivals for case in measured):
+            outcomes.append(Outcome(workload, measured, each["target"]))
+    return Report(Machine(**record["machine"]), record["seconds_each"], outcomes, record.get("since", ""))
+
+
+def _measured(record: dict[str, Any]) -> Measured:
+    contestants: dict[str, dict[str, Any]] = record["contestants"]
+    keys = [each.name for each in dataclasses.fields(Timing)]
+    timings = {name: Timing(**{key: of[key] for key in keys}) for name, of in contestants.items()}
+    return Measured(record["case"], timings, {n: of["memory"] for n, of in contestants.items() if of["memory"]})
 
 
 OUTPUT = Output("fenchel bench", FILES, written)

@@ -212,7 +212,7 @@ def _alignments(x: Tensor, y: Tensor, name: str) -> Figure:
 def _barycenters(series: Tensor, name: str) -> Figure:
     centers = {"mean": series.mean(0)}
     centers |= {
-        key: barycenter(series, gamma=AVERAGED_GAMMA, omega=omega, steps=STEPS) for key, omega in OMEGAS.items()
+        key: barycenter(series, gamma=AVERAGED_GAMMA, omega=omega, max_iter=STEPS) for key, omega in OMEGAS.items()
     }
     drawing, panels = style.panels(2, 2, height=1.7, sharex=True, sharey=True)
     for axes, (key, center) in zip(panels, centers.items(), strict=True):

@@ -39,9 +39,9 @@ MAPS: dict[str, Regularizer] = {
 }
 
 DRAWN = {
-    4.0: "Six panels. Softmax is white throughout. Under 1.5-entmax one of six patterns has a coloured sector, and "
+    4.0: "Six panels. Softmax is blank throughout. Under 1.5-entmax one of six patterns has a coloured sector, and "
     "none has a dashed circle. Under sparsemax and 2-normmax six sectors meet, each with a circle. Under 5-normmax "
-    "white strips lie between sectors. The last panel has six sectors of mixed colours, each between two neighbours.",
+    "blank strips lie between sectors. The last panel has six sectors of mixed colours, each between two neighbours.",
     10.0: "Six panels. Under softmax three of six patterns have a coloured sector. Under 1.5-entmax, sparsemax and "
     "both norms six sectors meet, each with a dashed circle, smaller under 1.5-entmax. The last panel has six sectors "
     "of mixed colours, each between two neighbours.",
@@ -55,7 +55,7 @@ and each query stops on its own.
 
 Softmax ends near patterns, never at one. A sparse Ω with enough contrast ends exactly at one: from anywhere inside the
 dashed circles in a single update. `certify()` tells their radius, and it is the largest possible: beyond it, in one
-direction, an update mixes in another pattern. From the rest of a coloured basin it takes more updates; what is white
+direction, an update mixes in another pattern. From the rest of a coloured basin it takes more updates; what is blank
 ends in a metastable state, a mixture of several patterns. As alpha grows entmax ends more often at single patterns;
 normmax prefers even mixtures of a few. `KSubsets(2)` retrieves pairs: it ends at the sum of two neighbours.
 """
@@ -189,12 +189,12 @@ def _basins(beta: float) -> Figure:
     return Figure(
         drawing,
         caption=f"Basins of attraction at β = {beta:g}: the colour tells the pattern at which a query ends; the "
-        f"mean of two colours is a pair, and white a metastable state. Softmax counts within {NEAR:g}, the others "
-        "exactly. "
+        f"mean of two colours is a pair, and what is blank a metastable state. Softmax counts within {NEAR:g}, the "
+        "others exactly. "
         "Dashed: the balls from which one update retrieves exactly, as certified.",
         alt=DRAWN[beta],
         paper="Figures 3 and 6, right: basins at the same β on other patterns, without circles (the radius of "
-        "Proposition 2 is smaller than the certified one). There too white gives way to colour as alpha grows for "
+        "Proposition 2 is smaller than the certified one). There, too, blank gives way to colour as alpha grows for "
         "entmax, and comes back for normmax.",
     )
 

@@ -164,7 +164,7 @@ def _figure(shares: np.ndarray) -> Figure:
         axes.imshow(table, cmap=style.DENSITY, vmin=0, vmax=100, aspect="auto")
         for size, omega in zip(*np.nonzero(table >= 0.05), strict=True):
             share = table[size, omega]
-            colour = style.PAPER if share > 55 else style.INK
+            colour = style.ON_COLOUR if share > 55 else style.INK
             axes.text(
                 omega,
                 size,

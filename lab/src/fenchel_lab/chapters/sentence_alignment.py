@@ -149,8 +149,8 @@ def _figure(chosen: Sequence[Alignment]) -> Figure:
         axes.spines[:].set_visible(False)
     return Figure(
         drawing,
-        caption="Weights of the words of the hypothesis (rows) on those of the premise (columns); darker is more, "
-        "blank is exactly zero.",
+        caption="Weights of the words of the hypothesis (rows) on those of the premise (columns); the stronger the "
+        "colour the more, blank is exactly zero.",
         alt="Four matrices. Softmax: every cell has some weight. Sparsemax: a few cells per row, both articles twice. "
         "Sequence: cells along the diagonal, from the upper left to the lower right. Matching: nearly one cell per row "
         "and column.",

@@ -100,8 +100,8 @@ def _arcs(marginals: list[Tensor]) -> Figure:
         _draw(axes, mu)
     return Figure(
         drawing,
-        caption="Arcs from head to modifier, as wide and dark as their marginal; numbers tell those that are not sure. "
-        "The arrow from above is the root's.",
+        caption="Arcs from head to modifier, as wide and as strong in colour as their marginal; numbers tell those "
+        "that are not sure. The arrow from above is the root's.",
         alt="Two panels with arcs over the sentence. Without a budget all arcs are sure but those to with: 0.7 from "
         "saw, 0.3 from man. With at most two modifiers per word, she and man stay with saw, and with hangs on man.",
     )

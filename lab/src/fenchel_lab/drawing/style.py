@@ -31,6 +31,8 @@ The hues are Okabe and Ito's, told apart with any colour vision.
 """
 
 INK, MUTED, FAINT, PAPER = (THEME[name][0] for name in ("ink", "muted", "faint", "paper"))
+ON_COLOUR = "#fefefe"
+"""Text on strong colours, on light and on dark pages."""
 PALETTE = [THEME[name][0] for name in ("blue", "vermilion", "green", "pink", "amber", "sky")]
 
 

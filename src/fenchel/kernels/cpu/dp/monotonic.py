@@ -137,6 +137,24 @@ def _usable(numbers: Any, i: int, low: int, high: int) -> Any:
 
 
 @strict_helper
+def _scores_of(blocks: Any, numbers: Any, i: int, t: int, low: int, high: int) -> Any:
+    """The scores of eight tokens from i on at frame t, 0 where NaN or +inf; and the bits of such tokens in a range."""
+    given = load(blocks, (i + t % _FRAMES) * _FRAMES)
+    fine = given < np.inf
+    return select(fine, given, 0.0), bits_of(_usable(numbers, i, low, high)) & ~bits_of(fine)
+
+
+@strict_helper
+def _write_frame(line: Any, cells: Any, b: int, t: int, n: int, blocks: Any) -> None:
+    """Put the n tokens of frame t into blocks; at the first frame of a block, copy this into cells (B, N, T)."""
+    for i in range(0, n, _FRAMES):
+        store(blocks, (i + t % _FRAMES) * _FRAMES, load(line, i))
+    if t % _FRAMES == 0:
+        _copy_frames(cells, b, t, blocks, True)
+        blocks[:] = 0.0
+
+
+@strict_helper
 def _choose(kind: Any, before: Any, here: Any, inverse_gamma: float) -> Any:
     """Of the values at the token before and at the same token: the probability of the former, max_Ω/γ less the maximum.
 
@@ -188,10 +206,8 @@ def _forward(first, last, scores, lengths, settings, kind, value, walk):  # type
             v[0] = 0.0 if t == 0 else -np.inf  # the start leads to the first token
             # From the last token down: the values of the frame before are still there for the tokens below.
             for i in range(high // _FRAMES * _FRAMES, low // _FRAMES * _FRAMES - 1, -_FRAMES):
-                given = load(blocks, (i + t % _FRAMES) * _FRAMES)
-                fine = given < np.inf
-                score = select(fine, given, 0.0)
-                bad |= bits_of(_usable(numbers, i, low, high)) & ~bits_of(fine)
+                score, wrong = _scores_of(blocks, numbers, i, t, low, high)
+                bad |= wrong
                 before, here = load(v, i), load(v, i + 1)
                 advance, excess = _choose(kind, before, here, inverse_gamma)
                 store(v, i + 1, maximum(before, here) + excess * gamma + score)
@@ -220,10 +236,8 @@ def _best_paths(first, last, scores, lengths, path):  # type: ignore[no-untyped-
                 _copy_frames(scores, b, t, blocks, False)
             v[0] = 0.0 if t == 0 else -np.inf
             for i in range(high // _FRAMES * _FRAMES, low // _FRAMES * _FRAMES - 1, -_FRAMES):
-                given = load(blocks, (i + t % _FRAMES) * _FRAMES)
-                fine = given < np.inf
-                score = select(fine, given, 0.0)
-                bad |= bits_of(_usable(numbers, i, low, high)) & ~bits_of(fine)
+                score, wrong = _scores_of(blocks, numbers, i, t, low, high)
+                bad |= wrong
                 before, here = load(v, i), load(v, i + 1)
                 store(v, i + 1, maximum(before, here) + score)
                 advances[t, i // _FRAMES] = bits_of(before > here)
@@ -248,11 +262,7 @@ def _gradient(first, last, weight, value, walk, lengths, cells):  # type: ignore
         mass[n - 1] = weight[b]
         blocks[:] = 0.0
         for t in range(m - 1, -1, -1):
-            for i in range(0, n, _FRAMES):
-                store(blocks, (i + t % _FRAMES) * _FRAMES, load(mass, i))
-            if t % _FRAMES == 0:
-                _copy_frames(cells, b, t, blocks, True)
-                blocks[:] = 0.0
+            _write_frame(mass, cells, b, t, n, blocks)
             low, high = max(0, n - m + t - 1), min(t, n - 1)  # one token more, whose mass has moved on
             for i in range(low // _FRAMES * _FRAMES, high + 1 if t > 0 else 0, _FRAMES):
                 at = (b * most + t) * wide + i
@@ -295,11 +305,7 @@ def _hessian_product(  # type: ignore[no-untyped-def]
         mass[n - 1] = weight[b]
         blocks[:] = 0.0
         for t in range(m - 1, -1, -1):
-            for i in range(0, n, _FRAMES):
-                store(blocks, (i + t % _FRAMES) * _FRAMES, load(change, i))
-            if t % _FRAMES == 0:
-                _copy_frames(cells, b, t, blocks, True)
-                blocks[:] = 0.0
+            _write_frame(change, cells, b, t, n, blocks)
             low, high = max(0, n - m + t - 1), min(t, n - 1)
             for i in range(low // _FRAMES * _FRAMES, high + 1 if t > 0 else 0, _FRAMES):
                 at, line_before = (b * most + t) * wide + i, (t - 1) * line + i

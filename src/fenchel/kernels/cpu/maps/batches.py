@@ -31,20 +31,26 @@ _WHOLE = 2  # rows of up to so many vectors are transposed as they are
 # factors, marks of bad rows.
 _TOP, _LEVEL, _FINE, _FACTOR, _MARK, _NUMBERS = 4, 5, 6, 7, 8, 9
 
+LEFT_OUT = -2
+"""In place of the class of a row whose gradient is 0."""
+
 
 @strict_helper
 def batch_room(n: int, like: Any) -> Any:
-    """Room for candidates as lanes, for their weights, for maxima, for candidates as rows, and for numbers.
+    """Room for candidates as lanes, for their weights, for maxima, for candidates as rows, for numbers, for classes.
 
     The first part is to be released.
     """
     lanes = vec.lanes(like)
     stride = (n + 2 * lanes) // lanes * lanes
     square, tops = stride * lanes, _TOPS * lanes * lanes
-    room = allocate(3 * square + 2 * tops + _NUMBERS * lanes, like.dtype)
+    room = allocate(3 * square + 2 * tops + (_NUMBERS + 2) * lanes, like.dtype)
     second, third, fourth = square, 2 * square, 2 * square + 2 * tops
     fifth = fourth + square
-    return room[:second], room[second:third], room[third:fourth], room[fourth:fifth], room[fifth:]
+    sixth = fifth + _NUMBERS * lanes
+    for k in range(lanes):
+        room[sixth + lanes + k] = k
+    return room[:second], room[second:third], room[third:fourth], room[fourth:fifth], room[fifth:sixth], room[sixth:]
 
 
 @strict_helper
@@ -54,7 +60,7 @@ def solve_batch(x: Any, row: int, rows: int, powers: Any, norm: bool, room: Any)
     Returns:
         the number of vectors of candidates, largest scores, the rule of the rows, the offsets A of their levels.
     """
-    z, w, tops, few, numbers = room
+    z, w, tops, few, numbers = room[:5]
     n, lanes = x.shape[1], vec.lanes(x)
     rule, level = rule_of(powers, row, rows, norm, numbers)
     largest = tops[_TOPS * lanes * lanes :]
@@ -104,7 +110,7 @@ def solve_steep_batch(x: Any, row: int, rows: int, c: float, room: Any) -> Any:
     Returns:
         the largest scores, which rows have NaN or +inf, and max_Ω less the largest scores.
     """
-    z, w, tops, few, numbers = room
+    z, w, tops, few, numbers = room[:5]
     lanes = vec.lanes(x)
     size = _load_maxima(x, row, rows, tops, numbers)
     top, bad, safe = _largest(tops[_TOPS * lanes * lanes :], size, numbers)
@@ -122,7 +128,7 @@ def solve_steep_batch(x: Any, row: int, rows: int, c: float, room: Any) -> Any:
 @strict_helper
 def store_steep_batch(x: Any, row: int, rows: int, room: Any, out: Any) -> None:
     """Write the result of ``solve_steep_batch``."""
-    few, numbers = room[3:]
+    few, numbers = room[3:5]
     n, lanes = x.shape[1], vec.lanes(x)
     kind = x.dtype.type
     for r in range(rows):
@@ -137,6 +143,33 @@ def store_steep_batch(x: Any, row: int, rows: int, room: Any, out: Any) -> None:
             found = vec.bits_of(v > line)
             while found != 0:
                 out[row + r, i + vec.lowest_bit(found)] = few[place]
+                place += 1
+                found &= found - np.uint64(1)
+
+
+@strict_helper
+def store_steep_residuals(x: Any, row: int, rows: int, room: Any, rate: Any, out: Any) -> None:
+    """Write rate·(p − y) of ``solve_steep_batch`` with the classes in the room; 0 where one is left out."""
+    few, numbers, labels = room[3:]
+    n, lanes = x.shape[1], vec.lanes(x)
+    kind = x.dtype.type
+    for r in range(rows):
+        label = int(labels[r])
+        marked = numbers[_MARK * lanes + r]
+        if label == LEFT_OUT or marked != marked:
+            fill(out, (row + r) * n, n, 0.0 if label == LEFT_OUT else np.nan)
+            continue
+        fill(out, (row + r) * n, n, 0.0)
+        if label >= 0:
+            out[row + r, label] = -rate
+        top, line = vec.splat(numbers[_TOP * lanes + r]), vec.splat(numbers[_LEVEL * lanes + r])
+        place = r * (few.size // lanes)
+        for i in range(0, n, lanes):
+            v = load_row_part(x, (row + r) * n, i, n, kind(-np.inf)) - top
+            found = vec.bits_of(v > line)
+            while found != 0:
+                j = i + vec.lowest_bit(found)
+                out[row + r, j] = (few[place] - kind(1 if j == label else 0)) * rate
                 place += 1
                 found &= found - np.uint64(1)
 
@@ -274,6 +307,33 @@ def store_batch(x: Any, row: int, rows: int, rule: Any, norm: bool, room: Any, o
         if i < end:
             p = result(mine, norm, vec.load_part(x, i, end - i, kind(-np.inf)) - top, level, fine)
             vec.store_part(out, i, p * factor if norm else p, end - i)
+
+
+@strict_helper
+def store_residuals(x: Any, row: int, rows: int, rule: Any, norm: bool, room: Any, rate: Any, out: Any) -> None:
+    """Write rate·(p − y) of ``solve_batch`` with the classes in the room; 0 where one is left out."""
+    n, lanes = x.shape[1], vec.lanes(x)
+    kind = x.dtype.type
+    numbers, labels = room[4:]
+    streamed = is_streamed(out, n)
+    places = vec.load(labels, lanes)
+    for r in range(rows):
+        label, marked = labels[r], numbers[_MARK * lanes + r]
+        if label == LEFT_OUT or marked != marked:
+            out[row + r, :] = kind(0.0 if label == LEFT_OUT else np.nan)
+            continue
+        top, factor = vec.splat(numbers[_TOP * lanes + r]), vec.splat(numbers[_FACTOR * lanes + r])
+        level, fine = vec.splat(numbers[_LEVEL * lanes + r]), vec.splat(numbers[_FINE * lanes + r])
+        mine = rule_at(rule, numbers, r)
+        start = (row + r) * n
+        for i in range(0, n, lanes):
+            p = result(mine, norm, load_row_part(x, start, i, n, kind(-np.inf)) - top, level, fine)
+            p = p * factor if norm else p
+            p = (p - vec.select(places == label - kind(i), 1.0, p * 0.0)) * rate
+            if i + lanes <= n:
+                put(out, start + i, p, streamed)
+            else:
+                vec.store_part(out, start + i, p, n - i)
 
 
 def fine_part(rule: Any, fine: Any, total: Any, slope: Any) -> Any:

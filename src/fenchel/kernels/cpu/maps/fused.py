@@ -13,7 +13,10 @@ from fenchel.kernels.cpu.maps.groups import (
     MORE,
     begin_product,
     begin_row,
+    finish_class_loss,
+    loss_of_rows,
     map_rows,
+    maximum_of,
     product_of_rows,
     subtract_largest,
     threshold,
@@ -28,6 +31,11 @@ _FEW = 16  # candidates that are not worth another pass
 def fused(z: Tensor, strength: float | Tensor) -> Tensor:
     """Compute fusedmax of z (…, n) along the last dimension; strength: a number, or one value per row."""
     return map_rows(_fused_rows, z, strength)
+
+
+def fused_loss(z: Tensor, index: Tensor, residual: float, strength: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of classes for fusedmax of z (…, n), and residual·(p − y)."""
+    return loss_of_rows(_fused_rows, z, index, residual, strength)
 
 
 def fused_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
@@ -230,9 +238,21 @@ def _candidates(x: Any, n: int, top: Any, least: Any, strength: float, sums: Any
     return count
 
 
+@helper
+def _ends(x: Any, masked: bool, label: int) -> int:
+    """How many neighbours an entry has that are not masked."""
+    if label < 0:
+        return 0
+    left = 0 if _adjacent(x, masked, -1, label) else 1
+    return left if _adjacent(x, masked, label, x.size) else left + 1
+
+
 @kernel
-def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
-    """Compute fusedmax of each row of x (rows, n): groups of equal values run by run, then their threshold."""
+def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any, classes: Any, losses: Any, rate: Any) -> None:
+    """Compute fusedmax of each row of x (rows, n): groups of equal values run by run, then their threshold.
+
+    If there are classes, compute their losses, and rate·(p − y) in place of p.
+    """
     n = x.shape[1]
     kind = x.dtype.type
     index, sums = np.empty(n + 1, np.int32), np.empty(n + 2 * _LONGEST, x.dtype)
@@ -245,6 +265,8 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
         source, target = x[row], out[row]
         going, top, least = begin_row(source, target)
         if not going:
+            if classes.size > 0:
+                finish_class_loss(row, source, target, target[0], top, 0.0, classes, losses, rate)
             continue
         masked = least == -np.inf
         strength = strengths[row]
@@ -288,7 +310,7 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
                 groups += 1
                 begin = end
             start = stop
-        subtract_largest(values, groups)
+        best = subtract_largest(values, groups)
         tau = threshold(values, sizes, groups)
         k = 0
         for g in range(groups):
@@ -296,6 +318,10 @@ def _fused_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
             for _ in range(sizes[g]):
                 target[index[k]] = p
                 k += 1
+        if classes.size > 0:
+            at_class = strength * _ends(source, masked, classes[row])
+            maximum = maximum_of(values, sizes, groups, best, tau)
+            finish_class_loss(row, source, target, maximum, top, at_class, classes, losses, rate)
 
 
 @kernel

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from fenchel.kernels.cpu.compiler import helper
@@ -21,11 +22,29 @@ MORE = 1.0 + 1e-6
 """A factor on bounds, above their rounding error: a few candidates too many do no harm."""
 
 
-def map_rows(rows: Any, z: Tensor, strength: float | Tensor) -> Tensor:
-    """Run a kernel of scores (…, n) and strengths on all rows, and return its result (…, n)."""
+_NO_CLASSES = np.empty(0, np.int64)
+
+
+def map_rows(rows: Any, z: Tensor, strength: float | Tensor, *layout: int, work: int = 1) -> Tensor:
+    """Run a kernel of scores (…, n) and strengths on all rows, and return its result (…, n).
+
+    ``work`` is how many operations an entry takes, as an estimate.
+    """
     x, out = as_rows(z), like(z)
-    over_rows(rows, len(x), x.size, x, each(strength, len(x)), as_rows(out))
+    nothing = _NO_CLASSES, np.empty(0, x.dtype), np.empty(0)
+    over_rows(rows, len(x), work * x.size, x, each(strength, len(x)), *layout, as_rows(out), *nothing)
     return out
+
+
+def loss_of_rows(
+    rows: Any, z: Tensor, index: Tensor, residual: float, strength: float | Tensor, *layout: int, work: int = 1
+) -> tuple[Tensor, Tensor]:
+    """Run such a kernel for the losses of classes, (…), and residual·(p − y), (…, n): see the table of kernels."""
+    x, out = as_rows(z), like(z)
+    loss = torch.empty(z.shape[:-1], dtype=z.dtype, device="cpu")
+    classes = index.contiguous().numpy().reshape(-1), loss.numpy().reshape(-1), np.array([residual], np.float64)
+    over_rows(rows, len(x), work * x.size, x, each(strength, len(x)), *layout, as_rows(out), *classes)
+    return loss, out
 
 
 def product_of_rows(rows: Any, v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
@@ -58,13 +77,57 @@ def unmasked(x: Any, masked: bool) -> int:
 
 
 @helper
-def subtract_largest(values: Any, count: int) -> None:
+def finish_class_loss(
+    row: int, x: Any, out: Any, maximum: float, top: Any, at_class: float, index: Any, losses: Any, rate: Any
+) -> None:
+    """The loss of one row, and rate·(p − y) in place of its p.
+
+    ``maximum`` is max_Ω less the largest score, NaN where p is, and ``at_class`` is Ω at the class. The class of a row
+    may be left out (negative) or impossible (a score of −inf).
+    """
+    kind = x.dtype.type
+    label = index[row]
+    if label < 0:
+        losses[row] = 0
+        out[:] = 0
+        return
+    score = x[label]
+    if maximum != maximum:
+        losses[row] = np.nan
+        return
+    if score == -np.inf:
+        losses[row] = np.inf
+    else:
+        losses[row] = max(maximum + (np.float64(top) - np.float64(score)) + at_class, 0.0)
+        out[label] -= kind(1)
+    if rate[0] != 1.0:
+        factor = kind(rate[0])
+        for i in range(out.size):
+            out[i] *= factor
+
+
+@helper
+def maximum_of(values: Any, sizes: Any, count: int, best: float, tau: float) -> float:
+    """max_Ω from groups, the threshold of their values, and what was taken off these.
+
+    The penalty is homogeneous: λ·penalty(p) = ⟨p, z⟩ − ‖p‖² − τ, so that max_Ω = ½(1 + ‖p‖²) + τ.
+    """
+    squares = 0.0
+    for g in range(count):
+        p = max(values[g] - tau, 0.0)
+        squares += sizes[g] * p * p
+    return 0.5 * (1.0 + squares) + tau + best
+
+
+@helper
+def subtract_largest(values: Any, count: int) -> float:
     """Subtract the largest of ``count`` values from all: beside a huge one, probabilities would be rounded away."""
     best = -np.inf
     for g in range(count):
         best = max(best, values[g])
     for g in range(count):
         values[g] -= best
+    return best
 
 
 @helper

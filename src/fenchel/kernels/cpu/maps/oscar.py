@@ -12,7 +12,10 @@ from fenchel.kernels.cpu.maps.groups import (
     MORE,
     begin_product,
     begin_row,
+    finish_class_loss,
+    loss_of_rows,
     map_rows,
+    maximum_of,
     product_of_rows,
     subtract_largest,
     threshold,
@@ -27,6 +30,11 @@ _RUN = 16  # numbers: so many are sorted by insertion
 def oscar(z: Tensor, strength: float | Tensor) -> Tensor:
     """Compute oscarmax of z (…, n) along the last dimension; strength: a number, or one value per row."""
     return map_rows(_oscar_rows, z, strength)
+
+
+def oscar_loss(z: Tensor, index: Tensor, residual: float, strength: float | Tensor) -> tuple[Tensor, Tensor]:
+    """The loss of classes for oscarmax of z (…, n), and residual·(p − y)."""
+    return loss_of_rows(_oscar_rows, z, index, residual, strength)
 
 
 def oscar_product(v: Tensor, z: Tensor, p: Tensor, strength: float | Tensor) -> Tensor:
@@ -121,8 +129,11 @@ def _find(edges: Any, count: int, value: Any) -> int:
 
 
 @kernel
-def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None:
-    """Compute oscarmax of each row of x (rows, n): pool adjacent violators among the candidates, then the threshold."""
+def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any, classes: Any, losses: Any, rate: Any) -> None:
+    """Compute oscarmax of each row of x (rows, n): pool adjacent violators among the candidates, then the threshold.
+
+    If there are classes, compute their losses, and rate·(p − y) in place of p.
+    """
     n = x.shape[1]
     kind = x.dtype.type
     index = np.empty(n, np.int32)
@@ -134,6 +145,8 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
         source, target = x[row], out[row]
         going, top, least = begin_row(source, target)
         if not going:
+            if classes.size > 0:
+                finish_class_loss(row, source, target, target[0], top, 0.0, classes, losses, rate)
             continue
         strength = strengths[row]
         masked = least == -np.inf
@@ -146,8 +159,14 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
         if strength > 0.0 and strength * kept >= 2.0 * (np.float64(top) - least):
             # No group of the largest scores has a mean so far above the others that it stays apart: all are pooled.
             share = kind(1.0 / kept)
+            total = 0.0
             for i in range(n):
                 target[i] = share if source[i] > -np.inf else target[i]
+                total += np.float64(source[i]) - top if source[i] > -np.inf else 0.0
+            if classes.size > 0:
+                at_class = strength * (kept - 1)
+                maximum = total / kept + 0.5 * (1.0 - 1.0 / kept) - 0.5 * at_class
+                finish_class_loss(row, source, target, maximum, top, at_class, classes, losses, rate)
             continue
         # The penalty raises an entry relative to the largest by at most λ(n − 1). Entries without mass do not count
         # towards n, which excludes further entries.
@@ -190,8 +209,9 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
                 rest += z[j] - base
             values[g] += rest / sizes[g]
             k += sizes[g]
-        subtract_largest(values, groups)
+        best = subtract_largest(values, groups)
         tau = threshold(values, sizes, groups)
+        maximum = maximum_of(values, sizes, groups, best, tau)
         while values[groups - 1] <= tau:
             groups -= 1
         for g in range(groups):
@@ -201,6 +221,8 @@ def _oscar_rows(first: int, last: int, x: Any, strengths: Any, out: Any) -> None
             v = source[index[k]]
             if v >= lowest:
                 target[index[k]] = kind(values[_find(edges, groups, v)])
+        if classes.size > 0:  # values are larger by λ(kept − 1), which is Ω at every class
+            finish_class_loss(row, source, target, maximum, top, 0.0, classes, losses, rate)
 
 
 @kernel

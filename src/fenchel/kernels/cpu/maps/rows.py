@@ -8,7 +8,16 @@ import numpy as np
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import strict, strict_helper, unrolled
-from fenchel.kernels.cpu.maps.batches import batch_room, solve_batch, solve_steep_batch, store_batch, store_steep_batch
+from fenchel.kernels.cpu.maps.batches import (
+    LEFT_OUT,
+    batch_room,
+    solve_batch,
+    solve_steep_batch,
+    store_batch,
+    store_residuals,
+    store_steep_batch,
+    store_steep_residuals,
+)
 from fenchel.kernels.cpu.maps.blocks import (
     filter_candidates,
     gather_candidates,
@@ -123,14 +132,14 @@ def loss_of_narrow(
     norm: int,
     powers: Any,
     target: Any,
-    like: Any,
+    rate: Any,
 ) -> None:
-    """The loss max_Ω(x) − x at a target and, if there is room for it, its gradient p − y; a target < 0 is left out.
+    """The loss max_Ω(x) − x at a target and, if there is room for it, rate·(p − y); a target < 0 is left out.
 
-    Scores, losses and gradients (or 0) are at addresses: see ``stores.matrix``.
+    Scores, losses and gradients (or 0) are at addresses: see ``stores.matrix``. The array ``rate`` has one number.
     """
-    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
-    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
+    powers, target, rate = borrowed(powers), borrowed(target), borrowed(rate)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, rate)
     lanes = vec.lanes(x)
     room = batch_room(n, x)
     z, w = room[:2]
@@ -139,9 +148,9 @@ def loss_of_narrow(
         m, top, bad, rule, offset = solve_batch(x, row, rows, powers, norm != 0, room)
         value = offset if norm else _maximum(rule, offset, _along(w, z, m))
         value = vec.narrow(vec.maximum(value, 0.0), top)
+        _finish_losses(row, rows, x, vec.select(bad, np.nan, value), top, target, loss, room)
         if residual.size > 0:
-            store_batch(x, row, rows, rule, norm != 0, room, residual)
-        finish_losses(row, rows, x, vec.select(bad, np.nan, value), top, target, loss, residual, room[2])
+            store_residuals(x, row, rows, rule, norm != 0, room, rate[0], residual)
     release(room[0])
     finish_streams()
 
@@ -165,20 +174,20 @@ def loss_of_wide(
     norm: int,
     powers: Any,
     target: Any,
-    like: Any,
+    rate: Any,
 ) -> None:
     """As ``loss_of_narrow`` for wider rows."""
-    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
-    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
+    powers, target, rate = borrowed(powers), borrowed(target), borrowed(rate)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, rate)
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
     w = room[1]
     for row in range(first, last):
         m, count, top, rule, offset = solve_row(scores, row * n, n, powers, row, norm != 0, room, index)
         number = vec.first_lane(offset) if norm else value_of_row(m, rule, offset, room)[0]
+        label = finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss)
         if residual.size > 0:
-            _store(w, count, index, out, row * n, n)
-        finish_loss(row, x, max(number, 0.0), vec.first_lane(top), w[0], target, loss, residual)
+            _store_residual(w, count, index, target[row], label, rate[0], out, row * n, n)
     release_workspace(room, index)
     finish_streams()
 
@@ -213,49 +222,66 @@ def _along(w: Any, z: Any, m: int) -> Any:
 
 
 @strict_helper
-def finish_losses(
-    row: int, rows: int, x: Any, value: Any, top: Any, target: Any, loss: Any, residual: Any, room: Any
-) -> None:
-    """``finish_loss`` of one row per lane; their values are NaN where p is."""
+def _finish_losses(row: int, rows: int, x: Any, value: Any, top: Any, target: Any, loss: Any, room: Any) -> None:
+    """``finish_loss`` of one row per lane; their values are NaN where p is. The classes are left in the room."""
     lanes = vec.lanes(x)
+    scores, labels = room[2], room[5]
     usual = rows == lanes
     for r in range(rows):
         label = target[row + r]
         usual = usual and label >= 0
-        room[r] = x[row + r, max(label, 0)]
-    score = vec.load(room, 0)
+        scores[r], labels[r] = x[row + r, max(label, 0)], label
+    score = vec.load(scores, 0)
     if usual and not vec.any_lane(score == -np.inf):
         lead = vec.maximum(vec.widen(top) - vec.widen(score), 0.0)
         vec.store(loss, row, vec.narrow(vec.widen(value) + lead, value))
-        if residual.size > 0:
-            for r in range(row, row + lanes):
-                residual[r, target[r]] -= x.dtype.type(1)
         return
-    vec.store(room, 0, value)
-    vec.store(room, lanes, top)
+    vec.store(scores, 0, value)
+    vec.store(scores, lanes, top)
     for r in range(rows):
-        finish_loss(row + r, x, room[r], room[lanes + r], room[r], target, loss, residual)
+        some = finish_loss(row + r, x, scores[r], scores[lanes + r], scores[r], target, loss)
+        labels[r] = some if target[row + r] >= 0 else LEFT_OUT
 
 
 @strict_helper
-def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, loss: Any, residual: Any) -> None:
-    """Loss and residual of one row, whose target may be left out (negative) or impossible (a score of −inf)."""
+def finish_loss(row: int, x: Any, value: Any, top: Any, some: Any, target: Any, loss: Any) -> int:
+    """The loss of one row, whose target may be left out (negative) or impossible (a score of −inf).
+
+    Returns:
+        the class, −1 if there is none.
+    """
     kind = x.dtype.type
     label = target[row]
     score = x[row, max(label, 0)]
     if label < 0:
         loss[row] = kind(0)
-        if residual.size > 0:
-            fill(residual, row * residual.shape[1], residual.shape[1], 0.0)
-        return
+        return -1
     if some != some:
         loss[row] = kind(np.nan)
     elif score == -np.inf:
         loss[row] = kind(np.inf)
     else:
         loss[row] = kind(value + max(np.float64(top) - np.float64(score), 0.0))
-    if residual.size > 0 and score != -np.inf:
-        residual[row, label] -= kind(1)
+    return label if score > -np.inf else -1
+
+
+@strict_helper
+def _store_residual(
+    w: Any, count: int, index: Any, target: int, label: int, rate: Any, out: Any, start: int, n: int
+) -> None:
+    """rate·(p − y) of one row whose p is in w: 0 if its target is left out (negative), y = 0 if the label is −1."""
+    if target < 0:
+        fill(out, start, n, 0.0)
+        return
+    size, at = (n, label) if count < 0 else (count, -1)
+    for k in range(count):
+        at = k if index[k] == label else at
+    if at >= 0:
+        w[at] -= w.dtype.type(1)
+    _rescale(w, (size + vec.lanes(w) - 1) // vec.lanes(w), vec.splat(rate))
+    _store(w, count, index, out, start, n)
+    if at < 0 and label >= 0:
+        out[start + label] = -rate
 
 
 @strict
@@ -302,20 +328,20 @@ def steep_loss_of_narrow(
     norm: int,
     powers: Any,
     target: Any,
-    like: Any,
+    rate: Any,
 ) -> None:
     """As ``loss_of_narrow`` for entmax with one α > 2, ∞ included."""
-    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
-    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
+    powers, target, rate = borrowed(powers), borrowed(target), borrowed(rate)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, rate)
     lanes = vec.lanes(x)
     room = batch_room(n, x)
     for row in range(first, last, lanes):
         rows = min(lanes, last - row)
         top, bad, value = solve_steep_batch(x, row, rows, powers[0], room)
-        if residual.size > 0:
-            store_steep_batch(x, row, rows, room, residual)
         number = vec.select(bad, np.nan, vec.narrow(value, top))
-        finish_losses(row, rows, x, number, top, target, loss, residual, room[2])
+        _finish_losses(row, rows, x, number, top, target, loss, room)
+        if residual.size > 0:
+            store_steep_residuals(x, row, rows, room, rate[0], residual)
     release(room[0])
 
 
@@ -331,19 +357,19 @@ def steep_loss_of_wide(
     norm: int,
     powers: Any,
     target: Any,
-    like: Any,
+    rate: Any,
 ) -> None:
     """As ``loss_of_wide`` for one α > 2, or one per row, of which those above 2 are taken; of rows of any width."""
-    powers, target, like = borrowed(powers), borrowed(target), borrowed(like)
-    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, like)
+    powers, target, rate = borrowed(powers), borrowed(target), borrowed(rate)
+    x, loss, residual = _loss_arrays(source, losses, slopes, size, n, rate)
     scores, out = x.reshape(-1), residual.reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):
         c = power_at(powers, row)
         if c > 1.0:
             count, top, value = steep_entmax(scores, row * n, n, c, room, index)
+            label = finish_loss(row, x, value, top, value, target, loss)
             if residual.size > 0:
-                _store(room[1], count, index, out, row * n, n)
-            finish_loss(row, x, value, top, value, target, loss, residual)
+                _store_residual(room[1], count, index, target[row], label, rate[0], out, row * n, n)
     release_workspace(room, index)
     finish_streams()

@@ -20,6 +20,8 @@ _LIKE: dict[torch.dtype, np.ndarray[Any, Any]] = {
     torch.float64: np.empty(0, np.float64),
 }
 
+_NO_CLASSES = np.empty(0, np.int64)
+
 # A map and its loss.
 _NARROW = rows.argmax_of_narrow, rows.loss_of_narrow
 _WIDE = rows.argmax_of_wide, rows.loss_of_wide
@@ -92,8 +94,8 @@ def normmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     return _product([products.normmax_product], v, p, alpha - 1, True)
 
 
-def entmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
-    """The loss of rows with class indices and, if asked for, its gradient p − y (else an empty tensor)."""
+def entmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
+    """The loss of rows with class indices and residual·(p − y), its gradient at 1; an empty tensor for 0."""
     c = alpha - 1
     if type(c) is float and c == 0:
         return _cross_entropy(z, index, residual)
@@ -113,6 +115,17 @@ def entmax_max(z: Tensor, p: Tensor, alpha: Parameter) -> Tensor:
     return _value(p, z, alpha)
 
 
+def entmax_given(z: Tensor, p: Tensor, target: Tensor, alpha: Parameter) -> Tensor:
+    """The losses of targets, given p = argmax_Ω(z): of probabilities, where p becomes p − target, or of classes."""
+    q, out = as_rows(p), torch.empty(p.shape[:-1], dtype=p.dtype, device="cpu")
+    soft = target.is_floating_point()
+    y = as_rows(target) if soft else np.empty((0, q.shape[1]), q.dtype)
+    index = _NO_CLASSES if soft else target.contiguous().numpy().reshape(-1)
+    rest = as_rows(z), y, index, each(alpha - 1, len(q)), out.numpy().reshape(-1)
+    over_rows(values.entmax_losses, len(q), q.size, q, *rest)
+    return out
+
+
 def _value(p: Tensor, z: Tensor, alpha: Parameter) -> Tensor:
     q, out = as_rows(p), torch.empty(p.shape[:-1], dtype=p.dtype, device="cpu")
     rest = as_rows(z), each(alpha - 1, len(q)), out.numpy().reshape(-1)
@@ -128,7 +141,7 @@ def entmax_envelope(p: Tensor, alpha: Parameter) -> Tensor:
     return out
 
 
-def normmax_loss(z: Tensor, index: Tensor, residual: bool, alpha: Parameter) -> tuple[Tensor, Tensor]:
+def normmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
     """As ``entmax_loss`` for normmax."""
     return _loss([_kernels(z)[1]], z, index, alpha - 1, residual, True)
 
@@ -141,7 +154,7 @@ def _softmax(z: Tensor) -> Tensor:
     return p
 
 
-def _cross_entropy(z: Tensor, index: Tensor, residual: bool) -> tuple[Tensor, Tensor]:
+def _cross_entropy(z: Tensor, index: Tensor, residual: float) -> tuple[Tensor, Tensor]:
     logs = torch.log_softmax(z, -1)
     place = index.clamp_min(0).unsqueeze(-1)
     kept = (index >= 0).unsqueeze(-1)
@@ -156,7 +169,8 @@ def _cross_entropy(z: Tensor, index: Tensor, residual: bool) -> tuple[Tensor, Te
     if not residual:
         return loss.squeeze(-1), z.new_empty(0, z.shape[-1])
     p = logs.exp_() if regular else torch.where(kept, _softmax(z), 0.0)
-    return loss.squeeze(-1), p.scatter_add_(-1, place, -hit.to(p.dtype))
+    p = p.scatter_add_(-1, place, -hit.to(p.dtype))
+    return loss.squeeze(-1), p if residual == 1 else p.mul_(residual)
 
 
 def _is_steep(c: Parameter) -> bool:
@@ -169,7 +183,7 @@ def has_steep(c: Parameter) -> bool:
 
 
 def _loss(
-    kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: bool, norm: bool
+    kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: float, norm: bool
 ) -> tuple[Tensor, Tensor]:
     x = z if z.is_contiguous() else z.contiguous()
     size, n = x.numel(), x.shape[-1]
@@ -178,7 +192,7 @@ def _loss(
     if size:
         target = index.contiguous().numpy().reshape(-1)
         addresses = x.data_ptr(), loss.data_ptr(), out.data_ptr() if residual else 0
-        rest = size, n, int(norm), parameters(c, norm), target, _LIKE[x.dtype]
+        rest = size, n, int(norm), parameters(c, norm), target, np.array([residual], _LIKE[x.dtype].dtype)
         for kernel in kernels:
             over_rows(kernel, size // n, size, *addresses, *rest)
     return loss, out

@@ -11,14 +11,17 @@ import math
 from typing import Any
 
 import numpy as np
+from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.compiler import strict_helper
+from fenchel.kernels.cpu.compiler import INLINED, strict_helper
 from fenchel.kernels.cpu.maps.blocks import filter_candidates, gather_candidates, load_row, row_maxima, shift
 from fenchel.kernels.cpu.maps.places import fill, load_row_part
 from fenchel.kernels.cpu.maps.stores import insert
 
 _STEPS = 100  # far more than it takes
+_NEAR = 1e-3  # a mass so near to 1 is computed in double
+_TINY = 1e-29  # scores nearer to 0 may differ by less than the least float
 
 
 @strict_helper
@@ -74,9 +77,6 @@ def _smallest_of_support(z: Any, m: int, across: bool, c: float) -> Any:
     lanes = vec.lanes(z)
     inside = vec.splat(z.dtype.type(0))
     outside = inside + z.dtype.type(-1.0 / c)
-    zero = vec.widen(inside)
-    found = zero
-    above = zero
     active = inside == inside
     for _ in range(2 * m * lanes + 100):
         middle = (inside + outside) * 0.5
@@ -91,20 +91,35 @@ def _smallest_of_support(z: Any, m: int, across: bool, c: float) -> Any:
         active = active & (pivot < inside)
         if not vec.any_lane(active):
             break
-        found = zero
-        origin = vec.widen(pivot)
-        for i in range(0, m * lanes, lanes):
-            gap = vec.widen(vec.load(z, i)) - origin
-            if vec.any_lane(gap > 0.0):
-                found += vec.select(gap > 0.0, vec.exp2(vec.log2(vec.maximum(gap * c, 1e-300)) / c), 0.0)
-        if across:
-            found = vec.sum_everywhere(found)
-        mass = vec.narrow(found - 1.0, pivot)  # a sum in double: its sign survives
-        below = active & (mass < 0.0)
-        inside = vec.select(below, pivot, inside)
-        above = vec.select(vec.widen(inside) == origin, found, above)
+        mass = _mass_above(z, m, across, pivot, c, 1e-37) - 1.0
+        if vec.any_lane(active & (((mass < _NEAR) & (mass > -_NEAR)) | (pivot > -_TINY))):
+            # The sign of a number in double survives.
+            mass = vec.narrow(_mass_above(z, m, across, vec.widen(pivot), c, 1e-300) - 1.0, pivot)
+        inside = vec.select(active & (mass < 0.0), pivot, inside)
         outside = vec.select(active & (mass >= 0.0), pivot, outside)
-    return inside, above
+    return inside, _mass_above(z, m, across, vec.widen(inside), c, 1e-300)
+
+
+@strict_helper
+def _mass_above(z: Any, m: int, across: bool, pivot: Any, c: float, least: float) -> Any:
+    """The mass of the scores above a pivot if it had none, in the precision of the pivot; ``least`` has a logarithm."""
+    lanes = vec.lanes(z)
+    found = pivot * 0.0
+    for i in range(0, m * lanes, lanes):
+        gap = _as_precise(vec.load(z, i), pivot) - pivot
+        if vec.any_lane(gap > 0.0):
+            found += vec.select(gap > 0.0, vec.exp2(vec.log2(vec.maximum(gap * c, least)) / c), 0.0)
+    return vec.sum_everywhere(found) if across else found
+
+
+def _as_precise(v: Any, like: Any) -> Any:
+    """v, in double precision if ``like`` is."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(_as_precise, strict=False, jit_options=INLINED)
+def _in_precision(v: Any, like: Any) -> Any:
+    return (lambda v, like: v) if v == like else lambda v, like: vec.widen(v)
 
 
 @strict_helper

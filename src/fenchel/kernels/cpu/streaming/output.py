@@ -142,7 +142,7 @@ def class_losses(
             continue
         m, count, top, rule, offset = solve_row(x.reshape(-1), row * n, n, powers, row, False, room, index)
         value, along = value_of_row(m, rule, offset, room)
-        finish_loss(row, x, max(value, 0.0), vec.first_lane(top), w[0], target, losses, x[:0])
+        finish_loss(row, x, max(value, 0.0), vec.first_lane(top), w[0], target, losses)
         if rates.size > 0:
             label = label if x[row, label] > -np.inf else -1
             count, packed[row] = write_row(w, count, index, n, x, slots, row)
