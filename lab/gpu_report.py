@@ -65,6 +65,11 @@ def launches(*, all_sizes: bool = True) -> Iterator[tuple[str, Callable[[], Any]
         if all_sizes:
             yield f"bounds, {width} wide", partial(boxes.project, z, torch.ones(4, width), 2.0)
             yield f"capped softmax, bounds, {width} wide", partial(boxes.capped_softmax, z, torch.ones(4, width), 2.0)
+            for dtype in (torch.bfloat16, torch.float64):
+                own, name = z.to(dtype), f"{str(dtype).removeprefix('torch.')}, {width} wide"
+                yield f"entmax, α 1.5, {name}", partial(rows.entmax, own, 1.5)
+                yield f"its loss, α 1.5, {name}", partial(rows.entmax_loss, own, index, True, 1.5)
+                yield f"its product, α 1.5, {name}", partial(products.entmax_product, own, None, own, 1.5)
             yield f"normmax, α 3, {width} wide", partial(rows.normmax, z, 3.0)
             yield f"its α's gradient, {width} wide", partial(products.normmax_pull, z, None, z, 3.0)
     for alpha in (1.0, 2.0) if all_sizes else (2.0,):

@@ -92,7 +92,9 @@ def fy_loss(
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
     dtype = torch.float32 if narrow and autocast_dtype(scores.device) is not None else scores.dtype
-    scores = scores.float() if narrow else scores
+    exact = torch.float32 if narrow else scores.dtype
+    if narrow and (target.is_floating_point() or label_smoothing or not omega.reads_half(scores)):
+        scores = scores.float()
     if target.is_floating_point():
         if weight is not None:
             raise ValueError(
@@ -108,9 +110,9 @@ def fy_loss(
         return omega.reduced_class_loss(scores, index, dim, mask, reduction).to(dtype)
     kept = is_kept(target, ignore_index)
     index = omega.check_classes(target.masked_fill(~kept, 0), scores, dim, ignore_index)
-    weights = kept.to(scores.dtype)
+    weights = kept.to(exact)
     if weight is not None:
-        each = _along(weight.to(scores), scores, dim)
+        each = _along(weight.to(scores.device, exact), scores, dim)
         weights = weights * each.gather(dim, index.unsqueeze(dim)).squeeze(dim)
     if label_smoothing:
         # Cross-entropy's target is the measure t = (1−ε) w_y e_y + ε w∘u. As a loss of the scores, |t| times that of

@@ -137,6 +137,20 @@ def test_a_row_without_keys_is_zero_and_one_with_nan_is_nan() -> None:
     torch.testing.assert_close(output[0, :2], expected[0, :2], atol=1e-12, rtol=0)
 
 
+def test_nan_reaches_the_gradients_of_all_keys_of_its_head() -> None:
+    """As by the formula, whose weights are NaN in the whole row: no NaN is hidden by blocks that are not in use."""
+    query, key, value = randn(1, 2, 3, 4), randn(1, 2, 40, 4), randn(1, 2, 40, 4)
+    spoilt = query.detach().clone()
+    spoilt[0, 1, 2, 0] = torch.nan
+    spoilt.requires_grad_()
+    output = attention(spoilt, key, value)
+    assert STARTED["attend_kernel"] == 1
+    to_query, *rest = torch.autograd.grad(output.sum(), (spoilt, key, value))
+    assert bool(to_query[0, 1, 2].isnan().all() & to_query[0, :, :2].isfinite().all())
+    for each in rest:
+        assert bool(each[0, 1].isnan().all() & each[0, 0].isfinite().all())
+
+
 def test_scores_that_are_huge() -> None:
     agree((1e5 * randn(1, 5, 4).detach().requires_grad_(), randn(1, 20, 4), randn(1, 20, 4)), Tsallis(1.5), scale=1.0)
 

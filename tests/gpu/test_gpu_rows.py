@@ -1,6 +1,7 @@
 """Maps and losses by the kernels for GPUs: against 50-digit arithmetic, finite differences, and counted traffic."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -280,6 +281,14 @@ def test_masked_empty_and_bad_rows(alpha: float | str, width: int) -> None:
     assert bool(residual[2].isnan().all())
 
 
+def test_a_class_that_does_not_exist_gives_nan() -> None:
+    """Nobody can check class indices on a device without waiting for it; no other memory is read."""
+    for width in (5, 4300):
+        loss, residual = rows.entmax_loss(torch.randn(2, width).double(), torch.tensor([width, 2]), True, 1.5)
+        assert bool(loss[0].isnan() & residual[0].isnan().all())
+        assert bool(loss[1].isfinite() & residual[1].isfinite().all())
+
+
 def test_a_wrong_alpha_on_the_device_gives_nan() -> None:
     for width in (5, 4300):
         p = rows.entmax(torch.randn(3, width), torch.tensor([[-1.0], [1.5], [math.nan]]))
@@ -287,22 +296,25 @@ def test_a_wrong_alpha_on_the_device_gives_nan() -> None:
         torch.testing.assert_close(p[1].sum(), torch.tensor(1.0))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+HALF = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+
+
+@HALF
 def test_half_precision_is_float32_inside(dtype: torch.dtype) -> None:
-    """The results are those of float32, rounded; to bfloat16 the interpreter cuts digits off instead."""
+    """The results are those of float32, rounded."""
     scores, v = torch.randn(2, 8, 50).to(dtype)
     index = torch.arange(8)
-    rounding = {"rtol": 2.0**-7 if dtype == torch.bfloat16 else 0.0, "atol": 0.0}
 
     def same(found: Tensor, single: Tensor) -> None:
-        torch.testing.assert_close(found, single.to(dtype), **rounding)
+        assert torch.equal(found, single.to(dtype))
 
     for alpha in (1.3, 1.5, 3.0):
         p = rows.entmax(scores, alpha)
         same(p, rows.entmax(scores.float(), alpha))
-        found = rows.entmax_loss(scores, index, True, alpha)
-        for half, single in zip(found, rows.entmax_loss(scores.float(), index, True, alpha), strict=True):
-            same(half, single)
+        loss, residual = rows.entmax_loss(scores, index, True, alpha)
+        exact_loss, exact_residual = rows.entmax_loss(scores.float(), index, True, alpha)
+        assert torch.equal(loss, exact_loss)  # one number per row: in float32
+        same(residual, exact_residual)
         same(products.entmax_product(v, None, p, alpha), products.entmax_product(v.float(), None, p.float(), alpha))
     for solve, multiply in (
         (boxes.project, products.projection_product),
@@ -313,6 +325,79 @@ def test_half_precision_is_float32_inside(dtype: torch.dtype) -> None:
         full = p == p.max()
         assert int(full.sum()) > 1
         assert bool((multiply(v, None, p, 0.7, 3.0)[full] == 0).all())
+
+
+def converted(call: Callable[[], object], shape: torch.Size) -> int:
+    """How often a tensor of a shape is converted to another dtype in a call."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], record_shapes=True) as profiled:
+        call()
+    return sum(each.name == "aten::_to_copy" and each.input_shapes[0] == [*shape] for each in profiled.events())
+
+
+@HALF
+@pytest.mark.parametrize("alpha", [0.7, 1.5, 2.0, 3.0, "tensor"])
+@pytest.mark.parametrize("norm", [False, True])
+def test_rows_in_half_precision_are_converted_nowhere(norm: bool, alpha: float | str, dtype: torch.dtype) -> None:
+    """Not forwards and not backwards. The choice is that of float32, rounded, and gradients start from it."""
+    alpha = 1.1 if norm and alpha == 0.7 else alpha
+    scores = torch.randn(4, 50).to(dtype).requires_grad_()
+    direction = torch.randn(4, 50).to(dtype)
+    a = torch.linspace(1.2, 3.0, 4)[:, None].requires_grad_() if alpha == "tensor" else alpha
+    wanted = (scores, a) if alpha == "tensor" else (scores,)
+    choose = fenchel.normmax if norm else fenchel.entmax
+    found: list[Tensor] = []
+
+    def call() -> None:
+        found.append(choose(scores, a))
+        found.extend(torch.autograd.grad(found[0], wanted, direction))
+
+    assert converted(call, scores.shape) == 0
+    assert STARTED["rows_kernel"] == STARTED["product_kernel"] == 1
+    exact = scores.detach().double().requires_grad_()
+    p = choose(exact, a)
+    assert torch.equal(found[0], choose(scores.detach().float(), a).to(dtype))
+    slopes = torch.autograd.grad(p, (exact, *wanted[1:]), direction.double())
+    assert [t.dtype for t in found[1:]] == [t.dtype for t in wanted]
+    for ours, theirs in zip(found[1:], slopes, strict=True):
+        assert float((ours.double() - theirs).abs().max() / theirs.abs().max()) < 4 * torch.finfo(dtype).eps
+
+
+@HALF
+def test_losses_in_half_precision(dtype: torch.dtype) -> None:
+    """Losses are computed in float32, and rounded unless autocast asks for float32; scaled gradients keep digits."""
+    scores, index = torch.randn(4, 50).to(dtype).requires_grad_(), torch.tensor([3, 4, -100, 5])
+    exact = scores.detach().float().requires_grad_()
+    weight = torch.rand(50)
+    for alpha in (1.5, 3.0):
+        single = fenchel.entmax_loss(exact, index, alpha, reduction="none")
+        loss = fenchel.entmax_loss(scores, index, alpha, reduction="none")
+        assert torch.equal(loss, single.to(dtype))
+        weighted = fenchel.entmax_loss(scores, index, alpha, weight=weight)
+        assert torch.equal(weighted, fenchel.entmax_loss(exact, index, alpha, weight=weight).to(dtype))
+        with torch.autocast("cpu", dtype):
+            assert torch.equal(fenchel.entmax_loss(scores, index, alpha, reduction="none"), single)
+            mean = fenchel.entmax_loss(scores, index.clamp_min(0), alpha)
+            large = fenchel.entmax_loss(scores, index, alpha, reduction="sum")
+        torch.testing.assert_close(mean, fenchel.entmax_loss(exact, index.clamp_min(0), alpha))
+        (found,) = torch.autograd.grad(2.0**14 * large, scores)
+        (expected,) = torch.autograd.grad(2.0**14 * single.sum(), exact)
+        torch.testing.assert_close(found, expected.to(dtype), rtol=2 * torch.finfo(dtype).eps, atol=0)
+
+    # Backwards a product of float32 and half precision converts on the CPU, and in registers on a device.
+    expected = 0 if dtype == torch.bfloat16 else 1
+    assert converted(lambda: fenchel.entmax_loss(scores, index, reduction="sum"), scores.shape) == expected
+
+
+def test_second_derivatives_in_half_precision_are_those_of_the_formula() -> None:
+    scores = torch.randn(3, 9).bfloat16().requires_grad_()
+    exact = scores.detach().float().requires_grad_()
+    found = []
+    for z in (scores, exact):
+        for value in (fenchel.entmax(z, 1.5).square().sum(), fenchel.entmax_loss(z, torch.arange(3), reduction="sum")):
+            (slope,) = torch.autograd.grad(value, z, create_graph=True)
+            found.append(torch.autograd.grad(slope.square().sum(), z)[0])
+    for ours, theirs in zip(found[:2], found[2:], strict=True):
+        torch.testing.assert_close(ours.float(), theirs, atol=0.05, rtol=0.05)
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
@@ -388,9 +473,9 @@ def test_a_wide_sparse_row_is_read_once(alpha: float, out: list[Tensor]) -> None
         assert found["written result"] <= 1.1
 
 
-@pytest.mark.parametrize("width", [5000, 40_000])
-def test_a_product_reads_values_on_the_support_alone(width: int, out: list[Tensor]) -> None:
-    z = torch.randn(1, width)
+@pytest.mark.parametrize(("width", "dtype"), [(5000, torch.float32), (5000, torch.bfloat16), (40_000, torch.float32)])
+def test_a_product_reads_values_on_the_support_alone(width: int, dtype: torch.dtype, out: list[Tensor]) -> None:
+    z = torch.randn(1, width).to(dtype)
     p, v = rows.entmax(z, 1.5), torch.randn_like(z)
     found = traffic(lambda: products.entmax_product(v, None, p, 1.5), out, p=p, v=v)
     assert found["read p"] == 1.0
@@ -433,6 +518,8 @@ def test_a_kernel_that_fails_says_so_once_and_torch_takes_its_place(monkeypatch:
     try:
         with pytest.warns(UserWarning, match="made to fail"):
             torch.testing.assert_close(fenchel.entmax(scores, 1.25), expected)
+        half = scores.half()
+        assert torch.equal(fenchel.entmax(half, 1.25), fenchel.entmax(half.float(), 1.25).half())
         torch.testing.assert_close(fenchel.entmax(scores, 1.25), expected)  # and no warning, which would be an error
     finally:
         table[:] = before
@@ -463,10 +550,17 @@ def test_operators_are_right_and_stay_in_graphs() -> None:
         given = (upper, 0.0, None, 1.0, name)
         torch.library.opcheck(torch.ops.fenchel.argmax.default, (strided, *given), **fake)
         torch.library.opcheck(torch.ops.fenchel.product.default, (strided, strided, p, *given), **fake)
+    half = strided.bfloat16()
+    for name in ("tsallis", "norm"):
+        given = (each, 0.0, None, math.nan, name)
+        torch.library.opcheck(torch.ops.fenchel.argmax.default, (half, *given), **fake)
+        torch.library.opcheck(torch.ops.fenchel.pull.default, (half, None, half, *given), **fake)
+        torch.library.opcheck(torch.ops.fenchel.class_loss.default, (half, torch.arange(3), True, *given), **fake)
     compiled = torch.compile(lambda z: fenchel.entmax(z, 1.5), fullgraph=True, backend="aot_eager")
-    STARTED.clear()
-    compiled(scores).square().sum().backward()
-    assert STARTED["rows_kernel"] == STARTED["product_kernel"] == 1
+    for z in (scores, scores.detach().half().requires_grad_()):
+        STARTED.clear()
+        compiled(z).square().sum().backward()
+        assert STARTED["rows_kernel"] == STARTED["product_kernel"] == 1
 
 
 def test_an_output_layer_keeps_nothing_of_tokens_by_classes(monkeypatch: pytest.MonkeyPatch) -> None:

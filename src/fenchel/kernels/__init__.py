@@ -71,7 +71,9 @@ def usable(room: str, *tensors: Tensor) -> bool:
 
 from fenchel.kernels.compilation import ready as ready  # noqa: E402 (these ask whether kernels are enabled)
 from fenchel.kernels.compilation import waiting  # noqa: E402
+from fenchel.kernels.table import HALF as HALF  # noqa: E402
 from fenchel.kernels.table import NotCompiledError, find, register  # noqa: E402
+from fenchel.kernels.table import exact_dtype as exact_dtype  # noqa: E402
 from fenchel.kernels.table import find_again as find_again  # noqa: E402
 from fenchel.kernels.table import offers as offers  # noqa: E402
 

@@ -27,7 +27,8 @@ writes p − y over p.
 
 z, v and p are rows (…, n), a the parameters of the map: numbers, or tensors with one value per row. No gradient is
 recorded. Masked scores are −inf: ``argmax`` gives zeros for a row in which all are masked, and NaN for a row with a
-score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p.
+score that is NaN or +inf. ``product`` and ``pull`` get None for z if the map derives all they need from p. On devices
+rows may be in half precision: then so are the results, but for those with one number per row, which are in float32.
 
 Steps on one block of a larger problem; ``fenchel.streaming`` makes the blocks:
 
@@ -98,7 +99,15 @@ Parameter = float | Tensor
 Interval = tuple[float, float]
 
 _FLOATS = (torch.float32, torch.float64)
+HALF = (torch.bfloat16, torch.float16)
+"""Dtypes that only kernels for devices take, and compute in float32 inside; all else converts them to float32."""
+
 _ANY: tuple[Interval, ...] = ((-math.inf, math.inf),)
+
+
+def exact_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype to compute in: float32 for half precision, else that of the tensor."""
+    return torch.float32 if tensor.dtype in HALF else tensor.dtype
 
 
 @dataclass
@@ -340,7 +349,6 @@ for _name in ("fused", "oscar", "grid"):
     _compiled("grouping", "class_loss", _name, f"maps.{_name}:{_name}_loss")
 
 
-_HALF = (*_FLOATS, torch.bfloat16, torch.float16)
 _SMOOTH = ((1.0, 1.0), (2.0, 2.0))  # Shannon's entropy and Gini's
 _POSITIVE = ((math.nextafter(0.0, 1.0), math.inf),)
 
@@ -350,7 +358,7 @@ def _on_gpu(
 ) -> None:
     """Add a kernel of ``kernels/gpu`` if Triton is installed, which compiles it when it is called."""
     for device in ("cuda", "cpu") if kernels.TRITON else ("cuda",):  # also AMD's devices, which torch calls so
-        register(step, name, f"gpu.{kernel}", device=device, dtypes=_HALF, ranges=ranges, serves=serves)
+        register(step, name, f"gpu.{kernel}", device=device, dtypes=_FLOATS + HALF, ranges=ranges, serves=serves)
 
 
 if importlib.util.find_spec("triton") is not None:

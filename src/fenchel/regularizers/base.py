@@ -231,7 +231,7 @@ class Regularizer(nn.Module):
         else:
             index = self.check_classes(target, scores, dim)
             if self.has_class_losses(scores):
-                return self.class_loss(scores, index, dim, mask)
+                return self.class_loss(scores, index, dim, mask).to(scores.dtype)
             target = torch.zeros_like(scores).scatter(dim, index.unsqueeze(dim), 1.0)
         posed = self._pose(scores, dim, mask)
         y = target.movedim(dim, -1).to(posed.rows.dtype)
@@ -254,10 +254,13 @@ class Regularizer(nn.Module):
         return self.zero_at_vertices
 
     def class_loss(self, scores: Tensor, index: Tensor, dim: int = -1, mask: Tensor | None = None) -> Tensor:
-        """``loss`` for class indices that have been checked; rows with a negative index have loss 0."""
+        """``loss`` for class indices that have been checked; rows with a negative index have loss 0.
+
+        If ``reads_half``, losses are in float32.
+        """
         if self.has_class_losses(scores):
-            rows, rule, a = self._pose(scores, dim, mask)
-            return rule.class_loss(rows, index, *a).to(scores.dtype)
+            (rows, rule, a), dtype = self._pose_classes(scores, dim, mask)
+            return rule.class_loss(rows, index, *a).to(dtype)
         kept = index >= 0
         loss = self.loss(torch.where(kept.unsqueeze(dim), scores, 0.0), index.clamp_min(0), dim, mask)
         return torch.where(kept, loss, 0.0)
@@ -270,8 +273,17 @@ class Regularizer(nn.Module):
         if reduction == "none" or own or not self.has_class_losses(scores):
             loss = self.class_loss(scores, index, dim, mask)
             return loss.mean() if reduction == "mean" else loss.sum() if reduction == "sum" else loss
-        rows, rule, a = self._pose(scores, dim, mask)
-        return rule.reduced_class_loss(rows, index, reduction == "mean", *a).to(scores.dtype)
+        (rows, rule, a), dtype = self._pose_classes(scores, dim, mask)
+        return rule.reduced_class_loss(rows, index, reduction == "mean", *a).to(dtype)
+
+    def reads_half(self, scores: Tensor) -> bool:
+        """Whether ``class_loss`` leaves scores in half precision to a kernel as they are.
+
+        Not float16: p − y is kept for the backward pass, and lacks the range there, before a scaled loss multiplies it.
+        """
+        if scores.dtype != torch.bfloat16 or self.rule is None or type(self).class_loss is not Regularizer.class_loss:
+            return False
+        return self.zero_at_vertices and self.rule.reads("class_loss", scores, self.parameter)
 
     def extra_repr(self) -> str:
         own = self.parameter
@@ -338,7 +350,16 @@ class Regularizer(nn.Module):
 
     def _pose(self, scores: Tensor, dim: int, mask: Tensor | None = None) -> Posed:
         """The problem on rows."""
-        rows = to_rows(scores, dim, mask)
+        return self._pose_rows(to_rows(scores, dim, mask), scores, dim)
+
+    def _pose_classes(self, scores: Tensor, dim: int, mask: Tensor | None) -> tuple[Posed, torch.dtype]:
+        """The problem of class losses, and their dtype; see ``reads_half``."""
+        if not self.reads_half(scores):
+            return self._pose(scores, dim, mask), scores.dtype
+        return self._pose_rows(to_rows(scores, dim, mask, as_they_are=True), scores, dim), torch.float32
+
+    def _pose_rows(self, rows: Tensor, scores: Tensor, dim: int) -> Posed:
+        """The problem on these rows of scores."""
         if self.rule is None:
             return Posed(rows, _Written(self), ())
         a = self.parameter

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel._torch import apply_function, is_simple, nested_forward_mode, outside, tracks, tracks_forward
 
 if TYPE_CHECKING:
@@ -181,7 +182,9 @@ class ClassLoss(torch.autograd.Function):
         if ctx.has_choice and not torch.is_grad_enabled() and not tracks_forward():
             to_scores, to_a = _slopes_at(ctx.rule, grad, z, index, residual, *a)
         elif not ctx.has_choice and not torch.is_grad_enabled() and not any(needed):
-            return None, grad * residual, None, None, *(None for _ in a)
+            if residual.dtype not in kernels.HALF:
+                return None, grad * residual, None, None, *(None for _ in a)
+            return None, torch.mul(grad, residual, out=torch.empty_like(residual)), None, None, *(None for _ in a)
         else:
             slope, *slopes = _class_loss_slopes(ctx.rule, z, index, any(needed), *a)
             to_scores, to_a = grad * slope, tuple(grad * each for each in slopes)
@@ -266,7 +269,7 @@ def _class_loss_slopes(rule: RowMap, z: Tensor, index: Tensor, learns: bool, *a:
     """The gradient of the loss in the scores and in the parameters (zero unless asked for); differentiable."""
     kept = index >= 0
     place = index.clamp_min(0).unsqueeze(-1)
-    scores = torch.where(kept.unsqueeze(-1), z, 0.0)
+    scores = torch.where(kept.unsqueeze(-1), z.to(kernels.exact_dtype(z)), 0.0)
     p = rule.argmax(scores, *a)
     residual = residual_at(p, place, kept, z.detach().gather(-1, place).squeeze(-1) > -torch.inf)
     envelope = rule.envelope(scores, p, *a) if learns else (torch.zeros_like(p[..., :1]) for _ in a)

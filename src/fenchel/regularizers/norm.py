@@ -27,6 +27,7 @@ class _NormMap(ParameterMap):
 
     name = "norm"
     zero_at_vertices = True
+    rounded_derivatives = True
 
     def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         return _norm(p, a).squeeze(-1) - 1

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fenchel import kernels
 from fenchel._operators import define_operator
 from fenchel._torch import apply_function, below_autograd
 from fenchel.regularizers.derivatives import Argmax, ClassLoss, Max
@@ -174,5 +175,8 @@ class_loss_operator = _define(
     "(Tensor, Tensor)",
     _loss_and_residual,
     partial(apply_function, _ClassLossInGraph),
-    lambda z, index, residual, *_: (z.new_empty(z.shape[:-1]), _same_shape(z) if residual else z.new_empty(0)),
+    lambda z, index, residual, *_: (
+        z.new_empty(z.shape[:-1], dtype=kernels.exact_dtype(z)),
+        _same_shape(z) if residual else z.new_empty(0),
+    ),
 )

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from fenchel import kernels
 from fenchel._operators import rows_first
-from fenchel._torch import apply_function, concrete, is_simple, known, tracks
+from fenchel._torch import apply_function, concrete, is_simple, known, tracks, tracks_forward
 from fenchel.regularizers.derivatives import (
     Argmax,
     ClassLoss,
@@ -65,6 +65,9 @@ class RowMap(ABC):
 
     zero_at_vertices: bool = False
     """Whether Ω is zero at one-hot vectors."""
+
+    rounded_derivatives: bool = False
+    """Whether derivatives may be computed from an answer that was rounded to half precision."""
 
     traceable: bool = True
     """Whether the torch operations of ``solve`` do not depend on the data, so that a graph can hold them."""
@@ -134,8 +137,16 @@ class RowMap(ABC):
         joined = map_parts(part, scores, dim, mask, (self.name, a[0], 1.0), **{name: a[0]})
         if joined is not None:
             return joined
-        rows = to_rows(scores, dim, mask)
+        rows = to_rows(scores, dim, mask, as_they_are=self.reads("argmax", scores, *a))
         return from_rows(self.argmax(rows, *(parameter_rows(each, name, scores, dim) for each in a)), scores, dim)
+
+    def reads(self, step: str, scores: Tensor, *a: Any) -> bool:
+        """Whether a kernel takes scores in half precision as they are; derivatives then start from rounded results."""
+        if scores.dtype not in kernels.HALF or not self.rounded_derivatives or tracks_forward():
+            return False
+        if torch.compiler.is_compiling():
+            return kernels.offers(step, self.name, scores)
+        return kernels.find(step, self.name, a, scores) is not None
 
     def argmax(self, z: Tensor, *a: Any) -> Tensor:
         """argmax_Ω of rows, with derivatives of every order that exists."""
@@ -170,7 +181,8 @@ class RowMap(ABC):
 
     def reduced_class_loss(self, z: Tensor, index: Tensor, mean: bool, *a: Any) -> Tensor:
         """The mean or the sum of ``class_loss`` over all rows, of which none is left out."""
-        if is_simple(z) and z.requires_grad and torch.is_grad_enabled() and all(type(each) is float for each in a):
+        whole = is_simple(z) and z.dtype not in kernels.HALF
+        if whole and z.requires_grad and torch.is_grad_enabled() and all(type(each) is float for each in a):
             reduced: Tensor = apply_function(ReducedClassLoss, self, z, index, mean, *self.align(z, *a))
             return reduced
         loss = self.class_loss(z, index, *a)
@@ -196,12 +208,13 @@ class RowMap(ABC):
         return self.value(y, *a, masked=masked) if kernel is None else kernel(y, *self.align(y, *a))
 
     def align(self, z: Tensor, *a: Any) -> tuple[Any, ...]:
-        """Parameters in the precision of the rows, tensors with one value per row: every rule may assume it."""
+        """Parameters as rules take them: in the precision of the rows, or float32; tensors with one value per row."""
         aligned = list(a)
+        dtype = kernels.exact_dtype(z)
         for i, each in enumerate(a):
             if isinstance(each, Tensor):
-                aligned[i] = each.to(z.dtype).expand(*z.shape[:-1], 1)
-            elif each > torch.finfo(z.dtype).max:
+                aligned[i] = each.to(dtype).expand(*z.shape[:-1], 1)
+            elif each > torch.finfo(dtype).max:
                 aligned[i] = math.inf
         return tuple(aligned)
 
@@ -214,7 +227,7 @@ class RowMap(ABC):
             with contextlib.suppress(kernels.NotCompiledError):
                 chosen: Tensor = kernel(z, *a)
                 return chosen
-        return self.solve_plainly(z, *a)
+        return self.solve_plainly(z.to(kernels.exact_dtype(z)), *a).to(z.dtype)
 
     def solve_plainly(self, z: Tensor, *a: Any) -> Tensor:
         """``solve_any`` in torch operations."""
@@ -242,7 +255,10 @@ class RowMap(ABC):
             if kernel is not None:
                 with contextlib.suppress(kernels.NotCompiledError):
                     return kernel(v, z, p, *a)
-        return getattr(self, step)(v, z, p, *a)
+        if p.dtype not in kernels.HALF:
+            return getattr(self, step)(v, z, p, *a)
+        found = getattr(self, step)(v.float(), z, p.float(), *a)
+        return found.to(v.dtype) if step == "product" else (found[0].to(v.dtype), *found[1:])
 
     def loss_given(self, z: Tensor, index: Tensor, *a: Any) -> Any:
         """The kernel of the loss given p, if a parameter is a tensor to learn and there is one; else None."""
@@ -271,7 +287,8 @@ class RowMap(ABC):
             with contextlib.suppress(kernels.NotCompiledError):
                 results: tuple[Tensor, Tensor] = kernel(z, index, residual, *a)
                 return results
-        return self.class_loss_plainly(z, index, residual, *a)
+        loss, slope = self.class_loss_plainly(z.to(kernels.exact_dtype(z)), index, residual, *a)
+        return loss, slope.to(z.dtype)
 
     def class_loss_plainly(self, z: Tensor, index: Tensor, residual: float, *a: Any) -> tuple[Tensor, Tensor]:
         """``class_loss_any`` in torch operations."""

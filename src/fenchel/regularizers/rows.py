@@ -106,13 +106,13 @@ def combine_masks(first: Tensor | None, second: Tensor | None) -> Tensor | None:
     return torch.where(second, first, -torch.inf) if second.dtype == torch.bool else first + second
 
 
-def to_rows(scores: Tensor, dim: int, mask: Tensor | None) -> Tensor:
-    """Checked scores with ``dim`` moved last, masked entries at −inf, in float32 or better."""
+def to_rows(scores: Tensor, dim: int, mask: Tensor | None, *, as_they_are: bool = False) -> Tensor:
+    """Checked scores with ``dim`` moved last, masked entries at −inf; in float32 or better unless ``as_they_are``."""
     dim = check_scores(scores, dim)
     rows = scores if mask is None else apply_mask(scores, mask)
     if dim != rows.dim() - 1:
         rows = rows.movedim(dim, -1)
-    return rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
+    return rows if as_they_are or rows.dtype in (torch.float32, torch.float64) else rows.float()
 
 
 def shifted(rows: Tensor) -> tuple[Tensor, Tensor]:

@@ -41,6 +41,7 @@ class _TsallisMap(ParameterMap):
 
     name = "tsallis"
     zero_at_vertices = True
+    rounded_derivatives = True
 
     def value(self, p: Tensor, a: Parameter, *, masked: Tensor | None = None) -> Tensor:  # type: ignore[override]
         if isinstance(a, Tensor):

@@ -23,7 +23,9 @@ they use is allocated by torch, from the pool of the graph.
 
 Programs share no memory, except where a comment says so. Within a program Triton inserts the barriers that reductions
 need. A barrier that orders stores to global memory before loads by other threads of the same program is written out,
-with the reason beside it.
+with the reason beside it. That it does order them is what Nvidia's ``bar.sync`` promises. On AMD's devices
+``s_barrier`` does not wait for stores, but the requests of a work-group pass through the cache of its compute unit in
+the order in which they were made; LLVM's memory model for gfx942 asks for no wait either, unless work-groups are split.
 
 ``FENCHEL_KERNELS=triton`` sends tensors of the CPU here too: with ``TRITON_INTERPRET=1`` Triton's interpreter runs the
 kernels, which is how they are tested without a device.

@@ -14,9 +14,7 @@ and written by one of them, so two orders must be kept: nobody may read a word i
 this one (the barrier after each pass), and the writer may not be so far ahead that another thread has yet to read the
 old word (the barrier before each store). All loops and branches around barriers have the same bounds in all threads:
 these are arguments, words that all threads have read, or reductions over the whole block. Programs share nothing: each
-writes rows and words of its own. That a barrier orders stores before loads of global memory by the other threads of a
-program is what Nvidia's ``bar.sync`` promises; on AMD's devices, where ``s_barrier`` does not wait for stores, the
-requests of a work-group pass through one cache in the order in which they were made.
+writes rows and words of its own.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ from fenchel.kernels.gpu import launch as device
 from fenchel.kernels.gpu.arithmetic import ANY, advance, jit, mass
 from fenchel.kernels.gpu.launch import INTERPRETED, compiled_for, constant, eps_of, is_light, kind_of, launch, per_row
 from fenchel.kernels.gpu.rows import entmax
-from fenchel.kernels.table import NotServedError
+from fenchel.kernels.table import NotServedError, exact_dtype
 
 _STEPS: Any = tl.constexpr(100)
 _INTERPRETED: Any = tl.constexpr(INTERPRETED)
@@ -202,7 +200,7 @@ def attend(
     if not keep and problem.rows <= _FEW and keys >= _MANY and not problem.dropout and not problem.causal:
         return _decode(problem), ()
     like = problem.query
-    exact = torch.promote_types(like.dtype, torch.float32)
+    exact = exact_dtype(like)
     output = like.new_empty(*like.shape[:-1], depth)
     shapes = state_shapes(query, value, alpha, mask, problem.dropout)
     top, offset = (like.new_empty(shapes[name], dtype=exact) for name in ("top", "offset"))
@@ -528,7 +526,7 @@ def _decode(problem: Problem) -> Tensor:
     like, (keys, depth) = problem.query, problem.value.shape[2:]
     rules = problem.rules(max(triton.next_power_of_2(problem.rows), 16))
     options = problem.options("decode")
-    exact = torch.promote_types(like.dtype, torch.float32)
+    exact = exact_dtype(like)
     x = like.new_empty(problem.heads, problem.rows, keys, dtype=exact)
     programs = triton.cdiv(keys, problem.blocks[1])
     launch(decode_scores_kernel, (problem.heads * programs,), problem.inputs(), x, R=rules, **options)

@@ -69,7 +69,8 @@ def attend_backward(
     if needed[1] or needed[2]:
         to_key, to_value = key.new_empty(key.shape), value.new_empty(value.shape)
         grid = (problem.heads * triton.cdiv(key.shape[2], problem.blocks[1]),)
-        launch(keys_kernel, grid, inputs, *saved, to_key, to_value, words, R=rules, **problem.options("keys"))
+        lost = (0.0 * offset).sum(-1)  # per head: NaN if a row of weights is NaN, which has mass on no key, else 0
+        launch(keys_kernel, grid, inputs, *saved, lost, to_key, to_value, words, R=rules, **problem.options("keys"))
         found[1], found[2] = to_key, to_value
     return found
 
@@ -176,6 +177,7 @@ def keys_kernel(
     TOP: tl.tensor,
     OFFSET: tl.tensor,
     USED: tl.tensor,
+    LOST: tl.tensor,
     TO_K: tl.tensor,
     TO_V: tl.tensor,
     words: tl.tensor,
@@ -183,7 +185,8 @@ def keys_kernel(
 ) -> None:
     """The gradients of one block of keys and of their values. Nothing is written that this kernel reads.
 
-    The bits of 32 blocks of rows are read at once, and those of this block of keys are put together in a word.
+    The bits of 32 blocks of rows are read at once, and those of this block of keys are put together in a word. LOST is
+    added to all gradients of a head.
     """
     programs = tl.cdiv(X.keys, R.BN)  # per head
     bh = tl.program_id(0) // programs
@@ -213,5 +216,6 @@ def keys_kernel(
             to_value += product(tl.trans(kept.to(grad.dtype)), grad, R.PRECISION)
             to_key += product(tl.trans(change.to(q.dtype)), q, R.PRECISION)
     at = bh.to(tl.int64) * X.keys + keys
-    store(TO_K, at * X.width, keys < X.keys, to_key * tl.load(X.scale).to(R.DTYPE), X.width, R.BE)
-    store(TO_V, at * X.depth, keys < X.keys, to_value, X.depth, R.BF)
+    lost = tl.load(LOST + bh)
+    store(TO_K, at * X.width, keys < X.keys, to_key * tl.load(X.scale).to(R.DTYPE) + lost, X.width, R.BE)
+    store(TO_V, at * X.depth, keys < X.keys, to_value + lost, X.depth, R.BF)

@@ -14,7 +14,6 @@ from fenchel.kernels.gpu import wide_boxes
 from fenchel.kernels.gpu.arithmetic import ANY, SPARSEMAX, jit
 from fenchel.kernels.gpu.launch import (
     Parameter,
-    all_registers,
     as_rows,
     eps_of,
     fits,
@@ -49,8 +48,7 @@ def _start(z: Tensor, upper: Parameter, budget: Parameter, entropic: bool) -> Te
         rules = {"EACH": each, "ENTROPIC": entropic, "EPS": eps_of(x.dtype)}
         if fits(n, x.dtype, kind):
             size = sizes(n, x.dtype, kind)
-            grid, size = (cdiv(rows, size["R"]),), size | all_registers(size["num_warps"])
-            launch(project_kernel, grid, x, p, bounds, k, n, rows, apart, stride, **rules, **size)
+            launch(project_kernel, (cdiv(rows, size["R"]),), x, p, bounds, k, n, rows, apart, stride, **rules, **size)
         else:
             wide_boxes.start(x, p, bounds, k, apart, stride, rules)
     return p.reshape(z.shape)

@@ -110,14 +110,17 @@ def fits(n: int, dtype: torch.dtype, kind: int, *, plain: bool = False) -> bool:
 
 
 def sizes(n: int, dtype: torch.dtype, kind: int) -> dict[str, int]:
-    """Rows per program, entries of a block and warps, for rows that fit; one row per program where alpha is a tensor.
+    """Rows per program, entries of a block, warps and registers, for rows that fit; one row where alpha is a tensor.
 
     A thread holds 16 entries of a block if the rule is light, else 8; in double precision 4, or 8 of the widest.
     """
     block = max(triton.next_power_of_2(n), 16)
     rows = 1 if kind == arithmetic.TOTAL.value else max(2048 // block, 1)
     each = 4 if dtype == torch.float64 else 16 if is_light(kind) else 8
-    return {"R": rows, "BLOCK": block, "num_warps": warps(rows * block // each)}
+    options = of_warps(warps(rows * block // each))
+    if not is_light(kind) and rows * block > 512 * each:  # most warps, and threads hold more than ``each``
+        options = {"num_warps": options["num_warps"]}  # the assembler spills if it is told of registers, else not
+    return {"R": rows, "BLOCK": block, **options}
 
 
 def warps(threads: int) -> int:
@@ -125,9 +128,9 @@ def warps(threads: int) -> int:
     return max(1, min(threads // 32, 16))
 
 
-def all_registers(num_warps: int) -> dict[str, int]:
-    """The option ``MOST_REGISTERS`` for so many warps, which have 65,536 registers together."""
-    return {name: min(most, 65536 // (32 * num_warps)) for name, most in MOST_REGISTERS.items()}
+def of_warps(count: int) -> dict[str, int]:
+    """The options for so many warps: ``MOST_REGISTERS`` too, of the 65,536 that they have together."""
+    return {"num_warps": count} | {name: min(most, 65536 // (32 * count)) for name, most in MOST_REGISTERS.items()}
 
 
 def as_rows(tensor: Tensor) -> Tensor:

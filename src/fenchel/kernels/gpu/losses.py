@@ -36,6 +36,17 @@ def is_wrong(alpha: tl.tensor, NORM: tl.constexpr) -> Any:
 
 
 @jit
+def target(Z: tl.tensor, Y: tl.tensor, exists: tl.tensor, n: tl.tensor, DTYPE: tl.constexpr) -> Any:
+    """The class index of a row that begins at Z, −1 where there is no row; its score; whether there is no such class.
+
+    Nobody has checked class indices on a device: the loss of a class that does not exist is NaN.
+    """
+    y = tl.load(Y, mask=exists, other=-1).to(tl.int64)
+    reached = tl.load(Z + y, mask=(y >= 0) & (y < n), other=float("-inf")).to(DTYPE)
+    return y, reached, y >= n
+
+
+@jit
 def class_loss(
     along: tl.tensor,
     offset: tl.tensor,

@@ -29,13 +29,13 @@ def read(X: tl.tensor, at: tl.tensor, inside: tl.tensor, other: tl.constexpr, EP
 def read_bounds(
     UPPER: tl.tensor, at: tl.tensor, inside: tl.tensor, DTYPE: tl.constexpr, EACH: tl.constexpr, EPS: tl.constexpr
 ) -> Any:
-    """Upper bounds of entries, or the one that all share, in double precision in memory, rounded to a type."""
+    """Upper bounds of entries, or the one that all share, in the precision of the arithmetic, but rounded to a type."""
     if EACH:
         u = read(UPPER, at, inside, 0.0, EPS)
     else:
-        u = tl.load(UPPER).to(DTYPE)
+        u = tl.load(UPPER)
         u = u.to(tl.float64) if EPS < 1e-10 else u.to(tl.float32)
-    return u
+    return u.to(DTYPE).to(u.dtype)
 
 
 @jit

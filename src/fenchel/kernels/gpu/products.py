@@ -30,6 +30,7 @@ from fenchel.kernels.gpu.launch import (
 )
 from fenchel.kernels.gpu.losses import load_alpha
 from fenchel.kernels.gpu.places import block_of_rows, free_part, read
+from fenchel.kernels.table import exact_dtype
 
 
 def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
@@ -67,7 +68,7 @@ def _product(
 ) -> tuple[Tensor, Tensor]:
     q, g = as_rows(p), as_rows(v)
     rows, n = q.shape
-    out, slope = torch.empty_like(q), q.new_empty(rows if pull else 0)
+    out, slope = torch.empty_like(q), q.new_empty(rows if pull else 0, dtype=exact_dtype(q))
     if q.numel():
         kind = kind_of(alpha, norm)
         a, stride = per_row(alpha, p)

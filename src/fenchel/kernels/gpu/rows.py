@@ -10,9 +10,10 @@ from triton import cdiv
 from fenchel.kernels.gpu import wide
 from fenchel.kernels.gpu.arithmetic import jit
 from fenchel.kernels.gpu.launch import Parameter, as_rows, eps_of, fits, kind_of, launch, per_row, sizes
-from fenchel.kernels.gpu.losses import class_loss, is_wrong, load_alpha
+from fenchel.kernels.gpu.losses import class_loss, is_wrong, load_alpha, target
 from fenchel.kernels.gpu.places import block_of_rows, read
 from fenchel.kernels.gpu.solvers import shift, solve
+from fenchel.kernels.table import exact_dtype
 
 
 def entmax(z: Tensor, alpha: Parameter) -> Tensor:
@@ -45,7 +46,8 @@ def _map(z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
 
 def _loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter, norm: bool) -> tuple[Tensor, Tensor]:
     x = as_rows(z)
-    loss, slope = x.new_empty(len(x)), torch.empty_like(x) if residual else x.new_empty(0, x.shape[1])
+    loss = x.new_empty(len(x), dtype=exact_dtype(x))
+    slope = torch.empty_like(x) if residual else x.new_empty(0, x.shape[1])
     if x.numel():
         _start(x, slope if residual else x, index.contiguous(), loss, alpha, z, norm, 2 if residual else 1)
     slope = slope if residual == 1 else slope.mul_(residual)
@@ -108,20 +110,22 @@ def rows_kernel(
     z, top, empty, bad = shift(z)
     if EACH:
         bad = (tl.where(bad, 1, 0) + is_wrong(alpha, NORM)) > 0
+    if LOSS != 0:
+        y, reached, wrong = target(Z + r.to(tl.int64) * n, Y + r, r < rows, n, z.dtype)
+        y, wrong = y[:, None], wrong[:, None]
+        bad = bad | wrong
     p, offset = solve(z, c, (tl.where(empty, 1, 0) + tl.where(bad, 1, 0)) == 0, KIND, NORM, EPS)
     p = tl.where(empty, 0.0, tl.where(bad, float("nan"), p))
     if LOSS == 0:
         tl.store(P + at, p.to(P.dtype.element_ty), mask=inside)
     else:
-        y = tl.load(Y + r, mask=r < rows, other=-1)[:, None]
-        hit = j[None, :] == y
-        reached = tl.sum(tl.where(hit, z, 0.0), axis=1, keep_dims=True)
+        reached = reached[:, None] - tl.where(top > float("-inf"), top, 0.0)
         along = tl.sum(p * tl.where(p == 0.0, 0.0, z), axis=1, keep_dims=True)
         loss = class_loss(along, offset, c, reached, empty, bad, NORM)
         loss = tl.where(y < 0, 0.0, loss)
         # One value per row: the block (R, 1) has no other.
         tl.store(L + r[:, None], loss.to(L.dtype.element_ty), mask=(r < rows)[:, None])
         if LOSS == 2:
-            target = tl.where(hit & (reached > float("-inf")), 1.0, 0.0)
-            slope = tl.where(y < 0, 0.0, p - target)
+            own = tl.where((j[None, :] == y) & (reached > float("-inf")), 1.0, 0.0)
+            slope = tl.where(y < 0, 0.0, p - own)
             tl.store(P + at, slope.to(P.dtype.element_ty), mask=inside)

@@ -16,14 +16,15 @@ from torch import Tensor
 
 from fenchel.kernels.gpu import launch as launch_settings
 from fenchel.kernels.gpu.arithmetic import ANY, STEEP, TOTAL, advance, jit, mass
-from fenchel.kernels.gpu.launch import eps_of, launch
-from fenchel.kernels.gpu.losses import class_loss, is_wrong
+from fenchel.kernels.gpu.launch import eps_of, is_light, launch, of_warps
+from fenchel.kernels.gpu.losses import class_loss, is_wrong, target
 from fenchel.kernels.gpu.places import append
 from fenchel.kernels.gpu.solvers import exponents, solve, steep_shares
 
 THREADS = 512
 """Threads of a program: each holds 4 entries of a block, 2 in double precision, and twice as many of a list. More of
-them would have too few registers."""
+them would have too few registers. With logarithms or in double precision ``wide_kernel`` has half as many threads, and
+blocks of half the size, so that each thread has twice as many registers."""
 
 _PROGRAMS = 1 << 9  # at most: each has a list
 _STEPS: Any = tl.constexpr(200)
@@ -32,19 +33,27 @@ _STEPS: Any = tl.constexpr(200)
 def start(x: Tensor, p: Tensor, y: Tensor, loss: Tensor, a: Tensor, stride: int, rules: dict[str, Any]) -> None:
     """Start both kernels; the arguments are those of ``rows.rows_kernel``."""
     rows, n = x.shape
-    programs, size, num_warps = lists_of(x)
+    programs, size, options = lists_of(x)
     spilled = torch.empty(rows, dtype=torch.int32, device=x.device)
     values = torch.empty(programs, size, dtype=x.dtype, device=x.device)
     places = torch.empty(programs, size, dtype=torch.int32, device=x.device)
-    common: dict[str, Any] = {**rules, "BLOCK": size // 2, "EPS": eps_of(x.dtype), "num_warps": num_warps}
+    common: dict[str, Any] = {**rules, "EPS": eps_of(x.dtype)}
     tensors = x, p, y, loss, a, values, places, spilled
-    launch(wide_kernel, (programs,), *tensors, n, rows, stride, CAP=size, **common)
-    launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, **common)
+    if is_light(rules["KIND"]) and x.dtype != torch.float64:
+        own = {"BLOCK": size // 2, "num_warps": options["num_warps"]}  # to tell of registers makes the assembler spill
+    else:
+        own = {"BLOCK": size // 4, **of_warps(options["num_warps"] // 2)}
+    launch(wide_kernel, (programs,), *tensors, n, rows, stride, CAP=size, **common, **own)
+    launch(spill_kernel, (rows,), x, p, y, loss, a, spilled, n, stride, BLOCK=size // 2, **common, **options)
 
 
-def lists_of(x: Tensor) -> tuple[int, int, int]:
-    """How many programs serve wide rows x, how many places their lists have, and their warps."""
-    return min(len(x), _PROGRAMS), 1 << (11 if x.dtype == torch.float64 else 12), THREADS // launch_settings.LANES
+def lists_of(x: Tensor) -> tuple[int, int, dict[str, int]]:
+    """How many programs serve wide rows x, how many places their lists have, and the options of their warps."""
+    return (
+        min(len(x), _PROGRAMS),
+        1 << (11 if x.dtype == torch.float64 else 12),
+        of_warps(THREADS // launch_settings.LANES),
+    )
 
 
 @jit
@@ -84,11 +93,11 @@ def wide_kernel(
         scale, h = exponents(c, NORM)
         # Below largest score − margin nothing has mass.
         margin = tl.where(scale > 0.0, 1.0 / tl.where(scale > 0.0, scale, 1.0), float("inf"))
-        y, reached, hit = _target(Z + row * n, Y, row, LOSS, DTYPE)
+        y, reached, hit, wrong = _target(Z + row * n, Y + row, n, LOSS, DTYPE)
         top = tl.full((), float("-inf"), DTYPE)
         lift = tl.full((), 0.0, DTYPE)  # a lower bound of the offset, relative to the largest score so far
         count = 0
-        bad = tl.where(is_wrong(alpha, NORM) > 0, 1, 0) if EACH else 0
+        bad = wrong + (tl.where(is_wrong(alpha, NORM) > 0, 1, 0) if EACH else 0)
         for b in range(0, n, BLOCK):
             inside = b + j < n
             z = tl.load(Z + row * n + b + j, mask=inside, other=float("-inf")).to(DTYPE)
@@ -148,14 +157,14 @@ def wide_kernel(
 
 
 @jit
-def _target(Z: tl.tensor, Y: tl.tensor, row: tl.tensor, LOSS: tl.constexpr, DTYPE: tl.constexpr) -> Any:
-    """The class index of a row, its score, and the index again, −1 if that score is −inf."""
+def _target(Z: tl.tensor, Y: tl.tensor, n: tl.tensor, LOSS: tl.constexpr, DTYPE: tl.constexpr) -> Any:
+    """The class index of a row, its score, the index again, −1 if that score is −inf, and 1 if it does not exist."""
     if LOSS == 0:
-        y = tl.full((), -1, tl.int64)
+        y, reached, wrong = tl.full((), -1, tl.int64), tl.full((), float("-inf"), DTYPE), tl.full((), 0, tl.int32)
     else:
-        y = tl.load(Y + row).to(tl.int64)
-    reached = tl.load(Z + y, mask=y >= 0, other=float("-inf")).to(DTYPE)
-    return y, reached, tl.where(reached > float("-inf"), y, -1)
+        y, reached, missing = target(Z, Y, n > 0, n, DTYPE)
+        wrong = tl.where(missing, 1, 0)
+    return y, reached, tl.where(reached > float("-inf"), y, -1), wrong
 
 
 @jit
@@ -197,7 +206,7 @@ def spill_kernel(
         DTYPE: tl.constexpr = tl.float64 if EPS < 1e-10 else tl.float32
         c = (tl.load(ALPHA + row * stride).to(tl.float64) - 1.0).to(DTYPE)
         z = Z + row * n
-        y, reached, hit = _target(z, Y, row, LOSS, DTYPE)
+        y, reached, hit, _wrong = _target(z, Y + row, n, LOSS, DTYPE)
         top = tl.full((), float("-inf"), DTYPE)
         for b in range(0, n, BLOCK):
             top = tl.maximum(top, tl.max(_part(z, b, n, 0.0, DTYPE, BLOCK)))

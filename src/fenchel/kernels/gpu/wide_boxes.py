@@ -26,8 +26,8 @@ def start(x: Tensor, p: Tensor, bounds: Tensor, k: Tensor, apart: int, stride: i
     """Start the kernels; the arguments are those of ``boxes.project_kernel``."""
     rows, n = x.shape
     entropic = rules["ENTROPIC"]
-    programs, size, num_warps = lists_of(x)
-    common: dict[str, Any] = {"EACH": rules["EACH"], "EPS": rules["EPS"], "BLOCK": size // 2, "num_warps": num_warps}
+    programs, size, options = lists_of(x)
+    common: dict[str, Any] = {"EACH": rules["EACH"], "EPS": rules["EPS"], "BLOCK": size // 2, **options}
     if entropic:
         spilled = torch.ones(rows, dtype=torch.int32, device=x.device)
     else:

@@ -32,13 +32,13 @@ def start(
 ) -> None:
     """Start both kernels; the arguments are those of ``products.product_kernel``."""
     rows, n = p.shape
-    programs, size, num_warps = lists_of(p)
+    programs, size, options = lists_of(p)
     if rules["PULL"] and p.dtype == torch.float64:
         size //= 2  # for want of registers
     spilled = torch.empty(rows, dtype=torch.int32, device=p.device)
     shares = torch.empty(programs, size, dtype=p.dtype, device=p.device)
     places = torch.empty(programs, size, dtype=torch.int32, device=p.device)
-    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(p.dtype), "num_warps": num_warps}
+    common: dict[str, Any] = {**rules, "BLOCK": size, "EPS": eps_of(p.dtype), **options}
     common.pop("EACH")
     tensors = p, v, out, slope if rules["PULL"] else out, a, bounds
     listed = *tensors, shares, places, spilled

@@ -15,6 +15,7 @@ from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.maps.parameters import power_at
 from fenchel.kernels.cpu.maps.places import load_row_part
 from fenchel.kernels.cpu.maps.stores import compress_above
 from fenchel.kernels.cpu.memory import allocate, borrowed, release
@@ -60,14 +61,14 @@ def _series(x: Any, order: Any) -> Any:
 
 @strict
 def entmax_value(first: int, last: int, p: Any, z: Any, powers: Any, out: Any) -> None:
-    """Ω of each row p or, if there are scores z, ⟨p, z⟩ − Ω(p), not below the largest score; powers are a column."""
+    """Ω of each row p or, if there are scores z, ⟨p, z⟩ − Ω(p), not below the largest score."""
     n = p.shape[1]
     for row in range(first, last):
         if z.size > 0:
-            top, maximum = _maximum(p, z, row * n, n, powers[row, 0])
+            top, maximum = _maximum(p, z, row * n, n, power_at(powers, row))
             out[row] = top + maximum
         else:
-            out[row] = _value(p, row * n, n, powers[row, 0])
+            out[row] = _value(p, row * n, n, power_at(powers, row))
 
 
 @strict
@@ -78,7 +79,7 @@ def entmax_losses(first: int, last: int, p: Any, z: Any, y: Any, index: Any, pow
     """
     n, lanes = p.shape[1], vec.lanes(p)
     for row in range(first, last):
-        c = powers[row, 0]
+        c = power_at(powers, row)
         top, maximum = _maximum(p, z, row * n, n, c)
         if y.size > 0:
             loss = maximum + _value(y, row * n, n, c) - _lead(y, z, row * n, n, top)
@@ -166,13 +167,13 @@ def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> tuple[float, float
 
 @strict
 def entmax_envelope(first: int, last: int, p: Any, powers: Any, out: Any) -> None:
-    """−∂Ω/∂α of each row p, with p held fixed; powers are a column."""
+    """−∂Ω/∂α of each row p, with p held fixed."""
     p, powers, out = borrowed(p), borrowed(powers), borrowed(out)
     n, lanes = p.shape[1], vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
     support = allocate(n + 2 * lanes, p.dtype)
     for row in range(first, last):
-        c = powers[row, 0]
+        c = power_at(powers, row)
         size, bad = 0, zero > zero
         for i in range(0, n, lanes):
             q = load_row_part(p, row * n, i, n, 0.0)
