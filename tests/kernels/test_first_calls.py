@@ -172,6 +172,18 @@ def test_structures_are_interpreted_until_they_are_compiled(
     torch.testing.assert_close(torch.autograd.grad(mixed.square().sum(), scores)[0], gradient, rtol=0, atol=1e-10)
 
 
+def test_trees_of_a_sentence_do_not_wait_for_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fenchel.structures import DependencyTree
+
+    def compiled(kernel: Any, *args: Any) -> None:
+        raise AssertionError(f"{kernel.__name__} would be compiled within the call")
+
+    monkeypatch.setattr(kernels, "ready", lambda room, dtype=None: False)
+    monkeypatch.setattr("fenchel.kernels.cpu.threads.over_rows", compiled)
+    p = fenchel.SparseMAP(DependencyTree()).argmax(torch.randn(2, 12, 13))
+    torch.testing.assert_close(p.sum(-1), torch.ones(2, 12))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
 def test_forks_while_threads_ask_do_not_hang(children: list[Child]) -> None:
     stop = threading.Event()

@@ -15,15 +15,19 @@ from fenchel_lab.chapters.document_classification import (
     GOOD,
     METHODS,
     PAPER,
+    Cells,
+    Corpus,
     Protocol,
     attention,
     made_up,
+    made_up_vectors,
     sampled,
 )
 from fenchel_lab.data.sst import Review
 from fenchel_lab.models.documents import Size
 from fenchel_lab.models.training import Course
 from fenchel_lab.report import Context, Run, find, run
+from fenchel_lab.report.records import Record
 
 
 def test_the_papers_table_is_there_to_the_last_cell() -> None:
@@ -121,3 +125,19 @@ def test_the_rows_of_real_data_are_the_papers(full: bool, tmp_path: Path, monkey
         assert row[2] == (2 if row[1] in ("–", 64) else 1)
         assert ("±" in str(row[5])) is (row[2] == 2)
     assert ("Scaled down" in outcome.result.summary) is not full
+
+
+def test_the_combined_sparsemax_is_compared_with_the_best_other_on_the_same_seeds() -> None:
+    corpus = Corpus("IMDB", made_up_vectors(), [], [], [], counts=(64, 32))
+
+    def row(name: str, scores: list[float], functions: int = 0) -> Cells:
+        cell = {"attention": name, "functions": str(functions), "corpus": "IMDB"}
+        records = [Record(cell, seed, {}, {"test": score}, 1.0, "", "", None) for seed, score in enumerate(scores)]
+        return Cells(corpus, name, functions, records)
+
+    sparse = row("Disc. + Cont. sparsemax", [0.9, 0.91, 0.92], 64)
+    others = [row("Discrete softmax", [0.88, 0.89, 0.9, 0.1]), row("Continuous softmax", [0.5], 64)]
+    (claim,) = document_classification._claims([*others, row("Continuous softmax", [0.99], 32), sparse])
+    assert claim.holds == "yes"
+    assert "best other Discrete softmax 89.0 ± 2.5 (3 runs each)" in claim.ours
+    assert not document_classification._claims(others)

@@ -15,7 +15,7 @@ from fenchel_lab.data import images
 from fenchel_lab.data.images import Images
 from fenchel_lab.models.agents import CHANNELS, Setting
 from fenchel_lab.report import Context, Run, find, run
-from fenchel_lab.report.records import Records
+from fenchel_lab.report.records import Record, Records
 
 SMALL = Setting(symbols=20, candidates=4, width=8, hidden=8, batch=16, updates=3)
 
@@ -88,6 +88,34 @@ def test_tables_are_computed_from_records_and_no_run_is_done_twice(
     again = run(find("emergent_communication"), replace(context, records=Records(tmp_path / "runs", minutes=0)))
     assert again.result is not None
     assert [table.rows for table in again.result.tables] == [table.rows for table in first.result.tables]
+
+
+def record(method: str, seed: int, success: float) -> Record:
+    figures = {"last": {"test": success, "validation": success, "nonzeros": 1.5}}
+    return Record({"method": method, "image": "28 × 28"}, seed, {}, figures, 1.0, "", "", None)
+
+
+def found(collapsed: dict[str, int], runs: int) -> dict[str, list[Record]]:
+    return {
+        name: [record(name, seed, 0.0625 if seed < k else 0.8) for seed in range(runs)] for name, k in collapsed.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "runs", "holds"),
+    [
+        ((2, 2, 2, 0), 2, "too few runs"),
+        ((2, 2, 2, 0), 3, "not shown"),  # of 12 runs 6 fail: that three others do not is chance in one case of 11
+        ((4, 5, 4, 0), 10, "yes"),
+        ((1, 3, 1, 0), 10, "not shown"),  # the talk's own figures
+        ((4, 5, 4, 1), 10, "no"),
+    ],
+)
+def test_robustness_is_shown_by_what_chance_does_not_explain(collapsed: tuple[int, ...], runs: int, holds: str) -> None:
+    groups = found(dict(zip(CHANNELS, collapsed, strict=True)), runs)
+    claim = emergent_communication._claims(groups, Setting(), "28 × 28")[1]
+    assert claim.holds == holds
+    assert f"of {runs}: Gaussian-Sparsemax {collapsed[3]}, Gumbel-Softmax {collapsed[0]}" in claim.ours
 
 
 def test_what_is_not_finished_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -85,6 +85,8 @@ def test_finished_runs_are_not_run_again(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "matching.seed-0.json").unlink()
     part = hidden_alignments.hidden_alignments(Context(data=None, records=Records(tmp_path, minutes=0)))
     assert "3 of 4 runs are finished" in part.summary
+    assert [row[0] for row in part.tables[0].rows] == ["softmax", "sparsemax", "sequence"]
+    assert [axes.get_title() for axes in part.figures[0].drawing.axes][3] == "matching: no run is finished"
 
 
 def test_a_claim_compares_the_same_seeds() -> None:

@@ -448,18 +448,12 @@ def _class_losses(
 
 
 def add_residual(gradients: Gradients, residual: Tensor, hidden: Tensor, weight: Tensor, part: slice) -> None:
-    """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C).
-
-    By some classes at a time: a product copies its factors, and all classes together are as large as the logits.
-    """
+    """Add the gradients of some tokens by dense products, from rate·(p − y), (tokens, C)."""
     to_hidden, to_weight, to_bias, _ = gradients
-    columns = plan_output(len(residual), len(weight)).columns
-    for first in range(0, len(weight), columns):
-        some = slice(first, first + columns)
-        if to_hidden is not None:
-            to_hidden[part].addmm_(residual[:, some], weight[some])
-        if to_weight is not None:
-            to_weight[some].addmm_(residual[:, some].t(), hidden[part])
+    if to_hidden is not None:
+        torch.mm(residual, weight, out=to_hidden[part])
+    if to_weight is not None:
+        to_weight.addmm_(residual.t(), hidden[part])
     if to_bias is not None:
         to_bias.add_(residual.sum(0))
 

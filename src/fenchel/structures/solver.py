@@ -168,7 +168,8 @@ class Solver(ActiveSets):
         """
         while rows.size:
             self.reserve(rows, parts)
-            work = len(rows) * self.theta.shape[1] + int((self.capacities[rows] ** 2).sum())
+            members = np.minimum(self.capacities[rows], 2 * parts)  # an estimate: most rows need fewer
+            work = len(rows) * self.theta.shape[1] + int((members**2).sum())
             run(kernel, len(rows), work * _MEMBERS, rows, *self.arrays(), self.goal, tried, most, *own)
             rows = self._unfinished(rows[self.sizes[rows] == self.capacities[rows]], tried, most)
 

@@ -10,7 +10,7 @@ from fenchel_lab.chapters.translation import job
 from fenchel_lab.drawing import style
 from fenchel_lab.models.translating import BEAM, HEADS, Size, captions, made_up
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import with_interval
+from fenchel_lab.report.measure import judged, with_interval
 from fenchel_lab.report.records import Record
 from fenchel_lab.report.result import Cell
 
@@ -150,6 +150,6 @@ def _claims(learned: Sequence[Record]) -> list[Claim]:
             "Heads learn different α, some near softmax and some near sparsemax",
             "between 1 and 2, most above 1 (figures 3 and 4)",
             f"between {low:.2f} and {high:.2f} ({len(learned)} run{'s' * (len(learned) > 1)})",
-            "yes" if high - low > 0.5 else "in part: α stay closer to each other",
+            judged("yes" if high - low > 0.5 else "in part: α stay closer to each other", len(learned)),
         )
     ]

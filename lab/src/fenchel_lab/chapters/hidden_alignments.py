@@ -117,14 +117,15 @@ def hidden_alignments(context: Context) -> Result:
     seeds = range(context.seed, context.seed + protocol.runs)
     jobs = [job(corpus, kind, protocol, seed) for seed in seeds for kind in KINDS]
     records = context.records.collect(jobs, context.progress)
-    groups = {kind: [each for each in records if each.cell["attention"] == kind] for kind in KINDS}
+    found = {kind: [each for each in records if each.cell["attention"] == kind] for kind in KINDS}
+    groups = {kind: group for kind, group in found.items() if group}
     told = [SUMMARY, text]
     if len(records) < len(jobs):
         told.append(f"{len(records)} of {len(jobs)} runs are finished; the same command runs the others.")
-    if not all(groups.values()):
+    if not groups:
         return Result("\n\n".join(told))
     told.append(_found(groups))
-    claims = [_claim(groups)] if context.data is not None else []
+    claims = [_claim(groups)] if context.data is not None and len(groups) == len(KINDS) else []
     return Result("\n\n".join(told), figures=[_figure(corpus, groups)], tables=[_table(groups)], claims=claims)
 
 
@@ -217,7 +218,7 @@ def _found(groups: Mapping[Kind, Sequence[Record]]) -> str:
     means = {kind: 100 * statistics.fmean(_values(group, "test")) for kind, group in groups.items()}
     listed = ", ".join(f"{kind} {means[kind]:.1f} %" for kind in sorted(means, key=means.__getitem__, reverse=True))
     text = f"Pairs judged right, from the highest mean: {listed}."
-    if "right" in groups["softmax"][0].figures:
+    if all("right" in group[0].figures for group in groups.values()):
         shares = {kind: 100 * statistics.fmean(_values(group, "right")) for kind, group in groups.items()}
         listed = ", ".join(f"{kind} {share:.0f} %" for kind, share in shares.items())
         text += f" Of their attention to true pairs, so much goes to the word that means the same: {listed}."
@@ -276,11 +277,12 @@ def _table(groups: Mapping[Kind, Sequence[Record]]) -> Table:
 def _figure(corpus: Corpus, groups: Mapping[Kind, Sequence[Record]]) -> Figure:
     pair = drawn(corpus)
     drawing, panels = style.panels(2, 2, height=2.1, sharex=True, sharey=True)
-    for axes, (kind, group) in zip(panels, groups.items(), strict=True):
-        weights = torch.tensor(group[0].figures["example"])
+    for axes, kind in zip(panels, KINDS, strict=True):
+        empty = [[0.0] * len(pair.first)] * len(pair.second)  # no run is finished
+        weights = torch.tensor(groups[kind][0].figures["example"] if kind in groups else empty)
         shown = torch.where(weights > 0, weights, torch.nan)  # what has no mass stays blank
         axes.imshow(shown.numpy(), cmap=style.MASS, vmin=0, vmax=1, aspect="auto", interpolation="nearest")
-        axes.set(title=kind)
+        axes.set(title=kind if kind in groups else f"{kind}: no run is finished")
         axes.set_xticks(range(len(pair.first)), pair.first, rotation=90)
         axes.set_yticks(range(len(pair.second)), pair.second)
         axes.tick_params(length=0)

@@ -31,7 +31,7 @@ from fenchel_lab.models.translating import (
     repeated,
 )
 from fenchel_lab.report import Claim, Context, Figure, Result, Table, study
-from fenchel_lab.report.measure import is_higher, with_interval
+from fenchel_lab.report.measure import is_higher, judged, with_interval
 from fenchel_lab.report.records import Job, Record
 from fenchel_lab.report.result import Cell
 
@@ -397,12 +397,13 @@ def _claims(found: Found) -> list[Claim]:
             "Few sub-words are possible at a step (1.5-entmax)",
             "16.13 of 17,993",
             f"{with_interval(possible, digits=2)} ({len(possible)} runs)",
-            "yes" if statistics.fmean(possible) < 17 else "more than in the paper",
+            judged("yes" if statistics.fmean(possible) < 17 else "more than in the paper", len(possible)),
         ),
         Claim(
             "Softmax often holds the empty translation for the most probable, entmax hardly ever",
             "Peters & Martins (2021)",
-            f"softmax {empty['softmax']:.1f} % of the sentences, 1.5-entmax {empty['1.5-entmax']:.1f} %",
-            "yes" if empty["softmax"] > 2 * empty["1.5-entmax"] else "no",
+            f"softmax {empty['softmax']:.1f} % of the sentences, 1.5-entmax {empty['1.5-entmax']:.1f} % "
+            f"({len(seeds)} runs each)",
+            judged("yes" if empty["softmax"] > 2 * empty["1.5-entmax"] else "no", len(seeds)),
         ),
     ]

@@ -83,6 +83,20 @@ def with_interval(scores: Sequence[float], unit: float = 1.0, digits: int = 1) -
     return f"{mean:.{digits}f}" if math.isnan(width) else f"{mean:.{digits}f} ± {width:.{digits}f}"
 
 
+ENOUGH = 3
+"""Runs, of seeds of their own, without which nothing is said of a claim."""
+
+
+def judged(holds: str, runs: int) -> str:
+    """What is said of a claim after so many runs.
+
+    Example:
+        >>> judged("yes", 3), judged("yes", 2)
+        ('yes', 'too few runs')
+    """
+    return holds if runs >= ENOUGH else "too few runs"
+
+
 def is_higher(differences: Sequence[float]) -> str:
     """What differences say of the claim that their mean is above 0, by its 95 % confidence interval.
 
@@ -90,10 +104,21 @@ def is_higher(differences: Sequence[float]) -> str:
         >>> is_higher([1.0, 1.1, 0.9]), is_higher([-1.0, 1.0, 0.5]), is_higher([-1.0, -1.1, -0.9]), is_higher([1.0])
         ('yes', 'not shown', 'no', 'too few runs')
     """
-    if len(differences) < 3:
-        return "too few runs"
+    if not differences:
+        return judged("", 0)
     mean, width = statistics.fmean(differences), half_width(differences)
-    return "yes" if mean > width else "no" if mean < -width else "not shown"
+    return judged("yes" if mean > width else "no" if mean < -width else "not shown", len(differences))
+
+
+def is_rarer(failed: int, runs: int, others_failed: int, others: int) -> bool:
+    """Whether a method's runs fail more rarely than those of others (Fisher's exact test, one-sided, at 5 %).
+
+    Example:
+        >>> is_rarer(0, 10, 5, 30), is_rarer(0, 10, 12, 30)
+        (False, True)
+    """
+    table = [[failed, runs - failed], [others_failed, others - others_failed]]
+    return bool(stats.fisher_exact(table, alternative="less").pvalue < 0.05)
 
 
 class ScoresInPercent:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 import fenchel
 from fenchel import dp, factors
-from fenchel.hopfield import HopfieldPooling
+from fenchel.continuous import GaussianBasis, expectation
+from fenchel.hopfield import HopfieldPooling, Memory
 from fenchel.structures import DependencyTree
 from fenchel_lab.bench.inputs import class_numbers, normal
 from fenchel_lab.bench.workload import Case, Contestant, Goal, Workload
@@ -67,6 +68,8 @@ def row_calls() -> dict[str, Function]:
         "entmax 1.5": fenchel.entmax,
         "entmax 1.3": lambda s: fenchel.entmax(s, 1.3),
         "entmax 2.5": lambda s: fenchel.entmax(s, 2.5),
+        "entmax, one alpha per row": lambda s: fenchel.entmax(s, torch.linspace(1.1, 2.5, len(s)).unsqueeze(1)),
+        "segment_entmax": lambda s: fenchel.segment_entmax(s.flatten(), class_numbers(s.numel(), 500).sort().values),
         "normmax 2": fenchel.normmax,
         "normmax 5": lambda s: fenchel.normmax(s, 5.0),
         "constrained_sparsemax": lambda s: fenchel.constrained_sparsemax(s, 0.01),
@@ -80,6 +83,8 @@ def row_calls() -> dict[str, Function]:
         "linear_entmax_loss": lambda s: fenchel.linear_entmax_loss(s, normal(2000, 512), class_numbers(64, 2000)),
         "attention": attend,
         "HopfieldPooling": pool,
+        "expectation": lambda s: expectation(s[:, :1], 0.1 * torch.eye(1), GaussianBasis.line(16, widths=(0.1,))),
+        "Memory in chunks": lambda s: Memory(s, chunk_size=32).step(s[:8]),
     }
 
 
@@ -96,6 +101,9 @@ def program_calls() -> dict[str, Function]:
 
     return {
         "LinearChain": lambda s: dp.LinearChain(s.reshape(64, 32, 16), normal(16, 16)).marginals,
+        "Monotonic": lambda s: dp.Monotonic(s.reshape(16, 32, 64)).marginals,
+        "Lattice": lambda s: dp.Lattice(torch.arange(511) // 2, torch.arange(511) // 2 + 1, s[:, :511], 257).marginals,
+        "Constituency": lambda s: dp.Constituency(s.reshape(8, 64, 64)[:, :20, :20]).marginals,
         "dtw": lambda s: dp.dtw(s.reshape(8, 64, 64), normal(8, 64, 64, seed=1)),
         "SparseMAP of trees": lambda s: fenchel.SparseMAP(DependencyTree()).argmax(s[:, :72].reshape(64, 8, 9)),
         "FactorGraph": graph,

@@ -2,8 +2,9 @@
 
 Eight trees are computed at once, one per lane, in lists of vectors: of the value of each span, of the score of each
 span and label, and of the probability of each choice among those of its span (the ways), in the order of width, first
-word, split point and label. Everything but scores and results is in double precision. Nothing but results is kept: the
-expected spans are computed with the values, and a Hessian-vector product begins anew.
+word, split point and label. Everything is in double precision, scores too, so that there is one kernel for all: what
+a copy of the scores takes is little beside the recursion. Nothing but results is kept: the expected spans are computed
+with the values, and a Hessian-vector product begins anew.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ from fenchel.kernels.cpu.threads import over_rows
 
 _LOG2E = math.log2(math.e)
 _SMALL, _LARGE = 1e-120, 1e120  # between which products of two can be added
+_HUGE = 1e300  # the sum of some scores may be larger than any number
+_POWERS, _GENERAL = 0, 1  # the recursion in powers of 2, and the one with a logarithm per span
 
 _CHEAP = 4  # how many choices take as long as an element of other kernels
 
@@ -41,11 +44,11 @@ def forward(
         gamma: the temperature.
         keep: whether derivatives will be asked for; if not, the expected spans are empty.
     """
-    x, n = arrays(scores, lengths)
+    x, n = arrays(scores.double(), lengths)
     value, spans = np.empty(len(x)), np.empty(x.shape if keep else (0,) * x.ndim, x.dtype)
     settings = np.array([gamma, 0.0])
     over_rows(_forward, *_extent(x), _with_labels(x), n, settings, KINDS[alpha], value, _with_labels(spans))
-    return torch.from_numpy(value), (torch.from_numpy(spans), settings[1] > 0)
+    return torch.from_numpy(value), (torch.from_numpy(spans).to(scores.dtype), settings[1] > 0)
 
 
 def gradient(weight: Tensor, expected: tuple[Tensor, bool]) -> Tensor:
@@ -63,11 +66,11 @@ def hessian_product(
     weight: Tensor, value: Tensor, scores: Tensor, lengths: Tensor, direction: Tensor, alpha: float, gamma: float
 ) -> tuple[Tensor, Tensor]:
     """The derivatives of the values (B,), and of what ``gradient`` returns, along a direction of the scores."""
-    w, v, n, x, along = arrays(weight.double(), value, lengths, scores, direction)
+    w, v, n, x, along = arrays(weight.double(), value, lengths, scores.double(), direction.double())
     change, spans = np.empty(len(v)), np.empty(x.shape, x.dtype)
     given = w, v, n, _with_labels(x), _with_labels(along), np.array([gamma]), KINDS[alpha]
     over_rows(_hessian_product, *_extent(x), *given, change, _with_labels(spans))
-    return torch.from_numpy(change), torch.from_numpy(spans)
+    return torch.from_numpy(change), torch.from_numpy(spans).to(scores.dtype)
 
 
 def _extent(x: np.ndarray[Any, Any]) -> tuple[int, int]:
@@ -140,27 +143,39 @@ def _gather(x: Any, lengths: Any, group: int, s: Any, bad: Any, mean: Any) -> No
 
 
 @strict_helper
-def _scatter(s: Any, value: Any, group: int, x: Any) -> None:
+def _centre(s: Any, mean: Any) -> None:
+    """Take the mean off the scores: a tree of w words has 2w − 1 spans, so that trees keep their probabilities."""
+    middle = vec.load(mean, 0)
+    middle = vec.select((middle > -_HUGE) & (middle < _HUGE), middle, 0.0)
+    vec.store(mean, 0, middle)
+    for place in range(0, s.size, LANES):
+        vec.store(s, place, vec.load(s, place) - middle)
+
+
+@strict_helper
+def _scatter(s: Any, value: Any, group: int, chosen: int, x: Any) -> None:
     """Lanes of spans as (N, N, L) of each sentence: NaN where the value is. ``s`` is 0 for spans that are none."""
     batch, words, _, labels = x.shape
     flat, size = x.reshape(-1), words * words * labels
     start = group * LANES * size
-    whole = size // LANES * LANES if group * LANES + LANES <= batch else 0
+    whole = size // LANES * LANES if chosen == 2**LANES - 1 else 0
     for m in range(0, whole, LANES):
         vec.store_square(s, m * LANES, flat, start + m, size)
     for b in range(group * LANES, min(group * LANES + LANES, batch)):
-        for m in range(whole, size):
-            flat[b * size + m] = s[m * LANES + b - group * LANES]
-        if value[b] != value[b]:
-            x[b] = np.nan
+        r = b - group * LANES
+        if chosen >> r & 1:
+            for m in range(whole, size):
+                flat[b * size + m] = s[m * LANES + r]
+            if value[b] != value[b]:
+                x[b] = np.nan
 
 
 @strict_helper
-def _seed(value: Any, lengths: Any, group: int, mass: Any) -> None:
-    """Set masses (spans in lanes) to 1 at the root of each sentence that has a tree, else to 0."""
+def _seed(value: Any, lengths: Any, group: int, chosen: int, mass: Any) -> None:
+    """Set masses (spans in lanes) to 1 at the root of each chosen sentence that has a tree, else to 0."""
     mass[:] = 0.0
     for b in range(group * LANES, min(group * LANES + LANES, value.size)):
-        if value[b] > -np.inf:
+        if chosen >> (b - group * LANES) & 1 and value[b] > -np.inf:
             mass[(lengths[b] - 1) * LANES + b - group * LANES] = 1.0
 
 
@@ -173,25 +188,44 @@ def _parts(v: Any, words: int, i: int, j: int, c: int) -> Any:
 
 
 @strict_helper
-def _inside(s: Any, mean: Any, words: int, labels: int, most: int, factor: float, u: Any) -> bool:
-    """The recursion for Shannon's Ω in powers of 2, without a logarithm or a power per choice; False if that fails.
+def _by_powers(
+    x: Any, lengths: Any, group: int, kind: int, gamma: float, s: Any, u: Any, bad: Any, mean: Any, ends: Any
+) -> Any:
+    """``_inside`` of eight sentences; returns those that are right, sentence r as bit r: none but for Shannon's Ω."""
+    batch, words, _, labels = x.shape
+    if kind != SHANNON:
+        return 0
+    _gather(x, lengths, group, s, bad, mean)
+    _centre(s, mean)
+    present = min(LANES, batch - group * LANES)
+    for r in range(LANES):
+        ends[r] = lengths[group * LANES + r] if r < present else 0
+    right = _inside(s, ends, words, labels, _most_words(lengths, group), _LOG2E / gamma, u)
+    return right & ((1 << present) - 1)
 
-    u = 2^(factor·(v − (2w − 1)·mean) − 2(w − 1)) for a span of w words and value v: a tree has 2w − 1 spans, and there
-    are about 4^w trees, so that u is near 1 unless scores differ much. Scores are replaced by their powers.
+
+@strict_helper
+def _inside(s: Any, ends: Any, words: int, labels: int, most: int, factor: float, u: Any) -> Any:
+    """The recursion for Shannon's Ω in powers of 2, without a logarithm or a power per choice.
+
+    u = 2^(factor·v − 2(w − 1)) for a span of w words and value v: there are about 4^w trees, so that u is near 1 unless
+    scores differ much; it is 1 for spans that a sentence does not have. Scores are replaced by their powers. Returns
+    the lanes in which no power was too large or too small, as bits.
     """
-    middle, row = vec.load(mean, 0), words * LANES
-    fine = middle == middle
+    row, end = words * LANES, vec.load(ends, 0)
+    fine = end == end
     for width in range(most):
         for i in range(most - width):
             span = i * row + (i + width) * LANES
             powers = vec.splat(0.0)
             for place in range(span * labels, (span + LANES) * labels, LANES):
-                y = (vec.load(s, place) - middle) * factor
+                y = vec.load(s, place) * factor
                 e = vec.select(y >= -1022.0, vec.exp2(y), 0.0)
                 vec.store(s, place, e)
                 powers += e
+            outside = end <= float(i + width)
             # No power of a label was too large for ``exp2``, and those too small for it are nothing beside the sum.
-            fine = fine & (powers >= _SMALL * _SMALL) & (powers <= _LARGE * _LARGE)
+            fine = fine & (outside | ((powers >= _SMALL * _SMALL) & (powers <= _LARGE * _LARGE)))
             if width > 0:
                 left, right = i * row + i * LANES, span + row
                 total, other = vec.splat(0.0), vec.splat(0.0)
@@ -201,9 +235,10 @@ def _inside(s: Any, mean: Any, words: int, labels: int, most: int, factor: float
                     left += LANES
                     right += row
                 powers = 0.25 * (total + other) * powers
+            powers = vec.select(outside, 1.0, powers)
             vec.store(u, span, powers)
             fine = fine & (powers >= _SMALL) & (powers <= _LARGE)
-    return bool(vec.bits_of(fine) == np.uint64(2**LANES - 1))
+    return np.int64(vec.bits_of(fine))
 
 
 @strict_helper
@@ -221,10 +256,11 @@ def _outside(u: Any, s: Any, words: int, labels: int, most: int, mass: Any, part
             inside = vec.load(u, span)
             over = vec.load(mass, span) / inside if i == 0 else vec.splat(0.0)
             other, powers = vec.splat(0.0), vec.splat(0.0)
-            for k in range((j + 1) * LANES, most * LANES, LANES):
-                over, other = other, vec.fma(vec.load(part, i * row + k), vec.load(u, (j + 1) * row + k), over)
             for h in range(0, i * row, row):
                 over, other = other, vec.fma(vec.load(part, h + j * LANES), vec.load(u, h + (i - 1) * LANES), over)
+            # Last, with zeros at the end: which of the two sums gets a term must not depend on longer sentences.
+            for k in range((j + 1) * LANES, most * LANES, LANES):
+                over, other = other, vec.fma(vec.load(part, i * row + k), vec.load(u, (j + 1) * row + k), over)
             for place in range(span * labels, (span + LANES) * labels, LANES):
                 powers += vec.load(s, place)
             over += other
@@ -254,18 +290,12 @@ def _lengthen(u: Any, s: Any, words: int, labels: int, most: int, ways: Any) -> 
 @strict_helper
 def _recurse(
     x: Any, lengths: Any, group: int, kind: int, gamma: float, ways: Any, s: Any, v: Any, bad: Any, mean: Any
-) -> bool:
-    """The recursion of eight sentences; True if it was that of ``_inside``, which leaves out the ways.
-
-    Without room for more, the ways are those of one span after the other.
-    """
+) -> None:
+    """The recursion of eight sentences. Without room for more, the ways are those of one span after the other."""
     _, words, _, labels = x.shape
     most = _most_words(lengths, group)
     _gather(x, lengths, group, s, bad, mean)
-    if kind == SHANNON:
-        if _inside(s, mean, words, labels, most, _LOG2E / gamma, v):
-            return True
-        _gather(x, lengths, group, s, bad, mean)
+    _centre(s, mean)
     at, keep = 0, ways.size > words * labels * LANES
     for width in range(most):
         count = max(width, 1)
@@ -282,7 +312,6 @@ def _recurse(
             excess = smooth_lanes(kind, ways, at, count * labels, top, 1.0 / gamma)
             vec.store(v, span, top + gamma * excess)
             at += count * labels * LANES if keep else 0
-    return False
 
 
 @strict
@@ -291,33 +320,51 @@ def _forward(
 ) -> None:
     batch, words, _, labels = scores.shape
     size, keep = words * words * LANES, spans.size > 0
-    s, v, bad, mean = np.empty(size * labels), np.empty(size), np.empty(LANES), np.empty(LANES)
+    s, v, bad, mean, ends = np.empty(size * labels), np.empty(size), np.empty(LANES), np.empty(LANES), np.empty(LANES)
     ways = np.empty((_choices(words) if keep else words) * labels * LANES)
     mass, part, out = np.empty(size), np.empty(size), np.empty(size * labels if labels > 1 else 0)
-    for group in range(first, last):
-        short = _recurse(scores, lengths, group, kind, settings[0], ways, s, v, bad, mean)
+    right = 0
+    for turn in range(2 * first, 2 * last):
+        group, way = turn // 2, turn % 2
+        if way == _POWERS:
+            right = _by_powers(scores, lengths, group, kind, settings[0], s, v, bad, mean, ends)
+        chosen = _chosen(way, right, batch, group)
+        if chosen == 0:
+            continue
+        if way == _GENERAL:
+            _recurse(scores, lengths, group, kind, settings[0], ways, s, v, bad, mean)
         for b in range(group * LANES, min(group * LANES + LANES, batch)):
             r, n = b - group * LANES, lengths[b]
-            found = v[(n - 1) * LANES + r]
-            if short:
-                found = (math.log2(found) + 2.0 * (n - 1)) * settings[0] / _LOG2E + (2 * n - 1) * mean[r]
-            value[b] = found
-            if bad[r] > 0.0:
-                value[b], settings[1] = np.nan, 1.0
+            if chosen >> r & 1:
+                found = v[(n - 1) * LANES + r]
+                if way == _POWERS:
+                    found = (math.log2(found) + 2.0 * (n - 1)) * settings[0] / _LOG2E
+                value[b] = found + (2 * n - 1) * mean[r]
+                if bad[r] > 0.0:
+                    value[b], settings[1] = np.nan, 1.0
         if keep:
-            _seed(value, lengths, group, mass)
-            _expect(short, v, s, ways, words, labels, _most_words(lengths, group), mass, part, out)
+            _seed(value, lengths, group, chosen, mass)
+            _expect(way, v, s, ways, words, labels, _most_words(lengths, group), mass, part, out)
             # Without labels the mass of a span is all there is.
-            _scatter(mass if labels == 1 else out, value, group, spans)
+            _scatter(mass if labels == 1 else out, value, group, chosen, spans)
+
+
+@strict_helper
+def _chosen(way: int, right: int, batch: int, group: int) -> int:
+    """The sentences of a group whose results are those of a recursion: where powers of 2 fail, of the general one.
+
+    Which one that is must not depend on the other sentences.
+    """
+    return right if way == _POWERS else ((1 << min(LANES, batch - group * LANES)) - 1) ^ right
 
 
 @strict_helper
 def _expect(
-    short: bool, v: Any, s: Any, ways: Any, words: int, labels: int, most: int, mass: Any, part: Any, out: Any
+    way: int, v: Any, s: Any, ways: Any, words: int, labels: int, most: int, mass: Any, part: Any, out: Any
 ) -> None:
     """From the roots' masses, those of all spans, and if there are several labels, those of spans and labels."""
     out[:] = 0.0
-    if short:
+    if way == _POWERS:
         _outside(v, s, words, labels, most, mass, part)
         if labels > 1:
             _share(s, mass, words, labels, most, out)
@@ -391,15 +438,24 @@ def _hessian_product(
     size = words * words * LANES
     s, out, ways = np.empty(size * labels), np.empty(size * labels), np.empty(_choices(words) * labels * LANES)
     v, mass, mass_change = np.empty(size), np.empty(size), np.empty(size)
-    bad, mean_score = np.empty(LANES), np.empty(LANES)
-    for group in range(first, last):
+    bad, mean_score, ends = np.empty(LANES), np.empty(LANES), np.empty(LANES)
+    right = 0
+    for turn in range(2 * first, 2 * last):
+        group, way = turn // 2, turn % 2
         most = _most_words(lengths, group)
-        if _recurse(scores, lengths, group, kind, settings[0], ways, s, v, bad, mean_score):
+        if way == _POWERS:
+            right = _by_powers(scores, lengths, group, kind, settings[0], s, v, bad, mean_score, ends)
+        chosen = _chosen(way, right, batch, group)
+        if chosen == 0:
+            continue
+        if way == _POWERS:
             _lengthen(v, s, words, labels, most, ways)
+        else:
+            _recurse(scores, lengths, group, kind, settings[0], ways, s, v, bad, mean_score)
         _gather(direction, lengths, group, s, bad, mean_score)
         out[:] = 0.0
         mass_change[:] = 0.0
-        _seed(value, lengths, group, mass)
+        _seed(value, lengths, group, chosen, mass)
         for b in range(group * LANES, min(group * LANES + LANES, batch)):
             mass[(lengths[b] - 1) * LANES + b - group * LANES] *= weight[b]
         at = 0
@@ -418,7 +474,8 @@ def _hessian_product(
                 at += count * labels * LANES
         for b in range(group * LANES, min(group * LANES + LANES, batch)):
             moved = v[(lengths[b] - 1) * LANES + b - group * LANES]
-            change_of_value[b] = moved if value[b] > -np.inf else (np.nan if value[b] != value[b] else 0.0)
+            if chosen >> (b - group * LANES) & 1:
+                change_of_value[b] = moved if value[b] > -np.inf else (np.nan if value[b] != value[b] else 0.0)
         for width in range(most - 1, -1, -1):
             count = max(width, 1)
             for i in range(most - width - 1, -1, -1):
@@ -451,4 +508,4 @@ def _hessian_product(
                         for part in ((i * words + i + c) * LANES, ((i + c + 1) * words + j) * LANES):
                             _add(mass, part, passed)
                             _add(mass_change, part, drift)
-        _scatter(out, value, group, spans)
+        _scatter(out, value, group, chosen, spans)

@@ -107,10 +107,13 @@ def _solve_without_logarithms(
 def _approach_by_logarithms(z: Any, m: int, across: bool, rule: Any, level: Any) -> Any:
     """First between two whole powers, which take no logarithm; a step from there ends below the solution."""
     scale, factor, base = rule
-    power = 1.0 + factor / vec.select(base > 0.5, 1.0, scale)
-    whole = (base < 0.5) & (power <= 4.0)
+    inverse = 1.0 / vec.select(scale > 0.0, scale, 1.0)
+    power = 1.0 + factor * inverse
+    whole = (scale > 0.0) & (power <= 8.0)
     if vec.any_lane(whole):
-        level = _approach_by_polynomials(z, m, across, scale, power, whole, level)
+        offset = vec.select(base > 0.5, inverse, 0.0)  # the level is A where the base is 1
+        found = _approach_by_polynomials(z, m, across, scale, power, whole, level - offset)
+        level = vec.select(whole, found + offset, level)
     active = base == base
     for _ in range(_STEPS):
         total, slope = _rough_sums(z, m, across, rule, level)
@@ -124,22 +127,34 @@ def _approach_by_logarithms(z: Any, m: int, across: bool, rule: Any, level: Any)
 
 @strict_helper
 def _approach_by_polynomials(z: Any, m: int, across: bool, scale: Any, power: Any, active: Any, level: Any) -> Any:
-    """The level for b^power replaced by its interpolation between the whole powers beside it, up to 4."""
+    """The level for b^power replaced by its interpolation between the whole powers beside it, up to 8.
+
+    Those above 4 are taken as b⁴ times the powers from 0 to 4.
+    """
     lanes = vec.lanes(z)
     zero = vec.splat(z.dtype.type(0))
-    a, b = vec.maximum(1.0 - _size(power - 1.0), 0.0), vec.maximum(1.0 - _size(power - 2.0), 0.0)
+    tall = power > 4.0
+    power = power - vec.select(tall, 4.0, zero)
+    none, a = vec.maximum(1.0 - power, 0.0), vec.maximum(1.0 - _size(power - 1.0), 0.0)
+    b = vec.maximum(1.0 - _size(power - 2.0), 0.0)
     c, d = vec.maximum(1.0 - _size(power - 3.0), 0.0), vec.maximum(1.0 - _size(power - 4.0), 0.0)
-    least = vec.select(power >= 2.0, 2.0, zero + 1.0)
+    least = vec.select(power >= 2.0, 2.0, vec.select(power >= 1.0, 1.0, zero))
     least = vec.select(power >= 3.0, vec.select(power >= 4.0, 4.0, zero + 3.0), least)
-    bend = 1.0 / least  # by which the sum is a norm, convex in the level
+    bend = 1.0 / vec.maximum(least + vec.select(tall, 4.0, zero), 1.0)  # the sum to this power is a norm
+    some = vec.any_lane(active & tall)
     for _ in range(_STEPS):
         total, slope = zero, zero
         for start in range(0, m * lanes, GROUP * lanes):
             for j in range(GROUP):
                 u = vec.maximum(scale * (vec.load(z, start + j * lanes) - level), 0.0)
-                high = vec.fma(u, d, c)
-                total = vec.fma(vec.fma(vec.fma(high, u, b), u, a), u, total)
+                value = vec.fma(vec.fma(vec.fma(vec.fma(u, d, c), u, b), u, a), u, none)
                 up = vec.fma(vec.fma(vec.fma(u, 4.0 * d, 3.0 * c), u, 2.0 * b), u, a)
+                if some:
+                    square = u * u
+                    lift = vec.select(tall, square * square, 1.0)
+                    up = up * lift + vec.select(tall, 4.0 * (square * (u * value)), 0.0)
+                    value = value * lift
+                total += value
                 slope += vec.select(u > 0.0, up, zero)
         if across:
             total, slope = vec.sum_everywhere(total), vec.sum_everywhere(slope)

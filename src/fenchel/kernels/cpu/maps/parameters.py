@@ -2,8 +2,8 @@
 
 Kernels take an array, which ``simplex.parameters`` makes. Of type ``WITHOUT_POWERS`` it is empty: sparsemax, and
 normmax of α = ∞, need no powers. Of type ``SQUARES`` it holds 1/scale: 2 for 1.5-entmax, 1 for normmax of α = 2. Else
-it holds c itself in double: alone, for all rows, or as a column with one per row. Numba specialises on the type: what
-other parameters need is not compiled.
+it holds c itself in double: alone, for all rows, or one per row. Numba specialises on the type: what other parameters
+need is not compiled.
 """
 
 from __future__ import annotations
@@ -55,14 +55,10 @@ def _any_power(powers: Any, row: int, rows: int, norm: bool, room: Any) -> Any:
     return rule, vec.load(room, 3 * lanes)
 
 
+@strict_helper
 def power_at(powers: Any, row: int) -> Any:
     """c of a row, from an array of doubles."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(power_at, strict=False, jit_options=INLINED)
-def _power_at(powers: Any, row: Any) -> Any:
-    return (lambda powers, row: powers[0]) if powers.ndim == 1 else (lambda powers, row: powers[row, 0])
+    return powers[row if powers.size > 1 else 0]
 
 
 @strict_helper
@@ -73,6 +69,18 @@ def _numbers(c: float, norm: bool) -> tuple[float, float, float, float]:
     if c > 1.0:  # not for Newton on the level: such a row is solved apart
         return 1.0, 0.0, 0.0, -1.0
     return c, 1.0 - c, 1.0 if c < SOFT else 0.0, 0.0 if c < SOFT else -1.0 / c
+
+
+def is_steep(powers: Any, row: int) -> bool:
+    """Whether a row has c > 1."""
+    raise NotImplementedError("for compiled code")
+
+
+@overload(is_steep, strict=False, jit_options=INLINED)
+def _is_steep(powers: Any, row: Any) -> Any:
+    if isinstance(powers.dtype, types.Integer):
+        return lambda powers, row: False
+    return lambda powers, row: power_at(powers, row) > 1.0
 
 
 def reach_of(rule: Any, level: Any) -> Any:

@@ -56,13 +56,15 @@ def release_product(room: Any) -> None:
 def steep_entmax_product(
     first: int, last: int, chosen: int, changes: int, target: int, size: int, n: int, powers: Any, like: Any
 ) -> None:
-    """As ``entmax_product`` for one c > 1, ∞ included."""
+    """As ``entmax_product`` for one c > 1, ∞ included, or one per row, of which those above 1 are taken."""
     powers, like = borrowed(powers), borrowed(like)
     p, v, out = matrix(chosen, size, n, like), matrix(changes, size, n, like), matrix(target, size, n, like)
     p, v, out = p.reshape(-1), v.reshape(-1), out.reshape(-1)
     live = allocate(n // vec.lanes(p) + 1, np.int32)
     for row in range(first, last):
-        steep_product(p, row * n, n, powers[0], v, out, live)
+        c = power_at(powers, row)
+        if c > 1.0:
+            steep_product(p, row * n, n, c, v, out, live)
     release(live)
 
 
@@ -73,17 +75,7 @@ def product_of_row(p: Any, start: int, n: int, powers: Any, row: int, v: Any, ou
 
 @overload(product_of_row, strict=False, jit_options=INLINED)
 def _product_of_row(p: Any, start: Any, n: Any, powers: Any, row: Any, v: Any, out: Any, room: Any) -> Any:
-    if isinstance(powers.dtype, types.Integer):
-        return _product_without_powers
-    return _product_by_powers if powers.ndim == 1 else _any_product
-
-
-def _any_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
-    c = power_at(powers, row)
-    if c > 1.0:
-        steep_product(p.reshape(-1), start, n, c, v.reshape(-1), out.reshape(-1), room[0])
-    else:
-        _product_by_powers_of(p, start, n, powers, row, v, out, room)
+    return _product_without_powers if isinstance(powers.dtype, types.Integer) else _product_by_powers
 
 
 def _product_by_powers(p: Any, start: int, n: int, powers: Any, row: int, v: Any, out: Any, room: Any) -> None:
@@ -174,9 +166,6 @@ def _sparse_product(p: Any, start: int, n: int, powers: Any, row: int, v: Any, o
         end = i + lanes
     if streamed:
         stream_zeros(out, end, start + whole * lanes)
-
-
-_product_by_powers_of = strict_helper(_product_by_powers)
 
 
 @strict_helper
@@ -371,18 +360,21 @@ def _relative_power(powers: Any, q: Any, inverse: Any, c: float) -> Any:
 
 @strict
 def entmax_alpha(first: int, last: int, p: Any, powers: Any, v: Any, out: Any) -> None:
-    """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value per row; powers are a column."""
+    """⟨v, ∂p/∂α⟩ = −⟨v, Jσ⟩ with σ = ∂ln_c(p)/∂c, one value per row."""
     p, powers, v, out = borrowed(p), borrowed(powers), borrowed(v), borrowed(out)
     n = p.shape[1]
     shares, given = p.reshape(-1), v.reshape(-1)
     slopes, products = allocate(n, p.dtype), allocate(n, p.dtype)
     room = product_room(n, p)
     for row in range(first, last):
-        total = 0.0
-        if powers[row, 0] != np.inf:
+        total, c = 0.0, power_at(powers, row)
+        if c != np.inf:
             q = shares[row * n : row * n + n]
-            sensitivities(q, 0, n, powers[row, 0], slopes)
-            product_of_row(q, 0, n, powers, row, slopes, products, room)
+            sensitivities(q, 0, n, c, slopes)
+            if c > 1.0:
+                steep_product(q, 0, n, c, slopes, products, room[0])
+            else:
+                product_of_row(q, 0, n, powers, row, slopes, products, room)
             total = dot_on_support(q, 0, n, given[row * n : row * n + n], products)
         out[row] = -total
     release(slopes)

@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
-from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper, unrolled
+from fenchel.kernels.cpu.compiler import strict, strict_helper, unrolled
 from fenchel.kernels.cpu.maps.batches import (
     LEFT_OUT,
     batch_room,
@@ -94,8 +93,6 @@ def argmax_of_narrow(
         rows = min(vec.lanes(x), last - row)
         _, _, _, rule, _ = solve_batch(x, row, rows, powers, norm != 0, room)
         store_batch(x, row, rows, rule, norm != 0, room, out)
-        if norm == 0:
-            steep_rows(x.reshape(-1), n, row, rows, powers, out.reshape(-1))
     release(room[0])
     finish_streams()
 
@@ -111,8 +108,6 @@ def argmax_of_wide(
     for row in range(first, last):
         _, count, _, _, _ = solve_row(x, row * n, n, powers, row, norm != 0, room, index)
         _store(room[1], count, index, out, row * n, n)
-        if norm == 0:
-            steep_rows(x, n, row, 1, powers, out)
     release_workspace(room, index)
     finish_streams()
 
@@ -289,25 +284,6 @@ def _store_residual(
         out[start + label] = -rate
 
 
-def steep_rows(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
-    """Those rows of n scores that have a c > 1 of their own, apart."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(steep_rows, strict=False, jit_options=INLINED)
-def _steep_rows(x: Any, n: Any, row: Any, rows: Any, powers: Any, out: Any) -> Any:
-    return (lambda x, n, row, rows, powers, out: None) if powers.ndim == 1 else _steep_rows_of
-
-
-def _steep_rows_of(x: Any, n: int, row: int, rows: int, powers: Any, out: Any) -> None:
-    for r in range(row, row + rows):
-        if powers[r, 0] > 1.0:
-            room, index = workspace(n, x)
-            count, _, _ = steep_entmax(x, r * n, n, powers[r, 0], room, index)
-            _store(room[1], count, index, out, r * n, n)
-            release_workspace(room, index)
-
-
 @strict
 def steep_argmax_of_narrow(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
@@ -327,13 +303,15 @@ def steep_argmax_of_narrow(
 def steep_argmax_of_wide(
     first: int, last: int, source: int, target: int, size: int, n: int, norm: int, powers: Any, like: Any
 ) -> None:
-    """As ``steep_argmax_of_narrow`` for wider rows."""
+    """As ``argmax_of_wide`` for one α > 2, or one per row, of which those above 2 are taken; of rows of any width."""
     powers, like = borrowed(powers), borrowed(like)
     x, out = matrix(source, size, n, like).reshape(-1), matrix(target, size, n, like).reshape(-1)
     room, index = workspace(n, x)
     for row in range(first, last):
-        count, _, _ = steep_entmax(x, row * n, n, powers[0], room, index)
-        _store(room[1], count, index, out, row * n, n)
+        c = power_at(powers, row)
+        if c > 1.0:
+            count, _, _ = steep_entmax(x, row * n, n, c, room, index)
+            _store(room[1], count, index, out, row * n, n)
     release_workspace(room, index)
     finish_streams()
 

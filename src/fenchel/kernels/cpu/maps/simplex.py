@@ -56,9 +56,9 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
     if type(alpha) is float and alpha == 1:
         return _softmax(z)
     if type(alpha) is float and alpha > 2:
-        return _map(_steep_kernels(z)[0], z, alpha, False)
+        return _map([_steep_kernels(z)[0]], z, alpha, False)
     kernel = _NARROW[0] if n <= NARROW_WIDTH else _WIDE[0]
-    p = _map(kernel, z, alpha, False)
+    p = _map([kernel, _STEEP_WIDE[0]] if has_steep(alpha - 1) else [kernel], z, alpha, False)
     key = alpha, z.dtype, n <= NARROW_WIDTH
     if size < SERIAL and type(alpha) is float and key not in _small and len(_small) < _MANY:
         rest = parameters(alpha - 1, False), _LIKE[z.dtype]
@@ -68,13 +68,16 @@ def entmax(z: Tensor, alpha: Parameter) -> Tensor:
 
 def normmax(z: Tensor, alpha: Parameter) -> Tensor:
     """α-normmax along the last dimension; a number, or one value per row."""
-    return _map(_kernels(z)[0], z, alpha, True)
+    return _map([_kernels(z)[0]], z, alpha, True)
 
 
 def entmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-entmax given its result p."""
     c = alpha - 1
-    return _product(products.steep_entmax_product if _is_steep(c) else products.entmax_product, v, p, c, False)
+    if _is_steep(c):
+        return _product([products.steep_entmax_product], v, p, c, False)
+    steep = [products.steep_entmax_product] if has_steep(c) else []
+    return _product([products.entmax_product, *steep], v, p, c, False)
 
 
 def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,7 +91,7 @@ def entmax_pull(v: Tensor, z: Any, p: Tensor, alpha: Tensor) -> tuple[Tensor, Te
 
 def normmax_product(v: Tensor, z: Any, p: Tensor, alpha: Parameter) -> Tensor:
     """J v of α-normmax given its result p."""
-    return _product(products.normmax_product, v, p, alpha - 1, True)
+    return _product([products.normmax_product], v, p, alpha - 1, True)
 
 
 def entmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> tuple[Tensor, Tensor]:
@@ -98,9 +101,7 @@ def entmax_loss(z: Tensor, index: Tensor, residual: float, alpha: Parameter) -> 
         return _cross_entropy(z, index, residual)
     if _is_steep(c):
         return _loss([_steep_kernels(z)[1]], z, index, c, residual, False)
-    kernels = [_kernels(z)[1]]
-    if isinstance(c, Tensor) and bool((c > 1).any()):
-        kernels.append(_STEEP_WIDE[1])
+    kernels = [_kernels(z)[1], _STEEP_WIDE[1]] if has_steep(c) else [_kernels(z)[1]]
     return _loss(kernels, z, index, c, residual, False)
 
 
@@ -120,14 +121,14 @@ def entmax_given(z: Tensor, p: Tensor, target: Tensor, alpha: Parameter) -> Tens
     soft = target.is_floating_point()
     y = as_rows(target) if soft else np.empty((0, q.shape[1]), q.dtype)
     index = _NO_CLASSES if soft else target.contiguous().numpy().reshape(-1)
-    rest = as_rows(z), y, index, each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    rest = as_rows(z), y, index, each(alpha - 1, len(q)), out.numpy().reshape(-1)
     over_rows(values.entmax_losses, len(q), q.size, q, *rest)
     return out
 
 
 def _value(p: Tensor, z: Tensor, alpha: Parameter) -> Tensor:
     q, out = as_rows(p), torch.empty(p.shape[:-1], dtype=p.dtype, device="cpu")
-    rest = as_rows(z), each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    rest = as_rows(z), each(alpha - 1, len(q)), out.numpy().reshape(-1)
     over_rows(values.entmax_value, len(q), q.size, q, *rest)
     return out
 
@@ -135,7 +136,7 @@ def _value(p: Tensor, z: Tensor, alpha: Parameter) -> Tensor:
 def entmax_envelope(p: Tensor, alpha: Parameter) -> Tensor:
     """The derivative of max_Ω in α where its argmax is p, one value per row, dimension kept."""
     q, out = as_rows(p), torch.empty((*p.shape[:-1], 1), dtype=p.dtype, device="cpu")
-    rest = each(alpha - 1, len(q)).reshape(-1, 1), out.numpy().reshape(-1)
+    rest = each(alpha - 1, len(q)), out.numpy().reshape(-1)
     over_rows(values.entmax_envelope, len(q), q.size, q, *rest)
     return out
 
@@ -176,6 +177,11 @@ def _is_steep(c: Parameter) -> bool:
     return not isinstance(c, Tensor) and c > 1
 
 
+def has_steep(c: Parameter) -> bool:
+    """Whether some rows have a c > 1 of their own: further kernels take these."""
+    return isinstance(c, Tensor) and bool((c > 1).any())
+
+
 def _loss(
     kernels: list[Any], z: Tensor, index: Tensor, c: Parameter, residual: float, norm: bool
 ) -> tuple[Tensor, Tensor]:
@@ -192,42 +198,44 @@ def _loss(
     return loss, out
 
 
-def _map(kernel: Any, z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
+def _map(kernels: list[Any], z: Tensor, alpha: Parameter, norm: bool) -> Tensor:
     x = z if z.is_contiguous() else z.contiguous()
     out, size = torch.empty_like(x), x.numel()
     if size:
         n = x.shape[-1]
         powers = parameters(alpha - 1, norm)
-        over_rows(kernel, size // n, size, x.data_ptr(), out.data_ptr(), size, n, int(norm), powers, _LIKE[x.dtype])
+        for kernel in kernels:
+            over_rows(kernel, size // n, size, x.data_ptr(), out.data_ptr(), size, n, int(norm), powers, _LIKE[x.dtype])
     return out
 
 
-def _product(kernel: Any, v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
+def _product(kernels: list[Any], v: Tensor, p: Tensor, c: Parameter, norm: bool) -> Tensor:
     p, v = p if p.is_contiguous() else p.contiguous(), v if v.is_contiguous() else v.contiguous()
     out, size = torch.empty_like(p), p.numel()
     if size:
         n = p.shape[-1]
         powers = SOFTMAX if type(c) is float and c == 0 and not norm else parameters(c, norm)
         arguments = p.data_ptr(), v.data_ptr(), out.data_ptr(), size, n, powers, _LIKE[p.dtype]
-        over_rows(kernel, size // n, size, *arguments)
+        for kernel in kernels:
+            over_rows(kernel, size // n, size, *arguments)
     return out
 
 
 def parameters(c: float | Tensor, norm: bool) -> np.ndarray[Any, Any]:
     """c for kernels: one number for all rows, or one per row."""
     if isinstance(c, Tensor):
-        return np.asarray(c.detach().double().reshape(-1, 1).contiguous().numpy())
+        return np.asarray(c.detach().double().reshape(-1).contiguous().numpy())
     return _single(c, norm)
 
 
-def parameters_of_rows(c: float | Tensor, rows: int) -> np.ndarray[Any, Any]:
-    """c of entmax for kernels that serve every c: one for all rows if they have the same, up to 1; else a column."""
+def parameters_of_rows(c: float | Tensor) -> np.ndarray[Any, Any]:
+    """c of entmax, as one number where all rows have the same."""
     if isinstance(c, Tensor):
         low, high = map(float, c.aminmax())
-        if low < high or low > 1.0:
+        if low < high:
             return parameters(c, False)
         c = low
-    return parameters(c, False) if c <= 1.0 else np.full((rows, 1), c)
+    return parameters(c, False)
 
 
 @lru_cache

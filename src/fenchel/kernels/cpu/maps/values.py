@@ -15,6 +15,10 @@ from numba.extending import overload
 
 from fenchel.kernels.cpu import vectors as vec
 from fenchel.kernels.cpu.compiler import INLINED, strict, strict_helper
+from fenchel.kernels.cpu.maps.parameters import power_at
+from fenchel.kernels.cpu.maps.places import load_row_part
+from fenchel.kernels.cpu.maps.stores import compress_above
+from fenchel.kernels.cpu.memory import allocate, borrowed, release
 
 _MOMENTS = tuple(tuple(1 / (math.factorial(k) * (k + order + 1)) for k in range(19)) for order in (0, 1))
 _FIRST, _SECOND = _MOMENTS
@@ -35,8 +39,11 @@ def moments(q: Any, c: float, weight: Any, lift: float) -> Any:
     far = (x > 1.0) | (x < -1.0)
     large = vec.select(far, x, 1.0)
     power = vec.exp2((large + log * lift) * (1 / math.log(2.0)))
-    first = vec.select(far, (power - weight) / large, weight * series(near, 0))
-    second = vec.select(far, (weight + (large - 1.0) * power) / large / large, weight * series(near, 1))
+    inverse = 1.0 / large
+    first, second = (power - weight) * inverse, (weight + (large - 1.0) * power) * inverse * inverse
+    if vec.any_lane((x <= 1.0) & (x >= -1.0)):
+        first = vec.select(far, first, weight * series(near, 0))
+        second = vec.select(far, second, weight * series(near, 1))
     return log, first, second
 
 
@@ -54,14 +61,14 @@ def _series(x: Any, order: Any) -> Any:
 
 @strict
 def entmax_value(first: int, last: int, p: Any, z: Any, powers: Any, out: Any) -> None:
-    """Ω of each row p or, if there are scores z, ⟨p, z⟩ − Ω(p), not below the largest score; powers are a column."""
+    """Ω of each row p or, if there are scores z, ⟨p, z⟩ − Ω(p), not below the largest score."""
     n = p.shape[1]
     for row in range(first, last):
         if z.size > 0:
-            top, maximum = _maximum(p, z, row * n, n, powers[row, 0])
+            top, maximum = _maximum(p, z, row * n, n, power_at(powers, row))
             out[row] = top + maximum
         else:
-            out[row] = _value(p, row * n, n, powers[row, 0])
+            out[row] = _value(p, row * n, n, power_at(powers, row))
 
 
 @strict
@@ -72,7 +79,7 @@ def entmax_losses(first: int, last: int, p: Any, z: Any, y: Any, index: Any, pow
     """
     n, lanes = p.shape[1], vec.lanes(p)
     for row in range(first, last):
-        c = powers[row, 0]
+        c = power_at(powers, row)
         top, maximum = _maximum(p, z, row * n, n, c)
         if y.size > 0:
             loss = maximum + _value(y, row * n, n, c) - _lead(y, z, row * n, n, top)
@@ -112,13 +119,17 @@ def _value(p: Any, start: int, n: int, c: float) -> float:
     lanes = vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
     value = vec.widen(zero)
+    end = -1.0 / (math.log(2.0) * c) if c > 0.0 else -np.inf  # log2 p, below which the difference is as right as it is
     for group in range(0, n if c < np.inf else 0, _GROUP * lanes):
         v = zero
         for i in range(group, min(group + _GROUP * lanes, n), lanes):
             q = vec.load_part(p, start + i, min(lanes, n - i), 0.0)
-            if vec.any_lane((q > 0.0) | vec.unordered(q, q)):
+            bits = vec.log2(vec.maximum(q, 1e-37))
+            if vec.any_lane((bits > end) | vec.unordered(q, q)):
                 log, moment, _ = moments(q, c, q, 1.0)
                 v += vec.select(q > 0.0, log * moment, q)
+            else:
+                v += vec.select(q > 0.0, (vec.exp2(bits * (1.0 + c)) - q) / c, zero)
         value += vec.widen(v)
     return vec.sum_lanes(value) / (1.0 + c) if c < np.inf else 0.0
 
@@ -156,20 +167,29 @@ def _maximum(p: Any, z: Any, start: int, n: int, c: float) -> tuple[float, float
 
 @strict
 def entmax_envelope(first: int, last: int, p: Any, powers: Any, out: Any) -> None:
-    """−∂Ω/∂α of each row p, with p held fixed; powers are a column."""
+    """−∂Ω/∂α of each row p, with p held fixed."""
+    p, powers, out = borrowed(p), borrowed(powers), borrowed(out)
     n, lanes = p.shape[1], vec.lanes(p)
     zero = vec.splat(p.dtype.type(0))
+    support = allocate(n + 2 * lanes, p.dtype)
     for row in range(first, last):
-        c = powers[row, 0]
+        c = power_at(powers, row)
+        size, bad = 0, zero > zero
+        for i in range(0, n, lanes):
+            q = load_row_part(p, row * n, i, n, 0.0)
+            bad = bad | vec.unordered(q, q)
+            size += compress_above(support, size, q, zero)
+        vec.store(support, size, zero)
         value, slope = vec.widen(zero), vec.widen(zero)
-        for start in range(0, n if c < np.inf else 0, _GROUP * lanes):
+        for start in range(0, size if c < np.inf else 0, _GROUP * lanes):
             v, s = zero, zero
-            for i in range(start, min(start + _GROUP * lanes, n), lanes):
-                q = vec.load_part(p, row * n + i, min(lanes, n - i), 0.0)
-                if vec.any_lane((q > 0.0) | vec.unordered(q, q)):
-                    log, moment, second = moments(q, c, q, 1.0)
-                    v += vec.select(q > 0.0, log * moment, q)
-                    s += vec.select(q > 0.0, log * log * second, q)
+            for i in range(start, min(start + _GROUP * lanes, size), lanes):
+                q = vec.load(support, i)
+                log, moment, second = moments(q, c, q, 1.0)
+                v += vec.select(q > 0.0, log * moment, zero)
+                s += vec.select(q > 0.0, log * log * second, zero)
             value, slope = value + vec.widen(v), slope + vec.widen(s)
         alpha = 1.0 + c
-        out[row] = (vec.sum_lanes(value) / alpha - vec.sum_lanes(slope)) / alpha if c < np.inf else 0.0
+        found = (vec.sum_lanes(value) / alpha - vec.sum_lanes(slope)) / alpha if c < np.inf else 0.0
+        out[row] = np.nan if vec.any_lane(bad) and c < np.inf else found
+    release(support)

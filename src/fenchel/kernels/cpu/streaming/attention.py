@@ -11,12 +11,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numba.extending import overload
 from torch import Tensor
 
-from fenchel.kernels.cpu.compiler import INLINED, strict
+from fenchel.kernels.cpu import vectors as vec
+from fenchel.kernels.cpu.compiler import strict
 from fenchel.kernels.cpu.maps.blocks import release_workspace, workspace
-from fenchel.kernels.cpu.maps.parameters import power_at
+from fenchel.kernels.cpu.maps.parameters import is_steep, power_at
 from fenchel.kernels.cpu.maps.products import (
     dot_on_support,
     product_of_row,
@@ -26,8 +26,8 @@ from fenchel.kernels.cpu.maps.products import (
 )
 from fenchel.kernels.cpu.maps.rows import solve_row
 from fenchel.kernels.cpu.maps.simplex import as_rows, parameters, parameters_of_rows
-from fenchel.kernels.cpu.maps.steep import steep_entmax
-from fenchel.kernels.cpu.memory import borrowed
+from fenchel.kernels.cpu.maps.steep import steep_entmax, steep_product
+from fenchel.kernels.cpu.memory import allocate, borrowed, release
 from fenchel.kernels.cpu.streaming.lists import (
     as_integers,
     combine,
@@ -64,8 +64,9 @@ def attend(
     x = dense.view(count, keys).numpy()
     limits = np.array([keys]) if key_counts is None else np.tile(key_counts.numpy(), heads)
     counts, packed, finite = np.empty(count, np.int64), np.empty(count, np.bool_), np.empty(count, np.bool_)
-    powers = parameters_of_rows(alpha - 1, count)
-    over_rows(find_supports, count, x.size, x, as_integers(x), powers, limits, counts, packed, finite)
+    powers = parameters_of_rows(alpha - 1)
+    for kernel in _kernels(powers, find_supports, find_steep_supports):
+        over_rows(kernel, count, x.size, x, as_integers(x), powers, limits, counts, packed, finite)
     starts = np.zeros(count + 1, np.int64)
     np.cumsum(counts, out=starts[1:])
     if starts[-1] > most or not finite.all():
@@ -99,12 +100,13 @@ def attend_backward(
     """The gradients of a block from its supports: see the table of kernels."""
     starts, indices, weights, factors = map(Tensor.numpy, supports)
     g, q, count = as_rows(grad), as_rows(query), len(starts) - 1
-    powers, firsts = parameters_of_rows(alpha - 1, count), _first_keys(query, key)
+    powers, firsts = parameters_of_rows(alpha - 1), _first_keys(query, key)
     given, slopes = np.empty_like(weights), np.empty_like(weights)
     direct = weights[:0] if to_weights is None else to_weights.contiguous().numpy()
     work = weights.size * g.shape[1] + 1
     over_rows(dot_rows, count, work, starts, indices, firsts, g, as_rows(value), factors, direct, given)
-    over_rows(score_gradients, count, weights.size, starts, weights, powers, given, slopes)
+    for kernel in _kernels(powers, score_gradients, steep_score_gradients):
+        over_rows(kernel, count, weights.size, starts, weights, powers, given, slopes)
     queries = torch.empty_like(query, memory_format=torch.contiguous_format)
     over_rows(combine, count, work, starts, slopes, indices, firsts, as_rows(key), 0, as_rows(queries))
     alphas = query.new_empty(query.shape[:2]) if learns else None
@@ -123,6 +125,12 @@ def attend_backward(
     return queries, alphas
 
 
+def _kernels(powers: Any, flat: Any, steep: Any) -> list[Any]:
+    """The kernel for rows with c ≤ 1, that for those above, or both."""
+    above = powers > 1.0 if powers.dtype == np.float64 else np.zeros(1, np.bool_)
+    return [kernel for kernel, serves in ((flat, not above.all()), (steep, above.any())) if serves]
+
+
 def _first_keys(query: Tensor, key: Tensor) -> Any:
     """The first key of each row's head, in the matrix of the keys of all heads."""
     return np.repeat(np.arange(query.shape[0]) * key.shape[1], query.shape[1])
@@ -132,7 +140,7 @@ def _first_keys(query: Tensor, key: Tensor) -> Any:
 def find_supports(
     first: int, last: int, x: Any, slots: Any, powers: Any, limits: Any, counts: Any, packed: Any, finite: Any
 ) -> None:
-    """Write entmax of the first ``limits`` scores of each row over it.
+    """Write entmax of the first ``limits`` scores of each row over it, where c ≤ 1.
 
     ``counts`` is how many weights are not zero, ``packed`` whether the row holds these alone; a row with NaN or +inf
     is not ``finite``.
@@ -140,40 +148,35 @@ def find_supports(
     x, slots, powers, limits = borrowed(x), borrowed(slots), borrowed(powers), borrowed(limits)
     room, index = workspace(x.shape[1], x)
     for row in range(first, last):
-        n = limits[row if limits.size > 1 else 0]
-        count, w, places, finite[row] = weights_of_row(x.reshape(-1), row * x.shape[1], n, powers, row, room, index)
-        counts[row], packed[row] = write_row(w, count, places, n, x, slots, row)
+        if is_steep(powers, row):
+            continue
+        n, w = limits[row if limits.size > 1 else 0], room[1]
+        _, count, _, _, _ = solve_row(x.reshape(-1), row * x.shape[1], n, powers, row, False, room, index)
+        finite[row] = n == 0 or w[0] == w[0]
+        counts[row], packed[row] = write_row(w, count, index, n, x, slots, row)
     release_workspace(room, index)
 
 
-def weights_of_row(x: Any, start: int, n: int, powers: Any, row: int, room: Any, index: Any) -> Any:
-    """The number of candidates of a row, −1 if there are all, their weights and places, and whether all is finite."""
-    raise NotImplementedError("for compiled code")
-
-
-@overload(weights_of_row, strict=False, jit_options=INLINED)
-def _weights_of_row(x: Any, start: Any, n: Any, powers: Any, row: Any, room: Any, index: Any) -> Any:
-    return _flat_weights if powers.ndim == 1 else _any_weights
-
-
-def _flat_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, index: Any) -> Any:
-    _, count, _, _, _ = solve_row(x, start, n, powers, row, False, room, index)
-    w = room[1]
-    return count, w, index, n == 0 or w[0] == w[0]
-
-
-def _any_weights(x: Any, start: int, n: int, powers: Any, row: int, room: Any, index: Any) -> Any:
-    w = room[1]
-    if powers[row, 0] > 1.0:
-        count, _, _ = steep_entmax(x, start, n, powers[row, 0], room, index)
-    else:
-        _, count, _, _, _ = solve_row(x, start, n, powers, row, False, room, index)
-    return count, w, index, n == 0 or w[0] == w[0]
+@strict
+def find_steep_supports(
+    first: int, last: int, x: Any, slots: Any, powers: Any, limits: Any, counts: Any, packed: Any, finite: Any
+) -> None:
+    """As ``find_supports`` where c > 1, ∞ included."""
+    x, slots, powers, limits = borrowed(x), borrowed(slots), borrowed(powers), borrowed(limits)
+    room, index = workspace(x.shape[1], x)
+    for row in range(first, last):
+        c = power_at(powers, row)
+        if c > 1.0:
+            n, w = limits[row if limits.size > 1 else 0], room[1]
+            count, _, _ = steep_entmax(x.reshape(-1), row * x.shape[1], n, c, room, index)
+            finite[row] = n == 0 or w[0] == w[0]
+            counts[row], packed[row] = write_row(w, count, index, n, x, slots, row)
+    release_workspace(room, index)
 
 
 @strict
 def score_gradients(first: int, last: int, starts: Any, weights: Any, powers: Any, given: Any, slopes: Any) -> None:
-    """The gradients of the scores from those of the weights: the Jacobian product of every row's list."""
+    """The gradients of the scores from those of the weights, where c ≤ 1: the Jacobian product of every row's list."""
     starts, weights, powers = borrowed(starts), borrowed(weights), borrowed(powers)
     given, slopes = borrowed(given), borrowed(slopes)
     longest = 0
@@ -184,6 +187,21 @@ def score_gradients(first: int, last: int, starts: Any, weights: Any, powers: An
         start, end = starts[row], starts[row + 1]  # a part of its own: whole arrays may be written by aligned stores
         product_of_row(weights[start:end], 0, end - start, powers, row, given[start:end], slopes[start:end], room)
     release_product(room)
+
+
+@strict
+def steep_score_gradients(
+    first: int, last: int, starts: Any, weights: Any, powers: Any, given: Any, slopes: Any
+) -> None:
+    """As ``score_gradients`` where c > 1, ∞ included."""
+    starts, weights, powers = borrowed(starts), borrowed(weights), borrowed(powers)
+    given, slopes = borrowed(given), borrowed(slopes)
+    live = allocate(weights.size // vec.lanes(weights) + 1, np.int32)
+    for row in range(first, last):
+        start, end, c = starts[row], starts[row + 1], power_at(powers, row)
+        if c > 1.0:
+            steep_product(weights[start:end], 0, end - start, c, given[start:end], slopes[start:end], live)
+    release(live)
 
 
 @strict
