@@ -296,6 +296,9 @@ class Regularizer(nn.Module):
 
     __rmul__ = __mul__
 
+    def __truediv__(self, number: float | Tensor) -> Regularizer:
+        return self * (1 / check_positive(number, "the divisor"))
+
     # -- files -----------------------------------------------------------------------------------------
 
     def config(self) -> Config | None:
